@@ -1,0 +1,37 @@
+"""The torch-only core has one dependency; the frameworks are extras.
+
+mmcv is in no extra: its operators must be compiled with torch at hand, which an ordinary
+`pip install` does not do. `python -m cpvt_pyramid.doctor` gives the command.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+version = re.search(r"__version__ = '(.*)'", (here / 'cpvt_pyramid/__init__.py').read_text())[1]
+
+setup(
+    name='cpvt_pyramid',
+    version=version,
+    description='Position-aware pyramid backbones for detection and segmentation (CPVT, Twins)',
+    long_description=(here / 'README.md').read_text(),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    packages=find_packages(include=['cpvt_pyramid*']),
+    python_requires='>=3.9',
+    install_requires=['torch>=2.1'],
+    extras_require={
+        'mm': [
+            'onedl-mmengine>=0.10.12',
+            'onedl-mmdetection>=3.5.1',
+            'onedl-mmsegmentation>=1.4.2',
+            'safetensors',
+            'tqdm',
+        ],
+        'timm': ['timm>=1.0'],
+        'export': ['onnx', 'onnxruntime', 'onnxscript'],
+        'dev': ['hypothesis', 'pytest', 'pytest-timeout', 'ruff', 'scikit-image', 'scikit-learn'],
+    },
+)

@@ -1,0 +1,36 @@
+"""The published variants, a row each: what differs between them and nothing else.
+
+Sources: Twins (arXiv 2104.13840), tables 1 and 2 and the published code. PCPVT is the pyramid
+that the CPVT paper (arXiv 2102.10882) calls CPVTv2.
+"""
+
+from typing import NamedTuple, Optional
+
+
+class Arch(NamedTuple):
+    """The shape of a pyramid. Every tuple has one entry per stage."""
+
+    dims: tuple[int, ...]  # channels of the tokens
+    heads: tuple[int, ...]  # attention heads
+    mlp_ratios: tuple[int, ...]  # hidden channels of the MLP / channels of the tokens
+    depths: tuple[int, ...]  # blocks
+    sr_ratios: tuple[int, ...] = (8, 4, 2, 1)  # sub-sampling of the keys of global attention
+    window: Optional[int] = None  # side of the windows of blocks 0, 2, 4, ...; None: all global
+    stage_norm: bool = False  # a LayerNorm on each stage's output
+
+
+_PCPVT = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
+_SVT = dict(mlp_ratios=(4, 4, 4, 4), window=7, stage_norm=True)
+
+ARCHS = {
+    # ours, for the demo and the tests
+    'pcpvt_nano': Arch((32, 64, 128, 192), (1, 2, 4, 6), (4, 4, 4, 4), (2, 2, 2, 2)),
+    # CPVTv2 = Twins-PCPVT
+    'pcpvt_small': Arch(**_PCPVT, depths=(3, 4, 6, 3)),
+    'pcpvt_base': Arch(**_PCPVT, depths=(3, 4, 18, 3)),
+    'pcpvt_large': Arch(**_PCPVT, depths=(3, 8, 27, 3)),
+    # Twins-SVT
+    'svt_small': Arch((64, 128, 256, 512), (2, 4, 8, 16), depths=(2, 2, 10, 4), **_SVT),
+    'svt_base': Arch((96, 192, 384, 768), (3, 6, 12, 24), depths=(2, 2, 18, 2), **_SVT),
+    'svt_large': Arch((128, 256, 512, 1024), (4, 8, 16, 32), depths=(2, 2, 18, 2), **_SVT),
+}

@@ -1,0 +1,265 @@
+"""The parts of a stage: patch embedding, the two attentions, MLP and block.
+
+Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout.
+`inside` is a boolean (B, H, W, 1): True where a token belongs to its image, False in the padding
+of the batch; None where nothing is padding. It is anchored at the top left corner, so a coarser
+map's `inside` is the finer one's at every k-th row and column.
+"""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# CUDA's fused attention kernels refuse a larger batch (of windows, here).
+MAX_ATTENTION_BATCH = 65_535
+
+
+class PatchConv(nn.Conv2d):
+    """A convolution whose kernel equals its stride, as a reshape and one matrix product.
+
+    The map is padded with zeros at the right and bottom to a multiple of the kernel, so that
+    the result has ceil(H / k) x ceil(W / k) cells.
+
+    Args:
+        in_channels: channels of the input tokens.
+        out_channels: channels of the output tokens.
+        size: k, side of the patch.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, size: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size=size, stride=size)
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        k = self.kernel_size[0]
+        if inside is not None:
+            x = x.masked_fill(~inside, 0)
+        x = pad_to_multiple(x, k)
+        b, h, w, c = x.shape
+        x = x.reshape(b, h // k, k, w // k, k, c).transpose(2, 3)
+        x = x.reshape(b, h // k, w // k, k * k * c)
+        weight = self.weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
+        return F.linear(x, weight, self.bias)  # (B, ceil(H / k), ceil(W / k), out_channels)
+
+
+class PatchEmbed(nn.Module):
+    """Patches of the image, or of the previous stage's tokens, to this stage's tokens.
+
+    Args:
+        in_channels: channels of the input.
+        dim: channels of the tokens.
+        size: side of a patch.
+    """
+
+    def __init__(self, in_channels: int, dim: int, size: int) -> None:
+        super().__init__()
+        self.proj = PatchConv(in_channels, dim, size)
+        self.norm = nn.LayerNorm(dim)  # eps 1e-5 here and in GlobalAttention, as published
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        return self.norm(self.proj(x, inside))
+
+
+class GlobalAttention(nn.Module):
+    """Every token attends to the whole map, sub-sampled (PVT, section 3.3; Twins' GSA).
+
+    Args:
+        dim: channels of the tokens.
+        heads: attention heads.
+        sr_ratio: the keys and values are one token for each patch of this side.
+        attn_drop: dropout on the attention weights.
+        drop: dropout on the output.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, sr_ratio: int, attn_drop: float = 0.0, drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.sr_ratio = sr_ratio
+        self.attn_drop = attn_drop
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        if sr_ratio > 1:
+            self.sr = PatchConv(dim, dim, sr_ratio)
+            self.norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        b, h, w, c = x.shape
+        coarse = self.norm(self.sr(x, inside)) if self.sr_ratio > 1 else x
+        q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
+        k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
+        if inside is not None:
+            inside = inside[:, :: self.sr_ratio, :: self.sr_ratio].reshape(b, 1, 1, -1)
+        x = attend(
+            q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training
+        )
+        x = x.transpose(1, 2).reshape(b, h, w, c)
+        return self.drop(self.proj(x))
+
+
+class WindowAttention(nn.Module):
+    """Tokens attend to their own window (Twins' LSA, section 3.2).
+
+    Maps that the window does not divide are padded at the right and bottom.
+
+    Args:
+        dim: channels of the tokens.
+        heads: attention heads.
+        window: side of a window, in tokens.
+        padding: 'mask': padded tokens are not attended to. 'zero': they are, with the keys and
+            values of a zero token, as in timm and in Twins' detection code.
+        attn_drop: dropout on the attention weights.
+        drop: dropout on the output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: int,
+        padding: str = 'mask',
+        attn_drop: float = 0.0,
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.window = window
+        self.padding = padding
+        self.attn_drop = attn_drop
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        b, h, w, c = x.shape
+        if inside is not None:
+            x = x.masked_fill(~inside, 0)
+        padded = h % self.window or w % self.window
+        if self.padding == 'zero':
+            inside = None
+        elif inside is None and padded:
+            inside = x.new_ones((1, h, w, 1), dtype=torch.bool)
+
+        x = pad_to_multiple(x, self.window)
+        grid = x.shape
+        x = to_windows(x, self.window)  # (B * windows, window^2, C)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mask = None if inside is None else self.key_mask(inside, b)
+        x = attend(q, k, v, mask, self.attn_drop * self.training)
+        x = self.proj(x.transpose(1, 2).flatten(2))
+        x = from_windows(x, self.window, grid)[:, :h, :w]
+        return self.drop(x)
+
+    def key_mask(self, inside: Tensor, batch: int) -> Tensor:
+        """(B * windows, 1, 1, window^2), True where a token may be attended to."""
+        mask = to_windows(pad_to_multiple(inside, self.window), self.window)[..., 0]
+        # A window that is wholly padding attends to itself: no token at all would give NaN.
+        mask = mask | ~mask.any(dim=1, keepdim=True)
+        mask = mask.repeat(batch // inside.shape[0], 1)
+        return mask[:, None, None]
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU (erf) between them.
+
+    Args:
+        dim: channels of the tokens.
+        hidden: channels between the layers.
+        drop: dropout after each layer.
+    """
+
+    def __init__(self, dim: int, hidden: int, drop: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drops a branch for a sample, in training only.
+
+    Args:
+        rate: probability that the branch is dropped; what is kept is scaled by 1 / (1 - rate).
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = 1 - self.rate
+        return x * x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(keep).div_(keep)
+
+    def extra_repr(self) -> str:
+        return f'rate={self.rate:.3f}'
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention, then MLP, each added to what came in.
+
+    Args:
+        dim: channels of the tokens.
+        attn: the attention, called with the tokens and `inside`.
+        mlp_ratio: hidden channels of the MLP / dim.
+        drop: dropout in the MLP.
+        drop_path: probability of dropping each of the two branches.
+    """
+
+    def __init__(
+        self, dim: int, attn: nn.Module, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = MLP(dim, int(dim * mlp_ratio), drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), inside))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
+    """Scaled dot-product attention of (B, heads, N, d), in as many calls as it takes.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        mask: (B, 1, 1, keys), True where a key may be attended to; None: everywhere.
+        dropout: probability of dropping an attention weight.
+    """
+    if len(q) <= MAX_ATTENTION_BATCH:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+    parts = [x.split(MAX_ATTENTION_BATCH) for x in (q, k, v)]
+    parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_ATTENTION_BATCH))
+    return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
+
+
+def pad_to_multiple(x: Tensor, size: int) -> Tensor:
+    """Zeros at the right and bottom of (B, H, W, C) until `size` divides both sides."""
+    right, bottom = -x.shape[2] % size, -x.shape[1] % size
+    return F.pad(x, (0, 0, 0, right, 0, bottom)) if right or bottom else x
+
+
+def to_windows(x: Tensor, size: int) -> Tensor:
+    """(B, H, W, C), both sides multiples of `size`, to (B * windows, size^2, C)."""
+    b, h, w, c = x.shape
+    x = x.reshape(b, h // size, size, w // size, size, c).transpose(2, 3)
+    return x.reshape(-1, size * size, c)
+
+
+def from_windows(x: Tensor, size: int, shape: tuple[int, ...]) -> Tensor:
+    """The reverse of `to_windows`; `shape` is (B, H, W, C)."""
+    b, h, w, c = shape
+    return x.view(b, h // size, w // size, size, size, c).transpose(2, 3).reshape(shape)

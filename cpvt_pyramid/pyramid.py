@@ -1,0 +1,216 @@
+"""The pyramid of CPVTv2 and Twins: four stages, each a map of half the resolution.
+
+Shapes: B batch, H x W map, C channels. Tokens are (B, H, W, C); the maps that leave are
+(B, C, H, W) views of them, which is channels-last memory.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .archs import ARCHS, Arch
+from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention
+from .position import PosCNN
+from .weights import prepare_state_dict
+
+PATCH_SIZES = (4, 2, 2, 2)
+
+
+class CPVTPyramid(nn.Module):
+    """Pyramid vision transformer with a PEG after the first block of each stage.
+
+    Parameter names are those of the published checkpoints, which `load_state_dict` takes as
+    they are (see `cpvt_pyramid.weights`).
+
+    Args:
+        arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
+        in_channels: channels of the image.
+        out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
+            are not built.
+        drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.
+        attn_drop_rate: dropout on the attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        stage_norm: a LayerNorm on each stage's output. None: as published, which is for SVT.
+        window_padding: how windows that the map does not fill are treated (SVT): 'mask' or
+            'zero', see `WindowAttention`.
+        frozen_stages: how many stages, from the first, do not train (patch embedding, blocks,
+            PEG and norm). 0 or -1: none.
+        norm_eval: keep the norm layers in evaluation mode while training. LayerNorm acts the
+            same in both; this is for norms that collect statistics, should you put some in.
+        with_cp: activation checkpointing: less memory in training, more time.
+
+    Attributes:
+        channels: channels of each returned map.
+        strides: stride of each returned map, in pixels.
+    """
+
+    def __init__(
+        self,
+        arch: Union[str, Arch, dict] = 'pcpvt_small',
+        *,
+        in_channels: int = 3,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        stage_norm: Optional[bool] = None,
+        window_padding: str = 'mask',
+        frozen_stages: int = 0,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        self.arch = arch = find_arch(arch)
+        check_options(arch, out_indices, frozen_stages, window_padding)
+        check_rates(drop_rate, attn_drop_rate, drop_path_rate)
+        self.out_indices = tuple(out_indices)
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.with_cp = with_cp
+
+        strides = [math.prod(PATCH_SIZES[: i + 1]) for i in range(len(arch.dims))]
+        self.channels = tuple(arch.dims[i] for i in self.out_indices)
+        self.strides = tuple(strides[i] for i in self.out_indices)
+
+        used = max(self.out_indices) + 1
+        last_block = max(sum(arch.depths) - 1, 1)
+        stage_norm = arch.stage_norm if stage_norm is None else stage_norm
+
+        def attention(stage: int, index: int) -> nn.Module:
+            dim, heads = arch.dims[stage], arch.heads[stage]
+            if arch.window and index % 2 == 0:
+                return WindowAttention(
+                    dim, heads, arch.window, window_padding, attn_drop_rate, drop_rate
+                )
+            return GlobalAttention(dim, heads, arch.sr_ratios[stage], attn_drop_rate, drop_rate)
+
+        def block(stage: int, index: int) -> Block:
+            dim, mlp_ratio = arch.dims[stage], arch.mlp_ratios[stage]
+            drop_path = drop_path_rate * (sum(arch.depths[:stage]) + index) / last_block
+            return Block(dim, attention(stage, index), mlp_ratio, drop_rate, drop_path)
+
+        dims = arch.dims[:used]
+        self.patch_embeds = nn.ModuleList(
+            map(PatchEmbed, (in_channels, *dims[:-1]), dims, PATCH_SIZES)
+        )
+        self.drop = nn.Dropout(drop_rate)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
+            for stage in range(used)
+        )
+        self.pos_block = nn.ModuleList(PosCNN(dim) for dim in dims)
+        self.norm_list = nn.ModuleList(
+            nn.LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
+        )
+
+        self.apply(init_weights)
+        self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
+        self.train()
+
+    def stages(self) -> Iterator[tuple[nn.Module, nn.ModuleList, nn.Module, nn.Module]]:
+        """Patch embedding, blocks, PEG and norm of each stage."""
+        return zip(self.patch_embeds, self.blocks, self.pos_block, self.norm_list)
+
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """The maps of an image.
+
+        Args:
+            image: (B, in_channels, H, W), of any size from 1 x 1.
+            valid: (B, 2), the true height and width of each image in pixels, where the batch is
+                padded at the right and bottom. Features inside are then those of the image
+                alone, and zero outside. None: nothing is padding.
+
+        Returns:
+            For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
+        """
+        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
+        inside = None if valid is None else inside_of(valid, x)
+
+        maps = []
+        for patch_embed, (first, *rest), peg, norm in self.stages():
+            x = self.drop(patch_embed(x, inside))
+            if inside is not None:
+                size = patch_embed.proj.kernel_size[0]
+                inside = inside[:, ::size, ::size]
+            x = self.run(first, x, inside)
+            x = peg(x, inside)
+            for block in rest:
+                x = self.run(block, x, inside)
+            x = norm(x)
+            maps.append(x if inside is None else x.masked_fill(~inside, 0))
+        return tuple(maps[i].permute(0, 3, 1, 2) for i in self.out_indices)
+
+    def run(self, block: Block, x: Tensor, inside: Optional[Tensor]) -> Tensor:
+        if self.with_cp and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, inside, use_reentrant=False)
+        return block(x, inside)
+
+    def train(self, mode: bool = True) -> 'CPVTPyramid':
+        super().train(mode)
+        for parts in list(self.stages())[: max(self.frozen_stages, 0)]:
+            for part in parts:
+                part.eval().requires_grad_(False)
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)):
+                    module.eval()
+        return self
+
+
+def find_arch(arch: Union[str, Arch, dict]) -> Arch:
+    """The `Arch` of a name, of a dict of fields, or itself."""
+    if isinstance(arch, dict):
+        return Arch(**arch)
+    if isinstance(arch, Arch):
+        return arch
+    if arch not in ARCHS:
+        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
+    return ARCHS[arch]
+
+
+def check_options(
+    arch: Arch, out_indices: Sequence[int], frozen_stages: int, window_padding: str
+) -> None:
+    stages = len(arch.dims)
+    for field in ('heads', 'mlp_ratios', 'depths', 'sr_ratios'):
+        if len(getattr(arch, field)) != stages:
+            raise ValueError(
+                f'arch has {stages} dims but {len(getattr(arch, field))} {field}; one for each stage'
+            )
+    for dim, heads in zip(arch.dims, arch.heads):
+        if dim % heads:
+            raise ValueError(f'arch has {heads} heads in {dim} channels; the heads must divide them')
+    if not out_indices or not all(0 <= i < stages for i in out_indices):
+        raise ValueError(f'out_indices={tuple(out_indices)}; stages from 0 to {stages - 1}')
+    if not -1 <= frozen_stages <= stages:
+        raise ValueError(f'frozen_stages={frozen_stages}; a number of stages from -1 to {stages}')
+    if window_padding not in ('mask', 'zero'):
+        raise ValueError(f"window_padding={window_padding!r}; 'mask' or 'zero'")
+
+
+def check_rates(*rates: float) -> None:
+    if not all(0 <= rate < 1 for rate in rates):
+        raise ValueError(f'drop rates {rates}; each from 0 up to, but not, 1')
+
+
+def inside_of(valid: Tensor, x: Tensor) -> Tensor:
+    """(B, H, W, 1), True where a pixel of x (B, H, W, C) belongs to its image."""
+    rows = torch.arange(x.shape[1], device=x.device)
+    columns = torch.arange(x.shape[2], device=x.device)
+    height, width = valid.to(x.device).unsqueeze(-1).unbind(1)  # (B, 1) each
+    return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
+
+
+def init_weights(module: nn.Module) -> None:
+    """Initial weights of the papers' code (Twins, PVT, DeiT)."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Conv2d):
+        fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups
+        nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,316 @@
+"""The pyramid against the slow version, against timm's Twins, and one contract for all variants."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import randomize, reference_maps, same_maps
+
+from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
+
+PUBLISHED = [name for name in ARCHS if name != 'pcpvt_nano']
+# Small enough to try many sizes on, and with every mechanism in it.
+TINY_SVT = Arch((8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7)
+
+
+# --- against the slow version ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('arch', ['pcpvt_nano', 'svt_small'])
+@pytest.mark.parametrize(
+    'size', [(1, 1), (1, 64), (7, 5), (31, 33), (64, 96), (225, 150), (4096, 64)], ids=str
+)
+def test_equals_the_slow_version(arch, size):
+    model = randomize(CPVTPyramid(arch)).eval()
+    image = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        ours, slow = model(image), reference_maps(model, arch, image[0])
+    for stride, a, b in zip(model.strides, ours, slow):
+        assert a.shape[-2:] == (-(-size[0] // stride), -(-size[1] // stride))
+        torch.testing.assert_close(a[0], b)
+
+
+@settings(deadline=None, max_examples=30)
+@given(h=st.integers(1, 150), w=st.integers(1, 150), name=st.sampled_from(['pcpvt_nano', 'tiny']))
+def test_equals_the_slow_version_at_any_size(h, w, name):
+    ARCHS_AND_TINY = {**ARCHS, 'tiny': TINY_SVT}
+    arch = ARCHS_AND_TINY[name]
+    model = randomize(CPVTPyramid(arch)).double().eval()
+    image = torch.randn(1, 3, h, w, dtype=torch.double)
+    with torch.no_grad():
+        same_maps([x[0] for x in model(image)], reference_maps(model, arch, image[0]))
+
+
+@pytest.mark.parametrize('size', [(224, 240), (240, 224), (56, 56)], ids=str)
+def test_window_padding_is_masked_when_one_side_alone_needs_it(size):
+    """56 x 60 tokens: the mask of Twins' segmentation code, mmseg and mmpretrain hides nothing
+    there (`mask[:, -0:]` is everything), and timm's has none."""
+    model = randomize(CPVTPyramid('svt_small', out_indices=(0,))).eval()
+    image = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        ours, slow = model(image)[0][0], reference_maps(model, 'svt_small', image[0], stages=1)[0]
+    torch.testing.assert_close(ours, slow)
+
+
+def test_zero_window_padding_is_another_result():
+    image = torch.randn(1, 3, 224, 240)
+    masked, zero = (
+        randomize(CPVTPyramid('svt_small', window_padding=padding)).eval()(image)[0]
+        for padding in ('mask', 'zero')
+    )
+    assert (masked - zero).abs().max() > 0.01 * masked.abs().max()
+
+
+# --- against timm ------------------------------------------------------------------------------
+
+
+def timm_pair(arch: str, **options) -> tuple[torch.nn.Module, torch.nn.Module]:
+    theirs = randomize(timm.create_model(f'twins_{arch}')).eval()
+    ours = CPVTPyramid(arch, stage_norm=False, **options).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def assert_same_as_timm(ours, theirs, size):
+    image = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        maps = theirs.forward_intermediates(image, intermediates_only=True)
+        same_maps(ours(image), maps)
+
+
+@pytest.mark.parametrize('arch', PUBLISHED)
+def test_equals_timm(arch):
+    # timm's Twins has no stage norm, and pads windows with zeros: at 224 nothing is padded.
+    ours, theirs = timm_pair(arch)
+    assert_same_as_timm(ours, theirs, (224, 224))
+    if arch.startswith('pcpvt'):
+        assert_same_as_timm(ours, theirs, (96, 160))
+
+
+@pytest.mark.parametrize('arch', [name for name in PUBLISHED if name.startswith('svt')])
+def test_equals_timm_where_windows_are_padded_with_zeros(arch):
+    assert_same_as_timm(*timm_pair(arch, window_padding='zero'), (96, 160))
+
+
+@pytest.mark.parametrize(
+    'arch, parameters',
+    [
+        ('pcpvt_small', 23_592_192),
+        ('pcpvt_base', 43_314_432),
+        ('pcpvt_large', 60_475_648),
+        ('svt_small', 23_546_752),
+        ('svt_base', 55_300_416),
+        ('svt_large', 98_244_352),
+    ],
+)
+def test_number_of_parameters_is_the_published_one(arch, parameters):
+    with torch.device('meta'):
+        model = CPVTPyramid(arch, stage_norm=False)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+# --- the contract of every variant -------------------------------------------------------------
+
+
+@pytest.mark.parametrize('arch', ARCHS)
+class TestEveryVariant:
+    def test_maps_and_gradients(self, arch):
+        """Ceil-sized maps of the promised channels, and a gradient for every parameter."""
+        model = randomize(CPVTPyramid(arch, drop_path_rate=0.0))
+        maps = model(torch.randn(2, 3, 65, 97))
+        assert model.channels == ARCHS[arch].dims and model.strides == (4, 8, 16, 32)
+        for x, channels, stride in zip(maps, model.channels, model.strides):
+            assert x.shape == (2, channels, -(-65 // stride), -(-97 // stride))
+            assert x.is_contiguous(memory_format=torch.channels_last)
+        sum(x.square().mean() for x in maps).backward()
+        without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+        assert not without
+
+    @pytest.mark.parametrize('out_indices', [(1,), (0, 2)])
+    def test_stages_that_are_not_used_are_not_built(self, arch, out_indices):
+        whole = randomize(CPVTPyramid(arch)).eval()
+        part = CPVTPyramid(arch, out_indices=out_indices).eval()
+        part.load_state_dict(whole.state_dict())
+        image = torch.randn(1, 3, 40, 72)
+        maps = part(image)
+        with torch.no_grad():
+            same_maps(maps, [whole(image)[i] for i in out_indices], rtol=0, atol=0)
+        assert part.channels == tuple(ARCHS[arch].dims[i] for i in out_indices)
+        maps[-1].sum().backward()
+        assert all(p.grad is not None for p in part.parameters())
+
+
+def test_checkpointing_changes_nothing_but_memory():
+    image = torch.randn(2, 3, 70, 50)
+    results = []
+    for with_cp in (False, True):
+        model = randomize(CPVTPyramid(TINY_SVT, with_cp=with_cp, drop_path_rate=0.5))
+        torch.manual_seed(1)
+        maps = model(image)
+        sum(x.square().mean() for x in maps).backward()
+        results.append([*maps, *(p.grad for p in model.parameters())])
+    same_maps(*results, rtol=0, atol=0)
+
+
+def test_checkpointing_recomputes_every_block(monkeypatch):
+    import cpvt_pyramid.pyramid as module
+
+    calls = []
+    checkpoint = module.checkpoint
+    monkeypatch.setattr(
+        module, 'checkpoint', lambda *a, **k: (calls.append(a[0]), checkpoint(*a, **k))[1]
+    )
+    model = CPVTPyramid('pcpvt_nano', with_cp=True)
+    model(torch.randn(1, 3, 32, 32))
+    assert calls == [block for blocks in model.blocks for block in blocks]
+    calls.clear()
+    model.eval()(torch.randn(1, 3, 32, 32))
+    assert not calls
+
+
+@pytest.mark.parametrize('frozen', [0, 1, 3, 4])
+def test_frozen_stages_survive_train(frozen):
+    model = CPVTPyramid(TINY_SVT, frozen_stages=frozen, drop_path_rate=0.5, stage_norm=True)
+    model.train()
+    for i, parts in enumerate(model.stages()):
+        for part in parts:
+            assert all(p.requires_grad == (i >= frozen) for p in part.parameters())
+            assert all(m.training == (i >= frozen) for m in part.modules())
+    trainable = sum(p.requires_grad for p in model.parameters())
+    assert trainable == (0 if frozen == 4 else trainable) and (trainable > 0) == (frozen < 4)
+
+
+def test_norm_eval():
+    model = CPVTPyramid('svt_small', norm_eval=True, out_indices=(0,)).train()
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert norms and not any(m.training for m in norms)
+    assert model.blocks[0][0].mlp.training
+
+
+def test_drop_path_is_applied_once_to_a_branch():
+    """mmseg and mmpretrain draw twice, so that a branch survives with (1 - p)^2."""
+    rate = 0.5
+    model = randomize(CPVTPyramid('pcpvt_nano', drop_path_rate=rate))
+    block = model.blocks[3][-1]
+    assert block.drop_path.rate == rate
+    x = torch.randn(4000, 1, 1, 192)
+    with torch.no_grad():
+        left = block.drop_path(block.attn(x))
+        kept = left.flatten(1).any(1)
+        assert abs(kept.float().mean() - (1 - rate)) < 0.04
+        torch.testing.assert_close(left[kept], block.attn(x)[kept] / (1 - rate))
+        # The whole block: both branches kept in a quarter, both dropped in a quarter.
+        untouched = (block(x) == x).flatten(1).all(1).float().mean()
+    assert abs(untouched - 0.25) < 0.04
+
+
+def test_drop_path_rate_grows_linearly():
+    model = CPVTPyramid('pcpvt_nano', drop_path_rate=0.7)
+    rates = [block.drop_path.rate for blocks in model.blocks for block in blocks]
+    torch.testing.assert_close(torch.tensor(rates), torch.linspace(0, 0.7, 8))
+
+
+@pytest.mark.parametrize('option', ['drop_rate', 'attn_drop_rate', 'drop_path_rate'])
+def test_dropout_acts_in_training_alone(option):
+    model = randomize(CPVTPyramid(TINY_SVT, **{option: 0.5}))
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        first, second = model(image)[-1], model(image)[-1]
+        assert not torch.equal(first, second)
+        model.eval()
+        plain = randomize(CPVTPyramid(TINY_SVT)).eval()
+        same_maps(model(image), plain(image), rtol=0, atol=0)
+
+
+def test_other_channels_and_memory_formats():
+    model = randomize(CPVTPyramid('pcpvt_nano', in_channels=5)).eval()
+    image = torch.randn(2, 5, 50, 70)
+    with torch.no_grad():
+        same_maps(model(image.to(memory_format=torch.channels_last)), model(image))
+
+
+def test_initial_weights():
+    model = CPVTPyramid('pcpvt_small')
+    std = model.blocks[2][3].mlp.fc1.weight.std()
+    assert abs(std - 0.02) < 0.001
+    peg = model.pos_block[2].proj[0]
+    assert abs(peg.weight.std() - (2 / 9) ** 0.5) < 0.03 and not peg.bias.any()
+    assert not model.blocks[0][0].attn.q.bias.any()
+
+
+# --- padded batches ----------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=3),
+    more=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    name=st.sampled_from(['pcpvt_nano', 'tiny']),
+)
+def test_features_are_those_of_the_image_alone(sizes, more, name):
+    model = randomize(CPVTPyramid(TINY_SVT if name == 'tiny' else name)).double().eval()
+    images = [torch.randn(3, *size, dtype=torch.double) for size in sizes]
+    h, w = (max(side) + extra for side, extra in zip(zip(*sizes), more))
+    batch = torch.full((len(sizes), 3, h, w), 7.0, dtype=torch.double)  # not zeros: any padding
+    for cell, image in zip(batch, images):
+        cell[:, : image.shape[1], : image.shape[2]] = image
+    with torch.no_grad():
+        together = model(batch, valid=torch.tensor(sizes))
+        for i, image in enumerate(images):
+            for alone, joint in zip(model(image[None]), together):
+                h, w = alone.shape[-2:]
+                torch.testing.assert_close(joint[i, :, :h, :w], alone[0])
+                assert not joint[i, :, h:].any() and not joint[i, :, :, w:].any()
+
+
+def test_without_valid_the_padding_leaks():
+    model = randomize(CPVTPyramid('pcpvt_nano')).eval()
+    image = torch.randn(1, 3, 64, 64)
+    batch = torch.nn.functional.pad(image, (0, 32, 0, 32))
+    with torch.no_grad():
+        alone, joint = model(image)[0], model(batch)[0][..., :16, :16]
+    assert (alone - joint).abs().max() > 0.01
+
+
+# --- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (dict(arch='pcpvt_huge'), 'unknown arch .*pcpvt_small'),
+        (dict(out_indices=(0, 4)), 'stages from 0 to 3'),
+        (dict(out_indices=()), 'stages from 0 to 3'),
+        (dict(frozen_stages=5), 'from -1 to 4'),
+        (dict(window_padding='reflect'), "'mask' or 'zero'"),
+        (dict(drop_path_rate=1.0), 'drop rates'),
+        (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims but 2 depths'),
+        (dict(arch=TINY_SVT._replace(heads=(3, 2, 3, 4))), '3 heads in 8 channels'),
+    ],
+)
+def test_mistakes_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CPVTPyramid(**arguments)
+
+
+def test_unknown_arguments_fail():
+    """Twins' registered variants swallow them, and with them drop_path_rate."""
+    with pytest.raises(TypeError, match='drop_path'):
+        CPVTPyramid('pcpvt_nano', drop_path=0.2)
+
+
+def test_arch_from_a_dict():
+    assert CPVTPyramid(TINY_SVT._asdict()).channels == TINY_SVT.dims
+
+
+def test_the_core_imports_torch_alone():
+    code = (
+        'import sys, cpvt_pyramid; '
+        'print([m for m in ("timm", "mmengine", "mmcv", "mmdet", "mmseg") if m in sys.modules])'
+    )
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == '[]'

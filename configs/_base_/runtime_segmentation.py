@@ -1,0 +1,21 @@
+# What every segmentation config runs with.
+custom_imports = dict(imports=['cpvt_pyramid.mm'])
+default_scope = 'mmseg'
+default_hooks = dict(
+    timer=dict(type='IterTimerHook'),
+    logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+    visualization=dict(type='SegVisualizationHook'))
+env_cfg = dict(
+    cudnn_benchmark=True,  # training crops all have one size
+    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
+    dist_cfg=dict(backend='nccl'))
+visualizer = dict(
+    type='SegLocalVisualizer', name='visualizer', vis_backends=[dict(type='LocalVisBackend')])
+log_processor = dict(by_epoch=False)
+log_level = 'INFO'
+load_from = None
+resume = False
+sync_bn = 'torch'  # batch norms are synchronised when there are several GPUs

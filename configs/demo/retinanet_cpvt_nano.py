@@ -1,0 +1,33 @@
+# The demo: ../retinanet_cpvt_s.py made small, on handwritten digits (tools/make_sample_dataset.py).
+#   python tools/train.py configs/demo/retinanet_cpvt_nano.py
+_base_ = '../retinanet_cpvt_s.py'
+data_root = '{{ fileDirname }}/../../data/sample/coco'
+digits = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+
+model = dict(
+    backbone=dict(arch='pcpvt_nano', drop_path_rate=0.0, init_cfg=None),
+    neck=dict(in_channels=[32, 64, 128, 192], out_channels=64, num_outs=4),
+    bbox_head=dict(
+        num_classes=10, in_channels=64, feat_channels=64, stacked_convs=2,
+        anchor_generator=dict(strides=[8, 16, 32, 64])))
+
+pixels = dict(type='Resize', scale=(288, 192), keep_ratio=True)
+jitter = dict(type='RandomResize', scale=(288, 192), ratio_range=(0.8, 1.2), keep_ratio=True)
+train_pipeline = _base_.train_pipeline
+test_pipeline = _base_.test_pipeline
+train_pipeline[2] = jitter
+train_pipeline.pop(3)  # no flips: a digit has a left and a right
+test_pipeline[1] = pixels
+here = dict(data_root=data_root, metainfo=dict(classes=digits))
+train_dataloader = dict(batch_size=8, dataset=dict(**here, pipeline=train_pipeline))
+val_dataloader = dict(batch_size=8, dataset=dict(**here, pipeline=test_pipeline))
+test_dataloader = val_dataloader
+val_evaluator = dict(ann_file=data_root + '/annotations/instances_val2017.json')
+test_evaluator = val_evaluator
+
+train_cfg = dict(max_epochs=9, val_interval=1)
+param_scheduler = [
+    dict(type='OneCycleLR', eta_max=1.5e-3, pct_start=0.2, total_steps=9, by_epoch=True,
+         convert_to_iter_based=True)]
+optim_wrapper = dict(clip_grad=dict(max_norm=5.0, norm_type=2))
+default_hooks = dict(logger=dict(interval=25))

@@ -1,9 +1,21 @@
 """Position-aware pyramid backbones for detection and segmentation."""
 
-from .archs import ARCHS, Arch
-from .position import PosCNN
-from .pyramid import CPVTPyramid
-from .weights import load_weights
+from importlib import import_module
 
-__all__ = ['ARCHS', 'Arch', 'CPVTPyramid', 'PosCNN', 'load_weights']
+# Loaded when asked for: `python -m cpvt_pyramid.doctor` must speak where torch does not import.
+_PUBLIC = {
+    'ARCHS': 'archs',
+    'Arch': 'archs',
+    'CPVTPyramid': 'pyramid',
+    'PosCNN': 'position',
+    'load_weights': 'weights',
+}
+
+__all__ = list(_PUBLIC)
 __version__ = '0.1.0'
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(f'.{_PUBLIC[name]}', __name__), name)

@@ -177,13 +177,12 @@ def check_options(
 ) -> None:
     stages = len(arch.dims)
     for field in ('heads', 'mlp_ratios', 'depths', 'sr_ratios'):
-        if len(getattr(arch, field)) != stages:
-            raise ValueError(
-                f'arch has {stages} dims but {len(getattr(arch, field))} {field}; one for each stage'
-            )
+        entries = len(getattr(arch, field))
+        if entries != stages:
+            raise ValueError(f'arch has {stages} dims but {entries} {field}; one for each stage')
     for dim, heads in zip(arch.dims, arch.heads):
         if dim % heads:
-            raise ValueError(f'arch has {heads} heads in {dim} channels; the heads must divide them')
+            raise ValueError(f'{heads} heads in {dim} channels; the heads must divide them')
     if not out_indices or not all(0 <= i < stages for i in out_indices):
         raise ValueError(f'out_indices={tuple(out_indices)}; stages from 0 to {stages - 1}')
     if not -1 <= frozen_stages <= stages:

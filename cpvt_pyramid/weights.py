@@ -148,7 +148,7 @@ def unwrap(checkpoint: dict) -> dict:
 
 
 def official_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of the official checkpoints; those already so stay as they are."""
+    """The tensors under the names of the official checkpoints, whatever names they had."""
     official = {}
     for name, value in tensors.items():
         for pattern, replacement in RENAMES:

@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all the set-up that they need.
+PY := .venv/bin/python
+DETECTION := configs/demo/retinanet_cpvt_nano.py
+SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
+
+# Threads that wait by spinning bring training to a crawl on a machine that has other work.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: help setup demo demo-seg test lint lock table
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup:  ## make or complete the environment in .venv
+	@tools/setup_env.sh
+
+# An interrupted demo goes on where it was; data and training that are there are not made again.
+define run_demo
+	$(PY) tools/make_sample_dataset.py
+	$(PY) tools/train.py $(1) --work-dir $(2) --resume
+	$(PY) tools/test.py $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)
+	$(PY) tools/plot_curves.py $(2)
+	$(PY) tools/contact_sheet.py $(1) $$(cat $(2)/last_checkpoint) --out $(2)/contact_sheet.png
+	@echo 'Open $(2)/contact_sheet.png and $(2)/curves.png'
+endef
+
+demo: setup  ## train a detector on handwritten digits, evaluate it, draw what it finds
+	$(call run_demo,$(DETECTION),work_dirs/demo)
+
+demo-seg: setup  ## the same for segmentation
+	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
+
+test: setup  ## run the tests
+	$(PY) -m pytest
+
+lint: setup  ## check the style
+	.venv/bin/ruff check .
+
+table: setup  ## bring the README's table of models up to date
+	$(PY) tools/model_table.py --write
+
+lock: setup  ## pin requirements/requirements.in anew
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-emit-index-url \
+	  --custom-compile-command 'make lock' --override requirements/overrides.txt \
+	  requirements/requirements.in --output-file requirements/requirements.txt

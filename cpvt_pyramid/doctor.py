@@ -1,0 +1,583 @@
+"""Says what is installed, what of it works, and the command that mends what does not.
+
+    python -m cpvt_pyramid.doctor
+
+Ends with status 0 if nothing is broken and with 1 otherwise. Packages are looked up by their
+metadata. Whether they work is tried, not concluded from versions, and in a second process, because
+an operator library built for another torch can take the whole process down. Only the standard
+library is imported here; everything else is imported by the probe that tries it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
+OLDEST_TORCH = (2, 1)
+NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
+MARK = 'finding '  # before each line of the second process that is for the first
+PATIENCE = 300  # seconds for one probe; a cold disk takes its time over the first `import torch`
+
+# Import name: the distributions that provide it, the maintained fork of OpenMMLab first.
+FORK = {
+    'mmengine': 'onedl-mmengine',
+    'mmcv': 'onedl-mmcv',
+    'mmdet': 'onedl-mmdetection',
+    'mmseg': 'onedl-mmsegmentation',
+}
+ORIGINAL = {
+    'mmengine': ('mmengine', 'mmengine-lite'),
+    'mmcv': ('mmcv', 'mmcv-full', 'mmcv-lite'),
+    'mmdet': ('mmdet',),
+    'mmseg': ('mmsegmentation',),
+}
+# What the tests of this project run with; requirements/ says the same (a test compares).
+TESTED = {
+    'torch': '2.13.0',
+    'torchvision': '0.28.0',
+    'onedl-mmengine': '0.10.12',
+    'onedl-mmcv': '2.3.6',
+    'onedl-mmdetection': '3.5.1',
+    'onedl-mmsegmentation': '1.4.2',
+    # of the original family, tried with this torch, not what the tests run with
+    'mmengine': '0.10.7',
+    'mmcv': '2.1.0',
+    'mmdet': '3.3.0',
+    'mmsegmentation': '1.2.2',
+}
+OPTIONAL = {  # import name: its distributions, what it is for
+    'timm': (('timm',), 'the models registered in timm'),
+    'onnx': (('onnx',), 'export to ONNX'),
+    'onnxruntime': (('onnxruntime', 'onnxruntime-gpu'), 'running what was exported'),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table.
+
+    name: what was looked at. state: 'ok'; 'note', optional and absent; 'warn', works, but look at
+    it; 'FAIL', broken. detail: what was found. mend: the command that puts it right, or ''.
+    """
+
+    name: str
+    state: str
+    detail: str
+    mend: str = ''
+
+
+# ---------------------------------------------------------------- probes that read metadata only
+
+
+def python() -> Finding:
+    place = '' if sys.prefix == sys.base_prefix else f', environment {sys.prefix}'
+    return Finding('Python', 'ok', f'{platform.python_version()} on {platform.platform()}{place}')
+
+
+def torch() -> Finding:
+    version = installed(('torch',)).get('torch')
+    wanted = '.'.join(map(str, OLDEST_TORCH))
+    if version is None and not present('torch'):
+        return Finding('torch', 'FAIL', 'not installed', f'{install()} torch torchvision')
+    if version and release(version) < OLDEST_TORCH:
+        return Finding('torch', 'FAIL', f'{version}; {wanted} or later is needed', torch_pair())
+    if version and release(version) >= NO_MMCV_FROM and not present('mmcv'):
+        detail = f'{version}; mmcv asks for C++17 and does not compile with 2.14 or later'
+        return Finding('torch', 'note', f'{detail}; for the mm packages', torch_pair())
+    return Finding('torch', 'ok', version or 'found, without metadata')
+
+
+def torchvision() -> Finding:
+    version = installed(('torchvision',)).get('torchvision')
+    if version or present('torchvision'):
+        return Finding('torchvision', 'ok', version or 'found, without metadata')
+    if any_mm():
+        detail = 'not installed; mmdet and mmcv need it'
+        return Finding('torchvision', 'FAIL', detail, torch_pair())
+    return Finding('torchvision', 'note', 'not installed; the mm packages and timm need it')
+
+
+def optional(name: str) -> Finding:
+    distributions, purpose = OPTIONAL[name]
+    found = installed(distributions)
+    if found:
+        return Finding(name, 'ok', ', '.join(found.values()))
+    return Finding(name, 'note', f'not installed; for {purpose}', f'{install()} {name}')
+
+
+def mm_package(name: str) -> Finding | None:
+    """mmengine, mmcv, mmdet or mmseg: which distribution of it, if any."""
+    found = installed((FORK[name], *ORIGINAL[name]))
+    if found:
+        return Finding(name, 'ok', described(found))
+    if present(name):
+        return Finding(name, 'warn', 'found on the path, but not installed as a distribution')
+    if not any_mm():
+        return None  # `mm_family` speaks for all four
+    mend = mm_command(name)
+    if name in ('mmengine', 'mmcv') and (present('mmdet') or present('mmseg')):
+        detail = 'not installed, and mmdet and mmseg, which need it, do not bring it along'
+        return Finding(name, 'FAIL', detail, mend)
+    purpose = {'mmdet': 'detection', 'mmseg': 'segmentation'}.get(name, 'mmdet and mmseg')
+    return Finding(name, 'note', f'not installed; for {purpose}', mend)
+
+
+def mm_family() -> Finding:
+    """The fork and the original write the same files: two of a kind have overwritten each other."""
+    fork = {name: installed((FORK[name],)) for name in FORK}
+    original = {name: installed(ORIGINAL[name]) for name in FORK}
+    twice = [name for name in FORK if len(fork[name]) + len(original[name]) > 1]
+    if twice:
+        names = [d for name in twice for d in (*fork[name], *original[name])]
+        detail = f'installed over each other: {", ".join(names)}'
+        again = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in twice))
+        return Finding('mm family', 'FAIL', detail, f'{uninstall()} {" ".join(names)} && {again}')
+    forked = [name for name in FORK if fork[name]]
+    originals = [name for name in FORK if original[name]]
+    if forked and originals:
+        detail = f'mixed: {", ".join(forked)} of the fork, {", ".join(originals)} of the original'
+        mend = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in originals))
+        return Finding('mm family', 'warn', detail, mend)
+    if forked:
+        return Finding('mm family', 'ok', 'the maintained fork (onedl-*)')
+    if originals:
+        return Finding('mm family', 'ok', 'the original')
+    if any_mm():
+        return Finding('mm family', 'warn', 'unknown: found on the path without metadata')
+    detail = 'not installed; the backbone works in plain torch, detection and segmentation need it'
+    return Finding('mm family', 'note', detail, mm_commands())
+
+
+# ------------------------------------------------------------- probes that import and run things
+
+
+def torch_works() -> Finding:
+    import torch
+
+    (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()
+    torch.nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 2, 4), scale=0.5)
+    return Finding('torch runs', 'ok', 'a matrix product and fused attention')
+
+
+def device() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [
+            f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)'
+            for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        ]
+        torch.ones(1, device='cuda').add(1).item()
+        return Finding('device', 'ok', f'CUDA {torch.version.cuda}: {", ".join(names)}')
+    threads = f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores'
+    driver = Path('/proc/driver/nvidia/version').exists()
+    if driver and torch.version.cuda is None:
+        detail = f'{threads}; there is an NVIDIA GPU, but this torch is built for the CPU alone'
+        return Finding('device', 'warn', detail, torch_pair())
+    if driver and os.environ.get('CUDA_VISIBLE_DEVICES') is None:
+        detail = f'{threads}; there is an NVIDIA GPU, which torch {torch.__version__} cannot use'
+        return Finding('device', 'warn', detail, 'nvidia-smi  # does the driver see the GPU?')
+    return Finding('device', 'ok', threads)
+
+
+def torchvision_operators() -> Finding | None:
+    if not present('torchvision'):
+        return None
+    import torch
+    from torchvision.ops import nms
+
+    kept = nms(*two_boxes(torch), 0.5).tolist()
+    return two_kept('torchvision operators', kept, torch_pair())
+
+
+def opencv() -> Finding | None:
+    found = installed((
+        'opencv-python', 'opencv-python-headless',
+        'opencv-contrib-python', 'opencv-contrib-python-headless',
+    ))  # fmt: skip
+    if not found and not any_mm():
+        return None
+    import cv2
+    import numpy
+
+    cv2.resize(numpy.zeros((4, 4, 3), numpy.uint8), (2, 2))
+    detail = f'{described(found)}, NumPy {numpy.__version__}'
+    if len(set(found.values())) > 1:
+        return Finding('OpenCV', 'warn', f'{detail}: written over each other', opencv_command())
+    return Finding('OpenCV', 'ok', detail)
+
+
+def mmcv_operators() -> Finding | None:
+    if not present('mmcv'):
+        return None
+    name = 'mmcv operators'
+    import torch
+    from mmcv.ops import get_compiling_cuda_version, nms
+
+    built = get_compiling_cuda_version()
+    finding = two_kept(name, nms(*two_boxes(torch), 0.5)[1].tolist(), mmcv_command())
+    if finding.state != 'ok' or not torch.cuda.is_available():
+        return finding
+    if built == 'not available':
+        detail = 'built for the CPU alone, and there is a GPU'
+        mend = f'{mmcv_command()}  # with nvcc; or hide the GPU: export CUDA_VISIBLE_DEVICES='
+        return Finding(name, 'FAIL', detail, mend)
+    kept = nms(*(x.cuda() for x in two_boxes(torch)), 0.5)[1].tolist()
+    return two_kept(f'{name} on CUDA {built}', kept, mmcv_command())
+
+
+def mmdet_imports() -> Finding | None:
+    return imports('mmdet', 'mmdet.apis')
+
+
+def mmseg_imports() -> Finding | None:
+    return imports('mmseg', 'mmseg.apis')
+
+
+def imports(package: str, module: str) -> Finding | None:
+    if not present(package):
+        return None
+    import_module(module)
+    return Finding(f'{package} imports', 'ok', module)
+
+
+def backbone() -> Finding:
+    import torch
+
+    from cpvt_pyramid import CPVTPyramid
+
+    return forwards('backbone', CPVTPyramid('pcpvt_nano'), torch)
+
+
+def registered() -> Finding | None:
+    if not present('mmengine'):
+        return None
+    import torch
+    from mmengine.registry import MODELS
+
+    import_module('cpvt_pyramid.mm')
+    model = MODELS.build({'type': 'CPVTPyramid', 'arch': 'pcpvt_nano'})
+    return forwards('backbone in mm', model, torch)
+
+
+def two_boxes(torch) -> tuple:
+    """Two boxes that overlap by 81% and their scores: only the second outlives suppression."""
+    return torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]]), torch.tensor([0.1, 0.9])
+
+
+def two_kept(name: str, kept: list[int], mend: str) -> Finding:
+    if kept != [1]:
+        return Finding(name, 'FAIL', f'non-maximum suppression kept {kept}, not [1]', mend)
+    return Finding(name, 'ok', 'load, and non-maximum suppression is right')
+
+
+def forwards(name: str, model, torch) -> Finding:
+    with torch.no_grad():
+        maps = model.eval()(torch.zeros(1, 3, 64, 96))
+    sizes = [tuple(x.shape[-2:]) for x in maps]
+    if sizes != [(16, 24), (8, 12), (4, 6), (2, 3)]:
+        return Finding(name, 'FAIL', f'maps of a 64x96 image are {sizes}', reinstall_self())
+    return Finding(name, 'ok', 'CPVTPyramid found; a forward pass gives strides 4, 8, 16, 32')
+
+
+# --------------------------------------------------------------------------------- the commands
+
+
+def python_command() -> str:
+    """How this very interpreter is called here, for commands that can be copied as they stand."""
+    # Not resolved: the link in an environment is what makes it the environment.
+    if shutil.which('python') == sys.executable:
+        return 'python'
+    here = os.path.relpath(sys.executable)
+    return sys.executable if here.startswith('..') else here
+
+
+def install() -> str:
+    """uv where it is there: pip may take torch and torchvision from two indexes that do not fit."""
+    tool = 'uv pip install' if present('uv') else 'pip install'
+    return f'{python_command()} -m {tool}'
+
+
+def uninstall() -> str:
+    tool = 'uv pip uninstall' if present('uv') else 'pip uninstall -y'
+    return f'{python_command()} -m {tool}'
+
+
+def set_up() -> str:
+    """`make setup` if this is the environment that the checkout's Makefile keeps, else ''."""
+    if Path(sys.prefix) != ROOT / '.venv' or not (ROOT / 'tools' / 'setup_env.sh').exists():
+        return ''
+    go = '' if Path.cwd() == ROOT else f'cd {ROOT} && '
+    return f'{go}rm -f .venv/complete && make setup'
+
+
+def torch_pair() -> str:
+    """torch and the torchvision for it, together, from one index."""
+    pair = ' '.join(f'{name}=={TESTED[name]}' for name in ('torch', 'torchvision'))
+    return set_up() or f'{install()} --force-reinstall {pair}'
+
+
+def opencv_command() -> str:
+    headless = 'opencv-python-headless'
+    return f'{install()} --force-reinstall --no-deps {headless}'
+
+
+def mmcv_command(distribution: str = '') -> str:
+    """Builds mmcv's operators: not isolated, or the build sees no torch and leaves them out."""
+    if not distribution:
+        return mm_command('mmcv')
+    tools = f'{install()} "setuptools<81" wheel ninja packaging psutil'
+    version = installed(('torch',)).get('torch', '')
+    if version and release(version) >= NO_MMCV_FROM:
+        tools = f'{torch_pair()} && {tools}'
+    return (
+        f'{tools} && MMCV_WITH_OPS=1 {install()} --no-build-isolation --no-deps --no-cache-dir '
+        f'--force-reinstall {distribution}'
+    )
+
+
+def mm_command(name: str, fork: bool = False) -> str:
+    """Installs one mm package, of the family that the others are of, or of the fork."""
+    if set_up():
+        return set_up()
+    forked = fork or any(installed((d,)) for d in FORK.values())
+    original = any(installed(d) for d in ORIGINAL.values())
+    distribution = ORIGINAL[name][0] if original and not forked else FORK[name]
+    distribution = f'{distribution}=={TESTED[distribution]}'
+    if name == 'mmcv':
+        return mmcv_command(distribution)
+    return f'{install()} --force-reinstall --no-deps {distribution}'
+
+
+def mm_commands() -> str:
+    """Installs the whole stack, mmcv last: its build needs torch."""
+    if set_up():
+        return set_up()
+    if (ROOT / 'tools' / 'setup_env.sh').exists():
+        return f'make -C {os.path.relpath(ROOT)} setup  # makes .venv there, with everything'
+    names = [FORK[name] for name in ('mmengine', 'mmdet', 'mmseg')]
+    pins = ' '.join(f'{name}=={TESTED[name]}' for name in names)
+    return f'{install()} {pins} && {mmcv_command()}'
+
+
+def reinstall_self() -> str:
+    return set_up() or f'{install()} --force-reinstall --no-deps {ROOT}'
+
+
+def known_mend(message: str) -> str:
+    """The command for an error that names its cause, or '': then the probe's own applies."""
+    if 'pkg_resources' in message:  # mmengine 0.10.7; setuptools 81 dropped it
+        return f'{install()} "setuptools<81"'
+    if 'libGL' in message or 'libgthread' in message or 'libSM' in message:  # a machine without X
+        return opencv_command()
+    if 'cv2' in message:
+        return opencv_command()
+    if '_ARRAY_API' in message or 'multiarray' in message or 'numpy.dtype size' in message:
+        # A compiled package was built for the other major version of NumPy.
+        return f'{install()} --force-reinstall numpy opencv-python-headless pycocotools'
+    if 'torchvision::' in message or 'torchvision' in missing_module(message):
+        return torch_pair()
+    if 'mmcv._ext' in message or '/mmcv/' in message or 'MMCV==' in message:
+        return mmcv_command()
+    missing = missing_module(message)
+    if missing in FORK:
+        return mm_command(missing)
+    if missing and '.' not in missing and missing != 'cpvt_pyramid':
+        return f'{install()} {missing}'
+    return ''
+
+
+def missing_module(message: str) -> str:
+    return message.partition("No module named '")[2].partition("'")[0]
+
+
+# ----------------------------------------------------------------------------- looking things up
+
+
+def installed(distributions: tuple[str, ...]) -> dict[str, str]:
+    """Those of the distributions that are installed, with their versions."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name) or 'unknown version'
+        except (metadata.PackageNotFoundError, KeyError, ValueError, OSError):
+            continue  # a damaged entry is as good as none
+    return found
+
+
+def present(name: str) -> bool:
+    """Whether the package can be found; a mere folder of that name does not count."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # already in memory, and in an unusual way
+        return name in sys.modules
+    return spec is not None and spec.origin is not None
+
+
+def any_mm() -> bool:
+    return any(present(name) for name in FORK)
+
+
+def described(found: dict[str, str]) -> str:
+    return ', '.join(f'{name} {version}' for name, version in found.items())
+
+
+def release(version: str) -> tuple[int, ...]:
+    """'2.13.0+cu130' to (2, 13)."""
+    digits = [''.join(c for c in part if c.isdigit()) for part in version.split('.')[:2]]
+    return tuple(int(d or 0) for d in digits)
+
+
+# ----------------------------------------------------------------------------------- running all
+
+LOOKS: list[tuple[str, Callable[[], Finding | None]]] = [
+    ('Python', python),
+    ('torch', torch),
+    ('torchvision', torchvision),
+    *((name, lambda name=name: optional(name)) for name in OPTIONAL),
+    ('mm family', mm_family),
+    *((name, lambda name=name: mm_package(name)) for name in FORK),
+]
+# With the command to offer when a probe dies in a way that no message explains.
+TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
+    ('torch runs', torch_works, torch_pair),
+    ('device', device, torch_pair),
+    ('torchvision operators', torchvision_operators, torch_pair),
+    ('OpenCV', opencv, opencv_command),
+    ('mmcv operators', mmcv_operators, mmcv_command),
+    ('mmdet imports', mmdet_imports, lambda: mm_command('mmdet')),
+    ('mmseg imports', mmseg_imports, lambda: mm_command('mmseg')),
+    ('backbone', backbone, reinstall_self),
+    ('backbone in mm', registered, reinstall_self),
+]
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, each as soon as it is there."""
+    for name, look in LOOKS:
+        finding = attempted(name, look, lambda: '')
+        if finding:
+            yield finding
+    if present('torch'):
+        yield from tried_apart()
+
+
+def attempted(
+    name: str, probe: Callable[[], Finding | None], mend: Callable[[], str]
+) -> Finding | None:
+    """The probe's finding; whatever goes wrong in it is a finding too."""
+    try:
+        return probe()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  a package may even call sys.exit on import
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        command = known_mend(f'{type(error).__name__}: {error}') or mend()
+        return Finding(name, 'FAIL', f'{type(error).__name__}: {message}'[:200], command)
+
+
+def tried_apart() -> Iterator[Finding]:
+    """Runs the trials in a second process, and in a new one after each that takes it down."""
+    done = 0
+    while done < len(TRIALS):
+        code = (
+            f'import sys; sys.path[:] = {[*sys.path, str(ROOT)]!r}; '
+            f'from cpvt_pyramid import doctor; doctor.report_trials({done})'
+        )
+        late = threading.Event()
+        with tempfile.TemporaryFile('w+', errors='replace') as errors:
+            child = subprocess.Popen(
+                [sys.executable, '-c', code],
+                stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            try:
+                while done < len(TRIALS) and (line := answer_in_time(child, late)):
+                    done += 1
+                    answer = json.loads(line.removeprefix(MARK))
+                    if answer:
+                        yield Finding(**answer)
+                    if done == 1 and answer['state'] == 'FAIL':
+                        return  # nothing else can work without torch
+            finally:
+                child.kill()
+                status = child.wait()
+                child.stdout.close()
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or [''])[-1]
+        if done < len(TRIALS):
+            name, _, mend = TRIALS[done]
+            detail = f'took the process down ({ending(status)})' + f': {last}' * bool(last)
+            if late.is_set():
+                detail = f'did not end within {PATIENCE} seconds'
+            yield Finding(name, 'FAIL', detail[:200], known_mend(last) or mend())
+            done += 1
+            if done == 1:
+                return
+
+
+def answer_in_time(child: subprocess.Popen, late: threading.Event) -> str:
+    """The child's next answer; '' if it ended before, or was stopped because it took too long."""
+
+    def stop() -> None:
+        late.set()
+        child.kill()
+
+    clock = threading.Timer(PATIENCE, stop)
+    clock.start()
+    try:
+        return next((line for line in child.stdout if line.startswith(MARK)), '')
+    finally:
+        clock.cancel()
+
+
+def ending(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f'status {status}'
+
+
+def report_trials(first: int) -> None:
+    """The trials from number `first` on, a line of JSON each: what the second process runs."""
+    # What packages print, even from native code, must not come between the lines.
+    lines = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
+    for name, probe, mend in TRIALS[first:]:
+        finding = attempted(name, probe, mend)
+        print(f'{MARK}{json.dumps(finding and asdict(finding))}', file=lines, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    plain = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(
+        'python -m cpvt_pyramid.doctor', description=__doc__, formatter_class=plain
+    ).parse_args(argv)
+    width = max(len(name) for name, *_ in (*LOOKS, *TRIALS))
+    broken, shown = 0, set()
+    for found in examine():
+        broken += found.state == 'FAIL'
+        print(f'{found.state:>4}  {found.name:<{width}}  {found.detail}', flush=True)
+        if found.mend:
+            again = found.mend in shown  # one cause often breaks several things
+            print(f'{"":>4}  {"":<{width}}  -> {"as above" if again else found.mend}', flush=True)
+            shown.add(found.mend)
+    if broken:
+        print(f'\n{broken} broken; run the commands behind the arrows of the FAIL rows, in order')
+    else:
+        print('\nnothing is broken')
+    return 1 if broken else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""Pictures of detections and of segmentations, drawn with Pillow.
+
+Shapes: images are (H, W, 3) RGB uint8; boxes (K, 4) as x1, y1, x2, y2 in pixels of the image;
+label maps (H, W) of class indices. Colours are RGB triples from 0 to 255.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+Color = tuple[int, int, int]
+INK = (33, 37, 41)  # text on white
+WHITE = (255, 255, 255)
+READABLE = 384  # an image whose longer side is below this is enlarged before drawing
+
+
+def draw_boxes(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    labels: np.ndarray,
+    scores: np.ndarray | None,
+    classes: Sequence[str],
+    palette: Sequence[Color] | None = None,
+    scale: int | None = None,
+) -> Image.Image:
+    """The image with boxes, each with its class name and, where scores are given, its score.
+
+    image: (H, W, 3). boxes: (K, 4). labels: (K,), indices into `classes`. scores: (K,), 0 to 1.
+    palette: a colour per class; None takes `class_palette`.
+    scale: whole factor by which the image is enlarged first; None takes `readable_scale`.
+    """
+    image = _checked_image(image)
+    boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
+    labels = np.asarray(labels, dtype=int).reshape(-1)
+    if len(labels) != len(boxes) or (scores is not None and len(scores) != len(boxes)):
+        raise ValueError(
+            f'{len(boxes)} boxes need as many labels and scores, not {len(labels)} labels and '
+            f'{None if scores is None else len(scores)} scores'
+        )
+    palette = class_palette(classes, palette)
+    picture = _enlarged(image, scale)
+    factor = picture.width / image.shape[1]
+    draw = ImageDraw.Draw(picture)
+    line = max(3, round(max(picture.size) / 320))
+    letters = font(max(14.0, max(picture.size) / 36))
+
+    # The most certain on top, and all names above all frames. Places go to the most certain first.
+    order = np.arange(len(boxes))
+    if scores is not None:
+        order = np.argsort(np.asarray(scores), kind='stable')
+    frames = [_inside(box * factor, picture.size) for box in boxes]
+    colors = [palette[label % len(palette)] for label in labels]
+    names = [classes[label] if label < len(classes) else str(label) for label in labels]
+    if scores is not None:
+        names = [f'{name} {float(score):.2f}' for name, score in zip(names, scores)]
+    chips = {}
+    for i in order[::-1]:
+        size = (letters.getlength(names[i]) + 8, letters.size * 1.25)
+        chips[i] = _free_place(frames[i], size, picture.size, list(chips.values()))
+
+    for i in order:
+        # A dark rim keeps the frame visible on a ground of its own colour.
+        x1, y1, x2, y2 = frames[i]
+        draw.rectangle([x1 - 1, y1 - 1, x2 + 1, y2 + 1], None, INK, line + 2)
+        draw.rectangle(frames[i], None, colors[i], line)
+    for i in order:
+        x1, y1, _, y2 = chips[i]
+        draw.rectangle(chips[i], colors[i])
+        draw.text((x1 + 4, (y1 + y2) / 2), names[i], _ink_on(colors[i]), letters, anchor='lm')
+    return picture
+
+
+def draw_segmentation(
+    image: np.ndarray,
+    label_map: np.ndarray,
+    classes: Sequence[str],
+    palette: Sequence[Color] | None = None,
+    legend: bool = True,
+    scale: int | None = None,
+) -> Image.Image:
+    """The image with its segments tinted and outlined, above a legend of the classes in it.
+
+    image: (H, W, 3). label_map: (H, W), indices into `classes`. A class called background and
+    indices beyond `classes`, such as 255 for ignored pixels, get no tint.
+    palette, scale: as for `draw_boxes`.
+    """
+    image, label_map = _checked_image(image), np.asarray(label_map).astype(int)
+    if label_map.shape != image.shape[:2]:
+        raise ValueError(
+            f'the label map is {label_map.shape} and the image {image.shape[:2]} (height, width)'
+        )
+    palette = class_palette(classes, palette)
+    picture = np.array(_enlarged(image, scale), dtype=np.float32)  # (h, w, 3), enlarged
+    factor = picture.shape[0] // image.shape[0]
+    label_map = label_map.repeat(factor, 0).repeat(factor, 1)  # (h, w)
+    present = painted_classes(label_map, classes)
+    painted = np.isin(label_map, present)
+    colors = np.array(palette, dtype=np.float32)[np.where(painted, label_map, 0)]
+    # On grey, so that the colour is that of the legend whatever the colour of the thing, and
+    # among paler surroundings, so that it stands out.
+    grey = picture.mean(-1, keepdims=True)
+    mixed = np.where(painted[..., None], 0.3 * grey + 0.7 * colors, 0.6 * grey + 0.4 * picture)
+
+    width = max(1, round(max(label_map.shape) / 500))
+    edge = np.zeros(label_map.shape, dtype=bool)
+    for d in range(1, width + 1):
+        edge[d:] |= label_map[d:] != label_map[:-d]
+        edge[:-d] |= label_map[d:] != label_map[:-d]
+        edge[:, d:] |= label_map[:, d:] != label_map[:, :-d]
+        edge[:, :-d] |= label_map[:, d:] != label_map[:, :-d]
+    mixed[edge & painted] = colors[edge & painted]
+    picture = Image.fromarray(mixed.round().astype(np.uint8))
+
+    if not legend or not present:
+        return picture
+    strip = draw_legend(
+        [classes[i] for i in present],
+        [palette[i] for i in present],
+        picture.width,
+        max(14.0, max(picture.size) / 36),
+    )
+    return _stacked(picture, strip)
+
+
+def draw_legend(
+    names: Sequence[str], colors: Sequence[Color], width: int, text_size: float
+) -> Image.Image:
+    """A white strip `width` pixels wide with a swatch for each name, in as many rows as needed."""
+    letters = font(text_size)
+    swatch, gap = text_size, text_size * 0.5
+    places, x, y = [], gap, gap
+    for name in names:
+        length = swatch + gap * 0.7 + letters.getlength(name)
+        if x + length + gap > width and x > gap:
+            x, y = gap, y + text_size * 1.6
+        places.append((x, y))
+        x += length + gap * 2
+    strip = Image.new('RGB', (width, math.ceil(y + text_size + gap)), WHITE)
+    draw = ImageDraw.Draw(strip)
+    for name, color, (x, y) in zip(names, colors, places):
+        draw.rounded_rectangle([x, y, x + swatch, y + swatch], swatch / 5, tuple(color))
+        draw.text((x + swatch + gap * 0.7, y + swatch / 2), name, INK, letters, anchor='lm')
+    return strip
+
+
+def painted_classes(label_map: np.ndarray, classes: Sequence[str]) -> list[int]:
+    """The indices of the classes in a label map that `draw_segmentation` gives a colour."""
+    present = np.unique(np.asarray(label_map).astype(int))
+    return [int(i) for i in present if 0 <= i < len(classes) and classes[i] != 'background']
+
+
+def readable_scale(height: int, width: int) -> int:
+    """The whole factor that makes the longer side of an image at least `READABLE` pixels."""
+    return max(1, min(16, math.ceil(READABLE / max(height, width))))
+
+
+def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]:
+    """The palette if it has a colour for each class, or else distinct colours.
+
+    A class called background takes black and none of the distinct colours, so that detection and
+    segmentation of the same things agree. Data sets of mm may have 'random' for a palette, or that
+    of other classes: then it has none for each.
+    """
+    if isinstance(palette, (list, tuple)) and len(palette) == len(classes):
+        return [tuple(int(v) for v in color) for color in palette]
+    fresh = iter(distinct_palette(len(classes)))
+    return [(0, 0, 0) if name == 'background' else next(fresh) for name in classes]
+
+
+def distinct_palette(n: int) -> list[Color]:
+    """`n` colours that are easy to tell apart; the first ones do not depend on `n`.
+
+    Each colour is the one farthest from all before it in OKLab (Ottosson 2020), where distance
+    follows perception, among colours that are neither garish nor near black, white or grey.
+    """
+    ranked = _ranked_colors()
+    return [ranked[i % len(ranked)] for i in range(n)]
+
+
+@lru_cache
+def _ranked_colors() -> list[Color]:
+    axis = np.arange(0, 256, 17)
+    rgb = np.stack(np.meshgrid(axis, axis, axis, indexing='ij'), -1).reshape(-1, 3)
+    lab = _oklab(rgb)
+    lightness, chroma = lab[:, 0], np.hypot(lab[:, 1], lab[:, 2])
+    pleasant = (lightness > 0.5) & (lightness < 0.88) & (chroma > 0.1) & (chroma < 0.2)
+    rgb, lab = rgb[pleasant], lab[pleasant]
+    chosen = [int(np.abs(rgb - (230, 57, 70)).sum(1).argmin())]  # begin with a red
+    distance = np.linalg.norm(lab - lab[chosen[0]], axis=1)
+    while len(chosen) < 256:
+        farthest = int(distance.argmax())
+        chosen.append(farthest)
+        distance = np.minimum(distance, np.linalg.norm(lab - lab[farthest], axis=1))
+    return [tuple(int(v) for v in rgb[i]) for i in chosen]
+
+
+def _oklab(rgb: np.ndarray) -> np.ndarray:
+    """(N, 3) sRGB from 0 to 255 to (N, 3) OKLab; the matrices are Ottosson's."""
+    c = rgb / 255
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    to_cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    to_lab = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.cbrt(linear @ np.transpose(to_cones)) @ np.transpose(to_lab)
+
+
+@lru_cache
+def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans from matplotlib's own files, so that no machine lacks it; size in pixels."""
+    import matplotlib
+
+    name = 'DejaVuSans-Bold.ttf' if bold else 'DejaVuSans.ttf'
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / 'fonts' / 'ttf' / name, size)
+
+
+def _checked_image(image: np.ndarray) -> np.ndarray:
+    image = np.asarray(image)
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+        raise ValueError(
+            f'an image is (height, width, 3) of uint8, not {image.shape} of {image.dtype}'
+        )
+    return image
+
+
+def _enlarged(image: np.ndarray, scale: int | None) -> Image.Image:
+    height, width = image.shape[:2]
+    scale = scale or readable_scale(height, width)
+    picture = Image.fromarray(image)
+    return picture.resize((width * scale, height * scale), Image.Resampling.BICUBIC)
+
+
+def _stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:
+    both = Image.new('RGB', (top.width, top.height + bottom.height), WHITE)
+    both.paste(top, (0, 0))
+    both.paste(bottom, (0, top.height))
+    return both
+
+
+def _inside(box: np.ndarray, size: tuple[int, int]) -> list[float]:
+    """The box cut to the picture, at least a pixel wide and high."""
+    x1, x2 = np.clip([box[0], box[2]], 0, size[0] - 1)
+    y1, y2 = np.clip([box[1], box[3]], 0, size[1] - 1)
+    return [float(x1), float(y1), float(max(x1, x2)), float(max(y1, y2))]
+
+
+def _free_place(
+    frame: Sequence[float],
+    size: tuple[float, float],
+    picture: tuple[int, int],
+    taken: Sequence[tuple[float, ...]],
+) -> tuple[float, ...]:
+    """Where a name goes: the corner of its frame, outside first, that hides the fewest names."""
+    x1, y1, x2, y2 = frame
+    w, h = size
+    corners = [(x1, y1 - h), (x1, y2), (x2 - w, y1 - h), (x2 - w, y2)]  # above, below: outside
+    corners += [(x1, y1), (x1, y2 - h), (x2 - w, y1), (x2 - w, y2 - h)]  # inside
+    best, least = (), math.inf
+    for rank, (x, y) in enumerate(corners):
+        left = min(max(x, 0), max(picture[0] - w, 0))
+        top = min(max(y, 0), max(picture[1] - h, 0))
+        chip = (left, top, left + w, top + h)
+        hidden = sum(
+            max(0, min(chip[2], t[2]) - max(chip[0], t[0]))
+            * max(0, min(chip[3], t[3]) - max(chip[1], t[1]))
+            for t in taken
+        )
+        moved = abs(left - x) + abs(top - y)
+        cost = hidden / (w * h) + 0.05 * moved / h + 0.01 * rank
+        if cost < least:
+            best, least = chip, cost
+    return best
+
+
+def _ink_on(color: Color) -> Color:
+    """Dark or white, whichever reads better on the colour."""
+    return INK if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140 else WHITE

@@ -20,14 +20,14 @@ define run_demo
 	$(PY) tools/train.py $(1) --work-dir $(2) --resume
 	$(PY) tools/test.py $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)
 	$(PY) tools/plot_curves.py $(2)
-	$(PY) tools/contact_sheet.py $(1) $$(cat $(2)/last_checkpoint) --out $(2)/contact_sheet.png
+	$(PY) tools/contact_sheet.py $(1) $$(cat $(2)/last_checkpoint) --images 8 --score-thr 0.4 --out $(2)/contact_sheet.png
 	@echo 'Open $(2)/contact_sheet.png and $(2)/curves.png'
 endef
 
 demo: setup  ## train a detector on handwritten digits, evaluate it, draw what it finds
 	$(call run_demo,$(DETECTION),work_dirs/demo)
 
-demo-seg: setup  ## the same for segmentation
+demo-seg: demo  ## the same for segmentation, from the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 test: setup  ## run the tests

@@ -1,4 +1,4 @@
-"""What the README shows is true: its code runs, its commands are understood, its table is today's."""
+"""What the README shows is true: its code runs, its commands work, its table is of today."""
 
 import importlib.util
 import re

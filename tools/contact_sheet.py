@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def contact_sheet(
     images: how many, at most. score_thr: boxes that score less are not drawn.
     device: such as 'cuda:0'; None takes the GPU if there is one.
     """
-    from cpvt_pyramid.mm import launch
+    from cpvt_pyramid.mm import launch, prediction
 
     cfg = launch.load_config(config)
     if not cfg.get('val_dataloader'):
@@ -44,14 +43,15 @@ def contact_sheet(
     out = out or Path(checkpoint).with_name('contact_sheet.png')
     check_arguments(out, images)
     launch.check_data(cfg, 'val')
-    model, dataset = build(cfg, device)
+    model, dataset = launch.build_model(cfg, device), build_dataset(cfg)
     launch.load_weights(model, weights, checkpoint)
 
     total = len(dataset)
     count = min(images, total)
     chosen = [(2 * i + 1) * total // (2 * count) for i in range(count)]  # evenly, not the ends
     title = f'{config.stem} on {count} of {total} validation images'
-    colors = class_colors(cfg, dataset)
+    meta = prediction.dataset_meta(cfg, weights)
+    colors = dict(zip(meta['classes'], meta['palette']))
     if cfg.default_scope == 'mmdet':
         title += f', boxes that score {score_thr:g} or more'
         pairs, legend = draw_detection(dataset, model, colors, chosen, score_thr)
@@ -76,26 +76,16 @@ def check_arguments(out: Path, images: int) -> None:
         raise UserError(f'cannot write {out}: no picture format ends in {out.suffix!r}')
 
 
-def build(cfg: Any, device: str | None) -> tuple[Any, Any]:
-    """The model, with weights at random, and the validation set."""
-    import torch
-    from mmengine.model import revert_sync_batchnorm
-    from mmengine.registry import DATASETS, MODELS
+def build_dataset(cfg: Any) -> Any:
+    """The validation set."""
+    from mmengine.registry import DATASETS
 
-    from cpvt_pyramid.mm.launch import UserError, one_line
+    from cpvt_pyramid.mm.launch import UserError
 
-    scope = cfg.get('default_scope')
-    if scope not in ('mmdet', 'mmseg'):
-        raise UserError(f"default_scope is {scope!r} in the config; known are 'mmdet' and 'mmseg'")
-    import_module(f'{scope}.utils').register_all_modules(init_default_scope=True)
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     if not len(dataset):
         raise UserError('the validation set is empty')
-    model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval()
-    try:
-        return model.to(device or ('cuda' if torch.cuda.is_available() else 'cpu')), dataset
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f'no device {device}: {one_line(error, 100)}') from error
+    return dataset
 
 
 def draw_detection(
@@ -152,17 +142,6 @@ def draw_segments(
             pair.append(draw_segmentation(image, label_map, classes, palette, False, 1))
         pairs.append(tuple(pair))
     return pairs, {name: colors[name] for i, name in enumerate(classes) if i in present}
-
-
-def class_colors(cfg: Any, dataset: Any) -> dict[str, tuple]:
-    """A colour for each class name: of the config, of the kind of data set, or distinct ones."""
-    from cpvt_pyramid.mm.drawing import class_palette
-
-    classes = dataset.metainfo['classes']
-    # Not dataset.metainfo's palette: mmseg puts random colours there if the data set has none.
-    declared = cfg.val_dataloader.dataset.get('metainfo', {}).get('palette')
-    palette = declared or getattr(dataset, 'METAINFO', {}).get('palette')
-    return dict(zip(classes, class_palette(classes, palette)))
 
 
 def predicted(dataset: Any, model: Any, index: int) -> Any:

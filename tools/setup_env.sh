@@ -43,7 +43,7 @@ echo "setup: packages"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     "$(grep -o '^uv==[^ ]*' requirements/requirements.txt)"
 }
-.venv/bin/python -m uv pip install --quiet --no-deps --python .venv/bin/python -r requirements/requirements.txt
+.venv/bin/python -m uv pip install --quiet --no-deps --compile-bytecode --python .venv/bin/python -r requirements/requirements.txt
 
 install_wheel() {
   .venv/bin/python -m uv pip install --quiet --python .venv/bin/python --no-deps --reinstall "$1"

@@ -11,8 +11,8 @@ model = dict(
         num_classes=10, in_channels=64, feat_channels=64, stacked_convs=2,
         anchor_generator=dict(strides=[8, 16, 32, 64])))
 
-pixels = dict(type='Resize', scale=(288, 192), keep_ratio=True)
-jitter = dict(type='RandomResize', scale=(288, 192), ratio_range=(0.8, 1.2), keep_ratio=True)
+pixels = dict(type='Resize', scale=(256, 160), keep_ratio=True)
+jitter = dict(type='RandomResize', scale=(256, 160), ratio_range=(0.8, 1.2), keep_ratio=True)
 train_pipeline = _base_.train_pipeline
 test_pipeline = _base_.test_pipeline
 train_pipeline[2] = jitter
@@ -25,9 +25,9 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + '/annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 
-train_cfg = dict(max_epochs=9, val_interval=1)
+train_cfg = dict(max_epochs=8, val_interval=2)
 param_scheduler = [
-    dict(type='OneCycleLR', eta_max=1.5e-3, pct_start=0.2, total_steps=9, by_epoch=True,
+    dict(type='OneCycleLR', eta_max=1.5e-3, pct_start=0.2, total_steps=8, by_epoch=True,
          convert_to_iter_based=True)]
 optim_wrapper = dict(clip_grad=dict(max_norm=5.0, norm_type=2))
 default_hooks = dict(logger=dict(interval=25))

@@ -1,6 +1,7 @@
-"""All that knows mmengine, mmdet and mmseg. Importing it registers the backbone."""
+"""All that knows mmengine, mmdet and mmseg. Importing it registers the backbone
+and what the tools put into the configs that they run."""
 
-from . import checkpoints  # noqa: F401 (registers the checkpoint schemes)
+from . import amp, checkpoints, distributed, resume  # noqa: F401 (they register what they hold)
 from .backbone import CPVTPyramid
 
 __all__ = ['CPVTPyramid']

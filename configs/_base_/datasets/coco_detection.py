@@ -16,19 +16,6 @@ test_pipeline = [
     dict(
         type='PackDetInputs',
         meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'))]
-tta_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(
-        type='TestTimeAug',
-        transforms=[
-            [dict(type='Resize', scale=scale, keep_ratio=True)
-             for scale in ((1333, 800), (666, 400), (2000, 1200))],
-            [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)],
-            [dict(type='LoadAnnotations', with_bbox=True)],
-            [dict(
-                type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor',
-                           'flip', 'flip_direction'))]])]
 
 train_dataloader = dict(
     batch_size=2,

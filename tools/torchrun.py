@@ -1,0 +1,52 @@
+"""Start processes by torchrun, and pass on how they end without a traceback of torchrun's own.
+
+usage: torchrun.py NPROC SCRIPT [ARGUMENT ...]; dist_train.sh tells of the environment variables.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
+
+def torchrun(processes: int, command: Sequence[str]) -> int:
+    """Run a command in several processes that know of each other; returns its exit status."""
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < processes:
+        print(
+            f'torchrun: {processes} processes need as many GPUs; here are {gpus}', file=sys.stderr
+        )
+        return 2
+    nodes, port = os.environ.get('NNODES', '1'), os.environ.get('PORT')
+    options = [f'--nnodes={nodes}', f'--nproc-per-node={processes}']
+    if nodes == '1' and port is None:
+        options += ['--standalone']  # at a free port
+    else:
+        options += [
+            f'--node-rank={os.environ.get("NODE_RANK", "0")}',
+            f'--master-addr={os.environ.get("MASTER_ADDR", "127.0.0.1")}',
+            f'--master-port={port}',
+        ]
+    threads = str(max(1, os.cpu_count() // processes))
+    os.environ.setdefault('OMP_NUM_THREADS', threads)
+    os.environ.setdefault('MKL_NUM_THREADS', threads)
+    logging.disable()
+    try:
+        run(parse_args([*options, *command]))
+    except ChildFailedError as error:
+        first = error.get_first_failure()[1]
+        if first.exitcode < 0:
+            print(f'process {first.global_rank} ended by signal {-first.exitcode}', file=sys.stderr)
+        return first.exitcode if first.exitcode >= 0 else 128 - first.exitcode
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(torchrun(int(sys.argv[1]), sys.argv[2:]))

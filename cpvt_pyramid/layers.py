@@ -94,9 +94,7 @@ class GlobalAttention(nn.Module):
         k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
         if inside is not None:
             inside = inside[:, :: self.sr_ratio, :: self.sr_ratio].reshape(b, 1, 1, -1)
-        x = attend(
-            q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training
-        )
+        x = attend(q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training)
         x = x.transpose(1, 2).reshape(b, h, w, c)
         return self.drop(self.proj(x))
 

@@ -90,9 +90,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     return torch.load(path, map_location=map_location, weights_only=True)
 
 
-def prepare_state_dict(
-    module: nn.Module, state_dict: dict, prefix: str, *_unused: object
-) -> None:
+def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unused: object) -> None:
     """Turn a published checkpoint into the model's own keys, in place; a load-state-dict pre-hook.
 
     Leaves `module.load_report` behind.

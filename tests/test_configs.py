@@ -125,9 +125,13 @@ def test_trains_evaluates_and_predicts(name, sample_dataset, tmp_path, hub):
     assert list(tmp_path.glob('*.pth'))
 
 
-@pytest.mark.parametrize('variable, name', [
-    ('COCO_ROOT', 'retinanet_cpvt_b.py'), ('ADE_ROOT', 'semantic_fpn_cpvt_l.py'),
-])
+@pytest.mark.parametrize(
+    'variable, name',
+    [
+        ('COCO_ROOT', 'retinanet_cpvt_b.py'),
+        ('ADE_ROOT', 'semantic_fpn_cpvt_l.py'),
+    ],
+)
 def test_data_elsewhere(variable, name, monkeypatch):
     repository = os.path.normpath(load(name).train_dataloader.dataset.data_root)
     assert Path(repository).is_relative_to(ROOT / 'data')

@@ -85,7 +85,7 @@ def test_tools_understand(command, monkeypatch, tmp_path):
         monkeypatch.setenv('PYTHON', str(tmp_path / 'python'))
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
         started = done.stdout.split()
-        words = ['python', *started[next(i for i, w in enumerate(started) if 'train.py' in w):]]
+        words = ['python', *started[next(i for i, w in enumerate(started) if 'train.py' in w) :]]
     words = [word for word in words if word != 'python']
     name = Path(words[0]).stem
     module = tool(name)

@@ -1,4 +1,5 @@
 """The embedded data set: exact annotations, a clean split, and no accident with a user's folder."""
+
 import importlib.util
 import json
 import socket
@@ -56,11 +57,15 @@ def ade_files(root: Path, split: str, image: dict) -> tuple[Path, Path]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob('*') if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob('*')
+        if path.is_file()
+    }
 
 
 # ---- what is in it ------------------------------------------------------------------------------
+
 
 def test_boxes_and_areas_are_those_of_the_masks(root):
     for _, _, own, masks in images_and_masks(root):
@@ -95,8 +100,12 @@ def test_both_layouts_hold_the_same_images(root):
 
 def test_every_file_is_accounted_for(root):
     per_image = 3  # two jpg, one png
-    fixed = {'SOURCES.md', 'sample.json', 'ade/ADEChallengeData2016/objectInfo150.txt',
-             *(f'coco/annotations/instances_{split}2017.json' for split in SPLITS)}
+    fixed = {
+        'SOURCES.md',
+        'sample.json',
+        'ade/ADEChallengeData2016/objectInfo150.txt',
+        *(f'coco/annotations/instances_{split}2017.json' for split in SPLITS),
+    }
     files = set(contents(root))
     assert fixed <= files
     assert len(files) == len(fixed) + per_image * sum(COUNTS.values())
@@ -119,8 +128,9 @@ def test_object_info_lists_background_and_digits(root):
     assert [row[5] for row in rows] == ['background', *tool.NAMES]
     assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=1e-3)
     assert rows[0][2:4] == [str(COUNTS[split]) for split in SPLITS]
-    with_three = {a['image_id'] for a in annotations(root, 'train')['annotations']
-                  if a['category_id'] == 4}
+    with_three = {
+        a['image_id'] for a in annotations(root, 'train')['annotations'] if a['category_id'] == 4
+    }
     assert rows[4][2] == str(len(with_three))
 
 
@@ -133,8 +143,7 @@ def test_splits_share_no_scan_and_no_photograph(root):
         for annotation in content['annotations']:
             assert labels[annotation['scan']] == annotation['category_id'] - 1
     assert not scans['train'] & scans['val']
-    assert photographs == {'train': {'astronaut', 'coffee', 'rocket'},
-                           'val': {'chelsea', 'retina'}}
+    assert photographs == {'train': {'astronaut', 'coffee', 'rocket'}, 'val': {'chelsea', 'retina'}}
 
 
 def test_split_of_the_scans_is_whole_and_even():
@@ -146,8 +155,13 @@ def test_split_of_the_scans_is_whole_and_even():
 
 
 def test_sizes_vary(root):
-    sizes = np.array([(image['width'], image['height'])
-                      for split in SPLITS for image in annotations(root, split)['images']])
+    sizes = np.array(
+        [
+            (image['width'], image['height'])
+            for split in SPLITS
+            for image in annotations(root, split)['images']
+        ]
+    )
     assert len(np.unique(sizes, axis=0)) > 0.9 * len(sizes)
     assert 128 <= sizes.min(axis=1).min() < 150 and 200 < sizes.min(axis=1).max() <= 224
     assert 280 < sizes.max() <= 320
@@ -174,7 +188,7 @@ def test_digits_stand_out_from_what_is_around_them(root):
         ground = np.sum(masks, axis=0) == 0
         for annotation, mask in zip(own, masks, strict=True):
             x, y, width, height = annotation['bbox']
-            box = np.s_[y:y + height, x:x + width]
+            box = np.s_[y : y + height, x : x + width]
             around = pixels[box][ground[box]]
             if len(around) > 20:  # a straight one can fill its box
                 difference.append(np.linalg.norm(pixels[mask == 1].mean(0) - around.mean(0)))
@@ -186,13 +200,28 @@ def pictures() -> list:
     """Forty images with three to six digits, with what the tool knows of each digit."""
     data = load_digits()
     photographs = {name: tool.load_photograph(name) for name in ('coffee', 'rocket')}
-    return [tool.draw_picture(np.random.default_rng(seed), photographs, np.arange(100),
-                              data.images, data.target, (3, 6), 1.0) for seed in range(40)]
+    return [
+        tool.draw_picture(
+            np.random.default_rng(seed),
+            photographs,
+            np.arange(100),
+            data.images,
+            data.target,
+            (3, 6),
+            1.0,
+        )
+        for seed in range(40)
+    ]
 
 
 def test_some_digits_are_partly_hidden_and_none_is_lost(pictures):
-    visible = np.array([np.count_nonzero(instance.visible) / instance.area
-                        for picture in pictures for instance in picture.instances])
+    visible = np.array(
+        [
+            np.count_nonzero(instance.visible) / instance.area
+            for picture in pictures
+            for instance in picture.instances
+        ]
+    )
     assert 0.05 < np.mean(visible < 1) < 0.35
     assert visible.min() >= 0.4
 
@@ -205,7 +234,7 @@ def test_the_last_digit_is_whole(pictures):
 def read_digit(mask: np.ndarray, scans: np.ndarray, labels: np.ndarray) -> int:
     """The label of the scan that looks most like a mask brought back to 8x8."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    ink = mask[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
+    ink = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     margin = max(0, ink.shape[0] - ink.shape[1])
     square = np.pad(ink, ((0, 0), (margin // 2, margin - margin // 2))).astype(np.float32)
     small = np.asarray(Image.fromarray(square).resize((8, 8), Image.Resampling.BOX)) * 16
@@ -215,9 +244,12 @@ def read_digit(mask: np.ndarray, scans: np.ndarray, labels: np.ndarray) -> int:
 def test_painted_digits_are_read_as_what_they_are(pictures):
     data = load_digits()
     # Read by comparison with scans that none of the pictures was made from.
-    right = [read_digit(instance.visible, data.images[100:], data.target[100:]) == instance.label
-             for picture in pictures for instance in picture.instances
-             if np.count_nonzero(instance.visible) == instance.area]
+    right = [
+        read_digit(instance.visible, data.images[100:], data.target[100:]) == instance.label
+        for picture in pictures
+        for instance in picture.instances
+        if np.count_nonzero(instance.visible) == instance.area
+    ]
     assert len(right) > 100
     assert np.mean(right) > 0.75  # this simple reader gets 0.84, and 0.29 if they are mirrored
 
@@ -242,6 +274,7 @@ def test_sources_name_every_author_and_count(root):
 
 
 # ---- reproducible -------------------------------------------------------------------------------
+
 
 def test_same_arguments_same_files(root, tmp_path):
     tool.make_sample_dataset(tmp_path / 'again', **COUNTS)
@@ -420,11 +453,26 @@ def test_a_second_run_waits_and_uses_what_the_first_made(tmp_path, monkeypatch):
 
 # ---- what users get wrong -----------------------------------------------------------------------
 
-@pytest.mark.parametrize('argv', [
-    ['--train', 0], ['--val', -1], ['--train', 'many'], ['--scale', 0], ['--scale', 'nan'],
-    ['--scale', 100], ['--digits', 3, 2], ['--digits', 0, 2], ['--digits', 1, 13], ['--digits', 1],
-    ['--seed', -1], ['--seed', 2**32], ['--colour', 'red'],
-], ids=lambda argv: ' '.join(map(str, argv)))
+
+@pytest.mark.parametrize(
+    'argv',
+    [
+        ['--train', 0],
+        ['--val', -1],
+        ['--train', 'many'],
+        ['--scale', 0],
+        ['--scale', 'nan'],
+        ['--scale', 100],
+        ['--digits', 3, 2],
+        ['--digits', 0, 2],
+        ['--digits', 1, 13],
+        ['--digits', 1],
+        ['--seed', -1],
+        ['--seed', 2**32],
+        ['--colour', 'red'],
+    ],
+    ids=lambda argv: ' '.join(map(str, argv)),
+)
 def test_bad_arguments_are_one_line(tmp_path, capsys, argv):
     refusal(capsys, [tmp_path / 'sample', *argv])
     assert list(tmp_path.iterdir()) == []
@@ -449,8 +497,9 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys, monkeypatch):
 
 def test_as_a_command_from_any_folder(tmp_path):
     def run(*argv: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, TOOL, *argv], cwd=tmp_path, text=True,
-                              capture_output=True, timeout=60)
+        return subprocess.run(
+            [sys.executable, TOOL, *argv], cwd=tmp_path, text=True, capture_output=True, timeout=60
+        )
 
     good = run('here', *SMALL)
     assert good.returncode == 0 and good.stdout.count('\n') == 1

@@ -17,6 +17,7 @@ the same files, and a smaller set is the beginning of a larger one with the same
     python tools/make_sample_dataset.py                      # 1200 + 100 images in data/sample
     python tools/make_sample_dataset.py FOLDER --train 50 --val 10 --seed 1
 """
+
 import argparse
 import colorsys
 import contextlib
@@ -73,6 +74,7 @@ Window = tuple[slice, slice]  # rows and columns of an image
 @dataclass(frozen=True)
 class Photograph:
     """A photograph of skimage.data and what scikit-image's documentation says about it."""
+
     split: str
     title: str
     author: str
@@ -81,12 +83,14 @@ class Photograph:
 
 PHOTOGRAPHS = {
     'astronaut': Photograph('train', 'Eileen Collins', 'NASA', 'public domain'),
-    'coffee': Photograph('train', 'Coffee cup, courtesy of Pikolo Espresso Bar',
-                         'Rachel Michetti', 'CC0 1.0'),
+    'coffee': Photograph(
+        'train', 'Coffee cup, courtesy of Pikolo Espresso Bar', 'Rachel Michetti', 'CC0 1.0'
+    ),
     'rocket': Photograph('train', 'Launch of DSCOVR on Falcon 9', 'SpaceX', 'public domain'),
     'chelsea': Photograph('val', 'Chelsea the cat', 'Stefan van der Walt', 'CC0 1.0'),
-    'retina': Photograph('val', 'Fundus photograph of a normal left eye',
-                         'Mikael Häggström', 'CC0 1.0'),
+    'retina': Photograph(
+        'val', 'Fundus photograph of a normal left eye', 'Mikael Häggström', 'CC0 1.0'
+    ),
 }
 
 
@@ -101,6 +105,7 @@ class Instance:
         area: pixels it had before anything hid it.
         colour: (3,) from 0 to 255.
     """
+
     scan: int
     label: int
     visible: np.ndarray
@@ -111,6 +116,7 @@ class Instance:
 @dataclass
 class Picture:
     """One image of the data set: (H, W, 3) uint8 pixels, whose photograph, and its digits."""
+
     pixels: np.ndarray
     photograph: str
     instances: list[Instance]
@@ -119,6 +125,7 @@ class Picture:
 @dataclass
 class Tally:
     """What was written for one split, counted for SOURCES.md and objectInfo150.txt."""
+
     images: int = 0
     instances: int = 0
     overlapped: int = 0
@@ -127,6 +134,7 @@ class Tally:
 
 
 # ---- one digit ----------------------------------------------------------------------------------
+
 
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
     """Enlarges an 8x8 scan to a smooth stroke, cut to its ink.
@@ -148,11 +156,12 @@ def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -
     # The enlarged scan falls off over about a cell; a stroke's edge is sharp within two pixels.
     ink = np.clip((np.asarray(paper) - 0.42) * max(1.5, 0.7 * cell) + 0.5, 0, 1)
     rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
-    return ink[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
-def readable_colour(rng: np.random.Generator, under: np.ndarray,
-                    others: list[np.ndarray]) -> np.ndarray:
+def readable_colour(
+    rng: np.random.Generator, under: np.ndarray, others: list[np.ndarray]
+) -> np.ndarray:
     """A random saturated colour that stands out from nearly all of `under` and all of `others`.
 
     Args:
@@ -165,19 +174,24 @@ def readable_colour(rng: np.random.Generator, under: np.ndarray,
     step = max(1, max(under.shape[:2]) // 16)  # 16 x 16 pixels say enough about the ground
     ground = under[::step, ::step].reshape(-1, 3)
     # Drawn in HSV for even hues, compared in CIELAB, where distances are those that the eye sees.
-    candidates = np.array([colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.7, 1), value)
-                           for value in rng.uniform(0.25, 1, 24)])
+    candidates = np.array(
+        [
+            colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.7, 1), value)
+            for value in rng.uniform(0.25, 1, 24)
+        ]
+    )
     weights = (1, 0.5, 0.5)  # strokes are told from the ground by lightness more than by colour
     around = rgb2lab(np.concatenate([ground, *(other[None] for other in others)]) / 255)
     distance = np.linalg.norm((rgb2lab(candidates)[:, None] - around) * weights, axis=-1)
-    contrast = np.percentile(distance[:, :len(ground)], 10, axis=1)
-    contrast = np.minimum(contrast, distance[:, len(ground):].min(axis=1, initial=np.inf))
+    contrast = np.percentile(distance[:, : len(ground)], 10, axis=1)
+    contrast = np.minimum(contrast, distance[:, len(ground) :].min(axis=1, initial=np.inf))
     enough = np.flatnonzero(contrast >= CONTRAST)
     return 255 * candidates[enough[0] if len(enough) else contrast.argmax()]
 
 
-def random_window(rng: np.random.Generator, shape: tuple[int, int], room: tuple[int, int],
-                  over: Instance | None) -> Window | None:
+def random_window(
+    rng: np.random.Generator, shape: tuple[int, int], room: tuple[int, int], over: Instance | None
+) -> Window | None:
     """A place for a digit of `shape` in an image of `room`, at `over` where one is given.
 
     None means that it does not fit there.
@@ -194,8 +208,13 @@ def random_window(rng: np.random.Generator, shape: tuple[int, int], room: tuple[
     return slice(top, top + shape[0]), slice(left, left + shape[1])
 
 
-def place(rng: np.random.Generator, scan: np.ndarray, instances: list[Instance],
-          room: tuple[int, int], scale: float) -> tuple[np.ndarray, Window] | None:
+def place(
+    rng: np.random.Generator,
+    scan: np.ndarray,
+    instances: list[Instance],
+    room: tuple[int, int],
+    scale: float,
+) -> tuple[np.ndarray, Window] | None:
     """Finds a size and a place for a scan among the digits that are there.
 
     Returns:
@@ -233,6 +252,7 @@ def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> 
 
 # ---- one image ----------------------------------------------------------------------------------
 
+
 def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
     """Width and height of an image, upright or lying."""
     short = rng.uniform(*SHORT_SIDE)
@@ -241,8 +261,9 @@ def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
     return size if rng.random() < 0.5 else size[::-1]
 
 
-def random_crop(rng: np.random.Generator, photograph: Image.Image,
-                size: tuple[int, int]) -> np.ndarray:
+def random_crop(
+    rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
+) -> np.ndarray:
     """A crop of the photograph at a random place and zoom, brought to `size`, perhaps mirrored.
 
     Returns:
@@ -252,16 +273,23 @@ def random_crop(rng: np.random.Generator, photograph: Image.Image,
     width, height = size[0] * zoom, size[1] * zoom
     left = rng.uniform(0, photograph.width - width)
     top = rng.uniform(0, photograph.height - height)
-    crop = photograph.resize(size, Image.Resampling.BICUBIC,
-                             box=(left, top, left + width, top + height))
+    crop = photograph.resize(
+        size, Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
+    )
     if rng.random() < 0.5:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.array(crop, np.float32)
 
 
-def draw_picture(rng: np.random.Generator, photographs: dict[str, Image.Image],
-                 scans: np.ndarray, images: np.ndarray, labels: np.ndarray,
-                 digits: tuple[int, int], scale: float) -> Picture:
+def draw_picture(
+    rng: np.random.Generator,
+    photographs: dict[str, Image.Image],
+    scans: np.ndarray,
+    images: np.ndarray,
+    labels: np.ndarray,
+    digits: tuple[int, int],
+    scale: float,
+) -> Picture:
     """Draws one image of the data set.
 
     Args:
@@ -281,20 +309,26 @@ def draw_picture(rng: np.random.Generator, photographs: dict[str, Image.Image],
             if placed is None:
                 continue
             ink, window = placed
-            colour = paint(rng, canvas[window], ink, [
-                earlier.colour for earlier in instances if earlier.visible[window].any()])
+            colour = paint(
+                rng,
+                canvas[window],
+                ink,
+                [earlier.colour for earlier in instances if earlier.visible[window].any()],
+            )
             mask = np.zeros(canvas.shape[:2], bool)
             mask[window] = ink >= 0.5
             for earlier in instances:
                 earlier.visible &= ~mask
             instances.append(
-                Instance(scan, int(labels[scan]), mask, np.count_nonzero(mask), colour))
+                Instance(scan, int(labels[scan]), mask, np.count_nonzero(mask), colour)
+            )
         if len(instances) >= digits[0]:  # else the image was too small for the crowd: another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
 
 
-def paint(rng: np.random.Generator, ground: np.ndarray, ink: np.ndarray,
-          others: list[np.ndarray]) -> np.ndarray:
+def paint(
+    rng: np.random.Generator, ground: np.ndarray, ink: np.ndarray, others: list[np.ndarray]
+) -> np.ndarray:
     """Blends a digit into `ground`, in place, and returns its colour.
 
     Args:
@@ -310,18 +344,27 @@ def paint(rng: np.random.Generator, ground: np.ndarray, ink: np.ndarray,
 
 # ---- annotations --------------------------------------------------------------------------------
 
+
 def coco_annotation(instance: Instance, image_id: int, annotation_id: int) -> dict:
     """The COCO record of an instance: tight box, area and mask of what is visible of it."""
     rle = coco_mask.encode(np.asfortranarray(instance.visible, np.uint8))
     rows = np.flatnonzero(instance.visible.any(1))
     columns = np.flatnonzero(instance.visible.any(0))
     return dict(
-        id=annotation_id, image_id=image_id, category_id=instance.label + 1, iscrowd=0,
-        bbox=[int(columns[0]), int(rows[0]),
-              int(columns[-1] - columns[0] + 1), int(rows[-1] - rows[0] + 1)],
+        id=annotation_id,
+        image_id=image_id,
+        category_id=instance.label + 1,
+        iscrowd=0,
+        bbox=[
+            int(columns[0]),
+            int(rows[0]),
+            int(columns[-1] - columns[0] + 1),
+            int(rows[-1] - rows[0] + 1),
+        ],
         area=int(np.count_nonzero(instance.visible)),
         segmentation=dict(size=list(rle['size']), counts=rle['counts'].decode('ascii')),
-        scan=instance.scan)
+        scan=instance.scan,
+    )
 
 
 def semantic_map(picture: Picture) -> np.ndarray:
@@ -335,9 +378,14 @@ def semantic_map(picture: Picture) -> np.ndarray:
 def coco_file(images: list[dict], annotations: list[dict]) -> str:
     """The text of an instances_*2017.json."""
     categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
-    return json.dumps(dict(
-        info=dict(description='Handwritten digits on photographs; see SOURCES.md'),
-        images=images, annotations=annotations, categories=categories))
+    return json.dumps(
+        dict(
+            info=dict(description='Handwritten digits on photographs; see SOURCES.md'),
+            images=images,
+            annotations=annotations,
+            categories=categories,
+        )
+    )
 
 
 def object_info(tallies: dict[str, Tally]) -> str:
@@ -355,10 +403,14 @@ def sources(arguments: dict, tallies: dict[str, Tally], scans: dict[str, np.ndar
     """The text of SOURCES.md."""
     photographs = '\n'.join(
         f'| `skimage.data.{name}` | {photo.title} | {photo.author} | {photo.licence} '
-        f'| {photo.split} |' for name, photo in PHOTOGRAPHS.items())
+        f'| {photo.split} |'
+        for name, photo in PHOTOGRAPHS.items()
+    )
     counts = '\n'.join(
         f'| {split} | {tally.images} | {tally.instances} | {tally.overlapped} '
-        f'| {len(scans[split])} |' for split, tally in tallies.items())
+        f'| {len(scans[split])} |'
+        for split, tally in tallies.items()
+    )
     return f"""\
 # Sources
 
@@ -394,11 +446,14 @@ def command_of(arguments: dict) -> str:
     """The command line that gives these arguments."""
     options = ' '.join(
         f'--{name} ' + (' '.join(map(str, value)) if isinstance(value, list) else str(value))
-        for name, value in arguments.items() if name != 'format')
+        for name, value in arguments.items()
+        if name != 'format'
+    )
     return f'python tools/make_sample_dataset.py {options}'
 
 
 # ---- the data set -------------------------------------------------------------------------------
+
 
 def load_photograph(name: str) -> Image.Image:
     """A photograph from inside scikit-image's wheel."""
@@ -407,16 +462,20 @@ def load_photograph(name: str) -> Image.Image:
 
 def split_scans(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """Indices of the scans of each split, every class in the same proportion."""
-    train, val = train_test_split(np.arange(len(labels)), test_size=VAL_SCANS,
-                                  random_state=seed, stratify=labels)
+    train, val = train_test_split(
+        np.arange(len(labels)), test_size=VAL_SCANS, random_state=seed, stratify=labels
+    )
     return dict(train=train, val=val)
 
 
 def image_paths(split: str, index: int) -> tuple[str, str, str]:
     """COCO image, ADE image and ADE map number `index` (from 1), relative to the root."""
     name = f'ADE_{split}_{index:08d}'
-    return (f'coco/{split}2017/{index:012d}.jpg', f'{ADE}/images/{ADE_SPLITS[split]}/{name}.jpg',
-            f'{ADE}/annotations/{ADE_SPLITS[split]}/{name}.png')
+    return (
+        f'coco/{split}2017/{index:012d}.jpg',
+        f'{ADE}/images/{ADE_SPLITS[split]}/{name}.jpg',
+        f'{ADE}/annotations/{ADE_SPLITS[split]}/{name}.png',
+    )
 
 
 def annotation_path(split: str) -> str:
@@ -455,8 +514,15 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
     for index, picture in enumerate(pictures, 1):
         classes = write_picture(folder, split, index, picture)
         height, width = classes.shape
-        images.append(dict(id=index, file_name=Path(image_paths(split, index)[0]).name,
-                           height=height, width=width, photograph=picture.photograph))
+        images.append(
+            dict(
+                id=index,
+                file_name=Path(image_paths(split, index)[0]).name,
+                height=height,
+                width=width,
+                photograph=picture.photograph,
+            )
+        )
         for instance in picture.instances:
             annotations.append(coco_annotation(instance, index, len(annotations) + 1))
             tally.overlapped += np.count_nonzero(instance.visible) < instance.area
@@ -471,13 +537,23 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
     """Draws the images of a split, one after another, from the scans with these indices."""
     digits = load_digits()
-    photographs = {name: load_photograph(name) for name, photograph in PHOTOGRAPHS.items()
-                   if photograph.split == split}
+    photographs = {
+        name: load_photograph(name)
+        for name, photograph in PHOTOGRAPHS.items()
+        if photograph.split == split
+    }
     for index in range(arguments[split]):
         # A generator of its own for each image: what one draws does not move the next.
         rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
-        yield draw_picture(rng, photographs, scans, digits.images, digits.target,
-                           arguments['digits'], arguments['scale'])
+        yield draw_picture(
+            rng,
+            photographs,
+            scans,
+            digits.images,
+            digits.target,
+            arguments['digits'],
+            arguments['scale'],
+        )
 
 
 def write_dataset(folder: Path, arguments: dict) -> None:
@@ -485,8 +561,13 @@ def write_dataset(folder: Path, arguments: dict) -> None:
     scans = split_scans(load_digits().target, arguments['seed'])
     tallies = {}
     for split in SPLITS:
-        pictures = tqdm(draw_pictures(split, arguments, scans[split]), f'{split:5}',
-                        arguments[split], unit='image', file=sys.stderr)
+        pictures = tqdm(
+            draw_pictures(split, arguments, scans[split]),
+            f'{split:5}',
+            arguments[split],
+            unit='image',
+            file=sys.stderr,
+        )
         tallies[split] = write_split(folder, split, pictures)
     (folder / OBJECT_INFO).write_text(object_info(tallies))
     (folder / 'SOURCES.md').write_text(sources(arguments, tallies, scans), encoding='utf-8')
@@ -494,6 +575,7 @@ def write_dataset(folder: Path, arguments: dict) -> None:
 
 
 # ---- the folder ---------------------------------------------------------------------------------
+
 
 def arguments_of(root: Path) -> dict | None:
     """The arguments of the data set at `root`, or None where this tool made none there."""
@@ -518,19 +600,28 @@ def is_there(root: Path, arguments: dict, force: bool) -> bool:
         return False
     made_with = arguments_of(root)
     if made_with is None:
-        raise FileExistsError(f'{root} holds files that this tool did not make; '
-                              'name another folder')
-    present = {path.relative_to(root).as_posix() for path in root.rglob('*')
-               if path.is_symlink() or not path.is_dir()}
+        raise FileExistsError(
+            f'{root} holds files that this tool did not make; name another folder'
+        )
+    present = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob('*')
+        if path.is_symlink() or not path.is_dir()
+    }
     missing, foreign = all_paths(made_with) - present, sorted(present - all_paths(made_with))
     if force and foreign:
-        raise FileExistsError(f'{root} holds files that this tool did not make ({foreign[0]}); '
-                              'move them away or name another folder')
+        raise FileExistsError(
+            f'{root} holds files that this tool did not make ({foreign[0]}); '
+            'move them away or name another folder'
+        )
     if force:
         return False
     if made_with != arguments or missing:
-        what = (f'lacks {len(missing)} files of its data set' if made_with == arguments
-                else 'holds a data set of other arguments or of another version')
+        what = (
+            f'lacks {len(missing)} files of its data set'
+            if made_with == arguments
+            else 'holds a data set of other arguments or of another version'
+        )
         raise FileExistsError(f'{root} {what}; name another folder, or replace it with --force')
     return True
 
@@ -573,23 +664,30 @@ def workshop(root: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int],
-                    seed: int) -> None:
+def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int], seed: int) -> None:
     """Raises ValueError for what no data set can be made with."""
     if min(train, val) < 1:
         raise ValueError(f'train and val need an image each at least; got {train} and {val}')
     if not SCALES[0] <= scale <= SCALES[1]:
         raise ValueError(f'scale is from {SCALES[0]} to {SCALES[1]}; got {scale}')
     if not 1 <= digits[0] <= digits[1] <= MAX_DIGITS:
-        raise ValueError(f'digits is two numbers from 1 to {MAX_DIGITS}, the smaller one first; '
-                         f'got {digits[0]} {digits[1]}')
+        raise ValueError(
+            f'digits is two numbers from 1 to {MAX_DIGITS}, the smaller one first; '
+            f'got {digits[0]} {digits[1]}'
+        )
     if not 0 <= seed < 2**32:
         raise ValueError(f'seed is from 0 to {2**32 - 1}; got {seed}')
 
 
-def make_sample_dataset(root: str | Path, train: int = 1200, val: int = 100, scale: float = 1.0,
-                        digits: tuple[int, int] = (1, 6), seed: int = 0,
-                        force: bool = False) -> bool:
+def make_sample_dataset(
+    root: str | Path,
+    train: int = 1200,
+    val: int = 100,
+    scale: float = 1.0,
+    digits: tuple[int, int] = (1, 6),
+    seed: int = 0,
+    force: bool = False,
+) -> bool:
     """Makes the data set at `root`, whole or not at all.
 
     Args:
@@ -606,8 +704,9 @@ def make_sample_dataset(root: str | Path, train: int = 1200, val: int = 100, sca
     """
     check_arguments(train, val, scale, digits, seed)
     root = Path(root).expanduser().resolve()
-    arguments = dict(format=FORMAT, train=train, val=val, scale=float(scale),
-                     digits=list(digits), seed=seed)
+    arguments = dict(
+        format=FORMAT, train=train, val=val, scale=float(scale), digits=list(digits), seed=seed
+    )
     if is_there(root, arguments, force):
         return False
     with workshop(root) as folder:
@@ -631,19 +730,30 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = Parser(prog=TOOL, description='Makes a small data set, in the layouts of COCO and of '
-                    'ADE20K, of handwritten digits on photographs. Needs no network.',
-                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('root', nargs='?', type=Path, default=DEFAULT_ROOT, metavar='ROOT',
-                        help='folder to make')
+    parser = Parser(
+        prog=TOOL,
+        description='Makes a small data set, in the layouts of COCO and of '
+        'ADE20K, of handwritten digits on photographs. Needs no network.',
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        'root', nargs='?', type=Path, default=DEFAULT_ROOT, metavar='ROOT', help='folder to make'
+    )
     parser.add_argument('--train', type=int, default=1200, metavar='N', help='training images')
     parser.add_argument('--val', type=int, default=100, metavar='N', help='validation images')
     parser.add_argument('--scale', type=float, default=1.0, help='factor on all sizes')
-    parser.add_argument('--digits', type=int, nargs=2, default=(1, 6), metavar=('MIN', 'MAX'),
-                        help=f'digits in an image, {MAX_DIGITS} at most')
+    parser.add_argument(
+        '--digits',
+        type=int,
+        nargs=2,
+        default=(1, 6),
+        metavar=('MIN', 'MAX'),
+        help=f'digits in an image, {MAX_DIGITS} at most',
+    )
     parser.add_argument('--seed', type=int, default=0, help='another seed, another data set')
-    parser.add_argument('--force', action='store_true',
-                        help='replace a data set that this tool made')
+    parser.add_argument(
+        '--force', action='store_true', help='replace a data set that this tool made'
+    )
     try:
         arguments = parser.parse_args(argv)
         made = make_sample_dataset(**vars(arguments))
@@ -657,8 +767,14 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f'\n{TOOL}: interrupted; nothing was written', file=sys.stderr)
         return 130
-    print(f'{arguments.root}: ' + (f'{arguments.train} + {arguments.val} images, made now' if made
-                                   else 'there already, made with the same arguments'))
+    print(
+        f'{arguments.root}: '
+        + (
+            f'{arguments.train} + {arguments.val} images, made now'
+            if made
+            else 'there already, made with the same arguments'
+        )
+    )
     return 0
 
 

@@ -93,7 +93,7 @@ class GlobalAttention(nn.Module):
         q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
         k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
         if inside is not None:
-            inside = inside[:, :: self.sr_ratio, :: self.sr_ratio].reshape(b, 1, 1, -1)
+            inside = some_key(inside[:, :: self.sr_ratio, :: self.sr_ratio].reshape(b, -1))
         x = attend(q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training)
         x = x.transpose(1, 2).reshape(b, h, w, c)
         return self.drop(self.proj(x))
@@ -155,10 +155,7 @@ class WindowAttention(nn.Module):
     def key_mask(self, inside: Tensor, batch: int) -> Tensor:
         """(B * windows, 1, 1, window^2), True where a token may be attended to."""
         mask = to_windows(pad_to_multiple(inside, self.window), self.window)[..., 0]
-        # A window that is wholly padding attends to itself: no token at all would give NaN.
-        mask = mask | ~mask.any(dim=1, keepdim=True)
-        mask = mask.repeat(batch // inside.shape[0], 1)
-        return mask[:, None, None]
+        return some_key(mask).repeat(batch // inside.shape[0], 1, 1, 1)
 
 
 class MLP(nn.Module):
@@ -242,6 +239,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     parts = [x.split(MAX_ATTENTION_BATCH) for x in (q, k, v)]
     parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_ATTENTION_BATCH))
     return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
+
+
+def some_key(mask: Tensor) -> Tensor:
+    """A mask of keys (B, keys) as `attend` takes it, with all keys where it has none.
+
+    What is wholly padding then attends to itself; attending to nothing would give NaN.
+    """
+    return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
 
 
 def pad_to_multiple(x: Tensor, size: int) -> Tensor:

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from mmdet.registry import MODELS as MMDET
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import DefaultScope
 from mmengine.runner import load_checkpoint
@@ -137,6 +138,25 @@ def test_offline(monkeypatch):
     monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
     with pytest.raises(ConnectionError, match='Offline.*model.safetensors of timm/some_model'):
         checkpoints.load_from_timm('timm://some_model')
+
+
+def test_published_custom_keys_reach_the_peg():
+    """In mmseg the PEG has another name: `pos_block` matches nothing there, and the PEG decays."""
+    model = CPVTPyramid('pcpvt_nano')
+    wrapper = build_optim_wrapper(
+        model,
+        dict(
+            optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+            paramwise_cfg=dict(
+                custom_keys={'pos_block': dict(decay_mult=0.0), 'norm': dict(decay_mult=0.0)}
+            ),
+        ),
+    )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = wrapper.optimizer.param_groups
+    spared = {names[id(p)] for g in groups for p in g['params'] if g['weight_decay'] == 0}
+    assert spared == {name for name in names.values() if 'pos_block' in name or 'norm' in name}
+    assert any('pos_block' in name for name in spared)
 
 
 def test_default_scope_is_untouched():

@@ -5,7 +5,7 @@ import torch
 from reference import randomize
 
 from cpvt_pyramid import layers
-from cpvt_pyramid.layers import PatchConv, WindowAttention
+from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
 
 
 @pytest.mark.parametrize('masked', [False, True])
@@ -45,6 +45,17 @@ def test_a_window_that_is_wholly_padding_gives_no_nan():
         out = attention.to(dtype)(x.to(dtype), inside)
         out.sum().backward()
         assert out.isfinite().all() and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize('sr_ratio', [1, 2])
+def test_an_image_that_is_wholly_padding_gives_no_nan(sr_ratio):
+    attention = randomize(GlobalAttention(8, 2, sr_ratio))
+    x = torch.randn(2, 6, 6, 8, requires_grad=True)
+    inside = torch.zeros(2, 6, 6, 1, dtype=torch.bool)
+    inside[0, :3, :3] = True
+    out = attention(x, inside)
+    out.sum().backward()
+    assert out.isfinite().all() and x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize('size', [1, 2, 4])

@@ -20,7 +20,9 @@ cache=${CPVT_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpvt_pyramid}
 
 # Done already with these very files? Then this costs a few milliseconds.
 stamp=$(cat requirements/*.txt tools/setup_env.sh setup.py | sha256sum)
-[ "$(cat .venv/complete 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}" ] && exit 0
+if [ "$(cat .venv/complete 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}" ]; then
+  .venv/bin/python -c '' 2>/dev/null && exit 0
+fi
 
 command -v "$python" >/dev/null || fail "no $python here; name a Python 3.11 with PYTHON=..."
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

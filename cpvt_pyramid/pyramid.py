@@ -67,6 +67,7 @@ class CPVTPyramid(nn.Module):
         self.arch = arch = find_arch(arch)
         check_options(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
+        self.in_channels = in_channels
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -127,9 +128,11 @@ class CPVTPyramid(nn.Module):
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
-        inside = None if valid is None else inside_of(valid, x)
+        return self.maps(image, None if valid is None else inside_of(valid, image))
 
+    def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
+        """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
+        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
         maps = []
         for patch_embed, (first, *rest), peg, norm in self.stages():
             x = self.drop(patch_embed(x, inside))
@@ -196,11 +199,11 @@ def check_rates(*rates: float) -> None:
         raise ValueError(f'drop rates {rates}; each from 0 up to, but not, 1')
 
 
-def inside_of(valid: Tensor, x: Tensor) -> Tensor:
-    """(B, H, W, 1), True where a pixel of x (B, H, W, C) belongs to its image."""
-    rows = torch.arange(x.shape[1], device=x.device)
-    columns = torch.arange(x.shape[2], device=x.device)
-    height, width = valid.to(x.device).unsqueeze(-1).unbind(1)  # (B, 1) each
+def inside_of(valid: Tensor, image: Tensor) -> Tensor:
+    """(B, H, W, 1), True where a pixel of a padded image (B, C, H, W) belongs to it."""
+    rows = torch.arange(image.shape[2], device=image.device)
+    columns = torch.arange(image.shape[3], device=image.device)
+    height, width = valid.to(image.device).unsqueeze(-1).unbind(1)  # (B, 1) each
     return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
 
 

@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = '\n'.join(blocks('bash')).splitlines()
-    inline = re.findall(r'`((?:make|python|tools/)[^`]*)`', README)
+    inline = re.findall(r'`((?:make|python|tools/)[^`\n]*)`', README)
     return [re.sub(r'\s*#.*', '', line) for line in [*lines, *inline] if line.strip()]
 
 

@@ -1,5 +1,5 @@
 # What every detection config runs with.
-custom_imports = dict(imports=['cpvt_pyramid.mm'])
+custom_imports = dict(imports=['cpvt_pyramid.mm.detection'])
 default_scope = 'mmdet'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),

@@ -1,5 +1,5 @@
 # What every segmentation config runs with.
-custom_imports = dict(imports=['cpvt_pyramid.mm'])
+custom_imports = dict(imports=['cpvt_pyramid.mm.segmentation'])
 default_scope = 'mmseg'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),

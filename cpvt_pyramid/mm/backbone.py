@@ -6,8 +6,10 @@ from typing import Any, Optional, Union
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
+from torch import Tensor
 
 from .. import pyramid
+from .valid_region import split_validity
 
 
 @MODELS.register_module()
@@ -27,6 +29,12 @@ class CPVTPyramid(pyramid.CPVTPyramid, BaseModule):
         super().__init__(*args, **options)
         self.init_cfg = copy.deepcopy(init_cfg)
         self.register_load_state_dict_post_hook(print_load_report)
+
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """As of the core class; `image` may have a validity channel (see `valid_region.py`)."""
+        if image.shape[1] == self.in_channels + 1:
+            return self.maps(*split_validity(image, self.in_channels))
+        return super().forward(image, valid)
 
 
 def print_load_report(module: CPVTPyramid, _keys: object) -> None:

@@ -2,7 +2,7 @@
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=dict(
-        type='SegDataPreProcessor',
+        type='ValidRegionSegDataPreProcessor',
         mean=[123.675, 116.28, 103.53],
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,

@@ -6,24 +6,15 @@ from mmdet.models.data_preprocessors import DetDataPreprocessor
 from mmengine.model import ImgDataPreprocessor
 from mmengine.registry import MODELS
 
-from .valid_region import with_validity
+from .valid_region import AppendsValidity
 
 
-class _StackWithValidity(ImgDataPreprocessor):
-    """Comes after DetDataPreprocessor in the order of bases, and so before its augmentations."""
-
-    valid_region = True
-
-    def forward(self, data: dict, training: bool = False) -> dict:
-        sizes = [image.shape[-2:] for image in data['inputs']]
-        data = super().forward(data, training)
-        if self.valid_region:
-            data['inputs'] = with_validity(data['inputs'], sizes)
-        return data
+class _Stack(AppendsValidity, ImgDataPreprocessor):
+    """Stands between DetDataPreprocessor and its base: before its batch augmentations."""
 
 
 @MODELS.register_module()
-class ValidRegionDetDataPreprocessor(DetDataPreprocessor, _StackWithValidity):
+class ValidRegionDetDataPreprocessor(DetDataPreprocessor, _Stack):
     """mmdet's DetDataPreprocessor, with the validity channel that `CPVTPyramid` reads.
 
     Args:

@@ -5,11 +5,11 @@ from typing import Any
 from mmengine.registry import MODELS
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
-from .valid_region import with_validity
+from .valid_region import AppendsValidity
 
 
 @MODELS.register_module()
-class ValidRegionSegDataPreProcessor(SegDataPreProcessor):
+class ValidRegionSegDataPreProcessor(AppendsValidity, SegDataPreProcessor):
     """mmseg's SegDataPreProcessor, with the validity channel that `CPVTPyramid` reads.
 
     Args:
@@ -21,10 +21,3 @@ class ValidRegionSegDataPreProcessor(SegDataPreProcessor):
     def __init__(self, *args: Any, valid_region: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
         self.valid_region = valid_region
-
-    def forward(self, data: dict, training: bool = False) -> dict:
-        sizes = [image.shape[-2:] for image in data['inputs']]
-        data = super().forward(data, training)
-        if self.valid_region:
-            data['inputs'] = with_validity(data['inputs'], sizes)
-        return data

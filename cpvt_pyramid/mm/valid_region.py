@@ -12,6 +12,19 @@ import torch
 from torch import Tensor
 
 
+class AppendsValidity:
+    """Mixed into a data preprocessor, before the class whose `forward` pads and stacks."""
+
+    valid_region = True
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        sizes = [image.shape[-2:] for image in data['inputs']]
+        data = super().forward(data, training)
+        if self.valid_region:
+            data['inputs'] = with_validity(data['inputs'], sizes)
+        return data
+
+
 def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     """The images with their validity channel, if any of them is padded.
 

@@ -50,15 +50,22 @@ class PatchEmbed(nn.Module):
         in_channels: channels of the input.
         dim: channels of the tokens.
         size: side of a patch.
+        drop: dropout on the tokens.
     """
 
-    def __init__(self, in_channels: int, dim: int, size: int) -> None:
+    def __init__(self, in_channels: int, dim: int, size: int, drop: float = 0.0) -> None:
         super().__init__()
+        self.size = size
         self.proj = PatchConv(in_channels, dim, size)
         self.norm = nn.LayerNorm(dim)  # eps 1e-5 here and in GlobalAttention, as published
+        self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
-        return self.norm(self.proj(x, inside))
+    def forward(
+        self, x: Tensor, inside: Optional[Tensor] = None
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """The tokens, and which of them are `inside`."""
+        x = self.drop(self.norm(self.proj(x, inside)))
+        return x, None if inside is None else inside[:, :: self.size, :: self.size]
 
 
 class GlobalAttention(nn.Module):

@@ -96,9 +96,9 @@ class CPVTPyramid(nn.Module):
 
         dims = arch.dims[:used]
         self.patch_embeds = nn.ModuleList(
-            map(PatchEmbed, (in_channels, *dims[:-1]), dims, PATCH_SIZES)
+            PatchEmbed(*shape, drop_rate)
+            for shape in zip((in_channels, *dims[:-1]), dims, PATCH_SIZES)
         )
-        self.drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(
             nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
             for stage in range(used)
@@ -133,19 +133,16 @@ class CPVTPyramid(nn.Module):
     def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
         """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
         x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
-        maps = []
+        out = []
         for patch_embed, (first, *rest), peg, norm in self.stages():
-            x = self.drop(patch_embed(x, inside))
-            if inside is not None:
-                size = patch_embed.proj.kernel_size[0]
-                inside = inside[:, ::size, ::size]
+            x, inside = patch_embed(x, inside)
             x = self.run(first, x, inside)
             x = peg(x, inside)
             for block in rest:
                 x = self.run(block, x, inside)
             x = norm(x)
-            maps.append(x if inside is None else x.masked_fill(~inside, 0))
-        return tuple(maps[i].permute(0, 3, 1, 2) for i in self.out_indices)
+            out.append(x if inside is None else x.masked_fill(~inside, 0))
+        return tuple(out[i].permute(0, 3, 1, 2) for i in self.out_indices)
 
     def run(self, block: Block, x: Tensor, inside: Optional[Tensor]) -> Tensor:
         if self.with_cp and self.training and torch.is_grad_enabled():

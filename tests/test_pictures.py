@@ -347,13 +347,13 @@ val_dataloader = dict(
 @pytest.fixture(scope='module', params=['mmdet', 'mmseg'])
 def trained(request, sample_dataset, tmp_path_factory) -> tuple[str, Path, Path]:
     """A scope, a config and the checkpoint of a model with weights at random."""
-    from cpvt_pyramid.mm.launch import load_config
+    from cpvt_pyramid.mm.launch import build_model, load_config
 
     folder = tmp_path_factory.mktemp(request.param)
     text = {'mmdet': DETECTION, 'mmseg': SEGMENTATION}[request.param]
     config, checkpoint = folder / 'tiny.py', folder / 'epoch_1.pth'
     config.write_text(text.replace('{root}', str(sample_dataset)).replace('{digits}', str(DIGITS)))
-    model, _ = contact_sheet.build(load_config(config), 'cpu')
+    model = build_model(load_config(config), 'cpu')
     torch.save({'state_dict': model.state_dict(), 'meta': {}}, checkpoint)
     return request.param, config, checkpoint
 

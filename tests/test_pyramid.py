@@ -1,5 +1,6 @@
 """The pyramid against the slow version, against timm's Twins, and one contract for all variants."""
 
+import copy
 import subprocess
 import sys
 
@@ -14,7 +15,9 @@ from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
 
 PUBLISHED = [name for name in ARCHS if name != 'pcpvt_nano']
 # Small enough to try many sizes on, and with every mechanism in it.
-TINY_SVT = Arch((8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7)
+TINY_SVT = Arch(
+    (8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7, stage_norm=True
+)
 
 
 # --- against the slow version ------------------------------------------------------------------
@@ -301,6 +304,19 @@ def test_unknown_arguments_fail():
     """Twins' registered variants swallow them, and with them drop_path_rate."""
     with pytest.raises(TypeError, match='drop_path'):
         CPVTPyramid('pcpvt_nano', drop_path=0.2)
+
+
+def test_a_copy_is_whole(tmp_path):
+    """As averaging of weights copies a model, and saving of whole models pickles it."""
+    model = randomize(CPVTPyramid(TINY_SVT)).eval()
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.save(model, tmp_path / 'model.pth')
+    pickled = torch.load(tmp_path / 'model.pth', weights_only=False)
+    for copied in (copy.deepcopy(model), pickled):
+        randomize(copied, seed=1)
+        assert torch.equal(model.state_dict()['norm_list.0.weight'], weights['norm_list.0.weight'])
+        copied.load_state_dict({f'module.{k}': v for k, v in weights.items()})
+        assert all(torch.equal(v, weights[k]) for k, v in copied.state_dict().items())
 
 
 def test_arch_from_a_dict():

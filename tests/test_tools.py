@@ -224,7 +224,8 @@ def train_until_killed(config: Path, *options: str, **fault: str) -> None:
     faulty = Path(f'faulty_{config.name}')
     faulty.write_text(
         f"_base_ = ['{config}']\n"
-        "custom_imports = dict(imports=['cpvt_pyramid.mm', 'faults'])\n"
+        'custom_imports = _base_.custom_imports\n'
+        "custom_imports['imports'].append('faults')\n"
         "custom_hooks = [dict(type='KillHook')]\n"
     )
     command = [sys.executable, TOOLS / 'train.py', faulty, '--work-dir', 'killed', *options]

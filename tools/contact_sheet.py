@@ -50,7 +50,7 @@ def contact_sheet(
     count = min(images, total)
     chosen = [(2 * i + 1) * total // (2 * count) for i in range(count)]  # evenly, not the ends
     title = f'{config.stem} on {count} of {total} validation images'
-    meta = prediction.dataset_meta(cfg, weights)
+    meta = prediction.dataset_meta(cfg, weights, 'val')
     colors = dict(zip(meta['classes'], meta['palette']))
     if cfg.default_scope == 'mmdet':
         title += f', boxes that score {score_thr:g} or more'

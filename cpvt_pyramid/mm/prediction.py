@@ -35,13 +35,13 @@ def read_image(path: Union[str, Path]) -> np.ndarray:
     return array
 
 
-def dataset_meta(cfg: Config, checkpoint: dict) -> dict:
-    """`classes`, as the checkpoint has them or else the config's test set, and their `palette`.
+def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
+    """`classes`, as the checkpoint has them or else the config's data set, and their `palette`.
 
     The palette is the one that the config or the kind of data set declares, or distinct colours;
     not the checkpoint's, because mmseg puts random colours there where none is declared.
     """
-    dataset = next(leaves(cfg.test_dataloader.dataset))
+    dataset = next(leaves(cfg[f'{split}_dataloader'].dataset))
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
         declared = {**registry.get(dataset.type).METAINFO, **dataset.get('metainfo', {})}
     trained = checkpoint.get('meta', {}).get('dataset_meta') or {}

@@ -20,7 +20,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['cpvt_pyramid*']),
-    python_requires='>=3.9',
+    python_requires='>=3.10',
     install_requires=['torch>=2.1'],
     extras_require={
         'mm': [

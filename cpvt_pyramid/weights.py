@@ -114,9 +114,10 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
         if CLASSIFIER.match(name) or (stage and int(stage[2]) >= stages):
             del theirs[name]
 
-    ours = {name: value.shape for name, value in nn.Module.state_dict(module).items()}
-    loaded = [name for name in ours if name in theirs and theirs[name].shape == ours[name]]
-    mismatched = [name for name in ours if name in theirs and theirs[name].shape != ours[name]]
+    ours = nn.Module.state_dict(module)
+    shared = [name for name in ours if name in theirs]
+    loaded = [name for name in shared if theirs[name].shape == ours[name].shape]
+    mismatched = [name for name in shared if theirs[name].shape != ours[name].shape]
     kept = [name for name in ours if name not in theirs]
     unused = [name for name in theirs if name not in ours]
     module.load_report = LoadReport(loaded, kept, unused, mismatched)
@@ -127,8 +128,7 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
         )
 
     if not any(name.startswith('norm_list.') for name in theirs):
-        own = nn.Module.state_dict(module)
-        theirs |= {name: own[name] for name in kept if name.startswith('norm_list.')}
+        theirs |= {name: ours[name] for name in kept if name.startswith('norm_list.')}
     for name in [name for name in state_dict if name.startswith(prefix)]:
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})

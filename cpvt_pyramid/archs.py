@@ -1,7 +1,8 @@
 """The published variants, a row each: what differs between them and nothing else.
 
-Sources: Twins (arXiv 2104.13840), tables 1 and 2 and the published code. PCPVT is the pyramid
-that the CPVT paper (arXiv 2102.10882) calls CPVTv2.
+Sources: PVT (arXiv 2102.12122), table 1; Twins (arXiv 2104.13840), tables 1 and 2; the published
+code of both. PCPVT is the pyramid that the CPVT paper (arXiv 2102.10882) calls CPVTv2: PVT with
+PEG in the place of the learned tables.
 """
 
 from typing import NamedTuple, Optional
@@ -17,9 +18,11 @@ class Arch(NamedTuple):
     sr_ratios: tuple[int, ...] = (8, 4, 2, 1)  # sub-sampling of the keys of global attention
     window: Optional[int] = None  # side of the windows of blocks 0, 2, 4, ...; None: all global
     stage_norm: bool = False  # a LayerNorm on each stage's output
+    position: str = 'peg'  # where position comes from, see `CPVTPyramid`
 
 
 _PCPVT = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
+_PVT = dict(**_PCPVT, position='learned')
 _SVT = dict(mlp_ratios=(4, 4, 4, 4), window=7, stage_norm=True)
 
 ARCHS = {
@@ -29,6 +32,11 @@ ARCHS = {
     'pcpvt_small': Arch(**_PCPVT, depths=(3, 4, 6, 3)),
     'pcpvt_base': Arch(**_PCPVT, depths=(3, 4, 18, 3)),
     'pcpvt_large': Arch(**_PCPVT, depths=(3, 8, 27, 3)),
+    # PVT, the first version
+    'pvt_tiny': Arch(**_PVT, depths=(2, 2, 2, 2)),
+    'pvt_small': Arch(**_PVT, depths=(3, 4, 6, 3)),
+    'pvt_medium': Arch(**_PVT, depths=(3, 4, 18, 3)),
+    'pvt_large': Arch(**_PVT, depths=(3, 8, 27, 3)),
     # Twins-SVT
     'svt_small': Arch((64, 128, 256, 512), (2, 4, 8, 16), depths=(2, 2, 10, 4), **_SVT),
     'svt_base': Arch((96, 192, 384, 768), (3, 6, 12, 24), depths=(2, 2, 18, 2), **_SVT),

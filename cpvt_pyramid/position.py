@@ -1,12 +1,56 @@
-"""Where position comes from: the PEG of CPVT (arXiv 2102.10882, section 3.2)."""
+"""Where position comes from: the PEG of CPVT (arXiv 2102.10882) and what it is compared with.
 
-from typing import Optional
+Every encoding is a module that takes tokens (B, H, W, C) and `inside` (see `layers.py`), and
+returns the tokens with their position added.
+"""
 
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, Union
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+POSITIONS = ('peg', 'learned', 'sincos', 'none')
+CONVS = ('depthwise', 'separable', 'dense')
+
+
+class PEG(NamedTuple):
+    """Where PEG stands and what it is made of; the defaults are those of CPVTv2 and Twins.
+
+    The figures are the CPVT paper's, top-1 of DeiT-tiny on ImageNet (sections 4.2 to 4.5 and
+    appendix): 68.2 without position, 72.2 with a learned table.
+    """
+
+    # Blocks that a PEG follows; -1: before the first; 'all': each.
+    # -1: 70.6; 0: 72.4; 3: about 72.4; (0, 1, 2, 3, 4, 5), the paper's main model: 73.4
+    after: Union[int, str, Sequence[int]] = (0,)
+    kernel_size: int = 3  # 27 at -1: 72.5
+    # 'depthwise'; 'separable': with a 1x1 convolution behind it; 'dense': over all channels.
+    # The control, dense and kernel_size 1 after each of the twelve blocks: 68.6
+    conv: str = 'depthwise'
+    layers: int = 1  # PEGs in a row; four of them, separable: 72.9
+    zero_padding: bool = True  # False: the border is repeated instead, so that it is not seen. 70.5
+    frozen: bool = False  # as drawn at random, never trained: 71.3
+    qk_only: bool = False  # for queries and keys alone (columnar model): 71.3
+    # Start at zero, so that PEGs added to a pretrained model change nothing until they train.
+    zero_init: bool = False
+
+    def indices(self, depth: int) -> list[int]:
+        """The blocks, of a sequence of so many, that a PEG follows; -1 is before the first."""
+        if self.after == 'all':
+            return list(range(depth))
+        after = [self.after] if isinstance(self.after, int) else self.after
+        return [i for i in range(-1, depth) if i in after]
+
+    def build(self, dim: int) -> 'PosCNN':
+        """One PEG for tokens of so many channels."""
+        return PosCNN(dim, self.kernel_size, 1, self.conv, self.layers, self.zero_padding)
 
 
 class PosCNN(nn.Module):
-    """Positional Encoding Generator: a zero-padded depthwise convolution, added to the tokens.
+    """Positional Encoding Generator (CPVT, section 3.2): a zero-padded depthwise convolution,
+    added to the tokens.
 
     The zeros beyond the border are what absolute position is read from, so that the padding of
     a batch, too, must look like zeros: tokens that are not `inside` are set to zero first.
@@ -14,15 +58,167 @@ class PosCNN(nn.Module):
     Args:
         dim: channels of the tokens.
         kernel_size: side of the kernel, odd; the paper's is 3.
+        stride: of the convolution. More than 1 gives ceil(H / stride) x ceil(W / stride) tokens
+            of position alone: there is nothing of that size to add them to.
+        conv: 'depthwise', 'separable' or 'dense', see `PEG`.
+        layers: how many in a row, each added to what it was given.
+        zero_padding: False repeats the border of each image instead (CPVT, table 3).
     """
 
-    def __init__(self, dim: int, kernel_size: int = 3) -> None:
+    def __init__(
+        self,
+        dim: int,
+        kernel_size: int = 3,
+        stride: int = 1,
+        conv: str = 'depthwise',
+        layers: int = 1,
+        zero_padding: bool = True,
+    ) -> None:
         super().__init__()
-        conv = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
-        self.proj = nn.Sequential(conv)  # a Sequential for the published name, proj.0
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f'PEG with kernel_size={kernel_size}; an odd number')
+        if conv not in CONVS:
+            raise ValueError(f'PEG with conv={conv!r}; one of {", ".join(CONVS)}')
+        if layers < 1 or stride < 1 or (stride > 1 and layers > 1):
+            raise ValueError(f'PEG with layers={layers}, stride={stride}; 1 or more of one of them')
+        self.stride = stride
+        self.border = 0 if zero_padding else kernel_size // 2
+
+        def convolution() -> nn.Module:
+            shape = dict(kernel_size=kernel_size, stride=stride, padding=kernel_size // 2)
+            if self.border:
+                shape.update(padding=0)
+            if conv == 'dense':
+                return nn.Conv2d(dim, dim, **shape)
+            depthwise = nn.Conv2d(dim, dim, **shape, groups=dim)
+            if conv == 'depthwise':
+                return depthwise
+            return nn.Sequential(depthwise, nn.Conv2d(dim, dim, 1))
+
+        self.proj = nn.Sequential(*(convolution() for _ in range(layers)))  # proj.0, as published
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
         """Tokens (B, H, W, C) with their position added, in the same shape."""
-        if inside is not None:
-            x = x.masked_fill(~inside, 0)
-        return x + self.proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        for convolution in self.proj:
+            if self.border:
+                near = repeat_border(x, inside, self.border)
+            else:
+                near = x if inside is None else x.masked_fill(~inside, 0)
+            position = convolution(near.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            # What is padding needs no value of its own: whoever reads it masks it first.
+            x = position if self.stride > 1 else x + position
+        return x
+
+
+class LearnedPosition(nn.Module):
+    """A learned table, interpolated to the size of the map (ViT, DeiT, PVT).
+
+    In a padded batch each image has the table at its own size.
+
+    Args:
+        dim: channels of the tokens.
+        size: height and width of the table.
+        mode: of the interpolation; PVT's is bilinear, DeiT's bicubic.
+    """
+
+    def __init__(self, dim: int, size: tuple[int, int], mode: str = 'bilinear') -> None:
+        super().__init__()
+        self.mode = mode
+        self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        height, width = x.shape[1:3]
+        if inside is None:
+            return x + self.at(height, width)
+        tables = (
+            F.pad(self.at(h, w), (0, 0, 0, width - w, 0, height - h))
+            for h, w in zip(*(side.tolist() for side in sides(inside)))
+        )
+        return x + torch.cat(list(tables))
+
+    def at(self, height: int, width: int) -> Tensor:
+        """(1, height, width, C)."""
+        if (height, width) == self.table.shape[1:3]:
+            return self.table
+        table = self.table.permute(0, 3, 1, 2)
+        table = F.interpolate(table, (height, width), mode=self.mode, align_corners=False)
+        return table.permute(0, 2, 3, 1)
+
+
+class SinCosPosition(nn.Module):
+    """Sines and cosines of row and column, computed at the size of the map.
+
+    A quarter of the channels each for sine and cosine of the row, then of the column, at
+    wavelengths from 2 pi to 10,000 * 2 pi ("Attention is all you need", section 3.5, in 2-D).
+
+    Args:
+        dim: channels of the tokens, a multiple of 4.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        if dim % 4:
+            raise ValueError(f'2-D sines and cosines in {dim} channels; a multiple of 4')
+        self.dim = dim
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        height, width = x.shape[1:3]
+        quarter = self.dim // 4
+        frequency = 10_000 ** (-torch.arange(quarter, device=x.device) / quarter)
+        rows = torch.arange(height, device=x.device)[:, None] * frequency  # (H, C / 4)
+        columns = torch.arange(width, device=x.device)[:, None] * frequency  # (W, C / 4)
+        rows = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(-1, width, -1)
+        columns = torch.cat([columns.sin(), columns.cos()], dim=1)[None].expand(height, -1, -1)
+        return x + torch.cat([rows, columns], dim=2).to(x.dtype)
+
+
+class NoPosition(nn.Module):
+    """Tokens as they are: where an encoding could stand and none does."""
+
+    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        return x
+
+
+def parse_position(
+    position: str, peg: Union[PEG, dict, None], known: Sequence[str] = POSITIONS
+) -> tuple[str, Optional[PEG]]:
+    """The table or formula added before the first block, and the PEG, of a `position` argument.
+
+    Args:
+        position: one of `known`, or one with a PEG besides, as in 'learned+peg'.
+        peg: the PEG, or a dict of its fields; None: the published one.
+        known: what the model has.
+
+    Raises:
+        ValueError: an unknown name, or settings of a PEG where there is none.
+    """
+    before, _, after = position.partition('+')
+    if before not in known or after not in ('', 'peg') or (after and before in ('peg', 'none')):
+        raise ValueError(
+            f'unknown position {position!r}; one of {", ".join(known)}, or with a PEG besides, '
+            f"as in 'learned+peg'"
+        )
+    if 'peg' not in (before, after):
+        if peg:
+            raise ValueError(f'position={position!r} has no PEG, and peg={peg} sets one')
+        return before, None
+    peg = peg if isinstance(peg, PEG) else PEG(**(peg or {}))
+    return 'none' if before == 'peg' else before, peg
+
+
+def sides(inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Height and width, (B,) each, of the images in (B, H, W, 1)."""
+    return inside[:, :, 0, 0].sum(1), inside[:, 0, :, 0].sum(1)
+
+
+def repeat_border(x: Tensor, inside: Optional[Tensor], border: int) -> Tensor:
+    """(B, H + 2 border, W + 2 border, C): beyond its border, each image's nearest token."""
+    b, h, w, _ = x.shape
+    rows = torch.arange(-border, h + border, device=x.device).clamp(0, h - 1).expand(b, -1)
+    columns = torch.arange(-border, w + border, device=x.device).clamp(0, w - 1).expand(b, -1)
+    if inside is not None:
+        height, width = sides(inside)
+        rows = rows.minimum(height[:, None] - 1)
+        columns = columns.minimum(width[:, None] - 1)
+    batch = torch.arange(b, device=x.device)[:, None, None]
+    return x[batch, rows[:, :, None], columns[:, None]]

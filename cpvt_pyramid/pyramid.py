@@ -5,8 +5,8 @@ Shapes: B batch, H x W map, C channels. Tokens are (B, H, W, C); the maps that l
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Optional, Union
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,20 @@ from torch.utils.checkpoint import checkpoint
 
 from .archs import ARCHS, Arch
 from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention
-from .position import PosCNN
+from .position import PEG, LearnedPosition, NoPosition, SinCosPosition, parse_position
 from .weights import prepare_state_dict
 
 PATCH_SIZES = (4, 2, 2, 2)
+
+
+class Stage(NamedTuple):
+    """The parts of a stage, in the order in which the tokens meet them."""
+
+    patch_embed: nn.Module
+    position: nn.Module  # what is added before the first block: a table, or nothing
+    blocks: nn.ModuleList
+    pegs: list[nn.Module]  # before the first block, then after each; in CPVT only the second is one
+    norm: nn.Module
 
 
 class CPVTPyramid(nn.Module):
@@ -28,6 +38,13 @@ class CPVTPyramid(nn.Module):
 
     Args:
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
+        position: where position comes from: 'peg' (CPVT), 'learned' (a table for each stage,
+            interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or
+            'learned+peg', 'sincos+peg'. None: as published, 'learned' for PVT, else 'peg'.
+        peg: where PEG stands and what it is made of, a `PEG` or a dict of its fields. None: as
+            published. A stage that has fewer blocks has no PEG where there is no block.
+        pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
+            for each token.
         in_channels: channels of the image.
         out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
             are not built.
@@ -52,6 +69,9 @@ class CPVTPyramid(nn.Module):
         self,
         arch: Union[str, Arch, dict] = 'pcpvt_small',
         *,
+        position: Optional[str] = None,
+        peg: Union[PEG, dict, None] = None,
+        pretrain_img_size: int = 224,
         in_channels: int = 3,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         drop_rate: float = 0.0,
@@ -67,6 +87,11 @@ class CPVTPyramid(nn.Module):
         self.arch = arch = find_arch(arch)
         check_options(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
+        table, peg = parse_position(position or arch.position, peg)
+        if peg and peg.qk_only:
+            raise ValueError('peg.qk_only is of the columnar model, CPVT; the pyramid has none')
+        if peg and not any(peg.indices(depth) for depth in arch.depths):
+            raise ValueError(f"peg.after={peg.after!r}; indices of blocks from -1, or 'all'")
         self.in_channels = in_channels
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
@@ -103,18 +128,40 @@ class CPVTPyramid(nn.Module):
             nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
             for stage in range(used)
         )
-        self.pos_block = nn.ModuleList(PosCNN(dim) for dim in dims)
+        self.pos_embeds = nn.ModuleList(
+            position_table(table, dim, math.ceil(pretrain_img_size / stride))
+            for dim, stride in zip(dims, strides)
+        )
+        pegs = [
+            {str(i): peg.build(dim) for i in peg.indices(depth)} if peg else {}
+            for dim, depth in zip(dims, arch.depths)
+        ]
+        # The published PEG has a name to itself: the one after the first block of each stage.
+        self.pos_block = nn.ModuleList(of_stage.pop('0', NoPosition()) for of_stage in pegs)
+        self.more_pos_block = nn.ModuleList(nn.ModuleDict(of_stage) for of_stage in pegs)
+        self.no_position = NoPosition()
         self.norm_list = nn.ModuleList(
             nn.LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
         )
 
         self.apply(init_weights)
+        for parameter in (*self.pos_block.parameters(), *self.more_pos_block.parameters()):
+            if peg.zero_init:
+                nn.init.zeros_(parameter)
+            parameter.requires_grad_(not peg.frozen)
+        self.peg_starts_at_zero = bool(peg) and peg.zero_init
         self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
         self.train()
 
-    def stages(self) -> Iterator[tuple[nn.Module, nn.ModuleList, nn.Module, nn.Module]]:
-        """Patch embedding, blocks, PEG and norm of each stage."""
-        return zip(self.patch_embeds, self.blocks, self.pos_block, self.norm_list)
+    def stages(self) -> list[Stage]:
+        """The stages that are built."""
+        stages = []
+        for i, blocks in enumerate(self.blocks):
+            pegs = {'0': self.pos_block[i], **self.more_pos_block[i]}
+            pegs = [pegs.get(str(j), self.no_position) for j in range(-1, len(blocks))]
+            table, norm = self.pos_embeds[i], self.norm_list[i]
+            stages.append(Stage(self.patch_embeds[i], table, blocks, pegs, norm))
+        return stages
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image.
@@ -134,12 +181,11 @@ class CPVTPyramid(nn.Module):
         """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
         x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
         out = []
-        for patch_embed, (first, *rest), peg, norm in self.stages():
+        for patch_embed, position, blocks, (before, *pegs), norm in self.stages():
             x, inside = patch_embed(x, inside)
-            x = self.run(first, x, inside)
-            x = peg(x, inside)
-            for block in rest:
-                x = self.run(block, x, inside)
+            x = before(position(x, inside), inside)
+            for block, peg in zip(blocks, pegs):
+                x = peg(self.run(block, x, inside), inside)
             x = norm(x)
             out.append(x if inside is None else x.masked_fill(~inside, 0))
         return tuple(out[i].permute(0, 3, 1, 2) for i in self.out_indices)
@@ -151,14 +197,57 @@ class CPVTPyramid(nn.Module):
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)
-        for parts in list(self.stages())[: max(self.frozen_stages, 0)]:
-            for part in parts:
+        for stage in self.stages()[: max(self.frozen_stages, 0)]:
+            for part in (stage.patch_embed, stage.position, stage.blocks, *stage.pegs, stage.norm):
                 part.eval().requires_grad_(False)
         if self.norm_eval:
             for module in self.modules():
                 if isinstance(module, (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)):
                     module.eval()
         return self
+
+    def has_no_use_for(self, name: str) -> bool:
+        """Whether published checkpoints hold a tensor that this model leaves out: of a classifier
+        or of a stage that is not built."""
+        part, *rest = name.split('.')
+        if part in ('norm', 'head', 'cls_token', 'cls_pos'):
+            return True
+        return part in self._modules and rest[0].isdigit() and int(rest[0]) >= len(self.blocks)
+
+    def can_do_without(self, name: str) -> bool:
+        """Whether a tensor keeps its value when a checkpoint does not hold it: the stage norms of
+        SVT start as the identity, and so do PEGs that start at zero."""
+        part = name.split('.')[0]
+        is_peg = part in ('pos_block', 'more_pos_block')
+        return part == 'norm_list' or (is_peg and self.peg_starts_at_zero)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers as `layer_of` counts them, with one more for what follows the backbone."""
+        return sum(self.arch.depths) + 2
+
+    def layer_of(self, name: str) -> int:
+        """The depth of a parameter, for learning rates that grow layer by layer.
+
+        Args:
+            name: the parameter's name in this model.
+
+        Returns:
+            0 for the first patch embedding and its table, 1 for the first block and its PEG, and
+            so on; between the stages each part counts with the block before or behind it.
+        """
+        part, *rest = name.split('.')
+        stage = int(rest[0])
+        if part == 'blocks':
+            block = int(rest[1])
+        elif part == 'more_pos_block':
+            block = max(int(rest[1]), 0)
+        elif part == 'norm_list':
+            block = self.arch.depths[stage] - 1
+        else:  # patch_embeds, pos_embeds, pos_block
+            block = 0
+        in_stem = stage == 0 and part in ('patch_embeds', 'pos_embeds')
+        return 0 if in_stem else 1 + sum(self.arch.depths[:stage]) + block
 
 
 def find_arch(arch: Union[str, Arch, dict]) -> Arch:
@@ -189,6 +278,13 @@ def check_options(
         raise ValueError(f'frozen_stages={frozen_stages}; a number of stages from -1 to {stages}')
     if window_padding not in ('mask', 'zero'):
         raise ValueError(f"window_padding={window_padding!r}; 'mask' or 'zero'")
+
+
+def position_table(kind: str, dim: int, size: int) -> nn.Module:
+    """What is added before a stage's first block: 'learned', 'sincos' or 'none'."""
+    if kind == 'learned':
+        return LearnedPosition(dim, (size, size))
+    return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
 
 
 def check_rates(*rates: float) -> None:

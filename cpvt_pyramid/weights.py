@@ -1,15 +1,21 @@
-"""Loading of published checkpoints.
+"""Checkpoints: their formats, and what happens to them on the way into a model.
 
-`prepare_state_dict` runs as a pre-hook of every `load_state_dict`, so that torch, mmengine's
+`prepare_state_dict` runs as a pre-hook of every `load_state_dict`, so that torch, timm, mmengine's
 `Pretrained`, `load_from` and `resume` all read the same files:
   - wrappers (`state_dict`, `model`, ...) and prefixes (`module.`, `backbone.`) are taken off;
-  - names of mmsegmentation's and mmpretrain's converted files become the official ones;
-  - what a backbone has no use for is left out: the classifier, its norm, and stages that were
-    not built;
-  - the stage norms of SVT, which classification checkpoints do not hold, keep their values.
+  - the names of another format, recognised by its keys, become ours, which are those of the Twins
+    authors and of timm;
+  - what a backbone has no use for is left out: the classifier, and stages that were not built;
+  - the stage norms of SVT, which classification checkpoints do not hold, keep their values, and
+    so do PEGs that were added at zero.
+
+A checkpoint of another architecture is an error, wherever it is loaded.
 """
 
+import functools
+import math
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Union
 
@@ -18,25 +24,71 @@ from torch import Tensor, nn
 
 WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
 PREFIXES = ('module.', 'backbone.')
-# mmsegmentation's and mmpretrain's names, and the official ones, which are ours.
-RENAMES = [
-    (re.compile(pattern), official)
-    for pattern, official in (
-        (r'^patch_embeds\.(\d+)\.projection\.', r'patch_embeds.\1.proj.'),
-        (r'^position_encodings\.(\d+)\.proj\.', r'pos_block.\1.proj.0.'),
-        (r'^(?:layers|stages)\.(\d+)\.(\d+)\.', r'blocks.\1.\2.'),
-        (r'^norm_after_stage(\d+)\.', r'norm_list.\1.'),
-        (r'\.ffn\.layers\.0\.0\.', '.mlp.fc1.'),
-        (r'\.ffn\.layers\.1\.', '.mlp.fc2.'),
-        (r'\.attn\.attn\.out_proj\.', '.attn.proj.'),
-    )
-]
-IN_PROJ = re.compile(r'\.attn\.attn\.in_proj_(weight|bias)$')  # rows [q; kv]
-CLASSIFIER = re.compile(r'(norm|head)\.(weight|bias)$')
-STAGE = re.compile(r'(patch_embeds|blocks|pos_block|norm_list)\.(\d+)\.')
 
-# A checkpoint of which less than this matches is a mistake and not a partial checkpoint.
-LEAST_MATCH = 0.1
+
+class Format(NamedTuple):
+    """How a family of files names and shapes what we have under our own names."""
+
+    mark: str  # regular expression: some key of such a file, and of no other, matches it
+    # (ours, theirs): the beginning of a key or, with a dot in front, what stands inside of it.
+    # i is the stage, j the block; {i+1} counts from one.
+    names: tuple[tuple[str, str], ...]
+    in_proj: bool = False  # q and kv of global attention are one tensor, rows [q; kv]
+    pointwise: bool = False  # the MLP's weights are those of 1x1 convolutions
+    flat_tables: bool = False  # tables are (1, N, C), a class token's entry in front of the rest
+
+
+FORMATS = {
+    'mmseg': Format(  # mmsegmentation's PCPVT and SVT
+        r'position_encodings\.\d+\.|layers\.\d+\.\d+\.attn\.',
+        (
+            ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
+            ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
+            ('blocks.{i}.{j}.', 'layers.{i}.{j}.'),
+            ('.mlp.fc1.', '.ffn.layers.0.0.'),
+            ('.mlp.fc2.', '.ffn.layers.1.'),
+        ),
+        in_proj=True,
+    ),
+    'mmpretrain': Format(  # mmpretrain's PCPVT and SVT
+        r'stages\.\d+\.\d+\.',
+        (
+            ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
+            ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
+            ('blocks.{i}.{j}.', 'stages.{i}.{j}.'),
+            ('.mlp.fc1.', '.ffn.layers.0.0.'),
+            ('.mlp.fc2.', '.ffn.layers.1.'),
+            ('norm_list.{i}.', 'norm_after_stage{i}.'),
+            ('head.', 'head.fc.'),
+        ),
+    ),
+    'mmdet': Format(  # mmdetection's PyramidVisionTransformer; a stage is [patches, blocks]
+        r'layers\.\d+\.1\.\d+\.',
+        (
+            ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
+            ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
+            ('pos_embeds.{i}.table', 'layers.{i}.1.0.pos_embed'),
+            ('blocks.{i}.{j}.', 'layers.{i}.1.{j+1}.'),
+            ('.mlp.fc1.', '.ffn.layers.0.'),
+            ('.mlp.fc2.', '.ffn.layers.3.'),
+        ),
+        in_proj=True,
+        pointwise=True,
+        flat_tables=True,
+    ),
+    'pvt': Format(  # PVT's authors
+        r'patch_embed1\.',
+        (
+            ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
+            ('pos_embeds.{i}.table', 'pos_embed{i+1}'),
+            ('blocks.{i}.{j}.', 'block{i+1}.{j}.'),
+        ),
+        flat_tables=True,
+    ),
+}
+# What tells one architecture from another; position, norms and the classifier are a choice.
+BODY = re.compile(r'(patch_embeds?|blocks)\.')
+FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
 
 class LoadReport(NamedTuple):
@@ -91,7 +143,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
 
 
 def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unused: object) -> None:
-    """Turn a published checkpoint into the model's own keys, in place; a load-state-dict pre-hook.
+    """Turn a checkpoint into the model's own keys, in place; a load-state-dict pre-hook.
 
     Leaves `module.load_report` behind.
 
@@ -101,62 +153,138 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
         prefix: the module's name in the model that loads, with a dot behind it, or ''.
 
     Raises:
-        ValueError: less than a tenth of the model's tensors are in the checkpoint.
+        ValueError: the checkpoint is of another architecture.
     """
     theirs = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     if not theirs:  # a checkpoint of something else: a neck, a head
         return
-    theirs = {name: value for name, value in unwrap(theirs).items() if isinstance(value, Tensor)}
-    theirs = official_names(theirs)
-    stages = len(module.blocks)
-    for name in list(theirs):
-        stage = STAGE.match(name)
-        if CLASSIFIER.match(name) or (stage and int(stage[2]) >= stages):
-            del theirs[name]
-
+    theirs = to_ours(tensors_of(theirs))
     ours = nn.Module.state_dict(module)
-    shared = [name for name in ours if name in theirs]
-    loaded = [name for name in shared if theirs[name].shape == ours[name].shape]
-    mismatched = [name for name in shared if theirs[name].shape != ours[name].shape]
-    kept = [name for name in ours if name not in theirs]
-    unused = [name for name in theirs if name not in ours]
-    module.load_report = LoadReport(loaded, kept, unused, mismatched)
-    if len(loaded) < LEAST_MATCH * len(ours):
+    theirs = {k: v for k, v in theirs.items() if k in ours or not module.has_no_use_for(k)}
+    report = module.load_report = compare(ours, theirs)
+    if any(BODY.match(name) for name in (*report.kept, *report.unused, *report.mismatched)):
         raise ValueError(
-            f'the checkpoint is not one of this backbone: {module.load_report}. '
+            f'the checkpoint is not one of this backbone: {report}. '
             f'Check the arch, the file and, in an init_cfg, the prefix'
         )
 
-    if not any(name.startswith('norm_list.') for name in theirs):
-        theirs |= {name: ours[name] for name in kept if name.startswith('norm_list.')}
+    theirs |= {name: ours[name] for name in report.kept if module.can_do_without(name)}
     for name in [name for name in state_dict if name.startswith(prefix)]:
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})
 
 
-def unwrap(checkpoint: dict) -> dict:
-    """The state dict inside a checkpoint, without the prefix that all or some of its keys have."""
+def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
+    """What is where, of a model's state dict and a checkpoint under the same names."""
+    shared = [name for name in ours if name in theirs]
+    return LoadReport(
+        loaded=[name for name in shared if theirs[name].shape == ours[name].shape],
+        kept=[name for name in ours if name not in theirs],
+        unused=[name for name in theirs if name not in ours],
+        mismatched=[name for name in shared if theirs[name].shape != ours[name].shape],
+    )
+
+
+def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
+    """The tensors of a model inside a checkpoint, without wrapper and prefix."""
     for wrapper in WRAPPERS:
         if isinstance(checkpoint.get(wrapper), dict):
             checkpoint = checkpoint[wrapper]
     for prefix in PREFIXES:
         inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
         checkpoint = inner or checkpoint
-    return checkpoint
+    return {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
 
 
-def official_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of the official checkpoints, whatever names they had."""
-    official = {}
+def format_of(names: Iterable[str]) -> str:
+    """The key in `FORMATS` of a checkpoint with these names, or 'ours'."""
+    names = list(names)
+    for key, form in FORMATS.items():
+        if any(re.match(form.mark, name) for name in names):
+            return key
+    return 'ours'
+
+
+def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of any format under our names, in our shapes. Nothing is lost.
+
+    Args:
+        tensors: as `tensors_of` returns them.
+    """
+    key = format_of(tensors)
+    if key == 'ours':
+        return tensors
+    form = FORMATS[key]
+    pairs = [(theirs, ours) for ours, theirs in form.names]
+    if key == 'mmpretrain' and 'norm_after_stage0.weight' not in tensors:
+        pairs.insert(0, ('norm_after_stage3.', 'norm.'))  # the classifier's, of a plain stage's end
+    ours = {}
     for name, value in tensors.items():
-        for pattern, replacement in RENAMES:
-            name = pattern.sub(replacement, name)
-        in_proj = IN_PROJ.search(name)
-        if in_proj:
-            stem, kind = name[: in_proj.start()], in_proj[1]
-            q, k, v = value.chunk(3)
-            official[f'{stem}.attn.q.{kind}'] = q
-            official[f'{stem}.attn.kv.{kind}'] = torch.cat([k, v])
-        else:
-            official[name] = value
-    return official
+        name = rename(name, pairs)
+        if '.attn.attn.in_proj_' in name:
+            stem, kind = name.split('.attn.attn.in_proj_')
+            dim = len(value) // 3
+            ours[f'{stem}.attn.q.{kind}'], ours[f'{stem}.attn.kv.{kind}'] = value.split(
+                [dim, 2 * dim]
+            )
+            continue
+        name = name.replace('.attn.attn.out_proj.', '.attn.proj.')
+        if form.pointwise and '.mlp.' in name:
+            value = value.flatten(1) if value.dim() == 4 else value
+        if name.endswith('.table') and form.flat_tables:
+            side = math.isqrt(value.shape[1])
+            if side**2 != value.shape[1]:
+                ours['cls_pos'] = value[:, :1]
+                value = value[:, 1:]
+            value = value.unflatten(1, (side, side))
+        ours[name] = value
+    return ours
+
+
+def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
+    """The reverse of `to_ours`: our names and shapes in one of `FORMATS`, or 'ours'."""
+    if key == 'ours':
+        return tensors
+    form = FORMATS[key]
+    theirs = {}
+    for name, value in tensors.items():
+        stem, _, leaf = name.rpartition('.attn.')
+        if name == 'cls_pos':
+            continue
+        if form.in_proj and f'{stem}.attn.q.weight' in tensors:
+            if leaf.startswith('kv.'):
+                continue
+            if leaf.startswith('q.'):
+                kind = leaf[2:]
+                value = torch.cat([value, tensors[f'{stem}.attn.kv.{kind}']])
+                name = f'{stem}.attn.attn.in_proj_{kind}'
+            if leaf.startswith('proj.'):
+                name = f'{stem}.attn.attn.out_{leaf}'
+        if form.pointwise and '.mlp.' in name and value.dim() == 2:
+            value = value[..., None, None]
+        if name.endswith('.table') and form.flat_tables:
+            value = value.flatten(1, 2)
+            if 'cls_pos' in tensors and name == max(k for k in tensors if k.endswith('.table')):
+                value = torch.cat([tensors['cls_pos'], value], dim=1)
+        theirs[rename(name, form.names)] = value
+    return theirs
+
+
+def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """A key after every row of pairs (from, to) of a `Format` that it matches."""
+    for source, target in pairs:
+        match = pattern_of(source).search(name)
+        if match:
+            for field, one in FIELD.findall(source):
+                index = int(match[field]) - bool(one)
+                target = target.replace(f'{{{field}}}', str(index))
+                target = target.replace(f'{{{field}+1}}', str(index + 1))
+            name = name[: match.start()] + target + name[match.end() :]
+    return name
+
+
+@functools.cache
+def pattern_of(template: str) -> re.Pattern:
+    """What a row of a `Format` matches: numbers at its fields, the rest as it stands."""
+    start = '' if template.startswith('.') else '^'
+    return re.compile(start + FIELD.sub(r'(?P<\1>\\d+)', template.replace('.', r'\.')))

@@ -40,8 +40,17 @@ class PEG(NamedTuple):
         """The blocks, of a sequence of so many, that a PEG follows; -1 is before the first."""
         if self.after == 'all':
             return list(range(depth))
-        after = [self.after] if isinstance(self.after, int) else self.after
+        after = (self.after,) if isinstance(self.after, int) else tuple(self.after)
         return [i for i in range(-1, depth) if i in after]
+
+    def check(self, depth: int) -> None:
+        """Raise a ValueError unless `after` names blocks of a sequence of so many."""
+        if self.after != 'all':
+            after = {self.after} if isinstance(self.after, int) else set(self.after)
+            if not after or after != set(self.indices(depth)):
+                raise ValueError(
+                    f"peg.after={self.after!r}; indices of blocks from -1 to {depth - 1}, or 'all'"
+                )
 
     def build(self, dim: int) -> 'PosCNN':
         """One PEG for tokens of so many channels."""

@@ -90,8 +90,8 @@ class CPVTPyramid(nn.Module):
         table, peg = parse_position(position or arch.position, peg)
         if peg and peg.qk_only:
             raise ValueError('peg.qk_only is of the columnar model, CPVT; the pyramid has none')
-        if peg and not any(peg.indices(depth) for depth in arch.depths):
-            raise ValueError(f"peg.after={peg.after!r}; indices of blocks from -1, or 'all'")
+        if peg:
+            peg.check(max(arch.depths))
         self.in_channels = in_channels
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
@@ -250,15 +250,17 @@ class CPVTPyramid(nn.Module):
         return 0 if in_stem else 1 + sum(self.arch.depths[:stage]) + block
 
 
-def find_arch(arch: Union[str, Arch, dict]) -> Arch:
-    """The `Arch` of a name, of a dict of fields, or itself."""
+def find_arch(
+    arch: Union[str, tuple, dict], archs: dict[str, tuple] = ARCHS, kind: type = Arch
+) -> tuple:
+    """The row in a table of one `kind` by its name, by a dict of fields, or itself."""
     if isinstance(arch, dict):
-        return Arch(**arch)
-    if isinstance(arch, Arch):
+        return kind(**arch)
+    if isinstance(arch, kind):
         return arch
-    if arch not in ARCHS:
-        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
-    return ARCHS[arch]
+    if arch not in archs:
+        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(archs)}')
+    return archs[arch]
 
 
 def check_options(
@@ -280,10 +282,10 @@ def check_options(
         raise ValueError(f"window_padding={window_padding!r}; 'mask' or 'zero'")
 
 
-def position_table(kind: str, dim: int, size: int) -> nn.Module:
-    """What is added before a stage's first block: 'learned', 'sincos' or 'none'."""
+def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn.Module:
+    """What is added before the first block: 'learned', 'sincos' or, by any other name, nothing."""
     if kind == 'learned':
-        return LearnedPosition(dim, (size, size))
+        return LearnedPosition(dim, (size, size), mode)
     return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
 
 

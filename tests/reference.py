@@ -18,7 +18,9 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and len(parameter) == 1:  # a table, a class token
+            value = 0.5 * noise
+        elif parameter.dim() > 1:
             value = 0.5 * noise / math.sqrt(parameter[0].numel())
         else:
             value = 0.1 * noise + ('norm' in name and name.endswith('weight'))
@@ -27,7 +29,12 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def reference_maps(
-    model: nn.Module, arch: Union[str, Arch], image: Tensor, stages: int = 4
+    model: nn.Module,
+    arch: Union[str, Arch],
+    image: Tensor,
+    stages: int = 4,
+    sincos: bool = False,
+    zero_padding: bool = True,
 ) -> list[Tensor]:
     """The maps of one image (3, H, W), computed from the model's state dict alone.
 
@@ -41,6 +48,11 @@ def reference_maps(
     for i, patch in enumerate((4, 2, 2, 2)[:stages]):
         x = patches(x, patch, *layer(weights, f'patch_embeds.{i}.proj'))
         x = layer_norm(x, *layer(weights, f'patch_embeds.{i}.norm'), 1e-5)
+        if f'pos_embeds.{i}.table' in weights:
+            x = x + bilinear(weights[f'pos_embeds.{i}.table'][0].permute(2, 0, 1), x.shape[1:])
+        if sincos:
+            x = x + sines_and_cosines(x)
+        x = peg(x, weights, f'more_pos_block.{i}.-1', zero_padding)
         for j in range(arch.depths[i]):
             of = f'blocks.{i}.{j}'
             y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
@@ -52,8 +64,7 @@ def reference_maps(
             y = pointwise(y, *layer(weights, f'{of}.mlp.fc1'))
             y = y * 0.5 * (1 + torch.erf(y / math.sqrt(2)))
             x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
-            if j == 0:
-                x = x + depthwise(x, *layer(weights, f'pos_block.{i}.proj.0'))
+            x = peg(x, weights, f'more_pos_block.{i}.{j}' if j else f'pos_block.{i}', zero_padding)
         if arch.stage_norm:
             x = layer_norm(x, *layer(weights, f'norm_list.{i}'), 1e-6)
         maps.append(x)
@@ -88,15 +99,64 @@ def patches(x: Tensor, size: int, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.stack(rows, dim=-2)
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Nine shifted copies of the map with zeros beyond its border."""
+def peg(x: Tensor, weights: dict, of: str, zero_padding: bool) -> Tensor:
+    """What the weights under a name make of it: nothing where there are none."""
+    for i in range(8):
+        if f'{of}.proj.{i}.weight' in weights:
+            x = x + convolve(x, *layer(weights, f'{of}.proj.{i}'), zero_padding)
+        elif f'{of}.proj.{i}.0.weight' in weights:
+            y = convolve(x, *layer(weights, f'{of}.proj.{i}.0'), zero_padding)
+            x = x + convolve(y, *layer(weights, f'{of}.proj.{i}.1'), zero_padding)
+    return x
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, zero_padding: bool) -> Tensor:
+    """k x k shifted copies of the map, beyond whose border there are zeros, or what is nearest."""
+    _, h, w = x.shape
+    k = weight.shape[-1]
+    out = bias[:, None, None].expand(-1, h, w).clone()
+    for dy in range(-(k // 2), k // 2 + 1):
+        for dx in range(-(k // 2), k // 2 + 1):
+            rows, columns = torch.arange(h) + dy, torch.arange(w) + dx
+            shifted = x[:, rows.clamp(0, h - 1)][:, :, columns.clamp(0, w - 1)]
+            if zero_padding:
+                on_map = ((rows >= 0) & (rows < h))[:, None] & ((columns >= 0) & (columns < w))
+                shifted = shifted * on_map
+            kernel = weight[:, :, dy + k // 2, dx + k // 2]
+            if kernel.shape[1] == 1:
+                out += kernel[:, :, None] * shifted
+            else:
+                out += torch.einsum('oc,chw->ohw', kernel, shifted)
+    return out
+
+
+def bilinear(table: Tensor, size: Sequence[int]) -> Tensor:
+    """A table (C, H, W) at another size, each value from its four neighbours."""
+    values = table
+    for axis, new in zip((1, 2), size):
+        old = values.shape[axis]
+        at = ((torch.arange(new, dtype=table.dtype) + 0.5) * old / new - 0.5).clamp(0, old - 1)
+        low = at.floor().long()
+        high = (low + 1).clamp(max=old - 1)
+        share = (at - low).view(-1, *[1] * (2 - axis))
+        values = values.index_select(axis, low) * (1 - share) + (
+            values.index_select(axis, high) * share
+        )
+    return values
+
+
+def sines_and_cosines(x: Tensor) -> Tensor:
+    """In four quarters of the channels: sine and cosine of the row, of the column."""
     c, h, w = x.shape
-    canvas = x.new_zeros(c, h + 2, w + 2)
-    canvas[:, 1:-1, 1:-1] = x
-    out = bias[:, None, None].expand(c, h, w).clone()
-    for dy in range(3):
-        for dx in range(3):
-            out += weight[:, 0, dy, dx, None, None] * canvas[:, dy : dy + h, dx : dx + w]
+    out = torch.empty_like(x)
+    for i in range(c // 4):
+        frequency = 1 / 10_000 ** (4 * i / c)
+        for y in range(h):
+            out[i, y], out[c // 4 + i, y] = math.sin(y * frequency), math.cos(y * frequency)
+        for column in range(w):
+            angle = column * frequency
+            out[c // 2 + i, :, column] = math.sin(angle)
+            out[3 * c // 4 + i, :, column] = math.cos(angle)
     return out
 
 

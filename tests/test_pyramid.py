@@ -13,7 +13,7 @@ from reference import randomize, reference_maps, same_maps
 
 from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
 
-PUBLISHED = [name for name in ARCHS if name != 'pcpvt_nano']
+TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 # Small enough to try many sizes on, and with every mechanism in it.
 TINY_SVT = Arch(
     (8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7, stage_norm=True
@@ -35,6 +35,33 @@ def test_equals_the_slow_version(arch, size):
     for stride, a, b in zip(model.strides, ours, slow):
         assert a.shape[-2:] == (-(-size[0] // stride), -(-size[1] // stride))
         torch.testing.assert_close(a[0], b)
+
+
+# A row each of the CPVT paper's study, with the arguments of the slow version that it needs.
+POSITIONS = {
+    'none': (dict(position='none'), {}),
+    'learned': (dict(position='learned'), {}),
+    'sincos': (dict(position='sincos'), dict(sincos=True)),
+    'learned+peg': (dict(position='learned+peg'), {}),
+    'before': (dict(peg=dict(after=-1)), {}),
+    'before and after': (dict(peg=dict(after=(-1, 0, 1))), {}),
+    'after each': (dict(peg=dict(after='all')), {}),
+    'large kernel': (dict(peg=dict(after=-1, kernel_size=27)), {}),
+    'separable': (dict(peg=dict(conv='separable', layers=4)), {}),
+    '1x1': (dict(peg=dict(after='all', conv='dense', kernel_size=1)), {}),
+    'no zeros': (dict(peg=dict(zero_padding=False)), dict(zero_padding=False)),
+}
+
+
+@pytest.mark.parametrize('options, slow', POSITIONS.values(), ids=POSITIONS)
+def test_every_position_equals_the_slow_version(options, slow):
+    options = dict(options, pretrain_img_size=64)
+    model = randomize(CPVTPyramid('pcpvt_nano', **options)).eval()
+    for size in ((64, 64), (50, 75)):
+        image = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            maps = reference_maps(model, 'pcpvt_nano', image[0], **slow)
+            same_maps([x[0] for x in model(image)], maps)
 
 
 @settings(deadline=None, max_examples=30)
@@ -84,7 +111,7 @@ def assert_same_as_timm(ours, theirs, size):
         same_maps(ours(image), maps)
 
 
-@pytest.mark.parametrize('arch', PUBLISHED)
+@pytest.mark.parametrize('arch', TWINS)
 def test_equals_timm(arch):
     # timm's Twins has no stage norm, and pads windows with zeros: at 224 nothing is padded.
     ours, theirs = timm_pair(arch)
@@ -93,7 +120,7 @@ def test_equals_timm(arch):
         assert_same_as_timm(ours, theirs, (96, 160))
 
 
-@pytest.mark.parametrize('arch', [name for name in PUBLISHED if name.startswith('svt')])
+@pytest.mark.parametrize('arch', [name for name in TWINS if name.startswith('svt')])
 def test_equals_timm_where_windows_are_padded_with_zeros(arch):
     assert_same_as_timm(*timm_pair(arch, window_padding='zero'), (96, 160))
 
@@ -107,6 +134,10 @@ def test_equals_timm_where_windows_are_padded_with_zeros(arch):
         ('svt_small', 23_546_752),
         ('svt_base', 55_300_416),
         ('svt_large', 98_244_352),
+        # The tables of PVT, (56^2 * 64 + 28^2 * 128 + 14^2 * 320 + 7^2 * 512 values), for the PEGs.
+        ('pvt_small', 23_592_192 - 10_240 + 388_864),
+        ('pvt_medium', 43_314_432 - 10_240 + 388_864),
+        ('pvt_large', 60_475_648 - 10_240 + 388_864),
     ],
 )
 def test_number_of_parameters_is_the_published_one(arch, parameters):
@@ -176,10 +207,17 @@ def test_checkpointing_recomputes_every_block(monkeypatch):
 
 @pytest.mark.parametrize('frozen', [0, 1, 3, 4])
 def test_frozen_stages_survive_train(frozen):
-    model = CPVTPyramid(TINY_SVT, frozen_stages=frozen, drop_path_rate=0.5, stage_norm=True)
+    model = CPVTPyramid(
+        TINY_SVT,
+        frozen_stages=frozen,
+        drop_path_rate=0.5,
+        stage_norm=True,
+        position='learned+peg',
+        peg=dict(after=(-1, 0, 1)),
+    )
     model.train()
-    for i, parts in enumerate(model.stages()):
-        for part in parts:
+    for i, stage in enumerate(model.stages()):
+        for part in (stage.patch_embed, stage.position, stage.blocks, *stage.pegs, stage.norm):
             assert all(p.requires_grad == (i >= frozen) for p in part.parameters())
             assert all(m.training == (i >= frozen) for m in part.modules())
     trainable = sum(p.requires_grad for p in model.parameters())
@@ -247,26 +285,45 @@ def test_initial_weights():
 # --- padded batches ----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=3),
     more=st.tuples(st.integers(0, 40), st.integers(0, 40)),
-    name=st.sampled_from(['pcpvt_nano', 'tiny']),
+    arch=st.sampled_from(['pcpvt_nano', TINY_SVT]),
+    position=st.sampled_from(list(POSITIONS)),
 )
-def test_features_are_those_of_the_image_alone(sizes, more, name):
-    model = randomize(CPVTPyramid(TINY_SVT if name == 'tiny' else name)).double().eval()
+def test_features_are_those_of_the_image_alone(sizes, more, arch, position):
+    options = dict(POSITIONS[position][0], pretrain_img_size=40)
+    model = randomize(CPVTPyramid(arch, **options)).double()
     images = [torch.randn(3, *size, dtype=torch.double) for size in sizes]
-    h, w = (max(side) + extra for side, extra in zip(zip(*sizes), more))
-    batch = torch.full((len(sizes), 3, h, w), 7.0, dtype=torch.double)  # not zeros: any padding
+    batch = padded(images, more)
+    together = model(batch, valid=torch.tensor(sizes))
+    apart = [model(image[None]) for image in images]
+    for i, maps in enumerate(apart):
+        for alone, joint in zip(maps, together):
+            h, w = alone.shape[-2:]
+            torch.testing.assert_close(joint[i, :, :h, :w], alone[0])
+            assert not joint[i, :, h:].any() and not joint[i, :, :, w:].any()
+
+    # What the parameters learn from a batch is what they learn from its images one by one.
+    parameters = list(model.parameters())
+    joint = torch.autograd.grad(loss(together), parameters)
+    alone = torch.autograd.grad(sum(loss(maps) for maps in apart), parameters)
+    for a, b in zip(joint, alone):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9 * max(1, b.abs().max().item()))
+
+
+def padded(images, more=(0, 0)):
+    """A batch of images of several sizes, and as many more rows and columns."""
+    h, w = (max(side) + extra for side, extra in zip(zip(*(x.shape[1:] for x in images)), more))
+    batch = images[0].new_full((len(images), 3, h, w), 7.0)  # not zeros: any padding
     for cell, image in zip(batch, images):
         cell[:, : image.shape[1], : image.shape[2]] = image
-    with torch.no_grad():
-        together = model(batch, valid=torch.tensor(sizes))
-        for i, image in enumerate(images):
-            for alone, joint in zip(model(image[None]), together):
-                h, w = alone.shape[-2:]
-                torch.testing.assert_close(joint[i, :, :h, :w], alone[0])
-                assert not joint[i, :, h:].any() and not joint[i, :, :, w:].any()
+    return batch
+
+
+def loss(maps):
+    return sum(x.square().sum() for x in maps)
 
 
 def test_without_valid_the_padding_leaks():
@@ -276,6 +333,62 @@ def test_without_valid_the_padding_leaks():
     with torch.no_grad():
         alone, joint = model(image)[0], model(batch)[0][..., :16, :16]
     assert (alone - joint).abs().max() > 0.01
+
+
+# --- position ----------------------------------------------------------------------------------
+
+
+def test_pvt_with_peg_is_cpvt():
+    """The paper's step: the same pyramid, with PEG in the place of the tables."""
+    with torch.device('meta'):
+        step, cpvt = CPVTPyramid('pvt_small', position='peg'), CPVTPyramid('pcpvt_small')
+    shapes = [{k: v.shape for k, v in x.state_dict().items()} for x in (step, cpvt)]
+    assert shapes[0] == shapes[1]
+
+
+def test_pegs_added_at_zero_change_nothing_until_they_train():
+    published = randomize(CPVTPyramid('pcpvt_nano')).eval()
+    peg = dict(after='all', kernel_size=3, zero_init=True)
+    model = CPVTPyramid('pcpvt_nano', peg=peg).eval()
+    model.load_state_dict(published.state_dict())
+    image = torch.randn(1, 3, 60, 84)
+    maps = model(image)
+    with torch.no_grad():
+        same_maps(maps, published(image), rtol=0, atol=0)
+    loss(maps).backward()
+    added = list(model.more_pos_block.parameters())
+    assert len(added) == 2 * 4 and all(p.grad.any() for p in added)
+    with pytest.raises(RuntimeError, match='more_pos_block'):  # at random, they change a lot
+        CPVTPyramid('pcpvt_nano', peg=dict(after='all')).load_state_dict(published.state_dict())
+
+
+def test_frozen_pegs():
+    model = CPVTPyramid('pcpvt_nano', peg=dict(after=(0, 1), frozen=True)).train()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {n for n, _ in model.named_parameters() if 'pos_block' in n} and frozen
+    assert all(model.pos_block[i].proj[0].weight.any() for i in range(4))
+
+
+def test_layers_are_counted_from_the_image():
+    model = CPVTPyramid(TINY_SVT, position='learned+peg', peg=dict(after=(-1, 0, 1)))
+    layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
+    assert layers['patch_embeds.0.proj.weight'] == layers['pos_embeds.0.table'] == 0
+    assert layers['blocks.0.0.norm1.weight'] == layers['pos_block.0.proj.0.weight'] == 1
+    assert layers['more_pos_block.0.-1.proj.0.bias'] == 1
+    assert layers['blocks.0.1.mlp.fc1.weight'] == layers['norm_list.0.weight'] == 2
+    assert layers['patch_embeds.3.norm.weight'] == layers['blocks.3.0.attn.qkv.bias'] == 7
+    assert max(layers.values()) == 8 and model.num_layers == 10
+    # Depth grows along the forward pass.
+    order = []
+    for name, module in model.named_modules():
+        if name and next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_hook(lambda *_, name=name: order.append(layers_of(name)))
+
+    def layers_of(name):
+        return layers[next(p for p in layers if p.startswith(name + '.'))]
+
+    model(torch.randn(1, 3, 64, 64))
+    assert order == sorted(order) and set(order) == set(layers.values())
 
 
 # --- mistakes ----------------------------------------------------------------------------------
@@ -291,6 +404,17 @@ def test_without_valid_the_padding_leaks():
         (dict(window_padding='reflect'), "'mask' or 'zero'"),
         (dict(drop_path_rate=1.0), 'drop rates'),
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims but 2 depths'),
+        (dict(position='rope'), "unknown position 'rope'; one of peg, learned"),
+        (dict(position='none+peg'), 'unknown position'),
+        (dict(position='learned', peg=dict(after=-1)), 'has no PEG'),
+        (dict(arch='pvt_tiny', peg=dict(kernel_size=5)), 'has no PEG'),
+        (dict(peg=dict(kernel_size=4)), 'an odd number'),
+        (dict(peg=dict(conv='grouped')), 'one of depthwise, separable, dense'),
+        (dict(peg=dict(layers=0)), 'layers=0'),
+        (dict(peg=dict(after=())), 'indices of blocks'),
+        (dict(peg=dict(after=(0, 40))), 'indices of blocks from -1 to 5'),
+        (dict(peg=dict(after='every')), 'indices of blocks'),
+        (dict(peg=dict(qk_only=True)), 'columnar'),
         (dict(arch=TINY_SVT._replace(heads=(3, 2, 3, 4))), '3 heads in 8 channels'),
     ],
 )

@@ -181,14 +181,21 @@ class CPVTPyramid(nn.Module):
         """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
         x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
         out = []
-        for patch_embed, position, blocks, (before, *pegs), norm in self.stages():
-            x, inside = patch_embed(x, inside)
-            x = before(position(x, inside), inside)
-            for block, peg in zip(blocks, pegs):
-                x = peg(self.run(block, x, inside), inside)
-            x = norm(x)
+        for stage in self.stages():
+            x, inside = self.run_stage(stage, x, inside)
             out.append(x if inside is None else x.masked_fill(~inside, 0))
         return tuple(out[i].permute(0, 3, 1, 2) for i in self.out_indices)
+
+    def run_stage(
+        self, stage: Stage, x: Tensor, inside: Optional[Tensor] = None
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """The tokens that leave a stage, and which of them are `inside`."""
+        patch_embed, position, blocks, (before, *pegs), norm = stage
+        x, inside = patch_embed(x, inside)
+        x = before(position(x, inside), inside)
+        for block, peg in zip(blocks, pegs):
+            x = peg(self.run(block, x, inside), inside)
+        return norm(x), inside
 
     def run(self, block: Block, x: Tensor, inside: Optional[Tensor]) -> Tensor:
         if self.with_cp and self.training and torch.is_grad_enabled():

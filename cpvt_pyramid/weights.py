@@ -85,9 +85,26 @@ FORMATS = {
         ),
         flat_tables=True,
     ),
+    'mmpretrain_vit': Format(  # mmpretrain's VisionTransformer
+        r'layers\.\d+\.ln1\.',
+        (
+            ('patch_embed.proj.', 'patch_embed.projection.'),
+            ('blocks.{j}.norm1.', 'layers.{j}.ln1.'),
+            ('blocks.{j}.norm2.', 'layers.{j}.ln2.'),
+            ('blocks.{j}.', 'layers.{j}.'),
+            ('.mlp.fc1.', '.ffn.layers.0.0.'),
+            ('.mlp.fc2.', '.ffn.layers.1.'),
+            ('norm.', 'ln1.'),
+            ('pos_embed.table', 'pos_embed'),
+        ),
+        flat_tables=True,
+    ),
+    'vit': Format(  # DeiT's authors, and timm's ViT
+        r'pos_embed$', (('pos_embed.table', 'pos_embed'),), flat_tables=True
+    ),
 }
 # What tells one architecture from another; position, norms and the classifier are a choice.
-BODY = re.compile(r'(patch_embeds?|blocks)\.')
+BODY = re.compile(r'(patch_embeds?|blocks)\.(?!\d+\.attn\.(relative|peg)\.)')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
 
@@ -167,6 +184,15 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
             f'the checkpoint is not one of this backbone: {report}. '
             f'Check the arch, the file and, in an init_cfg, the prefix'
         )
+
+    for name in report.mismatched:
+        if name.endswith('.table'):
+            there, here = (f'{len(x[0])} x {len(x[0][0])}' for x in (theirs[name], ours[name]))
+            raise ValueError(
+                f'{name} is {there} in the checkpoint and {here} in the model. Build the model '
+                f'with the pretrain_img_size of the checkpoint: at any other size of image the '
+                f'table is interpolated'
+            )
 
     theirs |= {name: ours[name] for name in report.kept if module.can_do_without(name)}
     for name in [name for name in state_dict if name.startswith(prefix)]:

@@ -6,7 +6,12 @@ from importlib import import_module
 _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',
+    'CPVT': 'plain',
     'CPVTPyramid': 'pyramid',
+    'DenseCPVT': 'plain',
+    'PEG': 'position',
+    'PLAIN_ARCHS': 'archs',
+    'PlainArch': 'archs',
     'PosCNN': 'position',
     'load_weights': 'weights',
 }

@@ -42,3 +42,21 @@ ARCHS = {
     'svt_base': Arch((96, 192, 384, 768), (3, 6, 12, 24), depths=(2, 2, 18, 2), **_SVT),
     'svt_large': Arch((128, 256, 512, 1024), (4, 8, 16, 32), depths=(2, 2, 18, 2), **_SVT),
 }
+
+
+class PlainArch(NamedTuple):
+    """The shape of a columnar model: one map from the first block to the last."""
+
+    dim: int  # channels of the tokens
+    heads: int  # attention heads
+    depth: int = 12  # blocks
+    mlp_ratio: int = 4  # hidden channels of the MLP / channels of the tokens
+    patch_size: int = 16  # side of a patch, in pixels
+
+
+# CPVT (arXiv 2102.10882), table 2: the shapes of DeiT (arXiv 2012.12877)
+PLAIN_ARCHS = {
+    'cpvt_tiny': PlainArch(192, 3),
+    'cpvt_small': PlainArch(384, 6),
+    'cpvt_base': PlainArch(768, 12),
+}

@@ -1,16 +1,19 @@
 """The parts of a stage: patch embedding, the two attentions, MLP and block.
 
-Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout.
+Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout,
+but for the columnar model, where they are (B, T, C): a class token, if it has one, then the map's.
 `inside` is a boolean (B, H, W, 1): True where a token belongs to its image, False in the padding
 of the batch; None where nothing is padding. It is anchored at the top left corner, so a coarser
 map's `inside` is the finer one's at every k-th row and column.
 """
 
-from typing import Optional
+from typing import NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .position import RelativePosition
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_ATTENTION_BATCH = 65_535
@@ -51,13 +54,17 @@ class PatchEmbed(nn.Module):
         dim: channels of the tokens.
         size: side of a patch.
         drop: dropout on the tokens.
+        norm: a LayerNorm on the tokens; the columnar model has none.
     """
 
-    def __init__(self, in_channels: int, dim: int, size: int, drop: float = 0.0) -> None:
+    def __init__(
+        self, in_channels: int, dim: int, size: int, drop: float = 0.0, norm: bool = True
+    ) -> None:
         super().__init__()
         self.size = size
         self.proj = PatchConv(in_channels, dim, size)
-        self.norm = nn.LayerNorm(dim)  # eps 1e-5 here and in GlobalAttention, as published
+        # eps 1e-5 here and in GlobalAttention, as published
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
         self.drop = nn.Dropout(drop)
 
     def forward(
@@ -165,6 +172,78 @@ class WindowAttention(nn.Module):
         return some_key(mask).repeat(batch // inside.shape[0], 1, 1, 1)
 
 
+class Grid(NamedTuple):
+    """The map that the tokens (B, T, C) of the columnar model come from."""
+
+    height: int
+    width: int
+    class_tokens: int  # 0 or 1, in front of the map's
+    inside: Optional[Tensor] = None  # (B, H, W, 1)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The class token (B, 0 or 1, C), and the map (B, H, W, C)."""
+        first, x = x.split([self.class_tokens, self.height * self.width], dim=1)
+        return first, x.unflatten(1, (self.height, self.width))
+
+    def encode(self, position: nn.Module, x: Tensor) -> Tensor:
+        """The tokens with their position added; the class token passes through untouched."""
+        first, x = self.split(x)
+        x = position(x, self.inside).flatten(1, 2)
+        return torch.cat([first, x], dim=1) if self.class_tokens else x
+
+    def keys(self) -> Optional[Tensor]:
+        """(B, 1, 1, T), True where a token may be attended to; None: everywhere."""
+        if self.inside is None:
+            return None
+        return some_key(F.pad(self.inside.flatten(1), (self.class_tokens, 0), value=True))
+
+
+class SelfAttention(nn.Module):
+    """Every token attends to every token, the class token included (ViT, DeiT).
+
+    Args:
+        dim: channels of the tokens.
+        heads: attention heads.
+        relative: whether scores depend on where the key is, seen from the query.
+        peg: a PEG for queries and keys alone; the values are those of the tokens without it.
+        attn_drop: dropout on the attention weights.
+        drop: dropout on the output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        relative: bool = False,
+        peg: Optional[nn.Module] = None,
+        attn_drop: float = 0.0,
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attn_drop = attn_drop
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.relative = RelativePosition(dim // heads) if relative else None
+        self.peg = peg
+        self.proj = nn.Linear(dim, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        q, k, v = self.heads_of(x)  # (B, heads, T, d) each
+        if self.peg is not None:
+            q, k, _ = self.heads_of(grid.encode(self.peg, x))
+        mask = grid.keys()
+        if self.relative is not None:
+            scores = self.relative(q[:, :, grid.class_tokens :], grid.height, grid.width)
+            scores = F.pad(scores, (grid.class_tokens, 0, grid.class_tokens, 0))
+            mask = scores if mask is None else scores.masked_fill(~mask, float('-inf'))
+        x = attend(q, k, v, mask, self.attn_drop * self.training)
+        return self.drop(self.proj(x.transpose(1, 2).flatten(2)))
+
+    def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+
+
 class MLP(nn.Module):
     """Two linear layers with a GELU (erf) between them.
 
@@ -210,7 +289,7 @@ class Block(nn.Module):
 
     Args:
         dim: channels of the tokens.
-        attn: the attention, called with the tokens and `inside`.
+        attn: the attention, called with the tokens and `inside`, or the columnar model's `Grid`.
         mlp_ratio: hidden channels of the MLP / dim.
         drop: dropout in the MLP.
         drop_path: probability of dropping each of the two branches.
@@ -226,7 +305,7 @@ class Block(nn.Module):
         self.mlp = MLP(dim, int(dim * mlp_ratio), drop)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, inside: Union[Tensor, Grid, None] = None) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x), inside))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
@@ -238,7 +317,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
         q: queries.
         k: keys.
         v: values.
-        mask: (B, 1, 1, keys), True where a key may be attended to; None: everywhere.
+        mask: (B, 1, 1, keys), True where a key may be attended to, or (B, heads, N, keys), to be
+            added to the scores; None: everywhere.
         dropout: probability of dropping an attention weight.
     """
     if len(q) <= MAX_ATTENTION_BATCH:

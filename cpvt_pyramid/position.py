@@ -1,7 +1,7 @@
 """Where position comes from: the PEG of CPVT (arXiv 2102.10882) and what it is compared with.
 
 Every encoding is a module that takes tokens (B, H, W, C) and `inside` (see `layers.py`), and
-returns the tokens with their position added.
+returns the tokens with their position added; but `RelativePosition`, which acts on attention.
 """
 
 from collections.abc import Sequence
@@ -179,6 +179,39 @@ class SinCosPosition(nn.Module):
         rows = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(-1, width, -1)
         columns = torch.cat([columns.sin(), columns.cos()], dim=1)[None].expand(height, -1, -1)
         return x + torch.cat([rows, columns], dim=2).to(x.dtype)
+
+
+class RelativePosition(nn.Module):
+    """Scores for attention by how far the key is from the query, in rows and in columns.
+
+    A learned vector for each distance is added to the key (Shaw et al., arXiv 1803.02155,
+    equation 4), one for the rows and one for the columns, the same in every head.
+
+    Args:
+        dim: d, channels of a head.
+        reach: K, the distance beyond which all are the same; 8 in the CPVT paper's comparison.
+    """
+
+    def __init__(self, dim: int, reach: int = 8) -> None:
+        super().__init__()
+        self.reach = reach
+        self.rows, self.columns = (
+            nn.Parameter(nn.init.trunc_normal_(torch.empty(2 * reach + 1, dim), std=0.02))
+            for _ in range(2)
+        )
+
+    def forward(self, q: Tensor, height: int, width: int) -> Tensor:
+        """(B, heads, N, N), to be added to the scores of the queries (B, heads, N, d) of a map."""
+        q = q.unflatten(2, (height, width)) * q.shape[-1] ** -0.5
+        rows = torch.einsum('bnhwd,hkd->bnhwk', q, self.rows[self.distances(height)])
+        columns = torch.einsum('bnhwd,wkd->bnhwk', q, self.columns[self.distances(width)])
+        scores = rows[..., :, None] + columns[..., None, :]  # (B, heads, H, W, H, W)
+        return scores.flatten(4).flatten(2, 3)
+
+    def distances(self, side: int) -> Tensor:
+        """(side, side), from each query to each key, as indices into a table."""
+        at = torch.arange(side, device=self.rows.device)
+        return (at - at[:, None]).clamp(-self.reach, self.reach) + self.reach
 
 
 class NoPosition(nn.Module):

@@ -1,0 +1,361 @@
+"""Every variant as a classifier in timm's registry, to pre-train with timm's tools.
+
+    import timm, cpvt_pyramid.timm_models
+    timm.create_model('pcpvt_small', pretrained=True)      # the published weights, from timm's hub
+    timm.create_model('svt_base', features_only=True)      # the four maps of `CPVTPyramid`
+    timm.create_model('pcpvt_small', position='learned')   # options of `CPVTPyramid` pass through
+
+A model is named as in `ARCHS`. Its parameters have the names of the published checkpoints, so
+that what timm's training script writes loads into `CPVTPyramid`, and every format that
+`weights.py` reads loads here.
+
+Shapes: B batch, H x W map, C channels, N = H * W tokens.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Optional, Union
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from .archs import ARCHS, Arch
+from .position import LearnedPosition
+from .pyramid import CPVTPyramid, Stage, init_weights
+from .weights import tensors_of, to_ours
+
+POOLS = ('avg', 'token', '')
+PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
+# Where names of parameters begin that weight decay leaves alone, as in the code of DeiT and Twins.
+POSITIONS = ('pos_', 'more_pos_block.', 'cls_')
+
+
+class Classifier(nn.Module):
+    """What timm expects of a model, on a trunk that is the next of the bases.
+
+    Args:
+        arch: the trunk's.
+        num_classes: of the classifier; 0: none, and the model gives pooled features.
+        in_chans: channels of the image.
+        global_pool: what the classifier sees: 'avg', the mean of the map; 'token', a class token,
+            which a model without this option does not have; '': nothing is pooled.
+        drop_rate: dropout before the classifier.
+        proj_drop_rate: the trunk's `drop_rate`, as timm calls it.
+        **options: the trunk's other options; it refuses what it does not know.
+    """
+
+    def __init__(
+        self,
+        arch: Any,
+        *,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: str = 'avg',
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            arch,
+            class_token=global_pool == 'token',
+            in_channels=in_chans,
+            drop_rate=proj_drop_rate,
+            **options,
+        )
+        self.in_chans = in_chans
+        self.distilled_training = False
+        self.num_features = self.head_hidden_size = self.feature_info[-1]['num_chs']
+        self.norm = nn.LayerNorm(self.num_features, eps=1e-6)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.reset_classifier(num_classes, global_pool)
+
+    def forward(self, x: Tensor) -> Union[Tensor, tuple[Tensor, Tensor]]:
+        """Logits (B, num_classes); twice the same in distilled training."""
+        x = self.forward_head(self.forward_features(x))
+        return (x, x) if self.distilled_training and self.training else x
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) or, with a class token, (B, 1 + N, C)."""
+        return self.forward_intermediates(x, indices=1)[0]
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits, or what the classifier sees, of what `forward_features` returns."""
+        if self.global_pool == 'token':
+            x = x[:, 0]
+        elif self.global_pool == 'avg':
+            x = x.mean(dim=(2, 3)) if self.cls_token is None else x[:, 1:].mean(dim=1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: Union[int, list[int], None] = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> Union[list[Tensor], tuple[Tensor, list[Tensor]]]:
+        """The result of `forward_features`, and maps on the way to it.
+
+        Args:
+            x: image.
+            indices: which maps; a number: so many of the last; None: all.
+            norm: apply the final norm to the maps that have its channels.
+            stop_early: end at the last of these maps, which is then the result.
+            output_fmt: of the maps, 'NCHW' or 'NHWC'.
+            intermediates_only: return the maps alone.
+        """
+        if output_fmt not in ('NCHW', 'NHWC'):
+            raise ValueError(f"output_fmt={output_fmt!r}; 'NCHW' or 'NHWC'")
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        maps = []
+        for i, tap in enumerate(self.taps(x)):
+            if i in wanted:
+                y = tap[1]  # (B, H, W, C)
+                y = self.norm(y) if norm and y.shape[-1] == self.num_features else y
+                maps.append(y.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else y)
+            if stop_early and i == last:
+                break
+        if intermediates_only:
+            return maps
+        return join(*tap, self.norm if i == len(self.blocks) - 1 else nn.Identity()), maps
+
+    def prune_intermediate_layers(
+        self, indices: Union[int, list[int]] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove what these maps of `forward_intermediates` do not need.
+
+        Returns:
+            The indices, counted from the first map.
+        """
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        cut = last < len(self.blocks) - 1
+        if cut:
+            self.cut_behind(last)
+            self.num_features = self.head_hidden_size = self.feature_info[last]['num_chs']
+        if cut or prune_norm:
+            self.norm = nn.Identity()
+        if cut or prune_head:
+            self.reset_classifier(0, '')
+        return wanted
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+        """A new classifier, with another pooling if one is given."""
+        pool = self.global_pool if global_pool is None else global_pool
+        if pool not in POOLS or (pool == 'token' and self.cls_token is None):
+            raise ValueError(
+                f"global_pool={pool!r}; 'avg', '' or, where the model was created so, 'token'"
+            )
+        self.num_classes = num_classes
+        self.global_pool = pool
+        like = next(self.parameters())
+        self.head = nn.Identity()
+        if num_classes > 0:
+            self.head = nn.Linear(self.num_features, num_classes).to(like.device, like.dtype)
+        init_weights(self.head)
+        self.head.train(self.training)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.with_cp = enable
+
+    def set_distilled_training(self, enable: bool = True) -> None:
+        """Lets timm's `TokenDistillationTask` teach the classifier by labels and by a teacher at
+        once, as DeiT without a distillation token (arXiv 2012.12877, section 4): in training
+        both of the logits that the task asks for are the classifier's."""
+        self.distilled_training = enable
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.startswith(POSITIONS)}
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """The layer of a parameter's name, for learning rates that grow layer by layer."""
+        return self.layer_of
+
+
+class PyramidTrunk(CPVTPyramid):
+    """A pyramid that a class token can join at its last stage, as published for PVT
+    (arXiv 2102.12122, section 4.1).
+
+    Args:
+        arch: as of `CPVTPyramid`.
+        class_token: whether one does. The last stage must attend to all of its tokens.
+        stage_norm: as of `CPVTPyramid`; classifiers are published without.
+        **options: as of `CPVTPyramid`.
+    """
+
+    def __init__(
+        self,
+        arch: Union[str, Arch, dict],
+        *,
+        class_token: bool = False,
+        stage_norm: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(arch, stage_norm=stage_norm, **options)
+        self.cls_token = self.cls_pos = None
+        if class_token:
+            if self.arch.window or self.arch.sr_ratios[-1] > 1:
+                raise ValueError(
+                    "global_pool='token': the last stage does not attend to all tokens"
+                )
+            self.cls_token = token(self.arch.dims[-1])
+            if isinstance(self.pos_embeds[-1], LearnedPosition):
+                self.cls_pos = token(self.arch.dims[-1])
+
+    @property
+    def feature_info(self) -> list[dict]:
+        return [
+            dict(num_chs=dim, reduction=4 * 2**i, module=f'blocks.{i}')
+            for i, dim in enumerate(self.arch.dims)
+        ]
+
+    def taps(self, image: Tensor) -> Iterator[tuple[Optional[Tensor], Tensor]]:
+        """After each stage, the class token (B, 1, C) if it is there, and the map (B, H, W, C)."""
+        *stages, last = self.stages()
+        x = image.permute(0, 2, 3, 1)
+        for stage in stages:
+            x, _ = self.run_stage(stage, x)
+            yield None, x
+        if self.cls_token is None:
+            yield None, self.run_stage(last, x)[0]
+        else:
+            yield self.run_with_token(last, x)
+
+    def run_with_token(self, stage: Stage, x: Tensor) -> tuple[Tensor, Tensor]:
+        patch_embed, position, blocks, (before, *pegs), norm = stage
+        x, _ = patch_embed(x)
+        x = before(position(x))
+        b, h, w, c = x.shape
+        first = self.cls_token if self.cls_pos is None else self.cls_token + self.cls_pos
+        first = first.expand(b, -1, -1)
+        for block, peg in zip(blocks, pegs):
+            both = torch.cat([first, x.reshape(b, h * w, c)], dim=1)  # (B, 1 + N, C)
+            both = self.run(block, both[:, None], None)[:, 0]
+            first, x = both[:, :1], peg(both[:, 1:].reshape(b, h, w, c))
+        return first, norm(x)
+
+    def cut_behind(self, last: int) -> None:
+        """Remove the stages behind this one."""
+        for name, part in self.named_children():
+            if isinstance(part, nn.ModuleList):  # of one entry for each stage
+                setattr(self, name, part[: last + 1])
+        self.cls_token = self.cls_pos = None
+
+    def layer_of(self, name: str) -> int:
+        """As of `CPVTPyramid`, of the classifier's parameters, too."""
+        part = name.split('.')[0]
+        if part in ('norm', 'head'):
+            return self.num_layers - 1
+        if part in ('cls_token', 'cls_pos'):  # with the first block that they meet
+            return 1 + sum(self.arch.depths[:-1])
+        return super().layer_of(name)
+
+    def stage_of(self, name: str) -> int:
+        """The same in fewer steps: 0 as in `layer_of`, 1 for the rest of the first stage."""
+        layer = self.layer_of(name)
+        ends = itertools.accumulate(self.arch.depths, initial=0)
+        return sum(layer > end for end in ends)
+
+
+class PyramidClassifier(Classifier, PyramidTrunk):
+    """A pyramid with a final norm, a pooling and a linear layer behind it."""
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        return self.stage_of if coarse else self.layer_of
+
+
+def token(dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+
+
+def join(first: Optional[Tensor], x: Tensor, norm: nn.Module) -> Tensor:
+    """A normed map (B, H, W, C) as (B, C, H, W) or, with a class token, as (B, 1 + N, C)."""
+    if first is None:
+        return norm(x).permute(0, 3, 1, 2)
+    return norm(torch.cat([first, x.flatten(1, 2)], dim=1))
+
+
+def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict[str, Tensor]:
+    """A checkpoint of any format under our names, before timm adapts its stem and its head."""
+    return to_ours(tensors_of(state_dict))
+
+
+def build(
+    model_cls: type[Classifier],
+    device: Optional[torch.device] = None,
+    dtype: Optional[torch.dtype] = None,
+    **options: Any,
+) -> Classifier:
+    with nullcontext() if device is None else torch.device(device):
+        return model_cls(**options).to(dtype=dtype)
+
+
+def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
+    """Put a model into timm's registry.
+
+    Args:
+        name: of the model.
+        model_cls: its class.
+        **published: options of the class that make it the published model.
+    """
+
+    def create(pretrained: bool = False, **options: Any) -> nn.Module:
+        if model_cls is PyramidClassifier and options.get('features_only'):
+            options.setdefault('global_pool', 'avg')  # as `CPVTPyramid`, without a class token
+        return build_model_with_cfg(
+            partial(build, model_cls),
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg=dict(out_indices=4, feature_cls='getter'),
+            **published | options,
+        )
+
+    create.__name__ = create.__qualname__ = name
+    globals()[name] = register_model(create)
+
+
+def pretrained_cfg(**source: Any) -> dict[str, Any]:
+    """How timm prepares images for a model and where its weights are; timm's own for Twins."""
+    return dict(
+        num_classes=1000,
+        input_size=(3, 224, 224),
+        fixed_input_size=False,
+        crop_pct=0.9,
+        interpolation='bicubic',
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        classifier='head',
+        license='apache-2.0',
+        **source,
+    )
+
+
+def source_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The key in `default_cfgs` of a pyramid, and where its published weights are."""
+    family, size = name.split('_')
+    if family == 'pvt':
+        return f'{name}.in1k', dict(url=PVT_WEIGHTS.format(name))
+    if size == 'nano':
+        return name, {}
+    return f'{name}.in1k', dict(hf_hub_id=f'timm/twins_{name}.in1k')
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        key: pretrained_cfg(pool_size=(7, 7), first_conv='patch_embeds.0.proj', **source)
+        for key, source in map(source_of, ARCHS)
+    }
+)
+for _name, _arch in ARCHS.items():
+    _pool = 'token' if _arch.position == 'learned' else 'avg'
+    register(_name, PyramidClassifier, arch=_name, global_pool=_pool)

@@ -112,17 +112,23 @@ class Column(nn.Module):
             The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C);
             and which of its tokens are inside. The others are zero.
         """
+        x, grid = self.embed(image, inside)
+        for i in range(len(self.blocks)):
+            x = self.run_block(i, x, grid)
+        first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
+        return first[:, 0] if grid.class_tokens else None, zero_outside(x, grid.inside), grid.inside
+
+    def embed(self, image: Tensor, inside: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
+        """The tokens that the first block is given, and the map that they come from."""
         x, inside = self.patch_embed(image.permute(0, 2, 3, 1), inside)  # (B, H, W, C)
         x = self.pos_embed(x, inside)
         grid = Grid(*x.shape[1:3], int(self.cls_token is not None), inside)
         x = self.pos_drop(self.with_class_token(x.flatten(1, 2)))  # (B, T, C)
+        return self.encode(x, grid, after=-1), grid
 
-        x = self.encode(x, grid, after=-1)
-        for i, block in enumerate(self.blocks):
-            x = self.encode(self.run(block, x, grid), grid, after=i)
-
-        first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
-        return first[:, 0] if grid.class_tokens else None, zero_outside(x, inside), inside
+    def run_block(self, index: int, x: Tensor, grid: Grid) -> Tensor:
+        """The tokens behind a block and, if one follows it, its PEG."""
+        return self.encode(self.run(self.blocks[index], x, grid), grid, after=index)
 
     def with_class_token(self, x: Tensor) -> Tensor:
         if self.cls_token is None:

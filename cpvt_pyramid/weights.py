@@ -13,14 +13,18 @@ A checkpoint of another architecture is an error, wherever it is loaded.
 """
 
 import functools
+import itertools
 import math
+import pickle
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
+
+from .archs import ARCHS
 
 WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
 PREFIXES = ('module.', 'backbone.')
@@ -30,17 +34,26 @@ class Format(NamedTuple):
     """How a family of files names and shapes what we have under our own names."""
 
     mark: str  # regular expression: some key of such a file, and of no other, matches it
+    holds: str  # regular expression: our names of what it has a place for, the classifier aside
     # (ours, theirs): the beginning of a key or, with a dot in front, what stands inside of it.
     # i is the stage, j the block; {i+1} counts from one.
     names: tuple[tuple[str, str], ...]
     in_proj: bool = False  # q and kv of global attention are one tensor, rows [q; kv]
     pointwise: bool = False  # the MLP's weights are those of 1x1 convolutions
-    flat_tables: bool = False  # tables are (1, N, C), a class token's entry in front of the rest
+    flat_tables: bool = False  # tables are (1, N, C)
+    class_entry: bool = False  # the last table has a class token's entry in front of the rest
+    prefix: str = ''  # of all but the head
+
+
+PEG_PYRAMID = r'(patch_embeds|blocks|norm_list)\.|pos_block\.\d+\.proj\.0\.(weight|bias)$'
+COLUMN = r'(patch_embed|pos_embed|blocks)\.'
+TABLE_PYRAMID = r'(patch_embeds|pos_embeds)\.|blocks\.\d+\.\d+\.(?!attn\.qkv)'
 
 
 FORMATS = {
     'mmseg': Format(  # mmsegmentation's PCPVT and SVT
-        r'position_encodings\.\d+\.|layers\.\d+\.\d+\.attn\.',
+        r'layers\.\d+\.\d+\.(norm1|attn)\.',
+        PEG_PYRAMID,
         (
             ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
             ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
@@ -52,6 +65,7 @@ FORMATS = {
     ),
     'mmpretrain': Format(  # mmpretrain's PCPVT and SVT
         r'stages\.\d+\.\d+\.',
+        PEG_PYRAMID,
         (
             ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
             ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
@@ -61,9 +75,11 @@ FORMATS = {
             ('norm_list.{i}.', 'norm_after_stage{i}.'),
             ('head.', 'head.fc.'),
         ),
+        prefix='backbone.',
     ),
     'mmdet': Format(  # mmdetection's PyramidVisionTransformer; a stage is [patches, blocks]
         r'layers\.\d+\.1\.\d+\.',
+        TABLE_PYRAMID,
         (
             ('patch_embeds.{i}.proj.', 'layers.{i}.0.projection.'),
             ('patch_embeds.{i}.norm.', 'layers.{i}.0.norm.'),
@@ -78,15 +94,18 @@ FORMATS = {
     ),
     'pvt': Format(  # PVT's authors
         r'patch_embed1\.',
+        TABLE_PYRAMID,
         (
             ('patch_embeds.{i}.', 'patch_embed{i+1}.'),
             ('pos_embeds.{i}.table', 'pos_embed{i+1}'),
             ('blocks.{i}.{j}.', 'block{i+1}.{j}.'),
         ),
         flat_tables=True,
+        class_entry=True,
     ),
     'mmpretrain_vit': Format(  # mmpretrain's VisionTransformer
         r'layers\.\d+\.ln1\.',
+        COLUMN,
         (
             ('patch_embed.proj.', 'patch_embed.projection.'),
             ('blocks.{j}.norm1.', 'layers.{j}.ln1.'),
@@ -96,15 +115,36 @@ FORMATS = {
             ('.mlp.fc2.', '.ffn.layers.1.'),
             ('norm.', 'ln1.'),
             ('pos_embed.table', 'pos_embed'),
+            ('head.', 'head.layers.head.'),
         ),
         flat_tables=True,
+        class_entry=True,
+        prefix='backbone.',
     ),
     'vit': Format(  # DeiT's authors, and timm's ViT
-        r'pos_embed$', (('pos_embed.table', 'pos_embed'),), flat_tables=True
+        r'pos_embed$',
+        COLUMN,
+        (('pos_embed.table', 'pos_embed'),),
+        flat_tables=True,
+        class_entry=True,
     ),
 }
+# What a training of mmengine leaves in its files beside tensors and plain values.
+INERT = (
+    'builtins.getattr',
+    'numpy.dtype',
+    'numpy.ndarray',
+    *(
+        f'numpy.{core}.multiarray.{name}'
+        for core in ('core', '_core')
+        for name in ('_reconstruct', 'scalar')
+    ),
+    'mmengine.logging.history_buffer.HistoryBuffer',
+    'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler',
+)
 # What tells one architecture from another; position, norms and the classifier are a choice.
 BODY = re.compile(r'(patch_embeds?|blocks)\.(?!\d+\.attn\.(relative|peg)\.)')
+CLASSIFIER = re.compile(r'(norm|head)\.|cls_token$|cls_pos$')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
 
@@ -118,16 +158,31 @@ class LoadReport(NamedTuple):
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
-        lines = [f'loaded {len(self.loaded)} of {total} tensors of the backbone']
+        parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone']
         for what, names in (
-            ('not in the checkpoint', self.kept),
+            ('not in the checkpoint and left as they were', self.kept),
             ('not in the model', self.unused),
             ('of another shape', self.mismatched),
         ):
             if names:
-                more = f' and {len(names) - 6} more' if len(names) > 6 else ''
-                lines.append(f'{what}: {", ".join(names[:6])}{more}')
-        return '; '.join(lines)
+                parts.append(f'{what}: {listed(names)}')
+        return '; '.join(parts)
+
+
+class Inert:
+    """Stands for an object, in the file of a training, that is no tensor: it does nothing."""
+
+    def __new__(cls, *_args: object) -> 'Inert':
+        return super().__new__(cls)
+
+    def __setstate__(self, _state: object) -> None:
+        pass
+
+
+def inert(name: str) -> type:
+    """The stand-in for a class or a function of this name."""
+    module, _, name = name.rpartition('.')
+    return type(name, (Inert,), {'__module__': module})
 
 
 def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
@@ -139,24 +194,48 @@ def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: hardly anything in the checkpoint matches the model, or shapes differ.
+        ValueError: it is not a whole file of tensors, or they are of another architecture.
     """
-    model.load_state_dict(read_checkpoint(path), strict=False)
-    if model.load_report.mismatched:
-        raise ValueError(f'{path} is of another architecture: {model.load_report}')
+    checkpoint = read_checkpoint(path)
+    try:
+        model.load_state_dict(checkpoint, strict=False)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None
     return model.load_report
 
 
 def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
-    """The content of a `.pth` or `.safetensors` file, of tensors and plain values alone."""
+    """The content of a `.pth` or `.safetensors` file, of tensors and plain values alone.
+
+    The state of a training that mmengine saves beside the tensors becomes `Inert`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not whole, or holds what could run code when it is loaded.
+    """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint at {path}')
-    if path.suffix == '.safetensors':
-        from safetensors.torch import load_file
+    try:
+        if path.suffix == '.safetensors':
+            from safetensors.torch import load_file
 
-        return load_file(path, device=map_location)
-    return torch.load(path, map_location=map_location, weights_only=True)
+            return load_file(path, device=map_location)
+        with torch.serialization.safe_globals(list(map(inert, INERT))):
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever the bytes of a torn or foreign file lead to
+        unsafe = re.search(r'GLOBAL (\S+)', str(error))
+        if isinstance(error, pickle.UnpicklingError) and unsafe:
+            raise ValueError(
+                f'{path} holds more than tensors: {unsafe[1]}. Such a file can run code when it '
+                f'is loaded, so it is not'
+            ) from None
+        raise ValueError(f'{path} is not a whole checkpoint') from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f'{path} holds a {type(checkpoint).__name__}, not tensors by their names')
+    return checkpoint
 
 
 def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unused: object) -> None:
@@ -172,27 +251,17 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
     Raises:
         ValueError: the checkpoint is of another architecture.
     """
+    ours = nn.Module.state_dict(module)
     theirs = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     if not theirs:  # a checkpoint of something else: a neck, a head
+        module.load_report = compare(ours, {})
         return
     theirs = to_ours(tensors_of(theirs))
-    ours = nn.Module.state_dict(module)
     theirs = {k: v for k, v in theirs.items() if k in ours or not module.has_no_use_for(k)}
     report = module.load_report = compare(ours, theirs)
-    if any(BODY.match(name) for name in (*report.kept, *report.unused, *report.mismatched)):
-        raise ValueError(
-            f'the checkpoint is not one of this backbone: {report}. '
-            f'Check the arch, the file and, in an init_cfg, the prefix'
-        )
-
-    for name in report.mismatched:
-        if name.endswith('.table'):
-            there, here = (f'{len(x[0])} x {len(x[0][0])}' for x in (theirs[name], ours[name]))
-            raise ValueError(
-                f'{name} is {there} in the checkpoint and {here} in the model. Build the model '
-                f'with the pretrain_img_size of the checkpoint: at any other size of image the '
-                f'table is interpolated'
-            )
+    objection = objection_to(ours, theirs, report)
+    if objection:
+        raise ValueError(objection)
 
     theirs |= {name: ours[name] for name in report.kept if module.can_do_without(name)}
     for name in [name for name in state_dict if name.startswith(prefix)]:
@@ -211,6 +280,72 @@ def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
     )
 
 
+def objection_to(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
+) -> Optional[str]:
+    """Why a checkpoint is not one of the model, and what to do; None if it is."""
+    lacking, besides = (list(filter(BODY.match, names)) for names in (report.kept, report.unused))
+    if not any(map(BODY.match, theirs)):
+        return (
+            f'the checkpoint has no tensor of this backbone, but {listed(list(theirs))}. '
+            f'Check the file and, in an init_cfg, the prefix'
+        )
+    if any(a != b for a, b in zip(shape_of(ours), shape_of(theirs))):
+        return (
+            f'the checkpoint is of another architecture, {described(theirs)}; the model is '
+            f'{described(ours)}. Set its arch, or load another file'
+        )
+    for name in report.mismatched:
+        there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
+        advice = ''
+        if name == 'patch_embeds.0.proj.weight':
+            advice = f'. in_channels={there[1]} fits the checkpoint'
+        if name.endswith('.table'):
+            advice = (
+                '. Build the model with the pretrain_img_size of the checkpoint: at any other '
+                'size of image the table is interpolated'
+            )
+        return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
+    if lacking:
+        return f'the checkpoint is of another architecture: it lacks {listed(lacking)}'
+    if besides:
+        return f'the checkpoint is of another architecture: the model has no {listed(besides)}'
+    return None
+
+
+def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, int]]:
+    """The channels and blocks of each stage of a pyramid's tensors under our names."""
+    stages = []
+    for i in itertools.count():
+        if f'patch_embeds.{i}.proj.weight' not in tensors:
+            return stages
+        blocks = {name.split('.')[2] for name in tensors if name.startswith(f'blocks.{i}.')}
+        stages.append((len(tensors[f'patch_embeds.{i}.proj.weight']), len(blocks)))
+
+
+def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
+    """The name in `ARCHS` of the pyramid that has these tensors under our names, or None."""
+    shape = shape_of(tensors)
+    position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'
+    names = [
+        name
+        for name, arch in ARCHS.items()
+        if shape and list(zip(arch.dims, arch.depths))[: len(shape)] == shape
+    ]
+    return min(names, key=lambda name: ARCHS[name].position != position, default=None)
+
+
+def described(tensors: dict[str, Tensor]) -> str:
+    """The name of an architecture, or its numbers where it has none."""
+    dims, depths = zip(*shape_of(tensors))
+    return arch_of(tensors) or f'of dims {dims} and depths {depths}'
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    more = f' and {len(names) - most} more' if len(names) > most else ''
+    return ', '.join(names[:most]) + more
+
+
 def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     """The tensors of a model inside a checkpoint, without wrapper and prefix."""
     for wrapper in WRAPPERS:
@@ -218,7 +353,8 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
             checkpoint = checkpoint[wrapper]
     for prefix in PREFIXES:
         inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
-        checkpoint = inner or checkpoint
+        if inner:  # mmpretrain has the classifier beside the backbone
+            checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
     return {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
 
 
@@ -239,11 +375,11 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     key = format_of(tensors)
     if key == 'ours':
-        return tensors
+        return {name.replace('head.fc.', 'head.'): value for name, value in tensors.items()}
     form = FORMATS[key]
     pairs = [(theirs, ours) for ours, theirs in form.names]
     if key == 'mmpretrain' and 'norm_after_stage0.weight' not in tensors:
-        pairs.insert(0, ('norm_after_stage3.', 'norm.'))  # the classifier's, of a plain stage's end
+        pairs.insert(0, ('norm_after_stage3.', 'norm.'))  # the classifier's
     ours = {}
     for name, value in tensors.items():
         name = rename(name, pairs)
@@ -255,11 +391,13 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             )
             continue
         name = name.replace('.attn.attn.out_proj.', '.attn.proj.')
-        if form.pointwise and '.mlp.' in name:
-            value = value.flatten(1) if value.dim() == 4 else value
+        if form.pointwise and '.mlp.' in name and value.dim() == 4:
+            value = value.flatten(1)
         if name.endswith('.table') and form.flat_tables:
             side = math.isqrt(value.shape[1])
-            if side**2 != value.shape[1]:
+            if value.shape[1] - side**2 not in (0, 1):
+                raise ValueError(f'{name} has {value.shape[1]} entries; only square ones are read')
+            if value.shape[1] > side**2:
                 ours['cls_pos'] = value[:, :1]
                 value = value[:, 1:]
             value = value.unflatten(1, (side, side))
@@ -268,14 +406,27 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
-    """The reverse of `to_ours`: our names and shapes in one of `FORMATS`, or 'ours'."""
+    """The reverse of `to_ours`: our names and shapes in one of `FORMATS`, or 'ours'.
+
+    What a format of backbones has no name for keeps ours, if it is of the classifier.
+
+    Raises:
+        ValueError: the format has no place for the architecture.
+    """
     if key == 'ours':
         return tensors
     form = FORMATS[key]
+    for name in tensors:
+        if not re.match(form.holds, name) and not CLASSIFIER.match(name):
+            raise ValueError(f'the format {key!r} has no place for {name}')
+    pairs = list(form.names)
+    if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
+        pairs.append(('norm.', 'norm_after_stage3.'))
+    last_table = max((name for name in tensors if name.endswith('.table')), default=None)
     theirs = {}
     for name, value in tensors.items():
         stem, _, leaf = name.rpartition('.attn.')
-        if name == 'cls_pos':
+        if name == 'cls_pos' and form.class_entry and last_table:
             continue
         if form.in_proj and f'{stem}.attn.q.weight' in tensors:
             if leaf.startswith('kv.'):
@@ -290,9 +441,10 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
             value = value[..., None, None]
         if name.endswith('.table') and form.flat_tables:
             value = value.flatten(1, 2)
-            if 'cls_pos' in tensors and name == max(k for k in tensors if k.endswith('.table')):
+            if form.class_entry and name == last_table and 'cls_pos' in tensors:
                 value = torch.cat([tensors['cls_pos'], value], dim=1)
-        theirs[rename(name, form.names)] = value
+        prefix = '' if name.startswith('head.') else form.prefix
+        theirs[prefix + rename(name, pairs)] = value
     return theirs
 
 

@@ -44,6 +44,8 @@ class Column(nn.Module):
         with_cp: activation checkpointing: less memory in training, more time.
     """
 
+    reads_map = True  # whether the map is used where there is a class token
+
     def __init__(
         self,
         arch: Union[str, PlainArch, dict] = 'cpvt_small',
@@ -66,15 +68,23 @@ class Column(nn.Module):
             )
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         table, peg = parse_position(position, peg, known=(*POSITIONS, 'relative'))
-        after = blocks_before_peg(peg, arch.depth) if peg else []
+        # Blocks whose map is read: not the last, where a classifier reads the class token alone.
+        # A PEG behind it would never train, and neither would its relative position.
+        mapped = arch.depth - (class_token and not self.reads_map)
+        after = []
+        if peg:
+            followed = min(mapped, arch.depth - peg.qk_only)  # keys need a block behind
+            peg.check(followed)
+            after = peg.indices(followed)
         self.in_channels = in_channels
         self.with_cp = with_cp
 
         def block(index: int) -> Block:
-            # For queries and keys alone: those of the block behind.
+            # For queries and keys alone, a PEG stands inside the block behind.
             of_keys = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
+            relative = table == 'relative' and index < mapped
             attention = SelfAttention(
-                arch.dim, arch.heads, table == 'relative', of_keys, attn_drop_rate, drop_rate
+                arch.dim, arch.heads, relative, of_keys, attn_drop_rate, drop_rate
             )
             drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
             return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path)
@@ -148,10 +158,12 @@ class Column(nn.Module):
 
     def has_no_use_for(self, name: str) -> bool:
         """Whether published checkpoints hold a tensor that this model leaves out: a class token
-        or, of a dense backbone, the classifier."""
-        part = name.split('.')[0]
+        or, of a dense backbone, the classifier and levels that are not built."""
+        part, *rest = name.split('.')
         if part in ('cls_token', 'cls_pos'):
             return self.cls_token is None
+        if part == 'levels' and part in self._modules:
+            return rest[0] not in self.levels
         return part in ('norm', 'head') and part not in self._modules
 
     def can_do_without(self, name: str) -> bool:
@@ -195,6 +207,8 @@ class CPVT(Column):
         **options: as of `Column`, which refuses what it does not know. Without `class_token`
             the classifier sees the mean of the map (GAP; CPVT, section 4.4).
     """
+
+    reads_map = False
 
     def __init__(
         self,
@@ -340,16 +354,6 @@ class UnpatchConv(nn.ConvTranspose2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def blocks_before_peg(peg: PEG, depth: int) -> list[int]:
-    """The blocks that a PEG follows; one for queries and keys alone needs a block behind it."""
-    last = depth - (2 if peg.qk_only else 1)
-    after = peg.indices(last + 1)
-    asked = [peg.after] if isinstance(peg.after, int) else peg.after
-    if not after or (peg.after != 'all' and not set(asked) <= set(after)):
-        raise ValueError(f"peg.after={peg.after!r}; blocks from -1 to {last}, or 'all'")
-    return after
 
 
 def token(dim: int) -> nn.Parameter:

@@ -4,7 +4,7 @@ and weights to test it with.
 
 import math
 from collections.abc import Sequence
-from typing import Union
+from typing import Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -61,13 +61,66 @@ def reference_maps(
             else:
                 x = x + everywhere(y, weights, of, arch.heads[i], arch.sr_ratios[i])
             y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
-            y = pointwise(y, *layer(weights, f'{of}.mlp.fc1'))
-            y = y * 0.5 * (1 + torch.erf(y / math.sqrt(2)))
+            y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
             x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
             x = peg(x, weights, f'more_pos_block.{i}.{j}' if j else f'pos_block.{i}', zero_padding)
         if arch.stage_norm:
             x = layer_norm(x, *layer(weights, f'norm_list.{i}'), 1e-6)
         maps.append(x)
+    return maps
+
+
+def reference_tokens(
+    model: nn.Module, image: Tensor, sincos: bool = False, zero_padding: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The class token (C, 0 or 1) and the map (C, H, W) of the columnar model of one image
+    (3, H, W), computed from the model's state dict alone."""
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    arch = model.arch
+    x = patches(image, arch.patch_size, *layer(weights, 'patch_embed.proj'))
+    if 'pos_embed.table' in weights:
+        x = x + bicubic(weights['pos_embed.table'][0].permute(2, 0, 1), x.shape[1:])
+    if sincos:
+        x = x + sines_and_cosines(x)
+    first = x.new_zeros(arch.dim, 0)
+    if 'cls_token' in weights:
+        first = (weights['cls_token'] + weights.get('cls_pos', 0))[0].T
+    x = peg(x, weights, 'pos_block.-1', zero_padding)
+    for i in range(arch.depth):
+        of = f'blocks.{i}'
+        tokens = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, T)
+        y = layer_norm(tokens, *layer(weights, f'{of}.norm1'), 1e-6)
+        tokens = tokens + of_all_tokens(y, weights, of, arch.heads, x.shape[1:], zero_padding)
+        y = layer_norm(tokens, *layer(weights, f'{of}.norm2'), 1e-6)
+        y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
+        tokens = tokens + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+        first, x = tokens[:, 0, : first.shape[1]], tokens[:, 0, first.shape[1] :].view_as(x)
+        x = peg(x, weights, f'pos_block.{i}', zero_padding)
+    return first, x
+
+
+def reference_levels(model: nn.Module, image: Tensor, **options: bool) -> list[Tensor]:
+    """The four maps of the columnar model as a backbone, of one image (3, H, W)."""
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    tokens = reference_tokens(model, image, **options)[1]
+    maps = []
+    for i, stride in enumerate(model.strides):
+        of, x = f'levels.{i}', tokens
+        if i < 2:
+            x = doubled(x, *layer(weights, f'{of}.up.0'))
+        if i == 0:
+            x = gelu(layer_norm(x, *layer(weights, f'{of}.up.1'), 1e-6))
+            x = doubled(x, *layer(weights, f'{of}.up.3'))
+        if i == 3:
+            tops, lefts = range(0, x.shape[1], 2), range(0, x.shape[2], 2)
+            rows = [[x[:, t : t + 2, n : n + 2].amax((1, 2)) for n in lefts] for t in tops]
+            x = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+        x = x[:, : math.ceil(image.shape[1] / stride), : math.ceil(image.shape[2] / stride)]
+        no_bias = x.new_zeros(model.channels[i])
+        x = pointwise(x, weights[f'{of}.proj.weight'], no_bias)
+        x = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
+        x = convolve(x, weights[f'{of}.conv.weight'], no_bias, zero_padding=True)
+        maps.append(layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6))
     return maps
 
 
@@ -78,6 +131,10 @@ def layer(weights: dict, name: str) -> tuple[Tensor, Tensor]:
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A linear layer on each cell of (C, H, W)."""
     return torch.einsum('oc,chw->ohw', weight, x) + bias[:, None, None]
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -130,6 +187,34 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, zero_padding: bool) -> Ten
     return out
 
 
+def doubled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each cell becomes 2 x 2 cells, by four matrices."""
+    _, h, w = x.shape
+    out = x.new_zeros(weight.shape[1], 2 * h, 2 * w)
+    for dy in range(2):
+        for dx in range(2):
+            out[:, dy::2, dx::2] = pointwise(x, weight[:, :, dy, dx].T, bias)
+    return out
+
+
+def bicubic(table: Tensor, size: Sequence[int]) -> Tensor:
+    """A table (C, H, W) at another size, by Keys' cubic convolution with a = -0.75."""
+    values = table
+    for axis, new in zip((1, 2), size):
+        old = values.shape[axis]
+        at = (torch.arange(new, dtype=table.dtype) + 0.5) * old / new - 0.5
+        total = 0
+        for tap in range(-1, 3):
+            cell = at.floor() + tap
+            far = (at - cell).abs()
+            near = 1.25 * far**3 - 2.25 * far**2 + 1
+            share = torch.where(far < 1, near, -0.75 * (far**3 - 5 * far**2 + 8 * far - 4))
+            share = share.view(-1, *[1] * (2 - axis))
+            total = total + values.index_select(axis, cell.long().clamp(0, old - 1)) * share
+        values = total
+    return values
+
+
 def bilinear(table: Tensor, size: Sequence[int]) -> Tensor:
     """A table (C, H, W) at another size, each value from its four neighbours."""
     values = table
@@ -160,11 +245,17 @@ def sines_and_cosines(x: Tensor) -> Tensor:
     return out
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Softmax attention of (C, N) queries over (C, M) keys and values, head by head."""
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, relative: Optional[Tensor] = None
+) -> Tensor:
+    """Softmax attention of (C, N) queries over (C, M) keys and values, head by head; (N, M, d) is
+    added to the keys, as each query sees them."""
     out = []
     for qh, kh, vh in zip(q.chunk(heads), k.chunk(heads), v.chunk(heads)):
-        scores = qh.T @ kh / math.sqrt(qh.shape[0])
+        scores = qh.T @ kh
+        if relative is not None:
+            scores = scores + torch.einsum('di,ijd->ij', qh, relative)
+        scores = scores / math.sqrt(qh.shape[0])
         out.append(vh @ torch.softmax(scores, dim=1).T)
     return torch.cat(out)
 
@@ -189,6 +280,28 @@ def everywhere(x: Tensor, weights: dict, of: str, heads: int, sr_ratio: int) -> 
     q = pointwise(x, *layer(weights, f'{of}.attn.q')).flatten(1)
     k, v = pointwise(coarse, *layer(weights, f'{of}.attn.kv')).flatten(1).chunk(2)
     out = attention(q, k, v, heads).view_as(x)
+    return pointwise(out, *layer(weights, f'{of}.attn.proj'))
+
+
+def of_all_tokens(
+    x: Tensor, weights: dict, of: str, heads: int, size: Sequence[int], zero_padding: bool
+) -> Tensor:
+    """Self-attention of the columnar model's tokens (C, 1, T), whose map is of a size."""
+    height, width = size
+    firsts = x.shape[2] - height * width
+    q, k, v = pointwise(x, *layer(weights, f'{of}.attn.qkv'))[:, 0].chunk(3)
+    if any(name.startswith(f'{of}.attn.peg.') for name in weights):
+        y = peg(x[:, 0, firsts:].unflatten(1, size), weights, f'{of}.attn.peg', zero_padding)
+        y = torch.cat([x[:, :, :firsts], y.flatten(1)[:, None]], dim=2)
+        q, k, _ = pointwise(y, *layer(weights, f'{of}.attn.qkv'))[:, 0].chunk(3)
+    relative = None
+    if f'{of}.attn.relative.rows' in weights:
+        ys, xs = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+        relative = x.new_zeros(x.shape[2], x.shape[2], len(q) // heads)
+        for name, at in (('rows', ys), ('columns', xs)):
+            distance = (at[None] - at[:, None]).clamp(-8, 8)  # from the query to the key
+            relative[firsts:, firsts:] += weights[f'{of}.attn.relative.{name}'][distance + 8]
+    out = attention(q, k, v, heads, relative)[:, None]
     return pointwise(out, *layer(weights, f'{of}.attn.proj'))
 
 

@@ -1,5 +1,5 @@
-# RetinaNet 1x on COCO with PCPVT-S (CPVTv2-S), as published with Twins (arXiv 2104.13840):
-# 43.0 box AP, 34.4M parameters.
+# RetinaNet 1x on COCO with PCPVT-S (CPVTv2-S), as published with Twins (arXiv 2104.13840): 43.0
+# box AP.
 #   tools/dist_train.sh configs/retinanet_cpvt_s.py 8
 _base_ = [
     '_base_/models/retinanet.py', '_base_/datasets/coco_detection.py',

@@ -1,0 +1,6 @@
+# Twins-SVT-L; published: 45.7 box AP.
+_base_ = 'retinanet_svt_s.py'
+model = dict(
+    backbone=dict(
+        arch='svt_large', init_cfg=dict(checkpoint='timm://twins_svt_large.in1k')),
+    neck=dict(in_channels=[128, 256, 512, 1024]))

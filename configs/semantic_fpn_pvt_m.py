@@ -1,0 +1,7 @@
+# PVT-Medium; published: 41.6 mIoU.
+_base_ = 'semantic_fpn_pvt_t.py'
+model = dict(
+    backbone=dict(
+        arch='pvt_medium',
+        init_cfg=dict(
+            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_medium.pth')))

@@ -1,4 +1,4 @@
-"""Mixed precision where mmengine's `AmpOptimWrapper` has none: on CPUs."""
+"""Mixed precision that mmengine's `AmpOptimWrapper` does not have: bfloat16, on any device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,13 @@ from torch import nn
 
 @OPTIM_WRAPPERS.register_module()
 class BFloat16OptimWrapper(OptimWrapper):
-    """Runs the model in bfloat16 on the CPU.
+    """Runs the model in bfloat16, on a CPU or a GPU.
 
     bfloat16 has the range of float32, so gradients do not vanish and losses need no scaling.
     """
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        with super().optim_context(model), torch.autocast('cpu', torch.bfloat16):
+        device = next(model.parameters()).device.type
+        with super().optim_context(model), torch.autocast(device, torch.bfloat16):
             yield

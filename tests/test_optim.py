@@ -1,0 +1,96 @@
+"""What a config may ask of the optimizer: layer-wise decay of the learning rate, bfloat16."""
+
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import nn
+
+from cpvt_pyramid.mm import CPVTPyramid
+
+
+class Detector(nn.Module):
+    def __init__(self, arch: str = 'pcpvt_nano') -> None:
+        super().__init__()
+        self.backbone = CPVTPyramid(arch)
+        self.head = nn.Conv2d(192, 3, 1)
+
+
+def rates(model: nn.Module, **paramwise: object) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay of each parameter, of 1 and 0.1."""
+    config = dict(
+        type='OptimWrapper',
+        constructor='LayerDecayConstructor',
+        optimizer=dict(type='AdamW', lr=1.0, weight_decay=0.1),
+        paramwise_cfg=paramwise,
+    )
+    groups = build_optim_wrapper(model, config).optimizer.param_groups
+    found = {group['params'][0]: (group['lr'], group['weight_decay']) for group in groups}
+    assert sum(len(group['params']) for group in groups) == len(found)
+    return {name: found[p] for name, p in model.named_parameters() if p in found}
+
+
+def test_learning_rate_falls_layer_by_layer_towards_the_image():
+    lr = {name: rate for name, (rate, _) in rates(Detector(), layer_decay=0.5).items()}
+    assert lr['head.weight'] == lr['head.bias'] == 1
+    for name, layers_behind in (  # eight blocks, two in each stage
+        ('blocks.3.1.mlp.fc2.weight', 1),
+        ('blocks.3.0.attn.q.bias', 2),
+        ('pos_block.3.proj.0.weight', 2),
+        ('patch_embeds.3.proj.weight', 2),
+        ('blocks.2.1.norm1.weight', 3),
+        ('blocks.0.0.mlp.fc1.weight', 8),
+        ('patch_embeds.0.norm.bias', 9),
+    ):
+        assert lr[f'backbone.{name}'] == 0.5**layers_behind, name
+    assert set(lr.values()) == {0.5**i for i in range(10)}
+
+
+def test_tables_and_stage_norms_have_their_layer():
+    pvt = rates(Detector('pvt_tiny'), layer_decay=0.5)
+    assert pvt['backbone.pos_embeds.0.table'] == pvt['backbone.patch_embeds.0.proj.weight']
+    svt = rates(Detector('svt_small'), layer_decay=0.5)
+    assert svt['backbone.norm_list.3.weight'] == svt['backbone.blocks.3.3.norm2.weight']
+
+
+def test_other_options_of_the_constructor_work():
+    found = rates(
+        Detector(),
+        layer_decay=0.5,
+        norm_decay_mult=0.0,
+        custom_keys=dict(pos_block=dict(lr_mult=10.0, decay_mult=0.0), head=dict(lr_mult=2.0)),
+    )
+    assert found['backbone.pos_block.3.proj.0.weight'] == (10 * 0.5**2, 0)
+    assert found['backbone.blocks.3.1.norm1.weight'] == (0.5, 0)
+    assert found['backbone.blocks.3.1.mlp.fc1.weight'] == (0.5, 0.1)
+    assert found['head.weight'] == (2, 0.1)
+
+
+def test_frozen_stages_are_left_out():
+    model = Detector()
+    model.backbone.frozen_stages = 1
+    model.train()
+    assert not any('blocks.0' in name for name in rates(model, layer_decay=0.5))
+
+
+@pytest.mark.parametrize('decay', [None, 0, 1.5, '0.8'])
+def test_a_factor_that_is_none_fails(decay):
+    with pytest.raises(ValueError, match='layer_decay='):
+        rates(Detector(), layer_decay=decay)
+
+
+def test_a_model_without_a_pyramid_fails():
+    with pytest.raises(ValueError, match='CPVTPyramid'):
+        rates(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)
+
+
+def test_bfloat16():
+    model = nn.Linear(4, 4)
+    wrapper = OPTIM_WRAPPERS.build(
+        dict(type='BFloat16OptimWrapper', optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    )
+    with wrapper.optim_context(model):
+        out = model(torch.randn(2, 4))
+    assert out.dtype == torch.bfloat16
+    wrapper.update_params(out.float().square().sum())
+    assert model.weight.dtype == torch.float32 and model.weight.isfinite().all()

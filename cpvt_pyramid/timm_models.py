@@ -5,14 +5,18 @@
     timm.create_model('svt_base', features_only=True)      # the four maps of `CPVTPyramid`
     timm.create_model('pcpvt_small', position='learned')   # options of `CPVTPyramid` pass through
 
-A model is named as in `ARCHS`. Its parameters have the names of the published checkpoints, so
-that what timm's training script writes loads into `CPVTPyramid`, and every format that
-`weights.py` reads loads here.
+A pyramid is named as in `ARCHS`. The columnar CPVT of the paper is `cpvt_tiny`, `cpvt_small` or
+`cpvt_base`, with `_0to5` behind it where PEG follows blocks 0 to 5 and not block 0 alone, and
+`_gap` where the classifier sees the mean of the map and there is no class token.
+
+Parameters have the names of the published checkpoints, so that what timm's training script
+writes loads into a backbone, and every format that `weights.py` reads loads here.
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -24,15 +28,16 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from .archs import ARCHS, Arch
+from .archs import ARCHS, PLAIN_ARCHS, Arch
+from .plain import Column, token
 from .position import LearnedPosition
 from .pyramid import CPVTPyramid, Stage, init_weights
 from .weights import tensors_of, to_ours
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
-# Where names of parameters begin that weight decay leaves alone, as in the code of DeiT and Twins.
-POSITIONS = ('pos_', 'more_pos_block.', 'cls_')
+# What weight decay leaves alone, as in the code of DeiT and Twins: tables, tokens and PEGs.
+UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(relative|peg)\.')
 
 
 class Classifier(nn.Module):
@@ -174,7 +179,7 @@ class Classifier(nn.Module):
         self.distilled_training = enable
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.startswith(POSITIONS)}
+        return {name for name, _ in self.named_parameters() if UNDECAYED.match(name)}
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         """The layer of a parameter's name, for learning rates that grow layer by layer."""
@@ -266,6 +271,32 @@ class PyramidTrunk(CPVTPyramid):
         return sum(layer > end for end in ends)
 
 
+class ColumnTrunk(Column):
+    """The columnar CPVT, a map after each of its blocks."""
+
+    @property
+    def feature_info(self) -> list[dict]:
+        return [
+            dict(num_chs=self.arch.dim, reduction=self.arch.patch_size, module=f'blocks.{i}')
+            for i in range(self.arch.depth)
+        ]
+
+    def taps(self, image: Tensor) -> Iterator[tuple[Optional[Tensor], Tensor]]:
+        """After each block, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
+        x, grid = self.embed(image)
+        for i in range(len(self.blocks)):
+            x = self.run_block(i, x, grid)
+            first, tokens = grid.split(x)
+            yield first if grid.class_tokens else None, tokens
+
+    def cut_behind(self, last: int) -> None:
+        """Remove the blocks behind this one, and their PEGs."""
+        self.blocks = self.blocks[: last + 1]
+        self.pos_block = nn.ModuleDict(
+            {i: peg for i, peg in self.pos_block.items() if int(i) <= last}
+        )
+
+
 class PyramidClassifier(Classifier, PyramidTrunk):
     """A pyramid with a final norm, a pooling and a linear layer behind it."""
 
@@ -273,8 +304,8 @@ class PyramidClassifier(Classifier, PyramidTrunk):
         return self.stage_of if coarse else self.layer_of
 
 
-def token(dim: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+class ColumnClassifier(Classifier, ColumnTrunk):
+    """The columnar CPVT with a final norm, a pooling and a linear layer behind it."""
 
 
 def join(first: Optional[Tensor], x: Tensor, norm: nn.Module) -> Tensor:
@@ -350,12 +381,31 @@ def source_of(name: str) -> tuple[str, dict[str, Any]]:
     return f'{name}.in1k', dict(hf_hub_id=f'timm/twins_{name}.in1k')
 
 
+def pegs_and_pools(name: str) -> dict[str, dict[str, Any]]:
+    """The variants of a columnar model in the CPVT paper, and their options."""
+    main = dict(after=tuple(range(6)))
+    return {
+        name: dict(global_pool='token'),
+        f'{name}_gap': dict(global_pool='avg'),
+        f'{name}_0to5': dict(global_pool='token', peg=main),
+        f'{name}_0to5_gap': dict(global_pool='avg', peg=main),
+    }
+
+
+COLUMNS = {
+    variant: dict(arch=name, **options)
+    for name in PLAIN_ARCHS
+    for variant, options in pegs_and_pools(name).items()
+}
 default_cfgs = generate_default_cfgs(
     {
         key: pretrained_cfg(pool_size=(7, 7), first_conv='patch_embeds.0.proj', **source)
         for key, source in map(source_of, ARCHS)
     }
+    | {name: pretrained_cfg(first_conv='patch_embed.proj') for name in COLUMNS}
 )
 for _name, _arch in ARCHS.items():
     _pool = 'token' if _arch.position == 'learned' else 'avg'
     register(_name, PyramidClassifier, arch=_name, global_pool=_pool)
+for _name, _options in COLUMNS.items():
+    register(_name, ColumnClassifier, **_options)

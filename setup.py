@@ -21,7 +21,7 @@ setup(
     license='Apache-2.0',
     packages=find_packages(include=['cpvt_pyramid*']),
     python_requires='>=3.10',
-    install_requires=['torch>=2.1'],
+    install_requires=['torch>=2.4'],
     extras_require={
         'mm': [
             'onedl-mmengine>=0.10.12',

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .linear import Linear, linear, mlp
+
 from .position import RelativePosition
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -43,7 +45,7 @@ class PatchConv(nn.Conv2d):
         x = x.reshape(b, h // k, k, w // k, k, c).transpose(2, 3)
         x = x.reshape(b, h // k, w // k, k * k * c)
         weight = self.weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
-        return F.linear(x, weight, self.bias)  # (B, ceil(H / k), ceil(W / k), out_channels)
+        return linear(x, weight, self.bias)  # (B, ceil(H / k), ceil(W / k), out_channels)
 
 
 class PatchEmbed(nn.Module):
@@ -93,12 +95,12 @@ class GlobalAttention(nn.Module):
         self.heads = heads
         self.sr_ratio = sr_ratio
         self.attn_drop = attn_drop
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
+        self.q = Linear(dim, dim)
+        self.kv = Linear(dim, 2 * dim)
         if sr_ratio > 1:
             self.sr = PatchConv(dim, dim, sr_ratio)
             self.norm = nn.LayerNorm(dim)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
@@ -142,8 +144,8 @@ class WindowAttention(nn.Module):
         self.window = window
         self.padding = padding
         self.attn_drop = attn_drop
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)
+        self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
@@ -222,10 +224,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.attn_drop = attn_drop
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = Linear(dim, 3 * dim)
         self.relative = RelativePosition(dim // heads) if relative else None
         self.peg = peg
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -255,12 +257,14 @@ class MLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
+        self.fc1 = Linear(dim, hidden)
+        self.fc2 = Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        if self.drop.p and self.training:
+            return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        return mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
 
 
 class DropPath(nn.Module):

@@ -1,0 +1,125 @@
+"""The products of oneDNN against torch's own, with their gradients, and where they step aside."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from cpvt_pyramid import CPVTPyramid, linear
+
+
+def plain_linear(x, weight, bias):
+    return x @ weight.t() + bias
+
+
+def plain_mlp(x, weight1, bias1, weight2, bias2):
+    hidden = plain_linear(x, weight1, bias1)
+    return plain_linear(hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5)), weight2, bias2)
+
+
+def operands(tokens, sizes, dtype=torch.float32):
+    """Tokens of the first size and, for each step to the next, a weight and a bias."""
+    out = [torch.randn(*tokens, sizes[0], dtype=dtype)]
+    for ci, co in zip(sizes, sizes[1:]):
+        out += [torch.randn(co, ci, dtype=dtype) / ci**0.5, torch.randn(co, dtype=dtype)]
+    return [x.requires_grad_() for x in out]
+
+
+FUNCTIONS = {'linear': (linear.linear, plain_linear, 2), 'mlp': (linear.mlp, plain_mlp, 3)}
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+@settings(deadline=None, max_examples=30)
+@given(
+    tokens=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3),
+)
+def test_equals_torch(name, tokens, sizes):
+    ours, plain, layers = FUNCTIONS[name]
+    inputs = operands(tokens, sizes[:layers])
+    assert linear.onednn_takes(inputs[0])
+    grad = torch.randn(*tokens, sizes[layers - 1])
+    results = []
+    for function in (ours, plain):
+        out = function(*inputs)
+        results.append([out, *torch.autograd.grad(out, inputs, grad)])
+        with torch.no_grad():
+            results[-1].append(function(*inputs))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_gradient_of_the_gradient(name):
+    ours, plain, layers = FUNCTIONS[name]
+    inputs = operands((2, 3), (5, 6, 4)[:layers])
+    second = []
+    for function in (ours, plain):
+        first = torch.autograd.grad(function(*inputs).square().sum(), inputs[:2], create_graph=True)
+        second.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for a, b in zip(*second):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('trains', [0, 1, 2, 3, 4])
+def test_what_is_frozen_gets_no_gradient(trains):
+    inputs = operands((7,), (5, 6, 4))
+    for i, x in enumerate(inputs):
+        x.requires_grad_(i == trains)
+    linear.mlp(*inputs).sum().backward()
+    (expected,) = torch.autograd.grad(plain_mlp(*inputs).sum(), [inputs[trains]])
+    torch.testing.assert_close(inputs[trains].grad, expected, rtol=1e-4, atol=1e-5)
+    assert all(x.grad is None for i, x in enumerate(inputs) if i != trains)
+
+
+def test_strided_tokens():
+    x, weight, bias = operands((4, 6), (5, 3))
+    turned = x.transpose(0, 1)[::2]
+    torch.testing.assert_close(linear.linear(turned, weight, bias), F.linear(turned, weight, bias))
+
+
+def test_training_keeps_the_hidden_map_once():
+    """The output of the GELU is as large as its input, and autograd would keep both."""
+    inputs = operands((100,), (8, 64, 8))
+
+    def kept(function):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (sizes.append(x.numel()), x)[1], lambda x: x
+        ):
+            function(*inputs)
+        return sum(size for size in sizes if size == 100 * 64)
+
+    assert kept(linear.mlp) == 100 * 64
+    assert kept(lambda x, w1, b1, w2, b2: F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)) > 100 * 64
+
+
+def test_other_types_and_modes_are_torchs():
+    x, weight, bias = (t.detach() for t in operands((3,), (4, 4)))
+    assert linear.onednn_takes(x)
+    assert not linear.onednn_takes(x.double())
+    assert not linear.onednn_takes(x.bfloat16())
+    assert not linear.onednn_takes(x.to('meta'))
+    assert not linear.onednn_takes(x[:0])
+    with torch.autocast('cpu', torch.bfloat16):
+        assert linear.linear(x, weight, bias).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not linear.onednn_takes(x)
+    with FlopCounterMode(display=False) as counter:
+        linear.linear(x, weight, bias)
+    assert counter.get_total_flops() == 2 * 3 * 4 * 4
+    traced = torch.jit.trace(linear.linear, (x, weight, bias))
+    assert 'aten::linear' in str(traced.graph)
+
+
+def test_a_model_goes_by_way_of_onednn(monkeypatch):
+    model = CPVTPyramid('pcpvt_nano').eval()
+    calls = []
+    product = linear.product
+    monkeypatch.setattr(linear, 'product', lambda *a, **k: (calls.append(1), product(*a, **k))[1])
+    with torch.no_grad():
+        model(torch.randn(1, 3, 64, 64))
+    # Eight blocks of q, kv, proj and two of the MLP; four patch embeddings, six sub-samplings.
+    assert len(calls) == 8 * 5 + 4 + 6

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .linear import Linear, linear, mlp
-
 from .position import RelativePosition
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).

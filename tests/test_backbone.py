@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 import cpvt_pyramid
 from cpvt_pyramid.mm import CPVTPyramid, backbone, checkpoints
+from cpvt_pyramid.mm.valid_region import with_validity
 
 
 def nano_weights(seed: int = 5) -> dict:
@@ -35,6 +36,29 @@ def test_built_by_name(registry, name):
     model = registry.build(dict(type=name, arch='pcpvt_nano', drop_path_rate=0.1))
     assert type(model) is CPVTPyramid
     assert model.blocks[3][1].drop_path.rate == 0.1
+
+
+@pytest.mark.parametrize('registry', [ROOT, MMDET, MMSEG, MMPRETRAIN], ids=lambda r: r.scope)
+@pytest.mark.parametrize('name', ['CPVT', 'cpvt_pyramid.CPVT'])
+def test_columnar_model_is_built_by_name(registry, name):
+    model = registry.build(dict(type=name, arch='cpvt_tiny', peg=dict(after=[0, 1])))
+    assert isinstance(model, cpvt_pyramid.DenseCPVT) and list(model.pos_block) == ['0', '1']
+
+
+def test_columnar_model_from_a_classifier_in_a_padded_batch(tmp_path):
+    arch = dict(dim=16, heads=2, depth=2, patch_size=8)
+    classifier = randomize(cpvt_pyramid.CPVT(arch, num_classes=5))
+    torch.save({'model': classifier.state_dict()}, tmp_path / 'classifier.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'classifier.pth'))
+    model = backbone.CPVT(arch, init_cfg=init_cfg).eval()
+    model.init_weights()
+    assert torch.equal(model.blocks[1].attn.qkv.weight, classifier.blocks[1].attn.qkv.weight)
+    images = torch.randn(2, 3, 40, 50)
+    sizes = [(40, 33), (21, 50)]
+    with torch.no_grad():
+        maps = model(with_validity(images, sizes))
+        same_maps(maps, model(images, torch.tensor(sizes)), rtol=0, atol=0)
+        same_maps([x[:1, :, :, :9] for x in maps[1:2]], model(images[:1, :, :40, :33])[1:2])
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])

@@ -6,7 +6,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
-from cpvt_pyramid.mm import CPVTPyramid
+from cpvt_pyramid.mm import CPVT, CPVTPyramid
 
 
 class Detector(nn.Module):
@@ -51,6 +51,19 @@ def test_tables_and_stage_norms_have_their_layer():
     assert pvt['backbone.pos_embeds.0.table'] == pvt['backbone.patch_embeds.0.proj.weight']
     svt = rates(Detector('svt_small'), layer_decay=0.5)
     assert svt['backbone.norm_list.3.weight'] == svt['backbone.blocks.3.3.norm2.weight']
+
+
+def test_the_columnar_model_has_layers_too():
+    model = nn.ModuleDict({'backbone': CPVT(dict(dim=16, heads=2, depth=3), out_channels=8)})
+    found = rates(model, layer_decay=0.5)
+    for name, layers_behind in (
+        ('levels.0.conv.weight', 0),
+        ('blocks.2.attn.qkv.weight', 1),
+        ('pos_block.0.proj.0.weight', 3),
+        ('patch_embed.proj.weight', 4),
+        ('cls_token', 4),
+    ):
+        assert found[f'backbone.{name}'][0] == 0.5**layers_behind, name
 
 
 def test_other_options_of_the_constructor_work():

@@ -1,7 +1,8 @@
-"""All that knows mmengine, mmdet and mmseg. Importing it registers the backbone and what the tools
-put into the configs that they run; `detection` and `segmentation` below it register the rest."""
+"""All that knows mmengine, mmdet and mmseg. Importing it registers the backbones and what the
+tools put into the configs that they run; `detection` and `segmentation` below it register the
+rest."""
 
 from . import amp, checkpoints, distributed, optim, resume  # noqa: F401 (they register things)
-from .backbone import CPVTPyramid
+from .backbone import CPVT, CPVTPyramid
 
-__all__ = ['CPVTPyramid']
+__all__ = ['CPVT', 'CPVTPyramid']

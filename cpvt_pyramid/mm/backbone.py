@@ -1,4 +1,4 @@
-"""The pyramid as a backbone of MMDetection, MMSegmentation and MMPretrain configs."""
+"""The backbones of MMDetection, MMSegmentation and MMPretrain configs."""
 
 import copy
 from typing import Any, Optional, Union
@@ -8,13 +8,12 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .. import pyramid
-from .valid_region import split_validity
+from .. import plain, pyramid
+from .valid_region import REGION, split_validity
 
 
-@MODELS.register_module()
-class CPVTPyramid(pyramid.CPVTPyramid, BaseModule):
-    """`cpvt_pyramid.CPVTPyramid` with mmengine's `init_cfg`.
+class Configured:
+    """Mixed into a core class, before it: mmengine's `init_cfg`, and the validity channel.
 
     Args:
         *args: as of the core class.
@@ -32,11 +31,23 @@ class CPVTPyramid(pyramid.CPVTPyramid, BaseModule):
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """As of the core class; `image` may have a validity channel (see `valid_region.py`)."""
+        inside = None if valid is None else pyramid.inside_of(valid, image)
         if image.shape[1] == self.in_channels + 1:
-            return self.maps(*split_validity(image, self.in_channels))
-        return super().forward(image, valid)
+            image, inside = split_validity(image, self.in_channels)
+        REGION.announce(inside)
+        return self.maps(image, inside)
 
 
-def print_load_report(module: CPVTPyramid, _keys: object) -> None:
+@MODELS.register_module()
+class CPVTPyramid(Configured, pyramid.CPVTPyramid, BaseModule):
+    """`cpvt_pyramid.CPVTPyramid` in a config; its arguments, and `init_cfg`."""
+
+
+@MODELS.register_module()
+class CPVT(Configured, plain.DenseCPVT, BaseModule):
+    """`cpvt_pyramid.DenseCPVT` in a config; its arguments, and `init_cfg`."""
+
+
+def print_load_report(module: BaseModule, _keys: object) -> None:
     if hasattr(module, 'load_report'):
         print_log(str(module.load_report), logger='current')

@@ -1,18 +1,18 @@
 """Layer-wise decay of the learning rate: the nearer a layer is to the image, the less it moves."""
 
-from collections.abc import Iterator
 from typing import Optional
 
 from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
+from ..plain import DenseCPVT
 from ..pyramid import CPVTPyramid
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayConstructor(DefaultOptimWrapperConstructor):
-    """mmengine's constructor, with a learning rate for each layer of a pyramid.
+    """mmengine's constructor, with a learning rate for each layer of a backbone.
 
     Args:
         optim_wrapper_cfg: as of `DefaultOptimWrapperConstructor`.
@@ -36,16 +36,16 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
         if prefix:  # mmengine calls it for each part of the model
             return
         scales = {}
-        for pyramid in pyramids(module):
-            for name, parameter in pyramid.named_parameters():
-                layers_behind = pyramid.num_layers - 1 - pyramid.layer_of(name)
+        for part in module.modules():
+            if not isinstance(part, (CPVTPyramid, DenseCPVT)):
+                continue
+            for name, parameter in part.named_parameters():
+                layers_behind = part.num_layers - 1 - part.layer_of(name)
                 scales[parameter] = self.paramwise_cfg['layer_decay'] ** layers_behind
         if not scales:
-            raise ValueError('layer_decay is for models with a CPVTPyramid, and this one has none')
+            raise ValueError(
+                'layer_decay is for models with a CPVTPyramid or a CPVT, and this one has none'
+            )
         for group in params:
             scale = scales.get(group['params'][0], 1.0)
             group['lr'] = group.get('lr', self.base_lr) * scale
-
-
-def pyramids(model: nn.Module) -> Iterator[CPVTPyramid]:
-    return (module for module in model.modules() if isinstance(module, CPVTPyramid))

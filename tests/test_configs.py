@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from safetensors.torch import save_file
 
-from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid import CPVTPyramid, DenseCPVT
 from cpvt_pyramid.weights import to_format
 
 ROOT = Path(__file__).parents[1]
@@ -128,10 +128,10 @@ def downloads(files, monkeypatch):
     return asked
 
 
-def pyramid_of(cfg: Config) -> CPVTPyramid:
+def pyramid_of(cfg: Config) -> CPVTPyramid | DenseCPVT:
     options = {k: v for k, v in cfg.model.backbone.items() if k not in ('type', 'init_cfg')}
     with torch.device('meta'):
-        return CPVTPyramid(**options)
+        return {'CPVTPyramid': CPVTPyramid, 'CPVT': DenseCPVT}[cfg.model.backbone.type](**options)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -168,9 +168,10 @@ def test_weights_are_of_the_architecture(name):
         published = {
             'timm': f'timm://twins_{backbone.arch}.in1k',
             'pvt': f'https://github.com/whai362/PVT/releases/download/v2/{backbone.arch}.pth',
+            'cpvt': 'timm://deit_tiny_patch16_224.fb_in1k',
         }
-        family = 'pvt' if backbone.arch.startswith('pvt') else 'timm'
-        assert dict(backbone.init_cfg) == dict(type='Pretrained', checkpoint=published[family])
+        checkpoint = published.get(backbone.arch.split('_')[0], published['timm'])
+        assert dict(backbone.init_cfg) == dict(type='Pretrained', checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -197,7 +198,9 @@ def test_trains_evaluates_and_predicts(
     model = runner.train()
     assert downloads == ([] if name.startswith('demo/') else [init_cfg.checkpoint])
     if init_cfg:
-        assert all(kept.startswith('norm_list.') for kept in model.backbone.load_report.kept)
+        columnar = cfg.model.backbone.type == 'CPVT'
+        new = ('pos_block.', 'levels.') if columnar else 'norm_list.'
+        assert all(kept.startswith(new) for kept in model.backbone.load_report.kept)
     parameters = dict(model.named_parameters())
     idle = [k for k, v in parameters.items() if v not in runner.optim_wrapper.optimizer.state]
     assert idle == []

@@ -1,0 +1,14 @@
+# Semantic FPN on ADE20K with the columnar CPVT-Ti (arXiv 2102.10882) and the simple feature pyramid
+# of ViTDet (arXiv 2203.16527) in the place of the FPN. Nothing is published for it: the recipe is
+# that of semantic_fpn_cpvt_s.py. It starts as DeiT-Ti, whose weights are; the PEGs start at zero.
+#   tools/dist_train.sh configs/semantic_fpn_columnar_cpvt_ti.py 8
+_base_ = [
+    '_base_/models/semantic_fpn.py', '_base_/datasets/ade20k.py',
+    '_base_/schedules/segmentation_80k.py', '_base_/runtime_segmentation.py']
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='CPVT', arch='cpvt_tiny', drop_path_rate=0.1, out_channels=256,
+        position='learned+peg', peg=dict(after=[0, 1, 2, 3, 4, 5], zero_init=True),
+        init_cfg=dict(type='Pretrained', checkpoint='timm://deit_tiny_patch16_224.fb_in1k')),
+    neck=None)

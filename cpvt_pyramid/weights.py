@@ -129,8 +129,9 @@ FORMATS = {
         class_entry=True,
     ),
 }
-# What a training of mmengine leaves in its files beside tensors and plain values.
+# What a training of mmengine or timm leaves in its files beside tensors and plain values.
 INERT = (
+    'argparse.Namespace',
     'builtins.getattr',
     'numpy.dtype',
     'numpy.ndarray',

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -204,7 +204,7 @@ def let_checkpoints_load() -> None:
     """Checkpoints hold more than tensors: the log's history, a schedule's state. torch >= 2.6 reads
     what it is told is safe; the maintained mmengine tells it most, the original one nothing.
     """
-    torch.serialization.add_safe_globals([OneCycleParamScheduler])
+    torch.serialization.add_safe_globals([OneCycleParamScheduler, Namespace])  # timm's options
     if not hasattr(mmengine.runner.checkpoint, 'get_torch_safe_globals'):
         os.environ.setdefault('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
 

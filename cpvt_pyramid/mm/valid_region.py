@@ -4,12 +4,20 @@ A data preprocessor appends a channel to the images, 1 inside and 0 in the paddi
 backbone splits it off. It goes wherever the images go: through batch augmentations, sliding
 windows, wrappers and processes. A batch without padding has no such channel and takes the
 unmasked path.
+
+Maps leave the backbone with zeros in the padding. A neck's biases make something else of them,
+which its next convolution draws over the border; `ValidRegionConv` keeps them zero there, in
+necks and heads that take a `conv_cfg`.
 """
 
+import threading
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor, nn
 
 
 class AppendsValidity:
@@ -47,3 +55,60 @@ def split_validity(images: Tensor, channels: int) -> tuple[Tensor, Tensor]:
     """Images of so many channels, and (B, H, W, 1) booleans: True inside of each image."""
     images, validity = images.split([channels, 1], dim=1)
     return images, validity.permute(0, 2, 3, 1) > 0.5  # batch augmentations may have resized it
+
+
+class Region(threading.local):
+    """Where the images are in the batch that a model works on; each backbone that reads the
+    validity channel says so anew, before neck and head run."""
+
+    inside: Optional[Tensor] = None  # (B, 1, H, W) booleans at the images' size; None: everywhere
+    outside: dict[tuple[int, int], Tensor]  # the reverse, at the sizes of maps, as they are met
+
+    def announce(self, inside: Optional[Tensor]) -> None:
+        """Take (B, H, W, 1) booleans, True inside of each image; None: nothing is padding."""
+        self.inside = None if inside is None else inside.permute(0, 3, 1, 2)
+        self.outside = {}
+
+    def clear(self, x: Tensor) -> Tensor:
+        """Maps (B, C, h, w) with zeros in the padding."""
+        if self.inside is None:
+            return x
+        if len(x) != len(self.inside):
+            raise ValueError(
+                f'ValidRegionConv got {len(x)} maps of a batch of {len(self.inside)} images; it is '
+                f'for convolutions over whole images, not over regions of interest'
+            )
+        size = tuple(x.shape[-2:])
+        if size not in self.outside:
+            self.outside[size] = ~at_size(self.inside, size)
+        return x.masked_fill(self.outside[size], 0)
+
+
+REGION = Region()
+
+
+def at_size(inside: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, 1, H, W) booleans at the size of a map, which has one cell for what is begun of each
+    stride, a power of 2, or else for some other share of the image."""
+    height, width = inside.shape[-2:]
+    stride = 1
+    while -(-height // stride) > size[0] or -(-width // stride) > size[1]:
+        stride *= 2
+    inside = inside[..., ::stride, ::stride]
+    if tuple(inside.shape[-2:]) == tuple(size):
+        return inside
+    return F.interpolate(inside.float(), size) > 0.5
+
+
+@MODELS.register_module()
+class ValidRegionConv(nn.Conv2d):
+    """A convolution for necks and heads to which padding looks like the zeros beyond the border,
+    as `conv_cfg=dict(type='ValidRegionConv')`. Its parameters are those of a `Conv2d`.
+
+    What is padding is zero in what it reads, and again in what it gives. Convolutions,
+    nearest-neighbour upsampling by 2 and ReLU are then the same for an image alone and in any
+    batch; bilinear upsampling, pooling over the map and norms that mix positions are not.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return REGION.clear(super().forward(REGION.clear(x)))

@@ -24,7 +24,7 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .archs import ARCHS
+from .archs import ARCHS, PLAIN_ARCHS
 
 WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
 PREFIXES = ('module.', 'backbone.')
@@ -325,15 +325,15 @@ def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, int]]:
 
 
 def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
-    """The name in `ARCHS` of the pyramid that has these tensors under our names, or None."""
+    """The name in `ARCHS` or `PLAIN_ARCHS` of what has these tensors under our names, or None."""
+    if 'patch_embed.proj.weight' in tensors:
+        dim = len(tensors['patch_embed.proj.weight'])
+        depth = len({name.split('.')[1] for name in tensors if name.startswith('blocks.')})
+        return next((k for k, a in PLAIN_ARCHS.items() if (a.dim, a.depth) == (dim, depth)), None)
     shape = shape_of(tensors)
+    names = [k for k, a in ARCHS.items() if [*zip(a.dims, a.depths)][: len(shape)] == shape]
     position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'
-    names = [
-        name
-        for name, arch in ARCHS.items()
-        if shape and list(zip(arch.dims, arch.depths))[: len(shape)] == shape
-    ]
-    return min(names, key=lambda name: ARCHS[name].position != position, default=None)
+    return min(names, key=lambda k: ARCHS[k].position != position, default=None) if shape else None
 
 
 def described(tensors: dict[str, Tensor]) -> str:

@@ -1,20 +1,41 @@
 """Checkpoints in every format, made here by instantiating the foreign models."""
 
+import os
+import pickle
+import re
+
 import pytest
 import timm
 import torch
-from mmseg.models.backbones import PCPVT, SVT
+from foreign import (
+    TINY,
+    classifier_of_mmpretrain,
+    maps_of,
+    of_mmdet,
+    of_mmpretrain,
+    of_mmseg,
+    of_timm,
+    with_eps,
+)
+from mmdet.models.backbones.pvt import pvt_convert
+from mmengine.logging import HistoryBuffer
+from mmengine.runner import load_checkpoint
 from reference import randomize, same_maps
 from safetensors.torch import save_file
+from torch import nn
 
-from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.archs import ARCHS
+from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
+from cpvt_pyramid.mm import CPVTPyramid as Backbone
+from cpvt_pyramid.weights import FORMATS, arch_of, format_of, tensors_of, to_format, to_ours
+
+DENSE = [True] * 4
+CLASSIFIER = [False, False, False, True]
 
 
 @pytest.fixture(scope='module')
 def published() -> dict:
-    """A classification checkpoint with the official names, of PCPVT-S."""
-    return randomize(timm.create_model('twins_pcpvt_small'), seed=3).state_dict()
+    """A classification checkpoint with the official names."""
+    return of_timm('pcpvt_nano').state_dict()
 
 
 def assert_loaded(model, published):
@@ -22,17 +43,156 @@ def assert_loaded(model, published):
         assert torch.equal(value, published[name]), name
 
 
-@pytest.mark.parametrize('strict', [True, False])
-def test_official_weights_load_as_they_are(published, strict):
-    model = CPVTPyramid('pcpvt_small')
-    model.load_state_dict(published, strict=strict)
-    assert_loaded(model, published)
-    assert not model.load_report.kept and not model.load_report.unused
+# Every format, from the model that gives it its names
+
+
+def pvt_of_its_authors() -> dict:
+    """Names and shapes of PVT's own code, by the reverse of mmdet's conversion from them."""
+    official = to_format(to_ours(of_mmdet('pvt').state_dict()), 'pvt')
+    last = official['pos_embed4']
+    classifier = {
+        'pos_embed4': torch.cat([torch.randn_like(last[:, :1]), last], dim=1),
+        'cls_token': torch.randn(1, 1, 64),
+        'norm.weight': torch.randn(64),
+        'norm.bias': torch.randn(64),
+        'head.weight': torch.randn(5, 64),
+        'head.bias': torch.randn(5),
+    }
+    return official | classifier
+
+
+# What a file is called: the arch, the format, its tensors
+SOURCES = {
+    'timm-pcpvt': ('pcpvt', 'ours', lambda: of_timm('pcpvt').state_dict()),
+    'timm-svt': ('svt', 'ours', lambda: of_timm('svt').state_dict()),
+    'mmseg-pcpvt': ('pcpvt', 'mmseg', lambda: of_mmseg('pcpvt').state_dict()),
+    'mmseg-svt': ('svt', 'mmseg', lambda: of_mmseg('svt').state_dict()),
+    'mmpretrain-pcpvt': (
+        'pcpvt',
+        'mmpretrain',
+        lambda: classifier_of_mmpretrain('pcpvt').state_dict(),
+    ),
+    'mmpretrain-svt': ('svt', 'mmpretrain', lambda: classifier_of_mmpretrain('svt').state_dict()),
+    'mmpretrain-svt-dense': (
+        'svt',
+        'mmpretrain',
+        lambda: of_mmpretrain('svt', DENSE).state_dict(),
+    ),
+    'mmdet-pvt': ('pvt', 'mmdet', lambda: of_mmdet('pvt').state_dict()),
+    'pvt': ('pvt', 'pvt', pvt_of_its_authors),
+}
+
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_formats_are_recognised_and_load_strictly(source):
+    arch, key, make = SOURCES[source]
+    theirs = make()
+    assert format_of(tensors_of(theirs)) == key
+    model = CPVTPyramid(TINY[arch])
+    model.load_state_dict(theirs)
+    assert not model.load_report.unused
+    assert all(name.startswith('norm_list.') for name in model.load_report.kept)
+
+
+@pytest.mark.parametrize('arch', ['pcpvt_small', 'svt_small'])
+def test_equals_mmsegmentation_with_its_converted_weights(arch):
+    theirs = of_mmseg(arch)
+    ours = CPVTPyramid(arch)
+    ours.load_state_dict(theirs.state_dict())
+    image = torch.randn(1, 3, 224, 224)
+    same_maps(maps_of(with_eps(ours), image), maps_of(theirs, image))
+
+
+@pytest.mark.parametrize('arch', ['pcpvt', 'svt'])
+@pytest.mark.parametrize('norms', [DENSE, CLASSIFIER], ids=['dense', 'classifier'])
+def test_equals_mmpretrain(arch, norms):
+    """Its norm after the last stage alone is the classifier's, and not the stage's."""
+    theirs = of_mmpretrain(arch, norms)
+    ours = CPVTPyramid(TINY[arch], stage_norm=norms is DENSE)
+    ours.load_state_dict(theirs.state_dict())
+    image = torch.randn(1, 3, 224, 224)
+    maps, expected = maps_of(with_eps(ours), image), maps_of(theirs, image)
+    if norms is CLASSIFIER:
+        norm = theirs.norm_after_stage3
+        with torch.inference_mode():
+            maps[3] = norm(maps[3].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    same_maps(maps, expected)
+
+
+def test_classification_weights_of_svt_leave_the_stage_norms():
+    for theirs in (of_timm('svt'), classifier_of_mmpretrain('svt')):
+        model = CPVTPyramid(TINY['svt'])
+        before = {k: v.clone() for k, v in model.norm_list.state_dict().items()}
+        model.load_state_dict(theirs.state_dict())  # strict: what it cannot have is not missed
+        after = model.norm_list.state_dict()
+        assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+@pytest.mark.parametrize('arch', ['pvt', 'pvt_small'])
+def test_equals_mmdetections_pvt(arch):
+    theirs = of_mmdet(arch)
+    ours = CPVTPyramid(TINY.get(arch, arch))
+    ours.load_state_dict(theirs.state_dict())
+    for size in ((224, 224), (160, 288)):  # at the second, the tables are interpolated
+        image = torch.randn(1, 3, *size)
+        same_maps(maps_of(with_eps(ours), image), maps_of(theirs, image))
+
+
+def test_the_names_of_pvts_authors_are_those_that_mmdetection_converts():
+    official = pvt_of_its_authors()
+    theirs = of_mmdet('pvt').state_dict()
+    converted = pvt_convert(official)
+    assert converted.keys() == theirs.keys()
+    assert all(torch.equal(converted[name], theirs[name]) for name in theirs)
+    by_mmdet, ours = to_ours(converted), to_ours(official)
+    assert all(torch.equal(value, ours[name]) for name, value in by_mmdet.items())
+    assert ours.keys() - by_mmdet.keys() == {
+        'cls_pos', 'cls_token', 'norm.weight', 'norm.bias', 'head.weight', 'head.bias',
+    }  # fmt: skip
+
+
+# Round trips
+
+
+@pytest.mark.parametrize('source', SOURCES)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_round_trips_are_exact(source, dtype):
+    """From each format that can hold a source to each other one and back."""
+    ours = to_ours(tensors_of(SOURCES[source][2]()))
+    ours = {name: value.to(dtype) for name, value in ours.items()}
+    is_pvt = SOURCES[source][0] == 'pvt'
+    keys = ['ours', 'mmdet', 'pvt'] if is_pvt else ['ours', 'mmseg', 'mmpretrain']
+    for key in keys:
+        first = to_format(ours, key)
+        for other in keys:
+            second = to_format(to_ours(tensors_of(first)), other)
+            again = to_format(to_ours(tensors_of(second)), key)
+            assert first.keys() == again.keys(), (key, other)
+            for name, value in first.items():
+                assert again[name].dtype == dtype and torch.equal(again[name], value), name
+
+
+@pytest.mark.parametrize('source, key', [('timm-svt', 'pvt'), ('pvt', 'mmseg'), ('pvt', 'vit')])
+def test_a_format_without_a_place_for_the_architecture_refuses_it(source, key):
+    ours = to_ours(tensors_of(SOURCES[source][2]()))
+    with pytest.raises(ValueError, match=f'format {key!r} has no place for '):
+        to_format(ours, key)
+
+
+def test_marks_tell_the_formats_apart():
+    for arch, key, make in SOURCES.values():
+        names = list(tensors_of(make()))
+        matching = [k for k, f in FORMATS.items() if any(re.match(f.mark, n) for n in names)]
+        assert matching == [key] * (key != 'ours'), arch
+
+
+# Whole models, wrappers, files
 
 
 @pytest.mark.parametrize(
     'wrap',
     [
+        lambda w: w,
         lambda w: {'state_dict': w},
         lambda w: {'model': w, 'epoch': 3},
         lambda w: {'model_ema': w, 'model': {}},
@@ -43,85 +203,185 @@ def test_official_weights_load_as_they_are(published, strict):
 )
 def test_wrappers_and_prefixes(published, wrap, tmp_path):
     torch.save(wrap(published), tmp_path / 'checkpoint.pth')
-    model = CPVTPyramid('pcpvt_small')
+    model = CPVTPyramid('pcpvt_nano')
     report = load_weights(model, tmp_path / 'checkpoint.pth')
     assert_loaded(model, published)
-    assert str(report).startswith('loaded 300 of 300 tensors')
+    assert (
+        str(report)
+        == f'loaded {len(report.loaded)} of {len(report.loaded)} tensors of the backbone'
+    )
 
 
 def test_safetensors(published, tmp_path):
     save_file(published, tmp_path / 'model.safetensors')
-    model = CPVTPyramid('pcpvt_small')
+    model = CPVTPyramid('pcpvt_nano')
     load_weights(model, tmp_path / 'model.safetensors')
     assert_loaded(model, published)
 
 
-def test_classification_weights_of_svt_leave_the_stage_norms(tmp_path):
-    theirs = randomize(timm.create_model('twins_svt_small')).state_dict()
-    model = CPVTPyramid('svt_small')
-    model.load_state_dict(theirs)  # strict: what the checkpoint cannot have is not missed
-    assert torch.equal(model.norm_list[2].weight, torch.ones(256))
-    assert [name for name in model.load_report.kept if not name.startswith('norm_list')] == []
+class Detector(nn.Module):
+    """Whose neck and head are as in any detector or segmentor."""
+
+    def __init__(self, arch: str, **options: object) -> None:
+        super().__init__()
+        self.backbone = Backbone(TINY[arch], **options)
+        self.neck = nn.Conv2d(64, 4, 1)
+        self.decode_head = nn.Conv2d(4, 2, 1)
 
 
-def mmseg_model(arch: str) -> torch.nn.Module:
-    a = ARCHS[arch]
-    options = dict(
-        embed_dims=list(a.dims),
-        num_heads=list(a.heads),
-        mlp_ratios=list(a.mlp_ratios),
-        depths=list(a.depths),
-        sr_ratios=list(a.sr_ratios),
-        norm_after_stage=a.stage_norm,
-        qkv_bias=True,
-    )
-    return SVT(windiow_sizes=[a.window] * 4, **options) if a.window else PCPVT(**options)
-
-
-@pytest.mark.parametrize('arch', ['pcpvt_small', 'svt_small'])
-def test_equals_mmsegmentation_with_its_converted_weights(arch):
-    theirs = randomize(mmseg_model(arch)).eval()
-    ours = CPVTPyramid(arch).eval()
-    ours.load_state_dict(theirs.state_dict())
-    for model in (ours, theirs):  # mmseg has one eps where the published code has two
-        for module in model.modules():
-            if isinstance(module, torch.nn.LayerNorm):
-                module.eps = 1e-6
-    image = torch.randn(1, 3, 224, 224)
-    with torch.no_grad():
-        same_maps(ours(image), theirs(image))
-
-
-def test_mmpretrain_names(published):
-    model = CPVTPyramid('pcpvt_small')
-    renamed = {
-        'backbone.' + name.replace('blocks.', 'stages.', 1): value
-        for name, value in published.items()
+@pytest.fixture(params=SOURCES)
+def whole(request, tmp_path) -> tuple:
+    """The arch, the backbone's tensors under our names, and a detector's file."""
+    arch, _, make = SOURCES[request.param]
+    backbone = make()
+    rest = {k: torch.randn_like(v) for k, v in Detector(arch).state_dict().items()}
+    tensors = {k: v for k, v in rest.items() if not k.startswith('backbone.')}
+    backbone_only = {
+        k.removeprefix('backbone.'): v for k, v in backbone.items() if 'head.fc' not in k
     }
-    model.load_state_dict(renamed)
+    tensors |= {f'backbone.{k}': v for k, v in backbone_only.items()}
+    torch.save({'state_dict': tensors, 'meta': {'epoch': 12}}, tmp_path / 'whole.pth')
+    return arch, to_ours(tensors_of(backbone)), tensors, str(tmp_path / 'whole.pth')
+
+
+@pytest.mark.parametrize(
+    'way', ['load_from', 'load_state_dict', 'init_cfg', 'init_cfg with a prefix', 'timm']
+)
+def test_whole_models(whole, way):
+    """A detector or segmentor with any of these backbones inside."""
+    arch, backbone, tensors, path = whole
+    if way.startswith('init_cfg'):
+        init_cfg = dict(type='Pretrained', checkpoint=path)
+        init_cfg |= {'prefix': 'backbone.'} if way.endswith('prefix') else {}
+        model = Detector(arch, init_cfg=init_cfg)
+        model.backbone.init_weights()
+    else:
+        model = Detector(arch)
+        if way == 'load_from':
+            load_checkpoint(model, path)
+        elif way == 'timm':
+            timm.models.load_checkpoint(model.backbone, path)
+        else:
+            model.load_state_dict(tensors)
+    for name, value in model.backbone.state_dict().items():
+        if name in backbone or not name.startswith('norm_list.'):
+            assert torch.equal(value, backbone[name]), name
+    if way.startswith('load_'):
+        for name in ('neck.weight', 'neck.bias', 'decode_head.weight', 'decode_head.bias'):
+            assert torch.equal(model.state_dict()[name], tensors[name])
+
+
+def test_own_weights_round_trip(tmp_path):
+    model = randomize(CPVTPyramid(TINY['svt']))
+    torch.save(model.state_dict(), tmp_path / 'own.pth')
+    again = CPVTPyramid(TINY['svt'])
+    again.load_state_dict(torch.load(tmp_path / 'own.pth'))
+    assert_loaded(again, model.state_dict())
+
+
+def test_the_file_of_a_training_is_read_without_the_packages_that_wrote_it(published, tmp_path):
+    history = HistoryBuffer([1.0, 2.0], [1, 1])
+    torch.save({'state_dict': published, 'message_hub': {'loss': history}}, tmp_path / 'epoch.pth')
+    model = CPVTPyramid('pcpvt_nano')
+    load_weights(model, tmp_path / 'epoch.pth')
     assert_loaded(model, published)
+
+
+# What is not a checkpoint of the model
+
+
+@pytest.mark.parametrize('arch', ARCHS)
+def test_archs_are_told_from_their_tensors(arch):
+    with torch.device('meta'):
+        assert arch_of(CPVTPyramid(arch).state_dict()) == arch
+        assert arch_of(CPVTPyramid(arch, out_indices=(1, 2)).state_dict())
+
+
+@pytest.mark.parametrize(
+    'model, checkpoint, complaint',
+    [
+        (
+            dict(arch='pcpvt_small'),
+            dict(arch='pcpvt_base'),
+            'the checkpoint is of another architecture, pcpvt_base; the model is pcpvt_small. '
+            'Set its arch, or load another file',
+        ),
+        (
+            dict(arch='svt_small', out_indices=(1,)),
+            dict(arch=TINY['pcpvt']),
+            'the checkpoint is of another architecture, of dims (8, 16) and depths (2, 1); the '
+            'model is svt_small. Set its arch, or load another file',
+        ),
+        (
+            dict(arch=TINY['pcpvt'], in_channels=4),
+            dict(arch=TINY['pcpvt']),
+            'patch_embeds.0.proj.weight is (8, 3, 4, 4) in the checkpoint and (8, 4, 4, 4) in the '
+            'model. in_channels=3 fits the checkpoint',
+        ),
+        (
+            dict(arch=TINY['pvt']),
+            dict(arch=TINY['pvt'], pretrain_img_size=384),
+            'pos_embeds.0.table is (1, 96, 96, 8) in the checkpoint and (1, 56, 56, 8) in the '
+            'model. Build the model with the pretrain_img_size of the checkpoint',
+        ),
+        (
+            dict(arch=TINY['pcpvt'], peg=dict(kernel_size=5)),
+            dict(arch=TINY['pcpvt']),
+            'pos_block.0.proj.0.weight is (8, 1, 3, 3) in the checkpoint and (8, 1, 5, 5)',
+        ),
+        (
+            dict(arch=TINY['pcpvt']),
+            dict(arch=TINY['svt']),
+            'the checkpoint is of another architecture: it lacks blocks.0.0.attn.q.weight',
+        ),
+        (
+            dict(arch=TINY['pcpvt']),
+            dict(arch=TINY['pcpvt'], out_indices=(0, 1)),
+            'the checkpoint is of another architecture: it lacks patch_embeds.2.proj.weight',
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_first(model, checkpoint, complaint):
+    with torch.device('meta'):
+        model, checkpoint = CPVTPyramid(**model), CPVTPyramid(**checkpoint).state_dict()
+        for strict in (True, False):
+            with pytest.raises(ValueError) as caught:
+                model.load_state_dict(checkpoint, strict=strict)
+            assert str(caught.value).startswith(complaint)
 
 
 def test_a_checkpoint_of_something_else_is_an_error():
     resnet = timm.create_model('resnet18').state_dict()
-    with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight'):
-        CPVTPyramid('pcpvt_small').load_state_dict(resnet, strict=False)
+    with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight.*the file'):
+        CPVTPyramid(TINY['pcpvt']).load_state_dict(resnet, strict=False)
 
 
-def test_a_checkpoint_of_another_size_is_an_error(tmp_path):
-    torch.save(CPVTPyramid('pcpvt_nano').state_dict(), tmp_path / 'nano.pth')
-    with pytest.raises(ValueError, match='another architecture, pcpvt_nano; the model is svt_'):
-        load_weights(CPVTPyramid('svt_small'), tmp_path / 'nano.pth')
+def write_truncated(path):
+    torch.save({'a': torch.ones(30_000)}, path)
+    os.truncate(path, 60_000)
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match='no checkpoint at .*nothing.pth'):
-        load_weights(CPVTPyramid('pcpvt_nano'), tmp_path / 'nothing.pth')
-
-
-def test_own_weights_round_trip(tmp_path):
-    model = randomize(CPVTPyramid('svt_small'))
-    torch.save(model.state_dict(), tmp_path / 'own.pth')
-    again = CPVTPyramid('svt_small')
-    again.load_state_dict(torch.load(tmp_path / 'own.pth'))
-    assert_loaded(again, model.state_dict())
+@pytest.mark.parametrize(
+    'write, complaint',
+    [
+        (write_truncated, 'is not a whole checkpoint'),
+        (lambda path: path.write_text('version https://git-lfs'), 'is not a whole checkpoint'),
+        (lambda path: path.write_bytes(b''), 'is not a whole checkpoint'),
+        (lambda path: path.write_bytes(pickle.dumps(os.system)), 'is not a whole checkpoint'),
+        (lambda path: torch.save({'a': os.system}, path), 'holds more than tensors: posix.system'),
+        (lambda path: torch.save({'a': nn.Linear(2, 2)}, path), 'holds more than tensors: torch'),
+        (
+            lambda path: torch.save(torch.ones(3), path),
+            'holds a Tensor, not tensors by their names',
+        ),
+        (lambda path: path.mkdir(), 'no checkpoint at'),
+        (lambda path: None, 'no checkpoint at'),
+    ],
+)
+@pytest.mark.filterwarnings('ignore:Detected pickle protocol')
+def test_files_that_are_no_checkpoints(write, complaint, tmp_path):
+    path = tmp_path / 'file.pth'
+    write(path)
+    with pytest.raises((ValueError, FileNotFoundError), match=complaint) as caught:
+        load_weights(CPVTPyramid(TINY['pcpvt']), path)
+    assert str(path) in str(caught.value) and '\n' not in str(caught.value)

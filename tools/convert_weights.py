@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
-# Formats of `cpvt_pyramid.weights`, and what else people call ours.
-NAMES = ('ours', 'official', 'timm', 'mmseg', 'mmpretrain', 'mmdet', 'pvt')
+# The formats of `cpvt_pyramid.weights`. official and timm: that of the model's authors and timm.
+FORMATS = (
+    'ours', 'official', 'timm', 'mmseg', 'mmpretrain', 'mmdet', 'pvt', 'mmpretrain_vit', 'vit',
+)  # fmt: skip
 
 
 def convert(
@@ -35,65 +37,38 @@ def convert(
 
     Args:
         source: the checkpoint, in any format that `cpvt_pyramid.weights` reads.
-        to: the format, one of `NAMES`.
+        to: the format, one of `FORMATS`.
         out: folder for the new file.
         backbone_only: leave the classifier out, too.
         safetensors: write a `.safetensors` file; else a `.pth` file.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is not whole, of no pyramid that has a name, or the format has no place for
+        ValueError: it is not whole, of no model that has a name, or the format has no place for
             the architecture.
     """
     from cpvt_pyramid import weights
 
     found = weights.tensors_of(weights.read_checkpoint(source))
     ours = weights.to_ours(found)
+    model = model_of(ours)
     if backbone_only:
         ours = {k: v for k, v in ours.items() if not weights.CLASSIFIER.match(k)}
-    if to in ('official', 'timm') and 'pos_embeds.0.table' in ours:
-        raise ValueError(f"{to} is for PEG; the authors' names of PVT are 'pvt'")
-    target = 'ours' if to in ('official', 'timm') else to
+    key = to if to in ('ours', *weights.FORMATS) else published_format(ours)
+    if to == 'timm' and key == 'pvt':
+        raise ValueError("timm has no PVT; the names of its authors are 'official'")
     # A tensor of its own for each: the parts of a split one share their memory.
-    tensors = {k: v.clone().contiguous() for k, v in weights.to_format(ours, target).items()}
-    print(f'{source}: {weights.arch_of(ours) or "?"}, {weights.format_of(found)} -> {to}')
-    return publish(tensors, found, ours, f'{Path(source).stem}_{to}', Path(out), safetensors)
-
-
-def publish(
-    tensors: dict[str, 'Tensor'],
-    found: dict[str, 'Tensor'],
-    ours: dict[str, 'Tensor'],
-    stem: str,
-    folder: Path,
-    safetensors: bool,
-) -> Path:
-    """Write tensors to a file, check the file and give it the name of its content.
-
-    Args:
-        tensors: what to write.
-        found: the tensors of the source, as they were.
-        ours: the same, under our names.
-        stem: what the name begins with.
-        folder: where to write, made if it is not there.
-        safetensors: the kind of file.
-    """
-    import torch
-
-    from cpvt_pyramid.weights import read_checkpoint
+    tensors = {k: v.clone().contiguous() for k, v in weights.to_format(ours, key).items()}
 
     suffix = '.safetensors' if safetensors else '.pth'
+    folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.convert-', dir=folder) as scratch:
         partial = Path(scratch, 'partial' + suffix)
-        if safetensors:
-            from safetensors.torch import save_file
-
-            save_file(tensors, partial, metadata={'format': 'pt'})
-        else:
-            torch.save(tensors, partial)
-        check(read_checkpoint(partial), found, ours)
-        path = folder / f'{stem}-{hashlib.sha256(partial.read_bytes()).hexdigest()[:8]}{suffix}'
+        write(tensors, partial)
+        check(model, found, ours, weights.read_checkpoint(partial))
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+        path = folder / f'{Path(source).stem}_{to}-{digest[:8]}{suffix}'
         if not path.exists():
             os.replace(partial, path)
             print(f'wrote {path}')
@@ -104,50 +79,90 @@ def publish(
     return path
 
 
+def published_format(ours: dict[str, 'Tensor']) -> str:
+    """The format in which the authors of a model publish it."""
+    if 'pos_embeds.0.table' in ours:
+        return 'pvt'
+    return 'vit' if 'pos_embed.table' in ours else 'ours'
+
+
+def write(tensors: dict[str, 'Tensor'], path: Path) -> None:
+    if path.suffix == '.safetensors':
+        from safetensors.torch import save_file
+
+        save_file(tensors, path, metadata={'format': 'pt'})
+    else:
+        import torch
+
+        torch.save(tensors, path)
+
+
 def check(
-    written: dict[str, 'Tensor'], found: dict[str, 'Tensor'], ours: dict[str, 'Tensor']
+    model: 'nn.Module', found: dict[str, 'Tensor'], ours: dict[str, 'Tensor'], written: dict
 ) -> None:
-    """See that a file holds every tensor of the source, and gives the same outputs in a model."""
+    """See that a file holds every tensor of the source, and gives the same outputs.
+
+    Args:
+        model: what to load them into.
+        found: the tensors of the source, as they were.
+        ours: the same, under our names.
+        written: the content of the file.
+    """
     import torch
 
     from cpvt_pyramid.weights import tensors_of, to_ours
 
     again = to_ours(tensors_of(written))
-    wrong = [k for k in ours if k not in again or not same(ours[k], again[k])]
-    if wrong or len(again) > len(ours):
-        raise ValueError(f'the conversion would not keep {wrong or set(again) - set(ours)}')
-    image = torch.randn(1, 3, 96, 96)
-    with torch.inference_mode():
-        for a, b in zip(model_of(ours, found)(image), model_of(ours, written)(image)):
-            if not torch.equal(a, b):
-                raise ValueError('the converted weights give other outputs')
+    for name in ours.keys() | again.keys():
+        if name not in ours or name not in again or not same(ours[name], again[name]):
+            raise ValueError(f'the conversion does not keep {name}')
+    image = torch.randn(1, 3, 96, 96)[:, :1].repeat(1, model.in_channels, 1, 1)
+    outputs = []
+    for tensors in (found, written):
+        model.load_state_dict(tensors, strict=False)
+        with torch.inference_mode():
+            out = model(image)
+        outputs.append(out if isinstance(out, tuple) else (out,))
+    if not all(map(torch.equal, *outputs)):
+        raise ValueError('the converted weights give other outputs')
 
 
 def same(a: 'Tensor', b: 'Tensor') -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
 
 
-def model_of(ours: dict[str, 'Tensor'], checkpoint: dict[str, 'Tensor']) -> 'nn.Module':
-    """The pyramid whose tensors, under our names, are `ours`, with a checkpoint loaded."""
-    from cpvt_pyramid import CPVTPyramid
-    from cpvt_pyramid.weights import arch_of, shape_of
+def model_of(ours: dict[str, 'Tensor']) -> 'nn.Module':
+    """The model that has these tensors, under our names."""
+    from cpvt_pyramid import CPVT, CPVTPyramid
+    from cpvt_pyramid.weights import arch_of, listed, shape_of
 
     arch = arch_of(ours)
     if arch is None:
-        raise ValueError(
-            f'no pyramid of a known name has these tensors; stages of (dim, depth) {shape_of(ours)}'
-        )
-    table = ours.get('pos_embeds.0.table')
-    peg = any(name.startswith('pos_block.') for name in ours)
-    model = CPVTPyramid(
-        arch,
-        position=f'learned{"+peg" * peg}' if table is not None else 'peg' if peg else 'none',
-        pretrain_img_size=224 if table is None else 4 * table.shape[1],
-        in_channels=ours['patch_embeds.0.proj.weight'].shape[1],
-        out_indices=range(len(shape_of(ours))),
-        stage_norm='norm_list.0.weight' in ours,
+        raise ValueError(f'no model of a known name has these tensors: {listed(list(ours))}')
+    stages = shape_of(ours)
+    table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
+    pegs = sorted({int(name.split('.')[1]) for name in ours if name.startswith('pos_block.')})
+    kinds = ['learned'] * (table is not None) + ['peg'] * bool(pegs)
+    options = dict(
+        position='+'.join(kinds) or 'none',
+        pretrain_img_size=224 if table is None else (4 if stages else 16) * table.shape[1],
     )
-    model.load_state_dict(checkpoint)
+    if stages:
+        model = CPVTPyramid(
+            arch,
+            **options,
+            in_channels=ours['patch_embeds.0.proj.weight'].shape[1],
+            out_indices=range(len(stages)),
+            stage_norm='norm_list.0.weight' in ours,
+        )
+    else:
+        model = CPVT(
+            arch,
+            **options,
+            peg=dict(after=pegs) if pegs else None,
+            class_token='cls_token' in ours,
+            num_classes=len(ours.get('head.bias', range(1000))),
+        )
     return model.eval()
 
 
@@ -162,7 +177,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add(
         '--to',
         required=True,
-        choices=NAMES,
+        choices=FORMATS,
         help="the format; official and timm are the names of Twins' authors, and ours",
     )
     add('--out', metavar='DIR', default='.', help='folder to write to (%(default)s)')

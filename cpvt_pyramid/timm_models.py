@@ -205,7 +205,7 @@ class PyramidTrunk(CPVTPyramid):
         stage_norm: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(arch, stage_norm=stage_norm, **options)
+        super().__init__(arch, stage_norm=stage_norm, out_indices=(0, 1, 2, 3), **options)
         self.cls_token = self.cls_pos = None
         if class_token:
             if self.arch.window or self.arch.sr_ratios[-1] > 1:

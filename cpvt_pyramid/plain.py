@@ -144,7 +144,7 @@ class Column(nn.Module):
         if self.cls_token is None:
             return x
         first = self.cls_token if self.cls_pos is None else self.cls_token + self.cls_pos
-        return torch.cat([first.expand(len(x), -1, -1), x], dim=1)
+        return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
         """The tokens through the PEG after a block, if one stands there."""
@@ -342,7 +342,7 @@ class Level(nn.Module):
             x = x if inside is None else x.masked_fill(~inside, float('-inf'))
             x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)
         else:
-            x = self.up(x)[:, : size[0], : size[1]]
+            x = crop(self.up(x), *size)
         x = self.norm1(self.proj(zero_outside(x, there)))
         # The kernel reaches over the border, where an image alone has zeros.
         x = self.conv(zero_outside(x, there).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -358,6 +358,13 @@ class UnpatchConv(nn.ConvTranspose2d):
 
 def token(dim: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
+    """(B, height, width, C), the top left of a map. Not a slice: torch.export would ask whether
+    there is something to crop, and keep the answer for all sizes."""
+    rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
+    return x.index_select(1, rows).index_select(2, columns)
 
 
 def zero_outside(x: Tensor, inside: Optional[Tensor]) -> Tensor:

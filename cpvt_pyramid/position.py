@@ -203,8 +203,10 @@ class RelativePosition(nn.Module):
     def forward(self, q: Tensor, height: int, width: int) -> Tensor:
         """(B, heads, N, N), to be added to the scores of the queries (B, heads, N, d) of a map."""
         q = q.unflatten(2, (height, width)) * q.shape[-1] ** -0.5
-        rows = torch.einsum('bnhwd,hkd->bnhwk', q, self.rows[self.distances(height)])
-        columns = torch.einsum('bnhwd,wkd->bnhwk', q, self.columns[self.distances(width)])
+        rows, columns = F.linear(q, self.rows), F.linear(q, self.columns)  # of all distances
+        of_row, of_column = self.distances(height)[:, None], self.distances(width)
+        rows = rows.gather(-1, of_row.expand(*q.shape[:4], height))
+        columns = columns.gather(-1, of_column.expand(*q.shape[:4], width))
         scores = rows[..., :, None] + columns[..., None, :]  # (B, heads, H, W, H, W)
         return scores.flatten(4).flatten(2, 3)
 

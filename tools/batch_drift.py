@@ -18,7 +18,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,12 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run from a checkout, uninstalled
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
-MODELS = [str(ROOT / f'configs/{name}_cpvt_s.py') for name in ('retinanet', 'semantic_fpn')]
+WHOLES = [str(ROOT / f'configs/{name}_cpvt_s.py') for name in ('retinanet', 'semantic_fpn')]
 STRIDES = (4, 8, 16, 32)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # RGB, those of ImageNet
 MULTIPLE = 32  # that other libraries' backbones want both sides of an image to be, in pixels
 COLORS = (1e-6, 1.0)  # drift at the two ends of the colours
-PARTS = ('neck', 'bbox_head', 'decode_head')  # of a model, that take a conv_cfg
 
 
 class Backbone(NamedTuple):
@@ -50,7 +48,7 @@ def batch_drift(
     images: Sequence[str] = (),
     archs: Sequence[str] = MEASURED,
     weights: Sequence[str] = (),
-    models: Sequence[str] = MODELS,
+    models: Sequence[str] = WHOLES,
     score_thr: float = 0.05,
     out: str = 'batch_drift.png',
     json_file: str | None = None,
@@ -83,6 +81,7 @@ def batch_drift(
     if Path(out).suffix != '.png':
         raise UserError(f'--out {out}: the picture is a .png')
     small, large = read_images(images)
+    wholes = [read_model(text) for text in models]
 
     heats = {}
     for arch in archs:
@@ -102,8 +101,8 @@ def batch_drift(
         'models': [],
     }
     print(features_table(results['features']))
-    for model in progress(models, 'models'):
-        results['models'] += model_drifts(*model.partition('=')[::2], small, large, score_thr)
+    for model in progress(wholes, 'models'):
+        results['models'] += model_drifts(model, small, large, score_thr)
     print(models_table(results['models'], score_thr))
     draw(heats, small, large, Path(out))
     print(out)
@@ -250,48 +249,68 @@ def randomize(model: nn.Module) -> nn.Module:
 # Whole models
 
 
+class Whole(NamedTuple):
+    """A detector or a segmentor as it was asked for."""
+
+    name: str  # of the config
+    cfg: Any
+    checkpoint: str
+    weights: dict | None  # of the checkpoint; None: random
+
+
+def read_model(text: str) -> Whole:
+    """`CONFIG` or `CONFIG=CHECKPOINT`."""
+    from cpvt_pyramid.mm import launch
+
+    config, _, checkpoint = text.partition('=')
+    cfg = launch.load_config(config)
+    cfg.model.backbone.init_cfg = None
+    if not str(cfg.model.data_preprocessor.type).startswith('ValidRegion'):
+        raise launch.UserError(f'{config}: its data_preprocessor has no valid_region')
+    weights = launch.read_checkpoint(checkpoint) if checkpoint else None
+    return Whole(Path(config).stem, cfg, checkpoint, weights)
+
+
 def model_drifts(
-    config: str, checkpoint: str, small: np.ndarray, large: np.ndarray, score_thr: float
+    whole: Whole, small: np.ndarray, large: np.ndarray, score_thr: float
 ) -> list[dict]:
     """How far a detector's boxes or a segmentor's labels move, with padding closed off step by
-    step: nowhere, as with mm's own preprocessor; in the backbone; in neck and head too.
+    step: nowhere, as with mm's own preprocessor; in the backbone; in neck and head, too, where
+    the config has convolutions for that.
     """
-    from mmengine.registry import MODELS as REGISTRY
-    from mmengine.registry import init_default_scope
+    from mmengine.registry import MODELS, init_default_scope
 
     from cpvt_pyramid.mm import launch
 
-    cfg = launch.load_config(config)
-    if not str(cfg.model.data_preprocessor.type).startswith('ValidRegion'):
-        raise launch.UserError(f'{config}: its data_preprocessor knows no valid region')
-    cfg.model.backbone.init_cfg = None
-    weights = launch.read_checkpoint(checkpoint) if checkpoint else None
-    init_default_scope(cfg.default_scope)
-    segments = cfg.default_scope == 'mmseg'
+    init_default_scope(whole.cfg.default_scope)
+    blind = without_convs(whole.cfg.model)
+    steps = {'nothing': blind, 'backbone': blind}
+    if blind != whole.cfg.model:
+        steps['backbone, neck, head'] = whole.cfg.model
     rows = []
-    for closed in ('nothing', 'backbone', 'backbone, neck, head'):
-        model = REGISTRY.build(with_convs(cfg.model, closed.endswith('head')))
+    for closed, config in steps.items():
+        model = randomize(MODELS.build(config)).eval()
+        if whole.weights:
+            launch.load_weights(model, whole.weights, whole.checkpoint)
         model.data_preprocessor.valid_region = closed != 'nothing'
-        if weights:
-            launch.load_weights(model, weights, checkpoint)
+        row = {'config': whole.name, 'closed': closed}
+        if hasattr(model, 'decode_head'):
+            row |= label_drift(model, small, large)
         else:
-            randomize(model)
-        row = {'config': Path(config).stem, 'closed': closed}
-        if segments:
-            row |= label_drift(model.eval(), small, large)
-        else:
-            row |= box_drift(model.eval(), small, large, score_thr)
+            row |= box_drift(model, small, large, score_thr)
         rows.append(row)
     return rows
 
 
-def with_convs(model: Any, closed: bool) -> Any:
-    """A model's config whose neck and heads keep padding zero, or do not."""
-    model = deepcopy(model)
-    for part in PARTS:
-        if part in model:
-            model[part].conv_cfg = dict(type='ValidRegionConv') if closed else None
-    return model
+def without_convs(config: Any) -> Any:
+    """A model's config with plain convolutions where it has `ValidRegionConv`."""
+    if isinstance(config, dict):
+        if config.get('type') == 'ValidRegionConv':
+            return dict(config, type='Conv2d')
+        return type(config)({key: without_convs(value) for key, value in config.items()})
+    if isinstance(config, (list, tuple)):
+        return type(config)(without_convs(value) for value in config)
+    return config
 
 
 def box_drift(model: nn.Module, small: np.ndarray, large: np.ndarray, score_thr: float) -> dict:
@@ -439,18 +458,18 @@ def draw(
     axes = body.subplots(len(heats), len(STRIDES), squeeze=False)
     for row, ((arch, library), maps) in zip(axes, heats.items()):
         row[0].set_ylabel(f'{library}\n{arch}', rotation=0, ha='right', va='center', fontsize=10)
-        for ax, heat, stride in zip(row, maps, STRIDES):
+        for ax, heat in zip(row, maps):
             shown = ax.imshow(
                 heat.clip(*COLORS), cmap='inferno', norm=LogNorm(*COLORS), aspect='auto'
             )
             ax.set_box_aspect(small.shape[0] / small.shape[1])
             ax.set(xticks=[], yticks=[])
             ax.set_xlabel(f'largest {heat.max():.1g}', fontsize=8, labelpad=1)
-            if row is axes[0]:
-                ax.set_title(f'stride {stride}', fontsize=11)
+    for ax, stride in zip(axes[0], STRIDES):
+        ax.set_title(f'stride {stride}', fontsize=11)
     bar = body.colorbar(shown, ax=axes, location='bottom', fraction=0.02, aspect=60, pad=0.01)
     bar.set_label(
-        "how far the batch moves the image's features, as a share of their mean length "
+        "how far the batch moves the image's features,\nas a share of their mean length "
         '(black: floating-point noise)'
     )
     with appearing_whole(out) as draft:
@@ -491,7 +510,7 @@ def main(argv: list[str] | None = None) -> int:
     add(
         '--models',
         nargs='*',
-        default=MODELS,
+        default=WHOLES,
         metavar='CONFIG[=CHECKPOINT]',
         help='detectors and segmentors (retinanet_cpvt_s, semantic_fpn_cpvt_s); none: leave out',
     )

@@ -9,7 +9,12 @@ model = dict(
         pad_mask=True,
         pad_size_divisor=32),
     backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
-    neck=dict(type='FPN', in_channels=[64, 128, 320, 512], out_channels=256, num_outs=5),
+    neck=dict(
+        type='FPN',
+        conv_cfg=dict(type='ValidRegionConv'),
+        in_channels=[64, 128, 320, 512],
+        out_channels=256,
+        num_outs=5),
     rpn_head=dict(
         type='RPNHead',
         in_channels=256,

@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
     neck=dict(
         type='FPN',
+        conv_cfg=dict(type='ValidRegionConv'),
         in_channels=[64, 128, 320, 512],
         out_channels=256,
         start_level=1,
@@ -17,6 +18,7 @@ model = dict(
         num_outs=5),
     bbox_head=dict(
         type='RetinaHead',
+        conv_cfg=dict(type='ValidRegionConv'),
         num_classes=80,
         in_channels=256,
         feat_channels=256,

@@ -47,7 +47,7 @@ def test(
         cfg_options: `key=value` settings that override the config's.
         launcher: what started the processes: none (there is one), pytorch, slurm or mpi.
     """
-    from cpvt_pyramid.mm import launch, prediction
+    from cpvt_pyramid.mm import checks, launch, prediction
 
     cfg = launch.load_config(config, cfg_options)
     launch.check_data(cfg, 'test')
@@ -65,6 +65,7 @@ def test(
     launch.join_processes(cfg, launcher)
     runner = launch.QuietRunner.from_cfg(cfg)
     launch.load_weights(runner.model, weights, checkpoint)
+    checks.check_classes(cfg, runner.model, 'test')
     if out:
         launch.make_folder(Path(out).parent)
         runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))

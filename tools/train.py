@@ -37,7 +37,7 @@ def train(
         cfg_options: `key=value` settings that override the config's.
         launcher: what started the processes: none (there is one), pytorch, slurm or mpi.
     """
-    from cpvt_pyramid.mm import launch
+    from cpvt_pyramid.mm import checks, launch
     from cpvt_pyramid.mm.resume import make_resumable
 
     cfg = launch.load_config(config, cfg_options)
@@ -58,6 +58,9 @@ def train(
     runner = launch.QuietRunner.from_cfg(cfg)
     if cfg.get('resume'):
         launch.load_weights(runner.model, launch.read_checkpoint(cfg.load_from), cfg.load_from)
+    else:
+        checks.check_weights(runner)
+    checks.check_classes(cfg, runner.model, 'train', 'val')
     runner.train()
 
 

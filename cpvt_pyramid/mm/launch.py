@@ -1,5 +1,6 @@
 """What the command-line tools have in common: configs, data sets, checkpoints, users' mistakes."""
 
+import contextlib
 import difflib
 import inspect
 import logging
@@ -115,6 +116,19 @@ class QuietRunner(Runner):
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(lambda record: not LISTINGS.match(record.getMessage()))
         return logger
+
+    def build_model(self, model: Union[nn.Module, dict]) -> nn.Module:
+        with mistakes_in_the_model():
+            return super().build_model(model)
+
+
+@contextlib.contextmanager
+def mistakes_in_the_model() -> Iterator[None]:
+    """What a model's constructors refuse, such as an unknown arch, is a user's mistake."""
+    try:
+        yield
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f'the model cannot be built: {one_line(error)}') from error
 
 
 def rank() -> int:
@@ -310,13 +324,15 @@ def clean(path: Union[str, Path]) -> str:
 
 def read_checkpoint(path: Union[str, Path]) -> dict:
     """The checkpoint at a path or address, its tensors on the CPU."""
-    if is_local(str(path)) and not Path(path).is_file():
+    if is_local(str(path)) and not Path(path).expanduser().is_file():
         raise UserError(f'no checkpoint at {path}')
     try:
         checkpoint = CheckpointLoader.load_checkpoint(
             str(path), map_location='cpu', logger='silent'
         )
         return checkpoint if 'state_dict' in checkpoint else {'state_dict': checkpoint}
+    except ConnectionError:
+        raise
     except Exception as error:  # torch raises whatever the bytes of a torn or foreign file lead to
         raise UserError(f'{path} is not a whole checkpoint: {one_line(error)}') from error
 
@@ -327,7 +343,8 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
     config = dict(cfg.model)
     if cfg.get('data_preprocessor'):
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = revert_sync_batchnorm(MODELS.build(config)).eval()
+    with mistakes_in_the_model():
+        model = revert_sync_batchnorm(MODELS.build(config)).eval()
     try:
         return model.to(device or get_device())
     except (RuntimeError, AssertionError) as error:

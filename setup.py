@@ -5,11 +5,30 @@ mmcv is in no extra: its operators must be compiled with torch at hand, which an
 """
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
+
+
+class BuildWithConfigs(build_py):
+    """Puts the configs and tools into the package as well, in the folder where mim looks."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib, 'cpvt_pyramid/.mim')
+        shutil.rmtree(target, ignore_errors=True)  # what an earlier build left
+        for folder in ('configs', 'tools'):
+            ignored = shutil.ignore_patterns('__pycache__')
+            shutil.copytree(here / folder, target / folder, ignore=ignored)
+        shutil.copy(here / 'model-index.yml', target)
+
+
 version = re.search(r"__version__ = '(.*)'", (here / 'cpvt_pyramid/__init__.py').read_text())[1]
 
 setup(
@@ -20,6 +39,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['cpvt_pyramid*']),
+    cmdclass={'build_py': BuildWithConfigs},
     python_requires='>=3.10',
     install_requires=['torch>=2.4'],
     extras_require={
@@ -30,6 +50,7 @@ setup(
             'safetensors',
             'tqdm',
         ],
+        'large': ['rasterio'],  # infer.py --tile
         'timm': ['timm>=1.0'],
         'export': ['onnx', 'onnxruntime', 'onnxscript'],
         'dev': ['hypothesis', 'pytest', 'pytest-timeout', 'ruff', 'scikit-image', 'scikit-learn'],

@@ -1,13 +1,18 @@
 """Every shipped config: tied to the model it names, and run on the sample data in its layout."""
 
+import importlib.util
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+import yaml
 from mmdet.datasets import CocoDataset
 from mmengine.config import Config
 from mmengine.runner import Runner
@@ -235,3 +240,41 @@ def test_data_elsewhere(variable, name, monkeypatch):
     cfg = load(name)
     for split in ('train', 'val', 'test'):
         assert cfg[f'{split}_dataloader'].dataset.data_root == '/datasets/here'
+
+
+def metafile() -> dict:
+    return yaml.safe_load((ROOT / 'configs/metafile.yml').read_text())
+
+
+def test_metafile_is_of_today():
+    spec = importlib.util.spec_from_file_location('model_table', ROOT / 'tools/model_table.py')
+    model_table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model_table)
+    assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
+
+
+def test_metafile_lists_every_config_once():
+    configs = [model['Config'] for model in metafile()['Models']]
+    assert sorted(configs) == [f'configs/{name}' for name in CONFIGS if '/' not in name]
+
+
+@pytest.mark.parametrize('model', metafile()['Models'], ids=lambda model: model['Name'])
+def test_header_tells_what_is_published(model):
+    lines = (ROOT / model['Config']).read_text().splitlines()
+    header = ' '.join(line for line in lines if line.startswith('#'))
+    published = [v for result in model.get('Results', []) for v in result['Metrics'].values()]
+    for value in published:
+        assert re.search(rf'\b{value}\b', header), value
+    if not published:
+        assert re.search('no(thing)?.* is published', header, re.I)
+    if 'dist_train' in header:
+        assert f'tools/dist_train.sh {model["Config"]} 8' in header
+
+
+def test_installed_package_holds_what_mim_reads(tmp_path):
+    command = [sys.executable, 'setup.py', '-q', 'build_py', '--build-lib', str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    mim = tmp_path / 'cpvt_pyramid/.mim'
+    [path] = yaml.safe_load((mim / 'model-index.yml').read_text())['Import']
+    for model in yaml.safe_load((mim / path).read_text())['Models']:
+        assert 'model' in Config.fromfile(mim / model['Config'])

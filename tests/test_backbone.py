@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from mmdet.registry import MODELS as MMDET
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import DefaultScope
-from mmengine.runner import load_checkpoint
+from mmengine.runner import CheckpointLoader, load_checkpoint
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
 from reference import randomize, same_maps
@@ -162,6 +163,14 @@ def test_offline(monkeypatch):
     monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
     with pytest.raises(ConnectionError, match='Offline.*model.safetensors of timm/some_model'):
         checkpoints.load_from_timm('timm://some_model')
+
+    def load_url(*_args: str, **_options: object) -> dict:
+        raise URLError('no network')
+
+    monkeypatch.setattr('mmengine.runner.checkpoint.load_url', load_url)
+    address = 'https://example.org/weights.pth'
+    with pytest.raises(ConnectionError, match=f'no weights from {address} .no network.. Offline'):
+        CheckpointLoader.load_checkpoint(address)
 
 
 def test_published_custom_keys_reach_the_peg():

@@ -1,8 +1,10 @@
 """Checkpoints that mmengine's own loaders do not read, for `init_cfg`, `load_from` and resume."""
 
-from typing import Optional
+from typing import Any, Optional
+from urllib.error import URLError
 
 from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import load_from_http
 
 from ..weights import read_checkpoint
 
@@ -33,3 +35,20 @@ def load_from_timm(filename: str, map_location: Optional[str] = None) -> dict:
             f'init_cfg.checkpoint, or train from scratch with model.backbone.init_cfg=None'
         ) from error
     return read_checkpoint(path, map_location or 'cpu')
+
+
+@CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), force=True)
+def load_from_address(filename: str, map_location: Optional[str] = None, **options: Any) -> dict:
+    """mmengine's own download, with an error that says what to do.
+
+    Raises:
+        ConnectionError: the address is out of reach.
+    """
+    try:
+        return load_from_http(filename, map_location, **options)
+    except URLError as error:
+        raise ConnectionError(
+            f'no weights from {filename} ({error.reason}). Offline? Download it elsewhere and name '
+            f'the file in init_cfg.checkpoint, or train from scratch with '
+            f'model.backbone.init_cfg=None'
+        ) from error

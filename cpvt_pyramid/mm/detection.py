@@ -3,18 +3,13 @@
 from typing import Any
 
 from mmdet.models.data_preprocessors import DetDataPreprocessor
-from mmengine.model import ImgDataPreprocessor
 from mmengine.registry import MODELS
 
 from .valid_region import AppendsValidity
 
 
-class _Stack(AppendsValidity, ImgDataPreprocessor):
-    """Stands between DetDataPreprocessor and its base: before its batch augmentations."""
-
-
 @MODELS.register_module()
-class ValidRegionDetDataPreprocessor(DetDataPreprocessor, _Stack):
+class ValidRegionDetDataPreprocessor(AppendsValidity, DetDataPreprocessor):
     """mmdet's DetDataPreprocessor, with the validity channel that `CPVTPyramid` reads.
 
     Args:

@@ -1,9 +1,8 @@
 """How the backbone learns what of a padded batch is image and what is padding.
 
 A data preprocessor appends a channel to the images, 1 inside and 0 in the padding, and the
-backbone splits it off. It goes wherever the images go: through batch augmentations, sliding
-windows, wrappers and processes. A batch without padding has no such channel and takes the
-unmasked path.
+backbone splits it off. It goes wherever the images go: through sliding windows, wrappers and
+processes. A batch without padding has no such channel and takes the unmasked path.
 
 Maps leave the backbone with zeros in the padding. A neck's biases make something else of them,
 which its next convolution draws over the border; `ValidRegionConv` keeps them zero there, in
@@ -28,6 +27,9 @@ class AppendsValidity:
     def forward(self, data: dict, training: bool = False) -> dict:
         sizes = [image.shape[-2:] for image in data['inputs']]
         data = super().forward(data, training)
+        if training and self.batch_augments is not None:  # which may resize, or pad once more
+            samples = zip(data['data_samples'], sizes)
+            sizes = [sample.get('img_shape', size) for sample, size in samples]
         if self.valid_region:
             data['inputs'] = with_validity(data['inputs'], sizes)
         return data
@@ -54,7 +56,7 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
 def split_validity(images: Tensor, channels: int) -> tuple[Tensor, Tensor]:
     """Images of so many channels, and (B, H, W, 1) booleans: True inside of each image."""
     images, validity = images.split([channels, 1], dim=1)
-    return images, validity.permute(0, 2, 3, 1) > 0.5  # batch augmentations may have resized it
+    return images, validity.permute(0, 2, 3, 1) > 0.5
 
 
 class Region(threading.local):
@@ -88,15 +90,16 @@ REGION = Region()
 
 
 def at_size(inside: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, 1, H, W) booleans at the size of a map, which has one cell for what is begun of each
-    stride, a power of 2, or else for some other share of the image."""
+    """(B, 1, H, W) booleans at the size (h, w) of a map: those where its cells begin.
+
+    Strides that are powers of 2 are exact, also where the last cell is cut short.
+    """
     height, width = inside.shape[-2:]
     stride = 1
-    while -(-height // stride) > size[0] or -(-width // stride) > size[1]:
+    while -(-height // stride) > size[0]:
         stride *= 2
-    inside = inside[..., ::stride, ::stride]
-    if tuple(inside.shape[-2:]) == tuple(size):
-        return inside
+    if (-(-height // stride), -(-width // stride)) == size:
+        return inside[..., ::stride, ::stride]
     return F.interpolate(inside.float(), size) > 0.5
 
 

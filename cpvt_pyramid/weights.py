@@ -18,6 +18,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
@@ -186,6 +187,13 @@ def inert(name: str) -> type:
     return type(name, (Inert,), {'__module__': module})
 
 
+def made_inert() -> AbstractContextManager:
+    """While it lasts, torch reads files with `INERT` in them (torch >= 2.5; before, it refuses)."""
+    if not hasattr(torch.serialization, 'safe_globals'):
+        return nullcontext()
+    return torch.serialization.safe_globals([inert(name) for name in INERT])
+
+
 def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
     """Load a checkpoint file into a model of this package.
 
@@ -222,7 +230,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
-        with torch.serialization.safe_globals(list(map(inert, INERT))):
+        with made_inert():
             checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except ImportError:
         raise

@@ -1,6 +1,7 @@
 """convert_weights.py, with files made from the models of other packages."""
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -50,8 +51,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize('first', MODELS)
-@pytest.mark.parametrize('second', MODELS)
+@pytest.mark.parametrize('first, second', itertools.permutations(MODELS, 2))
 def test_there_and_back(first, second):
     theirs = MODELS[first]('pcpvt_nano').state_dict()
     there = tool.convert(save(theirs), second, 'there')
@@ -66,7 +66,7 @@ def test_there_and_back(first, second):
     assert not missing or first == 'mmseg' or second == 'mmseg'
 
 
-@pytest.mark.parametrize('to', ['mmseg', 'mmpretrain', 'official'])
+@pytest.mark.parametrize('to', ['mmpretrain', 'official'])
 def test_svt(to):
     theirs = of_mmseg('svt_small').state_dict()  # with stage norms
     there = tool.convert(save(theirs), to)
@@ -90,8 +90,9 @@ def test_deit():
     tool.convert('a.pth', 'mmpretrain_vit', backbone_only=True)
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize('safetensors', [False, True])
+@pytest.mark.parametrize(
+    'dtype, safetensors', [(torch.float16, False), (torch.bfloat16, True)], ids=str
+)
 def test_half_precision_is_kept(dtype, safetensors):
     theirs = {k: v.to(dtype) for k, v in of_timm('pcpvt_nano').state_dict().items()}
     there = tool.convert(save(theirs), 'mmseg', safetensors=safetensors)

@@ -1,5 +1,6 @@
 """Checkpoints in every format, made here by instantiating the foreign models."""
 
+import argparse
 import os
 import pickle
 import re
@@ -281,7 +282,9 @@ def test_own_weights_round_trip(tmp_path):
 
 def test_the_file_of_a_training_is_read_without_the_packages_that_wrote_it(published, tmp_path):
     history = HistoryBuffer([1.0, 2.0], [1, 1])
-    torch.save({'state_dict': published, 'message_hub': {'loss': history}}, tmp_path / 'epoch.pth')
+    hub, args = {'loss': history}, argparse.Namespace(lr=0.1)
+    training = {'state_dict': published, 'message_hub': hub, 'args': args}
+    torch.save(training, tmp_path / 'epoch.pth')
     model = CPVTPyramid('pcpvt_nano')
     load_weights(model, tmp_path / 'epoch.pth')
     assert_loaded(model, published)

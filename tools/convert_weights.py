@@ -116,7 +116,7 @@ def check(
     for name in ours.keys() | again.keys():
         if name not in ours or name not in again or not same(ours[name], again[name]):
             raise ValueError(f'the conversion does not keep {name}')
-    image = torch.randn(1, 3, 96, 96)[:, :1].repeat(1, model.in_channels, 1, 1)
+    image = torch.randn(1, 3, 64, 64)[:, :1].repeat(1, model.in_channels, 1, 1)
     outputs = []
     for tensors in (found, written):
         model.load_state_dict(tensors, strict=False)

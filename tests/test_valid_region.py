@@ -6,6 +6,7 @@ from types import MethodType
 import numpy as np
 import pytest
 import torch
+from mmdet.models.test_time_augs import DetTTAModel
 from mmdet.structures import DetDataSample
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import MessageHub
@@ -205,3 +206,41 @@ def test_batch_augmentations_take_the_channel_along():
     assert batch.shape == (2, 4, 320, 320)
     inside = batch[:, 3] > 0.5
     assert inside[0].all() and inside[1, :160].all() and not inside[1, 161:].any()
+
+
+def test_test_time_augmentation():
+    """mmdet's DetTTAModel, an image at two sizes, one flipped: the boxes are those of the image
+    alone, whatever the other images in its batch are."""
+
+    def found(images: list) -> torch.Tensor:
+        inputs, samples = [], []
+        for factor, flip in ((1, False), (2, True)):
+            resized = [image.repeat_interleave(factor, 1) for image in images]
+            resized = [image.repeat_interleave(factor, 2) for image in resized]
+            metas = [
+                dict(
+                    ori_shape=image.shape[-2:],
+                    img_shape=large.shape[-2:],
+                    scale_factor=(factor, factor),
+                    flip=flip,
+                    flip_direction='horizontal' if flip else None,
+                )
+                for image, large in zip(images, resized)
+            ]
+            inputs.append([image.flip(2) if flip else image for image in resized])
+            samples.append([DetDataSample(metainfo=meta) for meta in metas])
+        with torch.no_grad():
+            merged = tta.test_step({'inputs': inputs, 'data_samples': samples})
+        return merged[0].pred_instances
+
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    nms = dict(type='nms', iou_threshold=0.5)
+    tta = DetTTAModel(module=build(DEMOS[0]), tta_cfg=ConfigDict(nms=nms, max_per_img=100))
+    alone, joint = found(images[:1]), found(images)
+    assert len(alone) > 10
+    torch.testing.assert_close(joint.bboxes, alone.bboxes, rtol=0, atol=1e-3)
+    torch.testing.assert_close(joint.scores, alone.scores, rtol=0, atol=1e-5)
+    tta.module.data_preprocessor.valid_region = False
+    alone, joint = found(images[:1]), found(images)
+    count = min(len(alone), len(joint))
+    assert (alone.scores[:count] - joint.scores[:count]).abs().max() > 1e-4

@@ -14,6 +14,7 @@ as a share of the mean length of all the image's features on that map.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
@@ -103,9 +104,10 @@ def batch_drift(
     print(features_table(results['features']))
     for model in progress(wholes, 'models'):
         results['models'] += model_drifts(model, small, large, score_thr)
-    print(models_table(results['models'], score_thr))
+    if wholes:
+        print(f'\n{models_table(results["models"], score_thr)}')
     draw(heats, small, large, Path(out))
-    print(out)
+    print(f'\n{out}')
     if json_file:
         Path(json_file).write_text(json.dumps(results, indent=1) + '\n')
 
@@ -430,6 +432,7 @@ def draw(
     import matplotlib.pyplot as plt
     import numpy as np
     from matplotlib.colors import LogNorm
+    from PIL import Image
 
     from cpvt_pyramid.mm.resume import appearing_whole
 
@@ -472,9 +475,11 @@ def draw(
         "how far the batch moves the image's features,\nas a share of their mean length "
         '(black: floating-point noise)'
     )
-    with appearing_whole(out) as draft:
-        figure.savefig(draft, dpi=80, format='png')
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=80)
     plt.close(figure)
+    with appearing_whole(out) as draft:  # in 256 colours: a third of the bytes
+        Image.open(drawn).convert('RGB').quantize().save(draft, 'PNG', optimize=True)
 
 
 def progress(items: Iterable, what: str) -> Iterable:

@@ -1,0 +1,670 @@
+#!/usr/bin/env python
+"""Measures the backbones' time and memory beside those of other libraries, and beside a floor.
+
+    python tools/benchmark.py
+    python tools/benchmark.py --models ours timm pvt_v2_b2 swin_tiny convnext_tiny resnet50 \\
+        --sizes 224 512 1024 2048 --steps forward train --json speed.json --plot speed.png
+
+All from an image to four maps: `ours`; the same architecture in other libraries, `timm` and `mmseg`
+(Twins), `mmdet` (PVT), with the same weights and one eps, their maps compared first; others of
+about its size. SVT is without stage norms, as in timm. A train step is a forward pass, the mean
+square of all maps, and a backward pass, without an optimizer. After a warm-up the models take
+turns in one process: A B C, A B C, ...
+
+    ms      the median of the rounds
+    ratio   to the first model: of the medians, and the middle half of the rounds' own ratios
+    MiB     the most that the step takes beyond the built model: on a GPU, of torch's allocator; on
+            a CPU, resident set, in a process of its own that runs nothing else
+    GFLOPs  multiply-additions (get_flops.py)
+    floor   ms / what arithmetic alone, or memory traffic alone, would take at the machine's rates,
+            measured in this run: its best rate of matrix products, and that of a copy. Traffic is
+            the operands and results of products with weights and of convolutions, each once
+    differs from the first model's maps, largest difference / largest value
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import functools
+import gc
+import itertools
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run from a checkout, uninstalled
+
+OURS = ('ours', 'ours_cp')  # the second with activation checkpointing
+SAME = (*OURS, 'timm', 'mmseg', 'mmdet')  # the same architecture
+OTHERS = ('pvt_v2_b2', 'swin_tiny', 'convnext_tiny', 'resnet50')
+STEPS, DTYPES = ('forward', 'train'), ('float32', 'bfloat16', 'float16')
+TOLERANCE = 1e-4  # of float32 maps that must be equal; of their largest value
+WARM_UP = 2  # steps
+MIB = 2**20
+
+
+class Case(NamedTuple):
+    """What the models are measured on."""
+
+    step: str  # one of STEPS
+    dtype: str  # of weights and image
+    height: int  # pixels
+    width: int
+    batch: int
+    device: str
+
+    def __str__(self) -> str:
+        size = f'{self.height}x{self.width}'
+        return f'{self.step}, {self.dtype}, {size}, batch {self.batch}, {self.device}'
+
+    def image(self) -> Tensor:
+        image = torch.randn(self.batch, 3, self.height, self.width)
+        return image.to(self.device, getattr(torch, self.dtype))
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device, getattr(torch, self.dtype))
+        return model.train(self.step == 'train')
+
+
+def benchmark(
+    models: Sequence[str] = (),
+    arch: str = 'pcpvt_small',
+    sizes: Sequence[tuple[int, int]] = ((512, 512),),
+    dtypes: Sequence[str] = ('float32',),
+    steps: Sequence[str] = ('forward',),
+    batch: int = 1,
+    device: str = 'cpu',
+    threads: int | None = None,
+    rounds: int = 7,
+    with_compile: bool = False,
+    memory: bool = True,
+    json_file: str | None = None,
+    plot: str | None = None,
+) -> dict:
+    """Measure every combination of steps, dtypes and sizes, and print a table as each is done.
+
+    Args:
+        models: names from SAME and OTHERS; none: ours and all others of the same architecture.
+        arch: a name from `ARCHS`.
+        sizes: height and width of the images, in pixels.
+        dtypes: of weights and images.
+        steps: 'forward', 'train' or both.
+        batch: images at a time.
+        device: torch device.
+        threads: of torch on a CPU; None: as torch has it.
+        rounds: how many times each model is timed.
+        with_compile: time the models compiled, with dynamic sizes.
+        memory: measure memory, too.
+        json_file: where the numbers go, after each combination.
+        plot: a picture of cost over resolution.
+
+    Returns:
+        What is in the JSON: `machine`, `options`, `rates` (of each dtype) and `rows`.
+    """
+    check(arch, sizes, batch, device, threads, rounds, (json_file, plot))
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads or threads_before)
+    models = tuple(dict.fromkeys(models or (x for x in same_architecture(arch) if x != 'ours_cp')))
+    torch.manual_seed(0)
+    results = {
+        'machine': machine(device),
+        'options': dict(arch=arch, threads=torch.get_num_threads(), rounds=rounds)
+        | dict(compiled=with_compile),
+        'rates': {},
+        'rows': [],
+    }
+    try:
+        contestants = build_all(models, arch)
+        for step, dtype, (height, width) in itertools.product(steps, dtypes, sizes):
+            case = Case(step, dtype, height, width, batch, device)
+            say(f'{case} ...')
+            if dtype not in results['rates']:
+                results['rates'][dtype] = rates = machine_rates(device, dtype)
+                print(rates_line(dtype, rates))
+            rows = measure(contestants, arch, case, rounds, with_compile, memory)
+            for row in rows:
+                row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
+            results['rows'] += rows
+            print(table(case, rows), flush=True)
+            if json_file:
+                write_json(results, json_file)
+    finally:
+        torch.set_num_threads(threads_before)
+        if plot and results['rows']:
+            draw(results, plot)
+    return results
+
+
+def check(
+    arch: str, sizes: Sequence, batch: int, device: str, threads: int | None, rounds: int,
+    files: Sequence[str | None],
+) -> None:  # fmt: skip
+    from cpvt_pyramid import ARCHS
+
+    if arch not in ARCHS:
+        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
+    if min(batch, rounds, threads or 1) < 1:
+        raise ValueError('--batch, --rounds and --threads are numbers from 1 up')
+    if min(min(size) for size in sizes) < 32:
+        raise ValueError('--sizes are of 32 pixels and more')
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f'no device {device}: {str(error).splitlines()[0]}') from error
+    for path in filter(None, files):
+        if Path(path).exists():
+            raise ValueError(f'{path} is there already')
+        if not Path(path).parent.is_dir():
+            raise ValueError(f'{path}: there is no such folder')
+
+
+# The models
+
+
+class FourMaps(nn.Module):
+    """A model of another library, called for its four maps."""
+
+    def __init__(self, model: nn.Module, maps: Callable[[nn.Module, Tensor], Sequence]) -> None:
+        super().__init__()
+        self.model = model
+        self.maps = maps
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        return list(self.maps(self.model, image))
+
+
+def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
+    """A model that makes four maps of an image.
+
+    Args:
+        name: one of SAME and OTHERS.
+        arch: the architecture of those in SAME.
+        tensors: the state of our model, for those in SAME.
+    """
+    from cpvt_pyramid import ARCHS, CPVTPyramid
+    from cpvt_pyramid.weights import to_format
+
+    if name in OTHERS:
+        return build_other(name)
+    if name not in same_architecture(arch):
+        raise ValueError(f'{name} has no {arch}; {", ".join(same_architecture(arch))} have')
+    a = ARCHS[arch]
+    dims, depths, windows = list(a.dims), list(a.depths), [a.window] * 4 if a.window else None
+    shape = dict(
+        num_heads=list(a.heads), mlp_ratios=list(a.mlp_ratios), sr_ratios=list(a.sr_ratios)
+    )
+    if name == 'timm':
+        from timm.models.twins import Twins
+
+        model = inner = Twins(num_classes=0, wss=windows, embed_dims=dims, depths=depths, **shape)
+        inner.norm = nn.Identity()  # the classifier's
+        model = FourMaps(inner, lambda m, x: m.forward_intermediates(x, intermediates_only=True))
+    elif name == 'mmseg':
+        from mmseg.models.backbones import PCPVT, SVT
+
+        shape |= dict(embed_dims=dims, depths=depths, norm_after_stage=False, qkv_bias=True)
+        shape |= dict(drop_path_rate=0.0)
+        model = inner = SVT(windiow_sizes=windows, **shape) if windows else PCPVT(**shape)
+    elif name == 'mmdet':
+        from mmdet.models.backbones import PyramidVisionTransformer
+
+        shape |= dict(embed_dims=dims[0] // a.heads[0], num_layers=depths, drop_path_rate=0.0)
+        model = inner = PyramidVisionTransformer(**shape)
+    else:
+        model = inner = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
+    if tensors:
+        inner.load_state_dict(to_format(tensors, name) if name.startswith('mm') else tensors)
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-6
+    return model.eval()
+
+
+def build_other(name: str) -> nn.Module:
+    if name == 'resnet50':
+        from torchvision.models import resnet50
+        from torchvision.models.feature_extraction import create_feature_extractor
+
+        layers = [f'layer{i}' for i in (1, 2, 3, 4)]
+        return FourMaps(create_feature_extractor(resnet50(), layers), lambda m, x: m(x).values())
+    import timm
+
+    options = dict(swin_tiny=dict(strict_img_size=False)).get(name, {})
+    full_name = dict(swin_tiny='swin_tiny_patch4_window7_224').get(name, name)
+    return timm.create_model(full_name, features_only=True, **options)
+
+
+def same_architecture(arch: str) -> tuple[str, ...]:
+    """The names of those in SAME that have an architecture."""
+    from cpvt_pyramid import ARCHS
+
+    return OURS + (('mmdet',) if ARCHS[arch].position == 'learned' else ('timm', 'mmseg'))
+
+
+def build_all(names: Sequence[str], arch: str) -> dict[str, nn.Module]:
+    """Models by their names, those of one architecture with the same random weights, large enough
+    that all of them count."""
+    ours = build('ours', arch)
+    for p in ours.parameters():
+        p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
+    return {name: build(name, arch, ours.state_dict()) for name in names}
+
+
+# Measuring
+
+
+def measure(
+    contestants: dict[str, nn.Module],
+    arch: str,
+    case: Case,
+    rounds: int,
+    with_compile: bool,
+    memory: bool,
+) -> list[dict]:
+    """A row for each model; of one that does not fit or cannot take the size, only the reason."""
+    rows = {name: {'model': name, **case._asdict()} for name in contestants}
+    image, steps, first = case.image(), {}, None
+    for name, model in contestants.items():
+        row, model = rows[name], case.prepared(model)
+        try:
+            if memory:
+                row['peak_mib'] = peak_memory(name, arch, case, model, image)
+            row['gflops'], row['gbytes'] = cost(model, case)
+            with torch.no_grad():
+                maps = model.eval()(image)
+            if name in SAME and first is None:
+                first = maps
+            elif name in SAME:
+                row['difference'] = difference(maps, first)
+                if row['difference'] > TOLERANCE and must_be_equal(arch, case):
+                    raise ValueError(f'{case}: the maps of {name} are not those of the first')
+            del maps
+            model = case.prepared(model)
+            compiled = torch.compile(model, dynamic=True) if with_compile else model
+            before = compilations()
+            step = functools.partial(run, compiled, image, case.step)
+            for _ in range(WARM_UP):
+                elapsed(step, case.device)
+            if with_compile:
+                row['graphs'], row['graph_breaks'] = (
+                    after - was for after, was in zip(compilations(), before)
+                )
+            steps[name] = step
+        except (RuntimeError, MemoryError, AssertionError) as error:
+            row['failed'] = ' '.join(str(error).split())[:100]
+    times = {name: [] for name in steps}
+    for i in range(rounds):
+        for name, step in steps.items():
+            times[name].append(elapsed(step, case.device))
+        say(f'{case}: round {i + 1} of {rounds}')
+    for name, seconds in times.items():
+        row, base = rows[name], next(iter(times.values()))
+        row['ms'] = 1e3 * statistics.median(seconds)
+        row['rounds_ms'] = [1e3 * t for t in seconds]
+        row['ratio'] = statistics.median(seconds) / statistics.median(base)
+        row['ratio_spread'] = middle_half([t / b for t, b in zip(seconds, base)])
+    return list(rows.values())
+
+
+def run(model: nn.Module, image: Tensor, step: str) -> None:
+    """A step, with no gradient left behind."""
+    if step == 'forward':
+        with torch.inference_mode():
+            model(image)
+        return
+    sum(x.float().square().mean() for x in model(image)).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def elapsed(function: Callable[[], object], device: str) -> float:
+    """Seconds that a call takes."""
+    synchronize(device)
+    start = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def synchronize(device: str) -> None:
+    if device.startswith('cuda'):
+        torch.cuda.synchronize(device)
+
+
+def middle_half(values: Sequence[float]) -> tuple[float, float]:
+    """The quartiles on both sides of the median."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method='inclusive')
+    return low, high
+
+
+def compilations() -> tuple[int, int]:
+    """Graphs that torch.compile has made in this process, and breaks between them."""
+    counters = torch._dynamo.utils.counters
+    return counters['stats']['unique_graphs'], sum(counters['graph_break'].values())
+
+
+def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
+    """The largest, as a share of the largest value; None where the maps are of other sizes."""
+    if any(x.shape != y.shape for x, y in zip(maps, first)):
+        return None
+    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
+
+
+def must_be_equal(arch: str, case: Case) -> bool:
+    """Whether all libraries agree: on sizes that need no padding, which each does its own way."""
+    from cpvt_pyramid import ARCHS
+
+    multiple = 32 * (ARCHS[arch].window or 1)
+    return case.dtype == 'float32' and not (case.height % multiple or case.width % multiple)
+
+
+def cost(model: nn.Module, case: Case) -> tuple[float, float]:
+    """Billions of multiply-additions and of bytes, of the step."""
+    from cpvt_pyramid.flops import Counter
+
+    on_meta = case._replace(device='meta')
+    with Counter() as counter:
+        maps = on_meta.prepared(copy.deepcopy(model))(on_meta.image())
+        if case.step == 'train':
+            sum(x.float().square().mean() for x in maps).backward()
+    return counter.total / 1e9, counter.bytes / 1e9
+
+
+# Memory
+
+
+def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tensor) -> float:
+    """MiB that the step takes at most, beyond what there is before it."""
+    if case.device.startswith('cuda'):
+        before = torch.cuda.memory_allocated(case.device)
+        torch.cuda.reset_peak_memory_stats(case.device)
+        run(model, image, case.step)
+        return (torch.cuda.max_memory_allocated(case.device) - before) / MIB
+    child = json.dumps([name, arch, case, torch.get_num_threads()])
+    done = subprocess.run([sys.executable, __file__, '--child', child], capture_output=True)
+    if done.returncode:
+        lines = done.stderr.decode().strip().splitlines()
+        raise MemoryError(lines[-1] if lines else f'ended by signal {-done.returncode}')
+    return float(done.stdout.split()[-1])
+
+
+def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
+    """`peak_memory` in a process that runs nothing else."""
+    torch.set_num_threads(threads)
+    model, image = case.prepared(build(name, arch)), case.image()
+    tiny = case._replace(height=64, width=64, batch=2)  # BatchNorm wants several values
+    run(model, tiny.image(), case.step)
+    trim_memory()
+    limit_memory()
+    try:
+        Path('/proc/self/clear_refs').write_text('5')  # the peak begins anew
+    except OSError:
+        pass  # not Linux: nothing is seen of a step below the peak of what built the model
+    before = resident('VmRSS')
+    run(model, image, case.step)
+    return max(resident('VmHWM') - before, 0) / MIB
+
+
+def resident(field: str) -> int:
+    """Bytes of this process, as Linux names them: VmRSS now, VmHWM at most, VmSize reserved."""
+    try:
+        return in_bytes('/proc/self/status', field)
+    except OSError:
+        unit = 1 if sys.platform == 'darwin' else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def trim_memory() -> None:
+    """Give back what is freed, which a step could take without a trace."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # glibc's
+    if trim:
+        trim(0)
+
+
+def limit_memory() -> None:
+    """Fail rather than push other processes out of the machine's memory."""
+    try:
+        limit = in_bytes('/proc/meminfo', 'MemAvailable') + resident('VmSize')
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    except (OSError, ValueError):
+        pass
+
+
+def in_bytes(path: str, field: str) -> int:
+    (line,) = (line for line in Path(path).read_text().splitlines() if line.startswith(field + ':'))
+    return int(line.split()[1]) * 1024
+
+
+# The machine
+
+
+def machine(device: str) -> dict:
+    """What the numbers were measured on."""
+    names = in_lines('/proc/cpuinfo', 'model name')
+    cuda = device.startswith('cuda')
+    return dict(
+        processor=torch.cuda.get_device_name(device) if cuda else next(names, platform.machine()),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
+        system=platform.platform(),
+        torch=torch.__version__,
+    )
+
+
+def in_lines(path: str, field: str) -> Iterator[str]:
+    if Path(path).exists():
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(field):
+                yield line.partition(':')[2].strip()
+
+
+def machine_rates(device: str, dtype: str) -> dict[str, float]:
+    """Matrix products in GFLOP/s, of torch and on a CPU of oneDNN by itself: a large square one and
+    one as tall and thin as those of the first stage, 16384 tokens from 64 to 512 channels. A copy
+    of 256 MiB in GB/s, reading and writing."""
+    large = 8192 if device.startswith('cuda') else 2048
+    options = dict(device=device, dtype=getattr(torch, dtype))
+    products = {'torch': torch.mm}
+    if device == 'cpu' and torch.backends.mkldnn.is_available() and dtype != 'float16':
+        products['oneDNN'] = lambda x, weight: torch.ops.mkldnn._linear_pointwise(
+            x, weight.t(), None, 'none', [], ''
+        )
+    rates = {}
+    with torch.inference_mode():
+        for shape, (m, k, n) in {'square': (large,) * 3, 'tall': (16384, 64, 512)}.items():
+            x, weight = torch.randn(m, k, **options), torch.randn(k, n, **options)
+            for library, product in products.items():
+                seconds = least(functools.partial(product, x, weight), device)
+                rates[f'{shape}, {library}'] = 2 * m * k * n / seconds / 1e9
+        source = torch.zeros(256 * MIB, dtype=torch.uint8, device=device)
+        target = torch.zeros_like(source)
+        seconds = least(lambda: target.copy_(source), device)
+        rates['copy'] = 2 * source.numel() / seconds / 1e9
+    return rates
+
+
+def least(function: Callable[[], object], device: str) -> float:
+    """Seconds of the fastest of up to 10 calls, as many as two seconds allow."""
+    elapsed(function, device)
+    times = [elapsed(function, device)]
+    while len(times) < 10 and sum(times) < 2:
+        times.append(elapsed(function, device))
+    return min(times)
+
+
+def floor(row: dict, rates: dict[str, float]) -> float | None:
+    """Seconds below which the step cannot be, by the counted work and the best measured rates."""
+    if 'gflops' not in row:
+        return None
+    best = max(rate for name, rate in rates.items() if name != 'copy')
+    return max(2 * row['gflops'] / best, row['gbytes'] / rates['copy'])
+
+
+# What is shown
+
+
+def say(line: str) -> None:
+    """Progress, on one line of a terminal."""
+    end = '\r' if sys.stderr.isatty() else '\n'
+    print(f'{line:78}' if end == '\r' else line, end=end, file=sys.stderr, flush=True)
+
+
+def rates_line(dtype: str, rates: dict[str, float]) -> str:
+    texts = [f'{name} {rate:.0f}' for name, rate in rates.items() if name != 'copy']
+    return f'{dtype} products in GFLOP/s: {"; ".join(texts)}. Copy: {rates["copy"]:.1f} GB/s'
+
+
+def table(case: Case, rows: Sequence[dict]) -> str:
+    """The rows of a case in aligned columns; a column that nobody fills is left out."""
+    columns = {
+        'model': lambda row: row['model'],
+        'ms': lambda row: f'{row["ms"]:.1f}',
+        'ratio': lambda row: '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread']),
+        'MiB': lambda row: f'{row["peak_mib"]:.0f}',
+        'GFLOPs': lambda row: f'{row["gflops"]:.1f}',
+        'x floor': lambda row: f'{row["ms"] / row["floor_ms"]:.2f}',
+        'differs': lambda row: f'{row["difference"]:.0e}' if row['difference'] else '0',
+        'graphs, breaks': lambda row: f'{row["graphs"]}, {row["graph_breaks"]}',
+        '': lambda row: row['failed'],
+    }
+    cells = [list(columns)] + [[cell(of, row) for of in columns.values()] for row in rows]
+    lines = list(zip(*(column for column in zip(*cells) if any(column[1:]))))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    aligned = (
+        '  '.join([line[0].ljust(widths[0])] + [x.rjust(w) for x, w in zip(line[1:], widths[1:])])
+        for line in lines
+    )
+    return '\n'.join([f'\n{case}', *(line.rstrip() for line in aligned)])
+
+
+def cell(of: Callable[[dict], str], row: dict) -> str:
+    try:
+        return of(row)
+    except (KeyError, TypeError):  # not measured
+        return ''
+
+
+def write_json(results: dict, path: str) -> None:
+    draft = Path(f'{path}.{os.getpid()}')
+    draft.write_text(json.dumps(results, indent=1) + '\n')
+    draft.replace(path)
+
+
+def draw(results: dict, path: str) -> None:
+    """Time and memory over the side of the image, each step and dtype a column."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    rows = results['rows']
+    columns = list(dict.fromkeys((row['step'], row['dtype']) for row in rows))
+    names = list(dict.fromkeys(row['model'] for row in rows))
+    quantities = {'ms': 'milliseconds', 'peak_mib': 'MiB beyond the model'}
+    quantities = {key: text for key, text in quantities.items() if any(key in row for row in rows)}
+    colors = dict(zip(names, ['#1f4e9c', *plt.get_cmap('Dark2').colors]))
+    figure, axes = plt.subplots(
+        len(quantities), len(columns), squeeze=False, sharex=True, layout='constrained',
+        figsize=(1.5 + 5.5 * len(columns), 0.8 + 4.2 * len(quantities)),
+    )  # fmt: skip
+    arch, batch = results['options']['arch'], rows[0]['batch']
+    where = results['machine']['processor']
+    figure.suptitle(f'{arch}, batch {batch}, {where}, {results["options"]["threads"]} threads')
+    for (key, text), across in zip(quantities.items(), axes):
+        for (step, dtype), ax in zip(columns, across):
+            here = [row for row in rows if (row['step'], row['dtype']) == (step, dtype)]
+            for name in names:
+                points = sorted(
+                    (math.sqrt(row['height'] * row['width']), row[key])
+                    for row in here
+                    if row['model'] == name and key in row
+                )
+                if points:
+                    ours = name in OURS
+                    ax.plot(
+                        *zip(*points), label=name, color=colors[name], marker='o', markersize=4,
+                        linewidth=2.4 if ours else 1.4, zorder=3 if ours else 2,
+                    )  # fmt: skip
+                if points and name == names[0]:
+                    grown = [points[0][1] * (x / points[0][0]) ** 2 for x, _ in points]
+                    ax.plot(
+                        *[[x for x, _ in points]], grown, color='#999999', linestyle=':',
+                        label='as the pixels',
+                    )  # fmt: skip
+            ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
+            sides = sorted({math.sqrt(row['height'] * row['width']) for row in here})
+            ax.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45, minor=False)
+            ax.set_xticks([], minor=True)
+            ax.grid(color='#e6e6e6')
+            ax.spines[['top', 'right']].set_visible(False)
+            ax.legend(frameon=False, fontsize=8)
+    for ax in axes[-1]:
+        ax.set_xlabel('side of the image in pixels (root of its area)')
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def size(text: str) -> tuple[int, int]:
+    """'224' or '800x1344': height and width."""
+    height, _, width = text.partition('x')
+    return int(height), int(width or height)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser('benchmark', description=__doc__, formatter_class=plain)
+    add = parser.add_argument
+    names = (*SAME, *OTHERS)
+    add('--models', nargs='+', choices=names, metavar='NAME', default=[], help=', '.join(names))
+    add('--arch', default='pcpvt_small', help='of ours, timm, mmseg and mmdet (%(default)s)')
+    add('--sizes', nargs='+', type=size, default=[(512, 512)], metavar='SIDE or HxW', help='(512)')
+    add('--dtypes', nargs='+', choices=DTYPES, default=['float32'], help='(float32)')
+    add('--steps', nargs='+', choices=STEPS, default=['forward'], help='(forward)')
+    add('--batch', type=int, default=1, metavar='N', help='images at a time (%(default)s)')
+    add('--device', default='cpu', help='torch device, for example cuda (%(default)s)')
+    add('--threads', type=int, metavar='N', help='of torch on a CPU (as many as it takes)')
+    add('--rounds', type=int, default=7, metavar='N', help='turns of each model (%(default)s)')
+    add('--compile', action='store_true', dest='with_compile', help='by torch.compile, any size')
+    add('--with-cp', action='store_true', help='ours with activation checkpointing, too: ours_cp')
+    add('--no-memory', action='store_false', dest='memory', help='time alone')
+    add('--json', metavar='FILE', dest='json_file', help='write all numbers')
+    add('--plot', metavar='FILE', help='draw cost over resolution')
+    add('--child', help=argparse.SUPPRESS)
+    arguments = vars(parser.parse_args(argv))
+    child, with_cp = arguments.pop('child'), arguments.pop('with_cp')
+    if child:
+        name, arch, case, threads = json.loads(child)
+        print(peak_of_this_process(name, arch, Case(*case), threads))
+        return 0
+    try:
+        if with_cp:
+            models = arguments['models'] or same_architecture(arguments['arch'])
+            arguments['models'] = ['ours', 'ours_cp', *(x for x in models if x not in OURS)]
+        benchmark(**arguments)
+    except (OSError, ValueError, ImportError) as error:
+        print(f'benchmark: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print('benchmark: interrupted; what is done stands above', file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

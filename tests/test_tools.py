@@ -2,7 +2,6 @@
 tiny and a data set of 12 images."""
 
 import importlib.util
-import json
 import os
 import pickle
 import re
@@ -491,71 +490,6 @@ def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped(
     ]
 
 
-# Inference
-
-
-@pytest.fixture
-def images() -> list[Path]:
-    """Two of one stem, one gray, a pixel, and a file that is torn."""
-    noise = np.random.default_rng(0).integers(0, 256, (90, 130, 3), dtype=np.uint8)
-    Path('in').mkdir()
-    for name, array in (
-        ('a.jpg', noise), ('a.png', noise[:, :51]), ('gray.png', noise[..., 0]),
-        ('pixel.png', noise[:1, :1]), ('torn.jpg', noise),
-    ):  # fmt: skip
-        Image.fromarray(array).save(Path('in', name))
-    os.truncate('in/torn.jpg', 3000)
-    return sorted(Path('in').iterdir())
-
-
-SIZES = {'a': (130, 90), 'a-2': (51, 90), 'gray': (130, 90), 'pixel': (1, 1)}
-
-
-def test_inference_of_a_detector(configs, weights, images, capsys):
-    before = [path.read_bytes() for path in images]
-    command = [str(configs['detector']), weights['detector'], 'in', '--out-dir', 'in']
-    assert infer.main([*command, '--score-thr', '0.01']) == 1
-    assert re.search('infer: skipped in/torn.jpg: not a whole image.*\n', capsys.readouterr().err)
-    assert [path.read_bytes() for path in images] == before
-    for name, (width, height) in SIZES.items():
-        with Image.open(f'in/{name}.overlay.png') as overlay:
-            assert overlay.width % width == 0 and overlay.height % height == 0
-        for found in json.loads(Path(f'in/{name}.detections.json').read_text())['detections']:
-            x1, y1, x2, y2 = found['box']
-            assert 0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height
-            assert DIGITS[found['label']] == found['class'] and found['score'] >= 0.01
-    assert len(json.loads(Path('in/a.detections.json').read_text())['detections']) > 0
-
-
-def test_inference_finds_what_evaluation_finds(configs, weights, sample_dataset):
-    command = [str(configs['detector']), weights['detector']]
-    assert test.main([*command, '--out', 'all.pkl']) == 0
-    assert infer.main([*command, f'{sample_dataset}/coco/val2017', '--score-thr', '0']) == 0
-    for sample in pickle.loads(Path('all.pkl').read_bytes()):
-        found = json.loads(
-            Path('predictions', Path(sample['img_path']).stem + '.detections.json').read_text()
-        )['detections']
-        expected = sample['pred_instances']
-        assert len(found) == len(expected['scores']) > 0
-        best = expected['scores'].argmax()
-        np.testing.assert_allclose(found[0]['box'], expected['bboxes'][best], atol=0.011)
-        assert found[0]['score'] == pytest.approx(expected['scores'][best].item(), abs=1e-4)
-
-
-def test_inference_of_a_segmentor(configs, weights, images):
-    assert infer.main([str(configs['segmentor']), weights['segmentor'], *map(str, images)]) == 1
-    for name, size in SIZES.items():
-        with Image.open(f'predictions/{name}.labels.png') as labels:
-            assert labels.size == size and np.array(labels).max() < 11
-        assert Path(f'predictions/{name}.overlay.png').is_file()
-
-
-def test_results_never_take_the_name_of_an_input():
-    paths = [Path('a.png'), Path('b/a.png'), Path('a.overlay.png'), Path('b.jpg')]
-    assert list(infer.result_names(paths, Path())) == ['a-2', 'a-3', 'a.overlay', 'b']
-    assert list(infer.result_names(paths, Path('out'))) == ['a', 'a-2', 'a.overlay', 'b']
-
-
 def test_classes_come_from_the_config_where_the_checkpoint_has_none(configs):
     from cpvt_pyramid.mm.prediction import dataset_meta
 
@@ -641,6 +575,15 @@ def mistaken(configs: dict[str, Path], weights: dict[str, str]) -> Callable[[str
         (infer, 'DETECTOR.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
         (infer, 'DETECTOR.py DETECTOR.pth nowhere.jpg', 'no image or folder at nowhere.jpg'),
         (infer, 'DETECTOR.py DETECTOR.pth empty', 'no images in the folder empty'),
+        (infer, 'DETECTOR.py DETECTOR.pth *.jpg', 'no files match *.jpg'),
+        (infer, 'DETECTOR.py DETECTOR.pth empty --batch-size 0', '--batch-size 0; at least 1'),
+        (infer, 'DETECTOR.py DETECTOR.pth empty --memory 1G', '--memory goes with --tile'),
+        (infer, 'DETECTOR.py DETECTOR.pth empty --tile 100', 'tile 100 and overlap 0; both are'),
+        (
+            infer,
+            'DETECTOR.py DETECTOR.pth empty --tile 64 --memory much',
+            "'much' is no amount of memory; for example 2GiB",
+        ),
         (infer, 'DETECTOR.py DETECTOR.pth syntax.py --device gpu', 'no device gpu: '),
         (infer, 'SEGMENTOR.py DETECTOR.pth syntax.py', 'DETECTOR.pth is of another model'),
     ],

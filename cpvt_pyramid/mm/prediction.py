@@ -1,8 +1,10 @@
 """What becomes of a detector's or a segmentor's predictions: pictures and files."""
 
+import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import mmcv
 import numpy as np
@@ -16,6 +18,7 @@ from PIL import Image
 
 from .drawing import class_palette, draw_boxes, draw_segmentation
 from .launch import leaves
+from .resume import appearing_whole
 
 
 def read_image(path: Union[str, Path]) -> np.ndarray:
@@ -24,6 +27,10 @@ def read_image(path: Union[str, Path]) -> np.ndarray:
     Raises:
         OSError: it is no image, or not all of one; OpenCV alone fills in what is missing.
     """
+    if not Path(path).is_file():
+        raise OSError('no such file')
+    if not Path(path).stat().st_size:
+        raise OSError('an empty file')
     try:
         with Image.open(path) as image:
             image.load()
@@ -50,7 +57,11 @@ def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
 
 
 def draw_prediction(
-    image: np.ndarray, sample: BaseDataElement, meta: dict, score_thr: float
+    image: np.ndarray,
+    sample: BaseDataElement,
+    meta: dict,
+    score_thr: float,
+    legend: bool = True,
 ) -> Image.Image:
     """A picture of what a model found in an image.
 
@@ -59,10 +70,11 @@ def draw_prediction(
         sample: the prediction, with `pred_instances` or `pred_sem_seg`.
         meta: `classes` and `palette` of the data set.
         score_thr: boxes of a lower score are left out.
+        legend: of the classes, below segments.
     """
     rgb = np.ascontiguousarray(image[..., ::-1])
     if 'pred_sem_seg' in sample:
-        return draw_segmentation(rgb, label_map(sample), meta['classes'], meta['palette'])
+        return draw_segmentation(rgb, label_map(sample), meta['classes'], meta['palette'], legend)
     found = found_boxes(sample, score_thr)
     return draw_boxes(
         rgb, found.bboxes, found.labels, found.scores, meta['classes'], meta['palette']
@@ -110,11 +122,45 @@ def labels_image(sample: BaseDataElement, meta: dict) -> Image.Image:
     return image
 
 
-def distinct_name(wanted: str, taken: set[str]) -> str:
-    """`wanted`, with a number behind it if it is taken; it is taken then."""
-    name, number = wanted, 2
-    while name in taken:
-        name, number = f'{wanted}-{number}', number + 1
+def write_detections(
+    path: Path, image: Union[str, Path], sample: BaseDataElement, meta: dict, score_thr: float,
+    **more: Any,
+) -> None:  # fmt: skip
+    """Write what a detector found in an image as JSON, a line for each box; `more` goes along."""
+    head = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in more.items())
+    found = ',\n  '.join(map(json.dumps, detections(sample, meta, score_thr)))
+    with appearing_whole(path) as file:
+        file.write_text(
+            f'{{"image": {json.dumps(str(image))},\n {head}"detections": [\n  {found}]}}\n'
+        )
+
+
+def write_results(
+    folder: Path,
+    name: str,
+    path: Path,
+    image: np.ndarray,
+    sample: BaseDataElement,
+    meta: dict,
+    score_thr: float,
+) -> None:
+    """Write an image's picture, NAME.overlay.png, and NAME.detections.json or NAME.labels.png."""
+    with appearing_whole(folder / f'{name}.overlay.png') as file:
+        draw_prediction(image, sample, meta, score_thr).save(file, 'PNG')
+    if 'pred_sem_seg' in sample:
+        with appearing_whole(folder / f'{name}.labels.png') as file:
+            labels_image(sample, meta).save(file, 'PNG')
+    else:
+        write_detections(folder / f'{name}.detections.json', path, sample, meta, score_thr)
+
+
+def distinct_name(
+    wanted: str, taken: set[str], unfit: Callable[[str], bool] = lambda name: False
+) -> str:
+    """`wanted`, with a number behind it if it is taken or unfit; it is taken then."""
+    numbered = (f'{wanted}-{number}' for number in itertools.count(2))
+    names = itertools.chain([wanted], numbered)
+    name = next(name for name in names if name not in taken and not unfit(name))
     taken.add(name)
     return name
 

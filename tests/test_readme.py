@@ -104,7 +104,9 @@ def test_doctor():
 
 
 def test_table_of_models_is_of_today():
-    assert tool('model_table').with_table(README) == README
+    model_table = tool('model_table')
+    assert model_table.with_table(README) == README
+    assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
 
 
 def test_pictures_are_there():

@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Print the table of models in the README, from the models themselves; --write puts it in, and
-writes configs/metafile.yml, in which mim finds the configs."""
+writes docs/models.md, where every model is, and configs/metafile.yml, in which mim finds the
+configs."""
 
 import argparse
 import sys
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
 
 README = ROOT / 'README.md'
+MODELS_PAGE = ROOT / 'docs' / 'models.md'
 METAFILE = ROOT / 'configs' / 'metafile.yml'
 BEGIN, END = '<!-- models: tools/model_table.py -->\n', '<!-- end of models -->'
 
@@ -129,51 +131,188 @@ PAPERS = {  # of the heads, on arXiv
 }
 
 
+# Classifiers of the columnar model: the paper's name, options, ImageNet top-1 of Ti, S and B.
+COLUMNS = (
+    ('CPVT-{}', dict(peg=dict(after=(0, 1, 2, 3, 4, 5))), (73.4, 80.5, 82.3)),
+    ('CPVT-{}-GAP', dict(peg=dict(after=(0, 1, 2, 3, 4, 5)), class_token=False), (74.9, 81.5, '')),
+    ('DeiT-{}', dict(position='learned'), (72.2, 79.9, 81.8)),
+)
+SIZES = ((224, 224), (800, 1333))
+
+
 def model_table() -> str:
-    """The table in Markdown: a row for each variant."""
-    from cpvt_pyramid import ARCHS
+    """The README's table in Markdown: a row for each pyramid."""
+    from cpvt_pyramid import ARCHS, CPVTPyramid
 
     rows = [
-        '| `arch` | published as | parameters | GFLOPs, 224 x 224 | GFLOPs, 800 x 1344 '
+        '| `arch` | published as | parameters | GFLOPs, 224 x 224 | GFLOPs, 800 x 1333 '
         '| ImageNet top-1 | RetinaNet 1x AP | Semantic FPN mIoU |',
         '|---|---|---|---|---|---|---|---|',
     ]
     for arch in ARCHS:
-        parameters, *flops = (count_parameters(arch), *(count_flops(arch, *s) for s in SIZES))
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
         results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
-        cells = [f'`{arch}`', name, f'{parameters / 1e6:.1f}M']
-        cells += [f'{f / 1e9:.1f}' for f in flops] + [str(value) for value in (top1, *results)]
-        rows.append('| ' + ' | '.join(cells) + ' |')
+        rows.append(row(f'`{arch}`', name, *costs(CPVTPyramid, arch), top1, *results))
     return '\n'.join(rows) + '\n'
 
 
-SIZES = ((224, 224), (800, 1344))
+def row(*cells: object) -> str:
+    return '| ' + ' | '.join(str(cell) for cell in cells) + ' |'
 
 
-def count_parameters(arch: str) -> int:
-    """Parameters of the backbone."""
+def costs(model_class: type, *arguments: object, **options: object) -> list[str]:
+    """Parameters, and multiply-additions of one image at each of SIZES, which papers call FLOPs."""
     import torch
 
-    from cpvt_pyramid import CPVTPyramid
+    from cpvt_pyramid.flops import Counter
 
     with torch.device('meta'):
-        return sum(p.numel() for p in CPVTPyramid(arch).parameters())
+        model = model_class(*arguments, **options)
+        cells = [f'{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M']
+        for size in SIZES:
+            with Counter() as counter:
+                model(torch.empty(1, 3, *size))
+            cells.append(f'{counter.total / 1e9:.1f}')
+    return cells
 
 
-def count_flops(arch: str, height: int, width: int) -> int:
-    """Multiply-additions of a forward pass of one image, which papers call FLOPs."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
+MODELS_PAGE_TEXT = """\
+# Models
 
-    from cpvt_pyramid import CPVTPyramid
+Made by `tools/model_table.py` (`make table`). Parameters and GFLOPs (multiply-additions of one
+image) are counted from the models; results are those published, with their source, and are not
+re-run here.
 
-    # The counter does not know the CPU's fused attention; the same as plain products it does.
-    with torch.device('meta'), FlopCounterMode(display=False) as counter:
-        with sdpa_kernel(SDPBackend.MATH):
-            CPVTPyramid(arch)(torch.empty(1, 3, height, width))
-    return counter.get_total_flops() // 2
+## Pyramids
+
+`CPVTPyramid(arch)`, or `timm.create_model(arch)` after `import cpvt_pyramid.timm_models`. What is
+counted is the backbone.
+
+{pyramids}
+PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 and 2. PVT:
+[2102.12122](https://arxiv.org/abs/2102.12122), table 2.
+
+## The columnar CPVT
+
+Classifiers, `from cpvt_pyramid import CPVT`; in timm's registry `cpvt_tiny_0to5`,
+`cpvt_tiny_0to5_gap` and so on. `DenseCPVT` takes the same options and is a backbone, `type='CPVT'`
+in configs.
+
+{columns}
+CPVT, [2102.10882](https://arxiv.org/abs/2102.10882), section 5; DeiT,
+[2012.12877](https://arxiv.org/abs/2012.12877), as the former cites it. What the paper tried beside
+these stands with its results in [`position.py`](../cpvt_pyramid/position.py), class `PEG`.
+
+## Recipes
+
+{recipes}
+PCPVT and SVT: Twins, tables 3 to 6; PVT: its section 5. Parameters are those of the whole model;
+the papers' figures are half a million or more higher, as their code keeps the classifier.
+
+## Checkpoints
+
+Each loads by `load_weights`, `load_state_dict`, `init_cfg`, `load_from` and timm, bare or inside of
+a detector or segmentor, and is recognised by its keys. `tools/convert_weights.py` writes all of
+them.
+
+{formats}"""
+
+
+def models_page() -> str:
+    """The text of docs/models.md: every model, its cost, its results and what loads into it."""
+    from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid
+    from cpvt_pyramid.archs import PLAIN_ARCHS
+
+    head = ['parameters', 'GFLOPs, 224 x 224', 'GFLOPs, 800 x 1333', 'ImageNet top-1']
+    pyramids = [['`arch`', 'published as', *head, 'published weights']]
+    for arch in ARCHS:
+        name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
+        pyramids.append(
+            [f'`{arch}`', name, *costs(CPVTPyramid, arch), top1, published_weights(arch)]
+        )
+    columns = [['code', 'published as', *head]]
+    for name, options, results in COLUMNS:
+        for (arch, letter), top1 in zip(zip(PLAIN_ARCHS, ('Ti', 'S', 'B')), results):
+            code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
+            cost = costs(CPVT, arch, **options)
+            columns.append([f'`CPVT({code})`', name.format(letter), *cost, top1])
+    recipes = [['config', 'backbone', 'head', 'data', 'parameters', 'published']]
+    for model in models():
+        meta = model['Metadata']
+        found = [
+            f'{value} {metric}'
+            for result in model.get('Results', ())
+            for metric, value in result['Metrics'].items()
+        ]
+        recipes.append(
+            [
+                f'[{model["Name"]}](../{model["Config"]})',
+                ', '.join(meta['Architecture'][:-1]),
+                model['In Collection'],
+                meta['Training Data'],
+                f'{meta["Parameters"] / 1e6:.1f}M',
+                ', '.join(found) or 'nothing',
+            ]
+        )
+    return MODELS_PAGE_TEXT.format(
+        pyramids=markdown(pyramids),
+        columns=markdown(columns),
+        recipes=markdown(recipes),
+        formats=markdown(formats()),
+    )
+
+
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+    """A table, its first row the head."""
+    head, *rest = rows
+    return '\n'.join(row(*cells) for cells in (head, ['---'] * len(head), *rest)) + '\n'
+
+
+def published_weights(arch: str) -> str:
+    """What a config names to begin with the published weights of a pyramid."""
+    from mmengine.config import Config
+
+    recipe = ROOT / 'configs' / f'retinanet_{BACKBONES[arch].short}.py' if arch in BACKBONES else ''
+    if not recipe:
+        return 'none'
+    return f'`{Config.fromfile(recipe).model.backbone.init_cfg.checkpoint}`'
+
+
+def formats() -> Iterator[list[str]]:
+    """For each format of checkpoints, whose files have it and which models have a place in it."""
+    from cpvt_pyramid import CPVT, PEG, CPVTPyramid
+    from cpvt_pyramid.weights import FORMATS, to_format
+
+    owners = {
+        'ours': 'the authors of Twins; timm (`twins_*`); this package',
+        'mmseg': 'mmsegmentation (`PCPVT`, `SVT`)',
+        'mmpretrain': 'mmpretrain (`PCPVT`, `SVT`)',
+        'mmdet': 'mmdetection (`PyramidVisionTransformer`)',
+        'pvt': 'the authors of PVT',
+        'vit': 'the authors of DeiT; timm (`deit_*`, `vit_*`)',
+        'mmpretrain_vit': 'mmpretrain (`VisionTransformer`)',
+    }
+    samples = {
+        'PCPVT': CPVTPyramid('pcpvt_nano'),
+        'SVT': CPVTPyramid('svt_small'),
+        'PVT': CPVTPyramid('pvt_tiny'),
+        'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
+        'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEG(after=range(6))),
+    }
+    yield ['format', 'whose files', 'models']
+    for key in ('ours', *FORMATS):
+        fitting = []
+        for name, model in samples.items():
+            try:
+                to_format(model.state_dict(), key)
+            except ValueError:
+                continue
+            fitting.append(name)
+        yield [
+            f'`{key}`',
+            owners[key],
+            'all' if len(fitting) == len(samples) else ', '.join(fitting),
+        ]
 
 
 def with_table(text: str) -> str:
@@ -246,10 +385,11 @@ def count_parameters_of(cfg: 'Config') -> int:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog='model_table', description=__doc__)
     parser.add_argument(
-        '--write', action='store_true', help='put the table into README.md, write the metafile'
+        '--write', action='store_true', help='write README.md, docs/models.md and the metafile'
     )
     if parser.parse_args(argv).write:
         README.write_text(with_table(README.read_text()))
+        MODELS_PAGE.write_text(models_page())
         METAFILE.write_text(metafile())
     else:
         print(model_table(), end='')

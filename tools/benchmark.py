@@ -7,9 +7,9 @@
 
 All from an image to four maps: `ours`; the same architecture in other libraries, `timm` and `mmseg`
 (Twins), `mmdet` (PVT), with the same weights and one eps, their maps compared first; others of
-about its size. SVT is without stage norms, as in timm. A train step is a forward pass, the mean
-square of all maps, and a backward pass, without an optimizer. After a warm-up the models take
-turns in one process: A B C, A B C, ...
+about its size, among which `mmdet` stands for a PCPVT: the PVT of its shape. SVT is without stage
+norms, as in timm. A train step is a forward pass, the mean square of all maps, and a backward pass,
+without an optimizer. After a warm-up the models take turns in one process: A B C, A B C, ...
 
     ms      the median of the rounds
     ratio   to the first model: of the medians, and the middle half of the rounds' own ratios
@@ -138,7 +138,8 @@ def benchmark(
                 print(rates_line(dtype, rates))
             rows = measure(contestants, arch, case, rounds, with_compile, memory)
             for row in rows:
-                row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
+                if 'gflops' in row:
+                    row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
             results['rows'] += rows
             print(table(case, rows), flush=True)
             if json_file:
@@ -201,9 +202,10 @@ def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.
 
     if name in OTHERS:
         return build_other(name)
-    if name not in same_architecture(arch):
-        raise ValueError(f'{name} has no {arch}; {", ".join(same_architecture(arch))} have')
     a = ARCHS[arch]
+    same = same_architecture(arch)
+    if name not in same and (name != 'mmdet' or a.window):
+        raise ValueError(f'{name} has no {arch}; {", ".join(same)} have')
     dims, depths, windows = list(a.dims), list(a.depths), [a.window] * 4 if a.window else None
     shape = dict(
         num_heads=list(a.heads), mlp_ratios=list(a.mlp_ratios), sr_ratios=list(a.sr_ratios)
@@ -227,7 +229,7 @@ def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.
         model = inner = PyramidVisionTransformer(**shape)
     else:
         model = inner = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
-    if tensors:
+    if tensors and name in same:
         inner.load_state_dict(to_format(tensors, name) if name.startswith('mm') else tensors)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
@@ -287,12 +289,12 @@ def measure(
             row['gflops'], row['gbytes'] = cost(model, case)
             with torch.no_grad():
                 maps = model.eval()(image)
-            if name in SAME and first is None:
+            if name in same_architecture(arch) and first is None:
                 first = maps
-            elif name in SAME:
-                row['difference'] = difference(maps, first)
-                if row['difference'] > TOLERANCE and must_be_equal(arch, case):
-                    raise ValueError(f'{case}: the maps of {name} are not those of the first')
+            elif name in same_architecture(arch):
+                row['difference'] = differs = difference(maps, first)
+                if must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
+                    raise ValueError(f'{case}: {name} differs from the first model: {differs}')
             del maps
             model = case.prepared(model)
             compiled = torch.compile(model, dynamic=True) if with_compile else model
@@ -360,14 +362,14 @@ def compilations() -> tuple[int, int]:
 
 
 def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
-    """The largest, as a share of the largest value; None where the maps are of other sizes."""
+    """The largest, as a share of the largest value; None where the maps have other sizes."""
     if any(x.shape != y.shape for x, y in zip(maps, first)):
         return None
     return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
 
 
 def must_be_equal(arch: str, case: Case) -> bool:
-    """Whether all libraries agree: on sizes that need no padding, which each does its own way."""
+    """Whether all libraries agree: on sizes that need no padding, which each does in its way."""
     from cpvt_pyramid import ARCHS
 
     multiple = 32 * (ARCHS[arch].window or 1)
@@ -480,15 +482,15 @@ def machine_rates(device: str, dtype: str) -> dict[str, float]:
     of 256 MiB in GB/s, reading and writing."""
     large = 8192 if device.startswith('cuda') else 2048
     options = dict(device=device, dtype=getattr(torch, dtype))
-    products = {'torch': torch.mm}
+    products = {'torch': torch.nn.functional.linear}
     if device == 'cpu' and torch.backends.mkldnn.is_available() and dtype != 'float16':
         products['oneDNN'] = lambda x, weight: torch.ops.mkldnn._linear_pointwise(
-            x, weight.t(), None, 'none', [], ''
+            x, weight, None, 'none', [], ''
         )
     rates = {}
     with torch.inference_mode():
         for shape, (m, k, n) in {'square': (large,) * 3, 'tall': (16384, 64, 512)}.items():
-            x, weight = torch.randn(m, k, **options), torch.randn(k, n, **options)
+            x, weight = torch.randn(m, k, **options), torch.randn(n, k, **options)
             for library, product in products.items():
                 seconds = least(functools.partial(product, x, weight), device)
                 rates[f'{shape}, {library}'] = 2 * m * k * n / seconds / 1e9
@@ -508,10 +510,8 @@ def least(function: Callable[[], object], device: str) -> float:
     return min(times)
 
 
-def floor(row: dict, rates: dict[str, float]) -> float | None:
+def floor(row: dict, rates: dict[str, float]) -> float:
     """Seconds below which the step cannot be, by the counted work and the best measured rates."""
-    if 'gflops' not in row:
-        return None
     best = max(rate for name, rate in rates.items() if name != 'copy')
     return max(2 * row['gflops'] / best, row['gbytes'] / rates['copy'])
 
@@ -539,7 +539,7 @@ def table(case: Case, rows: Sequence[dict]) -> str:
         'MiB': lambda row: f'{row["peak_mib"]:.0f}',
         'GFLOPs': lambda row: f'{row["gflops"]:.1f}',
         'x floor': lambda row: f'{row["ms"] / row["floor_ms"]:.2f}',
-        'differs': lambda row: f'{row["difference"]:.0e}' if row['difference'] else '0',
+        'differs': lambda row: shown(row['difference']),
         'graphs, breaks': lambda row: f'{row["graphs"]}, {row["graph_breaks"]}',
         '': lambda row: row['failed'],
     }
@@ -551,6 +551,10 @@ def table(case: Case, rows: Sequence[dict]) -> str:
         for line in lines
     )
     return '\n'.join([f'\n{case}', *(line.rstrip() for line in aligned)])
+
+
+def shown(difference: float | None) -> str:
+    return 'in size' if difference is None else f'{difference:.0e}' if difference else '0'
 
 
 def cell(of: Callable[[dict], str], row: dict) -> str:
@@ -572,6 +576,7 @@ def draw(results: dict, path: str) -> None:
 
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     rows = results['rows']
     columns = list(dict.fromkeys((row['step'], row['dtype']) for row in rows))
@@ -595,22 +600,21 @@ def draw(results: dict, path: str) -> None:
                     for row in here
                     if row['model'] == name and key in row
                 )
-                if points:
-                    ours = name in OURS
-                    ax.plot(
-                        *zip(*points), label=name, color=colors[name], marker='o', markersize=4,
-                        linewidth=2.4 if ours else 1.4, zorder=3 if ours else 2,
-                    )  # fmt: skip
-                if points and name == names[0]:
-                    grown = [points[0][1] * (x / points[0][0]) ** 2 for x, _ in points]
-                    ax.plot(
-                        *[[x for x, _ in points]], grown, color='#999999', linestyle=':',
-                        label='as the pixels',
-                    )  # fmt: skip
+                if not points:
+                    continue
+                sides, costs = zip(*points)  # root of the area, cost
+                bold = dict(linewidth=2.6, zorder=3) if name in OURS else dict(linewidth=1.4)
+                ax.plot(sides, costs, 'o-', markersize=4, label=name, color=colors[name], **bold)
+                if name == names[0]:
+                    linear = [costs[-1] * (side / sides[-1]) ** 2 for side in sides]
+                    ax.plot(sides, linear, ':', color='#777777', label='in step with the pixels')
             ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
             sides = sorted({math.sqrt(row['height'] * row['width']) for row in here})
-            ax.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45, minor=False)
+            ax.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
             ax.set_xticks([], minor=True)
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter('{x:g}')
+            ax.yaxis.set_minor_formatter(NullFormatter())
             ax.grid(color='#e6e6e6')
             ax.spines[['top', 'right']].set_visible(False)
             ax.legend(frameon=False, fontsize=8)

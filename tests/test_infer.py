@@ -24,10 +24,12 @@ from test_tools import (  # noqa: F401 (fixtures)
     _one_cpu,
     configs,
     infer,
+    load_tool,
     run,
     test,
 )
 
+from cpvt_pyramid import tiling
 from cpvt_pyramid.mm import inference, large_images, launch
 from cpvt_pyramid.mm.inputs import find_inputs, result_names
 
@@ -340,12 +342,9 @@ sys.exit(infer.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(
-    'kind, result', [('segmentor', 'a.labels.tif'), ('detector', 'a.detections.json')]
-)
-def test_a_killed_run_goes_on_to_the_same_result(commands, kind, result, capsys):
+def test_a_killed_run_goes_on_to_the_same_labels(commands, capsys):
     Image.fromarray(photograph(400, 150)).save('a.png')
-    command = [*commands[kind], 'a.png', '--tile', '128', '--score-thr', '0.05', '--out-dir']
+    command = [*commands['segmentor'], 'a.png', '--tile', '128', '--out-dir']
     assert infer.main([*command, 'whole']) == 0
     script = KILL.format(tools=str(TOOLS))
     ended = run(sys.executable, '-c', script, *command, 'killed', PYTHONPATH=str(ROOT))
@@ -356,8 +355,28 @@ def test_a_killed_run_goes_on_to_the_same_result(commands, kind, result, capsys)
     assert re.match('infer: .*a.partial is of an unfinished run with another overlap; finish that '
                     'one or remove the folder\n$', capsys.readouterr().err)  # fmt: skip
     assert infer.main([*command, 'killed']) == 0
-    assert sorted(os.listdir('killed')) == sorted([result, 'a.overlay.png'])
-    assert Path('killed', result).read_bytes() == Path('whole', result).read_bytes()
+    assert sorted(os.listdir('killed')) == ['a.labels.tif', 'a.overlay.png']
+    assert Path('killed/a.labels.tif').read_bytes() == Path('whole/a.labels.tif').read_bytes()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_boxes(commands, monkeypatch):
+    Image.fromarray(photograph(400, 150)).save('a.png')
+    command = [*commands['detector'], 'a.png', '--tile', '128', '--score-thr', '0.05', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    done = tiling.Journal.done
+
+    def interrupted(self: tiling.Journal, rows: int) -> None:
+        done(self, rows)
+        raise KeyboardInterrupt
+
+    for status in (130, 130, 0):
+        with monkeypatch.context() as patch:
+            if status:
+                patch.setattr(tiling.Journal, 'done', interrupted)
+            assert infer.main([*command, 'parts']) == status
+    assert sorted(os.listdir('parts')) == ['a.detections.json', 'a.overlay.png']
+    parts, whole = (Path(name, 'a.detections.json').read_text() for name in ('parts', 'whole'))
+    assert parts == whole and whole.count('"score"') > 3
 
 
 MEMORY = """
@@ -371,7 +390,7 @@ sys.exit(status)
 """
 
 
-def test_the_memory_is_kept(commands):
+def test_the_memory_is_kept(commands, capsys):
     """By the scores of 150 classes, 1.3 GiB in all, beside 0.8 GiB that mm itself takes; and a
     budget that is too small is noticed before there is any work."""
     config, _ = commands['segmentor']
@@ -379,18 +398,37 @@ def test_the_memory_is_kept(commands):
     model = launch.build_model(launch.load_config(config, [classes]), 'cpu')
     torch.save(model.state_dict(), 'many.pth')
     save_tiff('a.tif', photograph(1200, 1930), photometric='rgb')
-    script = MEMORY.format(tools=str(TOOLS))
-    command = [sys.executable, '-c', script, config, 'many.pth', 'a.tif', '--tile', '256']
-    command += ['--cfg-options', classes, '--memory']
-    ended = run(*command, '600M', PYTHONPATH=str(ROOT))
-    assert ended.returncode == 2
-    assert re.search('infer: tiles of 256 need .* GiB, and --memory is 0.59 GiB; ', ended.stderr)
+    command = [config, 'many.pth', 'a.tif', '--tile', '256', '--cfg-options', classes]
+    assert infer.main([*command, '--memory', '300M']) == 2
+    said = capsys.readouterr().err
+    assert re.search('^infer: tiles of 256 need .* GiB, and --memory is 0.29 GiB; ', said)
     assert not os.listdir('predictions')
-    ended = run(*command, '1400M', PYTHONPATH=str(ROOT))
+    script = [sys.executable, '-c', MEMORY.format(tools=str(TOOLS))]
+    ended = run(*script, *command, '--memory', '1400M', PYTHONPATH=str(ROOT))
     assert ended.returncode == 0, ended.stderr
     peak = int(re.search(r'peak (\d+)', ended.stdout)[1])
     assert peak < 1400 * 2**20, peak
     assert 11 < read_labels('predictions/a.labels.tif').max() < 150
+
+
+def test_seams_are_measured(commands, capsys):
+    """With an overlap, what tiles change is hardly more at their borders than elsewhere."""
+    Image.fromarray(photograph(300, 420)).save('a.png')
+    seams = load_tool('measure_seams')
+    options = ['--tile', '128', '--overlaps', '0', '64', '--out', 'seams.png']
+    assert seams.main([*commands['segmentor'], 'a.png', *options]) == 0
+    assert len(capsys.readouterr().out.splitlines()[-5:]) == 5 and Path('seams.png').is_file()
+    found = seams.measure_seams(*commands['segmentor'], 'a.png', 128, (0, 64))
+    for parts in found.values():
+        border, elsewhere = parts['at borders'], parts['away from them']
+        assert border.pixels + elsewhere.pixels == pytest.approx(1)
+    ratio = {n: p['at borders'].scores / p['away from them'].scores for n, p in found.items()}
+    assert ratio[64] < 1.3 < ratio[0], found
+    assert seams.main([*commands['segmentor'], 'a.png']) == 2
+    assert (
+        capsys.readouterr().err
+        == 'measure_seams: a.png is one tile of 512; take a smaller --tile\n'
+    )
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,31 @@ def draw_boxes(
     return picture
 
 
+def draw_frames(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+    palette: Sequence[Color] | None = None,
+) -> Image.Image:
+    """The image with thin frames above a legend of their classes: for boxes too many for names.
+
+    The arguments are as of `draw_boxes`; the most certain box is the first, and on top.
+    """
+    palette = class_palette(classes, palette)
+    picture = Image.fromarray(_checked_image(image))
+    draw = ImageDraw.Draw(picture)
+    width = max(1, round(max(picture.size) / 1000))
+    for box, label in list(zip(boxes, labels))[::-1]:
+        draw.rectangle(_inside(box, picture.size), None, palette[label % len(palette)], width)
+    present = [int(i) for i in np.unique(labels) if i < len(classes)]
+    if not present:
+        return picture
+    names, colors = [classes[i] for i in present], [palette[i] for i in present]
+    size = max(14.0, max(picture.size) / 72)
+    return _stacked(picture, draw_legend(names, colors, picture.width, size))
+
+
 def draw_segmentation(
     image: np.ndarray,
     label_map: np.ndarray,

@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from .. import __version__, tiling
 from ..tiling import Found, Grid, Journal
-from .drawing import draw_segmentation
+from .drawing import draw_frames, draw_segmentation
 from .launch import UserError
-from .prediction import draw_prediction, write_detections
+from .prediction import found_boxes, write_detections
 from .resume import appearing_whole
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')  # GDAL's names of formats
 CACHE = 64 * 2**20  # bytes that GDAL may keep of what it has read
 OVERVIEW = 2048  # pixels, of the longer side of a picture to look at
-DRAWN = 200  # boxes in such a picture, the best
 LINES = 512  # of a label map that are written at a time
 UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
@@ -103,7 +102,7 @@ def open_image(path: Path) -> Iterator['DatasetReader']:
     """An image that is read window by window.
 
     Raises:
-        ReadError: it is not one that can be, now or while it is read.
+        ReadError: it is none, or not whole.
     """
     try:
         import rasterio
@@ -114,7 +113,6 @@ def open_image(path: Path) -> Iterator['DatasetReader']:
         filterwarnings('ignore', category=NotGeoreferencedWarning)
         try:
             with rasterio.open(path) as image:
-                check_kind(image)
                 yield image
         except RasterioError as error:
             raise ReadError(f'not a whole image: {error}') from error
@@ -150,8 +148,14 @@ def rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
 
 
 def row_reader(image: 'DatasetReader') -> Callable[[int, int], Tensor]:
-    """Reads lines of an image as the data pipelines do: BGR."""
+    """Reads lines of an image as the data pipelines do: BGR.
+
+    Raises:
+        ReadError: it is not of a kind that the models are for; later, it is not whole.
+    """
     from rasterio.errors import RasterioError
+
+    check_kind(image)
 
     def read(start: int, stop: int) -> Tensor:
         try:
@@ -374,10 +378,13 @@ class LargeImages:
         found = tiling.detect(
             row_reader(image), grid, self.predict, journal, **self.options(grid, journal)
         )
+        sample = as_sample(found)
         small, step = overview(image)
-        best = as_sample(Found(found.boxes[:DRAWN] / step, *(x[:DRAWN] for x in found[1:])))
-        save_overview(draw_prediction(small[..., ::-1], best, self.meta, self.score_thr), result)
-        write_detections(result, image.name, as_sample(found), self.meta, self.score_thr, run=key)
+        best = found_boxes(sample, self.score_thr)
+        classes, palette = self.meta['classes'], self.meta['palette']
+        picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)
+        save_overview(picture, result)
+        write_detections(result, image.name, sample, self.meta, self.score_thr, run=key)
 
     def options(self, grid: Grid, journal: Journal) -> dict:
         """Of the tiling functions, with a progress bar."""

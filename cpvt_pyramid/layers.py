@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import Linear, linear, mlp
+from .linear import Linear, graph_is_captured, linear, mlp
 from .position import RelativePosition
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -37,12 +37,12 @@ class PatchConv(nn.Conv2d):
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
         k = self.kernel_size[0]
+        b, h, w, c = x.shape
+        h, w = ceil_div(h, k), ceil_div(w, k)
         if inside is not None:
             x = x.masked_fill(~inside, 0)
-        x = pad_to_multiple(x, k)
-        b, h, w, c = x.shape
-        x = x.reshape(b, h // k, k, w // k, k, c).transpose(2, 3)
-        x = x.reshape(b, h // k, w // k, k * k * c)
+        x = pad_to_multiple(x, k).reshape(b, h, k, w, k, c).transpose(2, 3)
+        x = x.reshape(b, h, w, k * k * c)
         weight = self.weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
         return linear(x, weight, self.bias)  # (B, ceil(H / k), ceil(W / k), out_channels)
 
@@ -151,7 +151,7 @@ class WindowAttention(nn.Module):
         b, h, w, c = x.shape
         if inside is not None:
             x = x.masked_fill(~inside, 0)
-        padded = h % self.window or w % self.window
+        padded = graph_is_captured() or h % self.window or w % self.window
         if self.padding == 'zero':
             inside = None
         elif inside is None and padded:
@@ -324,7 +324,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
             added to the scores; None: everywhere.
         dropout: probability of dropping an attention weight.
     """
-    if len(q) <= MAX_ATTENTION_BATCH:
+    if torch.compiler.is_exporting() or q.shape[0] <= MAX_ATTENTION_BATCH:
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     parts = [x.split(MAX_ATTENTION_BATCH) for x in (q, k, v)]
     parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_ATTENTION_BATCH))
@@ -340,9 +340,19 @@ def some_key(mask: Tensor) -> Tensor:
 
 
 def pad_to_multiple(x: Tensor, size: int) -> Tensor:
-    """Zeros at the right and bottom of (B, H, W, C) until `size` divides both sides."""
-    right, bottom = -x.shape[2] % size, -x.shape[1] % size
-    return F.pad(x, (0, 0, 0, right, 0, bottom)) if right or bottom else x
+    """Zeros at the right and bottom of (B, H, W, C) until `size` divides both sides.
+
+    A captured graph always pads: that this size needs none must not be built into it.
+    """
+    h, w = x.shape[1:3]
+    right, bottom = ceil_div(w, size) * size - w, ceil_div(h, size) * size - h
+    if graph_is_captured() or right or bottom:
+        return F.pad(x, (0, 0, 0, right, 0, bottom))
+    return x
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b
 
 
 def to_windows(x: Tensor, size: int) -> Tensor:

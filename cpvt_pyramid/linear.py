@@ -55,8 +55,7 @@ def onednn_takes(x: Tensor) -> bool:
     """Whether oneDNN does the products with x: float32 on a CPU, where nobody captures a graph,
     counts FLOPs or casts."""
     return (
-        not torch.jit.is_tracing()
-        and not torch.compiler.is_compiling()
+        not graph_is_captured()
         and x.is_cpu
         and x.dtype == torch.float32
         and x.numel() > 0
@@ -65,6 +64,11 @@ def onednn_takes(x: Tensor) -> bool:
         and not torch.is_autocast_enabled('cpu')
         and _get_current_dispatch_mode() is None
     )
+
+
+def graph_is_captured() -> bool:
+    """Whether what runs is being compiled, exported or traced, for other sizes than this one."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:

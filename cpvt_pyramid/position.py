@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .linear import graph_is_captured
+
 POSITIONS = ('peg', 'learned', 'sincos', 'none')
 CONVS = ('depthwise', 'separable', 'dense')
 
@@ -147,7 +149,7 @@ class LearnedPosition(nn.Module):
 
     def at(self, height: int, width: int) -> Tensor:
         """(1, height, width, C)."""
-        if (height, width) == self.table.shape[1:3]:
+        if not graph_is_captured() and (height, width) == self.table.shape[1:3]:
             return self.table
         table = self.table.permute(0, 3, 1, 2)
         table = F.interpolate(table, (height, width), mode=self.mode, align_corners=False)

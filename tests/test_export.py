@@ -1,0 +1,46 @@
+"""Captured graphs are right at sizes that they were not captured at. Elsewhere a conditional pad
+bakes "no pad" in, and other sizes come out in the wrong shape without an error."""
+
+import pytest
+import torch
+from reference import randomize, same_maps
+
+from cpvt_pyramid import CPVTPyramid, DenseCPVT
+from cpvt_pyramid.archs import PlainArch
+
+SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 224, 224), (2, 3, 33, 129)]
+MODELS = {
+    'pcpvt': lambda: CPVTPyramid('pcpvt_nano'),
+    'learned': lambda: CPVTPyramid('pcpvt_nano', position='learned', pretrain_img_size=64),
+    'column': lambda: DenseCPVT(PlainArch(16, 2, 2)),
+}
+
+
+def assert_same(model, graph):
+    with torch.no_grad():
+        for size in SIZES:
+            image = torch.randn(size)
+            same_maps(graph(image), model(image), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_torch_export(name):
+    model = randomize(MODELS[name]()).eval()
+    sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
+    assert_same(model, graph.module())
+
+
+@pytest.mark.parametrize('name', ['pcpvt', 'column'])
+def test_compiled_once_for_all_sizes(name):
+    """No graph break, and no new graph from size to size; a batch of one is a graph of its own."""
+    model = randomize(MODELS[name]()).eval()
+    graphs = []
+
+    def count(graph, _inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    assert_same(model, torch.compile(model, backend=count, dynamic=True, fullgraph=True))
+    assert len(graphs) <= 2

@@ -20,6 +20,7 @@ without an optimizer. After a warm-up the models take turns in one process: A B 
             measured in this run: its best rate of matrix products, and that of a copy. Traffic is
             the operands and results of products with weights and of convolutions, each once
     differs from the first model's maps, largest difference / largest value
+    graphs  with --compile: compiled for this size, 0 where those of earlier ones serve; and breaks
 """
 
 from __future__ import annotations

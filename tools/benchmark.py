@@ -131,13 +131,17 @@ def benchmark(
     }
     try:
         contestants = build_all(models, arch)
+        if with_compile:
+            compiled = {k: torch.compile(model, dynamic=True) for k, model in contestants.items()}
+        else:
+            compiled = contestants
         for step, dtype, (height, width) in itertools.product(steps, dtypes, sizes):
             case = Case(step, dtype, height, width, batch, device)
             say(f'{case} ...')
             if dtype not in results['rates']:
                 results['rates'][dtype] = rates = machine_rates(device, dtype)
                 print(rates_line(dtype, rates))
-            rows = measure(contestants, arch, case, rounds, with_compile, memory)
+            rows = measure(contestants, compiled, arch, case, rounds, memory)
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
@@ -273,13 +277,19 @@ def build_all(names: Sequence[str], arch: str) -> dict[str, nn.Module]:
 
 def measure(
     contestants: dict[str, nn.Module],
+    compiled: dict[str, nn.Module],
     arch: str,
     case: Case,
     rounds: int,
-    with_compile: bool,
     memory: bool,
 ) -> list[dict]:
-    """A row for each model; of one that does not fit or cannot take the size, only the reason."""
+    """A row for each model; of one that does not fit or cannot take the size, the reason.
+
+    Args:
+        contestants: the models, to compare and to count.
+        compiled: what is timed; it shares the weights.
+        arch, case, rounds, memory: as in `benchmark`.
+    """
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
     image, steps, first = case.image(), {}, None
     for name, model in contestants.items():
@@ -297,13 +307,12 @@ def measure(
                 if must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
                     raise ValueError(f'{case}: {name} differs from the first model: {differs}')
             del maps
-            model = case.prepared(model)
-            compiled = torch.compile(model, dynamic=True) if with_compile else model
+            case.prepared(model)
             before = compilations()
-            step = functools.partial(run, compiled, image, case.step)
+            step = functools.partial(run, compiled[name], image, case.step)
             for _ in range(WARM_UP):
                 elapsed(step, case.device)
-            if with_compile:
+            if compiled is not contestants:
                 row['graphs'], row['graph_breaks'] = (
                     after - was for after, was in zip(compilations(), before)
                 )

@@ -31,7 +31,7 @@ demo-seg: demo  ## the same for segmentation, from the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 test: setup  ## run the tests
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
 lint: setup  ## check the style
 	.venv/bin/ruff check .

@@ -53,6 +53,14 @@ setup(
         'large': ['rasterio'],  # infer.py --tile
         'timm': ['timm>=1.0'],
         'export': ['onnx', 'onnxruntime', 'onnxscript'],
-        'dev': ['hypothesis', 'pytest', 'pytest-timeout', 'ruff', 'scikit-image', 'scikit-learn'],
+        'dev': [
+            'hypothesis',
+            'pytest',
+            'pytest-timeout',
+            'pytest-xdist',
+            'ruff',
+            'scikit-image',
+            'scikit-learn',
+        ],
     },
 )

@@ -143,7 +143,7 @@ class LearnedPosition(nn.Module):
             return x + self.at(height, width)
         tables = (
             F.pad(self.at(h, w), (0, 0, 0, width - w, 0, height - h))
-            for h, w in zip(*(side.tolist() for side in sides(inside)))
+            for h, w in zip(*(side.clamp(min=1).tolist() for side in sides(inside)))
         )
         return x + torch.cat(list(tables))
 
@@ -264,7 +264,7 @@ def repeat_border(x: Tensor, inside: Optional[Tensor], border: int) -> Tensor:
     columns = torch.arange(-border, w + border, device=x.device).clamp(0, w - 1).expand(b, -1)
     if inside is not None:
         height, width = sides(inside)
-        rows = rows.minimum(height[:, None] - 1)
-        columns = columns.minimum(width[:, None] - 1)
+        rows = rows.minimum(height[:, None] - 1).clamp(min=0)
+        columns = columns.minimum(width[:, None] - 1).clamp(min=0)
     batch = torch.arange(b, device=x.device)[:, None, None]
     return x[batch, rows[:, :, None], columns[:, None]]

@@ -3,6 +3,7 @@
 import timm.models.twins
 import torch
 from mmdet.models.backbones import PyramidVisionTransformer
+from mmengine.registry import DefaultScope
 from mmpretrain.models import PCPVT as PretrainPCPVT
 from mmpretrain.models import SVT as PretrainSVT
 from mmpretrain.models import ImageClassifier
@@ -76,15 +77,10 @@ def of_mmpretrain(arch: str, norms: list[bool], out_indices: tuple = (0, 1, 2, 3
 
 
 def classifier_of_mmpretrain(arch: str, num_classes: int = 5) -> nn.Module:
-    model = ImageClassifier(
-        backbone=of_mmpretrain(arch, [False, False, False, True], (3,)),
-        neck=dict(type='mmpretrain.GlobalAveragePooling'),
-        head=dict(
-            type='mmpretrain.LinearClsHead',
-            num_classes=num_classes,
-            in_channels=find(arch).dims[-1],
-        ),
-    )
+    backbone = of_mmpretrain(arch, [False, False, False, True], (3,))
+    head = dict(type='LinearClsHead', num_classes=num_classes, in_channels=find(arch).dims[-1])
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = ImageClassifier(backbone, neck=dict(type='GlobalAveragePooling'), head=head)
     return with_eps(randomize(model, seed=4))
 
 

@@ -54,11 +54,11 @@ MODELS = {
 @pytest.mark.parametrize('first, second', itertools.permutations(MODELS, 2))
 def test_there_and_back(first, second):
     theirs = MODELS[first]('pcpvt_nano').state_dict()
-    there = tool.convert(save(theirs), second, 'there')
-    assert_same(read(tool.convert(there, first, 'back')), theirs)
+    there = tool.convert_weights(save(theirs), second, 'there')
+    assert_same(read(tool.convert_weights(there, first, 'back')), theirs)
 
     if second == 'mmseg' or first == 'mmseg':  # no classifier
-        there = tool.convert('a.pth', second, 'there', backbone_only=True)
+        there = tool.convert_weights('a.pth', second, 'there', backbone_only=True)
     model = MODELS[second]('pcpvt_nano')
     missing, unknown = model.load_state_dict(read(there), strict=False)
     assert not unknown
@@ -69,25 +69,25 @@ def test_there_and_back(first, second):
 @pytest.mark.parametrize('to', ['mmpretrain', 'official'])
 def test_svt(to):
     theirs = of_mmseg('svt_small').state_dict()  # with stage norms
-    there = tool.convert(save(theirs), to)
-    assert_same(read(tool.convert(there, 'mmseg', 'back')), theirs)
+    there = tool.convert_weights(save(theirs), to)
+    assert_same(read(tool.convert_weights(there, 'mmseg', 'back')), theirs)
 
 
 def test_pvt():
     theirs = of_mmdet('pvt_tiny').state_dict()
-    there = tool.convert(save(theirs), 'official', safetensors=True)
+    there = tool.convert_weights(save(theirs), 'official', safetensors=True)
     assert 'pos_embed4' in read(there)
-    back = read(tool.convert(there, 'mmdet'))
+    back = read(tool.convert_weights(there, 'mmdet'))
     assert_same(back, theirs)
     of_mmdet('pvt_tiny').load_state_dict(back)
 
 
 def test_deit():
     theirs = timm.create_model('vit_tiny_patch16_224', num_classes=5).state_dict()
-    there = tool.convert(save(theirs), 'mmpretrain_vit')
+    there = tool.convert_weights(save(theirs), 'mmpretrain_vit')
     assert 'backbone.layers.0.ln1.weight' in read(there)
-    assert_same(read(tool.convert(there, 'timm')), theirs)
-    tool.convert('a.pth', 'mmpretrain_vit', backbone_only=True)
+    assert_same(read(tool.convert_weights(there, 'timm')), theirs)
+    tool.convert_weights('a.pth', 'mmpretrain_vit', backbone_only=True)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_deit():
 )
 def test_half_precision_is_kept(dtype, safetensors):
     theirs = {k: v.to(dtype) for k, v in of_timm('pcpvt_nano').state_dict().items()}
-    there = tool.convert(save(theirs), 'mmseg', safetensors=safetensors)
-    assert_same(read(tool.convert(there, 'timm')), theirs)
+    there = tool.convert_weights(save(theirs), 'mmseg', safetensors=safetensors)
+    assert_same(read(tool.convert_weights(there, 'timm')), theirs)
 
 
 def test_of_a_detector_the_backbone():
     backbone = of_timm('pcpvt_nano').state_dict()
     detector = {f'backbone.{k}': v for k, v in backbone.items()} | {'neck.weight': torch.ones(2)}
-    there = tool.convert(save({'state_dict': detector, 'meta': {'epoch': 1}}), 'timm')
+    there = tool.convert_weights(save({'state_dict': detector, 'meta': {'epoch': 1}}), 'timm')
     assert_same(read(there), backbone)
 
 
@@ -137,7 +137,7 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
     for broken in (loses_a_tensor, swaps_two):
         monkeypatch.setattr(weights, 'to_format', broken)
         with pytest.raises(ValueError, match='the conversion does not keep'):
-            tool.convert('a.pth', 'mmseg', 'out')
+            tool.convert_weights('a.pth', 'mmseg', 'out')
         assert not os.listdir('out')
 
 

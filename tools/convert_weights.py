@@ -26,7 +26,7 @@ FORMATS = (
 )  # fmt: skip
 
 
-def convert(
+def convert_weights(
     source: Union[str, Path],
     to: str,
     out: Union[str, Path] = '.',
@@ -185,7 +185,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add('--safetensors', action='store_true', help='write a .safetensors file')
     arguments = vars(parser.parse_args(argv))
     try:
-        convert(**arguments)
+        convert_weights(**arguments)
     except (ValueError, OSError) as error:
         print(f'convert_weights: {error}', file=sys.stderr)
         return 2

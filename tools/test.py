@@ -74,6 +74,7 @@ def test(
         width = max(map(len, metrics), default=0)
         for name, value in metrics.items():
             print(f'{name:{width}}  {value:.4g}')
+    launch.leave_processes()
 
 
 def use_augmentation(cfg: 'Config') -> None:

@@ -62,6 +62,7 @@ def train(
         checks.check_weights(runner)
     checks.check_classes(cfg, runner.model, 'train', 'val')
     runner.train()
+    launch.leave_processes()
 
 
 def use_mixed_precision(cfg: 'Config') -> None:

@@ -161,6 +161,14 @@ def join_processes(cfg: Config, launcher: str) -> None:
         torch.distributed.init_process_group('gloo')
 
 
+def leave_processes() -> None:
+    """Wait for the other processes and disconnect: one that ends while another still works can
+    abort in the teardown of the interpreter."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 def desynchronise_batch_norms(config: Any) -> None:
     """Make every SyncBN in a config, for which CPUs have no kernel, a BN."""
     if isinstance(config, dict):

@@ -326,6 +326,18 @@ def loss(maps):
     return sum(x.square().sum() for x in maps)
 
 
+@pytest.mark.parametrize('dtype', [torch.float, torch.bfloat16, torch.half])
+@pytest.mark.parametrize('position', POSITIONS)
+@pytest.mark.parametrize('arch', ['pcpvt_nano', TINY_SVT], ids=['pcpvt', 'svt'])
+def test_no_nan_in_any_precision(arch, position, dtype):
+    """Nor where an image is wholly padding."""
+    model = randomize(CPVTPyramid(arch, **POSITIONS[position][0])).to(dtype)
+    maps = model(torch.randn(2, 3, 70, 50, dtype=dtype), torch.tensor([[41, 50], [0, 0]]))
+    loss([x.float() for x in maps]).backward()
+    assert all(x.isfinite().all() for x in maps) and not any(x[1].any() for x in maps)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_without_valid_the_padding_leaks():
     model = randomize(CPVTPyramid('pcpvt_nano')).eval()
     image = torch.randn(1, 3, 64, 64)

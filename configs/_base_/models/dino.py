@@ -1,17 +1,12 @@
 # DINO (arXiv 2203.03605), four scales, on the three coarser maps of the pyramid.
+_base_ = 'detector.py'
 model = dict(
     type='DINO',
     num_queries=900,
     with_box_refine=True,
     as_two_stage=True,
-    data_preprocessor=dict(
-        type='ValidRegionDetDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_size_divisor=1),
-    backbone=dict(
-        type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2, out_indices=(1, 2, 3)),
+    data_preprocessor=dict(pad_size_divisor=1),
+    backbone=dict(out_indices=(1, 2, 3)),
     neck=dict(
         type='ChannelMapper',
         in_channels=[128, 320, 512],

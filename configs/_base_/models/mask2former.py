@@ -1,16 +1,7 @@
 # Mask2Former (arXiv 2112.01527) for semantic segmentation, on the pyramid.
+_base_ = 'segmentor.py'
 model = dict(
-    type='EncoderDecoder',
-    data_preprocessor=dict(
-        type='ValidRegionSegDataPreProcessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_val=0,
-        seg_pad_val=255,
-        size=(512, 512),
-        test_cfg=dict(size_divisor=32)),
-    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
+    data_preprocessor=dict(test_cfg=dict(size_divisor=32)),
     decode_head=dict(
         type='Mask2FormerHead',
         in_channels=[64, 128, 320, 512],
@@ -83,7 +74,4 @@ model = dict(
                     dict(type='mmdet.ClassificationCost', weight=2.0),
                     dict(type='mmdet.CrossEntropyLossCost', weight=5.0, use_sigmoid=True),
                     dict(type='mmdet.DiceCost', weight=5.0, pred_act=True, eps=1.0)]),
-            sampler=dict(type='mmdet.MaskPseudoSampler'))),
-    train_cfg=dict(),
-    test_cfg=dict(mode='whole'))
-tta_model = dict(type='SegTTAModel')
+            sampler=dict(type='mmdet.MaskPseudoSampler'))))

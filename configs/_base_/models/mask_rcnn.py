@@ -1,14 +1,8 @@
 # Mask R-CNN (arXiv 1703.06870) on the pyramid, as in Twins, section 4.3.
+_base_ = 'detector.py'
 model = dict(
     type='MaskRCNN',
-    data_preprocessor=dict(
-        type='ValidRegionDetDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_mask=True,
-        pad_size_divisor=32),
-    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
+    data_preprocessor=dict(pad_mask=True),
     neck=dict(
         type='FPN',
         conv_cfg=dict(type='ValidRegionConv'),

@@ -1,13 +1,7 @@
 # RetinaNet (arXiv 1708.02002) on the pyramid, as in Twins, section 4.3.
+_base_ = 'detector.py'
 model = dict(
     type='RetinaNet',
-    data_preprocessor=dict(
-        type='ValidRegionDetDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_size_divisor=32),
-    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
     neck=dict(
         type='FPN',
         conv_cfg=dict(type='ValidRegionConv'),

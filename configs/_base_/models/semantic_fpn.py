@@ -1,15 +1,6 @@
 # Semantic FPN (arXiv 1901.02446) on the pyramid, as in PVT, section 5.3, and Twins, section 4.2.
+_base_ = 'segmentor.py'
 model = dict(
-    type='EncoderDecoder',
-    data_preprocessor=dict(
-        type='ValidRegionSegDataPreProcessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_val=0,
-        seg_pad_val=255,
-        size=(512, 512)),
-    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
     neck=dict(
         type='FPN',
         conv_cfg=dict(type='ValidRegionConv'),
@@ -27,7 +18,4 @@ model = dict(
         num_classes=150,
         norm_cfg=dict(type='BN', requires_grad=True),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0)),
-    train_cfg=dict(),
-    test_cfg=dict(mode='whole'))
-tta_model = dict(type='SegTTAModel')
+        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0)))

@@ -1,0 +1,10 @@
+# What the detectors share: images as the pre-trained weights know them, batches that say which part
+# is padding, and the backbone.
+model = dict(
+    data_preprocessor=dict(
+        type='ValidRegionDetDataPreprocessor',
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_size_divisor=32),
+    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2))

@@ -1,0 +1,16 @@
+# What the segmentors share: images as the pre-trained weights know them, batches that say which
+# part is padding, the backbone, and tests of whole images.
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(
+        type='ValidRegionSegDataPreProcessor',
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,
+        seg_pad_val=255,
+        size=(512, 512)),
+    backbone=dict(type='CPVTPyramid', arch='pcpvt_small', drop_path_rate=0.2),
+    train_cfg=dict(),
+    test_cfg=dict(mode='whole'))
+tta_model = dict(type='SegTTAModel')

@@ -2,9 +2,7 @@
 # of ViTDet (arXiv 2203.16527) in the place of the FPN. Nothing is published for it: the recipe is
 # that of semantic_fpn_cpvt_s.py. It starts as DeiT-Ti, whose weights are; the PEGs start at zero.
 #   tools/dist_train.sh configs/semantic_fpn_columnar_cpvt_ti.py 8
-_base_ = [
-    '_base_/models/semantic_fpn.py', '_base_/datasets/ade20k.py',
-    '_base_/schedules/segmentation_80k.py', '_base_/runtime_segmentation.py']
+_base_ = 'semantic_fpn_cpvt_s.py'
 model = dict(
     backbone=dict(
         _delete_=True,

@@ -49,30 +49,28 @@ class Format(NamedTuple):
 PEG_PYRAMID = r'(patch_embeds|blocks|norm_list)\.|pos_block\.\d+\.proj\.0\.(weight|bias)$'
 COLUMN = r'(patch_embed|pos_embed|blocks)\.'
 TABLE_PYRAMID = r'(patch_embeds|pos_embeds)\.|blocks\.\d+\.\d+\.(?!attn\.qkv)'
+# Rows that models of the mm packages have in common.
+MM_MLP = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'))
+MM_PYRAMID = (
+    ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
+    ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
+    *MM_MLP,
+)
 
 
 FORMATS = {
     'mmseg': Format(  # mmsegmentation's PCPVT and SVT
         r'layers\.\d+\.\d+\.(norm1|attn)\.',
         PEG_PYRAMID,
-        (
-            ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
-            ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
-            ('blocks.{i}.{j}.', 'layers.{i}.{j}.'),
-            ('.mlp.fc1.', '.ffn.layers.0.0.'),
-            ('.mlp.fc2.', '.ffn.layers.1.'),
-        ),
+        (*MM_PYRAMID, ('blocks.{i}.{j}.', 'layers.{i}.{j}.')),
         in_proj=True,
     ),
     'mmpretrain': Format(  # mmpretrain's PCPVT and SVT
         r'stages\.\d+\.\d+\.',
         PEG_PYRAMID,
         (
-            ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
-            ('pos_block.{i}.proj.0.', 'position_encodings.{i}.proj.'),
+            *MM_PYRAMID,
             ('blocks.{i}.{j}.', 'stages.{i}.{j}.'),
-            ('.mlp.fc1.', '.ffn.layers.0.0.'),
-            ('.mlp.fc2.', '.ffn.layers.1.'),
             ('norm_list.{i}.', 'norm_after_stage{i}.'),
             ('head.', 'head.fc.'),
         ),
@@ -112,8 +110,7 @@ FORMATS = {
             ('blocks.{j}.norm1.', 'layers.{j}.ln1.'),
             ('blocks.{j}.norm2.', 'layers.{j}.ln2.'),
             ('blocks.{j}.', 'layers.{j}.'),
-            ('.mlp.fc1.', '.ffn.layers.0.0.'),
-            ('.mlp.fc2.', '.ffn.layers.1.'),
+            *MM_MLP,
             ('norm.', 'ln1.'),
             ('pos_embed.table', 'pos_embed'),
             ('head.', 'head.layers.head.'),

@@ -11,7 +11,7 @@ necks and heads that take a `conv_cfg`.
 
 import threading
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,17 @@ from torch import Tensor, nn
 
 
 class AppendsValidity:
-    """Mixed into a data preprocessor, before the class whose `forward` pads and stacks."""
+    """Mixed into a data preprocessor, before the class whose `forward` pads and stacks.
 
-    valid_region = True
+    Args:
+        *args: as of that class.
+        valid_region: append the channel where a batch is padded. False: as mm's own.
+        **options: as of that class.
+    """
+
+    def __init__(self, *args: Any, valid_region: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.valid_region = valid_region
 
     def forward(self, data: dict, training: bool = False) -> dict:
         sizes = [image.shape[-2:] for image in data['inputs']]

@@ -29,10 +29,9 @@ def load_from_timm(filename: str, map_location: Optional[str] = None) -> dict:
     try:
         path = hf_hub_download(f'timm/{name}', 'model.safetensors')
     except Exception as error:  # the hub's client has many, from several libraries
-        raise ConnectionError(
-            f'no weights for {filename} ({type(error).__name__}). Offline, or no such model? '
-            f'Download model.safetensors of timm/{name} elsewhere and name the file in '
-            f'init_cfg.checkpoint, or train from scratch with model.backbone.init_cfg=None'
+        raise no_weights(
+            f'for {filename} ({type(error).__name__}). Offline, or no such model?',
+            f'model.safetensors of timm/{name}',
         ) from error
     return read_checkpoint(path, map_location or 'cpu')
 
@@ -47,8 +46,12 @@ def load_from_address(filename: str, map_location: Optional[str] = None, **optio
     try:
         return load_from_http(filename, map_location, **options)
     except URLError as error:
-        raise ConnectionError(
-            f'no weights from {filename} ({error.reason}). Offline? Download it elsewhere and name '
-            f'the file in init_cfg.checkpoint, or train from scratch with '
-            f'model.backbone.init_cfg=None'
-        ) from error
+        raise no_weights(f'from {filename} ({error.reason}). Offline?', 'it') from error
+
+
+def no_weights(problem: str, file: str) -> ConnectionError:
+    """The problem, and what to do without a connection: what to download elsewhere."""
+    return ConnectionError(
+        f'no weights {problem} Download {file} elsewhere and name the file in '
+        f'init_cfg.checkpoint, or train from scratch with model.backbone.init_cfg=None'
+    )

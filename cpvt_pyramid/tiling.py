@@ -283,13 +283,18 @@ def blended(
             below.write(left, block[:, finished:].contiguous())
 
 
+def best_class(scores: Tensor) -> Tensor:
+    """Labels (h, w) of scores (K, h, w)."""
+    return scores.argmax(0)
+
+
 def segment(
     read: ReadRows,
     grid: Grid,
     predict: Callable[[Tensor], Tensor],
     journal: Journal,
     dtype: np.dtype = np.uint8,
-    decide: Callable[[Tensor], Tensor] = lambda scores: scores.argmax(0),
+    decide: Callable[[Tensor], Tensor] = best_class,
     batch_size: int = 1,
     exact: bool = True,
     progress: Callable[[int], object] = lambda tiles: None,

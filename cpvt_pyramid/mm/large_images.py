@@ -363,7 +363,7 @@ class LargeImages:
             self.predict,
             journal,
             np.uint8 if self.model.num_classes <= 256 else np.uint16,
-            self.is_foreground if self.model.out_channels == 1 else best_class,
+            self.is_foreground if self.model.out_channels == 1 else tiling.best_class,
             **self.options(grid, journal),
         )
         small, step = overview(image)
@@ -402,10 +402,6 @@ class LargeImages:
 
     def is_foreground(self, scores: Tensor) -> Tensor:
         return scores[0].sigmoid() > self.model.decode_head.threshold
-
-
-def best_class(scores: Tensor) -> Tensor:
-    return scores.argmax(0)
 
 
 def as_sample(found: Found) -> BaseDataElement:

@@ -42,7 +42,7 @@ def train(
 
     cfg = launch.load_config(config, cfg_options)
     launch.check_data(cfg, 'train', 'val')
-    launch.check_weights(cfg)
+    launch.check_checkpoints(cfg)
     if amp:
         use_mixed_precision(cfg)
     if auto_scale_lr:

@@ -281,7 +281,7 @@ def check_data(cfg: Config, *splits: str) -> None:
                 raise UserError(f'no annotations at {clean(path)}, which {metric.type} reads')
 
 
-def check_weights(cfg: Config) -> None:
+def check_checkpoints(cfg: Config) -> None:
     """See that the checkpoint files exist which a training begins with."""
     for path in (cfg.get('load_from'), *pretrained(cfg.model)):
         if path and is_local(path) and not Path(path).expanduser().is_file():

@@ -383,9 +383,9 @@ MEMORY = """
 import sys
 sys.path.insert(0, {tools!r})
 import infer
-from cpvt_pyramid.mm.large_images import peak_memory
+from cpvt_pyramid import memory
 status = infer.main(sys.argv[1:])
-print('peak', peak_memory())
+print('peak', memory.peak())
 sys.exit(status)
 """
 

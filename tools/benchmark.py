@@ -27,15 +27,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import functools
-import gc
 import itertools
 import json
 import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -418,50 +415,18 @@ def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tenso
 
 def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
     """`peak_memory` in a process that runs nothing else."""
+    from cpvt_pyramid import memory
+
     torch.set_num_threads(threads)
     model, image = case.prepared(build(name, arch)), case.image()
     tiny = case._replace(height=64, width=64, batch=2)  # BatchNorm wants several values
     run(model, tiny.image(), case.step)
-    trim_memory()
-    limit_memory()
-    try:
-        Path('/proc/self/clear_refs').write_text('5')  # the peak begins anew
-    except OSError:
-        pass  # not Linux: nothing is seen of a step below the peak of what built the model
-    before = resident('VmRSS')
+    memory.trim()
+    memory.limit()
+    memory.restart_peak()  # outside Linux nothing is seen of a step below what built the model
+    before = memory.resident()
     run(model, image, case.step)
-    return max(resident('VmHWM') - before, 0) / MIB
-
-
-def resident(field: str) -> int:
-    """Bytes of this process, as Linux names them: VmRSS now, VmHWM at most, VmSize reserved."""
-    try:
-        return in_bytes('/proc/self/status', field)
-    except OSError:
-        unit = 1 if sys.platform == 'darwin' else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def trim_memory() -> None:
-    """Give back what is freed, which a step could take without a trace."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # glibc's
-    if trim:
-        trim(0)
-
-
-def limit_memory() -> None:
-    """Fail rather than push other processes out of the machine's memory."""
-    try:
-        limit = in_bytes('/proc/meminfo', 'MemAvailable') + resident('VmSize')
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    except (OSError, ValueError):
-        pass
-
-
-def in_bytes(path: str, field: str) -> int:
-    (line,) = (line for line in Path(path).read_text().splitlines() if line.startswith(field + ':'))
-    return int(line.split()[1]) * 1024
+    return max(memory.peak() - before, 0) / MIB
 
 
 # The machine

@@ -186,16 +186,14 @@ def peak_memory() -> Iterator[Any]:
     GPU, else the whole process's, or None where the system does not tell."""
     import torch
 
-    status = Path('/proc/self/status')
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         yield lambda: round(torch.cuda.max_memory_allocated() / 2**20)
-    elif status.exists():
-        try:
-            Path('/proc/self/clear_refs').write_text('5')  # the peak is what is in use now
-        except OSError:
-            pass
-        yield lambda: int(status.read_text().split('VmHWM:')[1].split()[0]) // 1024
+    elif sys.platform == 'linux':
+        from cpvt_pyramid import memory
+
+        memory.restart_peak()
+        yield lambda: memory.peak() // 2**20
     else:
         yield lambda: None
 

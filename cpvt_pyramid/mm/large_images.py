@@ -7,7 +7,6 @@ pipeline only the model's data preprocessor is applied.
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .. import __version__, tiling
+from .. import __version__, memory, tiling
 from ..tiling import Found, Grid, Journal
 from .drawing import draw_frames, draw_segmentation
 from .launch import UserError
@@ -234,12 +233,6 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
 # Memory
 
 
-def peak_memory() -> int:
-    """The most bytes that this process has had in memory (Linux)."""
-    status = Path('/proc/self/status').read_text()  # getrusage counts what started it as well
-    return int(re.search(r'VmHWM:\s+(\d+) kB', status)[1]) * 1024
-
-
 def check_memory_ahead(
     image: 'DatasetReader', tiles: Tiling, predict: Callable[[Tensor], Any]
 ) -> None:
@@ -251,7 +244,7 @@ def check_memory_ahead(
     sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 32)), []
     for side in sides:
         said = predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
-        peaks.append(peak_memory())
+        peaks.append(memory.peak())
     growth = (peaks[1] - peaks[0]) / max(sides[1] ** 2 - sides[0] ** 2, 1)  # bytes to a pixel
     expected = peaks[0] + growth * (tiles.tile**2 - sides[0] ** 2)
     if isinstance(said, Tensor):
@@ -265,8 +258,8 @@ def check_memory_ahead(
 
 
 def check_memory(tiles: Tiling) -> None:
-    if tiles.memory and peak_memory() > tiles.memory:
-        raise UserError(too_much(peak_memory(), tiles))
+    if tiles.memory and memory.peak() > tiles.memory:
+        raise UserError(too_much(memory.peak(), tiles))
 
 
 def too_much(size: float, tiles: Tiling) -> str:

@@ -117,19 +117,15 @@ def rows_of(model: nn.Module, counter: Counter, depth: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.options import add_cfg_options
+
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser('get_flops', description=__doc__, formatter_class=plain)
     add = parser.add_argument
     add('config', metavar='CONFIG', help='config file, for example configs/retinanet_cpvt_s.py')
     add('--size', type=int, nargs=2, default=(800, 1344), metavar=('H', 'W'), help='in pixels')
     add('--depth', type=int, default=1, metavar='N', help='levels of modules (%(default)s)')
-    add(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
-        help='override settings of the config, for example model.backbone.arch=svt_small',
-    )
+    add_cfg_options(parser, 'model.backbone.arch=svt_small')
     arguments = vars(parser.parse_args(argv))
 
     from cpvt_pyramid.mm.launch import run_tool

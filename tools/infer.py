@@ -95,6 +95,8 @@ def infer(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    from cpvt_pyramid.options import add_cfg_options
+
     parser = argparse.ArgumentParser(
         prog='infer', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,13 +135,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help='let the tiles of a batch pass the model together: faster on a GPU, and the same up '
         'to rounding; without it a result is the same for all batch sizes to the last bit',
     )
-    add(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
-        help='override settings of the config, for example model.test_cfg.score_thr=0.1',
-    )
+    add_cfg_options(parser, 'model.test_cfg.score_thr=0.1')
     arguments = vars(parser.parse_args(argv))
 
     from cpvt_pyramid.mm.launch import run_tool

@@ -163,6 +163,8 @@ def draw(maps: dict[int, 'Tensor']) -> 'Image.Image':
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    from cpvt_pyramid.options import add_cfg_options
+
     parser = argparse.ArgumentParser(
         prog='measure_seams',
         description=__doc__,
@@ -183,7 +185,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     add('--device', help='torch device, for example cpu or cuda:1 (a GPU if there is one)')
     add('--out', metavar='FILE.png', help='draw the differences')
-    add('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='override the config')
+    add_cfg_options(parser, 'model.backbone.window_padding=zero')
     arguments = vars(parser.parse_args(argv))
 
     from cpvt_pyramid.mm.launch import run_tool

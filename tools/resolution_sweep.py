@@ -262,6 +262,8 @@ def draw(rows: dict[int, dict], title: str, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.options import add_cfg_options
+
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser('resolution_sweep', description=__doc__, formatter_class=plain)
     add = parser.add_argument
@@ -274,13 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar='DIR',
         help='where a folder for this sweep is made (work_dirs/NAME/resolution_sweep)',
     )
-    add(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
-        help='override settings of the config, for example test_dataloader.batch_size=8',
-    )
+    add_cfg_options(parser, 'test_dataloader.batch_size=8')
     arguments = vars(parser.parse_args(argv))
 
     from cpvt_pyramid.mm.launch import run_tool

@@ -103,6 +103,8 @@ def augmented(pipeline: Sequence[dict]) -> list[dict]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    from cpvt_pyramid.options import add_cfg_options, add_launcher
+
     parser = argparse.ArgumentParser(
         prog='test', description=__doc__, epilog='Several GPUs or processes: dist_test.sh.'
     )
@@ -113,20 +115,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add('--out', metavar='FILE.pkl', help='write the predictions, pickled')
     add('--show-dir', metavar='DIR', help='write a picture of each prediction')
     add('--tta', action='store_true', help='test-time augmentation: several sizes, and flipped')
-    add(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
-        help='override settings of the config, for example test_dataloader.batch_size=8',
-    )
-    add(
-        '--launcher',
-        choices=('none', 'pytorch', 'slurm', 'mpi'),
-        default='none',
-        help='what started the processes (%(default)s)',
-    )
-    add('--local_rank', '--local-rank', default='0', help=argparse.SUPPRESS)
+    add_cfg_options(parser, 'test_dataloader.batch_size=8')
+    add_launcher(parser)
     arguments = vars(parser.parse_args(argv))
     os.environ.setdefault('LOCAL_RANK', arguments.pop('local_rank'))
 

@@ -114,6 +114,8 @@ def choose_start(cfg: 'Config', resume: Optional[str]) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    from cpvt_pyramid.options import add_cfg_options, add_launcher
+
     parser = argparse.ArgumentParser(
         prog='train', description=__doc__, epilog='Several GPUs or processes: dist_train.sh.'
     )
@@ -133,20 +135,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         action='store_true',
         help='scale the learning rate with the total batch size',
     )
-    add(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
-        help='override settings of the config, for example randomness.seed=0',
-    )
-    add(
-        '--launcher',
-        choices=('none', 'pytorch', 'slurm', 'mpi'),
-        default='none',
-        help='what started the processes (%(default)s)',
-    )
-    add('--local_rank', '--local-rank', default='0', help=argparse.SUPPRESS)
+    add_cfg_options(parser, 'randomness.seed=0')
+    add_launcher(parser)
     arguments = vars(parser.parse_args(argv))
     os.environ.setdefault('LOCAL_RANK', arguments.pop('local_rank'))
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Evaluate with several processes: one to a GPU or, without GPUs, on the CPU.
-tools=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 usage() {
   cat <<'USAGE'
 usage: dist_test.sh CONFIG CHECKPOINT NPROC [OPTION OF test.py ...]
@@ -11,19 +10,10 @@ NPROC processes on this machine share the test set of CONFIG. Environment variab
   PYTHON                   the interpreter: python, or .venv's where no environment is active
 USAGE
 }
-die() { echo "dist_test.sh: $*" >&2; exit 2; }
+source "$(dirname "${BASH_SOURCE[0]}")/launchers.sh"
 
-if [[ " $* " =~ " -h "|" --help " ]]; then usage; exit; fi
 (( $# >= 3 )) || die "needs CONFIG, CHECKPOINT and NPROC; --help tells more"
 config=$1 checkpoint=$2 processes=$3
 shift 3
-[[ -f $config ]] || die "no config at $config"
-[[ $processes =~ ^[1-9][0-9]*$ ]] || die "NPROC is a number of processes, not $processes"
-[[ ${NNODES:-1} == 1 || -n ${MASTER_ADDR-} && -n ${PORT-} ]] ||
-  die "several machines need MASTER_ADDR and PORT"
-
-if [[ -z ${PYTHON-}${VIRTUAL_ENV-}${CONDA_PREFIX-} && -x $tools/../.venv/bin/python ]]; then
-  PYTHON=$tools/../.venv/bin/python
-fi
-exec "${PYTHON:-python}" "$tools/torchrun.py" "$processes" \
-  "$tools/test.py" "$config" "$checkpoint" --launcher pytorch "$@"
+check_config "$config"
+torchrun "$processes" "$tools/test.py" "$config" "$checkpoint" --launcher pytorch "$@"

@@ -2,9 +2,7 @@
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout,
 but for the columnar model, where they are (B, T, C): a class token, if it has one, then the map's.
-`inside` is a boolean (B, H, W, 1): True where a token belongs to its image, False in the padding
-of the batch; None where nothing is padding. It is anchored at the top left corner, so a coarser
-map's `inside` is the finer one's at every k-th row and column.
+`inside` says which of them are not padding of the batch, see `inside.py`.
 """
 
 from typing import NamedTuple, Optional, Union
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .inside import coarser, fill_outside
 from .linear import Linear, graph_is_captured, linear, mlp
 from .position import RelativePosition
 
@@ -39,8 +38,7 @@ class PatchConv(nn.Conv2d):
         k = self.kernel_size[0]
         b, h, w, c = x.shape
         h, w = ceil_div(h, k), ceil_div(w, k)
-        if inside is not None:
-            x = x.masked_fill(~inside, 0)
+        x = fill_outside(x, inside)
         x = pad_to_multiple(x, k).reshape(b, h, k, w, k, c).transpose(2, 3)
         x = x.reshape(b, h, w, k * k * c)
         weight = self.weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
@@ -73,7 +71,7 @@ class PatchEmbed(nn.Module):
     ) -> tuple[Tensor, Optional[Tensor]]:
         """The tokens, and which of them are `inside`."""
         x = self.drop(self.norm(self.proj(x, inside)))
-        return x, None if inside is None else inside[:, :: self.size, :: self.size]
+        return x, coarser(inside, self.size)
 
 
 class GlobalAttention(nn.Module):
@@ -108,7 +106,7 @@ class GlobalAttention(nn.Module):
         q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
         k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
         if inside is not None:
-            inside = some_key(inside[:, :: self.sr_ratio, :: self.sr_ratio].reshape(b, -1))
+            inside = some_key(coarser(inside, self.sr_ratio).reshape(b, -1))
         x = attend(q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training)
         x = x.transpose(1, 2).reshape(b, h, w, c)
         return self.drop(self.proj(x))
@@ -149,8 +147,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
         b, h, w, c = x.shape
-        if inside is not None:
-            x = x.masked_fill(~inside, 0)
+        x = fill_outside(x, inside)
         padded = graph_is_captured() or h % self.window or w % self.window
         if self.padding == 'zero':
             inside = None

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .archs import PLAIN_ARCHS, PlainArch
-from .layers import Block, Grid, PatchEmbed, SelfAttention
-from .position import PEG, POSITIONS, PosCNN, parse_position
-from .pyramid import check_rates, find_arch, init_weights, inside_of, position_table
+from .inside import coarser, fill_outside, inside_of, mean_inside
+from .layers import Block, Grid, PatchEmbed, SelfAttention, ceil_div
+from .position import PEG, POSITIONS, parse_position, position_table
+from .pyramid import check_heads, check_rates, find_arch, init_weights
 from .weights import prepare_state_dict
 
 
@@ -62,10 +63,7 @@ class Column(nn.Module):
     ) -> None:
         super().__init__()
         self.arch = arch = find_arch(arch, PLAIN_ARCHS, PlainArch)
-        if arch.dim % arch.heads:
-            raise ValueError(
-                f'{arch.heads} heads in {arch.dim} channels; the heads must divide them'
-            )
+        check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         table, peg = parse_position(position, peg, known=(*POSITIONS, 'relative'))
         # Blocks whose map is read: not the last, where a classifier reads the class token alone.
@@ -89,7 +87,7 @@ class Column(nn.Module):
             drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
             return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path)
 
-        side = -(-pretrain_img_size // arch.patch_size)
+        side = ceil_div(pretrain_img_size, arch.patch_size)
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
         self.pos_embed = position_table(table, arch.dim, side, 'bicubic')
         self.cls_token = token(arch.dim) if class_token else None
@@ -101,11 +99,8 @@ class Column(nn.Module):
         )
 
         self.apply(init_weights)
-        for part in self.modules():
-            if isinstance(part, PosCNN):
-                part.requires_grad_(not peg.frozen)
-                for parameter in part.parameters() if peg.zero_init else ():
-                    nn.init.zeros_(parameter)
+        if peg:
+            peg.start(self)
         self.peg_starts_at_zero = bool(peg) and peg.zero_init
         self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
 
@@ -126,25 +121,19 @@ class Column(nn.Module):
         for i in range(len(self.blocks)):
             x = self.run_block(i, x, grid)
         first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
-        return first[:, 0] if grid.class_tokens else None, zero_outside(x, grid.inside), grid.inside
+        return first[:, 0] if grid.class_tokens else None, fill_outside(x, grid.inside), grid.inside
 
     def embed(self, image: Tensor, inside: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
         """The tokens that the first block is given, and the map that they come from."""
         x, inside = self.patch_embed(image.permute(0, 2, 3, 1), inside)  # (B, H, W, C)
         x = self.pos_embed(x, inside)
         grid = Grid(*x.shape[1:3], int(self.cls_token is not None), inside)
-        x = self.pos_drop(self.with_class_token(x.flatten(1, 2)))  # (B, T, C)
+        x = self.pos_drop(with_class_token(self, x.flatten(1, 2)))  # (B, T, C)
         return self.encode(x, grid, after=-1), grid
 
     def run_block(self, index: int, x: Tensor, grid: Grid) -> Tensor:
         """The tokens behind a block and, if one follows it, its PEG."""
         return self.encode(self.run(self.blocks[index], x, grid), grid, after=index)
-
-    def with_class_token(self, x: Tensor) -> Tensor:
-        if self.cls_token is None:
-            return x
-        first = self.cls_token if self.cls_pos is None else self.cls_token + self.cls_pos
-        return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
         """The tokens through the PEG after a block, if one stands there."""
@@ -234,8 +223,7 @@ class CPVT(Column):
         Returns:
             (B, num_classes).
         """
-        inside = None if valid is None else inside_of(valid, image)
-        class_token, x, inside = self.features(image, inside)
+        class_token, x, inside = self.features(image, inside_of(valid, image))
         if class_token is not None:
             return self.head(self.norm(class_token))
         return self.head(mean_inside(self.norm(x), inside))
@@ -295,16 +283,15 @@ class DenseCPVT(Column):
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        return self.maps(image, None if valid is None else inside_of(valid, image))
+        return self.maps(image, inside_of(valid, image))
 
     def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
         """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
         _, x, inside_x = self.features(image, inside)
         out = []
         for i, stride in zip(self.out_indices, self.strides):
-            size = -(-image.shape[2] // stride), -(-image.shape[3] // stride)
-            there = None if inside is None else inside[:, ::stride, ::stride]
-            out.append(self.levels[str(i)](x, inside_x, size, there))
+            size = ceil_div(image.shape[2], stride), ceil_div(image.shape[3], stride)
+            out.append(self.levels[str(i)](x, inside_x, size, coarser(inside, stride)))
         return tuple(x.permute(0, 3, 1, 2) for x in out)
 
 
@@ -339,14 +326,14 @@ class Level(nn.Module):
     ) -> Tensor:
         """The level at its `size`; `there` is what is inside at its stride."""
         if self.halve:
-            x = x if inside is None else x.masked_fill(~inside, float('-inf'))
+            x = fill_outside(x, inside, float('-inf'))
             x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)
         else:
             x = crop(self.up(x), *size)
-        x = self.norm1(self.proj(zero_outside(x, there)))
+        x = self.norm1(self.proj(fill_outside(x, there)))
         # The kernel reaches over the border, where an image alone has zeros.
-        x = self.conv(zero_outside(x, there).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return zero_outside(self.norm2(x), there)
+        x = self.conv(fill_outside(x, there).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return fill_outside(self.norm2(x), there)
 
 
 class UnpatchConv(nn.ConvTranspose2d):
@@ -360,19 +347,17 @@ def token(dim: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
 
 
+def with_class_token(model: nn.Module, x: Tensor) -> Tensor:
+    """(B, 1 + N, C), a model's class token in front of the tokens (B, N, C); if it has none, they
+    alone."""
+    if model.cls_token is None:
+        return x
+    first = model.cls_token if model.cls_pos is None else model.cls_token + model.cls_pos
+    return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
+
+
 def crop(x: Tensor, height: int, width: int) -> Tensor:
     """(B, height, width, C), the top left of a map. Not a slice: torch.export would ask whether
     there is something to crop, and keep the answer for all sizes."""
     rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
     return x.index_select(1, rows).index_select(2, columns)
-
-
-def zero_outside(x: Tensor, inside: Optional[Tensor]) -> Tensor:
-    return x if inside is None else x.masked_fill(~inside, 0)
-
-
-def mean_inside(x: Tensor, inside: Optional[Tensor]) -> Tensor:
-    """(B, C), the mean of a map (B, H, W, C) over the tokens of each image."""
-    if inside is None:
-        return x.mean((1, 2))
-    return zero_outside(x, inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)

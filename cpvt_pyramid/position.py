@@ -1,6 +1,6 @@
 """Where position comes from: the PEG of CPVT (arXiv 2102.10882) and what it is compared with.
 
-Every encoding is a module that takes tokens (B, H, W, C) and `inside` (see `layers.py`), and
+Every encoding is a module that takes tokens (B, H, W, C) and `inside` (see `inside.py`), and
 returns the tokens with their position added; but `RelativePosition`, which acts on attention.
 """
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .inside import fill_outside, sides
 from .linear import graph_is_captured
 
 POSITIONS = ('peg', 'learned', 'sincos', 'none')
@@ -57,6 +58,14 @@ class PEG(NamedTuple):
     def build(self, dim: int) -> 'PosCNN':
         """One PEG for tokens of so many channels."""
         return PosCNN(dim, self.kernel_size, 1, self.conv, self.layers, self.zero_padding)
+
+    def start(self, model: nn.Module) -> None:
+        """Zero and freeze the PEGs of a model, as far as this says so."""
+        for part in model.modules():
+            if isinstance(part, PosCNN):
+                part.requires_grad_(not self.frozen)
+                for parameter in part.parameters() if self.zero_init else ():
+                    nn.init.zeros_(parameter)
 
 
 class PosCNN(nn.Module):
@@ -114,7 +123,7 @@ class PosCNN(nn.Module):
             if self.border:
                 near = repeat_border(x, inside, self.border)
             else:
-                near = x if inside is None else x.masked_fill(~inside, 0)
+                near = fill_outside(x, inside)
             position = convolution(near.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             # What is padding needs no value of its own: whoever reads it masks it first.
             x = position if self.stride > 1 else x + position
@@ -225,6 +234,13 @@ class NoPosition(nn.Module):
         return x
 
 
+def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn.Module:
+    """What is added before the first block: 'learned', 'sincos' or, by any other name, nothing."""
+    if kind == 'learned':
+        return LearnedPosition(dim, (size, size), mode)
+    return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
+
+
 def parse_position(
     position: str, peg: Union[PEG, dict, None], known: Sequence[str] = POSITIONS
 ) -> tuple[str, Optional[PEG]]:
@@ -250,11 +266,6 @@ def parse_position(
         return before, None
     peg = peg if isinstance(peg, PEG) else PEG(**(peg or {}))
     return 'none' if before == 'peg' else before, peg
-
-
-def sides(inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width, (B,) each, of the images in (B, H, W, 1)."""
-    return inside[:, :, 0, 0].sum(1), inside[:, 0, :, 0].sum(1)
 
 
 def repeat_border(x: Tensor, inside: Optional[Tensor], border: int) -> Tensor:

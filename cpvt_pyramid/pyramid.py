@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .archs import ARCHS, Arch
-from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention
-from .position import PEG, LearnedPosition, NoPosition, SinCosPosition, parse_position
+from .inside import fill_outside, inside_of
+from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention, ceil_div
+from .position import PEG, NoPosition, parse_position, position_table
 from .weights import prepare_state_dict
 
 PATCH_SIZES = (4, 2, 2, 2)
@@ -88,9 +89,9 @@ class CPVTPyramid(nn.Module):
         check_options(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         table, peg = parse_position(position or arch.position, peg)
-        if peg and peg.qk_only:
-            raise ValueError('peg.qk_only is of the columnar model, CPVT; the pyramid has none')
         if peg:
+            if peg.qk_only:
+                raise ValueError('peg.qk_only is of the columnar model, CPVT; the pyramid has none')
             peg.check(max(arch.depths))
         self.in_channels = in_channels
         self.out_indices = tuple(out_indices)
@@ -129,7 +130,7 @@ class CPVTPyramid(nn.Module):
             for stage in range(used)
         )
         self.pos_embeds = nn.ModuleList(
-            position_table(table, dim, math.ceil(pretrain_img_size / stride))
+            position_table(table, dim, ceil_div(pretrain_img_size, stride))
             for dim, stride in zip(dims, strides)
         )
         pegs = [
@@ -145,10 +146,8 @@ class CPVTPyramid(nn.Module):
         )
 
         self.apply(init_weights)
-        for parameter in (*self.pos_block.parameters(), *self.more_pos_block.parameters()):
-            if peg.zero_init:
-                nn.init.zeros_(parameter)
-            parameter.requires_grad_(not peg.frozen)
+        if peg:
+            peg.start(self)
         self.peg_starts_at_zero = bool(peg) and peg.zero_init
         self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
         self.train()
@@ -175,7 +174,7 @@ class CPVTPyramid(nn.Module):
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        return self.maps(image, None if valid is None else inside_of(valid, image))
+        return self.maps(image, inside_of(valid, image))
 
     def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
         """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
@@ -183,7 +182,7 @@ class CPVTPyramid(nn.Module):
         out = []
         for stage in self.stages():
             x, inside = self.run_stage(stage, x, inside)
-            out.append(x if inside is None else x.masked_fill(~inside, 0))
+            out.append(fill_outside(x, inside))
         return tuple(out[i].permute(0, 3, 1, 2) for i in self.out_indices)
 
     def run_stage(
@@ -279,8 +278,7 @@ def check_options(
         if entries != stages:
             raise ValueError(f'arch has {stages} dims but {entries} {field}; one for each stage')
     for dim, heads in zip(arch.dims, arch.heads):
-        if dim % heads:
-            raise ValueError(f'{heads} heads in {dim} channels; the heads must divide them')
+        check_heads(dim, heads)
     if not out_indices or not all(0 <= i < stages for i in out_indices):
         raise ValueError(f'out_indices={tuple(out_indices)}; stages from 0 to {stages - 1}')
     if not -1 <= frozen_stages <= stages:
@@ -289,24 +287,14 @@ def check_options(
         raise ValueError(f"window_padding={window_padding!r}; 'mask' or 'zero'")
 
 
-def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn.Module:
-    """What is added before the first block: 'learned', 'sincos' or, by any other name, nothing."""
-    if kind == 'learned':
-        return LearnedPosition(dim, (size, size), mode)
-    return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
+def check_heads(dim: int, heads: int) -> None:
+    if dim % heads:
+        raise ValueError(f'{heads} heads in {dim} channels; the heads must divide them')
 
 
 def check_rates(*rates: float) -> None:
     if not all(0 <= rate < 1 for rate in rates):
         raise ValueError(f'drop rates {rates}; each from 0 up to, but not, 1')
-
-
-def inside_of(valid: Tensor, image: Tensor) -> Tensor:
-    """(B, H, W, 1), True where a pixel of a padded image (B, C, H, W) belongs to it."""
-    rows = torch.arange(image.shape[2], device=image.device)
-    columns = torch.arange(image.shape[3], device=image.device)
-    height, width = valid.to(image.device).unsqueeze(-1).unbind(1)  # (B, 1) each
-    return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
 
 
 def init_weights(module: nn.Module) -> None:

@@ -29,7 +29,8 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, PLAIN_ARCHS, Arch
-from .plain import Column, token
+from .layers import Grid
+from .plain import Column, token, with_class_token
 from .position import LearnedPosition
 from .pyramid import CPVTPyramid, Stage, init_weights
 from .weights import tensors_of, to_ours
@@ -239,13 +240,12 @@ class PyramidTrunk(CPVTPyramid):
         patch_embed, position, blocks, (before, *pegs), norm = stage
         x, _ = patch_embed(x)
         x = before(position(x))
-        b, h, w, c = x.shape
-        first = self.cls_token if self.cls_pos is None else self.cls_token + self.cls_pos
-        first = first.expand(b, -1, -1)
+        grid = Grid(*x.shape[1:3], class_tokens=1)
+        x = with_class_token(self, x.flatten(1, 2))  # (B, 1 + N, C)
         for block, peg in zip(blocks, pegs):
-            both = torch.cat([first, x.reshape(b, h * w, c)], dim=1)  # (B, 1 + N, C)
-            both = self.run(block, both[:, None], None)[:, 0]
-            first, x = both[:, :1], peg(both[:, 1:].reshape(b, h, w, c))
+            x = self.run(block, x[:, None], None)[:, 0]  # a map of one row
+            x = grid.encode(peg, x)
+        first, x = grid.split(x)
         return first, norm(x)
 
     def cut_behind(self, last: int) -> None:

@@ -309,3 +309,12 @@ def same_maps(ours: Sequence[Tensor], theirs: Sequence[Tensor], **tolerance: flo
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs):
         torch.testing.assert_close(a, b, **tolerance)
+
+
+def padded(images, more=(0, 0)):
+    """A batch of images of several sizes, and as many more rows and columns."""
+    h, w = (max(side) + extra for side, extra in zip(zip(*(x.shape[1:] for x in images)), more))
+    batch = images[0].new_full((len(images), 3, h, w), 7.0)  # not zeros: any padding
+    for cell, image in zip(batch, images):
+        cell[:, : image.shape[1], : image.shape[2]] = image
+    return batch

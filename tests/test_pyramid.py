@@ -9,7 +9,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import randomize, reference_maps, same_maps
+from reference import padded, randomize, reference_maps, same_maps
 
 from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
 
@@ -311,15 +311,6 @@ def test_features_are_those_of_the_image_alone(sizes, more, arch, position):
     alone = torch.autograd.grad(sum(loss(maps) for maps in apart), parameters)
     for a, b in zip(joint, alone):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9 * max(1, b.abs().max().item()))
-
-
-def padded(images, more=(0, 0)):
-    """A batch of images of several sizes, and as many more rows and columns."""
-    h, w = (max(side) + extra for side, extra in zip(zip(*(x.shape[1:] for x in images)), more))
-    batch = images[0].new_full((len(images), 3, h, w), 7.0)  # not zeros: any padding
-    for cell, image in zip(batch, images):
-        cell[:, : image.shape[1], : image.shape[2]] = image
-    return batch
 
 
 def loss(maps):

@@ -9,6 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .. import plain, pyramid
+from ..inside import inside_of
 from .valid_region import REGION, split_validity
 
 
@@ -31,7 +32,7 @@ class Configured:
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """As of the core class; `image` may have a validity channel (see `valid_region.py`)."""
-        inside = None if valid is None else pyramid.inside_of(valid, image)
+        inside = inside_of(valid, image)
         if image.shape[1] == self.in_channels + 1:
             image, inside = split_validity(image, self.in_channels)
         REGION.announce(inside)

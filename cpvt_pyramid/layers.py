@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import attend, some_key
 from .inside import coarser, fill_outside
 from .linear import Linear, graph_is_captured, linear, mlp
 from .position import RelativePosition
-
-# CUDA's fused attention kernels refuse a larger batch (of windows, here).
-MAX_ATTENTION_BATCH = 65_535
 
 
 class PatchConv(nn.Conv2d):
@@ -308,32 +306,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor, inside: Union[Tensor, Grid, None] = None) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x), inside))
         return x + self.drop_path(self.mlp(self.norm2(x)))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
-    """Scaled dot-product attention of (B, heads, N, d), in as many calls as it takes.
-
-    Args:
-        q: queries.
-        k: keys.
-        v: values.
-        mask: (B, 1, 1, keys), True where a key may be attended to, or (B, heads, N, keys), to be
-            added to the scores; None: everywhere.
-        dropout: probability of dropping an attention weight.
-    """
-    if torch.compiler.is_exporting() or q.shape[0] <= MAX_ATTENTION_BATCH:
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    parts = [x.split(MAX_ATTENTION_BATCH) for x in (q, k, v)]
-    parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_ATTENTION_BATCH))
-    return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
-
-
-def some_key(mask: Tensor) -> Tensor:
-    """A mask of keys (B, keys) as `attend` takes it, with all keys where it has none.
-
-    What is wholly padding then attends to itself; attending to nothing would give NaN.
-    """
-    return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
 
 
 def pad_to_multiple(x: Tensor, size: int) -> Tensor:

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+# Values of a wide map that are made at a time, 8 MiB of float32.
+AT_A_TIME = 2**21
+
 
 class Linear(nn.Linear):
     """`nn.Linear`, by way of `linear`."""
@@ -37,14 +40,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Two linear layers with a GELU (erf) between them.
 
-    In training, the hidden map is kept once, as it is before the GELU, which is done again in the
-    backward pass: it is the widest map of a block.
+    The hidden map is the widest of a block. A large one is made part by part, each while it is in
+    the processor's cache, and made again in the backward pass. A small one is kept in training,
+    once, as it is before the GELU.
     """
+    layers = (weight1, bias1, weight2, bias2)
     if not onednn_takes(x):
-        return plain_mlp(x, weight1, bias1, weight2, bias2)
+        return plain_mlp(x, *layers)
+    parts = x.flatten(0, -2).split(max(AT_A_TIME // len(weight1), 1))
     if torch.is_grad_enabled():
-        return _MLP.apply(x, weight1, bias1, weight2, bias2)
-    return product(product(x, weight1, bias1, gelu=True), weight2, bias2)
+        parts = [_MLP.apply(part, *layers, len(parts) == 1) for part in parts]
+    else:
+        parts = [
+            product(product(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts
+        ]
+    out = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return out.unflatten(0, x.shape[:-1])
 
 
 def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
@@ -99,31 +110,41 @@ class _Linear(torch.autograd.Function):
 
 
 class _MLP(torch.autograd.Function):
-    """`mlp` with its gradient."""
+    """`mlp` of one part with its gradient; the hidden map is kept for it, or made again."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor
+        ctx: FunctionCtx,
+        x: Tensor,
+        weight1: Tensor,
+        bias1: Tensor,
+        weight2: Tensor,
+        bias2: Tensor,
+        keep: bool,
     ) -> Tensor:
-        hidden = product(x, weight1, bias1)
-        ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden)
-        return product(F.gelu(hidden), weight2, bias2)
+        hidden = product(x, weight1, bias1, gelu=not keep)
+        ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden if keep else None)
+        return product(F.gelu(hidden) if keep else hidden, weight2, bias2)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         *inputs, hidden = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiable(plain_mlp, inputs, ctx.needs_input_grad, grad)
-        x, weight1, _, weight2, _ = inputs
-        need_x, need_weight1, need_bias1, need_weight2, need_bias2 = ctx.needs_input_grad
+            return *differentiable(plain_mlp, inputs, ctx.needs_input_grad, grad), None
+        x, weight1, bias1, weight2, _ = inputs
+        need_x, need_weight1, need_bias1, need_weight2, need_bias2, _ = ctx.needs_input_grad
+        if hidden is None:
+            hidden = product(x, weight1, bias1)
         grad_weight2 = summed_outer(grad, F.gelu(hidden)) if need_weight2 else None
-        grad_hidden = torch.ops.aten.gelu_backward(times(grad, weight2), hidden)
+        grad_hidden = times(grad, weight2)
+        torch.ops.aten.gelu_backward(grad_hidden, hidden, grad_input=grad_hidden)
         return (
             times(grad_hidden, weight1) if need_x else None,
             summed_outer(grad_hidden, x) if need_weight1 else None,
             grad_hidden.flatten(0, -2).sum(0) if need_bias1 else None,
             grad_weight2,
             grad.flatten(0, -2).sum(0) if need_bias2 else None,
+            None,
         )
 
 

@@ -4,35 +4,7 @@ import pytest
 import torch
 from reference import randomize
 
-from cpvt_pyramid import layers
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
-
-
-@pytest.mark.parametrize('masked', [False, True])
-def test_attention_in_several_calls(monkeypatch, masked):
-    """CUDA's kernels refuse more than 65,535 windows at a time."""
-    attention = randomize(WindowAttention(8, 2, window=3)).eval()
-    x = torch.randn(2, 10 if masked else 9, 12, 8)
-    whole = attention(x)
-    calls = []
-    fused = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        layers.F, 'scaled_dot_product_attention', lambda *a: calls.append(len(a[0])) or fused(*a)
-    )
-    monkeypatch.setattr(layers, 'MAX_ATTENTION_BATCH', 5)
-    torch.testing.assert_close(attention(x), whole)
-    assert len(calls) > 1 and max(calls) <= 5
-
-
-def test_attention_is_on_4d_tensors(monkeypatch):
-    """With 5-D windows scaled_dot_product_attention falls back to its slow kernel."""
-    shapes = []
-    fused = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        layers.F, 'scaled_dot_product_attention', lambda *a: shapes.append(a[0].dim()) or fused(*a)
-    )
-    WindowAttention(8, 2, window=7)(torch.randn(1, 14, 14, 8))
-    assert shapes == [4]
 
 
 def test_a_window_that_is_wholly_padding_gives_no_nan():

@@ -1,5 +1,7 @@
 """The products of oneDNN against torch's own, with their gradients, and where they step aside."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,18 +37,20 @@ FUNCTIONS = {'linear': (linear.linear, plain_linear, 2), 'mlp': (linear.mlp, pla
 @given(
     tokens=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3),
+    at_a_time=st.sampled_from([linear.AT_A_TIME, 1, 100]),
 )
-def test_equals_torch(name, tokens, sizes):
+def test_equals_torch(name, tokens, sizes, at_a_time):
     ours, plain, layers = FUNCTIONS[name]
     inputs = operands(tokens, sizes[:layers])
     assert linear.onednn_takes(inputs[0])
     grad = torch.randn(*tokens, sizes[layers - 1])
     results = []
-    for function in (ours, plain):
-        out = function(*inputs)
-        results.append([out, *torch.autograd.grad(out, inputs, grad)])
-        with torch.no_grad():
-            results[-1].append(function(*inputs))
+    with mock.patch.object(linear, 'AT_A_TIME', at_a_time):
+        for function in (ours, plain):
+            out = function(*inputs)
+            results.append([out, *torch.autograd.grad(out, inputs, grad)])
+            with torch.no_grad():
+                results[-1].append(function(*inputs))
     for a, b in zip(*results):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -63,8 +67,10 @@ def test_gradient_of_the_gradient(name):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize('at_a_time', [linear.AT_A_TIME, 20])
 @pytest.mark.parametrize('trains', [0, 1, 2, 3, 4])
-def test_what_is_frozen_gets_no_gradient(trains):
+def test_what_is_frozen_gets_no_gradient(monkeypatch, trains, at_a_time):
+    monkeypatch.setattr(linear, 'AT_A_TIME', at_a_time)
     inputs = operands((7,), (5, 6, 4))
     for i, x in enumerate(inputs):
         x.requires_grad_(i == trains)
@@ -80,7 +86,7 @@ def test_strided_tokens():
     torch.testing.assert_close(linear.linear(turned, weight, bias), F.linear(turned, weight, bias))
 
 
-def test_training_keeps_the_hidden_map_once():
+def test_training_keeps_a_small_hidden_map_once_and_a_large_one_not(monkeypatch):
     """The output of the GELU is as large as its input, and autograd would keep both."""
     inputs = operands((100,), (8, 64, 8))
 
@@ -90,9 +96,11 @@ def test_training_keeps_the_hidden_map_once():
             lambda x: (sizes.append(x.numel()), x)[1], lambda x: x
         ):
             function(*inputs)
-        return sum(size for size in sizes if size == 100 * 64)
+        return sum(size for size in sizes if size >= 50 * 64)
 
     assert kept(linear.mlp) == 100 * 64
+    monkeypatch.setattr(linear, 'AT_A_TIME', 50 * 64)
+    assert kept(linear.mlp) == 0
     assert kept(lambda x, w1, b1, w2, b2: F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)) > 100 * 64
 
 

@@ -1,0 +1,133 @@
+"""Scaled dot-product attention, and the masks that it takes.
+
+torch's fused kernels do it. On a CPU they hand float32 products to MKL, so that many queries and
+keys go to oneDNN instead (see `linear.py`), a part of the queries after the other: the scores of
+a part stay in the processor's cache and are made again in the backward pass.
+
+Shapes: B batch, N queries, M keys, d channels of a head.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from .linear import AT_A_TIME, differentiable, onednn_takes, product, summed_outer, times
+
+# CUDA's fused attention kernels refuse a larger batch (of windows, here).
+MAX_BATCH = 65_535
+
+# Scores of a head from which on oneDNN is ahead of the fused kernel.
+WORTH_ONEDNN = 2**20
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v.
+
+    Args:
+        q: queries (B, heads, N, d).
+        k: keys (B, heads, M, d).
+        v: values (B, heads, M, d).
+        mask: (B, 1, 1, M), True where a key may be attended to, or (B, heads, N, M), to be added
+            to the scores; None: everywhere.
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        (B, heads, N, d).
+    """
+    of_keys = mask is None or mask.dtype == torch.bool
+    if onednn_takes(q) and of_keys and not dropout and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
+        bias = None if mask is None else bias_of(mask)
+        if torch.is_grad_enabled():
+            return _Attention.apply(q, k, v, bias)
+        return attention(q, k, v, bias)
+    if torch.compiler.is_exporting() or q.shape[0] <= MAX_BATCH:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+    parts = [x.split(MAX_BATCH) for x in (q, k, v)]
+    parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))
+    return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
+
+
+def some_key(mask: Tensor) -> Tensor:
+    """A mask of keys (B, M) as `attend` takes it, with all keys where it has none.
+
+    What is wholly padding then attends to itself; attending to nothing would give NaN.
+    """
+    return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """`attend` by oneDNN, without gradient; `bias` (B, M) is added to the scores."""
+    out = empty_map(q)
+    k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
+    for b, head, rows in parts_of(q, k):
+        weights = softmax(q[b, head, rows], k[b, head], bias, b)
+        out[b, head, rows] = product(weights, v[b, head])
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    """`attention` with its gradient, for which the weights are made again."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias)
+        return attention(q, k, v, bias)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        q, k, v, bias = inputs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return differentiable(plain_attention, inputs, ctx.needs_input_grad, grad)
+        grad_q = empty_map(q)
+        k, v = scaled(k).contiguous(), v.contiguous()
+        grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+        for b, head, rows in parts_of(q, k):
+            of_q, of_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
+            weights = softmax(of_q, k[b, head], bias, b)
+            grad_v[b, head] += summed_outer(weights, of_grad)
+            of_scores = product(of_grad, v[b, head])  # of the weights, and next of the scores
+            of_scores = torch.ops.aten._softmax_backward_data(of_scores, weights, -1, weights.dtype)
+            grad_k[b, head] += summed_outer(of_scores, of_q)
+            grad_q[b, head, rows] = times(of_scores, k[b, head])
+        return grad_q, scaled(grad_k), grad_v, None
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    scores = q @ scaled(k).transpose(2, 3)
+    scores = scores if bias is None else scores + bias[:, None, None]
+    return scores.softmax(-1) @ v
+
+
+def softmax(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
+    """Attention weights of a part (rows, M), from keys that are `scaled`."""
+    scores = product(q, k, None if bias is None else bias[image])
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+def parts_of(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
+    """Image, head and queries of each part."""
+    batch, heads, queries, _ = q.shape
+    rows = max(AT_A_TIME // k.shape[2], 1)
+    for b, head, start in itertools.product(range(batch), range(heads), range(0, queries, rows)):
+        yield b, head, slice(start, start + rows)
+
+
+def bias_of(mask: Tensor) -> Tensor:
+    """What a mask of keys adds to their scores, (B, M): nothing, or minus infinity."""
+    return torch.zeros(mask[:, 0, 0].shape).masked_fill_(~mask[:, 0, 0], float('-inf'))
+
+
+def scaled(k: Tensor) -> Tensor:
+    return k * k.shape[-1] ** -0.5
+
+
+def empty_map(q: Tensor) -> Tensor:
+    """Like q, with the heads of a token next to each other."""
+    return torch.empty(q.transpose(1, 2).shape).transpose(1, 2)

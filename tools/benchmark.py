@@ -13,7 +13,8 @@ without an optimizer. After a warm-up the models take turns in one process: A B 
 
     ms      the median of the rounds
     ratio   to the first model: of the medians, and the middle half of the rounds' own ratios
-    MiB     the most that the step takes beyond the built model: on a GPU, of torch's allocator; on
+    MiB     the most that the step takes beyond the built model, in a steady state: what libraries
+            load and compile once, an equal step before has done. On a GPU, of torch's allocator; on
             a CPU, resident set, in a process of its own that runs nothing else
     GFLOPs  multiply-additions (get_flops.py)
     floor   ms / what arithmetic alone, or memory traffic alone, would take at the machine's rates,
@@ -399,8 +400,9 @@ def cost(model: nn.Module, case: Case) -> tuple[float, float]:
 
 
 def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tensor) -> float:
-    """MiB that the step takes at most, beyond what there is before it."""
+    """MiB that the step takes at most, beyond what there is before it and after an equal one."""
     if case.device.startswith('cuda'):
+        run(model, image, case.step)
         before = torch.cuda.memory_allocated(case.device)
         torch.cuda.reset_peak_memory_stats(case.device)
         run(model, image, case.step)
@@ -419,10 +421,9 @@ def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> floa
 
     torch.set_num_threads(threads)
     model, image = case.prepared(build(name, arch)), case.image()
-    tiny = case._replace(height=64, width=64, batch=2)  # BatchNorm wants several values
-    run(model, tiny.image(), case.step)
-    memory.trim()
     memory.limit()
+    run(model, image, case.step)
+    memory.trim()
     memory.restart_peak()  # outside Linux nothing is seen of a step below what built the model
     before = memory.resident()
     run(model, image, case.step)

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, Arch
 
+# Small enough to try many sizes on, and with every mechanism in it.
+TINY_SVT = Arch(
+    (8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7, stage_norm=True
+)
+
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     """Weights that are random but not tiny, biases and norms too, so that nothing is tested on

@@ -203,9 +203,96 @@ def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys, tmp_path):
     assert len(json.loads(Path('a.json').read_text())['rows']) == 1 and Path('a.png').exists()
 
 
+# The models of configs
+
+RETINANET = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
+SEMANTIC_FPN = str(ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py')
+RESNET = """
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    backbone=dict(type='ResNetV1c', depth=50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
+    decode_head=dict(type='FCNHead', in_channels=2048, in_index=3, channels=8, num_classes=3),
+    test_cfg=dict(mode='whole'))
+"""
+
+
+@pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
+def test_models_of_configs(config, monkeypatch, capsys):
+    """The libraries' outputs agree, and what the operators take adds to no more than all."""
+    monkeypatch.setattr(benchmark, 'machine_rates', lambda *_: {'square, torch': 100.0, 'copy': 10})
+    rows = benchmark.benchmark(
+        config=config,
+        models=['ours', 'mmseg'],
+        sizes=[(64, 96)],
+        steps=['forward', 'train'],
+        batch=2,
+        rounds=1,
+        with_profile=True,
+        memory=False,
+    )['rows']
+    assert [row['model'] for row in rows] == ['ours', 'mmseg'] * 2
+    for row in rows:
+        assert row['config'] == config and row['ms'] > 0
+        assert row.get('difference', 0) < benchmark.TOLERANCE
+        shares = list(row['profile'].values())
+        assert 0 < len(shares) <= benchmark.OPERATORS and 0 < sum(shares) <= 1
+        assert shares == sorted(shares, reverse=True)
+    assert rows[0]['gflops'] > 0
+    out = capsys.readouterr().out
+    assert f'{Path(config).stem}, train' in out and f'{shares[0]:.0%}' in out
+
+
+@pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
+def test_a_training_step_of_a_config(config):
+    """The loss reaches the backbone, and depends on its weights, which both libraries share."""
+    models = benchmark.build_all(['ours', 'mmseg'], 'pcpvt_nano', config)
+    case = benchmark.Case('train', 'float32', 64, 64, 2, 'cpu', config)
+    image, losses = case.image(), []
+    for model in models.values():
+        for module in case.prepared(model).modules():
+            if isinstance(module, nn.Dropout2d):  # of the segmentor's head
+                module.p = 0
+        losses.append(benchmark.loss(model, image))
+        losses[-1].backward()
+        gradients = [p.grad for p in model.model.backbone.parameters()]
+        assert sum(gradient is not None and bool(gradient.any()) for gradient in gradients) > 50
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=0)
+    with torch.no_grad():
+        for p in model.model.backbone.parameters():
+            p *= 1.5
+        assert abs(benchmark.loss(model, image) / losses[0] - 1) > 1e-3
+
+
+def test_targets_with_masks():
+    config = str(ROOT / 'configs/mask_rcnn_cpvt_s.py')
+    model, out_indices = benchmark.build_whole(config)
+    case = benchmark.Case('train', 'float32', 64, 96, 2, 'cpu', config)
+    samples = benchmark.targets(benchmark.Whole(model, out_indices, nn.Identity()), case)
+    assert len(samples) == 2 and tuple(out_indices) == (0, 1, 2, 3)
+    for sample in samples:
+        boxes, labels, masks = (sample.gt_instances[k] for k in ('bboxes', 'labels', 'masks'))
+        assert (boxes[:, 2:] - boxes[:, :2]).min() > 6 and boxes.min() >= 0
+        assert (boxes <= torch.tensor([96, 64, 96, 64])).all()
+        assert 0 <= labels.min() <= labels.max() < 80 and labels.unique().numel() > 1
+        found = torch.tensor(masks.get_bboxes('hbox').tensor)
+        torch.testing.assert_close(found, boxes, rtol=0, atol=1)
+
+
+def test_memory_of_a_config():
+    case = benchmark.Case('train', 'float32', 64, 64, 2, 'cpu', RETINANET)
+    assert 1 < benchmark.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
+
+
 @pytest.mark.parametrize(
     ('arguments', 'complaint'),
     [
+        (f'--config {RETINANET} --arch pcpvt_nano', '--arch is what the backbone of --config'),
+        (f'--config {RETINANET} --models ours resnet50', 'resnet50 is not for --config'),
+        (f'--config {RETINANET} --models ours swin_tiny', 'swin_tiny is not for --config'),
+        ('--config no.py', 'no config at no.py'),
+        ('--config fcn.py', 'fcn.py: its backbone is ResNetV1c, not CPVTPyramid'),
+        ('--config sincos.py', 'sincos.py: its backbone sets position'),
         ('--arch pcpvt_tiny', "unknown arch 'pcpvt_tiny'; one of pcpvt_nano"),
         ('--arch svt_small --models ours mmdet', 'mmdet has no svt_small'),
         ('--sizes 16', 'of 32 pixels'),
@@ -219,6 +306,11 @@ def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys, tmp_path):
 def test_mistakes(arguments, complaint, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path('there.json').touch()
+    Path('fcn.py').write_text(RESNET)
+    Path('sincos.py').write_text(f"""
+_base_ = '{RETINANET}'
+model = dict(backbone=dict(position='sincos'))
+""")
     monkeypatch.setattr(benchmark, 'machine_rates', lambda *_: pytest.fail('begun'))
     assert benchmark.main(arguments.split()) == 2
     error = capsys.readouterr().err
@@ -246,16 +338,6 @@ def test_get_flops_of_a_detector(capsys):
     assert rows['backbone'].flops == counter.total
     assert rows['backbone'].parameters == sum(p.numel() for p in backbone.parameters())
     assert 'bbox_head.cls_convs' in capsys.readouterr().out
-
-
-RESNET = """
-default_scope = 'mmseg'
-model = dict(
-    type='EncoderDecoder',
-    backbone=dict(type='ResNetV1c', depth=50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
-    decode_head=dict(type='FCNHead', in_channels=2048, in_index=3, channels=8, num_classes=3),
-    test_cfg=dict(mode='whole'))
-"""
 
 
 def test_get_flops_of_mms_own(tmp_path, capsys):

@@ -9,15 +9,11 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import padded, randomize, reference_maps, same_maps
+from reference import TINY_SVT, padded, randomize, reference_maps, same_maps
 
-from cpvt_pyramid import ARCHS, Arch, CPVTPyramid
+from cpvt_pyramid import ARCHS, CPVTPyramid
 
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
-# Small enough to try many sizes on, and with every mechanism in it.
-TINY_SVT = Arch(
-    (8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7, stage_norm=True
-)
 
 
 # --- against the slow version ------------------------------------------------------------------

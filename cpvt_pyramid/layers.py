@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .attention import attend, some_key
 from .inside import coarser, fill_outside
@@ -306,6 +307,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor, inside: Union[Tensor, Grid, None] = None) -> Tensor:
         x = x + self.drop_path(self.attn(self.norm1(x), inside))
         return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def run_block(
+    model: nn.Module, block: Block, x: Tensor, inside: Union[Tensor, Grid, None] = None
+) -> Tensor:
+    """A block of a model; where that has `with_cp`, its maps are made again for the gradient."""
+    if model.with_cp and model.training and torch.is_grad_enabled():
+        return checkpoint(block, x, inside, use_reentrant=False)
+    return block(x, inside)
 
 
 def pad_to_multiple(x: Tensor, size: int) -> Tensor:

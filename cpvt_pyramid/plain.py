@@ -11,11 +11,10 @@ from typing import Optional, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .archs import PLAIN_ARCHS, PlainArch
 from .inside import coarser, fill_outside, inside_of, mean_inside
-from .layers import Block, Grid, PatchEmbed, SelfAttention, ceil_div
+from .layers import Block, Grid, PatchEmbed, SelfAttention, ceil_div, run_block
 from .position import PEG, POSITIONS, parse_position, position_table
 from .pyramid import check_heads, check_rates, find_arch, init_weights
 from .weights import prepare_state_dict
@@ -133,17 +132,12 @@ class Column(nn.Module):
 
     def run_block(self, index: int, x: Tensor, grid: Grid) -> Tensor:
         """The tokens behind a block and, if one follows it, its PEG."""
-        return self.encode(self.run(self.blocks[index], x, grid), grid, after=index)
+        return self.encode(run_block(self, self.blocks[index], x, grid), grid, after=index)
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
         """The tokens through the PEG after a block, if one stands there."""
         peg = str(after)
         return grid.encode(self.pos_block[peg], x) if peg in self.pos_block else x
-
-    def run(self, block: Block, x: Tensor, grid: Grid) -> Tensor:
-        if self.with_cp and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, grid, use_reentrant=False)
-        return block(x, grid)
 
     def has_no_use_for(self, name: str) -> bool:
         """Whether published checkpoints hold a tensor that this model leaves out: a class token

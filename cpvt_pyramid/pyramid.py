@@ -8,13 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .archs import ARCHS, Arch
 from .inside import fill_outside, inside_of
-from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention, ceil_div
+from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention, ceil_div, run_block
 from .position import PEG, NoPosition, parse_position, position_table
 from .weights import prepare_state_dict
 
@@ -193,13 +191,8 @@ class CPVTPyramid(nn.Module):
         x, inside = patch_embed(x, inside)
         x = before(position(x, inside), inside)
         for block, peg in zip(blocks, pegs):
-            x = peg(self.run(block, x, inside), inside)
+            x = peg(run_block(self, block, x, inside), inside)
         return norm(x), inside
-
-    def run(self, block: Block, x: Tensor, inside: Optional[Tensor]) -> Tensor:
-        if self.with_cp and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, inside, use_reentrant=False)
-        return block(x, inside)
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)

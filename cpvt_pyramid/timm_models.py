@@ -29,7 +29,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, PLAIN_ARCHS, Arch
-from .layers import Grid
+from .layers import Grid, run_block
 from .plain import Column, token, with_class_token
 from .position import LearnedPosition
 from .pyramid import CPVTPyramid, Stage, init_weights
@@ -243,7 +243,7 @@ class PyramidTrunk(CPVTPyramid):
         grid = Grid(*x.shape[1:3], class_tokens=1)
         x = with_class_token(self, x.flatten(1, 2))  # (B, 1 + N, C)
         for block, peg in zip(blocks, pegs):
-            x = self.run(block, x[:, None], None)[:, 0]  # a map of one row
+            x = run_block(self, block, x[:, None])[:, 0]  # a map of one row
             x = grid.encode(peg, x)
         first, x = grid.split(x)
         return first, norm(x)

@@ -203,7 +203,7 @@ def test_checkpointing_changes_nothing_but_memory():
 
 
 def test_checkpointing_recomputes_every_block(monkeypatch):
-    import cpvt_pyramid.plain as module
+    import cpvt_pyramid.layers as module
 
     calls = []
     checkpoint = module.checkpoint

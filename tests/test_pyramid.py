@@ -186,7 +186,7 @@ def test_checkpointing_changes_nothing_but_memory():
 
 
 def test_checkpointing_recomputes_every_block(monkeypatch):
-    import cpvt_pyramid.pyramid as module
+    import cpvt_pyramid.layers as module
 
     calls = []
     checkpoint = module.checkpoint

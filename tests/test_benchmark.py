@@ -275,7 +275,7 @@ def test_targets_with_masks():
         assert (boxes[:, 2:] - boxes[:, :2]).min() > 6 and boxes.min() >= 0
         assert (boxes <= torch.tensor([96, 64, 96, 64])).all()
         assert 0 <= labels.min() <= labels.max() < 80 and labels.unique().numel() > 1
-        found = torch.tensor(masks.get_bboxes('hbox').tensor)
+        found = masks.get_bboxes('hbox').tensor
         torch.testing.assert_close(found, boxes, rtol=0, atol=1)
 
 
@@ -290,6 +290,7 @@ def test_memory_of_a_config():
         (f'--config {RETINANET} --arch pcpvt_nano', '--arch is what the backbone of --config'),
         (f'--config {RETINANET} --models ours resnet50', 'resnet50 is not for --config'),
         (f'--config {RETINANET} --models ours swin_tiny', 'swin_tiny is not for --config'),
+        (f'--config {RETINANET} --compile', '--compile is for backbones alone'),
         ('--config no.py', 'no config at no.py'),
         ('--config fcn.py', 'fcn.py: its backbone is ResNetV1c, not CPVTPyramid'),
         ('--config sincos.py', 'sincos.py: its backbone sets position'),

@@ -4,12 +4,18 @@
     python tools/benchmark.py
     python tools/benchmark.py --models ours timm pvt_v2_b2 swin_tiny convnext_tiny resnet50 \\
         --sizes 224 512 1024 2048 --steps forward train --json speed.json --plot speed.png
+    python tools/benchmark.py --config configs/retinanet_cpvt_s.py --sizes 800x1333 --batch 2
 
 All from an image to four maps: `ours`; the same architecture in other libraries, `timm` and `mmseg`
 (Twins), `mmdet` (PVT), with the same weights and one eps, their maps compared first; others of
 about its size, among which `mmdet` stands for a PCPVT: the PVT of its shape. SVT is without stage
 norms, as in timm. A train step is a forward pass, the mean square of all maps, and a backward pass,
 without an optimizer. After a warm-up the models take turns in one process: A B C, A B C, ...
+
+With --config, all from a normalised image to the raw outputs of a config's detector or segmentor,
+with the models as its backbone and one neck and heads, whose weights are random and the same; a
+train step is then a backward pass of its loss, of random targets. In backbones nothing is dropped,
+and all four maps are made. Where a model selects by score, small differences become large ones.
 
     ms      the median of the rounds
     ratio   to the first model: of the medians, and the middle half of the rounds' own ratios
@@ -19,31 +25,39 @@ without an optimizer. After a warm-up the models take turns in one process: A B 
     GFLOPs  multiply-additions (get_flops.py)
     floor   ms / what arithmetic alone, or memory traffic alone, would take at the machine's rates,
             measured in this run: its best rate of matrix products, and that of a copy. Traffic is
-            the operands and results of products with weights and of convolutions, each once
+            the operands and results of products with weights and of convolutions, each once.
+            Neither this nor GFLOPs of what looks at values, as losses and proposals do
     differs from the first model's maps, largest difference / largest value
     graphs  with --compile: compiled for this size, 0 where those of earlier ones serve; and breaks
+
+With --profile follow the operators that take most of a step, by the time in themselves and not in
+those that they call: of the GPU or the CPU, as shares of all.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import itertools
 import json
 import math
+import operator
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run from a checkout, uninstalled
@@ -54,6 +68,8 @@ OTHERS = ('pvt_v2_b2', 'swin_tiny', 'convnext_tiny', 'resnet50')
 STEPS, DTYPES = ('forward', 'train'), ('float32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # of float32 maps that must be equal; of their largest value
 WARM_UP = 2  # steps
+OPERATORS = 8  # of a profile
+BOXES = 7  # in each image of a detector's training
 MIB = 2**20
 
 
@@ -66,10 +82,12 @@ class Case(NamedTuple):
     width: int
     batch: int
     device: str
+    config: str | None = None  # whose model it is; None: backbones alone
 
     def __str__(self) -> str:
+        model = f'{Path(self.config).stem}, ' if self.config else ''
         size = f'{self.height}x{self.width}'
-        return f'{self.step}, {self.dtype}, {size}, batch {self.batch}, {self.device}'
+        return f'{model}{self.step}, {self.dtype}, {size}, batch {self.batch}, {self.device}'
 
     def image(self) -> Tensor:
         image = torch.randn(self.batch, 3, self.height, self.width)
@@ -77,12 +95,14 @@ class Case(NamedTuple):
 
     def prepared(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device, getattr(torch, self.dtype))
+        if self.config:
+            model.targets = targets(model, self)
         return model.train(self.step == 'train')
 
 
 def benchmark(
     models: Sequence[str] = (),
-    arch: str = 'pcpvt_small',
+    arch: str | None = None,
     sizes: Sequence[tuple[int, int]] = ((512, 512),),
     dtypes: Sequence[str] = ('float32',),
     steps: Sequence[str] = ('forward',),
@@ -90,7 +110,10 @@ def benchmark(
     device: str = 'cpu',
     threads: int | None = None,
     rounds: int = 7,
+    config: str | None = None,
     with_compile: bool = False,
+    with_cp: bool = False,
+    with_profile: bool = False,
     memory: bool = True,
     json_file: str | None = None,
     plot: str | None = None,
@@ -99,7 +122,7 @@ def benchmark(
 
     Args:
         models: names from SAME and OTHERS; none: ours and all others of the same architecture.
-        arch: a name from `ARCHS`.
+        arch: a name from `ARCHS`; None: the config's, else pcpvt_small.
         sizes: height and width of the images, in pixels.
         dtypes: of weights and images.
         steps: 'forward', 'train' or both.
@@ -107,7 +130,11 @@ def benchmark(
         device: torch device.
         threads: of torch on a CPU; None: as torch has it.
         rounds: how many times each model is timed.
-        with_compile: time the models compiled, with dynamic sizes.
+        config: a config file whose model is measured, with the models as its backbone; None:
+            backbones alone.
+        with_compile: time the backbones compiled, with dynamic sizes.
+        with_cp: 'ours' and 'ours_cp' first, then the others.
+        with_profile: find the operators that take most time.
         memory: measure memory, too.
         json_file: where the numbers go, after each combination.
         plot: a picture of cost over resolution.
@@ -115,26 +142,31 @@ def benchmark(
     Returns:
         What is in the JSON: `machine`, `options`, `rates` (of each dtype) and `rows`.
     """
+    if config and with_compile:
+        raise ValueError('--compile is for backbones alone, not for --config')
+    arch = find_arch(arch, config)
     check(arch, sizes, batch, device, threads, rounds, (json_file, plot))
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
-    models = tuple(dict.fromkeys(models or (x for x in same_architecture(arch) if x != 'ours_cp')))
+    models = models or [x for x in same_architecture(arch) if x != 'ours_cp']
+    if with_cp:
+        models = [*OURS, *(x for x in models if x not in OURS)]
     torch.manual_seed(0)
     results = {
         'machine': machine(device),
-        'options': dict(arch=arch, threads=torch.get_num_threads(), rounds=rounds)
-        | dict(compiled=with_compile),
+        'options': dict(arch=arch, config=config, threads=torch.get_num_threads())
+        | dict(rounds=rounds, compiled=with_compile),
         'rates': {},
         'rows': [],
     }
     try:
-        contestants = build_all(models, arch)
+        contestants = build_all(tuple(dict.fromkeys(models)), arch, config)
         if with_compile:
             compiled = {k: torch.compile(model, dynamic=True) for k, model in contestants.items()}
         else:
             compiled = contestants
         for step, dtype, (height, width) in itertools.product(steps, dtypes, sizes):
-            case = Case(step, dtype, height, width, batch, device)
+            case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             if dtype not in results['rates']:
                 results['rates'][dtype] = rates = machine_rates(device, dtype)
@@ -143,8 +175,13 @@ def benchmark(
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
+                if with_profile and 'ms' in row:
+                    model = case.prepared(compiled[row['model']])
+                    row['profile'] = profile(model, case)
             results['rows'] += rows
             print(table(case, rows), flush=True)
+            if with_profile:
+                print(profiles(rows), flush=True)
             if json_file:
                 write_json(results, json_file)
     finally:
@@ -154,13 +191,21 @@ def benchmark(
     return results
 
 
+def find_arch(arch: str | None, config: str | None) -> str:
+    if not config:
+        return arch or 'pcpvt_small'
+    if arch:
+        raise ValueError('--arch is what the backbone of --config says; leave one of them out')
+    return read_config(config).model.backbone.get('arch', 'pcpvt_small')
+
+
 def check(
     arch: str, sizes: Sequence, batch: int, device: str, threads: int | None, rounds: int,
     files: Sequence[str | None],
 ) -> None:  # fmt: skip
     from cpvt_pyramid import ARCHS
 
-    if arch not in ARCHS:
+    if arch not in list(ARCHS):  # that of a config may be anything
         raise ValueError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     if min(batch, rounds, threads or 1) < 1:
         raise ValueError('--batch, --rounds and --threads are numbers from 1 up')
@@ -180,8 +225,8 @@ def check(
 # The models
 
 
-class FourMaps(nn.Module):
-    """A model of another library, called for its four maps."""
+class Maps(nn.Module):
+    """A model, called for its maps."""
 
     def __init__(self, model: nn.Module, maps: Callable[[nn.Module, Tensor], Sequence]) -> None:
         super().__init__()
@@ -218,7 +263,7 @@ def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.
 
         model = inner = Twins(num_classes=0, wss=windows, embed_dims=dims, depths=depths, **shape)
         inner.norm = nn.Identity()  # the classifier's
-        model = FourMaps(inner, lambda m, x: m.forward_intermediates(x, intermediates_only=True))
+        model = Maps(inner, lambda m, x: m.forward_intermediates(x, intermediates_only=True))
     elif name == 'mmseg':
         from mmseg.models.backbones import PCPVT, SVT
 
@@ -246,7 +291,7 @@ def build_other(name: str) -> nn.Module:
         from torchvision.models.feature_extraction import create_feature_extractor
 
         layers = [f'layer{i}' for i in (1, 2, 3, 4)]
-        return FourMaps(create_feature_extractor(resnet50(), layers), lambda m, x: m(x).values())
+        return Maps(create_feature_extractor(resnet50(), layers), lambda m, x: m(x).values())
     import timm
 
     options = dict(swin_tiny=dict(strict_img_size=False)).get(name, {})
@@ -261,13 +306,132 @@ def same_architecture(arch: str) -> tuple[str, ...]:
     return OURS + (('mmdet',) if ARCHS[arch].position == 'learned' else ('timm', 'mmseg'))
 
 
-def build_all(names: Sequence[str], arch: str) -> dict[str, nn.Module]:
-    """Models by their names, those of one architecture with the same random weights, large enough
-    that all of them count."""
-    ours = build('ours', arch)
-    for p in ours.parameters():
+def build_all(names: Sequence[str], arch: str, config: str | None = None) -> dict[str, nn.Module]:
+    """Models by their names, those of one architecture with the same random weights; or the model
+    of a config with each of them as its backbone, and all else the same."""
+    others = [name for name in names if name in OTHERS]
+    if config and others:
+        raise ValueError(f'{others[0]} is not for --config; {", ".join(same_architecture(arch))}')
+    ours = randomised(build('ours', arch))
+    whole = build_whole(config) if config else None
+    models = {name: build(name, arch, ours.state_dict()) for name in names}
+    return {name: Whole(*whole, model) for name, model in models.items()} if whole else models
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """The model with weights large enough that all of them count."""
+    for p in model.parameters():
         p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
-    return {name: build(name, arch, ours.state_dict()) for name in names}
+    return model
+
+
+# The models of configs
+
+
+class Whole(nn.Module):
+    """The model of a config with a backbone: of images its raw outputs or, in training, its loss.
+
+    Args:
+        model: the config's, of which a copy is taken.
+        out_indices: the maps that it wants.
+        backbone: makes four maps.
+
+    Attributes:
+        targets: what comes with the images in mm.
+    """
+
+    def __init__(self, model: nn.Module, out_indices: Sequence[int], backbone: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.model.backbone = Maps(backbone, lambda m, x: operator.itemgetter(*out_indices)(m(x)))
+        self.targets = []
+
+    def forward(self, images: Tensor) -> list[Tensor] | Tensor:
+        if self.training:
+            losses = self.model(images, self.targets, mode='loss')
+            return self.model.parse_losses(losses)[0]
+        outputs = tree_leaves(self.model(images, self.targets, mode='tensor'))
+        return [x for x in outputs if isinstance(x, Tensor)]
+
+
+def read_config(path: str) -> Any:
+    """The config at a path, whose backbone must be ours and one that other libraries have."""
+    from cpvt_pyramid.mm import launch
+
+    with mistakes_in_a_config():
+        cfg = launch.load_config(path)
+    backbone = cfg.model.get('backbone') or {}
+    if backbone.get('type') != 'CPVTPyramid':
+        raise ValueError(f'{path}: its backbone is {backbone.get("type")}, not CPVTPyramid')
+    own = set(backbone) - {'type', 'arch', 'out_indices', 'drop_path_rate', 'with_cp', 'init_cfg'}
+    if own:
+        raise ValueError(f'{path}: its backbone sets {min(own)}, which is not measured')
+    for part in (cfg.model, backbone):
+        part.pop('init_cfg', None)  # no pretrained weights
+    return cfg
+
+
+def build_whole(config: str) -> tuple[nn.Module, Sequence[int]]:
+    """The model of a config without its backbone, and the maps that it wants of one."""
+    from mmengine.logging import MMLogger
+
+    from cpvt_pyramid.mm import launch
+
+    cfg = read_config(config)
+    for message in launch.CALM:
+        warnings.filterwarnings('ignore', message)
+    with mistakes_in_a_config():
+        model = launch.build_model(cfg, 'cpu')
+    out_indices, model.backbone = model.backbone.out_indices, nn.Identity()
+    MMLogger.get_current_instance().setLevel('WARNING')  # else a line for each parameter
+    model.init_weights()
+    return randomised(model), out_indices
+
+
+@contextlib.contextmanager
+def mistakes_in_a_config() -> Iterator[None]:
+    from cpvt_pyramid.mm.launch import UserError
+
+    try:
+        yield
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def targets(model: nn.Module, case: Case) -> list:
+    """What comes with the images in mm: their size, and random boxes or label maps, always the
+    same."""
+    from mmengine.structures import InstanceData, PixelData
+
+    model, size = model.model, (case.height, case.width)
+    random = torch.Generator().manual_seed(0)
+    classes = max(getattr(module, 'num_classes', None) or 0 for module in model.modules())
+    metainfo = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), size)
+    metainfo['scale_factor'] = (1.0, 1.0)
+    samples = []
+    for _ in range(case.batch):
+        if hasattr(model, 'decode_head'):
+            from mmseg.structures import SegDataSample
+
+            labels = torch.randint(classes, (1, *size), generator=random)
+            sample = SegDataSample(metainfo=metainfo, gt_sem_seg=PixelData(data=labels))
+        else:
+            from mmdet.structures import DetDataSample
+            from mmdet.structures.mask import BitmapMasks
+
+            labels = torch.randint(classes, (BOXES,), generator=random)
+            corner, sides = torch.rand(2, BOXES, 2, generator=random) / 2
+            boxes = torch.cat([corner, corner + 0.1 + 0.8 * sides], 1)
+            boxes *= torch.tensor([case.width, case.height] * 2)
+            instances = InstanceData(bboxes=boxes, labels=labels)
+            if model.with_mask:
+                left, top, right, bottom = boxes.T[..., None, None]
+                y, x = torch.arange(size[0])[:, None], torch.arange(size[1])
+                masks = (left <= x) & (x < right) & (top <= y) & (y < bottom)
+                instances.masks = BitmapMasks(masks.byte().numpy(), *size)
+            sample = DetDataSample(metainfo=metainfo, gt_instances=instances)
+        samples.append(sample.to(case.device))
+    return samples
 
 
 # Measuring
@@ -295,15 +459,14 @@ def measure(
         try:
             if memory:
                 row['peak_mib'] = peak_memory(name, arch, case, model, image)
-            row['gflops'], row['gbytes'] = cost(model, case)
+            with contextlib.suppress(Exception):  # whatever a model makes of the meta device
+                row['gflops'], row['gbytes'] = cost(model, case)
             with torch.no_grad():
                 maps = model.eval()(image)
             if name in same_architecture(arch) and first is None:
                 first = maps
             elif name in same_architecture(arch):
-                row['difference'] = differs = difference(maps, first)
-                if must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
-                    raise ValueError(f'{case}: {name} differs from the first model: {differs}')
+                row['difference'] = difference(maps, first)
             del maps
             case.prepared(model)
             before = compilations()
@@ -315,8 +478,11 @@ def measure(
                     after - was for after, was in zip(compilations(), before)
                 )
             steps[name] = step
-        except (RuntimeError, MemoryError, AssertionError) as error:
+        except (RuntimeError, MemoryError, AssertionError, TypeError, ValueError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
+        differs = row.get('difference', 0)
+        if must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
+            raise ValueError(f'{case}: {name} differs from the first model: {differs}')
     times = {name: [] for name in steps}
     for i in range(rounds):
         for name, step in steps.items():
@@ -337,8 +503,16 @@ def run(model: nn.Module, image: Tensor, step: str) -> None:
         with torch.inference_mode():
             model(image)
         return
-    sum(x.float().square().mean() for x in model(image)).backward()
+    loss(model, image).backward()
     model.zero_grad(set_to_none=True)
+
+
+def loss(model: nn.Module, image: Tensor) -> Tensor:
+    """The mean square of all maps, or what the model of a config makes of its targets."""
+    outputs = model(image)
+    if isinstance(outputs, Tensor):
+        return outputs
+    return sum(x.float().square().mean() for x in outputs)
 
 
 def elapsed(function: Callable[[], object], device: str) -> float:
@@ -371,17 +545,19 @@ def compilations() -> tuple[int, int]:
 
 def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
     """The largest, as a share of the largest value; None where the maps have other sizes."""
-    if any(x.shape != y.shape for x, y in zip(maps, first)):
+    if [x.shape for x in maps] != [x.shape for x in first]:
         return None
     return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
 
 
 def must_be_equal(arch: str, case: Case) -> bool:
-    """Whether all libraries agree: on sizes that need no padding, which each does in its way."""
+    """Whether all libraries agree: on sizes that need no padding, which each does in its way, and
+    as far as nothing is selected by scores, which can be as good as equal."""
     from cpvt_pyramid import ARCHS
 
     multiple = 32 * (ARCHS[arch].window or 1)
-    return case.dtype == 'float32' and not (case.height % multiple or case.width % multiple)
+    fits = not (case.height % multiple or case.width % multiple)
+    return fits and case.dtype == 'float32' and not case.config
 
 
 def cost(model: nn.Module, case: Case) -> tuple[float, float]:
@@ -389,11 +565,30 @@ def cost(model: nn.Module, case: Case) -> tuple[float, float]:
     from cpvt_pyramid.flops import Counter
 
     on_meta = case._replace(device='meta')
+    model, image = on_meta.prepared(copy.deepcopy(model)), on_meta.image()
     with Counter() as counter:
-        maps = on_meta.prepared(copy.deepcopy(model))(on_meta.image())
         if case.step == 'train':
-            sum(x.float().square().mean() for x in maps).backward()
+            loss(model, image).backward()
+        else:
+            model(image)
     return counter.total / 1e9, counter.bytes / 1e9
+
+
+def profile(model: nn.Module, case: Case) -> dict[str, float]:
+    """The operators in which a step takes most time, and their shares of all operators' time."""
+    on_gpu = case.device.startswith('cuda')
+    activity = torch.profiler.ProfilerActivity
+    image = case.image()
+    activities = [activity.CPU, activity.CUDA] if on_gpu else [activity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        run(model, image, case.step)
+        synchronize(case.device)
+    field = 'self_device_time_total' if on_gpu else 'self_cpu_time_total'
+    of_cpu = torch.autograd.DeviceType.CPU  # operators; those of a GPU are their kernels
+    events = [event for event in profiler.key_averages() if event.device_type == of_cpu]
+    times = {event.key.removeprefix('aten::'): getattr(event, field) for event in events}
+    longest = sorted(times, key=times.get, reverse=True)[:OPERATORS]
+    return {name: times[name] / sum(times.values()) for name in longest}
 
 
 # Memory
@@ -420,7 +615,9 @@ def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> floa
     from cpvt_pyramid import memory
 
     torch.set_num_threads(threads)
-    model, image = case.prepared(build(name, arch)), case.image()
+    torch.manual_seed(0)  # proposals, and so memory, depend on weights and image
+    image = case.image()
+    model = case.prepared(build_all([name], arch, case.config)[name])
     memory.limit()
     run(model, image, case.step)
     memory.trim()
@@ -521,12 +718,27 @@ def table(case: Case, rows: Sequence[dict]) -> str:
     }
     cells = [list(columns)] + [[cell(of, row) for of in columns.values()] for row in rows]
     lines = list(zip(*(column for column in zip(*cells) if any(column[1:]))))
+    return f'\n{case}\n{aligned(lines, str.rjust)}'
+
+
+def aligned(lines: Sequence[Sequence[str]], after_the_first: Callable) -> str:
+    """Cells in columns, the first of them left-justified."""
     widths = [max(map(len, column)) for column in zip(*lines)]
-    aligned = (
-        '  '.join([line[0].ljust(widths[0])] + [x.rjust(w) for x, w in zip(line[1:], widths[1:])])
+    return '\n'.join(
+        '  '.join([line[0].ljust(widths[0])] + list(map(after_the_first, line[1:], widths[1:])))
+        .rstrip()
         for line in lines
-    )
-    return '\n'.join([f'\n{case}', *(line.rstrip() for line in aligned)])
+    )  # fmt: skip
+
+
+def profiles(rows: Sequence[dict]) -> str:
+    """The profiles of a case, a column for each model."""
+    rows = [row for row in rows if 'profile' in row]
+    columns = [
+        [row['model']] + [f'{share:4.0%} {name}' for name, share in row['profile'].items()]
+        for row in rows
+    ]
+    return '\n' + aligned(list(itertools.zip_longest(*columns, fillvalue='')), str.ljust)
 
 
 def shown(difference: float | None) -> str:
@@ -564,9 +776,10 @@ def draw(results: dict, path: str) -> None:
         len(quantities), len(columns), squeeze=False, sharex=True, layout='constrained',
         figsize=(1.5 + 5.5 * len(columns), 0.8 + 4.2 * len(quantities)),
     )  # fmt: skip
-    arch, batch = results['options']['arch'], rows[0]['batch']
+    options, batch = results['options'], rows[0]['batch']
     where = results['machine']['processor']
-    figure.suptitle(f'{arch}, batch {batch}, {where}, {results["options"]["threads"]} threads')
+    what = Path(options['config']).stem if options['config'] else options['arch']
+    figure.suptitle(f'{what}, batch {batch}, {where}, {options["threads"]} threads')
     for (key, text), across in zip(quantities.items(), axes):
         for (step, dtype), ax in zip(columns, across):
             here = [row for row in rows if (row['step'], row['dtype']) == (step, dtype)]
@@ -612,7 +825,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     names = (*SAME, *OTHERS)
     add('--models', nargs='+', choices=names, metavar='NAME', default=[], help=', '.join(names))
-    add('--arch', default='pcpvt_small', help='of ours, timm, mmseg and mmdet (%(default)s)')
+    add('--arch', help='of ours, timm, mmseg and mmdet (pcpvt_small)')
+    add('--config', help='its whole detector or segmentor, with the models as the backbone')
     add('--sizes', nargs='+', type=size, default=[(512, 512)], metavar='SIDE or HxW', help='(512)')
     add('--dtypes', nargs='+', choices=DTYPES, default=['float32'], help='(float32)')
     add('--steps', nargs='+', choices=STEPS, default=['forward'], help='(forward)')
@@ -622,20 +836,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     add('--rounds', type=int, default=7, metavar='N', help='turns of each model (%(default)s)')
     add('--compile', action='store_true', dest='with_compile', help='by torch.compile, any size')
     add('--with-cp', action='store_true', help='ours with activation checkpointing, too: ours_cp')
+    add('--profile', action='store_true', dest='with_profile', help='the longest operators, too')
     add('--no-memory', action='store_false', dest='memory', help='time alone')
     add('--json', metavar='FILE', dest='json_file', help='write all numbers')
     add('--plot', metavar='FILE', help='draw cost over resolution')
     add('--child', help=argparse.SUPPRESS)
     arguments = vars(parser.parse_args(argv))
-    child, with_cp = arguments.pop('child'), arguments.pop('with_cp')
+    child = arguments.pop('child')
     if child:
         name, arch, case, threads = json.loads(child)
         print(peak_of_this_process(name, arch, Case(*case), threads))
         return 0
     try:
-        if with_cp:
-            models = arguments['models'] or same_architecture(arguments['arch'])
-            arguments['models'] = ['ours', 'ours_cp', *(x for x in models if x not in OURS)]
         benchmark(**arguments)
     except (OSError, ValueError, ImportError) as error:
         print(f'benchmark: {error}', file=sys.stderr)

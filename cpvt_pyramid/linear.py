@@ -1,9 +1,9 @@
 """Matrix products, and what can be done in the same pass: bias and GELU.
 
 torch's `F.linear` hands float32 products on a CPU to MKL, and GELU is a pass of its own over the
-widest map of the model. oneDNN, which is part of torch, does both in one pass, and its products
-are no slower than MKL's and on AMD's processors twice as fast (docs/performance.md). Elsewhere,
-and where a graph is captured, everything here is torch's ordinary functions.
+widest map of the model. oneDNN, which is part of torch, does both in one pass, and on the AMD
+processor where we measured its products are twice as fast (docs/performance.md). Elsewhere, and
+where a graph is captured, everything here is torch's ordinary functions.
 
 Shapes: x is (..., C), weights are (out, in), as in `nn.Linear`.
 """
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-# Values of a wide map that are made at a time, 8 MiB of float32.
+# Values of a wide map that are made at a time: 8 MiB of float32, which stay in the cache. The
+# fastest of the powers of two around it.
 AT_A_TIME = 2**21
 
 

@@ -347,6 +347,9 @@ class Whole(nn.Module):
         self.targets = []
 
     def forward(self, images: Tensor) -> list[Tensor] | Tensor:
+        from cpvt_pyramid.mm.valid_region import REGION
+
+        REGION.announce(None)  # nothing is padding, whatever this process ran before
         if self.training:
             losses = self.model(images, self.targets, mode='loss')
             return self.model.parse_losses(losses)[0]

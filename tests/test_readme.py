@@ -92,7 +92,7 @@ def test_tools_understand(command, monkeypatch, tmp_path):
     called = []
     monkeypatch.setattr(module, name, lambda **arguments: called.append(arguments) or 0)
     module.main(words[1:])
-    if 'config' in called[0]:
+    if called[0].get('config'):
         assert (ROOT / called[0]['config']).is_file()
 
 

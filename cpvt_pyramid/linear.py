@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-# Values of a wide map that are made at a time: 8 MiB of float32, which stay in the cache. The
-# fastest of the powers of two around it.
+# Values of a wide map that are made at a time: 8 MiB of float32, which stay in the cache. On the
+# whole the fastest of the powers of two around it.
 AT_A_TIME = 2**21
 
 

@@ -118,7 +118,7 @@ class Column(nn.Module):
         """
         x, grid = self.embed(image, inside)
         for i in range(len(self.blocks)):
-            x = self.run_block(i, x, grid)
+            x = self.run_layer(i, x, grid)
         first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
         return first[:, 0] if grid.class_tokens else None, fill_outside(x, grid.inside), grid.inside
 
@@ -130,7 +130,7 @@ class Column(nn.Module):
         x = self.pos_drop(with_class_token(self, x.flatten(1, 2)))  # (B, T, C)
         return self.encode(x, grid, after=-1), grid
 
-    def run_block(self, index: int, x: Tensor, grid: Grid) -> Tensor:
+    def run_layer(self, index: int, x: Tensor, grid: Grid) -> Tensor:
         """The tokens behind a block and, if one follows it, its PEG."""
         return self.encode(run_block(self, self.blocks[index], x, grid), grid, after=index)
 

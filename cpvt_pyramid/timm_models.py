@@ -285,7 +285,7 @@ class ColumnTrunk(Column):
         """After each block, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
         x, grid = self.embed(image)
         for i in range(len(self.blocks)):
-            x = self.run_block(i, x, grid)
+            x = self.run_layer(i, x, grid)
             first, tokens = grid.split(x)
             yield first if grid.class_tokens else None, tokens
 

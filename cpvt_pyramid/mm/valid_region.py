@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ..layers import ceil_div
+
 
 class AppendsValidity:
     """Mixed into a data preprocessor, before the class whose `forward` pads and stacks.
@@ -104,9 +106,9 @@ def at_size(inside: Tensor, size: tuple[int, int]) -> Tensor:
     """
     height, width = inside.shape[-2:]
     stride = 1
-    while -(-height // stride) > size[0]:
+    while ceil_div(height, stride) > size[0]:
         stride *= 2
-    if (-(-height // stride), -(-width // stride)) == size:
+    if (ceil_div(height, stride), ceil_div(width, stride)) == size:
         return inside[..., ::stride, ::stride]
     return F.interpolate(inside.float(), size) > 0.5
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from .captured import opaque
 from .linear import AT_A_TIME, differentiable, onednn_takes, product, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -25,6 +26,7 @@ MAX_BATCH = 65_535
 WORTH_ONEDNN = 2**20
 
 
+@opaque(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d)) v.
 
@@ -37,8 +39,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
         dropout: probability of dropping an attention weight.
 
     Returns:
-        (B, heads, N, d).
+        (B, N, heads * d).
     """
+    return per_head(q, k, v, mask, dropout).transpose(1, 2).flatten(2)
+
+
+def per_head(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
+    """`attend`, with the heads apart: (B, heads, N, d)."""
     of_keys = mask is None or mask.dtype == torch.bool
     if onednn_takes(q) and of_keys and not dropout and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
         bias = None if mask is None else bias_of(mask)

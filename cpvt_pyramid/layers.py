@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import attend, some_key
+from .captured import graph_is_captured, opaque
 from .inside import coarser, fill_outside
-from .linear import Linear, graph_is_captured, linear, mlp
+from .linear import Linear, linear, mlp
 from .position import RelativePosition
 
 
@@ -34,14 +35,34 @@ class PatchConv(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size=size, stride=size)
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
-        k = self.kernel_size[0]
-        b, h, w, c = x.shape
-        h, w = ceil_div(h, k), ceil_div(w, k)
-        x = fill_outside(x, inside)
-        x = pad_to_multiple(x, k).reshape(b, h, k, w, k, c).transpose(2, 3)
-        x = x.reshape(b, h, w, k * k * c)
-        weight = self.weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
-        return linear(x, weight, self.bias)  # (B, ceil(H / k), ceil(W / k), out_channels)
+        return patch_conv(fill_outside(x, inside), self.weight, self.bias)
+
+
+def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    (b, h, w, _), (out_channels, _, k, _) = x.shape, weight.shape
+    return x.new_empty(b, ceil_div(h, k), ceil_div(w, k), out_channels)
+
+
+@opaque(patches_like)
+def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(B, H, W, C) to (B, ceil(H / k), ceil(W / k), out_channels); weight is as in nn.Conv2d."""
+    (b, h, w, c), k = x.shape, weight.shape[-1]
+    h, w = ceil_div(h, k), ceil_div(w, k)
+    x = pad_to_multiple(x, k).reshape(b, h, k, w, k, c).transpose(2, 3)
+    weight = weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
+    return linear(x.reshape(b, h, w, k * k * c), weight, bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm`, by way of `layer_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+@opaque(lambda x, *others: x.new_empty(x.shape))
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 class PatchEmbed(nn.Module):
@@ -62,7 +83,7 @@ class PatchEmbed(nn.Module):
         self.size = size
         self.proj = PatchConv(in_channels, dim, size)
         # eps 1e-5 here and in GlobalAttention, as published
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.norm = LayerNorm(dim) if norm else nn.Identity()
         self.drop = nn.Dropout(drop)
 
     def forward(
@@ -95,7 +116,7 @@ class GlobalAttention(nn.Module):
         self.kv = Linear(dim, 2 * dim)
         if sr_ratio > 1:
             self.sr = PatchConv(dim, dim, sr_ratio)
-            self.norm = nn.LayerNorm(dim)
+            self.norm = LayerNorm(dim)
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
@@ -107,8 +128,7 @@ class GlobalAttention(nn.Module):
         if inside is not None:
             inside = some_key(coarser(inside, self.sr_ratio).reshape(b, -1))
         x = attend(q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training)
-        x = x.transpose(1, 2).reshape(b, h, w, c)
-        return self.drop(self.proj(x))
+        return self.drop(self.proj(x.view(b, h, w, c)))
 
 
 class WindowAttention(nn.Module):
@@ -159,8 +179,7 @@ class WindowAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if inside is None else self.key_mask(inside, b)
         x = attend(q, k, v, mask, self.attn_drop * self.training)
-        x = self.proj(x.transpose(1, 2).flatten(2))
-        x = from_windows(x, self.window, grid)[:, :h, :w]
+        x = from_windows(self.proj(x), self.window, grid)[:, :h, :w]
         return self.drop(x)
 
     def key_mask(self, inside: Tensor, batch: int) -> Tensor:
@@ -235,7 +254,7 @@ class SelfAttention(nn.Module):
             scores = F.pad(scores, (grid.class_tokens, 0, grid.class_tokens, 0))
             mask = scores if mask is None else scores.masked_fill(~mask, float('-inf'))
         x = attend(q, k, v, mask, self.attn_drop * self.training)
-        return self.drop(self.proj(x.transpose(1, 2).flatten(2)))
+        return self.drop(self.proj(x))
 
     def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
@@ -298,9 +317,9 @@ class Block(nn.Module):
         self, dim: int, attn: nn.Module, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm1 = LayerNorm(dim, eps=1e-6)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm2 = LayerNorm(dim, eps=1e-6)
         self.mlp = MLP(dim, int(dim * mlp_ratio), drop)
         self.drop_path = DropPath(drop_path)
 

@@ -3,7 +3,8 @@
 torch's `F.linear` hands float32 products on a CPU to MKL, and GELU is a pass of its own over the
 widest map of the model. oneDNN, which is part of torch, does both in one pass, and on the AMD
 processor where we measured its products are twice as fast (docs/performance.md). Elsewhere, and
-where a graph is captured, everything here is torch's ordinary functions.
+where a graph is captured and these do not stay whole in it (`captured.py`), everything here is
+torch's ordinary functions.
 
 Shapes: x is (..., C), weights are (out, in), as in `nn.Linear`.
 """
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .captured import graph_is_captured, opaque
+
 # Values of a wide map that are made at a time: 8 MiB of float32, which stay in the cache. On the
 # whole the fastest of the powers of two around it.
 AT_A_TIME = 2**21
@@ -29,6 +32,7 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
+@opaque(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias."""
     if not onednn_takes(x):
@@ -38,6 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return product(x, weight, bias)
 
 
+@opaque(lambda x, *layers: x.new_empty(x.shape))
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Two linear layers with a GELU (erf) between them.
 
@@ -76,11 +81,6 @@ def onednn_takes(x: Tensor) -> bool:
         and not torch.is_autocast_enabled('cpu')
         and _get_current_dispatch_mode() is None
     )
-
-
-def graph_is_captured() -> bool:
-    """Whether what runs is being compiled, exported or traced, for other sizes than this one."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:

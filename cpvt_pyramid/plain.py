@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .archs import PLAIN_ARCHS, PlainArch
 from .inside import coarser, fill_outside, inside_of, mean_inside
-from .layers import Block, Grid, PatchEmbed, SelfAttention, ceil_div, run_block
+from .layers import Block, Grid, LayerNorm, PatchEmbed, SelfAttention, ceil_div, run_block
 from .position import PEG, POSITIONS, parse_position, position_table
 from .pyramid import check_heads, check_rates, find_arch, init_weights
 from .weights import prepare_state_dict
@@ -201,7 +201,7 @@ class CPVT(Column):
         **options: object,
     ) -> None:
         super().__init__(arch, **options)
-        self.norm = nn.LayerNorm(self.arch.dim, eps=1e-6)
+        self.norm = LayerNorm(self.arch.dim, eps=1e-6)
         self.head = nn.Linear(self.arch.dim, num_classes)
         init_weights(self.head)
 
@@ -303,13 +303,13 @@ class Level(nn.Module):
         super().__init__()
         dims = [dim // 2**i for i in range(max(doublings, 0) + 1)]
         ups = [UnpatchConv(*pair, 2, stride=2) for pair in pairwise(dims)]
-        between = [nn.LayerNorm(dims[1], eps=1e-6), nn.GELU()] if len(ups) == 2 else []
+        between = [LayerNorm(dims[1], eps=1e-6), nn.GELU()] if len(ups) == 2 else []
         self.halve = doublings < 0
         self.up = nn.Sequential(*ups[:1], *between, *ups[1:])
         self.proj = nn.Linear(dims[-1], out_channels, bias=False)
-        self.norm1 = nn.LayerNorm(out_channels, eps=1e-6)
+        self.norm1 = LayerNorm(out_channels, eps=1e-6)
         self.conv = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
-        self.norm2 = nn.LayerNorm(out_channels, eps=1e-6)
+        self.norm2 = LayerNorm(out_channels, eps=1e-6)
 
     def forward(
         self,

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from .archs import ARCHS, Arch
 from .inside import fill_outside, inside_of
-from .layers import Block, GlobalAttention, PatchEmbed, WindowAttention, ceil_div, run_block
+from .layers import (
+    Block,
+    GlobalAttention,
+    LayerNorm,
+    PatchEmbed,
+    WindowAttention,
+    ceil_div,
+    run_block,
+)
 from .position import PEG, NoPosition, parse_position, position_table
 from .weights import prepare_state_dict
 
@@ -140,7 +148,7 @@ class CPVTPyramid(nn.Module):
         self.more_pos_block = nn.ModuleList(nn.ModuleDict(of_stage) for of_stage in pegs)
         self.no_position = NoPosition()
         self.norm_list = nn.ModuleList(
-            nn.LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
+            LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
         )
 
         self.apply(init_weights)

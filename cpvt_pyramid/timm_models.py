@@ -29,7 +29,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, PLAIN_ARCHS, Arch
-from .layers import Grid, run_block
+from .layers import Grid, LayerNorm, run_block
 from .plain import Column, token, with_class_token
 from .position import LearnedPosition
 from .pyramid import CPVTPyramid, Stage, init_weights
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         self.in_chans = in_chans
         self.distilled_training = False
         self.num_features = self.head_hidden_size = self.feature_info[-1]['num_chs']
-        self.norm = nn.LayerNorm(self.num_features, eps=1e-6)
+        self.norm = LayerNorm(self.num_features, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
 

@@ -23,12 +23,20 @@ def assert_same(model, graph):
             same_maps(graph(image), model(image), rtol=1e-4, atol=1e-5)
 
 
+def whole_functions(graph):
+    """Functions of the package that are one operator of a graph."""
+    names = [str(node.target) for node in graph.graph.nodes]
+    return {name.split('.')[1] for name in names if name.startswith('cpvt_pyramid.')}
+
+
 @pytest.mark.parametrize('name', MODELS)
 def test_torch_export(name):
     model = randomize(MODELS[name]()).eval()
     sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
-    graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
+    with torch.no_grad():
+        graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
     assert_same(model, graph.module())
+    assert not whole_functions(graph)
 
 
 @pytest.mark.parametrize('name', ['pcpvt', 'column'])
@@ -44,3 +52,21 @@ def test_compiled_once_for_all_sizes(name):
     torch._dynamo.reset()
     assert_same(model, torch.compile(model, backend=count, dynamic=True, fullgraph=True))
     assert len(graphs) <= 2
+
+
+@pytest.mark.parametrize('infers', [True, False])
+def test_compiled_for_inference_on_a_cpu_keeps_functions_whole(infers):
+    """In training they are taken apart: as operators they have no gradient."""
+    graphs = []
+    torch._dynamo.reset()
+    model = torch.compile(
+        CPVTPyramid('pcpvt_nano'),
+        backend=lambda graph, _inputs: graphs.append(graph) or graph,
+        dynamic=True,
+        fullgraph=True,
+    )
+    with torch.set_grad_enabled(not infers):
+        model(torch.randn(1, 3, 64, 96))
+    (graph,) = graphs
+    whole = {'attend', 'layer_norm', 'linear', 'mlp', 'patch_conv'}
+    assert whole_functions(graph) == (whole if infers else set())

@@ -41,7 +41,10 @@ def stays_whole(x: Tensor) -> bool:
         torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
         and not torch.is_grad_enabled()
-        and x.is_cpu
-        and x.dtype == torch.float32
-        and not torch.is_autocast_enabled('cpu')
+        and float32_on_cpu(x)
     )
+
+
+def float32_on_cpu(x: Tensor) -> bool:
+    """Whether what is done with x is done in float32 on a CPU, and not cast."""
+    return x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')

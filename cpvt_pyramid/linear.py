@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .captured import graph_is_captured, opaque
+from .captured import float32_on_cpu, graph_is_captured, opaque
 
 # Values of a wide map that are made at a time: 8 MiB of float32, which stay in the cache. On the
 # whole the fastest of the powers of two around it.
@@ -73,12 +73,10 @@ def onednn_takes(x: Tensor) -> bool:
     counts FLOPs or casts."""
     return (
         not graph_is_captured()
-        and x.is_cpu
-        and x.dtype == torch.float32
+        and float32_on_cpu(x)
         and x.numel() > 0
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
-        and not torch.is_autocast_enabled('cpu')
         and _get_current_dispatch_mode() is None
     )
 

@@ -5,17 +5,19 @@ but for the columnar model, where they are (B, T, C): a class token, if it has o
 `inside` says which of them are not padding of the batch, see `inside.py`.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 from .attention import attend, some_key
 from .captured import graph_is_captured, opaque
 from .inside import coarser, fill_outside
-from .linear import Linear, linear, mlp
+from .linear import Linear, as_autocast, differentiable, gradients, linear, mlp, not_read, product
 from .position import RelativePosition
 
 
@@ -46,11 +48,51 @@ def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @opaque(patches_like)
 def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(B, H, W, C) to (B, ceil(H / k), ceil(W / k), out_channels); weight is as in nn.Conv2d."""
-    (b, h, w, c), k = x.shape, weight.shape[-1]
-    h, w = ceil_div(h, k), ceil_div(w, k)
-    x = pad_to_multiple(x, k).reshape(b, h, k, w, k, c).transpose(2, 3)
-    weight = weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
-    return linear(x.reshape(b, h, w, k * k * c), weight, bias)
+    x = pad_to_multiple(x, weight.shape[-1])
+    if graph_is_captured():
+        return linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
+    x, weight, bias = as_autocast(x, weight, bias)
+    return _PatchConv.apply(x, weight, bias)
+
+
+class _PatchConv(torch.autograd.Function):
+    """`patch_conv` of a map that is a multiple of the patch, with its gradient, for which the
+    patches, a copy of the map, are made again."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        return product(patches(x, weight.shape[-1]), as_rows(weight), bias)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, weight, bias = ctx.saved_tensors
+        k = weight.shape[-1]
+        if torch.is_grad_enabled():
+
+            def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+                return F.linear(patches(x, k), as_rows(weight), bias)
+
+            return differentiable(plain, (x, weight, bias), ctx.needs_input_grad, grad)
+        grad_x, grad_weight, grad_bias = gradients(
+            grad, patches(x, k), as_rows(weight), ctx.needs_input_grad
+        )
+        if grad_x is not None:
+            grad_x = from_windows(grad_x, k, x.shape)
+        if grad_weight is not None:
+            grad_weight = grad_weight.unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)
+        return grad_x, grad_weight, grad_bias
+
+
+def patches(x: Tensor, size: int) -> Tensor:
+    """(B, H, W, C), both sides multiples of `size`, to (B, H / size, W / size, size^2 C)."""
+    b, h, w, _ = x.shape
+    return to_windows(x, size).reshape(b, h // size, w // size, -1)
+
+
+def as_rows(weight: Tensor) -> Tensor:
+    """The weight of a convolution, (out, in, k, k), as that of a linear layer of `patches`."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -122,6 +164,7 @@ class GlobalAttention(nn.Module):
 
     def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
         b, h, w, c = x.shape
+        (x,) = as_autocast(x)  # once for all that follows
         coarse = self.norm(self.sr(x, inside)) if self.sr_ratio > 1 else x
         q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
         k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
@@ -331,10 +374,17 @@ class Block(nn.Module):
 def run_block(
     model: nn.Module, block: Block, x: Tensor, inside: Union[Tensor, Grid, None] = None
 ) -> Tensor:
-    """A block of a model; where that has `with_cp`, its maps are made again for the gradient."""
-    if model.with_cp and model.training and torch.is_grad_enabled():
+    """A block of a model; where that has `with_cp`, its maps are made again for the gradient.
+
+    All but the last: nobody reads then what the MLP, at the end of the block, makes.
+    """
+    if not (model.with_cp and model.training and torch.is_grad_enabled()):
+        return block(x, inside)
+    if graph_is_captured():
         return checkpoint(block, x, inside, use_reentrant=False)
-    return block(x, inside)
+    return checkpoint(
+        block, x, inside, use_reentrant=False, context_fn=lambda: (nullcontext(), not_read())
+    )
 
 
 def pad_to_multiple(x: Tensor, size: int) -> Tensor:
@@ -363,4 +413,4 @@ def to_windows(x: Tensor, size: int) -> Tensor:
 def from_windows(x: Tensor, size: int, shape: tuple[int, ...]) -> Tensor:
     """The reverse of `to_windows`; `shape` is (B, H, W, C)."""
     b, h, w, c = shape
-    return x.view(b, h // size, w // size, size, size, c).transpose(2, 3).reshape(shape)
+    return x.reshape(b, h // size, w // size, size, size, c).transpose(2, 3).reshape(shape)

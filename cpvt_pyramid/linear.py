@@ -1,15 +1,18 @@
-"""Matrix products, and what can be done in the same pass: bias and GELU.
+"""Matrix products, what can be done in the same pass (bias and GELU), and their gradients.
 
 torch's `F.linear` hands float32 products on a CPU to MKL, and GELU is a pass of its own over the
 widest map of the model. oneDNN, which is part of torch, does both in one pass, and on the AMD
-processor where we measured its products are twice as fast (docs/performance.md). Elsewhere, and
-where a graph is captured and these do not stay whole in it (`captured.py`), everything here is
+processor where we measured its products are twice as fast (docs/performance.md). Elsewhere the
+products are torch's own. The gradients are ours everywhere, to keep less for them than torch does.
+Where a graph is captured and these do not stay whole in it (`captured.py`), everything here is
 torch's ordinary functions.
 
 Shapes: x is (..., C), weights are (out, in), as in `nn.Linear`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Optional
 
 import torch
@@ -24,6 +27,9 @@ from .captured import float32_on_cpu, graph_is_captured, opaque
 # whole the fastest of the powers of two around it.
 AT_A_TIME = 2**21
 
+# Whether nobody will read what an MLP makes, but only what it keeps for the gradient.
+NOT_READ = ContextVar('NOT_READ', default=False)
+
 
 class Linear(nn.Linear):
     """`nn.Linear`, by way of `linear`."""
@@ -35,7 +41,7 @@ class Linear(nn.Linear):
 @opaque(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias."""
-    if not onednn_takes(x):
+    if graph_is_captured() or not onednn_takes(x):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)
@@ -46,17 +52,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Two linear layers with a GELU (erf) between them.
 
-    The hidden map is the widest of a block. A large one is made part by part, each while it is in
-    the processor's cache, and made again in the backward pass. A small one is kept in training,
-    once, as it is before the GELU.
+    The hidden map is the widest of a block. In training it is kept once, as it is before the GELU.
+    oneDNN makes a large one part by part, each while it is in the processor's cache, and makes it
+    again in the backward pass.
     """
     layers = (weight1, bias1, weight2, bias2)
-    if not onednn_takes(x):
+    if graph_is_captured():
         return plain_mlp(x, *layers)
-    parts = x.flatten(0, -2).split(max(AT_A_TIME // len(weight1), 1))
+    x, *layers = as_autocast(x, *layers)
+    tokens = x.flatten(0, -2)
+    at_a_time = AT_A_TIME // len(weight1) if onednn_takes(x) else len(tokens)
+    parts = tokens.split(max(at_a_time, 1))
     if torch.is_grad_enabled():
         parts = [_MLP.apply(part, *layers, len(parts) == 1) for part in parts]
     else:
+        weight1, bias1, weight2, bias2 = layers
         parts = [
             product(product(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts
         ]
@@ -64,16 +74,25 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     return out.unflatten(0, x.shape[:-1])
 
 
+@contextmanager
+def not_read() -> Iterator[None]:
+    """Here MLPs keep what their gradient needs, and what they return is arbitrary."""
+    token = NOT_READ.set(True)
+    try:
+        yield
+    finally:
+        NOT_READ.reset(token)
+
+
 def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     return F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
 
 
 def onednn_takes(x: Tensor) -> bool:
-    """Whether oneDNN does the products with x: float32 on a CPU, where nobody captures a graph,
-    counts FLOPs or casts."""
+    """Whether oneDNN does the products with x: float32 on a CPU, where nobody counts FLOPs or
+    casts."""
     return (
-        not graph_is_captured()
-        and float32_on_cpu(x)
+        float32_on_cpu(x)
         and x.numel() > 0
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
@@ -81,10 +100,22 @@ def onednn_takes(x: Tensor) -> bool:
     )
 
 
+def as_autocast(*operands: Tensor) -> Sequence[Tensor]:
+    """Operands of a product, in the type that they are cast to where autocast is on."""
+    device = operands[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return operands
+    dtype = torch.get_autocast_dtype(device)
+    return [x if x.dtype == torch.float64 else x.to(dtype) for x in operands]
+
+
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
-    """x @ weight.T + bias by oneDNN, with a GELU behind it if asked for; without gradient."""
-    activation, variant = ('gelu', 'none') if gelu else ('none', '')
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
+    """x @ weight.T + bias, with a GELU behind it if asked for; without gradient."""
+    if onednn_takes(x):
+        activation, variant = ('gelu', 'none') if gelu else ('none', '')
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
+    out = F.linear(x, weight, bias)
+    return torch.ops.aten.gelu_(out) if gelu else out
 
 
 class _Linear(torch.autograd.Function):
@@ -100,12 +131,7 @@ class _Linear(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
             return differentiable(F.linear, (x, weight, bias), ctx.needs_input_grad, grad)
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        return (
-            times(grad, weight) if need_x else None,
-            summed_outer(grad, x) if need_weight else None,
-            grad.flatten(0, -2).sum(0) if need_bias else None,
-        )
+        return gradients(grad, x, weight, ctx.needs_input_grad)
 
 
 class _MLP(torch.autograd.Function):
@@ -121,9 +147,14 @@ class _MLP(torch.autograd.Function):
         bias2: Tensor,
         keep: bool,
     ) -> Tensor:
-        hidden = product(x, weight1, bias1, gelu=not keep)
-        ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden if keep else None)
-        return product(F.gelu(hidden) if keep else hidden, weight2, bias2)
+        hidden = None
+        if keep:
+            hidden = product(x, weight1, bias1)
+        ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden)
+        if NOT_READ.get():
+            return x.new_empty(*x.shape[:-1], len(weight2))
+        activated = F.gelu(hidden) if keep else product(x, weight1, bias1, gelu=True)
+        return product(activated, weight2, bias2)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
@@ -131,20 +162,14 @@ class _MLP(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *differentiable(plain_mlp, inputs, ctx.needs_input_grad, grad), None
         x, weight1, bias1, weight2, _ = inputs
-        need_x, need_weight1, need_bias1, need_weight2, need_bias2, _ = ctx.needs_input_grad
+        *need_first, need_weight2, need_bias2, _ = ctx.needs_input_grad
         if hidden is None:
             hidden = product(x, weight1, bias1)
         grad_weight2 = summed_outer(grad, F.gelu(hidden)) if need_weight2 else None
         grad_hidden = times(grad, weight2)
         torch.ops.aten.gelu_backward(grad_hidden, hidden, grad_input=grad_hidden)
-        return (
-            times(grad_hidden, weight1) if need_x else None,
-            summed_outer(grad_hidden, x) if need_weight1 else None,
-            grad_hidden.flatten(0, -2).sum(0) if need_bias1 else None,
-            grad_weight2,
-            grad.flatten(0, -2).sum(0) if need_bias2 else None,
-            None,
-        )
+        grad_bias2 = grad.flatten(0, -2).sum(0) if need_bias2 else None
+        return *gradients(grad_hidden, x, weight1, need_first), grad_weight2, grad_bias2, None
 
 
 def differentiable(
@@ -154,6 +179,18 @@ def differentiable(
     wanted = [x for x, need in zip(inputs, needed) if need]
     found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
     return tuple(next(found) if need else None for need in needed)
+
+
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
+) -> tuple[Optional[Tensor], ...]:
+    """The gradients of a linear layer's input, weight and bias, as far as they are needed."""
+    need_x, need_weight, need_bias = needed
+    return (
+        times(grad, weight) if need_x else None,
+        summed_outer(grad, x) if need_weight else None,
+        grad.flatten(0, -2).sum(0) if need_bias else None,
+    )
 
 
 def times(grad: Tensor, weight: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reference import randomize
 
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
@@ -30,9 +31,52 @@ def test_an_image_that_is_wholly_padding_gives_no_nan(sr_ratio):
     assert out.isfinite().all() and x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('size', [1, 2, 4])
-def test_patch_conv_is_a_convolution(size):
-    conv = randomize(PatchConv(3, 5, size))
-    x = torch.randn(2, 3, 4 * size, 3 * size)
-    out = conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(out, torch.nn.functional.conv2d(x, conv.weight, conv.bias, size))
+def test_patch_conv_is_a_convolution(size, dtype):
+    """With its gradient, and the gradient of that."""
+    conv = randomize(PatchConv(3, 5, size)).to(dtype)
+    x = torch.randn(2, 3, 4 * size - size // 2, 3 * size, dtype=dtype, requires_grad=True)
+    results = []
+    for function in (
+        lambda: conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+        lambda: F.conv2d(F.pad(x, (0, 0, 0, size // 2)), conv.weight, conv.bias, size),
+    ):
+        out = function()
+        inputs = [x, conv.weight]
+        grads = torch.autograd.grad(out.square().sum(), [*inputs, conv.bias], create_graph=True)
+        results.append([out, *grads])
+        results[-1] += torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('trains', ['tokens', 'weight', 'bias', 'nothing'])
+def test_patch_conv_has_the_gradients_that_are_asked_for(trains):
+    conv, x = randomize(PatchConv(3, 5, 2)).requires_grad_(False), torch.randn(2, 4, 6, 3)
+    inputs = {'tokens': x, 'weight': conv.weight, 'bias': conv.bias}
+    if trains == 'nothing':
+        assert not conv(x).requires_grad
+        return
+    inputs[trains].requires_grad_()
+    conv(x).sum().backward()
+    assert [name for name, x in inputs.items() if x.grad is not None] == [trains]
+
+
+@pytest.mark.parametrize('autocast', [False, True])
+def test_training_keeps_the_tokens_of_attention_once(autocast):
+    """And neither the patches, which are a copy of them, nor what autocast is given."""
+    attention = randomize(GlobalAttention(8, 2, sr_ratio=2))
+    x = torch.randn(1, 64, 64, 8, requires_grad=True) * 1
+    maps = {}
+
+    def note(kept):
+        maps[kept.untyped_storage().data_ptr()] = kept
+        return kept
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda x: x)
+    with hooks, torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        attention(x)
+    whole = [kept.dtype for kept in maps.values() if kept.numel() == x.numel()]
+    # The tokens, their queries, and what attention makes of them.
+    assert whole == [torch.bfloat16 if autocast else torch.float32] * 3

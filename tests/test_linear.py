@@ -1,5 +1,7 @@
-"""The products of oneDNN against torch's own, with their gradients, and where they step aside."""
+"""Linear layers and MLP against their formulas, with their gradients and what is kept for them; and
+where oneDNN does their products."""
 
+from collections import Counter
 from unittest import mock
 
 import pytest
@@ -38,12 +40,13 @@ FUNCTIONS = {'linear': (linear.linear, plain_linear, 2), 'mlp': (linear.mlp, pla
     tokens=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3),
     at_a_time=st.sampled_from([linear.AT_A_TIME, 1, 100]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_equals_torch(name, tokens, sizes, at_a_time):
+def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
     ours, plain, layers = FUNCTIONS[name]
-    inputs = operands(tokens, sizes[:layers])
-    assert linear.onednn_takes(inputs[0])
-    grad = torch.randn(*tokens, sizes[layers - 1])
+    inputs = operands(tokens, sizes[:layers], dtype)
+    assert linear.onednn_takes(inputs[0]) == (dtype == torch.float32)
+    grad = torch.randn(*tokens, sizes[layers - 1], dtype=dtype)
     results = []
     with mock.patch.object(linear, 'AT_A_TIME', at_a_time):
         for function in (ours, plain):
@@ -55,10 +58,11 @@ def test_equals_torch(name, tokens, sizes, at_a_time):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('name', FUNCTIONS)
-def test_gradient_of_the_gradient(name):
+def test_gradient_of_the_gradient(name, dtype):
     ours, plain, layers = FUNCTIONS[name]
-    inputs = operands((2, 3), (5, 6, 4)[:layers])
+    inputs = operands((2, 3), (5, 6, 4)[:layers], dtype)
     second = []
     for function in (ours, plain):
         first = torch.autograd.grad(function(*inputs).square().sum(), inputs[:2], create_graph=True)
@@ -86,22 +90,86 @@ def test_strided_tokens():
     torch.testing.assert_close(linear.linear(turned, weight, bias), F.linear(turned, weight, bias))
 
 
-def test_training_keeps_a_small_hidden_map_once_and_a_large_one_not(monkeypatch):
+def kept(function, *inputs):
+    """Values that are kept for the gradient, beside the inputs."""
+    sizes = {}
+
+    def note(x):
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.itemsize
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        out = function(*inputs)
+    assert out.requires_grad
+    of_inputs = {x.untyped_storage().data_ptr() for x in inputs}
+    return sum(size for storage, size in sizes.items() if storage not in of_inputs)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_training_keeps_the_hidden_map_once(dtype):
     """The output of the GELU is as large as its input, and autograd would keep both."""
-    inputs = operands((100,), (8, 64, 8))
+    inputs = operands((100,), (8, 64, 8), dtype)
+    assert kept(linear.mlp, *inputs) == 100 * 64
+    assert kept(linear.plain_mlp, *inputs) == 2 * 100 * 64
 
-    def kept(function):
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: (sizes.append(x.numel()), x)[1], lambda x: x
-        ):
-            function(*inputs)
-        return sum(size for size in sizes if size >= 50 * 64)
 
-    assert kept(linear.mlp) == 100 * 64
+def test_onednn_keeps_no_large_hidden_map(monkeypatch):
     monkeypatch.setattr(linear, 'AT_A_TIME', 50 * 64)
-    assert kept(linear.mlp) == 0
-    assert kept(lambda x, w1, b1, w2, b2: F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)) > 100 * 64
+    assert kept(linear.mlp, *operands((100,), (8, 64, 8))) == 0
+
+
+def products_of(function, *inputs):
+    with torch.profiler.profile() as profiler:
+        function(*inputs)
+    calls = Counter({event.key: event.count for event in profiler.key_averages()})
+    return calls['mkldnn::_linear_pointwise'] + calls['aten::linear']
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('at_a_time', [linear.AT_A_TIME, 20])
+def test_an_mlp_that_is_not_read_has_its_gradient(monkeypatch, at_a_time, dtype):
+    monkeypatch.setattr(linear, 'AT_A_TIME', at_a_time)
+    inputs = operands((7,), (5, 6, 4), dtype)
+    grad = torch.randn(7, 4, dtype=dtype)
+    with linear.not_read():
+        out = linear.mlp(*inputs)
+        in_parts = at_a_time == 20 and dtype == torch.float32
+        assert products_of(linear.mlp, *inputs) == (0 if in_parts else 1)
+    assert out.shape == grad.shape
+    expected = torch.autograd.grad(plain_mlp(*inputs), inputs, grad)
+    for a, b in zip(torch.autograd.grad(out, inputs, grad), expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert products_of(linear.mlp, *inputs) >= 2
+
+
+def test_checkpointing_makes_no_output_of_an_mlp_twice():
+    model, image = CPVTPyramid('pcpvt_nano').train(), torch.randn(1, 3, 64, 64)
+
+    def step():
+        sum(x.sum() for x in model(image)).backward()
+
+    once = products_of(step)
+    model.with_cp = True
+    # Again: q, kv, proj and the first of the MLP in eight blocks, and six sub-samplings.
+    assert products_of(step) == once + 8 * 4 + 6
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_autocast(name):
+    ours, _, layers = FUNCTIONS[name]
+    torchs = {'linear': F.linear, 'mlp': linear.plain_mlp}[name]
+    inputs = operands((9,), (8, 16, 8)[:layers])
+    grad = torch.randn(9, inputs[-1].shape[0])
+    results = []
+    for function in (ours, torchs):
+        with torch.autocast('cpu', torch.bfloat16):
+            out = function(*inputs)
+        assert out.dtype == torch.bfloat16
+        results.append([out, *torch.autograd.grad(out, inputs, grad.bfloat16())])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert ours(*operands((9,), (8, 16, 8)[:layers], torch.float64)).dtype == torch.float64
 
 
 def test_other_types_and_modes_are_torchs():
@@ -122,12 +190,11 @@ def test_other_types_and_modes_are_torchs():
     assert 'aten::linear' in str(traced.graph)
 
 
-def test_a_model_goes_by_way_of_onednn(monkeypatch):
+def test_a_model_goes_by_way_of_onednn():
     model = CPVTPyramid('pcpvt_nano').eval()
-    calls = []
-    product = linear.product
-    monkeypatch.setattr(linear, 'product', lambda *a, **k: (calls.append(1), product(*a, **k))[1])
-    with torch.no_grad():
+    with torch.no_grad(), torch.profiler.profile() as profiler:
         model(torch.randn(1, 3, 64, 64))
+    calls = {event.key: event.count for event in profiler.key_averages()}
     # Eight blocks of q, kv, proj and two of the MLP; four patch embeddings, six sub-samplings.
-    assert len(calls) == 8 * 5 + 4 + 6
+    assert calls['mkldnn::_linear_pointwise'] == 8 * 5 + 4 + 6
+    assert 'aten::linear' not in calls

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .captured import graph_is_captured
+from .captured import graph_is_captured, opaque
 from .inside import fill_outside, sides
 
 POSITIONS = ('peg', 'learned', 'sincos', 'none')
@@ -109,11 +109,11 @@ class PosCNN(nn.Module):
             if self.border:
                 shape.update(padding=0)
             if conv == 'dense':
-                return nn.Conv2d(dim, dim, **shape)
-            depthwise = nn.Conv2d(dim, dim, **shape, groups=dim)
+                return Conv(dim, dim, **shape)
+            depthwise = Conv(dim, dim, **shape, groups=dim)
             if conv == 'depthwise':
                 return depthwise
-            return nn.Sequential(depthwise, nn.Conv2d(dim, dim, 1))
+            return nn.Sequential(depthwise, Conv(dim, dim, 1))
 
         self.proj = nn.Sequential(*(convolution() for _ in range(layers)))  # proj.0, as published
 
@@ -124,10 +124,31 @@ class PosCNN(nn.Module):
                 near = repeat_border(x, inside, self.border)
             else:
                 near = fill_outside(x, inside)
-            position = convolution(near.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            position = convolution(near)
             # What is padding needs no value of its own: whoever reads it masks it first.
             x = position if self.stride > 1 else x + position
         return x
+
+
+class Conv(nn.Conv2d):
+    """`nn.Conv2d` of tokens, by way of `convolve`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolve(x, self.weight, self.bias, self.stride[0], self.padding[0])
+
+
+def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+    k = weight.shape[-1]
+    h, w = ((side + 2 * padding - k) // stride + 1 for side in x.shape[1:3])
+    return x.new_empty(x.shape[0], h, w, len(weight))
+
+
+@opaque(convolved_like)
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+    """A convolution of tokens (B, H, W, C); weight is as in nn.Conv2d."""
+    groups = x.shape[-1] // weight.shape[1]
+    x = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups)
+    return x.permute(0, 2, 3, 1).contiguous()
 
 
 class LearnedPosition(nn.Module):

@@ -68,5 +68,5 @@ def test_compiled_for_inference_on_a_cpu_keeps_functions_whole(infers):
     with torch.set_grad_enabled(not infers):
         model(torch.randn(1, 3, 64, 96))
     (graph,) = graphs
-    whole = {'attend', 'layer_norm', 'linear', 'mlp', 'patch_conv'}
+    whole = {'attend', 'convolve', 'layer_norm', 'linear', 'mlp', 'patch_conv'}
     assert whole_functions(graph) == (whole if infers else set())

@@ -1,5 +1,6 @@
 """The benchmark on tiny images, the counting behind it, and the FLOPs of configs."""
 
+import functools
 import importlib.util
 import json
 import sys
@@ -135,6 +136,27 @@ def test_picture(measured):
     picture = matplotlib.image.imread(measured[0] / 'speed.png')
     assert picture.shape[0] > 300 and picture.shape[1] > 800
     assert picture[..., :3].std() > 0.05
+
+
+def test_compiled_models_stand_behind_their_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend='eager'))
+    torch._dynamo.reset()
+    rows = benchmark.benchmark(
+        models=['ours', 'timm'],
+        arch='pcpvt_nano',
+        sizes=[(96, 128), (128, 160)],
+        rounds=1,
+        memory=False,
+        with_compile=True,
+        plot=str(tmp_path / 'speed.png'),
+    )['rows']
+    assert [row['model'] for row in rows] == ['ours', 'ours_compiled', 'timm', 'timm_compiled'] * 2
+    for i, row in enumerate(rows):
+        assert row['gflops'] > 0 and row.get('difference', 0) < benchmark.TOLERANCE
+        if row['model'].endswith('compiled'):
+            assert (row['graphs'], row['graph_breaks']) == (1 if i < 4 else 0, 0)
+        else:
+            assert 'graphs' not in row
 
 
 def test_other_weights_differ():

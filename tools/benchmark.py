@@ -28,8 +28,10 @@ and all four maps are made. Where a model selects by score, small differences be
             the operands and results of products with weights and of convolutions, each once.
             Neither this nor GFLOPs of what looks at values, as losses and proposals do
     differs from the first model's maps, largest difference / largest value
-    graphs  with --compile: compiled for this size, 0 where those of earlier ones serve; and breaks
+    graphs  compiled for this size, 0 where those of earlier ones serve, and breaks between them; in
+            training one more, to compare the maps
 
+With --compile each model is followed by itself compiled, of which a CPU's memory is not measured.
 With --profile follow the operators that take most of a step, by the time in themselves and not in
 those that they call: of the GPU or the CPU, as shares of all.
 """
@@ -65,6 +67,7 @@ sys.path.insert(0, str(ROOT))  # run from a checkout, uninstalled
 OURS = ('ours', 'ours_cp')  # the second with activation checkpointing
 SAME = (*OURS, 'timm', 'mmseg', 'mmdet')  # the same architecture
 OTHERS = ('pvt_v2_b2', 'swin_tiny', 'convnext_tiny', 'resnet50')
+COMPILED = '_compiled'  # behind the name of a model
 STEPS, DTYPES = ('forward', 'train'), ('float32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # of float32 maps that must be equal; of their largest value
 WARM_UP = 2  # steps
@@ -132,7 +135,7 @@ def benchmark(
         rounds: how many times each model is timed.
         config: a config file whose model is measured, with the models as its backbone; None:
             backbones alone.
-        with_compile: time the backbones compiled, with dynamic sizes.
+        with_compile: each model, then the same by torch.compile, with dynamic sizes.
         with_cp: 'ours' and 'ours_cp' first, then the others.
         with_profile: find the operators that take most time.
         memory: measure memory, too.
@@ -162,21 +165,19 @@ def benchmark(
     try:
         contestants = build_all(tuple(dict.fromkeys(models)), arch, config)
         if with_compile:
-            compiled = {k: torch.compile(model, dynamic=True) for k, model in contestants.items()}
-        else:
-            compiled = contestants
+            contestants = beside_compiled(contestants)
         for step, dtype, (height, width) in itertools.product(steps, dtypes, sizes):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             if dtype not in results['rates']:
                 results['rates'][dtype] = rates = machine_rates(device, dtype)
                 print(rates_line(dtype, rates))
-            rows = measure(contestants, compiled, arch, case, rounds, memory)
+            rows = measure(contestants, arch, case, rounds, memory)
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
                 if with_profile and 'ms' in row:
-                    model = case.prepared(compiled[row['model']])
+                    model = case.prepared(contestants[row['model']])
                     row['profile'] = profile(model, case)
             results['rows'] += rows
             print(table(case, rows), flush=True)
@@ -441,44 +442,39 @@ def targets(model: nn.Module, case: Case) -> list:
 
 
 def measure(
-    contestants: dict[str, nn.Module],
-    compiled: dict[str, nn.Module],
-    arch: str,
-    case: Case,
-    rounds: int,
-    memory: bool,
+    contestants: dict[str, nn.Module], arch: str, case: Case, rounds: int, memory: bool
 ) -> list[dict]:
     """A row for each model; of one that does not fit or cannot take the size, the reason.
 
     Args:
-        contestants: the models, to compare and to count.
-        compiled: what is timed; it shares the weights.
+        contestants: the models by their names.
         arch, case, rounds, memory: as in `benchmark`.
     """
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
     image, steps, first = case.image(), {}, None
     for name, model in contestants.items():
-        row, model = rows[name], case.prepared(model)
+        row, model, eager = rows[name], case.prepared(model), eager_of(model)
+        same = name.removesuffix(COMPILED) in same_architecture(arch)
+        before = compilations()
         try:
-            if memory:
+            if memory and (model is eager or case.device != 'cpu'):
                 row['peak_mib'] = peak_memory(name, arch, case, model, image)
             # On the meta device heads and losses fail in many ways, backbones must not.
             uncounted = [Exception] if case.config else []
             with contextlib.suppress(*uncounted):
-                row['gflops'], row['gbytes'] = cost(model, case)
-            with torch.no_grad():
+                row['gflops'], row['gbytes'] = cost(eager, case)
+            with torch.inference_mode():
                 maps = model.eval()(image)
-            if name in same_architecture(arch) and first is None:
+            if same and first is None:
                 first = maps
-            elif name in same_architecture(arch):
+            elif same:
                 row['difference'] = difference(maps, first)
             del maps
             case.prepared(model)
-            before = compilations()
-            step = functools.partial(run, compiled[name], image, case.step)
+            step = functools.partial(run, model, image, case.step)
             for _ in range(WARM_UP):
                 elapsed(step, case.device)
-            if compiled is not contestants:
+            if model is not eager:
                 row['graphs'], row['graph_breaks'] = (
                     after - was for after, was in zip(compilations(), before)
                 )
@@ -540,6 +536,19 @@ def middle_half(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method='inclusive')
     return low, high
+
+
+def beside_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Each model and, behind it, the same compiled for any size; they share the weights."""
+    pairs = [
+        ((name, model), (name + COMPILED, torch.compile(model, dynamic=True)))
+        for name, model in models.items()
+    ]
+    return dict(itertools.chain(*pairs))
+
+
+def eager_of(model: nn.Module) -> nn.Module:
+    return getattr(model, '_orig_mod', model)
 
 
 def compilations() -> tuple[int, int]:
@@ -776,7 +785,8 @@ def draw(results: dict, path: str) -> None:
     names = list(dict.fromkeys(row['model'] for row in rows))
     quantities = {'ms': 'milliseconds', 'peak_mib': 'MiB beyond the model'}
     quantities = {key: text for key, text in quantities.items() if any(key in row for row in rows)}
-    colors = dict(zip(names, ['#1f4e9c', *plt.get_cmap('Dark2').colors]))
+    eager = dict.fromkeys(name.removesuffix(COMPILED) for name in names)
+    colors = dict(zip(eager, itertools.cycle(['#1f4e9c', *plt.get_cmap('Dark2').colors])))
     figure, axes = plt.subplots(
         len(quantities), len(columns), squeeze=False, sharex=True, layout='constrained',
         figsize=(1.5 + 5.5 * len(columns), 0.8 + 4.2 * len(quantities)),
@@ -797,8 +807,10 @@ def draw(results: dict, path: str) -> None:
                 if not points:
                     continue
                 sides, costs = zip(*points)  # root of the area, cost
-                bold = dict(linewidth=2.6, zorder=3) if name in OURS else dict(linewidth=1.4)
-                ax.plot(sides, costs, 'o-', markersize=4, label=name, color=colors[name], **bold)
+                model = name.removesuffix(COMPILED)
+                look = dict(linewidth=2.6, zorder=3) if model in OURS else dict(linewidth=1.4)
+                look |= dict(color=colors[model], linestyle='-' if name == model else '--')
+                ax.plot(sides, costs, marker='o', markersize=4, label=name, **look)
                 if name == names[0]:
                     linear = [costs[-1] * (side / sides[-1]) ** 2 for side in sides]
                     ax.plot(sides, linear, ':', color='#777777', label='in step with the pixels')
@@ -839,7 +851,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add('--device', default='cpu', help='torch device, for example cuda (%(default)s)')
     add('--threads', type=int, metavar='N', help='of torch on a CPU (as many as it takes)')
     add('--rounds', type=int, default=7, metavar='N', help='turns of each model (%(default)s)')
-    add('--compile', action='store_true', dest='with_compile', help='by torch.compile, any size')
+    add('--compile', action='store_true', dest='with_compile', help='each model compiled, too')
     add('--with-cp', action='store_true', help='ours with activation checkpointing, too: ours_cp')
     add('--profile', action='store_true', dest='with_profile', help='the longest operators, too')
     add('--no-memory', action='store_false', dest='memory', help='time alone')

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention import attend, some_key
 from .captured import graph_is_captured, opaque
 from .inside import coarser, fill_outside
-from .linear import Linear, as_autocast, differentiable, gradients, linear, mlp, not_read, product
+from .linear import Linear, as_autocast, differentiable, gradients, mlp, not_read, product
 from .position import RelativePosition
 
 
@@ -50,9 +50,12 @@ def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(B, H, W, C) to (B, ceil(H / k), ceil(W / k), out_channels); weight is as in nn.Conv2d."""
     x = pad_to_multiple(x, weight.shape[-1])
     if graph_is_captured():
-        return linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
-    x, weight, bias = as_autocast(x, weight, bias)
-    return _PatchConv.apply(x, weight, bias)
+        return plain_patch_conv(x, weight, bias)
+    return _PatchConv.apply(*as_autocast(x, weight, bias))
+
+
+def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
 
 
 class _PatchConv(torch.autograd.Function):
@@ -66,14 +69,10 @@ class _PatchConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight, bias = ctx.saved_tensors
-        k = weight.shape[-1]
+        x, weight, _ = inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
-
-            def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-                return F.linear(patches(x, k), as_rows(weight), bias)
-
-            return differentiable(plain, (x, weight, bias), ctx.needs_input_grad, grad)
+            return differentiable(plain_patch_conv, inputs, ctx.needs_input_grad, grad)
+        k = weight.shape[-1]
         grad_x, grad_weight, grad_bias = gradients(
             grad, patches(x, k), as_rows(weight), ctx.needs_input_grad
         )

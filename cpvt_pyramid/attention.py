@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .captured import graph_is_captured, opaque
+from .captured import opaque
 from .linear import AT_A_TIME, differentiable, onednn_takes, product, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -47,8 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
 def per_head(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
     """`attend`, with the heads apart: (B, heads, N, d)."""
     of_keys = mask is None or mask.dtype == torch.bool
-    many = q.shape[2] * k.shape[2] >= WORTH_ONEDNN
-    if many and of_keys and not dropout and not graph_is_captured() and onednn_takes(q):
+    if onednn_takes(q) and of_keys and not dropout and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
         bias = None if mask is None else bias_of(mask)
         if torch.is_grad_enabled():
             return _Attention.apply(q, k, v, bias)

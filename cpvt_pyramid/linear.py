@@ -41,7 +41,7 @@ class Linear(nn.Linear):
 @opaque(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias."""
-    if graph_is_captured() or not onednn_takes(x):
+    if not onednn_takes(x):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)
@@ -89,10 +89,11 @@ def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2:
 
 
 def onednn_takes(x: Tensor) -> bool:
-    """Whether oneDNN does the products with x: float32 on a CPU, where nobody counts FLOPs or
-    casts."""
+    """Whether oneDNN does the products with x: float32 on a CPU, where nobody captures a graph,
+    counts FLOPs or casts."""
     return (
-        float32_on_cpu(x)
+        not graph_is_captured()
+        and float32_on_cpu(x)
         and x.numel() > 0
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled

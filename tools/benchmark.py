@@ -453,8 +453,9 @@ def measure(
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
     image, steps, first = case.image(), {}, None
     for name, model in contestants.items():
-        row, model, eager = rows[name], case.prepared(model), eager_of(model)
-        same = name.removesuffix(COMPILED) in same_architecture(arch)
+        row, model = rows[name], case.prepared(model)
+        of_eager = name.removesuffix(COMPILED)
+        eager, same = contestants[of_eager], of_eager in same_architecture(arch)
         before = compilations()
         try:
             if memory and (model is eager or case.device != 'cpu'):
@@ -545,10 +546,6 @@ def beside_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
         for name, model in models.items()
     ]
     return dict(itertools.chain(*pairs))
-
-
-def eager_of(model: nn.Module) -> nn.Module:
-    return getattr(model, '_orig_mod', model)
 
 
 def compilations() -> tuple[int, int]:

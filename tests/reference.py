@@ -3,7 +3,7 @@ and weights to test it with.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional, Union
 
 import torch
@@ -314,6 +314,14 @@ def same_maps(ours: Sequence[Tensor], theirs: Sequence[Tensor], **tolerance: flo
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs):
         torch.testing.assert_close(a, b, **tolerance)
+
+
+def kept(function: Callable[..., object], *inputs: object) -> list[Tensor]:
+    """What a call keeps for its gradient."""
+    tensors = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (tensors.append(x), x)[1], lambda x: x):
+        function(*inputs)
+    return tensors
 
 
 def padded(images, more=(0, 0)):

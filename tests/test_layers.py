@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import randomize
+from reference import kept, randomize
 
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
 
@@ -68,15 +68,8 @@ def test_training_keeps_the_tokens_of_attention_once(autocast):
     """And neither the patches, which are a copy of them, nor what autocast is given."""
     attention = randomize(GlobalAttention(8, 2, sr_ratio=2))
     x = torch.randn(1, 64, 64, 8, requires_grad=True) * 1
-    maps = {}
-
-    def note(kept):
-        maps[kept.untyped_storage().data_ptr()] = kept
-        return kept
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda x: x)
-    with hooks, torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        attention(x)
-    whole = [kept.dtype for kept in maps.values() if kept.numel() == x.numel()]
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        maps = {m.untyped_storage().data_ptr(): m for m in kept(attention, x)}
+    whole = [m.dtype for m in maps.values() if m.numel() == x.numel()]
     # The tokens, their queries, and what attention makes of them.
     assert whole == [torch.bfloat16 if autocast else torch.float32] * 3

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import kept
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import CPVTPyramid, linear
@@ -90,32 +91,27 @@ def test_strided_tokens():
     torch.testing.assert_close(linear.linear(turned, weight, bias), F.linear(turned, weight, bias))
 
 
-def kept(function, *inputs):
-    """Values that are kept for the gradient, beside the inputs."""
-    sizes = {}
-
-    def note(x):
-        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.itemsize
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        out = function(*inputs)
-    assert out.requires_grad
-    of_inputs = {x.untyped_storage().data_ptr() for x in inputs}
-    return sum(size for storage, size in sizes.items() if storage not in of_inputs)
+def values_kept(function, *inputs):
+    """How many values are kept for the gradient, beside the inputs."""
+    storages = [x.untyped_storage() for x in kept(function, *inputs)]
+    assert storages
+    beside = {s.data_ptr(): s.nbytes() // inputs[0].itemsize for s in storages}
+    for x in inputs:
+        beside.pop(x.untyped_storage().data_ptr(), None)
+    return sum(beside.values())
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
 def test_training_keeps_the_hidden_map_once(dtype):
     """The output of the GELU is as large as its input, and autograd would keep both."""
     inputs = operands((100,), (8, 64, 8), dtype)
-    assert kept(linear.mlp, *inputs) == 100 * 64
-    assert kept(linear.plain_mlp, *inputs) == 2 * 100 * 64
+    assert values_kept(linear.mlp, *inputs) == 100 * 64
+    assert values_kept(linear.plain_mlp, *inputs) == 2 * 100 * 64
 
 
 def test_onednn_keeps_no_large_hidden_map(monkeypatch):
     monkeypatch.setattr(linear, 'AT_A_TIME', 50 * 64)
-    assert kept(linear.mlp, *operands((100,), (8, 64, 8))) == 0
+    assert values_kept(linear.mlp, *operands((100,), (8, 64, 8))) == 0
 
 
 def products_of(function, *inputs):

@@ -16,11 +16,11 @@ setup:  ## make or complete the environment in .venv
 
 # An interrupted demo goes on where it was; data and training that are there are not made again.
 define run_demo
-	$(PY) tools/make_sample_dataset.py
+	$(PY) tools/demo/sample_dataset.py
 	$(PY) tools/train.py $(1) --work-dir $(2) --resume
 	$(PY) tools/test.py $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2)
-	$(PY) tools/plot_curves.py $(2)
-	$(PY) tools/contact_sheet.py $(1) $$(cat $(2)/last_checkpoint) --images 8 --score-thr 0.4 --out $(2)/contact_sheet.png
+	$(PY) tools/demo/curves.py $(2)
+	$(PY) tools/demo/contact_sheet.py $(1) $$(cat $(2)/last_checkpoint) --images 8 --score-thr 0.4 --out $(2)/contact_sheet.png
 	@echo 'Open $(2)/contact_sheet.png and $(2)/curves.png'
 endef
 
@@ -37,7 +37,7 @@ lint: setup  ## check the style
 	.venv/bin/ruff check .
 
 table: setup  ## bring the README's table of models up to date
-	$(PY) tools/model_table.py --write
+	$(PY) tools/benchmarks/model_table.py --write
 
 lock: setup  ## pin requirements/requirements.in anew
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-emit-index-url \

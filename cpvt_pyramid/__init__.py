@@ -6,9 +6,9 @@ from importlib import import_module
 _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',
-    'CPVT': 'plain',
+    'CPVT': 'columnar',
     'CPVTPyramid': 'pyramid',
-    'DenseCPVT': 'plain',
+    'DenseCPVT': 'columnar',
     'PEG': 'position',
     'PLAIN_ARCHS': 'archs',
     'PlainArch': 'archs',

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from .attention import attend, some_key
-from .captured import graph_is_captured, opaque
-from .inside import coarser, fill_outside
-from .linear import Linear, as_autocast, differentiable, gradients, mlp, not_read, product
+from .mask import coarser, fill_outside
+from .ops.attention import attend, some_key
+from .ops.captured import graph_is_captured, opaque
+from .ops.linear import Linear, as_autocast, differentiable, gradients, mlp, not_read, product
 from .position import RelativePosition
 
 

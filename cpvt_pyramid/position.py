@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .captured import graph_is_captured, opaque
-from .inside import fill_outside, sides
+from .mask import fill_outside, sides
+from .ops.captured import graph_is_captured, opaque
 
 POSITIONS = ('peg', 'learned', 'sincos', 'none')
 CONVS = ('depthwise', 'separable', 'dense')

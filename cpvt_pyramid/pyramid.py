@@ -11,7 +11,6 @@ from typing import NamedTuple, Optional, Union
 from torch import Tensor, nn
 
 from .archs import ARCHS, Arch
-from .inside import fill_outside, inside_of
 from .layers import (
     Block,
     GlobalAttention,
@@ -21,6 +20,7 @@ from .layers import (
     ceil_div,
     run_block,
 )
+from .mask import fill_outside, inside_of
 from .position import PEG, NoPosition, parse_position, position_table
 from .weights import prepare_state_dict
 

@@ -29,8 +29,8 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, PLAIN_ARCHS, Arch
+from .columnar import Column, token, with_class_token
 from .layers import Grid, LayerNorm, run_block
-from .plain import Column, token, with_class_token
 from .position import LearnedPosition
 from .pyramid import CPVTPyramid, Stage, init_weights
 from .weights import tensors_of, to_ours

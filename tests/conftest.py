@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[1]
+from support import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +16,6 @@ def _seed() -> None:
 def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small sample data set in both layouts: 8 training and 4 validation images."""
     root = tmp_path_factory.mktemp('data') / 'sample'
-    command = [sys.executable, ROOT / 'tools/make_sample_dataset.py', root]
+    command = [sys.executable, ROOT / 'tools/demo/sample_dataset.py', root]
     subprocess.run([*command, '--train', '8', '--val', '4'], check=True, capture_output=True)
     return root

@@ -52,7 +52,7 @@ def get_flops(
     Returns:
         The rows: the model, and below it its modules that have parameters or FLOPs.
     """
-    from cpvt_pyramid.mm import launch
+    from cpvt_pyramid.runner import launch
 
     if min(size) < 1 or depth < 0:
         raise launch.UserError(f'--size {size[0]} {size[1]} --depth {depth}: sizes are from 1 up')
@@ -78,7 +78,7 @@ def counted(cfg, size: Sequence[int]) -> tuple[nn.Module, Counter]:
     import torch
 
     from cpvt_pyramid.flops import Counter
-    from cpvt_pyramid.mm import launch
+    from cpvt_pyramid.runner import launch
 
     torch.manual_seed(0)
     model = launch.build_model(cfg, 'cpu')
@@ -117,7 +117,7 @@ def rows_of(model: nn.Module, counter: Counter, depth: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.options import add_cfg_options
+    from cpvt_pyramid.runner.options import add_cfg_options
 
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser('get_flops', description=__doc__, formatter_class=plain)
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_cfg_options(parser, 'model.backbone.arch=svt_small')
     arguments = vars(parser.parse_args(argv))
 
-    from cpvt_pyramid.mm.launch import run_tool
+    from cpvt_pyramid.runner.launch import run_tool
 
     def tool(**arguments) -> None:
         get_flops(**arguments)

@@ -52,9 +52,9 @@ def infer(
     """
     from tqdm import tqdm
 
-    from cpvt_pyramid.mm import inference, launch, prediction
-    from cpvt_pyramid.mm.inputs import find_inputs, is_video, result_names
-    from cpvt_pyramid.mm.large_images import LargeImages, ReadError, tile_options
+    from cpvt_pyramid.runner import inference, launch, prediction
+    from cpvt_pyramid.runner.inputs import find_inputs, is_video, result_names
+    from cpvt_pyramid.runner.large_images import LargeImages, ReadError, tile_options
 
     tiling = tile_options(batch_size, tile, overlap, memory, inexact)
     cfg = launch.load_config(config, cfg_options)
@@ -95,7 +95,7 @@ def infer(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.options import add_cfg_options
+    from cpvt_pyramid.runner.options import add_cfg_options
 
     parser = argparse.ArgumentParser(
         prog='infer', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -138,7 +138,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add_cfg_options(parser, 'model.test_cfg.score_thr=0.1')
     arguments = vars(parser.parse_args(argv))
 
-    from cpvt_pyramid.mm.launch import run_tool
+    from cpvt_pyramid.runner.launch import run_tool
 
     return run_tool('infer', infer, arguments, f'what is done is in {arguments["out_dir"]}')
 

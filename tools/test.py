@@ -47,7 +47,7 @@ def test(
         cfg_options: `key=value` settings that override the config's.
         launcher: what started the processes: none (there is one), pytorch, slurm or mpi.
     """
-    from cpvt_pyramid.mm import checks, launch, prediction
+    from cpvt_pyramid.runner import checks, launch, prediction
 
     cfg = launch.load_config(config, cfg_options)
     launch.check_data(cfg, 'test')
@@ -79,7 +79,7 @@ def test(
 
 def use_augmentation(cfg: 'Config') -> None:
     """Wrap the model and the test pipeline for test-time augmentation."""
-    from cpvt_pyramid.mm.launch import leaves
+    from cpvt_pyramid.runner.launch import leaves
 
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
     cfg.model = {**wrapper, 'module': cfg.model}
@@ -103,7 +103,7 @@ def augmented(pipeline: Sequence[dict]) -> list[dict]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.options import add_cfg_options, add_launcher
+    from cpvt_pyramid.runner.options import add_cfg_options, add_launcher
 
     parser = argparse.ArgumentParser(
         prog='test', description=__doc__, epilog='Several GPUs or processes: dist_test.sh.'
@@ -120,7 +120,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = vars(parser.parse_args(argv))
     os.environ.setdefault('LOCAL_RANK', arguments.pop('local_rank'))
 
-    from cpvt_pyramid.mm.launch import run_tool
+    from cpvt_pyramid.runner.launch import run_tool
 
     return run_tool('test', test, arguments, 'there is no result')
 

@@ -37,8 +37,8 @@ def train(
         cfg_options: `key=value` settings that override the config's.
         launcher: what started the processes: none (there is one), pytorch, slurm or mpi.
     """
-    from cpvt_pyramid.mm import checks, launch
-    from cpvt_pyramid.mm.resume import make_resumable
+    from cpvt_pyramid.runner import checks, launch
+    from cpvt_pyramid.runner.resume import make_resumable
 
     cfg = launch.load_config(config, cfg_options)
     launch.check_data(cfg, 'train', 'val')
@@ -69,7 +69,7 @@ def use_mixed_precision(cfg: 'Config') -> None:
     """float16 with a dynamic loss scale on a GPU, bfloat16 on a CPU."""
     from mmengine.device import get_device
 
-    from cpvt_pyramid.mm.launch import UserError
+    from cpvt_pyramid.runner.launch import UserError
 
     wrapper = cfg.optim_wrapper
     kind = wrapper.get('type', 'OptimWrapper')
@@ -84,8 +84,8 @@ def use_mixed_precision(cfg: 'Config') -> None:
 
 def choose_start(cfg: 'Config', resume: Optional[str]) -> None:
     """Set where a training begins: `cfg.resume`, `cfg.load_from` and the seed of the run."""
-    from cpvt_pyramid.mm.launch import UserError, rank
-    from cpvt_pyramid.mm.resume import last_checkpoint, read_training
+    from cpvt_pyramid.runner.launch import UserError, rank
+    from cpvt_pyramid.runner.resume import last_checkpoint, read_training
 
     work_dir = Path(cfg.work_dir)
     if cfg.get('resume') and not resume:
@@ -114,7 +114,7 @@ def choose_start(cfg: 'Config', resume: Optional[str]) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.options import add_cfg_options, add_launcher
+    from cpvt_pyramid.runner.options import add_cfg_options, add_launcher
 
     parser = argparse.ArgumentParser(
         prog='train', description=__doc__, epilog='Several GPUs or processes: dist_train.sh.'
@@ -140,7 +140,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = vars(parser.parse_args(argv))
     os.environ.setdefault('LOCAL_RANK', arguments.pop('local_rank'))
 
-    from cpvt_pyramid.mm.launch import run_tool
+    from cpvt_pyramid.runner.launch import run_tool
 
     return run_tool('train', train, arguments, 'the same command with --resume goes on')
 

@@ -1,4 +1,4 @@
-# The demo: ../retinanet_cpvt_s.py made small, on handwritten digits (tools/make_sample_dataset.py).
+# The demo: ../retinanet_cpvt_s.py made small, on handwritten digits (tools/demo/sample_dataset.py).
 #   python tools/train.py configs/demo/retinanet_cpvt_nano.py
 _base_ = '../retinanet_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/coco'

@@ -1,5 +1,5 @@
 # The demo: ../semantic_fpn_cpvt_s.py made small, on handwritten digits
-# (tools/make_sample_dataset.py).
+# (tools/demo/sample_dataset.py).
 #   python tools/train.py configs/demo/semantic_fpn_cpvt_nano.py
 _base_ = '../semantic_fpn_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/ade/ADEChallengeData2016'

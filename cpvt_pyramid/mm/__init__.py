@@ -2,7 +2,7 @@
 tools put into the configs that they run; `detection` and `segmentation` below it register the
 rest."""
 
-from . import amp, checkpoints, distributed, optim, resume  # noqa: F401 (they register things)
+from . import amp, checkpoints, optim  # noqa: F401 (they register things)
 from .backbone import CPVT, CPVTPyramid
 
 __all__ = ['CPVT', 'CPVTPyramid']

@@ -8,8 +8,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .. import plain, pyramid
-from ..inside import inside_of
+from .. import columnar, pyramid
+from ..mask import inside_of
 from .valid_region import REGION, split_validity
 
 
@@ -45,7 +45,7 @@ class CPVTPyramid(Configured, pyramid.CPVTPyramid, BaseModule):
 
 
 @MODELS.register_module()
-class CPVT(Configured, plain.DenseCPVT, BaseModule):
+class CPVT(Configured, columnar.DenseCPVT, BaseModule):
     """`cpvt_pyramid.DenseCPVT` in a config; its arguments, and `init_cfg`."""
 
 

@@ -6,7 +6,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
-from ..plain import DenseCPVT
+from ..columnar import DenseCPVT
 from ..pyramid import CPVTPyramid
 
 

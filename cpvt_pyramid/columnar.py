@@ -1,0 +1,357 @@
+"""The columnar CPVT: a ViT of one resolution, with PEG or what the paper compares it with.
+
+Shapes: B batch, H x W map, C channels. Tokens are (B, T, C) from block to block: a class token,
+if the model has one, then the map's, row by row; and (B, H, W, C) before and behind.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .archs import PLAIN_ARCHS, PlainArch
+from .layers import Block, Grid, LayerNorm, PatchEmbed, SelfAttention, ceil_div, run_block
+from .mask import coarser, fill_outside, inside_of, mean_inside
+from .position import PEG, POSITIONS, parse_position, position_table
+from .pyramid import check_heads, check_rates, find_arch, init_weights
+from .weights import prepare_state_dict
+
+
+class Column(nn.Module):
+    """What the classifier and the dense backbone share: from the image to the last block.
+
+    Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
+    takes as they are (see `cpvt_pyramid.weights`).
+
+    Args:
+        arch: a name from `PLAIN_ARCHS`, or a `PlainArch` (or a dict of its fields) of your own.
+        position: where position comes from: 'peg' (CPVT), 'learned' (a table, interpolated to
+            the map; with a class token this is DeiT), 'sincos' (2-D, computed at the map's
+            size), 'relative' (in every attention, clipped to 8 rows and columns), 'none', or one
+            of the tables with a PEG besides, as in 'learned+peg'.
+        peg: where PEG stands and what it is made of, a `PEG` or a dict of its fields. None: a
+            3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
+        class_token: whether a class token goes along with the map's.
+        pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
+            for each token.
+        in_channels: channels of the image.
+        drop_rate: dropout on the embedded patches, after the attentions and in the MLPs.
+        attn_drop_rate: dropout on the attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        with_cp: activation checkpointing: less memory in training, more time.
+    """
+
+    reads_map = True  # whether the map is used where there is a class token
+
+    def __init__(
+        self,
+        arch: Union[str, PlainArch, dict] = 'cpvt_small',
+        *,
+        position: str = 'peg',
+        peg: Union[PEG, dict, None] = None,
+        class_token: bool = True,
+        pretrain_img_size: int = 224,
+        in_channels: int = 3,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        self.arch = arch = find_arch(arch, PLAIN_ARCHS, PlainArch)
+        check_heads(arch.dim, arch.heads)
+        check_rates(drop_rate, attn_drop_rate, drop_path_rate)
+        table, peg = parse_position(position, peg, known=(*POSITIONS, 'relative'))
+        # Blocks whose map is read: not the last, where a classifier reads the class token alone.
+        # A PEG behind it would never train, and neither would its relative position.
+        mapped = arch.depth - (class_token and not self.reads_map)
+        after = []
+        if peg:
+            followed = min(mapped, arch.depth - peg.qk_only)  # keys need a block behind
+            peg.check(followed)
+            after = peg.indices(followed)
+        self.in_channels = in_channels
+        self.with_cp = with_cp
+
+        def block(index: int) -> Block:
+            # For queries and keys alone, a PEG stands inside the block behind.
+            of_keys = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
+            relative = table == 'relative' and index < mapped
+            attention = SelfAttention(
+                arch.dim, arch.heads, relative, of_keys, attn_drop_rate, drop_rate
+            )
+            drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
+            return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path)
+
+        side = ceil_div(pretrain_img_size, arch.patch_size)
+        self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
+        self.pos_embed = position_table(table, arch.dim, side, 'bicubic')
+        self.cls_token = token(arch.dim) if class_token else None
+        self.cls_pos = token(arch.dim) if class_token and table == 'learned' else None
+        self.pos_drop = nn.Dropout(drop_rate)
+        self.blocks = nn.ModuleList(block(i) for i in range(arch.depth))
+        self.pos_block = nn.ModuleDict(
+            {str(i): peg.build(arch.dim) for i in after if not peg.qk_only}
+        )
+
+        self.apply(init_weights)
+        if peg:
+            peg.start(self)
+        self.peg_starts_at_zero = bool(peg) and peg.zero_init
+        self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
+
+    def features(
+        self, image: Tensor, inside: Optional[Tensor] = None
+    ) -> tuple[Optional[Tensor], Tensor, Optional[Tensor]]:
+        """What the last block makes of an image.
+
+        Args:
+            image: (B, in_channels, H, W), of any size from 1 x 1.
+            inside: (B, H, W, 1) booleans, True where a pixel belongs to its image. None: all do.
+
+        Returns:
+            The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C);
+            and which of its tokens are inside. The others are zero.
+        """
+        x, grid = self.embed(image, inside)
+        for i in range(len(self.blocks)):
+            x = self.run_layer(i, x, grid)
+        first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
+        return first[:, 0] if grid.class_tokens else None, fill_outside(x, grid.inside), grid.inside
+
+    def embed(self, image: Tensor, inside: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
+        """The tokens that the first block is given, and the map that they come from."""
+        x, inside = self.patch_embed(image.permute(0, 2, 3, 1), inside)  # (B, H, W, C)
+        x = self.pos_embed(x, inside)
+        grid = Grid(*x.shape[1:3], int(self.cls_token is not None), inside)
+        x = self.pos_drop(with_class_token(self, x.flatten(1, 2)))  # (B, T, C)
+        return self.encode(x, grid, after=-1), grid
+
+    def run_layer(self, index: int, x: Tensor, grid: Grid) -> Tensor:
+        """The tokens behind a block and, if one follows it, its PEG."""
+        return self.encode(run_block(self, self.blocks[index], x, grid), grid, after=index)
+
+    def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
+        """The tokens through the PEG after a block, if one stands there."""
+        peg = str(after)
+        return grid.encode(self.pos_block[peg], x) if peg in self.pos_block else x
+
+    def has_no_use_for(self, name: str) -> bool:
+        """Whether published checkpoints hold a tensor that this model leaves out: a class token
+        or, of a dense backbone, the classifier and levels that are not built."""
+        part, *rest = name.split('.')
+        if part in ('cls_token', 'cls_pos'):
+            return self.cls_token is None
+        if part == 'levels' and part in self._modules:
+            return rest[0] not in self.levels
+        return part in ('norm', 'head') and part not in self._modules
+
+    def can_do_without(self, name: str) -> bool:
+        """Whether a tensor keeps its value when a checkpoint does not hold it: PEGs that start at
+        zero."""
+        is_peg = name.startswith('pos_block.') or '.attn.peg.' in name
+        return is_peg and self.peg_starts_at_zero
+
+    @property
+    def num_layers(self) -> int:
+        """Layers as `layer_of` counts them, with one more for what follows the blocks."""
+        return self.arch.depth + 2
+
+    def layer_of(self, name: str) -> int:
+        """The depth of a parameter, for learning rates that grow layer by layer.
+
+        Args:
+            name: the parameter's name in this model.
+
+        Returns:
+            0 for what makes the tokens, 1 for the first block and the PEG around it, and so on;
+            the last for what follows the blocks.
+        """
+        part, *rest = name.split('.')
+        if part in ('blocks', 'pos_block'):
+            return 1 + max(int(rest[0]), 0)
+        before = part in ('patch_embed', 'pos_embed', 'cls_token', 'cls_pos')
+        return 0 if before else self.num_layers - 1
+
+
+class CPVT(Column):
+    """The columnar CPVT as a classifier, and the models it is compared with.
+
+        CPVT('cpvt_tiny', peg=PEG(after=range(6)))                    # CPVT-Ti of the paper
+        CPVT('cpvt_tiny', peg=PEG(after=range(6)), class_token=False)  # CPVT-Ti-GAP
+        CPVT('cpvt_tiny', position='learned')                         # DeiT-Ti
+
+    Args:
+        arch: as of `Column`.
+        num_classes: of the classifier.
+        **options: as of `Column`, which refuses what it does not know. Without `class_token`
+            the classifier sees the mean of the map (GAP; CPVT, section 4.4).
+    """
+
+    reads_map = False
+
+    def __init__(
+        self,
+        arch: Union[str, PlainArch, dict] = 'cpvt_small',
+        *,
+        num_classes: int = 1000,
+        **options: object,
+    ) -> None:
+        super().__init__(arch, **options)
+        self.norm = LayerNorm(self.arch.dim, eps=1e-6)
+        self.head = nn.Linear(self.arch.dim, num_classes)
+        init_weights(self.head)
+
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
+        """The logits of an image.
+
+        Args:
+            image: (B, in_channels, H, W), of any size from 1 x 1.
+            valid: (B, 2), the true height and width of each image in pixels, where the batch is
+                padded at the right and bottom. The logits are then those of the image alone.
+                None: nothing is padding.
+
+        Returns:
+            (B, num_classes).
+        """
+        class_token, x, inside = self.features(image, inside_of(valid, image))
+        if class_token is not None:
+            return self.head(self.norm(class_token))
+        return self.head(mean_inside(self.norm(x), inside))
+
+
+class DenseCPVT(Column):
+    """The columnar CPVT as a backbone: a simple feature pyramid from its last map.
+
+    As in ViTDet (arXiv 2203.16527, section 3), where it stands in for an FPN: the map at the
+    patch's stride is brought to a quarter, half and double that stride, and each level goes
+    through a 1x1 and a 3x3 convolution with LayerNorm, to one number of channels for all.
+
+    Args:
+        arch: as of `Column`; the patch size a multiple of 4.
+        out_indices: the levels, 0 to 3, that are returned. Others are not built.
+        out_channels: channels of each level; 256 in ViTDet.
+        **options: as of `Column`, which refuses what it does not know.
+
+    Attributes:
+        channels: channels of each returned map.
+        strides: stride of each returned map, in pixels: 4, 8, 16, 32 of a patch of 16.
+    """
+
+    def __init__(
+        self,
+        arch: Union[str, PlainArch, dict] = 'cpvt_small',
+        *,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        out_channels: int = 256,
+        **options: object,
+    ) -> None:
+        super().__init__(arch, **options)
+        patch = self.arch.patch_size
+        if patch % 4 or self.arch.dim % 4:
+            raise ValueError(
+                f'a feature pyramid from patches of {patch} pixels with {self.arch.dim} channels; '
+                f'multiples of 4'
+            )
+        if not out_indices or not all(0 <= i < 4 for i in out_indices):
+            raise ValueError(f'out_indices={tuple(out_indices)}; levels from 0 to 3')
+        self.out_indices = tuple(out_indices)
+        self.channels = (out_channels,) * len(self.out_indices)
+        self.strides = tuple((patch // 4, patch // 2, patch, 2 * patch)[i] for i in out_indices)
+        self.levels = nn.ModuleDict(
+            {str(i): Level(self.arch.dim, out_channels, 2 - i) for i in self.out_indices}
+        )
+
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """The maps of an image.
+
+        Args:
+            image: (B, in_channels, H, W), of any size from 1 x 1.
+            valid: (B, 2), the true height and width of each image in pixels, where the batch is
+                padded at the right and bottom. Features inside are then those of the image
+                alone, and zero outside. None: nothing is padding.
+
+        Returns:
+            For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
+        """
+        return self.maps(image, inside_of(valid, image))
+
+    def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
+        """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
+        _, x, inside_x = self.features(image, inside)
+        out = []
+        for i, stride in zip(self.out_indices, self.strides):
+            size = ceil_div(image.shape[2], stride), ceil_div(image.shape[3], stride)
+            out.append(self.levels[str(i)](x, inside_x, size, coarser(inside, stride)))
+        return tuple(x.permute(0, 3, 1, 2) for x in out)
+
+
+class Level(nn.Module):
+    """A level of the simple feature pyramid, from tokens (B, H, W, C).
+
+    Args:
+        dim: channels of the tokens.
+        out_channels: channels of the level.
+        doublings: how often the resolution is doubled, each time with half the channels; -1:
+            it is halved, by the largest of 2 x 2 tokens.
+    """
+
+    def __init__(self, dim: int, out_channels: int, doublings: int) -> None:
+        super().__init__()
+        dims = [dim // 2**i for i in range(max(doublings, 0) + 1)]
+        ups = [UnpatchConv(*pair, 2, stride=2) for pair in pairwise(dims)]
+        between = [LayerNorm(dims[1], eps=1e-6), nn.GELU()] if len(ups) == 2 else []
+        self.halve = doublings < 0
+        self.up = nn.Sequential(*ups[:1], *between, *ups[1:])
+        self.proj = nn.Linear(dims[-1], out_channels, bias=False)
+        self.norm1 = LayerNorm(out_channels, eps=1e-6)
+        self.conv = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = LayerNorm(out_channels, eps=1e-6)
+
+    def forward(
+        self,
+        x: Tensor,
+        inside: Optional[Tensor],
+        size: tuple[int, int],
+        there: Optional[Tensor],
+    ) -> Tensor:
+        """The level at its `size`; `there` is what is inside at its stride."""
+        if self.halve:
+            x = fill_outside(x, inside, float('-inf'))
+            x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)
+        else:
+            x = crop(self.up(x), *size)
+        x = self.norm1(self.proj(fill_outside(x, there)))
+        # The kernel reaches over the border, where an image alone has zeros.
+        x = self.conv(fill_outside(x, there).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return fill_outside(self.norm2(x), there)
+
+
+class UnpatchConv(nn.ConvTranspose2d):
+    """A transposed convolution on tokens (B, H, W, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def token(dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+
+
+def with_class_token(model: nn.Module, x: Tensor) -> Tensor:
+    """(B, 1 + N, C), a model's class token in front of the tokens (B, N, C); if it has none, they
+    alone."""
+    if model.cls_token is None:
+        return x
+    first = model.cls_token if model.cls_pos is None else model.cls_token + model.cls_pos
+    return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
+    """(B, height, width, C), the top left of a map. Not a slice: torch.export would ask whether
+    there is something to crop, and keep the answer for all sizes."""
+    rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
+    return x.index_select(1, rows).index_select(2, columns)

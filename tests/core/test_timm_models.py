@@ -1,0 +1,547 @@
+"""The models in timm's registry: against timm's own and the slow version, and one contract."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from mmengine.registry import MODELS
+from mmpretrain.models.backbones import PCPVT
+from PIL import Image
+from reference import (
+    bilinear,
+    everywhere,
+    gelu,
+    layer,
+    layer_norm,
+    patches,
+    pointwise,
+    randomize,
+    reference_maps,
+    same_maps,
+)
+from safetensors.torch import save_file
+from support import ROOT
+from timm.models import resume_checkpoint
+from timm.models._manipulate import group_parameters
+from timm.optim import create_optimizer_v2
+from timm.task import TokenDistillationTask
+from torch import Tensor, nn
+
+import cpvt_pyramid.mm  # noqa: F401 registers the backbone
+from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
+from cpvt_pyramid import timm_models as ours
+from cpvt_pyramid.layers import Block
+from cpvt_pyramid.weights import to_format
+
+NAMES = timm.list_models(module='timm_models')
+TWINS = [name for name in NAMES if name.startswith(('svt', 'pcpvt')) and name != 'pcpvt_nano']
+# Small enough to try everything on, and with every mechanism in them.
+PVT = Arch((8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 1, 2, 2), position='learned')
+SVT = PVT._replace(depths=(2, 2, 2, 3), window=7, position='peg')
+COLUMN = dict(dim=16, heads=2, depth=4)
+SMALL = {
+    'pcpvt_nano': {},
+    'svt_small': dict(arch=SVT),
+    'pvt_tiny': dict(arch=PVT),
+    'cpvt_tiny': dict(arch=COLUMN, peg=dict(after=[-1, 1])),
+    'cpvt_tiny_0to5_gap': dict(arch=dict(COLUMN, depth=6)),
+}
+small = pytest.mark.parametrize('name', SMALL)
+
+
+def create(name: str, **options) -> nn.Module:
+    return timm.create_model(name, **dict(num_classes=7) | SMALL[name] | options)
+
+
+def random_model(name: str, **options) -> nn.Module:
+    return randomize(create(name, **options)).eval()
+
+
+# --- against others ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', TWINS)
+def test_equals_timm_twins(name):
+    theirs = timm.create_model(f'twins_{name}', device='meta').to_empty(device='cpu').eval()
+    randomize(theirs)
+    model = timm.create_model(name, device='meta').eval()
+    model.load_state_dict(theirs.state_dict(), assign=True)
+    image = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(model(image), theirs(image))
+    theirs.load_state_dict(model.state_dict())
+    assert model.pretrained_cfg['hf_hub_id'] == theirs.pretrained_cfg['hf_hub_id']
+    different = {'architecture', 'pool_size', 'fixed_input_size', 'url'}
+    for key in theirs.pretrained_cfg.keys() - different:
+        assert model.pretrained_cfg[key] == theirs.pretrained_cfg[key], key
+
+
+def test_equals_timm_deit():
+    theirs = randomize(timm.create_model('deit_tiny_patch16_224', num_classes=10)).eval()
+    model = timm.create_model('cpvt_tiny', position='learned', num_classes=10).eval()
+    model.load_state_dict(theirs.state_dict())
+    image = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(model(image), theirs(image))
+
+
+def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
+    """PVT's classifier of one image (3, H, W), computed from the state dict alone."""
+    arch, weights = model.arch, model.state_dict()
+    x = reference_maps(model, arch, image, stages=3)[-1]
+    x = layer_norm(
+        patches(x, 2, *layer(weights, 'patch_embeds.3.proj')),
+        *layer(weights, 'patch_embeds.3.norm'),
+        1e-5,
+    )
+    x = x + bilinear(weights['pos_embeds.3.table'][0].permute(2, 0, 1), x.shape[1:])
+    first = (weights['cls_token'] + weights['cls_pos'])[0].T
+    x = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, 1 + N)
+    for j in range(arch.depths[3]):
+        of = f'blocks.3.{j}'
+        y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
+        x = x + everywhere(y, weights, of, arch.heads[3], 1)
+        y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
+        y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
+        x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+    x = layer_norm(x, *layer(weights, 'norm'), 1e-6)
+    return pointwise(x[:, :, :1], *layer(weights, 'head')).flatten()
+
+
+@pytest.mark.parametrize('size', [(224, 224), (70, 97)], ids=str)
+def test_pvt_equals_the_slow_version(size):
+    model = random_model('pvt_tiny')
+    image = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        logits = model(image)
+        for i in range(2):
+            torch.testing.assert_close(logits[i], pvt_logits(model, image[i]))
+
+
+def test_class_token_passes_a_peg_by():
+    model = random_model('pvt_tiny', position='peg')
+    assert model.cls_pos is None
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        before = model.forward_features(image)
+        model.pos_block[3].proj[0].bias += 1  # of a last stage with one block behind the PEG
+        after = model.forward_features(image)
+    assert not torch.allclose(before[:, 1:], after[:, 1:])
+    cut = model.arch._replace(depths=(2, 1, 2, 1))
+    model = random_model('pvt_tiny', position='peg', arch=cut)
+    with torch.no_grad():
+        before = model(image)
+        model.pos_block[3].proj[0].bias += 1
+        assert torch.equal(model(image), before)
+
+
+@pytest.mark.parametrize('name', ['cpvt_tiny', 'cpvt_tiny_0to5_gap'])
+def test_columnar_classifier_is_that_of_the_core(name):
+    model = random_model(name)
+    pegs = [int(i) for i in model.pos_block]
+    core = CPVT(
+        model.arch, num_classes=7, peg=dict(after=pegs), class_token='gap' not in name
+    ).eval()
+    core.load_state_dict(model.state_dict())
+    image = torch.randn(2, 3, 65, 97)
+    with torch.no_grad():
+        torch.testing.assert_close(model(image), core(image))
+
+
+# --- the registry ------------------------------------------------------------------------------
+
+
+def test_no_name_is_timms():
+    code = """
+import json, timm
+theirs = set(timm.list_models())
+import cpvt_pyramid.timm_models
+print(json.dumps([len(theirs), sorted(set(timm.list_models()) - theirs)]))
+"""
+    out = subprocess.run(
+        [sys.executable, '-W', 'error::UserWarning', '-c', code],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    number, added = json.loads(out.stdout)
+    assert added == sorted(NAMES) and set(ARCHS) < set(added) and number > 1000
+    assert all(hasattr(ours, name) and name in ours.__all__ for name in NAMES)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_variant_is_a_timm_model(name):
+    """Shapes and names alone, without memory for the weights."""
+    model = timm.create_model(name, device='meta', dtype=torch.bfloat16, drop_path_rate=0.1)
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+    cfg, state = model.pretrained_cfg, model.state_dict()
+    assert (cfg['architecture'], cfg['num_classes'], cfg['crop_pct']) == (name, 1000, 0.9)
+    assert cfg['input_size'] == (3, 224, 224) and not cfg['fixed_input_size']
+    assert f'{cfg["first_conv"]}.weight' in state and f'{cfg["classifier"]}.weight' in state
+    assert model.get_classifier() is model.head and model.in_chans == 3
+
+    image = torch.empty(2, 3, 224, 224, device='meta', dtype=torch.bfloat16)
+    features = model.forward_features(image)
+    if cfg['pool_size'] and model.cls_token is None:
+        assert features.shape == (2, model.num_features, *cfg['pool_size'])
+    assert model(image).shape == (2, 1000)
+    assert model.forward_head(features, pre_logits=True).shape == (2, model.head_hidden_size)
+    model.reset_classifier(0)
+    assert model.num_classes == 0 and model(image).shape == (2, model.num_features)
+    model.reset_classifier(4)
+    assert model(image).shape == (2, 4) and model.head.weight.dtype == torch.bfloat16
+    model.reset_classifier(0, '')
+    assert model(image).shape == features.shape
+
+    for coarse in (False, True):
+        layers = group_parameters(model, model.group_matcher(coarse), reverse=True)
+        assert layers.keys() == dict(model.named_parameters()).keys()
+    maps = timm.create_model(name, device='meta', features_only=True)
+    info, shapes = maps.feature_info, [x.shape for x in maps(image.float())]
+    assert len(shapes) == 4
+    for shape, channels, reduction in zip(shapes, info.channels(), info.reduction()):
+        assert shape == (2, channels, 224 // reduction, 224 // reduction)
+    with pytest.raises(TypeError, match='drop_block_rate'):
+        timm.create_model(name, device='meta', drop_block_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    'name, parameters',
+    [
+        ('pcpvt_small', 24_106_216),
+        ('pcpvt_base', 43_828_456),
+        ('pcpvt_large', 60_989_672),
+        ('svt_small', 24_060_776),
+        ('svt_base', 56_070_952),
+        ('svt_large', 99_271_400),
+    ],
+)
+def test_number_of_parameters_is_the_published_one(name, parameters):
+    model = timm.create_model(name, device='meta')
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="global_pool='max'"):
+        create('pcpvt_nano', global_pool='max')
+    with pytest.raises(ValueError, match="global_pool='token'"):
+        create('pcpvt_nano').reset_classifier(3, 'token')
+    with pytest.raises(ValueError, match='does not attend to all'):
+        create('svt_small', global_pool='token')
+    with pytest.raises(ValueError, match="output_fmt='NLC'"):
+        create('pcpvt_nano').forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt='NLC')
+    with pytest.raises(TypeError, match='out_indices'):
+        create('pcpvt_nano', out_indices=(0, 1))
+
+
+# --- the contract ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', [name for name in SMALL if not name.startswith('cpvt')])
+@pytest.mark.parametrize('options', [{}, dict(stage_norm=True), dict(position='sincos+peg')])
+def test_features_only_gives_the_maps_of_the_pyramid(name, options):
+    maps = random_model(name, features_only=True, out_indices=(0, 2, 3), **options)
+    arch = SMALL[name].get('arch', name)
+    core = CPVTPyramid(arch, out_indices=(0, 2, 3), **dict(stage_norm=False) | options).eval()
+    core.load_state_dict(maps.model.state_dict())
+    image = torch.randn(2, 3, 65, 97)
+    with torch.no_grad():
+        same_maps(maps(image), core(image), rtol=0, atol=0)
+    assert tuple(maps.feature_info.channels()) == core.channels
+    assert tuple(maps.feature_info.reduction()) == core.strides
+
+
+@small
+def test_maps_on_the_way(name):
+    model = random_model(name)
+    image = torch.randn(2, 3, 65, 97)
+    last = len(model.blocks) - 1
+    with torch.no_grad():
+        features = model.forward_features(image)
+        final, maps = model.forward_intermediates(image)
+        assert torch.equal(final, features) and len(maps) == last + 1
+        of_last = (
+            features
+            if model.cls_token is None
+            else features[:, 1:].mT.unflatten(2, (-1, maps[-1].shape[3]))
+        )
+        normed = model.forward_intermediates(image, 2, norm=True, intermediates_only=True)
+        torch.testing.assert_close(normed[1], of_last)
+        tokens = model.forward_intermediates(image, [0], output_fmt='NHWC')[1][0]
+        assert torch.equal(tokens.permute(0, 3, 1, 2), maps[0])
+        for i, tap in enumerate(maps):
+            end, (same,) = model.forward_intermediates(image, [i - last - 1], stop_early=True)
+            assert torch.equal(same, tap)
+            if model.cls_token is None:
+                assert torch.equal(end, features if i == last else tap)
+
+
+@small
+def test_stopping_early_spares_the_rest(name):
+    model, blocks = random_model(name), []
+    for part in model.modules():
+        if isinstance(part, Block):
+            part.register_forward_hook(lambda block, *_: blocks.append(block))
+    model.forward_intermediates(torch.randn(1, 3, 32, 32), [1], stop_early=True)
+    assert len(blocks) == (2 if name.startswith('cpvt') else sum(model.arch.depths[:2]))
+
+
+@small
+def test_pruned_models_need_all_that_is_left(name):
+    whole = random_model(name)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        maps = whole.forward_intermediates(image, intermediates_only=True)
+        kept = copy.deepcopy(whole)
+        kept.prune_intermediate_layers(1, prune_head=False)
+        assert torch.equal(kept(image), whole(image))
+    for i, tap in enumerate(maps):
+        model = copy.deepcopy(whole).train()
+        assert model.prune_intermediate_layers([i], prune_norm=True) == [i]
+        same = model.forward_intermediates(image, [i], intermediates_only=True)[0]
+        torch.testing.assert_close(same, tap)
+        model.forward_features(image).square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        assert model.num_features == tap.shape[1] and len(model.blocks) == i + 1
+
+
+@small
+def test_gradients_and_checkpointing(name):
+    image = torch.randn(2, 3, 70, 50)
+    results = []
+    for enable in (False, True):
+        model = randomize(create(name, drop_path_rate=0.3, drop_rate=0.1)).train()
+        model.set_grad_checkpointing(enable)
+        torch.manual_seed(1)
+        logits = model(image)
+        logits.square().mean().backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+    same_maps(*results, rtol=0, atol=0)
+    model = randomize(create(name)).train()
+    model(image).square().mean().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+@small
+def test_learning_rates_grow_with_depth_and_positions_do_not_decay(name):
+    model = create(name)
+    optimizer = create_optimizer_v2(model, 'adamw', lr=1e-3, weight_decay=0.05, layer_decay=0.7)
+    names = {p: n for n, p in model.named_parameters()}
+    scale, decay = {}, {}
+    for group in optimizer.param_groups:
+        for p in group['params']:
+            scale[names[p]], decay[names[p]] = group['lr_scale'], group['weight_decay']
+    assert scale.keys() == decay.keys() == set(names.values())
+    stem = model.pretrained_cfg['first_conv'] + '.weight'
+    depth = model.arch.depth if name.startswith('cpvt') else sum(model.arch.depths)
+    assert scale['head.weight'] == 1 and math.isclose(scale[stem], 0.7 ** (depth + 1))
+    blocks = [scale[n] for n in names.values() if n.endswith('mlp.fc1.weight')]
+    torch.testing.assert_close(blocks, [0.7**i for i in range(depth, 0, -1)])
+    undecayed = model.no_weight_decay()
+    assert undecayed == {n for n in names.values() if n.startswith(('pos_', 'cls_'))} != set()
+    for n, parameter in model.named_parameters():
+        assert decay[n] == (0 if n in undecayed or parameter.dim() < 2 else 0.05), n
+
+
+def test_pegs_inside_of_attention_do_not_decay():
+    model = create('cpvt_tiny', peg=dict(after=[0], qk_only=True))
+    assert {n.split('proj')[0] for n in model.no_weight_decay()} == {
+        'blocks.1.attn.peg.',
+        'cls_token',
+    }
+
+
+# --- checkpoints -------------------------------------------------------------------------------
+
+
+def wrapped(weights: dict) -> dict:
+    """As timm's training script writes."""
+    zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
+    return {'epoch': 3, 'state_dict': zeros, 'state_dict_ema': weights}
+
+
+@pytest.mark.parametrize('key', ['ours', 'mmseg', 'mmpretrain', 'timm', 'ddp'])
+def test_any_format_loads_through_timm(key, tmp_path):
+    theirs = random_model('pcpvt_nano')
+    weights = theirs.state_dict()
+    path = tmp_path / 'checkpoint.pth'
+    if key == 'timm':
+        torch.save(wrapped(weights), path)
+    elif key == 'ddp':
+        torch.save({'model': {f'module.{n}': v for n, v in weights.items()}}, path)
+    else:
+        torch.save(to_format(weights, key), path)
+    model = create('pcpvt_nano', checkpoint_path=str(path))
+    same_maps(list(model.state_dict().values()), list(weights.values()), rtol=0, atol=0)
+    overlay = dict(file=str(path), num_classes=7)
+    gray = create('pcpvt_nano', in_chans=1, pretrained=True, pretrained_cfg_overlay=overlay)
+    stem = weights['patch_embeds.0.proj.weight']
+    torch.testing.assert_close(gray.patch_embeds[0].proj.weight, stem.sum(1, keepdim=True))
+    assert torch.equal(gray.head.weight, theirs.head.weight)
+    other = create('pcpvt_nano', num_classes=3, pretrained=True, pretrained_cfg_overlay=overlay)
+    assert other.head.weight.shape == (3, 192) and torch.equal(other.norm.bias, theirs.norm.bias)
+    maps = create('pcpvt_nano', features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
+    assert torch.equal(maps.model.blocks[3][1].attn.kv.weight, theirs.blocks[3][1].attn.kv.weight)
+
+
+def test_mmpretrain_classifier_loads_through_timm(tmp_path):
+    backbone = randomize(
+        PCPVT(
+            arch=dict(
+                embed_dims=[32, 64, 128, 192], num_heads=[1, 2, 4, 6], mlp_ratios=[4] * 4,
+                depths=[2] * 4, sr_ratios=[8, 4, 2, 1], patch_sizes=[4, 2, 2, 2],
+                strides=[4, 2, 2, 2],
+            ),
+            norm_after_stage=[False] * 3 + [True],
+            qkv_bias=True,
+        )
+    ).eval()  # fmt: skip
+    head = randomize(nn.Linear(192, 7))
+    weights = {f'backbone.{n}': v for n, v in backbone.state_dict().items()}
+    weights |= {f'head.fc.{n}': v for n, v in head.state_dict().items()}
+    torch.save({'state_dict': weights}, tmp_path / 'mmpretrain.pth')
+    model = create('pcpvt_nano', checkpoint_path=str(tmp_path / 'mmpretrain.pth')).eval()
+    for module in backbone.modules():  # mmpretrain has one eps where the published code has two
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-6
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-6
+    image = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model(image), head(backbone(image)[-1].mean((2, 3))))
+
+
+def test_files_of_pvts_authors_load_through_timm(tmp_path):
+    theirs = random_model('pvt_tiny')
+    weights = to_format(theirs.state_dict(), 'pvt')
+    assert weights['pos_embed4'].shape == (1, 50, 32)
+    torch.save(weights, tmp_path / 'pvt.pth')
+    overlay = dict(file=str(tmp_path / 'pvt.pth'), num_classes=7)
+    model = create('pvt_tiny', pretrained=True, pretrained_cfg_overlay=overlay).eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model(image), theirs(image))
+    maps = create('pvt_tiny', features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
+    assert torch.equal(maps.model.pos_embeds[3].table, theirs.pos_embeds[3].table)
+    assert maps.model.cls_token is None
+
+
+def test_safetensors_load_through_timm(tmp_path):
+    theirs = random_model('cpvt_tiny')
+    save_file(theirs.state_dict(), tmp_path / 'model.safetensors')
+    model = create('cpvt_tiny', checkpoint_path=str(tmp_path / 'model.safetensors'))
+    assert torch.equal(model.cls_token, theirs.cls_token)
+
+
+# --- pre-training ------------------------------------------------------------------------------
+
+
+def test_hard_distillation_is_deits():
+    """Half of it by the labels, half by what the teacher says (arXiv 2012.12877, section 4)."""
+    teacher = timm.create_model('resnet18', num_classes=7).eval()
+    student = create('pcpvt_nano')
+    task = TokenDistillationTask(
+        student, teacher, nn.CrossEntropyLoss(), distill_type='hard', task_loss_weight=0.5,
+        verbose=False,
+    ).train()  # fmt: skip
+    image, labels = torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 2, 3])
+    loss = task(image, labels)['loss']
+    logits = student(image)[0]
+    decisions = teacher(image).argmax(1)
+    cross_entropy = nn.functional.cross_entropy
+    expected = (cross_entropy(logits, labels) + cross_entropy(logits, decisions)) / 2
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(p.grad is not None for p in student.parameters())
+    assert isinstance(student.eval()(image), Tensor)
+
+
+# Stands for the train.py of timm's repository, which is in no package: its parts, in its order.
+TRAIN = """
+import argparse
+import torch
+from timm import create_model
+from timm.data import Mixup, create_dataset, create_loader, resolve_data_config
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.task import TokenDistillationTask
+from timm.utils import CheckpointSaver
+
+parser = argparse.ArgumentParser()
+for name in ('data-dir', 'model', 'output', 'kd-model-name'):
+    parser.add_argument('--' + name)
+args = parser.parse_args()
+model = create_model(args.model, num_classes=2, drop_rate=0.0, drop_path_rate=0.1, global_pool=None)
+model.set_grad_checkpointing(True)
+config = resolve_data_config(dict(img_size=64), model=model)
+data = create_dataset('', args.data_dir, split='train', is_training=True)
+loader = create_loader(
+    data, config['input_size'], batch_size=4, is_training=True, use_prefetcher=False, num_workers=0,
+    re_prob=0.25, auto_augment='rand-m9-mstd0.5-inc1', mean=config['mean'], std=config['std'])
+mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=2)
+optimizer = create_optimizer_v2(model, opt='adamw', lr=1e-3, weight_decay=0.05, layer_decay=0.9)
+scheduler, _ = create_scheduler_v2(optimizer, 'cosine', num_epochs=2, warmup_epochs=1)
+teacher = create_model(args.kd_model_name, num_classes=2).eval()
+task = TokenDistillationTask(
+    model, teacher, SoftTargetCrossEntropy(), distill_type='hard', task_loss_weight=0.5)
+task.setup_ema(decay=0.5)
+saver = CheckpointSaver(
+    model, optimizer, args, task=task, checkpoint_dir=args.output, recovery_dir=args.output)
+for epoch in range(1):
+    task.train()
+    for image, label in loader:
+        optimizer.zero_grad()
+        task(*mixup(image, label))['loss'].backward()
+        optimizer.step()
+        task.update_ema()
+    scheduler.step(epoch + 1)
+    saver.save_checkpoint(epoch, metric=0.5)
+print('epoch', epoch)
+"""
+
+
+def timm_run(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / 'tools/timm_run.py', *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+
+def test_pretraining_from_images_to_the_backbone_of_a_detector(tmp_path):
+    for label, colour in (('a', (200, 30, 30)), ('b', (30, 30, 200))):
+        folder = tmp_path / 'data/train' / label
+        folder.mkdir(parents=True)
+        for i in range(4):
+            Image.new('RGB', (80, 72), colour).save(folder / f'{i}.png')
+    script, out = tmp_path / 'train.py', tmp_path / 'out'
+    script.write_text(TRAIN)
+    out.mkdir()
+    options = ['--data-dir', tmp_path / 'data', '--output', out, '--model', 'pcpvt_nano']
+    options += ['--kd-model-name', 'resnet18']
+    done = timm_run(script, *options)
+    assert done.returncode == 0, done.stderr
+    assert 'epoch 0' in done.stdout
+    resumed = create('pcpvt_nano', num_classes=2)
+    assert resume_checkpoint(resumed, str(out / 'last.pth.tar')) == 1
+
+    config = dict(type='CPVTPyramid', arch='pcpvt_nano')
+    config['init_cfg'] = dict(type='Pretrained', checkpoint=str(out / 'last.pth.tar'))
+    backbone = MODELS.build(config)
+    backbone.init_weights()
+    core = CPVTPyramid('pcpvt_nano')
+    load_weights(core, out / 'last.pth.tar')
+    for model, average in ((backbone, False), (core, True)):  # mmengine takes the plain weights
+        weights = timm.models.load_state_dict(str(out / 'last.pth.tar'), use_ema=average)
+        assert not model.load_report.kept
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, weights[name]), name
+
+
+def test_the_launcher_names_mistakes(tmp_path):
+    assert 'train.py' in timm_run('--help').stdout
+    done = timm_run(tmp_path / 'train.py', '--model', 'pcpvt_nano')
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    assert 'no script at' in done.stderr and 'git clone' in done.stderr

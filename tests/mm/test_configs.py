@@ -1,0 +1,277 @@
+"""Every shipped config: tied to the model it names, and run on the sample data in its layout."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from mmdet.datasets import CocoDataset
+from mmengine.config import Config
+from mmengine.runner import Runner
+from safetensors.torch import save_file
+from support import ROOT, load_tool
+
+from cpvt_pyramid import CPVTPyramid, DenseCPVT
+from cpvt_pyramid.weights import to_format
+
+CONFIGS = sorted(
+    path.relative_to(ROOT / 'configs').as_posix()
+    for path in (ROOT / 'configs').rglob('*.py')
+    if '_base_' not in path.parts
+)
+
+
+def load(name: str) -> Config:
+    return Config.fromfile(ROOT / 'configs' / name)
+
+
+def parts(config: object) -> list:
+    """A config and all dicts inside it."""
+    if isinstance(config, (list, tuple)):
+        return [part for value in config for part in parts(value)]
+    if not isinstance(config, dict):
+        return []
+    return [config, *parts(list(config.values()))]
+
+
+@pytest.fixture(scope='session')
+def data(sample_dataset, tmp_path_factory):
+    """The sample data under the class names of COCO; ADE20K's are told apart by number alone."""
+    root = tmp_path_factory.mktemp('named') / 'sample'
+    shutil.copytree(sample_dataset, root)
+    for path in root.glob('coco/annotations/*.json'):
+        annotations = json.loads(path.read_text())
+        annotations['categories'] = [
+            dict(id=i, name=name) for i, name in enumerate(CocoDataset.METAINFO['classes'], 1)
+        ]
+        path.write_text(json.dumps(annotations))
+    return root
+
+
+def small(cfg: Config, work_dir: Path) -> Config:
+    """Reduced in size only: small images, and one training step with two of them."""
+    # The two stages of DINO choose among the places of the maps: there must be enough of them.
+    long, short = (320, 224) if 'num_queries' in cfg.model else (160, 96)
+    cfg.work_dir = str(work_dir)
+    cfg.log_level = 'WARNING'
+    for split in ('train', 'val', 'test'):
+        loader = cfg[f'{split}_dataloader']
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.dataset.indices = 2
+        for step in parts(loader.dataset.pipeline):
+            if 'scale' in step:
+                step.scale = (long, short)
+            if 'scales' in step:
+                sides = isinstance(step.scales[0], int)
+                step.scales = [short] if sides else [(short, long), (short + 32, long)]
+            if 'crop_size' in step:
+                step.crop_size = (96, 96)
+    cfg.train_dataloader.batch_size = 2
+    cfg.default_hooks.checkpoint.update(interval=1000, save_last=False)
+    cfg.optim_wrapper.optimizer.fused = True  # the same, faster
+    if cfg.default_scope == 'mmdet':
+        for part in parts(cfg.model.test_cfg):
+            if 'score_thr' in part:
+                # An untrained model, too, is to have boxes to judge.
+                part.update(score_thr=0.0, max_per_img=10)
+        cfg.train_cfg.update(max_epochs=1, val_interval=1)
+    else:
+        cfg.model.data_preprocessor.size = (96, 96)
+        cfg.train_cfg.update(max_iters=1, val_interval=1)
+    return cfg
+
+
+@pytest.fixture(scope='session')
+def files(tmp_path_factory):
+    """Published weight files as far as they are asked for; what is in them is random."""
+    folder = tmp_path_factory.mktemp('files')
+
+    def file(checkpoint: str) -> Path:
+        name = checkpoint.split('/')[-1]
+        path = folder / (name if name.endswith('.pth') else f'{name}.safetensors')
+        if path.exists():
+            return path
+        if checkpoint.startswith('timm://'):
+            model = timm.create_model(name.removesuffix('.in1k'))
+            save_file({k: v.half() for k, v in model.state_dict().items()}, path)
+        else:
+            tensors = to_format(CPVTPyramid(path.stem).state_dict(), 'pvt')
+            token = torch.zeros(1, 1, 512)  # of the classifier, with a place in the last table
+            tensors['pos_embed4'] = torch.cat([token, tensors['pos_embed4']], dim=1)
+            tensors |= {'cls_token': token, 'head.weight': torch.zeros(1000, 512)}
+            torch.save({k: v.half() for k, v in tensors.items()}, path)
+        return path
+
+    yield file
+    shutil.rmtree(folder)  # a gigabyte
+
+
+@pytest.fixture
+def downloads(files, monkeypatch):
+    """What the hub and other addresses were asked for."""
+    asked = []
+
+    def from_hub(repo: str, file: str) -> str:
+        assert file == 'model.safetensors'
+        asked.append(repo.replace('timm/', 'timm://'))
+        return str(files(asked[-1]))
+
+    def from_address(url: str, **options: object) -> dict:
+        asked.append(url)
+        return torch.load(files(url))
+
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', from_hub)
+    monkeypatch.setattr('mmengine.runner.checkpoint.load_url', from_address)
+    return asked
+
+
+def pyramid_of(cfg: Config) -> CPVTPyramid | DenseCPVT:
+    options = {k: v for k, v in cfg.model.backbone.items() if k not in ('type', 'init_cfg')}
+    with torch.device('meta'):
+        return {'CPVTPyramid': CPVTPyramid, 'CPVT': DenseCPVT}[cfg.model.backbone.type](**options)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_numbers_are_the_models(name):
+    cfg = load(name)
+    pyramid = pyramid_of(cfg)
+    neck, head = cfg.model.get('neck'), cfg.model.get('decode_head')
+    assert tuple((neck or head).in_channels) == pyramid.channels
+    if neck and head:
+        assert tuple(head.in_channels) == (neck.out_channels,) * neck.num_outs
+    if auxiliary := cfg.model.get('auxiliary_head'):
+        assert auxiliary.in_channels == pyramid.channels[auxiliary.in_index]
+
+    finest = pyramid.strides[neck.get('start_level', 0) if neck else 0]
+    found = [
+        part[key]
+        for part in parts(cfg.model)
+        for key in ('strides', 'feature_strides', 'featmap_strides')
+        if key in part
+    ]
+    assert all(tuple(s) == tuple(finest * 2**i for i in range(len(s))) for s in found)
+    levels = [part.num_levels for part in parts(cfg.model) if 'num_levels' in part]
+    outs = neck.num_outs if neck else len(pyramid.channels)
+    if neck:
+        assert outs == max([*levels, *map(len, found)])
+    else:
+        assert outs >= max([0, *levels])
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_weights_are_of_the_architecture(name):
+    backbone = load(name).model.backbone
+    if not name.startswith('demo/'):
+        published = {
+            'timm': f'timm://twins_{backbone.arch}.in1k',
+            'pvt': f'https://github.com/whai362/PVT/releases/download/v2/{backbone.arch}.pth',
+            'cpvt': 'timm://deit_tiny_patch16_224.fb_in1k',
+        }
+        checkpoint = published.get(backbone.arch.split('_')[0], published['timm'])
+        assert dict(backbone.init_cfg) == dict(type='Pretrained', checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_trains_evaluates_and_predicts(
+    name, data, sample_dataset, tmp_path, downloads, monkeypatch
+):
+    monkeypatch.setattr(Config, 'pretty_text', '')  # takes longer to lay out than a step to train
+    monkeypatch.setenv('COCO_ROOT', f'{data}/coco')
+    monkeypatch.setenv('ADE_ROOT', f'{data}/ade/ADEChallengeData2016')
+    cfg = small(load(name), tmp_path)
+    init_cfg = cfg.model.backbone.get('init_cfg')
+    if name.startswith('demo/'):  # they have their own classes, and one begins with the other
+        sample = f'{ROOT}/configs/demo/../../data/sample'
+        for part in parts(cfg._cfg_dict):
+            for key in ('data_root', 'ann_file'):
+                if key in part:
+                    part[key] = part[key].replace(sample, str(sample_dataset))
+        if init_cfg:
+            other = {f'backbone.{k}': v for k, v in CPVTPyramid('pcpvt_nano').state_dict().items()}
+            torch.save({'state_dict': other}, tmp_path / 'start')
+            init_cfg.checkpoint = str(tmp_path / 'start')
+
+    runner = Runner.from_cfg(cfg)
+    model = runner.train()
+    assert downloads == ([] if name.startswith('demo/') else [init_cfg.checkpoint])
+    if init_cfg:
+        columnar = cfg.model.backbone.type == 'CPVT'
+        new = ('pos_block.', 'levels.') if columnar else 'norm_list.'
+        assert all(kept.startswith(new) for kept in model.backbone.load_report.kept)
+    parameters = dict(model.named_parameters())
+    idle = [k for k, v in parameters.items() if v not in runner.optim_wrapper.optimizer.state]
+    assert idle == []
+    assert all(value.isfinite().all() for value in parameters.values())
+    for key in cfg.optim_wrapper.get('paramwise_cfg', {}).get('custom_keys', {}):
+        assert any(key in parameter for parameter in parameters), key
+
+    metrics = {k.removeprefix('val/') for k in runner.message_hub.log_scalars}
+    assert {'coco/bbox_mAP', 'mIoU'} & metrics
+    assert ('coco/segm_mAP' in metrics) == name.startswith('mask_rcnn')
+    with torch.no_grad():
+        result, *_ = model.eval().test_step(next(iter(runner.val_loop.dataloader)))
+    if cfg.default_scope == 'mmseg':
+        assert result.pred_sem_seg.data.shape[-2:] == result.ori_shape
+    else:
+        assert result.pred_instances.bboxes.isfinite().all()
+    if 'mask_head' in cfg.model.get('roi_head', {}):
+        assert result.pred_instances.masks.shape[-2:] == result.ori_shape
+
+
+@pytest.mark.parametrize(
+    'variable, name',
+    [
+        ('COCO_ROOT', 'mask_rcnn_svt_b_3x.py'),
+        ('ADE_ROOT', 'semantic_fpn_cpvt_l.py'),
+    ],
+)
+def test_data_elsewhere(variable, name, monkeypatch):
+    repository = os.path.normpath(load(name).train_dataloader.dataset.data_root)
+    assert Path(repository).is_relative_to(ROOT / 'data')
+    monkeypatch.setenv(variable, '/datasets/here')
+    cfg = load(name)
+    for split in ('train', 'val', 'test'):
+        assert cfg[f'{split}_dataloader'].dataset.data_root == '/datasets/here'
+
+
+def metafile() -> dict:
+    return yaml.safe_load((ROOT / 'configs/metafile.yml').read_text())
+
+
+def test_metafile_is_of_today():
+    model_table = load_tool('benchmarks/model_table')
+    assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
+
+
+def test_metafile_lists_every_config_once():
+    configs = [model['Config'] for model in metafile()['Models']]
+    assert sorted(configs) == [f'configs/{name}' for name in CONFIGS if '/' not in name]
+
+
+@pytest.mark.parametrize('model', metafile()['Models'], ids=lambda model: model['Name'])
+def test_header_tells_what_is_published(model):
+    lines = (ROOT / model['Config']).read_text().splitlines()
+    header = ' '.join(line for line in lines if line.startswith('#'))
+    published = [v for result in model.get('Results', []) for v in result['Metrics'].values()]
+    for value in published:
+        assert re.search(rf'\b{value}\b', header), value
+    if not published:
+        assert re.search('no(thing)?.* is published', header, re.I)
+    if 'dist_train' in header:
+        assert f'tools/dist_train.sh {model["Config"]} 8' in header
+
+
+def test_installed_package_holds_what_mim_reads(tmp_path):
+    command = [sys.executable, 'setup.py', '-q', 'build_py', '--build-lib', str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    mim = tmp_path / 'cpvt_pyramid/.mim'
+    [path] = yaml.safe_load((mim / 'model-index.yml').read_text())['Import']
+    for model in yaml.safe_load((mim / path).read_text())['Models']:
+        assert 'model' in Config.fromfile(mim / model['Config'])

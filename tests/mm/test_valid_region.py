@@ -1,0 +1,246 @@
+"""An image's features in MMDetection and MMSegmentation: the same alone and in a padded batch."""
+
+from types import MethodType
+
+import numpy as np
+import pytest
+import torch
+from mmdet.models.test_time_augs import DetTTAModel
+from mmdet.structures import DetDataSample
+from mmengine.config import Config, ConfigDict
+from mmengine.logging import MessageHub
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
+from mmseg.structures import SegDataSample
+from reference import randomize
+from support import ROOT
+
+from cpvt_pyramid.mm.valid_region import REGION, ValidRegionConv, at_size
+
+CONFIGS = ROOT / 'configs'
+DEMOS = ['demo/retinanet_cpvt_nano.py', 'demo/semantic_fpn_cpvt_nano.py']
+SIZES = [(50, 70), (97, 41), (64, 96)]
+
+
+def build(name: str, **preprocessor: object) -> torch.nn.Module:
+    cfg = Config.fromfile(CONFIGS / name)
+    cfg.model.backbone.init_cfg = None
+    init_default_scope(cfg.default_scope)
+    cfg.model.data_preprocessor.update(preprocessor)
+    return randomize(MODELS.build(cfg.model)).eval()
+
+
+def inputs(model: torch.nn.Module, images: list) -> torch.Tensor:
+    """The batch that the backbone is given, as in training: mmseg pads to a size there."""
+    segmentor = hasattr(model, 'decode_head')
+    sample = SegDataSample if segmentor else DetDataSample
+    data = {'inputs': images, 'data_samples': [sample() for _ in images]}
+    return model.data_preprocessor(data, training=segmentor)['inputs']
+
+
+def drift(model: torch.nn.Module) -> float:
+    """How far the features of an image in a batch are from its own, relative to the largest."""
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    with torch.no_grad():
+        together = model.backbone(inputs(model, images))
+        farthest = 0.0
+        for i, image in enumerate(images):
+            normed = (image[[2, 1, 0]] - model.data_preprocessor.mean) / model.data_preprocessor.std
+            for alone, joint in zip(model.backbone(normed[None]), together):
+                h, w = alone.shape[-2:]
+                far = (joint[i, :, :h, :w] - alone[0]).abs().max() / alone.abs().max()
+                farthest = max(farthest, far.item())
+    return farthest
+
+
+@pytest.mark.parametrize('name', DEMOS)
+def test_features_do_not_depend_on_the_batch(name):
+    assert drift(build(name)) < 1e-5
+    assert drift(build(name, valid_region=False)) > 1e-2
+
+
+@pytest.mark.parametrize('name', DEMOS)
+def test_a_batch_without_padding_has_no_channel(name):
+    model = build(name)
+    size = (160, 160)  # what the segmentor pads to, and a multiple of 32 for the detector
+    images = [torch.zeros(3, *size, dtype=torch.uint8)] * 2
+    assert inputs(model, images).shape == (2, 3, *size)
+    images[1] = images[1][:, :150]
+    assert inputs(model, images).shape == (2, 4, *size)
+
+
+def test_neck_and_head_do_not_depend_on_the_batch():
+    """From C3 to P6: at stride 64 the maps of the batch and of the image alone are ceil-sized."""
+
+    def outputs(model: torch.nn.Module, images: list) -> list:
+        with torch.no_grad():
+            necks = model.neck(model.backbone(inputs(model, images)))
+            return [necks, *model.bbox_head(necks)]
+
+    def drift(model: torch.nn.Module) -> float:
+        images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+        drifts = []
+        for one, many in zip(outputs(model, images[:1]), outputs(model, images)):
+            for level, (alone, joint) in enumerate(zip(one, many)):
+                h, w = (-(-side // 2 ** (level + 3)) for side in SIZES[0])
+                far = (alone[0] - joint[0, :, : alone.shape[2], : alone.shape[3]])[:, :h, :w]
+                drifts.append((far.abs().max() / alone.abs().max()).item())
+        assert len(drifts) == 12
+        return max(drifts)
+
+    model = build(DEMOS[0])
+    assert drift(model) < 1e-5
+    for module in model.modules():
+        if isinstance(module, ValidRegionConv):
+            module.forward = MethodType(torch.nn.Conv2d.forward, module)
+    assert drift(model) > 1e-2
+
+
+def test_a_batch_without_padding_is_as_with_plain_convolutions():
+    conv, plain = ValidRegionConv(3, 4, 3, padding=1), torch.nn.Conv2d(3, 4, 3, padding=1)
+    plain.load_state_dict(conv.state_dict())
+    x = torch.randn(2, 3, 9, 7)
+    REGION.announce(torch.zeros(2, 36, 28, 1, dtype=torch.bool))
+    assert not conv(x).any()
+    model = build(DEMOS[0])
+    model.backbone(torch.zeros(2, 3, 36, 28))  # nothing of which is padding
+    assert torch.equal(conv(x), plain(x))
+
+
+def test_convolutions_over_regions_of_interest_are_refused():
+    REGION.announce(torch.ones(2, 36, 28, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match='5 maps of a batch of 2 images'):
+        ValidRegionConv(3, 4, 3)(torch.randn(5, 3, 7, 7))
+    REGION.announce(None)
+
+
+@pytest.mark.parametrize('divisor', [1, 3, 5, 8])
+def test_the_region_at_the_size_of_a_map(divisor):
+    """A cell is inside if it begins inside, for any size that maps of the batch can have."""
+    height, width = 50, 37
+    inside = torch.zeros(1, 1, 96, 64, dtype=torch.bool)
+    inside[..., :height, :width] = True
+    for stride in (1, 2, 4, 8, 16, 32, 64) if divisor == 1 else (divisor,):
+        cut = inside[..., : 96 // divisor * divisor, : 64 // divisor * divisor]
+        size = tuple(-(-side // stride) for side in cut.shape[-2:])
+        at = at_size(cut, size)
+        assert tuple(at.shape[-2:]) == size
+        assert at[0, 0, :, 0].sum() == -(-height // stride)
+        assert at[0, 0, 0].sum() == -(-width // stride)
+
+
+def labelled(images: list) -> list:
+    samples = []
+    for image in images:
+        size = tuple(image.shape[-2:])
+        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size))
+        sample.set_metainfo(dict(homography_matrix=np.eye(3, dtype=np.float32)))
+        box = torch.tensor([[4.0, 4.0, 20.0, 20.0]])
+        sample.gt_instances = InstanceData(bboxes=box, labels=torch.zeros(1, dtype=torch.long))
+        samples.append(sample)
+    return samples
+
+
+def test_semi_supervised_training():
+    """mmdet's MultiBranchDataPreprocessor around ours: each branch is a batch of its own."""
+    detector = build(DEMOS[0])
+    cfg = Config.fromfile(CONFIGS / DEMOS[0])
+    cfg.model.backbone.init_cfg = None
+    preprocessor = dict(
+        type='mmdet.MultiBranchDataPreprocessor', data_preprocessor=cfg.model.data_preprocessor
+    )
+    semi = MODELS.build(
+        dict(
+            type='mmdet.SemiBaseDetector',
+            detector=cfg.model,
+            data_preprocessor=preprocessor,
+            semi_train_cfg=ConfigDict(cls_pseudo_thr=0.0, min_pseudo_bbox_wh=(1, 1)),
+            semi_test_cfg=dict(predict_on='student'),
+        )
+    )
+    for part in (semi.student, semi.teacher):
+        part.load_state_dict(detector.state_dict())
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    branches = dict(sup=images[:1] + [None] * 2, unsup_teacher=[None, *images[1:]])
+    branches['unsup_student'] = [None, images[2], images[2]]
+    samples = {
+        name: [image if image is None else labelled([image])[0] for image in branch]
+        for name, branch in branches.items()
+    }
+    data = semi.data_preprocessor({'inputs': branches, 'data_samples': samples}, training=True)
+    shapes = {name: tuple(batch.shape) for name, batch in data['inputs'].items()}
+    assert shapes == {
+        'sup': (1, 4, 64, 96),
+        'unsup_teacher': (2, 4, 128, 96),
+        'unsup_student': (2, 3, 64, 96),  # 64 x 96: nothing to pad
+    }
+    losses = semi(**data, mode='loss')
+    total = sum(value if torch.is_tensor(value) else sum(value) for value in losses.values())
+    total.backward()
+    assert total.isfinite() and any(name.startswith('unsup_') for name in losses)
+    assert all(p.grad is not None for p in semi.student.backbone.parameters())
+
+
+@pytest.mark.parametrize('value', [0, 114])
+def test_fixed_size_padding_is_padding(value):
+    """Whatever it is filled with, and also where the batch itself needs none."""
+    augmentation = dict(type='BatchFixedSizePad', size=(160, 128), img_pad_value=value)
+    model = build(DEMOS[0], batch_augments=[augmentation])
+    images = [torch.full((3, 64, 96), 200, dtype=torch.uint8)] * 2
+    data = {'inputs': images, 'data_samples': labelled(images)}
+    batch = model.data_preprocessor(data, training=True)['inputs']
+    assert batch.shape == (2, 4, 160, 128)
+    assert batch[:, 3].sum() == 2 * 64 * 96 and (batch[:, 3, :64, :96] == 1).all()
+
+
+def test_batch_augmentations_take_the_channel_along():
+    augmentation = dict(
+        type='BatchSyncRandomResize', random_size_range=(320, 320), interval=1, size_divisor=32
+    )
+    model = build(DEMOS[0], batch_augments=[augmentation])
+    images = [torch.full((3, h, w), 200, dtype=torch.uint8) for h, w in ((64, 64), (32, 64))]
+    data = {'inputs': images, 'data_samples': labelled(images)}
+    MessageHub.get_current_instance().update_info('iter', 0)
+    for _ in range(2):  # the new size holds from the second batch on
+        batch = model.data_preprocessor({**data}, training=True)['inputs']
+    assert batch.shape == (2, 4, 320, 320)
+    inside = batch[:, 3] > 0.5
+    assert inside[0].all() and inside[1, :160].all() and not inside[1, 161:].any()
+
+
+def test_test_time_augmentation():
+    """mmdet's DetTTAModel, an image at two sizes, one flipped: the boxes are those of the image
+    alone, whatever the other images in its batch are."""
+
+    def found(images: list) -> torch.Tensor:
+        inputs, samples = [], []
+        for factor, flip in ((1, False), (2, True)):
+            resized = [image.repeat_interleave(factor, 1) for image in images]
+            resized = [image.repeat_interleave(factor, 2) for image in resized]
+            metas = [
+                dict(
+                    ori_shape=image.shape[-2:],
+                    img_shape=large.shape[-2:],
+                    scale_factor=(factor, factor),
+                    flip=flip,
+                    flip_direction='horizontal' if flip else None,
+                )
+                for image, large in zip(images, resized)
+            ]
+            inputs.append([image.flip(2) if flip else image for image in resized])
+            samples.append([DetDataSample(metainfo=meta) for meta in metas])
+        with torch.no_grad():
+            merged = tta.test_step({'inputs': inputs, 'data_samples': samples})
+        return merged[0].pred_instances
+
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    nms = dict(type='nms', iou_threshold=0.5)
+    tta = DetTTAModel(module=build(DEMOS[0]), tta_cfg=ConfigDict(nms=nms, max_per_img=100))
+    alone, joint = found(images[:1]), found(images)
+    assert len(alone) > 10
+    torch.testing.assert_close(joint.bboxes, alone.bboxes, rtol=0, atol=1e-3)
+    torch.testing.assert_close(joint.scores, alone.scores, rtol=0, atol=1e-5)
+    tta.module.data_preprocessor.valid_region = False
+    alone, joint = found(images[:1]), found(images)
+    count = min(len(alone), len(joint))
+    assert (alone.scores[:count] - joint.scores[:count]).abs().max() > 1e-4

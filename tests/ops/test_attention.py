@@ -1,0 +1,128 @@
+"""Attention by oneDNN against the formula, with its gradients, and where it steps aside."""
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import kept, randomize
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.layers import WindowAttention
+from cpvt_pyramid.ops import attention
+from cpvt_pyramid.ops.attention import attend, some_key
+
+
+def formula(q, k, v, mask):
+    """Image by image and head by head, in double precision."""
+    out = []
+    for b in range(len(q)):
+        for head in range(q.shape[1]):
+            scores = q[b, head].double() @ k[b, head].double().t() / q.shape[-1] ** 0.5
+            if mask is not None:
+                scores = scores.where(mask[b, 0, 0], float('-inf'))
+            out.append(scores.exp() / scores.exp().sum(1, keepdim=True) @ v[b, head].double())
+    return torch.stack(out).view(q.shape).transpose(1, 2).flatten(2).float()
+
+
+def operands(batch, heads, queries, keys, masked, dim=8):
+    """Tokens as layers hand them on: views of (B, N, heads, d) and of (B, M, 2, heads, d)."""
+    q = torch.randn(batch, queries, heads, dim, requires_grad=True)
+    kv = torch.randn(batch, keys, 2, heads, dim, requires_grad=True)
+    k, v = kv.unbind(2)
+    mask = some_key(torch.rand(batch, keys) < 0.6) if masked else None
+    return (q, kv), (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
+
+
+# Every attention by oneDNN, some queries at a time.
+in_parts = mock.patch.multiple(attention, WORTH_ONEDNN=1, AT_A_TIME=32)
+
+
+sizes = dict(
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    queries=st.integers(1, 40),
+    keys=st.integers(1, 20),
+    masked=st.booleans(),
+)
+
+
+@in_parts
+@settings(deadline=None, max_examples=40)
+@given(**sizes)
+def test_equals_the_formula(**size):
+    leaves, inputs = operands(**size)
+    grad = torch.randn_like(inputs[0].transpose(1, 2).flatten(2))
+    ours, slow = attend(*inputs, 0.0), formula(*inputs)
+    torch.testing.assert_close(ours, slow)
+    for a, b in zip(
+        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(slow, leaves, grad)
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*inputs, 0.0), slow)
+
+
+@in_parts
+@pytest.mark.parametrize('masked', [False, True])
+def test_gradient_of_the_gradient(masked):
+    leaves, inputs = operands(2, 2, 5, 4, masked)
+    second = []
+    for out in (attend(*inputs, 0.0), formula(*inputs)):
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        second.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+    for a, b in zip(*second):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
+    calls = []
+    product = attention.product
+    monkeypatch.setattr(attention, 'product', lambda *a: calls.append(1) or product(*a))
+    with torch.no_grad():
+        _, (q, k, v, mask) = operands(1, 1, 1024, 1024, True)
+        attend(q, k, v, mask, 0.0)
+        assert len(calls) == 2  # all queries in one part
+        attend(q, k, v, mask, 0.5)
+        attend(q, k, v, mask.float(), 0.0)
+        attend(q[:, :, :1000], k, v, mask, 0.0)
+        attend(q.double(), k.double(), v.double(), mask, 0.0)
+        assert len(calls) == 2
+        CPVTPyramid('pcpvt_nano').eval()(torch.randn(1, 3, 512, 512))
+        assert len(calls) > 2  # 16,384 queries and 256 keys in the first stage
+
+
+def test_training_keeps_no_scores():
+    _, inputs = operands(1, 1, 2048, 1024, False)
+    sizes = [x.numel() for x in kept(attend, *inputs, 0.0)]
+    assert sizes and max(sizes) <= 2048 * 8
+
+
+@pytest.mark.parametrize('masked', [False, True])
+def test_in_several_calls(monkeypatch, masked):
+    """CUDA's kernels refuse more than 65,535 windows at a time."""
+    windows = randomize(WindowAttention(8, 2, window=3)).eval()
+    x = torch.randn(2, 10 if masked else 9, 12, 8)
+    whole = windows(x)
+    calls = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F, 'scaled_dot_product_attention', lambda *a: calls.append(len(a[0])) or fused(*a)
+    )
+    monkeypatch.setattr(attention, 'MAX_BATCH', 5)
+    torch.testing.assert_close(windows(x), whole)
+    assert len(calls) > 1 and max(calls) <= 5
+
+
+def test_it_is_on_4d_tensors(monkeypatch):
+    """With 5-D windows scaled_dot_product_attention falls back to its slow kernel."""
+    shapes = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F,
+        'scaled_dot_product_attention',
+        lambda *a: shapes.append(a[0].dim()) or fused(*a),
+    )
+    WindowAttention(8, 2, window=7)(torch.randn(1, 14, 14, 8))
+    assert shapes == [4]

@@ -1,0 +1,197 @@
+"""Linear layers and MLP against their formulas, with their gradients and what is kept for them; and
+where oneDNN does their products."""
+
+from collections import Counter
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import kept
+from torch.utils.flop_counter import FlopCounterMode
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.ops import linear
+
+
+def plain_linear(x, weight, bias):
+    return x @ weight.t() + bias
+
+
+def plain_mlp(x, weight1, bias1, weight2, bias2):
+    hidden = plain_linear(x, weight1, bias1)
+    return plain_linear(hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5)), weight2, bias2)
+
+
+def operands(tokens, sizes, dtype=torch.float32):
+    """Tokens of the first size and, for each step to the next, a weight and a bias."""
+    out = [torch.randn(*tokens, sizes[0], dtype=dtype)]
+    for ci, co in zip(sizes, sizes[1:]):
+        out += [torch.randn(co, ci, dtype=dtype) / ci**0.5, torch.randn(co, dtype=dtype)]
+    return [x.requires_grad_() for x in out]
+
+
+FUNCTIONS = {'linear': (linear.linear, plain_linear, 2), 'mlp': (linear.mlp, plain_mlp, 3)}
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+@settings(deadline=None, max_examples=30)
+@given(
+    tokens=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3),
+    at_a_time=st.sampled_from([linear.AT_A_TIME, 1, 100]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
+    ours, plain, layers = FUNCTIONS[name]
+    inputs = operands(tokens, sizes[:layers], dtype)
+    assert linear.onednn_takes(inputs[0]) == (dtype == torch.float32)
+    grad = torch.randn(*tokens, sizes[layers - 1], dtype=dtype)
+    results = []
+    with mock.patch.object(linear, 'AT_A_TIME', at_a_time):
+        for function in (ours, plain):
+            out = function(*inputs)
+            results.append([out, *torch.autograd.grad(out, inputs, grad)])
+            with torch.no_grad():
+                results[-1].append(function(*inputs))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_gradient_of_the_gradient(name, dtype):
+    ours, plain, layers = FUNCTIONS[name]
+    inputs = operands((2, 3), (5, 6, 4)[:layers], dtype)
+    second = []
+    for function in (ours, plain):
+        first = torch.autograd.grad(function(*inputs).square().sum(), inputs[:2], create_graph=True)
+        second.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for a, b in zip(*second):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('at_a_time', [linear.AT_A_TIME, 20])
+@pytest.mark.parametrize('trains', [0, 1, 2, 3, 4])
+def test_what_is_frozen_gets_no_gradient(monkeypatch, trains, at_a_time):
+    monkeypatch.setattr(linear, 'AT_A_TIME', at_a_time)
+    inputs = operands((7,), (5, 6, 4))
+    for i, x in enumerate(inputs):
+        x.requires_grad_(i == trains)
+    linear.mlp(*inputs).sum().backward()
+    (expected,) = torch.autograd.grad(plain_mlp(*inputs).sum(), [inputs[trains]])
+    torch.testing.assert_close(inputs[trains].grad, expected, rtol=1e-4, atol=1e-5)
+    assert all(x.grad is None for i, x in enumerate(inputs) if i != trains)
+
+
+def test_strided_tokens():
+    x, weight, bias = operands((4, 6), (5, 3))
+    turned = x.transpose(0, 1)[::2]
+    torch.testing.assert_close(linear.linear(turned, weight, bias), F.linear(turned, weight, bias))
+
+
+def values_kept(function, *inputs):
+    """How many values are kept for the gradient, beside the inputs."""
+    storages = [x.untyped_storage() for x in kept(function, *inputs)]
+    assert storages
+    beside = {s.data_ptr(): s.nbytes() // inputs[0].itemsize for s in storages}
+    for x in inputs:
+        beside.pop(x.untyped_storage().data_ptr(), None)
+    return sum(beside.values())
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_training_keeps_the_hidden_map_once(dtype):
+    """The output of the GELU is as large as its input, and autograd would keep both."""
+    inputs = operands((100,), (8, 64, 8), dtype)
+    assert values_kept(linear.mlp, *inputs) == 100 * 64
+    assert values_kept(linear.plain_mlp, *inputs) == 2 * 100 * 64
+
+
+def test_onednn_keeps_no_large_hidden_map(monkeypatch):
+    monkeypatch.setattr(linear, 'AT_A_TIME', 50 * 64)
+    assert values_kept(linear.mlp, *operands((100,), (8, 64, 8))) == 0
+
+
+def products_of(function, *inputs):
+    with torch.profiler.profile() as profiler:
+        function(*inputs)
+    calls = Counter({event.key: event.count for event in profiler.key_averages()})
+    return calls['mkldnn::_linear_pointwise'] + calls['aten::linear']
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('at_a_time', [linear.AT_A_TIME, 20])
+def test_an_mlp_that_is_not_read_has_its_gradient(monkeypatch, at_a_time, dtype):
+    monkeypatch.setattr(linear, 'AT_A_TIME', at_a_time)
+    inputs = operands((7,), (5, 6, 4), dtype)
+    grad = torch.randn(7, 4, dtype=dtype)
+    with linear.not_read():
+        out = linear.mlp(*inputs)
+        in_parts = at_a_time == 20 and dtype == torch.float32
+        assert products_of(linear.mlp, *inputs) == (0 if in_parts else 1)
+    assert out.shape == grad.shape
+    expected = torch.autograd.grad(plain_mlp(*inputs), inputs, grad)
+    for a, b in zip(torch.autograd.grad(out, inputs, grad), expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert products_of(linear.mlp, *inputs) >= 2
+
+
+def test_checkpointing_makes_no_output_of_an_mlp_twice():
+    model, image = CPVTPyramid('pcpvt_nano').train(), torch.randn(1, 3, 64, 64)
+
+    def step():
+        sum(x.sum() for x in model(image)).backward()
+
+    once = products_of(step)
+    model.with_cp = True
+    # Again: q, kv, proj and the first of the MLP in eight blocks, and six sub-samplings.
+    assert products_of(step) == once + 8 * 4 + 6
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_autocast(name):
+    ours, _, layers = FUNCTIONS[name]
+    torchs = {'linear': F.linear, 'mlp': linear.plain_mlp}[name]
+    inputs = operands((9,), (8, 16, 8)[:layers])
+    grad = torch.randn(9, inputs[-1].shape[0])
+    results = []
+    for function in (ours, torchs):
+        with torch.autocast('cpu', torch.bfloat16):
+            out = function(*inputs)
+        assert out.dtype == torch.bfloat16
+        results.append([out, *torch.autograd.grad(out, inputs, grad.bfloat16())])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert ours(*operands((9,), (8, 16, 8)[:layers], torch.float64)).dtype == torch.float64
+
+
+def test_other_types_and_modes_are_torchs():
+    x, weight, bias = (t.detach() for t in operands((3,), (4, 4)))
+    assert linear.onednn_takes(x)
+    assert not linear.onednn_takes(x.double())
+    assert not linear.onednn_takes(x.bfloat16())
+    assert not linear.onednn_takes(x.to('meta'))
+    assert not linear.onednn_takes(x[:0])
+    with torch.autocast('cpu', torch.bfloat16):
+        assert linear.linear(x, weight, bias).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not linear.onednn_takes(x)
+    with FlopCounterMode(display=False) as counter:
+        linear.linear(x, weight, bias)
+    assert counter.get_total_flops() == 2 * 3 * 4 * 4
+    traced = torch.jit.trace(linear.linear, (x, weight, bias))
+    assert 'aten::linear' in str(traced.graph)
+
+
+def test_a_model_goes_by_way_of_onednn():
+    model = CPVTPyramid('pcpvt_nano').eval()
+    with torch.no_grad(), torch.profiler.profile() as profiler:
+        model(torch.randn(1, 3, 64, 64))
+    calls = {event.key: event.count for event in profiler.key_averages()}
+    # Eight blocks of q, kv, proj and two of the MLP; four patch embeddings, six sub-samplings.
+    assert calls['mkldnn::_linear_pointwise'] == 8 * 5 + 4 + 6
+    assert 'aten::linear' not in calls

@@ -1,0 +1,444 @@
+"""infer.py: images, folders, patterns, lists and videos; images in tiles."""
+
+import io
+import json
+import os
+import pickle
+import re
+import signal
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import rasterio
+import torch
+from PIL import Image
+from rasterio.transform import from_origin
+from support import ROOT
+from test_tools import (  # noqa: F401 (fixtures)
+    DIGITS,
+    TOOLS,
+    _afresh,
+    _one_cpu,
+    configs,
+    infer,
+    load_tool,
+    run,
+    test,
+)
+
+from cpvt_pyramid.runner import inference, large_images, launch, tiling
+from cpvt_pyramid.runner.inputs import find_inputs, result_names
+
+
+@pytest.fixture(scope='module')
+def commands(configs, tmp_path_factory) -> dict[str, list[str]]:  # noqa: F811
+    """The config and the weights of models that have learnt nothing and yet find many things."""
+    folder, commands = tmp_path_factory.mktemp('weights'), {}
+    for name, layer in (
+        ('detector', 'bbox_head.retina_cls'),
+        ('segmentor', 'decode_head.conv_seg'),
+    ):
+        torch.manual_seed(1)
+        model = launch.build_model(launch.load_config(configs[name]), 'cpu')
+        model.init_weights()
+        torch.nn.init.normal_(model.get_submodule(layer).weight, std=0.2)
+        torch.save({'state_dict': model.state_dict()}, folder / f'{name}.pth')
+        commands[name] = [str(configs[name]), str(folder / f'{name}.pth')]
+    return commands
+
+
+def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth noise, (H, W, 3) RGB."""
+    small = np.random.default_rng(seed).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
+    return cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.fixture
+def images() -> list[Path]:
+    """Two of one stem, one gray, a pixel, one that is torn and one that is empty."""
+    noise = photograph(90, 130)
+    Path('in').mkdir()
+    for name, array in (
+        ('a.jpg', noise), ('a.png', noise[:, :51]), ('gray.png', noise[..., 0]),
+        ('pixel.png', noise[:1, :1]), ('torn.jpg', noise),
+    ):  # fmt: skip
+        Image.fromarray(array).save(Path('in', name))
+    os.truncate('in/torn.jpg', 1500)
+    Path('in/void.png').touch()
+    return sorted(Path('in').iterdir())
+
+
+SIZES = {'a': (130, 90), 'a-2': (51, 90), 'gray': (130, 90), 'pixel': (1, 1)}
+
+
+def boxes(path: str) -> list[dict]:
+    return json.loads(Path(path).read_text())['detections']
+
+
+# Images
+
+
+def test_a_detector(commands, images, capsys):
+    before = [path.read_bytes() for path in images]
+    command = [*commands['detector'], 'in', '--out-dir', 'in', '--score-thr', '0.01']
+    assert infer.main(command) == 1
+    said = capsys.readouterr()
+    assert re.search('infer: skipped in/torn.jpg: not a whole image.*\n', said.err)
+    assert 'infer: skipped in/void.png: an empty file\n' in said.err
+    assert said.out.endswith('4 of 6 done: results in in\n')
+    assert [path.read_bytes() for path in images] == before
+    for name, (width, height) in SIZES.items():
+        with Image.open(f'in/{name}.overlay.png') as overlay:
+            assert overlay.width % width == 0 and overlay.height % height == 0
+        for found in boxes(f'in/{name}.detections.json'):
+            x1, y1, x2, y2 = found['box']
+            assert 0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height
+            assert DIGITS[found['label']] == found['class'] and found['score'] >= 0.01
+    assert boxes('in/a.detections.json')
+
+
+def test_a_detector_finds_what_evaluation_finds(commands, sample_dataset):
+    assert test.main([*commands['detector'], '--out', 'all.pkl']) == 0
+    images = f'{sample_dataset}/coco/val2017'
+    assert infer.main([*commands['detector'], images, '--score-thr', '0']) == 0
+    for sample in pickle.loads(Path('all.pkl').read_bytes()):
+        found = boxes(f'predictions/{Path(sample["img_path"]).stem}.detections.json')
+        expected = sample['pred_instances']
+        assert len(found) == len(expected['scores']) > 0
+        best = expected['scores'].argmax()
+        np.testing.assert_allclose(found[0]['box'], expected['bboxes'][best], atol=0.011)
+        assert found[0]['score'] == pytest.approx(expected['scores'][best].item(), abs=1e-4)
+
+
+def test_a_segmentor(commands, images):
+    assert infer.main([*commands['segmentor'], *map(str, images)]) == 1
+    for name, size in SIZES.items():
+        with Image.open(f'predictions/{name}.labels.png') as labels:
+            assert labels.size == size and np.array(labels).max() < 11
+        assert Path(f'predictions/{name}.overlay.png').is_file()
+
+
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_batches_give_what_single_images_give(commands, kind, sample_dataset):
+    """Of several sizes: padded for the detector, sorted by size for the segmentor."""
+    resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
+    Path('in').mkdir()
+    for i, size in enumerate([(90, 130), (64, 130), (90, 130), (120, 90), (64, 130), (90, 130)]):
+        Image.fromarray(photograph(*size, seed=i)).save(f'in/{i}.png')
+    for size in ('1', '4'):
+        options = ['in', '--out-dir', size, '--batch-size', size, '--score-thr', '0']
+        assert infer.main([*commands[kind], *options, '--cfg-options', resize]) == 0
+    for i in range(6):
+        if kind == 'segmentor':
+            one, four = (np.array(Image.open(f'{n}/{i}.labels.png')) for n in (1, 4))
+            assert len(np.unique(one)) > 1 and (one == four).mean() > 0.9999
+        else:
+            one, four = (boxes(f'{n}/{i}.detections.json') for n in (1, 4))
+            assert one[0]['box'] == pytest.approx(four[0]['box'], abs=0.5)
+            assert one[0]['score'] == pytest.approx(four[0]['score'], abs=0.02)
+
+
+def test_images_wait_for_others_of_their_size_but_not_for_ever(commands, monkeypatch):
+    monkeypatch.setattr(inference, 'WAITING', 3)
+    cfg = launch.load_config(commands['segmentor'][0])
+    model = launch.build_model(cfg, 'cpu')
+    predictor = inference.Predictor(model, cfg, {'classes': DIGITS}, 3, 0.3)
+    batches = []
+    monkeypatch.setattr(
+        inference.Predictor, '_predict',
+        lambda self, batch: batches.append([p.source for p in batch]) or iter(()),
+    )  # fmt: skip
+    images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
+    list(predictor.predict(predictor.prepare(i, image) for i, image in enumerate(images)))
+    assert batches == [[0, 2], [1, 3], [4]] or batches == [[0, 2], [1, 3, 4]], batches
+
+
+# What to run on
+
+
+def test_inputs():
+    for name in ('d/b.png', 'd/a.JPG', 'd/c.txt', 'd/e/f.png', 'd/g.mp4', 'h.png', 'i [1].png'):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+    def found(*inputs: str, lines: str = '') -> list[str]:
+        return [str(path) for path in find_inputs(inputs, io.StringIO(lines))]
+
+    assert found('d') == ['d/a.JPG', 'd/b.png', 'd/g.mp4']
+    assert found('d/**/*.png') == ['d/b.png', 'd/e/f.png']
+    assert found('i [1].png', 'h.png', './h.png') == ['i [1].png', 'h.png']
+    assert found('h.png', '-', lines='d/b.png\n\nd/no such.png\r\n') == [
+        'h.png', 'd/b.png', 'd/no such.png',
+    ]  # fmt: skip
+    with pytest.raises(launch.UserError, match='no paths on the standard input'):
+        found('-')
+
+
+def test_a_list_on_the_standard_input(commands, images, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'stdin', io.StringIO('in/gray.png\nin/none.png\n'))
+    assert infer.main([*commands['segmentor'], '-']) == 1
+    assert 'infer: skipped in/none.png: no such file\n' in capsys.readouterr().err
+    assert sorted(os.listdir('predictions')) == ['gray.labels.png', 'gray.overlay.png']
+
+
+def test_results_never_take_the_name_of_an_input():
+    paths = [Path('a.png'), Path('b/a.png'), Path('a.overlay.png'), Path('b.jpg')]
+    assert list(result_names(paths, Path())) == ['a-2', 'a-3', 'a.overlay', 'b']
+    assert list(result_names(paths, Path('out'))) == ['a', 'a-2', 'a.overlay', 'b']
+
+
+# Videos
+
+
+def film(path: str, frames: int, size: tuple[int, int] = (128, 96)) -> None:
+    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*'mp4v'), 10, size)
+    for i in range(frames):
+        writer.write(photograph(size[1], size[0], seed=i // 4))
+    writer.release()
+
+
+def test_videos(commands, capsys):
+    Path('in').mkdir()
+    film('in/a.mp4', 7)
+    film('in/torn.mp4', 7)
+    os.truncate('in/torn.mp4', 3000)
+    Image.fromarray(photograph(96, 128)).save('in/b.png')
+    command = [*commands['detector'], 'in', '--batch-size', '3', '--score-thr', '0.05']
+    assert infer.main(command) == 1
+    said = capsys.readouterr()
+    assert re.search('infer: skipped in/torn.mp4: .+\n', said.err)
+    assert said.out.endswith('2 of 3 done: results in predictions\n')
+    assert sorted(os.listdir('predictions')) == [
+        'a.detections.jsonl', 'a.overlay.mp4', 'b.detections.json', 'b.overlay.png',
+    ]  # fmt: skip
+    lines = [json.loads(x) for x in Path('predictions/a.detections.jsonl').read_text().splitlines()]
+    assert [line['frame'] for line in lines] == list(range(7))
+    assert any(line['detections'] for line in lines)
+    overlay = cv2.VideoCapture('predictions/a.overlay.mp4')
+    assert overlay.get(cv2.CAP_PROP_FRAME_COUNT) == 7 and overlay.get(cv2.CAP_PROP_FPS) == 10
+    assert overlay.get(cv2.CAP_PROP_FRAME_WIDTH) % 128 == 0
+
+
+def test_frames_of_a_video_are_not_held(commands, monkeypatch):
+    """Each batch is predicted before the frames of the next are read."""
+    film('a.avi', 6, (51, 90))
+    events = []
+    prepare, predict = inference.Predictor.prepare, inference.Predictor._predict
+    monkeypatch.setattr(
+        inference.Predictor, 'prepare',
+        lambda self, source, image: events.append(source) or prepare(self, source, image),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        inference.Predictor, '_predict',
+        lambda self, batch: events.append('predict') or predict(self, batch),
+    )  # fmt: skip
+    assert infer.main([*commands['segmentor'], 'a.avi', '--batch-size', '2']) == 0
+    assert events == [0, 1, 'predict', 2, 3, 'predict', 4, 5, 'predict']
+    assert os.listdir('predictions') == ['a.overlay.mp4']
+
+
+# Images in tiles
+
+
+PLACE = {'crs': 'EPSG:32633', 'transform': from_origin(500_000, 5_000_000, 0.5, 0.5)}
+
+
+def save_tiff(path: str, array: np.ndarray, **options: object) -> None:
+    bands = np.atleast_3d(array)
+    height, width, count = bands.shape
+    profile = {'height': height, 'width': width, 'count': count, 'dtype': bands.dtype}
+    with rasterio.open(path, 'w', driver='GTiff', **profile, **options) as file:
+        file.write(np.moveaxis(bands, -1, 0))
+
+
+def read_labels(path: str) -> np.ndarray:
+    with rasterio.open(path) as file:
+        return file.read(1)
+
+
+def test_an_image_of_one_tile_has_the_labels_of_the_untiled(commands):
+    Image.fromarray(photograph(96, 96)).save('a.png')
+    assert infer.main([*commands['segmentor'], 'a.png']) == 0
+    assert infer.main([*commands['segmentor'], 'a.png', '--tile', '128']) == 0
+    untiled = np.array(Image.open('predictions/a.labels.png'))
+    assert len(np.unique(untiled)) > 1
+    np.testing.assert_array_equal(read_labels('predictions/a.labels.tif'), untiled)
+
+
+def test_an_image_of_one_tile_has_the_boxes_of_the_untiled(commands):
+    Image.fromarray(photograph(96, 96)).save('a.png')
+    command = [*commands['detector'], 'a.png', '--score-thr', '0.05', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    assert infer.main([*command, 'tiled', '--tile', '128']) == 0
+    assert len(boxes('whole/a.detections.json')) > 3
+    assert boxes('tiled/a.detections.json') == boxes('whole/a.detections.json')
+
+
+def test_labels_keep_their_place_on_earth_and_do_not_depend_on_batches(commands, capsys):
+    save_tiff('a.tif', photograph(300, 410), photometric='rgb', **PLACE)
+    command = [*commands['segmentor'], 'a.tif', '--tile', '128', '--overlap', '32', '--out-dir']
+    results = []
+    for size in ('1', '2', '5'):
+        assert infer.main([*command, size, '--batch-size', size]) == 0
+        results.append(Path(size, 'a.labels.tif').read_bytes())
+    assert results[0] == results[1] == results[2]
+    with rasterio.open('1/a.labels.tif') as file:
+        assert file.crs.to_epsg() == 32633 and file.transform == PLACE['transform']
+        assert file.profile['tiled'] and file.profile['compress'] == 'deflate'
+        assert json.loads(file.tags()['classes']) == ['background', *DIGITS]
+        assert file.colormap(1)[0] == (0, 0, 0, 255) and len(np.unique(file.read(1))) > 1
+    with Image.open('1/a.overlay.png') as overlay:
+        assert overlay.width == 410
+    capsys.readouterr()
+    assert infer.main([*command, '1']) == 0
+    assert 'a.tif: done before\n' in capsys.readouterr().out
+    assert sorted(os.listdir('1')) == ['a.labels.tif', 'a.overlay.png']
+
+
+def test_kinds_of_images_and_those_that_are_none(commands, capsys):
+    grey = photograph(70, 90)[..., 0]
+    Path('in').mkdir()
+    Image.fromarray(grey).save('in/grey.png')
+    Image.fromarray(np.dstack([grey] * 4), 'RGBA').save('in/alpha.png')
+    Image.fromarray(photograph(70, 90)).quantize(16).save('in/palette.png')
+    save_tiff('in/deep.tif', grey.astype(np.uint16))
+    Image.fromarray(photograph(700, 90)).save('in/torn.png')
+    os.truncate('in/torn.png', 40_000)
+    Path('in/void.png').touch()
+    assert infer.main([*commands['segmentor'], 'in', '--tile', '64']) == 1
+    said = capsys.readouterr().err
+    assert re.findall('infer: skipped (.*?): (.{11})', said) == [
+        ('in/deep.tif', 'samples are'),
+        ('in/torn.png', 'not a whole'),
+        ('in/void.png', 'not a whole'),
+    ]
+    assert {name.split('.')[0] for name in os.listdir('predictions') if name[0] != '.'} == {
+        'alpha', 'grey', 'palette',
+    }  # fmt: skip
+    assert not [name for name in os.listdir('predictions') if name[0] == '.']
+    np.testing.assert_array_equal(
+        read_labels('predictions/grey.labels.tif'), read_labels('predictions/alpha.labels.tif')
+    )
+
+
+KILL = """
+import os, signal, sys
+sys.path.insert(0, {tools!r})
+import infer
+from cpvt_pyramid.runner import tiling
+done = tiling.Journal.done
+
+def stop(self, rows):
+    done(self, rows)
+    if rows == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tiling.Journal.done = stop
+sys.exit(infer.main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_run_goes_on_to_the_same_labels(commands, capsys):
+    Image.fromarray(photograph(400, 150)).save('a.png')
+    command = [*commands['segmentor'], 'a.png', '--tile', '128', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    script = KILL.format(tools=str(TOOLS))
+    ended = run(sys.executable, '-c', script, *command, 'killed', PYTHONPATH=str(ROOT))
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert os.listdir('killed') == ['.a.partial']
+    capsys.readouterr()
+    assert infer.main([*command, 'killed', '--overlap', '64']) == 2
+    assert re.match('infer: .*a.partial is of an unfinished run with another overlap; finish that '
+                    'one or remove the folder\n$', capsys.readouterr().err)  # fmt: skip
+    assert infer.main([*command, 'killed']) == 0
+    assert sorted(os.listdir('killed')) == ['a.labels.tif', 'a.overlay.png']
+    assert Path('killed/a.labels.tif').read_bytes() == Path('whole/a.labels.tif').read_bytes()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_boxes(commands, monkeypatch):
+    Image.fromarray(photograph(400, 150)).save('a.png')
+    command = [*commands['detector'], 'a.png', '--tile', '128', '--score-thr', '0.05', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    done = tiling.Journal.done
+
+    def interrupted(self: tiling.Journal, rows: int) -> None:
+        done(self, rows)
+        raise KeyboardInterrupt
+
+    for status in (130, 130, 0):
+        with monkeypatch.context() as patch:
+            if status:
+                patch.setattr(tiling.Journal, 'done', interrupted)
+            assert infer.main([*command, 'parts']) == status
+    assert sorted(os.listdir('parts')) == ['a.detections.json', 'a.overlay.png']
+    parts, whole = (Path(name, 'a.detections.json').read_text() for name in ('parts', 'whole'))
+    assert parts == whole and whole.count('"score"') > 3
+
+
+MEMORY = """
+import sys
+sys.path.insert(0, {tools!r})
+import infer
+from cpvt_pyramid.runner import memory
+status = infer.main(sys.argv[1:])
+print('peak', memory.peak())
+sys.exit(status)
+"""
+
+
+def test_the_memory_is_kept(commands, capsys):
+    """By the scores of 150 classes, 1.3 GiB in all, beside 0.8 GiB that mm itself takes; and a
+    budget that is too small is noticed before there is any work."""
+    config, _ = commands['segmentor']
+    classes = 'model.decode_head.num_classes=150'
+    model = launch.build_model(launch.load_config(config, [classes]), 'cpu')
+    torch.save(model.state_dict(), 'many.pth')
+    save_tiff('a.tif', photograph(1200, 1930), photometric='rgb')
+    command = [config, 'many.pth', 'a.tif', '--tile', '256', '--cfg-options', classes]
+    assert infer.main([*command, '--memory', '300M']) == 2
+    said = capsys.readouterr().err
+    assert re.search('^infer: tiles of 256 need .* GiB, and --memory is 0.29 GiB; ', said)
+    assert not os.listdir('predictions')
+    script = [sys.executable, '-c', MEMORY.format(tools=str(TOOLS))]
+    ended = run(*script, *command, '--memory', '1400M', PYTHONPATH=str(ROOT))
+    assert ended.returncode == 0, ended.stderr
+    peak = int(re.search(r'peak (\d+)', ended.stdout)[1])
+    assert peak < 1400 * 2**20, peak
+    assert 11 < read_labels('predictions/a.labels.tif').max() < 150
+
+
+def test_seams_are_measured(commands, capsys):
+    """With an overlap, what tiles change is hardly more at their borders than elsewhere."""
+    Image.fromarray(photograph(300, 420)).save('a.png')
+    seams = load_tool('benchmarks/seams')
+    options = ['--tile', '128', '--overlaps', '0', '64', '--out', 'seams.png']
+    assert seams.main([*commands['segmentor'], 'a.png', *options]) == 0
+    assert len(capsys.readouterr().out.splitlines()[-5:]) == 5 and Path('seams.png').is_file()
+    found = seams.measure_seams(*commands['segmentor'], 'a.png', 128, (0, 64))
+    for parts in found.values():
+        border, elsewhere = parts['at borders'], parts['away from them']
+        assert border.pixels + elsewhere.pixels == pytest.approx(1)
+    ratio = {n: p['at borders'].scores / p['away from them'].scores for n, p in found.items()}
+    assert ratio[64] < 1.3 < ratio[0], found
+    assert seams.main([*commands['segmentor'], 'a.png']) == 2
+    assert (
+        capsys.readouterr().err
+        == 'measure_seams: a.png is one tile of 512; take a smaller --tile\n'
+    )
+
+
+@pytest.mark.parametrize(
+    'text, size',
+    [('2GiB', 2**31), ('1500M', 1500 * 2**20), ('1.5g', 3 * 2**29), ('4096', 4096), ('1kB', 1024)],
+)
+def test_amounts_of_memory(text, size):
+    assert large_images.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize('text', ['', 'much', '-1G', '0', 'nan', 'inf'])
+def test_no_amounts_of_memory(text):
+    with pytest.raises(ValueError, match='is no amount of memory; for example 2GiB'):
+        large_images.parse_bytes(text)

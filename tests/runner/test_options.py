@@ -1,0 +1,91 @@
+"""The options of configs/README.md: each takes a step, in a config and on the command line."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from support import ROOT
+from test_tools import DETECTOR, DIGITS, _afresh, _one_cpu, test, train  # noqa: F401 (fixtures)
+
+from cpvt_pyramid.runner import launch
+
+ROWS = [
+    re.findall(r'`(.*?)`', line)
+    for line in (ROOT / 'configs/README.md').read_text().splitlines()
+    if line.startswith('| ') and '`optim' in line or '`default_hooks' in line or '`model' in line
+]
+EMA = next(options for _, options in ROWS if 'EMAHook' in options)
+
+
+@pytest.fixture(scope='module')
+def config(sample_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = DETECTOR.replace('{configs}', str(ROOT / 'configs/_base_'))
+    text = text.replace('{data}', str(sample_dataset)).replace('{classes}', repr(DIGITS))
+    path = tmp_path_factory.mktemp('configs') / 'detector.py'
+    path.write_text(text)
+    return path
+
+
+def train_with(config: Path, options: str, *arguments: str, work_dir: str = 'work') -> Path:
+    """Trains two epochs of one step, and returns the folder."""
+    command = [
+        str(config),
+        '--work-dir',
+        work_dir,
+        *arguments,
+        '--cfg-options',
+        'train_cfg.max_epochs=2',
+        'train_dataloader.dataset.indices=2',
+        *shlex.split(options),
+    ]
+    assert train.main(command) == 0
+    return Path(work_dir)
+
+
+def test_there_are_options():
+    assert len(ROWS) == 4
+
+
+@pytest.mark.parametrize('line, options', ROWS)
+def test_the_line_and_the_arguments_are_one(line, options, config, tmp_path):
+    (tmp_path / 'mine.py').write_text(f"_base_ = '{config}'\n{line}\n")
+    by_arguments = launch.load_config(config, shlex.split(options))
+    assert Config.fromfile(tmp_path / 'mine.py')._cfg_dict == by_arguments._cfg_dict
+
+
+@pytest.mark.parametrize('options', [options for _, options in ROWS])
+def test_takes_a_step(options, config):
+    model = torch.load(train_with(config, options) / 'epoch_2.pth', weights_only=False)
+    assert all(tensor.isfinite().all() for tensor in model['state_dict'].values())
+
+
+def test_average_is_resumed_and_tested(config, monkeypatch):
+    options = EMA.replace('2e-4', '0.5')  # so that the two differ after a step or two
+    whole = train_with(config, options, work_dir='whole')
+    part = train_with(config, options + ' train_cfg.max_epochs=1', work_dir='part')
+    train_with(config, options, '--resume', work_dir='part')
+    a, b = (torch.load(f / 'epoch_2.pth', weights_only=False) for f in (whole, part))
+    for kind in ('state_dict', 'ema_state_dict'):
+        assert not [k for k, v in a[kind].items() if not torch.equal(v, b[kind][k])], kind
+
+    average, trained = a['state_dict'], a['ema_state_dict']  # mmengine has swapped them
+    assert not torch.equal(
+        average['bbox_head.retina_cls.bias'], trained['module.bbox_head.retina_cls.bias']
+    )
+    tested = {}
+
+    class Spy(launch.QuietRunner):
+        def call_hook(self, name: str, **options: object) -> None:
+            super().call_hook(name, **options)
+            if name == 'before_test_iter':
+                tested.update(self.model.state_dict())
+
+    monkeypatch.setattr(launch, 'QuietRunner', Spy)
+    command = [str(config), 'whole/epoch_2.pth', '--cfg-options']
+    for with_hook in ([], shlex.split(options)):
+        tested.clear()
+        assert test.main(command + (with_hook or ['log_level=INFO'])) == 0
+        assert not [k for k, v in average.items() if not torch.equal(v, tested[k])]

@@ -1,0 +1,101 @@
+"""tools/benchmarks/batch_drift.py: that it finds no drift where there is none, and finds what there is."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import ROOT
+from test_tools import load_tool
+
+batch_drift = load_tool('batch_drift')
+RETINANET, SEMANTIC_FPN = (
+    str(ROOT / f'configs/demo/{name}_cpvt_nano.py') for name in ('retinanet', 'semantic_fpn')
+)
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('images')
+    noise = np.random.default_rng(0)
+    for name, size in (('small', (75, 90)), ('large', (192, 128))):
+        Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8)).save(
+            folder / f'{name}.png'
+        )
+    return [str(folder / f'{name}.png') for name in ('small', 'large')]
+
+
+@pytest.fixture(scope='module')
+def measured(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('drift')
+    status = batch_drift.main([
+        *images, '--archs', 'pcpvt_nano', 'svt_small', 'pvt_tiny',
+        '--models', RETINANET, SEMANTIC_FPN,
+        '--out', str(folder / 'drift.png'), '--json', str(folder / 'drift.json'),
+    ])  # fmt: skip
+    assert status == 0
+    return folder, json.loads((folder / 'drift.json').read_text())
+
+
+def test_features(measured):
+    results = measured[1]
+    assert results['images'] == [[75, 90], [192, 128]]
+    libraries = {}
+    for row in results['features']:
+        libraries.setdefault(row['arch'], []).append(row['library'])
+        assert list(row['max']) == list(row['mean']) == ['4', '8', '16', '32']
+        largest = row['max'].values()
+        if row['library'] == 'cpvt_pyramid':
+            assert max(largest) < 1e-5
+        else:
+            assert min(largest) > 1e-2
+        assert all(row['mean'][stride] <= row['max'][stride] for stride in row['max'])
+    ours = ['cpvt_pyramid', 'cpvt_pyramid, unmasked']
+    twins = [*ours, 'mmseg', 'timm']
+    assert libraries == {'pcpvt_nano': twins, 'svt_small': twins, 'pvt_tiny': [*ours, 'mmdet']}
+
+
+def test_models(measured):
+    rows = {(row['config'], row['closed']): row for row in measured[1]['models']}
+    blind, backbone, all_of_it = (
+        rows['retinanet_cpvt_nano', closed]
+        for closed in ('nothing', 'backbone', 'backbone, neck, head')
+    )
+    assert blind['score'] > 1e-3 and backbone['score'] > 1e-4
+    assert all_of_it['boxes'] == 100 and not all_of_it['vanish'] and not all_of_it['appear']
+    assert all_of_it['score'] < 1e-5 and all_of_it['pixels'] < 1e-2
+    shares = [row['relabelled'] for (name, _), row in rows.items() if 'semantic' in name]
+    assert shares[0] > shares[1] > shares[2]
+
+
+def test_picture(measured):
+    picture = np.asarray(Image.open(measured[0] / 'drift.png').convert('RGB')).astype(float)
+    assert min(picture.shape[:2]) > 400
+    # Black where nothing drifts, bright where much does, on white.
+    black, bright = (picture < 20).all(-1), (picture[..., 0] > 240) & (picture[..., 2] < 100)
+    assert black.mean() > 0.05 and bright.mean() > 0.05
+
+
+@pytest.mark.parametrize(
+    'arguments, complaint',
+    [
+        (['--archs', 'resnet'], "unknown arch 'resnet'"),
+        (['one.png'], '1 images; give two'),
+        (['one.png', 'two.png'], 'cannot read'),
+        (['{large}', '{small}'], 'is not larger than'),
+        (['--weights', 'vit=x.pth'], 'ARCH=FILE'),
+        (['--archs', 'pcpvt_nano', '--weights', 'pcpvt_nano=x.pth'], 'no checkpoint at x.pth'),
+        (['--out', 'drift.txt'], 'the picture is a .png'),
+        (['--json', '{small}'], 'is there already'),
+        (['--archs', 'pcpvt_nano', '--models', 'no.py'], 'no config at no.py'),
+    ],
+)
+def test_mistakes(arguments, complaint, images, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small, large = images
+    arguments = [text.format(small=small, large=large) for text in arguments]
+    monkeypatch.setattr(batch_drift, 'heat_maps', lambda *_: [np.zeros((2, 2))] * 4)
+    assert batch_drift.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('batch_drift: ') and complaint in error and error.count('\n') == 1
+    assert not list(tmp_path.iterdir())

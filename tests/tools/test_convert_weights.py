@@ -1,0 +1,178 @@
+"""convert_weights.py, with files made from the models of other packages."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from foreign import classifier_of_mmpretrain, of_mmdet, of_mmseg, of_timm
+from safetensors.torch import load_file
+from support import ROOT, load_tool
+from torch import nn
+
+from cpvt_pyramid.weights import FORMATS
+
+tool = load_tool('convert_weights')
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def save(tensors: dict, name: str = 'a.pth') -> str:
+    torch.save(tensors, name)
+    return name
+
+
+def read(path: Path) -> dict:
+    return load_file(path) if path.suffix == '.safetensors' else torch.load(path)
+
+
+def assert_same(a: dict, b: dict) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert value.dtype == b[name].dtype and torch.equal(value, b[name]), name
+
+
+# Of each format a model of the package that names it, which loads what we write strictly
+MODELS = {
+    'timm': of_timm,
+    'mmseg': of_mmseg,
+    'mmpretrain': classifier_of_mmpretrain,
+}
+
+
+@pytest.mark.parametrize('first, second', itertools.permutations(MODELS, 2))
+def test_there_and_back(first, second):
+    theirs = MODELS[first]('pcpvt_nano').state_dict()
+    there = tool.convert_weights(save(theirs), second, 'there')
+    assert_same(read(tool.convert_weights(there, first, 'back')), theirs)
+
+    if second == 'mmseg' or first == 'mmseg':  # no classifier
+        there = tool.convert_weights('a.pth', second, 'there', backbone_only=True)
+    model = MODELS[second]('pcpvt_nano')
+    missing, unknown = model.load_state_dict(read(there), strict=False)
+    assert not unknown
+    assert all(re.match(r'(norm|head|backbone.norm_after)', name) for name in missing)
+    assert not missing or first == 'mmseg' or second == 'mmseg'
+
+
+@pytest.mark.parametrize('to', ['mmpretrain', 'official'])
+def test_svt(to):
+    theirs = of_mmseg('svt_small').state_dict()  # with stage norms
+    there = tool.convert_weights(save(theirs), to)
+    assert_same(read(tool.convert_weights(there, 'mmseg', 'back')), theirs)
+
+
+def test_pvt():
+    theirs = of_mmdet('pvt_tiny').state_dict()
+    there = tool.convert_weights(save(theirs), 'official', safetensors=True)
+    assert 'pos_embed4' in read(there)
+    back = read(tool.convert_weights(there, 'mmdet'))
+    assert_same(back, theirs)
+    of_mmdet('pvt_tiny').load_state_dict(back)
+
+
+def test_deit():
+    theirs = timm.create_model('vit_tiny_patch16_224', num_classes=5).state_dict()
+    there = tool.convert_weights(save(theirs), 'mmpretrain_vit')
+    assert 'backbone.layers.0.ln1.weight' in read(there)
+    assert_same(read(tool.convert_weights(there, 'timm')), theirs)
+    tool.convert_weights('a.pth', 'mmpretrain_vit', backbone_only=True)
+
+
+@pytest.mark.parametrize(
+    'dtype, safetensors', [(torch.float16, False), (torch.bfloat16, True)], ids=str
+)
+def test_half_precision_is_kept(dtype, safetensors):
+    theirs = {k: v.to(dtype) for k, v in of_timm('pcpvt_nano').state_dict().items()}
+    there = tool.convert_weights(save(theirs), 'mmseg', safetensors=safetensors)
+    assert_same(read(tool.convert_weights(there, 'timm')), theirs)
+
+
+def test_of_a_detector_the_backbone():
+    backbone = of_timm('pcpvt_nano').state_dict()
+    detector = {f'backbone.{k}': v for k, v in backbone.items()} | {'neck.weight': torch.ones(2)}
+    there = tool.convert_weights(save({'state_dict': detector, 'meta': {'epoch': 1}}), 'timm')
+    assert_same(read(there), backbone)
+
+
+def test_names_by_content_and_never_overwrites(capsys):
+    save(of_timm('pcpvt_nano').state_dict())
+    command = ['a.pth', '--to', 'mmseg', '--out', 'out']
+    assert tool.main(command) == 0
+    (path,) = Path('out').iterdir()
+    assert re.fullmatch(r'a_mmseg-[0-9a-f]{8}\.pth', path.name)
+    assert capsys.readouterr().out == f'wrote {path}\n'
+    before = path.stat().st_mtime_ns
+    assert tool.main(command) == 0
+    assert capsys.readouterr().out == f'{path} is there already\n'
+    assert path.stat().st_mtime_ns == before
+    path.write_bytes(b'other')
+    assert tool.main(command) == 2
+    assert path.read_bytes() == b'other' and os.listdir('out') == [path.name]
+
+
+def test_what_does_not_come_through_is_not_written(monkeypatch):
+    from cpvt_pyramid import weights
+
+    def loses_a_tensor(tensors: dict, key: str) -> dict:
+        return dict(list(to_format(tensors, key).items())[:-1])
+
+    def swaps_two(tensors: dict, key: str) -> dict:
+        a, b = (f'pos_block.{i}.proj.0.bias' for i in (0, 1))
+        return to_format(tensors | {a: tensors[a] + 1, b: tensors[b]}, key)
+
+    to_format = weights.to_format
+    save(of_timm('pcpvt_nano').state_dict())
+    for broken in (loses_a_tensor, swaps_two):
+        monkeypatch.setattr(weights, 'to_format', broken)
+        with pytest.raises(ValueError, match='the conversion does not keep'):
+            tool.convert_weights('a.pth', 'mmseg', 'out')
+        assert not os.listdir('out')
+
+
+@pytest.mark.parametrize(
+    'make, to, complaint',
+    [
+        (lambda: None, 'mmseg', 'no checkpoint at a.pth'),
+        (lambda: Path('a.pth').mkdir(), 'mmseg', 'no checkpoint at a.pth'),
+        (lambda: Path('a.pth').write_text('hello'), 'mmseg', 'a.pth is not a whole checkpoint'),
+        (lambda: save({'a': os.system}), 'mmseg', 'a.pth holds more than tensors: posix.system'),
+        (lambda: save(nn.Linear(2, 2)), 'mmseg', 'a.pth holds more than tensors: torch.nn'),
+        (lambda: save({'a': torch.ones(2)}), 'mmseg', 'no model of a known name has these tensors'),
+        (
+            lambda: save(of_timm('pcpvt_nano').state_dict()),
+            'pvt',
+            "the format 'pvt' has no place for pos_block.0.proj.0.weight",
+        ),
+        (lambda: save(of_mmdet('pvt_tiny').state_dict()), 'timm', 'timm has no PVT'),
+        (
+            lambda: save(of_mmdet('pvt_tiny').state_dict()),
+            'mmseg',
+            "the format 'mmseg' has no place for pos_embeds.0.table",
+        ),
+    ],
+)
+def test_mistakes(make, to, complaint, capsys):
+    make()
+    assert tool.main(['a.pth', '--to', to, '--out', 'out']) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f'convert_weights: {complaint}') and errors.count('\n') == 1
+    assert not Path('out').exists() or not os.listdir('out')
+
+
+def test_knows_all_formats():
+    assert set(tool.FORMATS) == {'ours', 'official', 'timm', *FORMATS}
+
+
+def test_help_is_quick():
+    command = [sys.executable, '-X', 'importtime', ROOT / 'tools/convert_weights.py', '--help']
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.stdout.startswith('usage: convert_weights ') and ' torch\n' not in ended.stderr

@@ -1,0 +1,106 @@
+"""What the README shows is true: its code runs, its commands work, its table is of today."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mmseg
+import pytest
+import timm
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from safetensors.torch import save_file
+from support import ROOT, load_tool
+
+README = (ROOT / 'README.md').read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf'```{language}\n(.*?)```', README, re.S)
+
+
+def commands() -> list[str]:
+    lines = '\n'.join(blocks('bash')).splitlines()
+    inline = re.findall(r'`((?:make|python|tools/)[^`\n]*)`', README)
+    return [re.sub(r'\s*#.*', '', line) for line in [*lines, *inline] if line.strip()]
+
+
+def test_plain_pytorch(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weights = timm.create_model('twins_pcpvt_small').state_dict()
+    save_file(weights, 'twins_pcpvt_small.safetensors')
+    exec(blocks('python')[0], {})
+    out = capsys.readouterr().out
+    assert out.startswith('loaded 300 of 300 tensors')
+    assert '(1, 64, 107, 160), (1, 128, 54, 80), (1, 320, 27, 40), (1, 512, 14, 20)' in out
+
+
+@pytest.mark.parametrize('index, scope', [(1, 'mmdet'), (2, 'mmseg')])
+def test_configs_of_others(index, scope, tmp_path):
+    base = Path(mmseg.__file__).parent / '.mim/configs/_base_/models/fpn_r50.py'
+    shutil.copy(base, tmp_path)
+    (tmp_path / 'mine.py').write_text(blocks('python')[index])
+    cfg = Config.fromfile(tmp_path / 'mine.py')
+    init_default_scope(scope)
+    model = MODELS.build(cfg.model).eval()
+    assert type(model.backbone).__module__ == 'cpvt_pyramid.mm.backbone'
+    with torch.no_grad():
+        maps = model.extract_feat(torch.randn(1, 3, 65, 97))
+    assert all(x.isfinite().all() for x in maps)
+
+
+def test_every_command_is_one_that_is_known_here():
+    known = ('make ', 'python tools/', 'tools/dist_train.sh ', 'python -m cpvt_pyramid.doctor',
+             'tools/benchmarks/model_table.py')  # fmt: skip
+    assert len(commands()) >= 10
+    assert [c for c in commands() if not c.startswith(known)] == []
+
+
+@pytest.mark.parametrize('command', [c for c in commands() if c.startswith('make ')])
+def test_make(command):
+    done = subprocess.run(['make', '-n', *command.split()[1:]], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    for path in re.findall(r'\s((?:tools|configs)/\S+)', done.stdout.decode()):
+        assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize('command', [c for c in commands() if 'tools/' in c])
+def test_tools_understand(command, monkeypatch, tmp_path):
+    words = shlex.split(command)
+    if words[0].endswith('.sh'):
+        (tmp_path / 'python').write_text('#!/bin/sh\nprintf "%s\\n" "$@"')
+        (tmp_path / 'python').chmod(0o755)
+        monkeypatch.setenv('PYTHON', str(tmp_path / 'python'))
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        started = done.stdout.split()
+        words = ['python', *started[next(i for i, w in enumerate(started) if 'train.py' in w) :]]
+    words = [word for word in words if word != 'python']
+    name = Path(words[0]).stem
+    module = load_tool(str(Path(words[0]).relative_to('tools').with_suffix('')))
+    called = []
+    monkeypatch.setattr(module, name, lambda **arguments: called.append(arguments) or 0)
+    module.main(words[1:])
+    if called[0].get('config'):
+        assert (ROOT / called[0]['config']).is_file()
+
+
+def test_doctor():
+    done = subprocess.run(
+        [sys.executable, '-m', 'cpvt_pyramid.doctor'], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and 'nothing is broken' in done.stdout
+
+
+def test_table_of_models_is_of_today():
+    model_table = load_tool('benchmarks/model_table')
+    assert model_table.with_table(README) == README
+    assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
+
+
+def test_pictures_are_there():
+    for path in re.findall(r'\]\((?!http)([^)#]+)\)', README):
+        assert (ROOT / path).is_file(), path

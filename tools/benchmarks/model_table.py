@@ -1,0 +1,400 @@
+#!/usr/bin/env python
+"""Print the table of models in the README, from the models themselves; --write puts it in, and
+writes docs/models.md, where every model is, and configs/metafile.yml, in which mim finds the
+configs."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a checkout that is not installed
+
+README = ROOT / 'README.md'
+MODELS_PAGE = ROOT / 'docs' / 'models.md'
+METAFILE = ROOT / 'configs' / 'metafile.yml'
+BEGIN, END = '<!-- models: tools/benchmarks/model_table.py -->\n', '<!-- end of models -->'
+
+
+# What is published and not re-run here, once for all that shows it. PCPVT and SVT: Twins, arXiv
+# 2104.13840, tables 1 to 6; PVT: arXiv 2102.12122, section 5; CPVT: arXiv 2102.10882, section 5.
+
+
+class Backbone(NamedTuple):
+    """A published architecture."""
+
+    name: str  # the papers'
+    short: str  # in the names of configs
+    top1: float  # on ImageNet
+
+
+class Recipe(NamedTuple):
+    """A way to train with a backbone, and what was reached."""
+
+    config: str  # the config's name, {} being the backbone's
+    head: str
+    metrics: dict[str, str]  # name: task
+    results: dict[str, tuple[float, ...]]  # arch: values of the metrics; none: not published
+
+
+BACKBONES = {
+    'pcpvt_small': Backbone('PCPVT-S, CPVTv2-S', 'cpvt_s', 81.2),
+    'pcpvt_base': Backbone('PCPVT-B, CPVTv2-B', 'cpvt_b', 82.7),
+    'pcpvt_large': Backbone('PCPVT-L, CPVTv2-L', 'cpvt_l', 83.1),
+    'pvt_tiny': Backbone('PVT-Tiny', 'pvt_t', 75.1),
+    'pvt_small': Backbone('PVT-Small', 'pvt_s', 79.8),
+    'pvt_medium': Backbone('PVT-Medium', 'pvt_m', 81.2),
+    'pvt_large': Backbone('PVT-Large', 'pvt_l', 81.7),
+    'svt_small': Backbone('Twins-SVT-S', 'svt_s', 81.7),
+    'svt_base': Backbone('Twins-SVT-B', 'svt_b', 83.2),
+    'svt_large': Backbone('Twins-SVT-L', 'svt_l', 83.7),
+    'cpvt_tiny': Backbone('CPVT-Ti', 'columnar_cpvt_ti', 73.4),
+}
+BOX, MASK, SEMANTIC = 'Object Detection', 'Instance Segmentation', 'Semantic Segmentation'
+RETINANET_1X = Recipe(
+    'retinanet_{}',
+    'RetinaNet',
+    {'box AP': BOX},
+    dict(
+        pcpvt_small=(43.0,), pcpvt_base=(44.3,), pcpvt_large=(45.1,),
+        pvt_tiny=(36.7,), pvt_small=(40.4,), pvt_medium=(41.9,), pvt_large=(42.6,),
+        svt_small=(43.0,), svt_base=(45.3,), svt_large=(45.7,),
+    ),
+)  # fmt: skip
+SEMANTIC_FPN = Recipe(
+    'semantic_fpn_{}',
+    'Semantic FPN',
+    {'mIoU': SEMANTIC},
+    dict(
+        pcpvt_small=(44.3,), pcpvt_base=(44.9,), pcpvt_large=(46.4,),
+        pvt_tiny=(35.7,), pvt_small=(39.8,), pvt_medium=(41.6,), pvt_large=(42.1,),
+        svt_small=(43.2,), svt_base=(45.3,), svt_large=(46.7,),
+        cpvt_tiny=(),
+    ),
+)  # fmt: skip
+RECIPES = (
+    RETINANET_1X,
+    Recipe(
+        'retinanet_{}_3x',
+        'RetinaNet',
+        {'box AP': BOX},
+        dict(
+            pcpvt_small=(45.2,), pcpvt_base=(46.4,), pcpvt_large=(),
+            svt_small=(45.6,), svt_base=(46.9,), svt_large=(),
+        ),
+    ),
+    Recipe(
+        'mask_rcnn_{}',
+        'Mask R-CNN',
+        {'box AP': BOX, 'mask AP': MASK},
+        dict(
+            pcpvt_small=(42.9, 40.0), pcpvt_base=(44.6, 40.9), pcpvt_large=(45.4, 41.5),
+            pvt_tiny=(36.7, 35.1), pvt_small=(40.4, 37.8),
+            pvt_medium=(42.0, 39.0), pvt_large=(42.9, 39.5),
+            svt_small=(43.4, 40.3), svt_base=(45.2, 41.5), svt_large=(45.9, 41.6),
+        ),
+    ),
+    Recipe(
+        'mask_rcnn_{}_3x',
+        'Mask R-CNN',
+        {'box AP': BOX, 'mask AP': MASK},
+        dict(
+            pcpvt_small=(46.8, 42.6), pcpvt_base=(47.9, 43.2), pcpvt_large=(),
+            svt_small=(46.8, 42.6), svt_base=(48.0, 43.0), svt_large=(),
+        ),
+    ),
+    SEMANTIC_FPN,
+    Recipe(
+        'upernet_{}',
+        'UPerNet',
+        {'mIoU': SEMANTIC, 'mIoU(ms+flip)': SEMANTIC},
+        dict(
+            pcpvt_small=(46.2, 47.5), pcpvt_base=(47.1, 48.4), pcpvt_large=(48.6, 49.8),
+            svt_small=(46.2, 47.1), svt_base=(47.7, 48.9), svt_large=(48.8, 50.2),
+        ),
+    ),
+    Recipe('dino_{}', 'DINO', {'box AP': BOX}, dict(pcpvt_small=())),
+    Recipe('mask2former_{}', 'Mask2Former', {'mIoU': SEMANTIC}, dict(pcpvt_small=())),
+)  # fmt: skip
+PAPERS = {  # of the heads, on arXiv
+    'RetinaNet': '1708.02002',
+    'Mask R-CNN': '1703.06870',
+    'Semantic FPN': '1901.02446',
+    'UPerNet': '1807.10221',
+    'DINO': '2203.03605',
+    'Mask2Former': '2112.01527',
+}
+
+
+# Classifiers of the columnar model: the paper's name, options, ImageNet top-1 of Ti, S and B.
+COLUMNS = (
+    ('CPVT-{}', dict(peg=dict(after=(0, 1, 2, 3, 4, 5))), (73.4, 80.5, 82.3)),
+    ('CPVT-{}-GAP', dict(peg=dict(after=(0, 1, 2, 3, 4, 5)), class_token=False), (74.9, 81.5, '')),
+    ('DeiT-{}', dict(position='learned'), (72.2, 79.9, 81.8)),
+)
+SIZES = ((224, 224), (800, 1333))
+
+
+def model_table() -> str:
+    """The README's table in Markdown: a row for each pyramid."""
+    from cpvt_pyramid import ARCHS, CPVTPyramid
+
+    rows = [
+        '| `arch` | published as | parameters | GFLOPs, 224 x 224 | GFLOPs, 800 x 1333 '
+        '| ImageNet top-1 | RetinaNet 1x AP | Semantic FPN mIoU |',
+        '|---|---|---|---|---|---|---|---|',
+    ]
+    for arch in ARCHS:
+        name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
+        results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
+        rows.append(row(f'`{arch}`', name, *costs(CPVTPyramid, arch), top1, *results))
+    return '\n'.join(rows) + '\n'
+
+
+def row(*cells: object) -> str:
+    return '| ' + ' | '.join(str(cell) for cell in cells) + ' |'
+
+
+def costs(model_class: type, *arguments: object, **options: object) -> list[str]:
+    """Parameters, and multiply-additions of one image at each of SIZES, which papers call FLOPs."""
+    import torch
+
+    from cpvt_pyramid.flops import Counter
+
+    with torch.device('meta'):
+        model = model_class(*arguments, **options)
+        cells = [f'{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M']
+        for size in SIZES:
+            with Counter() as counter:
+                model(torch.empty(1, 3, *size))
+            cells.append(f'{counter.total / 1e9:.1f}')
+    return cells
+
+
+MODELS_PAGE_TEXT = """\
+# Models
+
+Made by `tools/benchmarks/model_table.py` (`make table`). Parameters and GFLOPs (multiply-additions of one
+image) are counted from the models; results are those published, with their source, and are not
+re-run here.
+
+## Pyramids
+
+`CPVTPyramid(arch)`, or `timm.create_model(arch)` after `import cpvt_pyramid.timm_models`. What is
+counted is the backbone.
+
+{pyramids}
+PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 and 2. PVT:
+[2102.12122](https://arxiv.org/abs/2102.12122), table 2.
+
+## The columnar CPVT
+
+Classifiers, `from cpvt_pyramid import CPVT`; in timm's registry `cpvt_tiny_0to5`,
+`cpvt_tiny_0to5_gap` and so on. `DenseCPVT` takes the same options and is a backbone, `type='CPVT'`
+in configs.
+
+{columns}
+CPVT, [2102.10882](https://arxiv.org/abs/2102.10882), section 5; DeiT,
+[2012.12877](https://arxiv.org/abs/2012.12877), as the former cites it. What the paper tried beside
+these stands with its results in [`position.py`](../cpvt_pyramid/position.py), class `PEG`.
+
+## Recipes
+
+{recipes}
+PCPVT and SVT: Twins, tables 3 to 6; PVT: its section 5. Parameters are those of the whole model;
+the papers' figures are half a million or more higher, as their code keeps the classifier.
+
+## Checkpoints
+
+Each loads by `load_weights`, `load_state_dict`, `init_cfg`, `load_from` and timm, bare or inside of
+a detector or segmentor, and is recognised by its keys. `tools/convert_weights.py` writes all of
+them.
+
+{formats}"""
+
+
+def models_page() -> str:
+    """The text of docs/models.md: every model, its cost, its results and what loads into it."""
+    from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid
+    from cpvt_pyramid.archs import PLAIN_ARCHS
+
+    head = ['parameters', 'GFLOPs, 224 x 224', 'GFLOPs, 800 x 1333', 'ImageNet top-1']
+    pyramids = [['`arch`', 'published as', *head, 'published weights']]
+    for arch in ARCHS:
+        name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
+        pyramids.append(
+            [f'`{arch}`', name, *costs(CPVTPyramid, arch), top1, published_weights(arch)]
+        )
+    columns = [['code', 'published as', *head]]
+    for name, options, results in COLUMNS:
+        for (arch, letter), top1 in zip(zip(PLAIN_ARCHS, ('Ti', 'S', 'B')), results):
+            code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
+            cost = costs(CPVT, arch, **options)
+            columns.append([f'`CPVT({code})`', name.format(letter), *cost, top1])
+    recipes = [['config', 'backbone', 'head', 'data', 'parameters', 'published']]
+    for model in models():
+        meta = model['Metadata']
+        found = [
+            f'{value} {metric}'
+            for result in model.get('Results', ())
+            for metric, value in result['Metrics'].items()
+        ]
+        recipes.append(
+            [
+                f'[{model["Name"]}](../{model["Config"]})',
+                ', '.join(meta['Architecture'][:-1]),
+                model['In Collection'],
+                meta['Training Data'],
+                f'{meta["Parameters"] / 1e6:.1f}M',
+                ', '.join(found) or 'nothing',
+            ]
+        )
+    return MODELS_PAGE_TEXT.format(
+        pyramids=markdown(pyramids),
+        columns=markdown(columns),
+        recipes=markdown(recipes),
+        formats=markdown(formats()),
+    )
+
+
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+    """A table, its first row the head."""
+    head, *rest = rows
+    return '\n'.join(row(*cells) for cells in (head, ['---'] * len(head), *rest)) + '\n'
+
+
+def published_weights(arch: str) -> str:
+    """What a config names to begin with the published weights of a pyramid."""
+    from mmengine.config import Config
+
+    recipe = ROOT / 'configs' / f'retinanet_{BACKBONES[arch].short}.py' if arch in BACKBONES else ''
+    if not recipe:
+        return 'none'
+    return f'`{Config.fromfile(recipe).model.backbone.init_cfg.checkpoint}`'
+
+
+def formats() -> Iterator[list[str]]:
+    """For each format of checkpoints, whose files have it and which models have a place in it."""
+    from cpvt_pyramid import CPVT, PEG, CPVTPyramid
+    from cpvt_pyramid.weights import FORMATS, to_format
+
+    owners = {
+        'ours': 'the authors of Twins; timm (`twins_*`); this package',
+        'mmseg': 'mmsegmentation (`PCPVT`, `SVT`)',
+        'mmpretrain': 'mmpretrain (`PCPVT`, `SVT`)',
+        'mmdet': 'mmdetection (`PyramidVisionTransformer`)',
+        'pvt': 'the authors of PVT',
+        'vit': 'the authors of DeiT; timm (`deit_*`, `vit_*`)',
+        'mmpretrain_vit': 'mmpretrain (`VisionTransformer`)',
+    }
+    samples = {
+        'PCPVT': CPVTPyramid('pcpvt_nano'),
+        'SVT': CPVTPyramid('svt_small'),
+        'PVT': CPVTPyramid('pvt_tiny'),
+        'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
+        'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEG(after=range(6))),
+    }
+    yield ['format', 'whose files', 'models']
+    for key in ('ours', *FORMATS):
+        fitting = []
+        for name, model in samples.items():
+            try:
+                to_format(model.state_dict(), key)
+            except ValueError:
+                continue
+            fitting.append(name)
+        yield [
+            f'`{key}`',
+            owners[key],
+            'all' if len(fitting) == len(samples) else ', '.join(fitting),
+        ]
+
+
+def with_table(text: str) -> str:
+    """The README's text with the table of today between its two marks."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + model_table() + END + rest.split(END)[1]
+
+
+METAFILE_HEADER = """\
+# What mim shows of the configs. Made by tools/benchmarks/model_table.py. Results are those published with the
+# backbones, not re-run here; there are no weights of whole models. Parameters are counted.
+"""
+
+
+def metafile() -> str:
+    """The text of configs/metafile.yml: every config, with its result where one is published."""
+    import yaml
+
+    collections = [
+        {'Name': head, 'Paper': f'https://arxiv.org/abs/{paper}'} for head, paper in PAPERS.items()
+    ]
+    content = {'Collections': collections, 'Models': list(models())}
+    return METAFILE_HEADER + yaml.safe_dump(content, sort_keys=False, width=100)
+
+
+def models() -> Iterator[dict]:
+    """The entries of the metafile."""
+    from mmengine.config import Config
+
+    for recipe in RECIPES:
+        for arch, values in recipe.results.items():
+            name = recipe.config.format(BACKBONES[arch].short)
+            cfg = Config.fromfile(ROOT / 'configs' / f'{name}.py')
+            dataset = 'COCO' if cfg.default_scope == 'mmdet' else 'ADE20K'
+            epochs, iterations = (cfg.train_cfg.get(key) for key in ('max_epochs', 'max_iters'))
+            model = {
+                'Name': name,
+                'In Collection': recipe.head,
+                'Config': f'configs/{name}.py',
+                'Metadata': {
+                    'Architecture': [*BACKBONES[arch].name.split(', '), recipe.head],
+                    'Parameters': count_parameters_of(cfg),
+                    'Training Data': dataset,
+                    'Batch Size': cfg.auto_scale_lr.base_batch_size,
+                    **({'Epochs': epochs} if epochs else {'Iterations': iterations}),
+                },
+            }
+            if values:
+                model['Metadata']['Results Source'] = 'published with the backbone, not re-run'
+                metrics: dict[str, dict[str, float]] = {}
+                for (metric, task), value in zip(recipe.metrics.items(), values):
+                    metrics.setdefault(task, {})[metric] = value
+                model['Results'] = [
+                    {'Task': task, 'Dataset': dataset, 'Metrics': found}
+                    for task, found in metrics.items()
+                ]
+            yield model
+
+
+def count_parameters_of(cfg: 'Config') -> int:
+    """Parameters of the whole model of a config."""
+    import torch
+    from mmengine.registry import MODELS, init_default_scope
+
+    init_default_scope(cfg.default_scope)
+    with torch.device('meta'):
+        return sum(p.numel() for p in MODELS.build(cfg.model).parameters())
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog='model_table', description=__doc__)
+    parser.add_argument(
+        '--write', action='store_true', help='write README.md, docs/models.md and the metafile'
+    )
+    if parser.parse_args(argv).write:
+        README.write_text(with_table(README.read_text()))
+        MODELS_PAGE.write_text(models_page())
+        METAFILE.write_text(metafile())
+    else:
+        print(model_table(), end='')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

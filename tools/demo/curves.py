@@ -1,0 +1,241 @@
+#!/usr/bin/env python
+"""Draws the losses and the validation metrics of a training as one picture.
+
+    python tools/demo/curves.py work_dirs/retinanet_cpvt_s
+
+Reads the logs that mmengine leaves in the work directory, <time>/vis_data/scalars.json of every run
+in it. A training that was stopped and resumed is one curve: from where a run begins, it replaces
+what earlier runs had logged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+# Of all that evaluators report, what tells how well it goes; by the part after the prefix 'coco/'.
+HEADLINES = {
+    'bbox_mAP_50': 'box AP50',
+    'bbox_mAP': 'box AP',
+    'segm_mAP_50': 'mask AP50',
+    'segm_mAP': 'mask AP',
+    'mIoU': 'mIoU',
+    'mAcc': 'mAcc',
+    'aAcc': 'aAcc',
+}
+NO_METRICS = {'step', 'iter', 'epoch', 'lr', 'base_lr', 'time', 'data_time', 'memory', 'grad_norm'}
+
+
+@dataclass
+class Curves:
+    """What was logged, over the iteration.
+
+    losses: name to points (iteration, value); 'loss' is the total. metrics: the same, of the
+    validation. epoch_length: iterations in an epoch, None where the training counts no epochs.
+    resumed: the iterations at which a run went on from an earlier one.
+    """
+
+    losses: dict[str, dict[int, float]] = field(default_factory=dict)
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)
+    epoch_length: int | None = None
+    resumed: list[int] = field(default_factory=list)
+
+
+def plot_curves(work_dir: Path, out: Path | None = None) -> Path:
+    """Draws the trainings logged in `work_dir` into `out`, by default its curves.png."""
+    out = out or work_dir / 'curves.png'
+    curves = read_curves(work_dir)
+    draft = out.with_name(f'.{out.stem}.{os.getpid()}{out.suffix or ".png"}')
+    try:
+        draw(curves, work_dir.resolve().name, draft)
+        os.replace(draft, out)
+    finally:
+        draft.unlink(missing_ok=True)
+    return out
+
+
+def read_curves(work_dir: Path) -> Curves:
+    """All runs of a work directory, in the order of time, as one."""
+    if not work_dir.is_dir():
+        raise FileNotFoundError(f'{work_dir} is no folder')
+    runs = [read_log(log) for log in find_logs(work_dir)]
+    runs = [run for run in runs if any('loss' in record for record in run)]
+    if not runs:
+        raise ValueError(f'no training has logged a loss in {work_dir} yet')
+    curves = Curves(epoch_length=epoch_length([r for run in runs for r in run]))
+    for run in runs:
+        first = next(r['step'] for r in run if 'loss' in r)
+        if any(step < first for step in curves.losses.get('loss', ())):
+            curves.resumed.append(first)
+        for points in (*curves.losses.values(), *curves.metrics.values()):
+            for step in [step for step in points if step >= first]:
+                del points[step]
+        latest = first
+        for record in run:
+            if 'loss' in record:
+                latest = record['step']
+                values = {k: v for k, v in record.items() if 'loss' in k}
+                into, step = curves.losses, latest
+            else:
+                values = {k: v for k, v in record.items() if k not in NO_METRICS}
+                into, step = curves.metrics, validated_at(record['step'], latest, curves)
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    into.setdefault(name, {})[step] = float(value)
+    curves.resumed = [step for step in curves.resumed if step in curves.losses['loss']]
+    curves.metrics = {name: points for name, points in curves.metrics.items() if points}
+    return curves
+
+
+def find_logs(work_dir: Path) -> list[Path]:
+    """A log for each run; their folders are named by the time, so that order is that of time."""
+    return sorted(work_dir.glob('*/vis_data/scalars.json')) or sorted(work_dir.glob('*.json'))
+
+
+def read_log(path: Path) -> list[dict]:
+    """The records of a log; a line that a kill cut short, or that is no record, is left out."""
+    records = []
+    for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get('step'), int):
+            records.append(record)
+    return records
+
+
+def epoch_length(records: list[dict]) -> int | None:
+    """How many iterations an epoch has, from records that tell both.
+
+    The first record of every epoch is logged equally far into it, so that the distance of two such
+    records is exact; within a single epoch, the last one says how long it is at least.
+    """
+    first, last = {}, {}
+    for record in records:
+        if 'loss' in record and 'epoch' in record:
+            epoch, step = record['epoch'], record['step']
+            first[epoch] = min(step, first.get(epoch, step))
+            last[epoch] = max(step, last.get(epoch, step))
+    if not last:
+        return None
+    lengths = [first[e + 1] - first[e] for e in first if e + 1 in first]
+    return round(median(lengths)) if lengths else max(-(-last[e] // e) for e in last)
+
+
+def validated_at(step: int, latest: int, curves: Curves) -> int:
+    """The iteration of a validation, whose `step` mmengine counts in epochs or in iterations.
+
+    Whichever brings it nearer to the training record logged just before it, `latest`; a step of 0
+    is an epoch that was not counted.
+    """
+    if step == 0:
+        return latest
+    return min((step, step * (curves.epoch_length or 1)), key=lambda x: abs(x - latest))
+
+
+def smoothed(values: list[float], half: int) -> list[float]:
+    """The mean of each value with `half` on either side of it, fewer at the ends; no NaN enters."""
+    windows = (values[max(i - half, 0) : i + half + 1] for i in range(len(values)))
+    finite = ([v for v in window if math.isfinite(v)] for window in windows)
+    return [sum(window) / len(window) if window else math.nan for window in finite]
+
+
+def draw(curves: Curves, title: str, out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    style = {
+        'font.size': 10, 'axes.spines.top': False, 'axes.spines.right': False,
+        'axes.edgecolor': '#888888', 'axes.grid': True, 'grid.color': '#e6e6e6',
+        'axes.axisbelow': True, 'legend.frameon': False,
+    }  # fmt: skip
+    with plt.rc_context(style):
+        rows = 2 if curves.metrics else 1
+        size = (8.5, 3.3 * rows + 0.6)
+        figure, axes = plt.subplots(
+            rows, 1, sharex=True, squeeze=False, layout='constrained', figsize=size
+        )
+        figure.suptitle(title, fontweight='bold')
+        draw_losses(axes[0, 0], curves)
+        if curves.metrics:
+            draw_metrics(axes[1, 0], curves)
+        for ax in axes[:, 0]:
+            for step in curves.resumed:
+                ax.axvline(step, color='#999999', linestyle=':', linewidth=1)
+            ax.set_xlim(left=0)
+        axes[-1, 0].set_xlabel('iteration' + ' (dotted: resumed)' * bool(curves.resumed))
+        if length := curves.epoch_length:
+            over = axes[0, 0].secondary_xaxis('top', (lambda x: x / length, lambda x: x * length))
+            over.set_xlabel('epoch')
+            over.spines['top'].set_visible(False)
+        figure.savefig(out, dpi=150)
+        plt.close(figure)
+
+
+def draw_losses(ax, curves: Curves) -> None:
+    parts = sorted(set(curves.losses) - {'loss'})
+    colors = ['#e07b39', '#3a9d6e', '#9467bd', '#c2a01e', '#d6619f', '#5aa7c7']
+    top = 0.0
+    for name, color in [('loss', '#1f4e9c'), *zip(parts, colors * len(parts))]:
+        steps = sorted(curves.losses[name])
+        raw = [curves.losses[name][step] for step in steps]
+        line = smoothed(raw, len(raw) // 25)
+        total = name == 'loss'
+        if total or len(parts) > 1:  # a single part is the total
+            ax.plot(steps, raw, color=color, alpha=0.25 if total else 0.1, linewidth=0.9)
+            label = f'{"total loss" if total else name}: {line[-1]:.3g}'
+            marker = 'o' if len(raw) < 3 else None
+            ax.plot(
+                steps, line, color=color, label=label, marker=marker, markersize=4,
+                linewidth=2.2 if total else 1.2, alpha=1 if total else 0.6,
+            )  # fmt: skip
+            top = max([top, *(v for v in line if math.isfinite(v))])
+    ax.set_ylabel('training loss')
+    if top > 0:
+        ax.set_ylim(0, top * 1.15)  # by the smoothed lines: an outburst must not press them flat
+    ax.legend(loc='upper right', title='smoothed; pale: as logged', alignment='left')
+
+
+def draw_metrics(ax, curves: Curves) -> None:
+    shown = {k: n for n in HEADLINES for k in curves.metrics if k.rpartition('/')[2] == n}
+    shown = shown or {k: k for k in sorted(curves.metrics)}
+    colors = ['#c0392b', '#2c6fbb', '#2e8b57', '#8e6bbf', '#c2861e', '#4aa3a3', '#777777']
+    for (name, short), color in zip(shown.items(), colors * len(shown)):
+        steps = sorted(curves.metrics[name])
+        values = [curves.metrics[name][step] for step in steps]
+        best = max(values)
+        label = f'{HEADLINES.get(short, short)}: {values[-1]:.3g}'
+        label += f' (best {best:.3g})' * (best > values[-1])
+        ax.plot(steps, values, color=color, label=label, marker='o', markersize=4, linewidth=2)
+    ax.set_ylabel('validation' + ' (%)' * any(k.endswith(('mIoU', 'Acc')) for k in shown))
+    ax.set_ylim(bottom=0)
+    ax.margins(y=0.1)
+    ax.legend(loc='best')
+
+
+def main(argv: list[str] | None = None) -> int:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser('plot_curves', description=__doc__, formatter_class=plain)
+    parser.add_argument('work_dir', type=Path, help='what the training was given as --work-dir')
+    parser.add_argument('--out', type=Path, help='the picture; default: curves.png in work_dir')
+    args = parser.parse_args(argv)
+    try:
+        out = plot_curves(args.work_dir, args.out)
+    except (OSError, ValueError) as error:
+        print(f'plot_curves: {error}', file=sys.stderr)
+        return 2
+    print(out)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

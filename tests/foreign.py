@@ -1,14 +1,8 @@
-"""Models of other packages, small and random, and what they make of an image."""
+"""Small random models of other packages, from the builders in tools/benchmarks/ports.py."""
 
-import timm.models.twins
+import ports
 import torch
-from mmdet.models.backbones import PyramidVisionTransformer
-from mmengine.registry import DefaultScope
-from mmpretrain.models import PCPVT as PretrainPCPVT
-from mmpretrain.models import SVT as PretrainSVT
-from mmpretrain.models import ImageClassifier
-from mmseg.models.backbones import PCPVT, SVT
-from reference import randomize
+from ports import randomize, with_eps
 from torch import nn
 
 from cpvt_pyramid import ARCHS, Arch
@@ -26,82 +20,23 @@ def find(arch: str) -> Arch:
 
 
 def of_timm(arch: str, num_classes: int = 5) -> nn.Module:
-    a = find(arch)
-    return randomize(
-        timm.models.twins.Twins(
-            embed_dims=a.dims,
-            num_heads=a.heads,
-            mlp_ratios=a.mlp_ratios,
-            depths=a.depths,
-            sr_ratios=a.sr_ratios,
-            wss=(a.window,) * 4 if a.window else None,
-            num_classes=num_classes,
-        ),
-        seed=1,
-    ).eval()
+    return randomize(ports.of_timm(find(arch), num_classes), seed=1)
 
 
 def of_mmseg(arch: str) -> nn.Module:
-    a = find(arch)
-    options = dict(
-        embed_dims=list(a.dims),
-        num_heads=list(a.heads),
-        mlp_ratios=list(a.mlp_ratios),
-        depths=list(a.depths),
-        sr_ratios=list(a.sr_ratios),
-        norm_after_stage=a.stage_norm,
-        qkv_bias=True,
-    )
-    model = SVT(windiow_sizes=[a.window] * 4, **options) if a.window else PCPVT(**options)
-    return with_eps(randomize(model, seed=2))
+    return with_eps(randomize(ports.of_mmseg(find(arch)), seed=2))
 
 
-def of_mmpretrain(arch: str, norms: list[bool], out_indices: tuple = (0, 1, 2, 3)) -> nn.Module:
-    """A backbone, with a norm after those stages."""
-    a = find(arch)
-    numbers = dict(
-        embed_dims=list(a.dims),
-        num_heads=list(a.heads),
-        mlp_ratios=list(a.mlp_ratios),
-        depths=list(a.depths),
-        sr_ratios=list(a.sr_ratios),
-        patch_sizes=[4, 2, 2, 2],
-        strides=[4, 2, 2, 2],
-    )
-    options = dict(qkv_bias=True, norm_after_stage=norms, out_indices=out_indices)
-    if a.window:
-        model = PretrainSVT(numbers | dict(window_sizes=[a.window] * 4), **options)
-    else:
-        model = PretrainPCPVT(numbers, **options)
-    return with_eps(randomize(model, seed=3))
+def of_mmpretrain(arch: str, stage_norms: list[bool]) -> nn.Module:
+    return with_eps(randomize(ports.of_mmpretrain(find(arch), stage_norms), seed=3))
 
 
 def classifier_of_mmpretrain(arch: str, num_classes: int = 5) -> nn.Module:
-    backbone = of_mmpretrain(arch, [False, False, False, True], (3,))
-    head = dict(type='LinearClsHead', num_classes=num_classes, in_channels=find(arch).dims[-1])
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        model = ImageClassifier(backbone, neck=dict(type='GlobalAveragePooling'), head=head)
-    return with_eps(randomize(model, seed=4))
+    return with_eps(randomize(ports.classifier_of_mmpretrain(find(arch), num_classes), seed=4))
 
 
 def of_mmdet(arch: str) -> nn.Module:
-    a = find(arch)
-    model = PyramidVisionTransformer(
-        embed_dims=a.dims[0],
-        num_layers=a.depths,
-        num_heads=a.heads,
-        mlp_ratios=a.mlp_ratios,
-        sr_ratios=a.sr_ratios,
-    )
-    return with_eps(randomize(model, seed=5))
-
-
-def with_eps(model: nn.Module) -> nn.Module:
-    """In evaluation, its LayerNorms with one eps: the published code has two, mm's models one."""
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-6
-    return model.eval()
+    return with_eps(randomize(ports.of_mmdet(find(arch)), seed=5))
 
 
 def maps_of(model: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:

@@ -1,50 +1,74 @@
 #!/usr/bin/env python
-"""Convert a checkpoint to another format.
+"""Converts a checkpoint to another format.
 
-It writes STEM_FORMAT-HASH.pth, the hash being the first 8 digits of the content's SHA-256, after
-it has loaded the result and found the same outputs. Of a detector or segmentor, the backbone is
-converted and the rest left out; a classifier keeps its head.
+    python tools/convert_weights.py twins_pcpvt_small.pth --to mmseg
+
+Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
+checking that the converted weights give the same outputs. Of a detector or segmentor only the
+backbone is converted; a classifier keeps its head.
 """
 
-import argparse
+from __future__ import annotations
+
+# torch is imported inside the functions, so that --help is quick.
 import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
-# The formats of `cpvt_pyramid.weights`. official and timm: that of the model's authors and timm.
+# Those of `cpvt_pyramid.weights`; official and timm: as the model's authors and timm publish it.
 FORMATS = (
     'ours', 'official', 'timm', 'mmseg', 'mmpretrain', 'mmdet', 'pvt', 'mmpretrain_vit', 'vit',
 )  # fmt: skip
 
 
 def convert_weights(
-    source: Union[str, Path],
-    to: str,
-    out: Union[str, Path] = '.',
+    source: str,
+    *,
+    to: Literal[FORMATS],
+    out: str = '.',
     backbone_only: bool = False,
     safetensors: bool = False,
-) -> Path:
-    """Write a checkpoint in another format; returns the path of the new file.
+) -> None:
+    """Write a checkpoint in another format.
 
     Args:
-        source: the checkpoint, in any format that `cpvt_pyramid.weights` reads.
-        to: the format, one of `FORMATS`.
-        out: folder for the new file.
-        backbone_only: leave the classifier out, too.
-        safetensors: write a `.safetensors` file; else a `.pth` file.
+        source: a .pth or .safetensors file in any of the formats
+        to: the format; official and timm are the names of the model's authors, and so is ours for
+            Twins
+        out (DIR): folder to write to
+        backbone_only: leave out a classifier's head
+        safetensors: write a .safetensors file
+    """
+    from cpvt_pyramid.runner.command import UserError
+
+    try:
+        path, is_new = convert(source, to, out, backbone_only, safetensors)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    print(f'wrote {path}' if is_new else f'{path} already exists with this content')
+
+
+def convert(
+    source: str | Path,
+    to: str,
+    out: str | Path = '.',
+    backbone_only: bool = False,
+    safetensors: bool = False,
+) -> tuple[Path, bool]:
+    """The path of the converted checkpoint, and whether it was written now.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is not whole, of no model that has a name, or the format has no place for
+        ValueError: it is damaged, it is not of a known architecture, or the format has no place for
             the architecture.
     """
     from cpvt_pyramid import weights
@@ -56,8 +80,8 @@ def convert_weights(
         ours = {k: v for k, v in ours.items() if not weights.CLASSIFIER.match(k)}
     key = to if to in ('ours', *weights.FORMATS) else published_format(ours)
     if to == 'timm' and key == 'pvt':
-        raise ValueError("timm has no PVT; the names of its authors are 'official'")
-    # A tensor of its own for each: the parts of a split one share their memory.
+        raise ValueError('timm has no PVT; for the names of its authors, use --to official')
+    # Parts of a split tensor share its memory; copied, each is saved by itself.
     tensors = {k: v.clone().contiguous() for k, v in weights.to_format(ours, key).items()}
 
     suffix = '.safetensors' if safetensors else '.pth'
@@ -71,22 +95,20 @@ def convert_weights(
         path = folder / f'{Path(source).stem}_{to}-{digest[:8]}{suffix}'
         if not path.exists():
             os.replace(partial, path)
-            print(f'wrote {path}')
-        elif path.read_bytes() == partial.read_bytes():
-            print(f'{path} is there already')
-        else:
-            raise ValueError(f'{path} is there, with another content')
-    return path
+            return path, True
+        if path.read_bytes() != partial.read_bytes():
+            raise ValueError(f'{path} already exists with other content; remove it')
+        return path, False
 
 
-def published_format(ours: dict[str, 'Tensor']) -> str:
-    """The format in which the authors of a model publish it."""
+def published_format(ours: dict[str, Tensor]) -> str:
+    """The format of the model's authors."""
     if 'pos_embeds.0.table' in ours:
         return 'pvt'
     return 'vit' if 'pos_embed.table' in ours else 'ours'
 
 
-def write(tensors: dict[str, 'Tensor'], path: Path) -> None:
+def write(tensors: dict[str, Tensor], path: Path) -> None:
     if path.suffix == '.safetensors':
         from safetensors.torch import save_file
 
@@ -98,14 +120,14 @@ def write(tensors: dict[str, 'Tensor'], path: Path) -> None:
 
 
 def check(
-    model: 'nn.Module', found: dict[str, 'Tensor'], ours: dict[str, 'Tensor'], written: dict
+    model: nn.Module, found: dict[str, Tensor], ours: dict[str, Tensor], written: dict
 ) -> None:
-    """See that a file holds every tensor of the source, and gives the same outputs.
+    """Check that a file has every tensor of the source and gives the same outputs.
 
     Args:
-        model: what to load them into.
-        found: the tensors of the source, as they were.
-        ours: the same, under our names.
+        model: has the architecture of the checkpoint.
+        found: the tensors of the source under their original names.
+        ours: the same under our names.
         written: the content of the file.
     """
     import torch
@@ -115,7 +137,7 @@ def check(
     again = to_ours(tensors_of(written))
     for name in ours.keys() | again.keys():
         if name not in ours or name not in again or not same(ours[name], again[name]):
-            raise ValueError(f'the conversion does not keep {name}')
+            raise ValueError(f'the conversion changes {name}')
     image = torch.randn(1, 3, 64, 64)[:, :1].repeat(1, model.in_channels, 1, 1)
     outputs = []
     for tensors in (found, written):
@@ -127,18 +149,18 @@ def check(
         raise ValueError('the converted weights give other outputs')
 
 
-def same(a: 'Tensor', b: 'Tensor') -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
 
 
-def model_of(ours: dict[str, 'Tensor']) -> 'nn.Module':
-    """The model that has these tensors, under our names."""
+def model_of(ours: dict[str, Tensor]) -> nn.Module:
+    """The model that has these tensors, which have our names."""
     from cpvt_pyramid import CPVT, CPVTPyramid
     from cpvt_pyramid.weights import arch_of, listed, shape_of
 
     arch = arch_of(ours)
     if arch is None:
-        raise ValueError(f'no model of a known name has these tensors: {listed(list(ours))}')
+        raise ValueError(f'no known architecture has these tensors: {listed(list(ours))}')
     stages = shape_of(ours)
     table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
     pegs = sorted({int(name.split('.')[1]) for name in ours if name.startswith('pos_block.')})
@@ -166,30 +188,10 @@ def model_of(ours: dict[str, 'Tensor']) -> 'nn.Module':
     return model.eval()
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog='convert_weights',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add('source', metavar='SOURCE', help='a .pth or .safetensors file in any of the formats')
-    add(
-        '--to',
-        required=True,
-        choices=FORMATS,
-        help="the format; official and timm are the names of Twins' authors, and ours",
-    )
-    add('--out', metavar='DIR', default='.', help='folder to write to (%(default)s)')
-    add('--backbone-only', action='store_true', help="leave a classifier's head out")
-    add('--safetensors', action='store_true', help='write a .safetensors file')
-    arguments = vars(parser.parse_args(argv))
-    try:
-        convert_weights(**arguments)
-    except (ValueError, OSError) as error:
-        print(f'convert_weights: {error}', file=sys.stderr)
-        return 2
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.runner.command import run_command
+
+    return run_command(convert_weights, argv)
 
 
 if __name__ == '__main__':

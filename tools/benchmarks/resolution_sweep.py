@@ -1,17 +1,16 @@
 #!/usr/bin/env python
-"""Evaluates a detector or a segmentor on its test set at several sizes of image.
+"""Evaluates a detector or a segmentor on its test set at several image sizes.
 
-    python tools/benchmarks/resolution_sweep.py configs/retinanet_cpvt_s.py epoch_12.pth --sizes 480 640 800
+    python tools/benchmarks/resolution_sweep.py CONFIG CHECKPOINT --sizes 480 640 800
 
-A size is that of the shorter side, in pixels; the longer one's limit keeps the ratio that the
-config's test pipeline has. Metrics, time and memory come as a table, a picture and JSON. After an
-interruption the same command goes on with the sizes that are not done.
+A size is that of the shorter side, in pixels; the limit of the longer side keeps the ratio that it
+has in the config's test pipeline. The results (metrics, time and memory) are a table, a picture and
+a JSON file. After an interruption, the same command continues with the sizes that are missing.
 """
 
-# Imports wait until the arguments are read: --help is quick, and mm's take seconds.
+# torch and mm are imported inside the functions, so that --help is quick.
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -29,16 +28,11 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
-# Of all that evaluators report, what is shown; by the part after a prefix such as 'coco/'.
-HEADLINES = {
-    'bbox_mAP': 'box AP', 'bbox_mAP_50': 'box AP50', 'bbox_mAP_s': 'box AP small',
-    'segm_mAP': 'mask AP', 'segm_mAP_50': 'mask AP50', 'mIoU': 'mIoU', 'mAcc': 'mAcc',
-}  # fmt: skip
-
 
 def resolution_sweep(
     config: str,
     checkpoint: str,
+    *,
     sizes: Sequence[int],
     limit: int | None = None,
     work_dir: str | None = None,
@@ -47,34 +41,39 @@ def resolution_sweep(
     """Evaluate at each size, print the table, and write results.json and sweep.png.
 
     Args:
-        config: the config file.
-        checkpoint: path or address of the model's weights.
-        sizes: of the shorter side of an image, in pixels.
-        limit: the first so many images of the test set; None: all.
-        work_dir: where a folder is made for this config, checkpoint and limit; by default
-            work_dirs/NAME/resolution_sweep.
-        cfg_options: `key=value` settings that override the config's.
+        config: config file, for example configs/retinanet_cpvt_s.py
+        checkpoint: weights of the model, a path or an address
+        sizes (PIXELS): of the shorter side of the images
+        limit (N): evaluate only the first N images of the test set
+        work_dir (DIR): where to create a folder for this config, checkpoint and limit; by default
+            work_dirs/NAME/resolution_sweep
+        cfg_options (KEY=VALUE): override settings of the config, for example
+            test_dataloader.batch_size=8
     """
-    from cpvt_pyramid.runner import launch
+    from cpvt_pyramid.runner.checks import check_data
+    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.runner.configs import leaves, load_config, work_dir_of
+    from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.models import fetch_checkpoint
 
     sizes = sorted(set(sizes))
     if sizes[0] < 1 or (limit is not None and limit < 1):
-        raise launch.UserError('--sizes and --limit take numbers from 1')
-    cfg = launch.load_config(config, cfg_options)
-    launch.check_data(cfg, 'test')
-    weights = launch.read_checkpoint(checkpoint)
+        raise UserError('--sizes and --limit must be at least 1')
+    cfg = load_config(config, cfg_options)
+    check_data(cfg, 'test')
+    weights = fetch_checkpoint(checkpoint)
     if limit:
-        for dataset in launch.leaves(cfg.test_dataloader.dataset):
+        for dataset in leaves(cfg.test_dataloader.dataset):
             dataset.indices = limit
-    parent = work_dir or launch.work_dir_of(cfg, config) / 'resolution_sweep'
-    folder = launch.make_folder(Path(parent, identity(cfg, checkpoint)))
+    parent = work_dir or work_dir_of(cfg, config) / 'resolution_sweep'
+    folder = make_folder(Path(parent, identity(cfg, checkpoint)))
     done = Sweep(folder / 'results.json')
-    at_sizes = {size: at_size(cfg, size) for size in sizes}  # before any of them runs
+    at_sizes = {size: at_size(cfg, size) for size in sizes}  # reports an unsuitable pipeline first
     for size, resized in at_sizes.items():
         if str(size) not in done.rows:
             resized.work_dir = str(folder / str(size))
             resized.experiment_name = f'{Path(config).stem}_{size}'
-            if resized.get('visualizer'):  # mmengine keeps one for each name
+            if resized.get('visualizer'):  # mmengine caches one per name
                 resized.visualizer.name = resized.experiment_name
             done.add(size, evaluate(resized, weights, checkpoint))
     rows = {size: done.rows[str(size)] for size in sizes}
@@ -84,10 +83,10 @@ def resolution_sweep(
 
 
 class Sweep:
-    """What is done of a sweep, kept in a JSON file: for each size its row of results."""
+    """The finished part of a sweep, kept in a JSON file: a row of results for each size."""
 
     def __init__(self, path: Path) -> None:
-        from cpvt_pyramid.runner.launch import UserError
+        from cpvt_pyramid.runner.command import UserError
 
         self.path = path
         self.rows: dict[str, dict] = {}
@@ -95,19 +94,18 @@ class Sweep:
             try:
                 self.rows = json.loads(path.read_text())
             except ValueError as error:
-                raise UserError(f'{path} is no JSON; remove it to begin anew') from error
+                raise UserError(f'{path} is damaged; remove it to start over') from error
 
     def add(self, size: int, row: dict) -> None:
-        from cpvt_pyramid.runner.resume import appearing_whole
+        from cpvt_pyramid.runner.files import atomic_write
 
         self.rows = dict(sorted({**self.rows, str(size): row}.items(), key=lambda x: int(x[0])))
-        with appearing_whole(self.path) as draft:
+        with atomic_write(self.path) as draft:
             draft.write_text(json.dumps(self.rows, indent=1) + '\n')
 
 
 def identity(cfg: Config, checkpoint: str) -> str:
-    """A name for what is evaluated: another config, limit or content of the checkpoint has
-    another."""
+    """A folder name that depends on the config, the limit and the content of the checkpoint."""
     digest = hashlib.sha256(cfg.pretty_text.encode())
     if Path(checkpoint).is_file():
         with open(checkpoint, 'rb') as file:
@@ -118,16 +116,17 @@ def identity(cfg: Config, checkpoint: str) -> str:
 
 
 def at_size(cfg: Config, size: int) -> Config:
-    """The config with test images whose shorter side is of this size."""
+    """The config with this size for the shorter side of test images."""
     from copy import deepcopy
 
-    from cpvt_pyramid.runner.launch import UserError, leaves
+    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.runner.configs import leaves
 
     cfg = deepcopy(cfg)
     for dataset in leaves(cfg.test_dataloader.dataset):
         steps = [step for step in dataset.pipeline if step['type'].endswith('Resize')]
         if len(steps) != 1 or not steps[0].get('scale'):
-            raise UserError('the test pipeline has no Resize with a scale, or several')
+            raise UserError('the test pipeline must have exactly one Resize with a scale')
         scale = steps[0].scale
         sides = [scale, scale] if isinstance(scale, int) else scale
         steps[0].scale = tuple(round(side * size / min(sides)) for side in sides)
@@ -135,17 +134,18 @@ def at_size(cfg: Config, size: int) -> Config:
 
 
 def evaluate(cfg: Config, weights: dict, checkpoint: str) -> dict:
-    """The metrics of a config's test, seconds per image (median) and peak memory in MiB."""
-    from cpvt_pyramid.runner import launch
+    """Metrics on the config's test set, median seconds per image, and peak memory in MiB."""
+    from cpvt_pyramid.runner.models import load_whole_model
+    from cpvt_pyramid.runner.tool_runner import ToolRunner
 
     cfg.load_from, cfg.resume = None, False
     cfg.launcher = 'none'
-    runner = launch.QuietRunner.from_cfg(cfg)
-    launch.load_weights(runner.model, weights, checkpoint)
+    runner = ToolRunner.from_cfg(cfg)
+    load_whole_model(runner.model, weights, checkpoint)
     dataset = runner.test_dataloader.dataset
     for metric in runner.test_evaluator.metrics:
         if hasattr(metric, 'img_ids') and hasattr(dataset, 'get_data_info'):
-            # COCO's metric would count the images beyond a limit as missed.
+            # COCO's metric would count objects of images beyond the limit as missed.
             metric.img_ids = [dataset.get_data_info(i)['img_id'] for i in range(len(dataset))]
     with stopwatch(runner.model) as laps, peak_memory() as peak:
         metrics = runner.test()
@@ -161,7 +161,7 @@ def evaluate(cfg: Config, weights: dict, checkpoint: str) -> dict:
 
 @contextmanager
 def stopwatch(model: nn.Module) -> Iterator[list[tuple[float, int]]]:
-    """Seconds and images of each step of the model, from its preprocessing to its predictions."""
+    """Seconds and number of images of each `test_step`, from preprocessing to predictions."""
     import torch
 
     laps = []
@@ -182,8 +182,8 @@ def stopwatch(model: nn.Module) -> Iterator[list[tuple[float, int]]]:
 
 @contextmanager
 def peak_memory() -> Iterator[Any]:
-    """A function that says what memory has been in use at most since here, in MiB: torch's on a
-    GPU, else the whole process's, or None where the system does not tell."""
+    """A function that returns the peak memory since entry, in MiB: torch's on a GPU, otherwise the
+    process's; None if the system does not report it."""
     import torch
 
     if torch.cuda.is_available():
@@ -198,51 +198,42 @@ def peak_memory() -> Iterator[Any]:
         yield lambda: None
 
 
-def headlines(rows: dict[int, dict]) -> dict[str, str]:
-    """The metrics to show, with their names; all of them if none is known."""
-    names = [name for row in rows.values() for name in row['metrics']]
-    known = {
-        name: text
-        for short, text in HEADLINES.items()
-        for name in names
-        if name.rpartition('/')[2] == short
-    }
-    return known or {name: name for name in names}
+def metrics_of(rows: dict[int, dict]) -> dict[str, str]:
+    """The metrics to show, and their names in print."""
+    from cpvt_pyramid.runner.report import headlines
+
+    return headlines(dict.fromkeys(name for row in rows.values() for name in row['metrics']))
 
 
 def table(rows: dict[int, dict]) -> str:
-    """Markdown that is aligned to be read as it is."""
-    shown = headlines(rows)
+    from cpvt_pyramid.runner.report import markdown_table
+
+    shown = metrics_of(rows)
     head = ['size', *shown.values(), 'seconds per image', 'peak memory, MiB']
     lines = [
         [str(size), *(f'{row["metrics"].get(name, math.nan):.4g}' for name in shown)]
         + [f'{row["seconds"]:.3g}', str(row['memory'] or '')]
         for size, row in rows.items()
     ]
-    widths = [max(map(len, column)) for column in zip(head, *lines)]
-    marks = ['-' * (width - 1) + ':' for width in widths]
-    return '\n'.join(
-        '| ' + ' | '.join(cell.rjust(width) for cell, width in zip(line, widths)) + ' |'
-        for line in (head, marks, *lines)
-    )
+    return markdown_table(head, lines, numbers=True)
 
 
 def draw(rows: dict[int, dict], title: str, out: Path) -> None:
-    """The metrics over the size, and the time on an axis of its own."""
+    """Draw the metrics over the image size, and the time on a second axis."""
     import matplotlib
 
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    from cpvt_pyramid.runner.resume import appearing_whole
+    from cpvt_pyramid.runner.files import atomic_write
 
     sizes = list(rows)
     figure, ax = plt.subplots(figsize=(7.5, 4.5), layout='constrained')
     ax.set_title(title, fontweight='bold')
-    for name, text in headlines(rows).items():
+    for name, text in metrics_of(rows).items():
         values = [row['metrics'].get(name, math.nan) for row in rows.values()]
         ax.plot(sizes, values, marker='o', linewidth=2, label=text)
-    ax.set_xlabel('shorter side of the image, pixels')
+    ax.set_xlabel('shorter side of the image in pixels')
     ax.set_ylabel('metric')
     ax.set_xticks(sizes)
     ax.set_ylim(bottom=0)
@@ -256,33 +247,16 @@ def draw(rows: dict[int, dict], title: str, out: Path) -> None:
         axis.spines['top'].set_visible(False)
         axis.margins(y=0.1)
     ax.legend(frameon=False, loc='best')
-    with appearing_whole(out) as draft:
+    with atomic_write(out) as draft:
         figure.savefig(draft, dpi=120, format='png')
     plt.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.options import add_cfg_options
+    from cpvt_pyramid.runner.command import run_command
 
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser('resolution_sweep', description=__doc__, formatter_class=plain)
-    add = parser.add_argument
-    add('config', metavar='CONFIG', help='config file, for example configs/retinanet_cpvt_s.py')
-    add('checkpoint', metavar='CHECKPOINT', help='weights of the model, a path or an address')
-    add('--sizes', type=int, nargs='+', required=True, metavar='PIXELS', help='of the shorter side')
-    add('--limit', type=int, metavar='N', help='the first N images of the test set alone')
-    add(
-        '--work-dir',
-        metavar='DIR',
-        help='where a folder for this sweep is made (work_dirs/NAME/resolution_sweep)',
-    )
-    add_cfg_options(parser, 'test_dataloader.batch_size=8')
-    arguments = vars(parser.parse_args(argv))
-
-    from cpvt_pyramid.runner.launch import run_tool
-
-    kept = 'the sizes that are done are kept; the same command goes on'
-    return run_tool('resolution_sweep', resolution_sweep, arguments, kept)
+    kept = 'finished sizes are kept; continue with the same command'
+    return run_command(resolution_sweep, argv, kept)
 
 
 if __name__ == '__main__':

@@ -1,19 +1,19 @@
 #!/usr/bin/env python
-"""Measure what the tiles of infer.py --tile change: tiled against untiled segmentation.
+"""Measures what the tiles of infer.py --tile change: tiled against untiled segmentation.
 
-For each overlap it prints, within 16 pixels of the tiles' borders inside of the image and away from
-them, the share of pixels whose label is the untiled one and the mean difference of the scores, as a
-share of their standard deviation. With --out it draws the differences. The image must be one that
-fits into memory untiled.
+For each overlap, within 16 pixels of the tiles' inner borders and elsewhere: the share of pixels
+with the same label, and the mean difference of the scores relative to their standard deviation. The
+image must fit into memory untiled.
 """
 
-# Imports wait until the arguments are read: --help is quick, and mm's take seconds.
-import argparse
+from __future__ import annotations
+
+# torch and mm are imported inside the functions, so that --help is quick.
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,82 +29,95 @@ NEAR = 16  # pixels from a border
 class Seams(NamedTuple):
     """Tiled against untiled, in a part of the image."""
 
-    pixels: float  # the part, as a share of the image
+    pixels: float  # size of the part, relative to the image
     labels: float  # share of equal labels
-    scores: float  # mean difference, as a share of the untiled scores' standard deviation
+    scores: float  # mean difference relative to the standard deviation of the untiled scores
 
 
-def measure_seams(
+def seams(
     config: str,
     checkpoint: str,
     image: str,
+    *,
     tile: int = 512,
     overlaps: Sequence[int] = (0, 32, 64, 128),
-    device: Optional[str] = None,
-    out: Optional[str] = None,
+    device: str | None = None,
+    out: str | None = None,
     cfg_options: Sequence[str] = (),
-) -> dict[int, dict[str, Seams]]:
-    """Print the table and return it, by overlap, for 'at borders' and 'away from them'.
+) -> None:
+    """Print the table.
 
     Args:
-        config: the config file of a segmentor.
-        checkpoint: path or address of the model's weights.
-        image: one that is larger than a tile.
-        tile: size of the tiles, in pixels.
-        overlaps: of neighbouring tiles, in pixels.
-        device: torch device; by default a GPU if there is one.
-        out: file for a picture of the differences.
-        cfg_options: `key=value` settings that override the config's.
+        config: config file of a segmentor
+        checkpoint: weights of the model, a path or an address
+        image: an image that is larger than a tile
+        tile (PIXELS): size of the tiles
+        overlaps (PIXELS): of neighboring tiles
+        device: torch device, for example cpu or cuda:1; by default a GPU if there is one
+        out (FILE.png): draw the differences into this file
+        cfg_options (KEY=VALUE): override settings of the config, for example
+            model.backbone.window_padding=zero
     """
-    from cpvt_pyramid.runner import large_images, launch
-    from cpvt_pyramid.runner.tiling import Grid
+    from cpvt_pyramid.runner import large_images
+    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
     for overlap in overlaps:
         large_images.tile_options(1, tile, overlap, None, False)
-    cfg = launch.load_config(config, cfg_options)
+    cfg = load_config(config, cfg_options)
     if cfg.default_scope != 'mmseg':
-        raise launch.UserError(f'{config} is no segmentor')
-    weights = launch.read_checkpoint(checkpoint)
-    model = launch.build_model(cfg, device)
-    launch.load_weights(model, weights, checkpoint)
-    predict = large_images.segmentor_scores(model)
+        raise UserError(f'{config} must be the config of a segmentor')
+    weights = fetch_checkpoint(checkpoint)
+    model = build_model(cfg, device)
+    load_whole_model(model, weights, checkpoint)
     try:
         with large_images.open_image(Path(image)) as file:
             pixels = large_images.row_reader(file)(0, file.height)
     except large_images.ReadError as error:
-        raise launch.UserError(f'{image}: {error}') from error
-    size = tuple(pixels.shape[1:])
-    if max(size) <= tile:
-        raise launch.UserError(f'{image} is one tile of {tile}; take a smaller --tile')
+        raise UserError(f'{image}: {error}') from error
+    if max(pixels.shape[1:]) <= tile:
+        raise UserError(f'{image} fits into one tile of {tile}; choose a smaller --tile')
 
-    whole = predict(pixels[None])[0].cpu()
-    results, maps = {}, {}
-    print(f'{"":8}  {"at borders":^31}  {"away from them":^31}')
+    maps = {}
+    print(f'{"":8}  {"at borders":^31}  {"elsewhere":^31}')
     print(f'{"overlap":8}' + f'  {"of the image":>12} {"labels":>9} {"scores":>8}' * 2)
-    for overlap in overlaps:
-        grid = Grid(size, tile, overlap)
-        scores = tiled_scores(pixels, grid, predict)
-        equal = scores.argmax(0) == whole.argmax(0)
-        near = near_borders(grid)
-        maps[overlap] = (scores - whole).abs().mean(0) / whole.std()
-        results[overlap] = {
-            name: Seams(
-                float(part.float().mean()),
-                float(equal[part].float().mean()),
-                float(maps[overlap][part].mean()),
-            )
-            for name, part in (('at borders', near), ('away from them', ~near))
-        }
-        parts = results[overlap].values()
+    predict = large_images.segmentor_scores(model)
+    for overlap, parts, maps[overlap] in measured(pixels, tile, overlaps, predict):
         cells = (f'  {part.pixels:12.1%} {part.labels:9.3%} {part.scores:8.4f}' for part in parts)
         print(f'{overlap:<8}', *cells, sep='', flush=True)
     if out:
         draw(maps).save(out)
-        print(f'the differences are drawn in {out}')
-    return results
+        print(out)
 
 
-def tiled_scores(image: 'Tensor', grid: 'Grid', predict: Callable) -> 'Tensor':
+def measured(
+    image: Tensor, tile: int, overlaps: Sequence[int], predict: Callable
+) -> Iterator[tuple[int, tuple[Seams, Seams], Tensor]]:
+    """Each overlap, what differs at borders and elsewhere, and the map of differences.
+
+    Args:
+        image: (3, H, W).
+        tile, overlaps: in pixels.
+        predict: scores (B, K, H, W) of images.
+    """
+    from cpvt_pyramid.runner.tiling import Grid
+
+    whole = predict(image[None])[0].cpu()
+    for overlap in overlaps:
+        grid = Grid(tuple(image.shape[1:]), tile, overlap)
+        scores = tiled_scores(image, grid, predict)
+        equal = scores.argmax(0) == whole.argmax(0)
+        change = (scores - whole).abs().mean(0) / whole.std()
+        near = near_borders(grid)
+        parts = tuple(
+            Seams(*(float(x.float().mean()) for x in (part, equal[part], change[part])))
+            for part in (near, ~near)
+        )
+        yield overlap, parts, change
+
+
+def tiled_scores(image: Tensor, grid: Grid, predict: Callable) -> Tensor:
     """The blended scores (K, H, W) of an image (3, H, W)."""
     import torch
 
@@ -124,8 +137,8 @@ def tiled_scores(image: 'Tensor', grid: 'Grid', predict: Callable) -> 'Tensor':
     return blended
 
 
-def near_borders(grid: 'Grid') -> 'Tensor':
-    """(H, W), whether a pixel is within `NEAR` of a tile's border that is inside of the image."""
+def near_borders(grid: Grid) -> Tensor:
+    """(H, W), whether a pixel is within `NEAR` pixels of a tile's border inside the image."""
     import torch
 
     axes = []
@@ -137,8 +150,8 @@ def near_borders(grid: 'Grid') -> 'Tensor':
     return axes[0][:, None] | axes[1]
 
 
-def draw(maps: dict[int, 'Tensor']) -> 'Image.Image':
-    """The differences side by side, one scale for all."""
+def draw(maps: dict[int, Tensor]) -> Image.Image:
+    """The maps of differences side by side, on the same scale."""
     import numpy as np
     from PIL import Image, ImageDraw
 
@@ -162,39 +175,10 @@ def draw(maps: dict[int, 'Tensor']) -> 'Image.Image':
     return sheet
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.runner.options import add_cfg_options
+def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.runner.command import run_command
 
-    parser = argparse.ArgumentParser(
-        prog='measure_seams',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add('config', metavar='CONFIG', help='config file of a segmentor')
-    add('checkpoint', metavar='CHECKPOINT', help='weights of the model, a path or an address')
-    add('image', metavar='IMAGE', help='an image that is larger than a tile')
-    add('--tile', type=int, default=512, metavar='PIXELS', help='size of the tiles (%(default)s)')
-    add(
-        '--overlaps',
-        type=int,
-        nargs='+',
-        default=[0, 32, 64, 128],
-        metavar='PIXELS',
-        help='of neighbouring tiles (%(default)s)',
-    )
-    add('--device', help='torch device, for example cpu or cuda:1 (a GPU if there is one)')
-    add('--out', metavar='FILE.png', help='draw the differences')
-    add_cfg_options(parser, 'model.backbone.window_padding=zero')
-    arguments = vars(parser.parse_args(argv))
-
-    from cpvt_pyramid.runner.launch import run_tool
-
-    return run_tool('measure_seams', print_seams, arguments, 'there is no result')
-
-
-def print_seams(**arguments: object) -> None:
-    measure_seams(**arguments)
+    return run_command(seams, argv)
 
 
 if __name__ == '__main__':

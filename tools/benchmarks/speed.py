@@ -1,83 +1,87 @@
 #!/usr/bin/env python
-"""Measures the backbones' time and memory beside those of other libraries, and beside a floor.
+"""Measures time and memory of our backbones, other libraries', and a lower bound.
 
     python tools/benchmarks/speed.py
-    python tools/benchmarks/speed.py --models ours timm pvt_v2_b2 swin_tiny convnext_tiny resnet50 \\
+    python tools/benchmarks/speed.py --models ours timm pvt_v2_b2 swin_tiny resnet50 \\
         --sizes 224 512 1024 2048 --steps forward train --json speed.json --plot speed.png
     python tools/benchmarks/speed.py --config configs/retinanet_cpvt_s.py --sizes 800x1333 --batch 2
 
-All from an image to four maps: `ours`; the same architecture in other libraries, `timm` and `mmseg`
-(Twins), `mmdet` (PVT), with the same weights and one eps, their maps compared first; others of
-about its size, among which `mmdet` stands for a PCPVT: the PVT of its shape. SVT is without stage
-norms, as in timm. A train step is a forward pass, the mean square of all maps, and a backward pass,
-without an optimizer. After a warm-up the models take turns in one process: A B C, A B C, ...
+Every model turns an image into four maps. `ours`, `timm` and `mmseg` (Twins) and `mmdet` (PVT) are
+the same architecture with the same weights and LayerNorm eps, and their maps are compared before
+they are timed. The others are backbones of similar size; for a PCPVT, `mmdet` is one of them: the
+PVT of the same shape. As in timm, SVT has no stage norms. A training step is a forward pass, the
+mean square of all maps, and a backward pass; there is no optimizer. After a warm-up the models take
+turns in one process (A B C, A B C, ...).
 
-With --config, all from a normalised image to the raw outputs of a config's detector or segmentor,
-with the models as its backbone and one neck and heads, whose weights are random and the same; a
-train step is then a backward pass of its loss, of random targets. In backbones nothing is dropped,
-and all four maps are made. Where a model selects by score, small differences become large ones.
+With --config, the model is the detector or segmentor of a config, from normalized images to raw
+outputs, with each backbone in turn and the same random weights in neck and heads. A training step
+is then a backward pass of its loss on random targets. No backbone drops paths, and all four maps
+are computed. Where a model selects by score, small differences become large ones.
 
-    ms      the median of the rounds
-    ratio   to the first model: of the medians, and the middle half of the rounds' own ratios
-    MiB     the most that the step takes beyond the built model, in a steady state: what libraries
-            load and compile once, an equal step before has done. On a GPU, of torch's allocator; on
-            a CPU, resident set, in a process of its own that runs nothing else
-    GFLOPs  multiply-additions (get_flops.py)
-    floor   ms / what arithmetic alone, or memory traffic alone, would take at the machine's rates,
-            measured in this run: its best rate of matrix products, and that of a copy. Traffic is
-            the operands and results of products with weights and of convolutions, each once.
-            Neither this nor GFLOPs of what looks at values, as losses and proposals do
-    differs from the first model's maps, largest difference / largest value
-    graphs  compiled for this size, 0 where those of earlier ones serve, and breaks between them; in
-            training one more, to compare the maps
+    ms      median over the rounds
+    ratio   to the first model: ratio of the medians, and quartiles of the rounds' ratios
+    MiB     peak memory of a step beyond the model, after an identical step that loads and compiles
+            whatever happens only once. On a GPU, of torch's allocator; on a CPU, resident memory
+            of a separate process that runs nothing else
+    GFLOPs  billions of multiply-additions (get_flops.py)
+    floor   ms / the time of the arithmetic alone, or of the memory traffic alone, whichever is
+            longer, at rates measured in this run: the fastest matrix product, and a copy. Traffic
+            is the operands and results of matrix products with weights and of convolutions, once
+            each. Operations that depend on values, such as losses and proposals, are not counted
+    differs maximum difference from the first model's maps / maximum value
+    graphs  number of graphs compiled for this size (0: earlier ones are reused), and graph breaks;
+            training needs one more, to compare the maps
 
-With --compile each model is followed by itself compiled, of which a CPU's memory is not measured.
-With --profile follow the operators that take most of a step, by the time in themselves and not in
-those that they call: of the GPU or the CPU, as shares of all.
+--plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
+--compile adds each model compiled; on a CPU its memory is not measured. --profile lists the
+operators with the largest share of self time, on the GPU if there is one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import functools
 import itertools
 import json
 import math
-import operator
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # run from a checkout, uninstalled
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
-OURS = ('ours', 'ours_cp')  # the second with activation checkpointing
-SAME = (*OURS, 'timm', 'mmseg', 'mmdet')  # the same architecture
-OTHERS = ('pvt_v2_b2', 'swin_tiny', 'convnext_tiny', 'resnet50')
-COMPILED = '_compiled'  # behind the name of a model
+import ports  # noqa: E402
+from ports import Maps, ports_of  # noqa: E402
+
+from cpvt_pyramid import ARCHS, CPVTPyramid, ops  # noqa: E402
+from cpvt_pyramid.flops import Counter  # noqa: E402
+from cpvt_pyramid.runner.command import UserError, run_command  # noqa: E402
+
+OURS = ('ours', 'ours_cp', 'ours_plain')  # as is; activation checkpointing; plain operations
+NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
+COMPILED = '_compiled'  # suffix of the name of a compiled model
 STEPS, DTYPES = ('forward', 'train'), ('float32', 'bfloat16', 'float16')
-TOLERANCE = 1e-4  # of float32 maps that must be equal; of their largest value
+TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
 WARM_UP = 2  # steps
-OPERATORS = 8  # of a profile
-BOXES = 7  # in each image of a detector's training
+OPERATORS = 8  # rows of a profile
+BOXES = 7  # per training image of a detector
 MIB = 2**20
+CHILD = '--measure-memory'  # first argument of the process that measures it
 
 
 class Case(NamedTuple):
-    """What the models are measured on."""
+    """A workload."""
 
     step: str  # one of STEPS
     dtype: str  # of weights and image
@@ -85,7 +89,7 @@ class Case(NamedTuple):
     width: int
     batch: int
     device: str
-    config: str | None = None  # whose model it is; None: backbones alone
+    config: str | None = None  # measure its model; None: backbones only
 
     def __str__(self) -> str:
         model = f'{Path(self.config).stem}, ' if self.config else ''
@@ -103,100 +107,102 @@ class Case(NamedTuple):
         return model.train(self.step == 'train')
 
 
-def benchmark(
-    models: Sequence[str] = (),
+def speed(
+    *,
+    models: Sequence[Literal[NAMES]] = (),
     arch: str | None = None,
-    sizes: Sequence[tuple[int, int]] = ((512, 512),),
-    dtypes: Sequence[str] = ('float32',),
-    steps: Sequence[str] = ('forward',),
+    config: str | None = None,
+    sizes: Sequence[str] = ('512',),
+    dtypes: Sequence[Literal[DTYPES]] = ('float32',),
+    steps: Sequence[Literal[STEPS]] = ('forward',),
     batch: int = 1,
     device: str = 'cpu',
     threads: int | None = None,
     rounds: int = 7,
-    config: str | None = None,
-    with_compile: bool = False,
+    compile: bool = False,
     with_cp: bool = False,
-    with_profile: bool = False,
-    memory: bool = True,
-    json_file: str | None = None,
+    plain: bool = False,
+    profile: bool = False,
+    no_memory: bool = False,
+    json: str | None = None,
     plot: str | None = None,
-) -> dict:
-    """Measure every combination of steps, dtypes and sizes, and print a table as each is done.
+) -> None:
+    """Measure all combinations of steps, dtypes and sizes, printing a table after each.
 
     Args:
-        models: names from SAME and OTHERS; none: ours and all others of the same architecture.
-        arch: a name from `ARCHS`; None: the config's, else pcpvt_small.
-        sizes: height and width of the images, in pixels.
-        dtypes: of weights and images.
-        steps: 'forward', 'train' or both.
-        batch: images at a time.
-        device: torch device.
-        threads: of torch on a CPU; None: as torch has it.
-        rounds: how many times each model is timed.
-        config: a config file whose model is measured, with the models as its backbone; None:
-            backbones alone.
-        with_compile: each model, then the same by torch.compile, with dynamic sizes.
-        with_cp: 'ours' and 'ours_cp' first, then the others.
-        with_profile: find the operators that take most time.
-        memory: measure memory, too.
-        json_file: where the numbers go, after each combination.
-        plot: a picture of cost over resolution.
-
-    Returns:
-        What is in the JSON: `machine`, `options`, `rates` (of each dtype) and `rows`.
+        models (NAME): ours, ours_cp, ours_plain, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
+            convnext_tiny, resnet50; by default ours and all ports of the architecture
+        arch: of ours and of the ports; by default that of the config, or pcpvt_small
+        config: measure the detector or segmentor of this config file, with each model as its
+            backbone, instead of backbones alone
+        sizes (SIDE|HxW): of the images, in pixels
+        dtypes: of weights and images
+        steps: what to measure
+        batch (N): images per step
+        device: torch device, for example cuda
+        threads (N): CPU threads; by default as many as torch takes
+        rounds (N): timed steps of each model
+        compile: add each model compiled with dynamic sizes
+        with_cp: add ours with activation checkpointing, as ours_cp
+        plain: add ours with plain operations, as ours_plain
+        profile: list the operators with the largest share of a step's time
+        no_memory: measure time only
+        json (FILE): write machine, options, rates and rows to this file, after each table
+        plot (FILE): draw cost over resolution into this file
     """
-    if config and with_compile:
-        raise ValueError('--compile is for backbones alone, not for --config')
+    if config and compile:
+        raise UserError('--compile measures backbones; leave --config out')
     arch = find_arch(arch, config)
-    check(arch, sizes, batch, device, threads, rounds, (json_file, plot))
+    pixels = [parse_size(text) for text in sizes]
+    check(arch, pixels, batch, device, threads, rounds, (json, plot))
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
-    models = models or [x for x in same_architecture(arch) if x != 'ours_cp']
-    if with_cp:
-        models = [*OURS, *(x for x in models if x not in OURS)]
+    models = models or ['ours', *ports_of(arch)]
+    if with_cp or plain:
+        ours = ['ours', *['ours_cp'] * with_cp, *['ours_plain'] * plain]
+        models = [*ours, *(name for name in models if name not in ours)]
     torch.manual_seed(0)
     results = {
         'machine': machine(device),
         'options': dict(arch=arch, config=config, threads=torch.get_num_threads())
-        | dict(rounds=rounds, compiled=with_compile),
+        | dict(rounds=rounds, compiled=compile),
         'rates': {},
         'rows': [],
     }
     try:
         contestants = build_all(tuple(dict.fromkeys(models)), arch, config)
-        if with_compile:
-            contestants = beside_compiled(contestants)
-        for step, dtype, (height, width) in itertools.product(steps, dtypes, sizes):
+        if compile:
+            contestants = with_compiled(contestants)
+        for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             if dtype not in results['rates']:
                 results['rates'][dtype] = rates = machine_rates(device, dtype)
                 print(rates_line(dtype, rates))
-            rows = measure(contestants, arch, case, rounds, memory)
+            rows = measure(contestants, arch, case, rounds, not no_memory)
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
-                if with_profile and 'ms' in row:
+                if profile and 'ms' in row:
                     model = case.prepared(contestants[row['model']])
-                    row['profile'] = profile(model, case)
+                    row['profile'] = slowest_operators(model, case)
             results['rows'] += rows
             print(table(case, rows), flush=True)
-            if with_profile:
+            if profile:
                 print(profiles(rows), flush=True)
-            if json_file:
-                write_json(results, json_file)
+            if json:
+                write_json(results, json)
     finally:
         torch.set_num_threads(threads_before)
         if plot and results['rows']:
             draw(results, plot)
-    return results
 
 
 def find_arch(arch: str | None, config: str | None) -> str:
     if not config:
         return arch or 'pcpvt_small'
     if arch:
-        raise ValueError('--arch is what the backbone of --config says; leave one of them out')
+        raise UserError('--config determines the architecture; leave --arch out')
     return read_config(config).model.backbone.get('arch', 'pcpvt_small')
 
 
@@ -204,153 +210,91 @@ def check(
     arch: str, sizes: Sequence, batch: int, device: str, threads: int | None, rounds: int,
     files: Sequence[str | None],
 ) -> None:  # fmt: skip
-    from cpvt_pyramid import ARCHS
-
-    if arch not in list(ARCHS):  # that of a config may be anything
-        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
+    if arch not in list(ARCHS):  # not hashable if a config spells its arch out
+        raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     if min(batch, rounds, threads or 1) < 1:
-        raise ValueError('--batch, --rounds and --threads are numbers from 1 up')
+        raise UserError('--batch, --rounds and --threads must be at least 1')
     if min(min(size) for size in sizes) < 32:
-        raise ValueError('--sizes are of 32 pixels and more')
+        raise UserError('--sizes must be at least 32 pixels')
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f'no device {device}: {str(error).splitlines()[0]}') from error
+        raise UserError(f'no device {device}: {str(error).splitlines()[0]}') from error
     for path in filter(None, files):
         if Path(path).exists():
-            raise ValueError(f'{path} is there already')
+            raise UserError(f'{path} already exists; remove it or name another file')
         if not Path(path).parent.is_dir():
-            raise ValueError(f'{path}: there is no such folder')
+            raise UserError(f'{path}: no such directory')
 
 
 # The models
-
-
-class Maps(nn.Module):
-    """A model, called for its maps."""
-
-    def __init__(self, model: nn.Module, maps: Callable[[nn.Module, Tensor], Sequence]) -> None:
-        super().__init__()
-        self.model = model
-        self.maps = maps
-
-    def forward(self, image: Tensor) -> list[Tensor]:
-        return list(self.maps(self.model, image))
 
 
 def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
     """A model that makes four maps of an image.
 
     Args:
-        name: one of SAME and OTHERS.
-        arch: the architecture of those in SAME.
-        tensors: the state of our model, for those in SAME.
+        name: one of NAMES.
+        arch: the architecture of ours and of ports.
+        tensors: the state dict of our model, for models with the same parameters.
     """
-    from cpvt_pyramid import ARCHS, CPVTPyramid
-    from cpvt_pyramid.weights import to_format
-
-    if name in OTHERS:
-        return build_other(name)
-    a = ARCHS[arch]
-    same = same_architecture(arch)
-    if name not in same and (name != 'mmdet' or a.window):
-        raise ValueError(f'{name} has no {arch}; {", ".join(same)} have')
-    dims, depths, windows = list(a.dims), list(a.depths), [a.window] * 4 if a.window else None
-    shape = dict(
-        num_heads=list(a.heads), mlp_ratios=list(a.mlp_ratios), sr_ratios=list(a.sr_ratios)
-    )
-    if name == 'timm':
-        from timm.models.twins import Twins
-
-        model = inner = Twins(num_classes=0, wss=windows, embed_dims=dims, depths=depths, **shape)
-        inner.norm = nn.Identity()  # the classifier's
-        model = Maps(inner, lambda m, x: m.forward_intermediates(x, intermediates_only=True))
-    elif name == 'mmseg':
-        from mmseg.models.backbones import PCPVT, SVT
-
-        shape |= dict(embed_dims=dims, depths=depths, norm_after_stage=False, qkv_bias=True)
-        shape |= dict(drop_path_rate=0.0)
-        model = inner = SVT(windiow_sizes=windows, **shape) if windows else PCPVT(**shape)
-    elif name == 'mmdet':
-        from mmdet.models.backbones import PyramidVisionTransformer
-
-        shape |= dict(embed_dims=dims[0] // a.heads[0], num_layers=depths, drop_path_rate=0.0)
-        model = inner = PyramidVisionTransformer(**shape)
-    else:
-        model = inner = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
-    if tensors and name in same:
-        inner.load_state_dict(to_format(tensors, name) if name.startswith('mm') else tensors)
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-6
-    return model.eval()
+    if name in OURS:
+        model = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
+        if tensors:
+            model.load_state_dict(tensors)
+        return ports.with_eps(Maps(model, in_plain) if name == 'ours_plain' else model).eval()
+    tensors = tensors if name in ports_of(arch) else None
+    try:
+        return ports.with_eps(ports.build(name, arch, tensors, stage_norm=False))
+    except (ImportError, ValueError) as error:
+        raise UserError(str(error)) from error
 
 
-def build_other(name: str) -> nn.Module:
-    if name == 'resnet50':
-        from torchvision.models import resnet50
-        from torchvision.models.feature_extraction import create_feature_extractor
-
-        layers = [f'layer{i}' for i in (1, 2, 3, 4)]
-        return Maps(create_feature_extractor(resnet50(), layers), lambda m, x: m(x).values())
-    import timm
-
-    options = dict(swin_tiny=dict(strict_img_size=False)).get(name, {})
-    full_name = dict(swin_tiny='swin_tiny_patch4_window7_224').get(name, name)
-    return timm.create_model(full_name, features_only=True, **options)
-
-
-def same_architecture(arch: str) -> tuple[str, ...]:
-    """The names of those in SAME that have an architecture."""
-    from cpvt_pyramid import ARCHS
-
-    return OURS + (('mmdet',) if ARCHS[arch].position == 'learned' else ('timm', 'mmseg'))
+def in_plain(model: nn.Module, image: Tensor) -> Sequence[Tensor]:
+    with ops.plain():
+        return model(image)
 
 
 def build_all(names: Sequence[str], arch: str, config: str | None = None) -> dict[str, nn.Module]:
-    """Models by their names, those of one architecture with the same random weights; or the model
-    of a config with each of them as its backbone, and all else the same."""
-    others = [name for name in names if name in OTHERS]
+    """Models by name. Those with the same parameters have the same random weights; with a config,
+    they are the backbones of otherwise identical models."""
+    others = [name for name in names if name in ports.OTHERS]
     if config and others:
-        raise ValueError(f'{others[0]} is not for --config; {", ".join(same_architecture(arch))}')
-    ours = randomised(build('ours', arch))
+        available = ', '.join((*OURS, *ports_of(arch)))
+        raise UserError(f'--config takes {available} as --models, not {others[0]}')
+    tensors = ports.randomize(build('ours', arch)).state_dict()
     whole = build_whole(config) if config else None
-    models = {name: build(name, arch, ours.state_dict()) for name in names}
+    models = {name: build(name, arch, tensors) for name in names}
     return {name: Whole(*whole, model) for name, model in models.items()} if whole else models
 
 
-def randomised(model: nn.Module) -> nn.Module:
-    """The model with weights large enough that all of them count."""
-    for p in model.parameters():
-        p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
-    return model
+def has_same_weights(name: str, arch: str) -> bool:
+    return name in (*OURS, *ports_of(arch))
 
 
 # The models of configs
 
 
 class Whole(nn.Module):
-    """The model of a config with a backbone: of images its raw outputs or, in training, its loss.
+    """The model of a config with another backbone: from images to raw outputs or, in training
+    mode, to its loss.
 
     Args:
-        model: the config's, of which a copy is taken.
-        out_indices: the maps that it wants.
-        backbone: makes four maps.
+        model: the config's model; it is copied.
+        out_indices: the maps that its neck or head takes.
+        backbone: returns four maps.
 
     Attributes:
-        targets: what comes with the images in mm.
+        targets: the data samples of a batch.
     """
 
     def __init__(self, model: nn.Module, out_indices: Sequence[int], backbone: nn.Module) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
-        self.model.backbone = Maps(backbone, lambda m, x: operator.itemgetter(*out_indices)(m(x)))
+        self.model.backbone = Maps(backbone, functools.partial(contiguous_maps, out_indices))
         self.targets = []
 
     def forward(self, images: Tensor) -> list[Tensor] | Tensor:
-        from cpvt_pyramid.mm.valid_region import REGION
-
-        REGION.announce(None)  # nothing is padding, whatever this process ran before
         if self.training:
             losses = self.model(images, self.targets, mode='loss')
             return self.model.parse_losses(losses)[0]
@@ -358,84 +302,83 @@ class Whole(nn.Module):
         return [x for x in outputs if isinstance(x, Tensor)]
 
 
-def read_config(path: str) -> Any:
-    """The config at a path, whose backbone must be ours and one that other libraries have."""
-    from cpvt_pyramid.runner import launch
+def contiguous_maps(indices: Sequence[int], backbone: nn.Module, image: Tensor) -> list[Tensor]:
+    """Some of a backbone's maps, contiguous as those of every backbone that is registered in mm."""
+    maps = backbone(image)
+    return [maps[i].contiguous() for i in indices]
 
-    with mistakes_in_a_config():
-        cfg = launch.load_config(path)
+
+def read_config(path: str) -> Any:
+    """The config at a path; its backbone must be ours, and one that other libraries have."""
+    from cpvt_pyramid.runner.configs import load_config
+
+    cfg = load_config(path)
     backbone = cfg.model.get('backbone') or {}
     if backbone.get('type') != 'CPVTPyramid':
-        raise ValueError(f'{path}: its backbone is {backbone.get("type")}, not CPVTPyramid')
+        raise UserError(f'{path}: the backbone must be CPVTPyramid, got {backbone.get("type")}')
     own = set(backbone) - {'type', 'arch', 'out_indices', 'drop_path_rate', 'with_cp', 'init_cfg'}
     if own:
-        raise ValueError(f'{path}: its backbone sets {min(own)}, which is not measured')
+        raise UserError(f'{path}: remove {min(own)} from the backbone; no other library has it')
     for part in (cfg.model, backbone):
         part.pop('init_cfg', None)  # no pretrained weights
     return cfg
 
 
 def build_whole(config: str) -> tuple[nn.Module, Sequence[int]]:
-    """The model of a config without its backbone, and the maps that it wants of one."""
+    """The model of a config with an empty backbone, and the indices of the maps that it takes."""
     from mmengine.logging import MMLogger
 
-    from cpvt_pyramid.runner import launch
+    from cpvt_pyramid.runner.models import build_model
 
-    cfg = read_config(config)
-    for message in launch.CALM:
-        warnings.filterwarnings('ignore', message)
-    with mistakes_in_a_config():
-        model = launch.build_model(cfg, 'cpu')
+    model = build_model(read_config(config), 'cpu')
     out_indices, model.backbone = model.backbone.out_indices, nn.Identity()
-    MMLogger.get_current_instance().setLevel('WARNING')  # else a line for each parameter
+    MMLogger.get_current_instance().setLevel('WARNING')  # not a line per parameter
     model.init_weights()
-    return randomised(model), out_indices
+    return perturbed(model), out_indices
 
 
-@contextlib.contextmanager
-def mistakes_in_a_config() -> Iterator[None]:
-    from cpvt_pyramid.runner.launch import UserError
-
-    try:
-        yield
-    except UserError as error:
-        raise ValueError(str(error)) from error
+def perturbed(model: nn.Module) -> nn.Module:
+    """The model with noise added to its initial weights, so that all of them affect the result."""
+    for p in model.parameters():
+        p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
+    return model
 
 
-def targets(model: nn.Module, case: Case) -> list:
-    """What comes with the images in mm: their size, and random boxes or label maps, always the
-    same."""
+def targets(whole: Whole, case: Case) -> list:
+    """The data samples of a batch, with random boxes, masks or label maps, always the same."""
     from mmengine.structures import InstanceData, PixelData
 
-    model, size = model.model, (case.height, case.width)
+    from cpvt_pyramid.runner.samples import data_sample
+
+    model, size = whole.model, (case.height, case.width)
     random = torch.Generator().manual_seed(0)
     classes = max(getattr(module, 'num_classes', None) or 0 for module in model.modules())
-    metainfo = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), size)
-    metainfo['scale_factor'] = (1.0, 1.0)
     samples = []
     for _ in range(case.batch):
         if hasattr(model, 'decode_head'):
-            from mmseg.structures import SegDataSample
-
             labels = torch.randint(classes, (1, *size), generator=random)
-            sample = SegDataSample(metainfo=metainfo, gt_sem_seg=PixelData(data=labels))
+            sample = data_sample(True, size, gt_sem_seg=PixelData(data=labels))
         else:
-            from mmdet.structures import DetDataSample
-            from mmdet.structures.mask import BitmapMasks
-
             labels = torch.randint(classes, (BOXES,), generator=random)
             corner, sides = torch.rand(2, BOXES, 2, generator=random) / 2
             boxes = torch.cat([corner, corner + 0.1 + 0.8 * sides], 1)
             boxes *= torch.tensor([case.width, case.height] * 2)
             instances = InstanceData(bboxes=boxes, labels=labels)
             if model.with_mask:
-                left, top, right, bottom = boxes.T[..., None, None]
-                y, x = torch.arange(size[0])[:, None], torch.arange(size[1])
-                masks = (left <= x) & (x < right) & (top <= y) & (y < bottom)
-                instances.masks = BitmapMasks(masks.byte().numpy(), *size)
-            sample = DetDataSample(metainfo=metainfo, gt_instances=instances)
+                instances.masks = filled(boxes, size)
+            sample = data_sample(False, size, gt_instances=instances)
         samples.append(sample.to(case.device))
     return samples
+
+
+def filled(boxes: Tensor, size: tuple[int, int]) -> Any:
+    """Instance masks that fill their boxes."""
+    from mmdet.structures.mask import BitmapMasks
+
+    left, top, right, bottom = boxes.T[..., None, None]
+    y, x = torch.arange(size[0])[:, None], torch.arange(size[1])
+    masks = (left <= x) & (x < right) & (top <= y) & (y < bottom)
+    return BitmapMasks(masks.byte().numpy(), *size)
 
 
 # Measuring
@@ -444,23 +387,23 @@ def targets(model: nn.Module, case: Case) -> list:
 def measure(
     contestants: dict[str, nn.Module], arch: str, case: Case, rounds: int, memory: bool
 ) -> list[dict]:
-    """A row for each model; of one that does not fit or cannot take the size, the reason.
+    """A row for each model; if one runs out of memory or rejects the size, the row says so.
 
     Args:
-        contestants: the models by their names.
-        arch, case, rounds, memory: as in `benchmark`.
+        contestants: models by name.
+        arch, case, rounds, memory: as in `speed`.
     """
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
     image, steps, first = case.image(), {}, None
     for name, model in contestants.items():
         row, model = rows[name], case.prepared(model)
-        of_eager = name.removesuffix(COMPILED)
-        eager, same = contestants[of_eager], of_eager in same_architecture(arch)
+        eager_name = name.removesuffix(COMPILED)
+        eager, same = contestants[eager_name], has_same_weights(eager_name, arch)
         before = compilations()
         try:
             if memory and (model is eager or case.device != 'cpu'):
                 row['peak_mib'] = peak_memory(name, arch, case, model, image)
-            # On the meta device heads and losses fail in many ways, backbones must not.
+            # On the meta device heads and losses fail in many ways; backbones must not.
             uncounted = [Exception] if case.config else []
             with contextlib.suppress(*uncounted):
                 row['gflops'], row['gbytes'] = cost(eager, case)
@@ -484,7 +427,10 @@ def measure(
             row['failed'] = ' '.join(str(error).split())[:100]
         differs = row.get('difference', 0)
         if must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
-            raise ValueError(f'{case}: {name} differs from the first model: {differs}')
+            raise UserError(
+                f'{case}: {name} must equal the first model within {TOLERANCE}, '
+                f'differs by {shown(differs)}'
+            )
     times = {name: [] for name in steps}
     for i in range(rounds):
         for name, step in steps.items():
@@ -500,7 +446,7 @@ def measure(
 
 
 def run(model: nn.Module, image: Tensor, step: str) -> None:
-    """A step, with no gradient left behind."""
+    """Run a step; gradients are freed."""
     if step == 'forward':
         with torch.inference_mode():
             model(image)
@@ -510,7 +456,7 @@ def run(model: nn.Module, image: Tensor, step: str) -> None:
 
 
 def loss(model: nn.Module, image: Tensor) -> Tensor:
-    """The mean square of all maps, or what the model of a config makes of its targets."""
+    """The mean square of all maps, or the loss of a config's model."""
     outputs = model(image)
     if isinstance(outputs, Tensor):
         return outputs
@@ -532,15 +478,15 @@ def synchronize(device: str) -> None:
 
 
 def middle_half(values: Sequence[float]) -> tuple[float, float]:
-    """The quartiles on both sides of the median."""
+    """First and third quartile."""
     if len(values) == 1:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method='inclusive')
     return low, high
 
 
-def beside_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Each model and, behind it, the same compiled for any size; they share the weights."""
+def with_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Each model, followed by the same model compiled with dynamic sizes; they share weights."""
     pairs = [
         ((name, model), (name + COMPILED, torch.compile(model, dynamic=True)))
         for name, model in models.items()
@@ -549,32 +495,28 @@ def beside_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def compilations() -> tuple[int, int]:
-    """Graphs that torch.compile has made in this process, and breaks between them."""
+    """Graphs compiled in this process so far, and graph breaks."""
     counters = torch._dynamo.utils.counters
     return counters['stats']['unique_graphs'], sum(counters['graph_break'].values())
 
 
 def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:
-    """The largest, as a share of the largest value; None where the maps have other sizes."""
+    """The largest difference relative to the largest value; None if the shapes differ."""
     if [x.shape for x in maps] != [x.shape for x in first]:
         return None
     return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(maps, first))
 
 
 def must_be_equal(arch: str, case: Case) -> bool:
-    """Whether all libraries agree: on sizes that need no padding, which each does in its way, and
-    as far as nothing is selected by scores, which can be as good as equal."""
-    from cpvt_pyramid import ARCHS
-
+    """Whether all libraries agree: at sizes that need no padding, where each library does its own,
+    and in backbones, because heads may select by scores that are almost equal."""
     multiple = 32 * (ARCHS[arch].window or 1)
     fits = not (case.height % multiple or case.width % multiple)
     return fits and case.dtype == 'float32' and not case.config
 
 
 def cost(model: nn.Module, case: Case) -> tuple[float, float]:
-    """Billions of multiply-additions and of bytes, of the step."""
-    from cpvt_pyramid.flops import Counter
-
+    """Billions of multiply-additions and of bytes in a step."""
     on_meta = case._replace(device='meta')
     model, image = on_meta.prepared(copy.deepcopy(model)), on_meta.image()
     with Counter() as counter:
@@ -585,8 +527,8 @@ def cost(model: nn.Module, case: Case) -> tuple[float, float]:
     return counter.total / 1e9, counter.bytes / 1e9
 
 
-def profile(model: nn.Module, case: Case) -> dict[str, float]:
-    """The operators in which a step takes most time, and their shares of all operators' time."""
+def slowest_operators(model: nn.Module, case: Case) -> dict[str, float]:
+    """The operators with the most self time in a step, and their shares of the total."""
     on_gpu = case.device.startswith('cuda')
     activity = torch.profiler.ProfilerActivity
     image = case.image()
@@ -595,7 +537,7 @@ def profile(model: nn.Module, case: Case) -> dict[str, float]:
         run(model, image, case.step)
         synchronize(case.device)
     field = 'self_device_time_total' if on_gpu else 'self_cpu_time_total'
-    of_cpu = torch.autograd.DeviceType.CPU  # operators; those of a GPU are their kernels
+    of_cpu = torch.autograd.DeviceType.CPU  # operators; events of a GPU are kernels
     events = [event for event in profiler.key_averages() if event.device_type == of_cpu]
     times = {event.key.removeprefix('aten::'): getattr(event, field) for event in events}
     longest = sorted(times, key=times.get, reverse=True)[:OPERATORS]
@@ -606,7 +548,7 @@ def profile(model: nn.Module, case: Case) -> dict[str, float]:
 
 
 def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tensor) -> float:
-    """MiB that the step takes at most, beyond what there is before it and after an equal one."""
+    """Peak memory of a step in MiB, beyond what is in use before it, after an identical step."""
     if case.device.startswith('cuda'):
         run(model, image, case.step)
         before = torch.cuda.memory_allocated(case.device)
@@ -614,25 +556,25 @@ def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tenso
         run(model, image, case.step)
         return (torch.cuda.max_memory_allocated(case.device) - before) / MIB
     child = json.dumps([name, arch, case, torch.get_num_threads()])
-    done = subprocess.run([sys.executable, __file__, '--child', child], capture_output=True)
+    done = subprocess.run([sys.executable, __file__, CHILD, child], capture_output=True)
     if done.returncode:
         lines = done.stderr.decode().strip().splitlines()
-        raise MemoryError(lines[-1] if lines else f'ended by signal {-done.returncode}')
+        raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
     return float(done.stdout.split()[-1])
 
 
 def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
-    """`peak_memory` in a process that runs nothing else."""
+    """`peak_memory` on a CPU, in a process that runs nothing else."""
     from cpvt_pyramid.runner import memory
 
     torch.set_num_threads(threads)
-    torch.manual_seed(0)  # proposals, and so memory, depend on weights and image
+    torch.manual_seed(0)  # the number of proposals depends on weights and image
     image = case.image()
     model = case.prepared(build_all([name], arch, case.config)[name])
     memory.limit()
     run(model, image, case.step)
     memory.trim()
-    memory.restart_peak()  # outside Linux nothing is seen of a step below what built the model
+    memory.restart_peak()  # outside Linux, a step below the peak of building the model counts as 0
     before = memory.resident()
     run(model, image, case.step)
     return max(memory.peak() - before, 0) / MIB
@@ -642,7 +584,7 @@ def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> floa
 
 
 def machine(device: str) -> dict:
-    """What the numbers were measured on."""
+    """The machine that the numbers are from."""
     names = in_lines('/proc/cpuinfo', 'model name')
     cuda = device.startswith('cuda')
     return dict(
@@ -661,9 +603,11 @@ def in_lines(path: str, field: str) -> Iterator[str]:
 
 
 def machine_rates(device: str, dtype: str) -> dict[str, float]:
-    """Matrix products in GFLOP/s, of torch and on a CPU of oneDNN by itself: a large square one and
-    one as tall and thin as those of the first stage, 16384 tokens from 64 to 512 channels. A copy
-    of 256 MiB in GB/s, reading and writing."""
+    """Rates of matrix products, in GFLOP/s, and of a copy of 256 MiB, in GB/s read and written.
+
+    The products are a large square one and one of the first stage's shape, 16384 tokens from 64 to
+    512 channels; by torch and, on a CPU, by oneDNN called directly.
+    """
     large = 8192 if device.startswith('cuda') else 2048
     options = dict(device=device, dtype=getattr(torch, dtype))
     products = {'torch': torch.nn.functional.linear}
@@ -686,7 +630,7 @@ def machine_rates(device: str, dtype: str) -> dict[str, float]:
 
 
 def least(function: Callable[[], object], device: str) -> float:
-    """Seconds of the fastest of up to 10 calls, as many as two seconds allow."""
+    """Seconds of the fastest of up to 10 calls, or as many as fit into two seconds."""
     elapsed(function, device)
     times = [elapsed(function, device)]
     while len(times) < 10 and sum(times) < 2:
@@ -695,16 +639,16 @@ def least(function: Callable[[], object], device: str) -> float:
 
 
 def floor(row: dict, rates: dict[str, float]) -> float:
-    """Seconds below which the step cannot be, by the counted work and the best measured rates."""
+    """Lower bound of a step in seconds, from the counted work and the highest measured rates."""
     best = max(rate for name, rate in rates.items() if name != 'copy')
     return max(2 * row['gflops'] / best, row['gbytes'] / rates['copy'])
 
 
-# What is shown
+# Output
 
 
 def say(line: str) -> None:
-    """Progress, on one line of a terminal."""
+    """Report progress, on one line if stderr is a terminal."""
     end = '\r' if sys.stderr.isatty() else '\n'
     print(f'{line:78}' if end == '\r' else line, end=end, file=sys.stderr, flush=True)
 
@@ -715,7 +659,7 @@ def rates_line(dtype: str, rates: dict[str, float]) -> str:
 
 
 def table(case: Case, rows: Sequence[dict]) -> str:
-    """The rows of a case in aligned columns; a column that nobody fills is left out."""
+    """The rows of a case in aligned columns, without empty columns."""
     columns = {
         'model': lambda row: row['model'],
         'ms': lambda row: f'{row["ms"]:.1f}',
@@ -733,7 +677,7 @@ def table(case: Case, rows: Sequence[dict]) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], after_the_first: Callable) -> str:
-    """Cells in columns, the first of them left-justified."""
+    """Cells in columns; the first column is left-justified."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return '\n'.join(
         '  '.join([line[0].ljust(widths[0])] + list(map(after_the_first, line[1:], widths[1:])))
@@ -743,7 +687,7 @@ def aligned(lines: Sequence[Sequence[str]], after_the_first: Callable) -> str:
 
 
 def profiles(rows: Sequence[dict]) -> str:
-    """The profiles of a case, a column for each model."""
+    """The profiles of a case, one column per model."""
     rows = [row for row in rows if 'profile' in row]
     columns = [
         [row['model']] + [f'{share:4.0%} {name}' for name, share in row['profile'].items()]
@@ -770,7 +714,7 @@ def write_json(results: dict, path: str) -> None:
 
 
 def draw(results: dict, path: str) -> None:
-    """Time and memory over the side of the image, each step and dtype a column."""
+    """Time and memory over image size; one column per step and dtype."""
     import matplotlib
 
     matplotlib.use('Agg')
@@ -810,7 +754,7 @@ def draw(results: dict, path: str) -> None:
                 ax.plot(sides, costs, marker='o', markersize=4, label=name, **look)
                 if name == names[0]:
                     linear = [costs[-1] * (side / sides[-1]) ** 2 for side in sides]
-                    ax.plot(sides, linear, ':', color='#777777', label='in step with the pixels')
+                    ax.plot(sides, linear, ':', color='#777777', label='proportional to the pixels')
             ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
             sides = sorted({math.sqrt(row['height'] * row['width']) for row in here})
             ax.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
@@ -822,54 +766,27 @@ def draw(results: dict, path: str) -> None:
             ax.spines[['top', 'right']].set_visible(False)
             ax.legend(frameon=False, fontsize=8)
     for ax in axes[-1]:
-        ax.set_xlabel('side of the image in pixels (root of its area)')
+        ax.set_xlabel('image side in pixels (square root of the area)')
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def size(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     """'224' or '800x1344': height and width."""
     height, _, width = text.partition('x')
-    return int(height), int(width or height)
+    try:
+        return int(height), int(width or height)
+    except ValueError:
+        raise UserError(f'--sizes must be SIDE or HEIGHTxWIDTH, got {text}') from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser('benchmark', description=__doc__, formatter_class=plain)
-    add = parser.add_argument
-    names = (*SAME, *OTHERS)
-    add('--models', nargs='+', choices=names, metavar='NAME', default=[], help=', '.join(names))
-    add('--arch', help='of ours, timm, mmseg and mmdet (pcpvt_small)')
-    add('--config', help='its whole detector or segmentor, with the models as the backbone')
-    add('--sizes', nargs='+', type=size, default=[(512, 512)], metavar='SIDE or HxW', help='(512)')
-    add('--dtypes', nargs='+', choices=DTYPES, default=['float32'], help='(float32)')
-    add('--steps', nargs='+', choices=STEPS, default=['forward'], help='(forward)')
-    add('--batch', type=int, default=1, metavar='N', help='images at a time (%(default)s)')
-    add('--device', default='cpu', help='torch device, for example cuda (%(default)s)')
-    add('--threads', type=int, metavar='N', help='of torch on a CPU (as many as it takes)')
-    add('--rounds', type=int, default=7, metavar='N', help='turns of each model (%(default)s)')
-    add('--compile', action='store_true', dest='with_compile', help='each model compiled, too')
-    add('--with-cp', action='store_true', help='ours with activation checkpointing, too: ours_cp')
-    add('--profile', action='store_true', dest='with_profile', help='the longest operators, too')
-    add('--no-memory', action='store_false', dest='memory', help='time alone')
-    add('--json', metavar='FILE', dest='json_file', help='write all numbers')
-    add('--plot', metavar='FILE', help='draw cost over resolution')
-    add('--child', help=argparse.SUPPRESS)
-    arguments = vars(parser.parse_args(argv))
-    child = arguments.pop('child')
-    if child:
-        name, arch, case, threads = json.loads(child)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == [CHILD]:
+        name, arch, case, threads = json.loads(argv[1])
         print(peak_of_this_process(name, arch, Case(*case), threads))
         return 0
-    try:
-        benchmark(**arguments)
-    except (OSError, ValueError, ImportError) as error:
-        print(f'benchmark: {error}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('benchmark: interrupted; what is done stands above', file=sys.stderr)
-        return 130
-    return 0
+    return run_command(speed, argv, 'finished results are above')
 
 
 if __name__ == '__main__':

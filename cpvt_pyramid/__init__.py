@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-# Loaded when asked for: `python -m cpvt_pyramid.doctor` must speak where torch does not import.
+# Imported on first use: `python -m cpvt_pyramid.doctor` must run where torch does not import.
 _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',
@@ -10,8 +10,8 @@ _PUBLIC = {
     'CPVTPyramid': 'pyramid',
     'DenseCPVT': 'columnar',
     'PEG': 'position',
-    'PLAIN_ARCHS': 'archs',
-    'PlainArch': 'archs',
+    'COLUMNAR_ARCHS': 'archs',
+    'ColumnarArch': 'archs',
     'PosCNN': 'position',
     'load_weights': 'weights',
 }

@@ -2,10 +2,11 @@
 
 Sources: PVT (arXiv 2102.12122), table 1; Twins (arXiv 2104.13840), tables 1 and 2; the published
 code of both. PCPVT is the pyramid that the CPVT paper (arXiv 2102.10882) calls CPVTv2: PVT with
-PEG in the place of the learned tables.
+PEG instead of the learned tables.
 """
 
-from typing import NamedTuple, Optional
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, TypeVar, Union
 
 
 class Arch(NamedTuple):
@@ -15,7 +16,7 @@ class Arch(NamedTuple):
     heads: tuple[int, ...]  # attention heads
     mlp_ratios: tuple[int, ...]  # hidden channels of the MLP / channels of the tokens
     depths: tuple[int, ...]  # blocks
-    sr_ratios: tuple[int, ...] = (8, 4, 2, 1)  # sub-sampling of the keys of global attention
+    sr_ratios: tuple[int, ...] = (8, 4, 2, 1)  # sub-sampling of the keys in global attention
     window: Optional[int] = None  # side of the windows of blocks 0, 2, 4, ...; None: all global
     stage_norm: bool = False  # a LayerNorm on each stage's output
     position: str = 'peg'  # where position comes from, see `CPVTPyramid`
@@ -44,7 +45,7 @@ ARCHS = {
 }
 
 
-class PlainArch(NamedTuple):
+class ColumnarArch(NamedTuple):
     """The shape of a columnar model: one map from the first block to the last."""
 
     dim: int  # channels of the tokens
@@ -55,8 +56,71 @@ class PlainArch(NamedTuple):
 
 
 # CPVT (arXiv 2102.10882), table 2: the shapes of DeiT (arXiv 2012.12877)
-PLAIN_ARCHS = {
-    'cpvt_tiny': PlainArch(192, 3),
-    'cpvt_small': PlainArch(384, 6),
-    'cpvt_base': PlainArch(768, 12),
+COLUMNAR_ARCHS = {
+    'cpvt_tiny': ColumnarArch(192, 3),
+    'cpvt_small': ColumnarArch(384, 6),
+    'cpvt_base': ColumnarArch(768, 12),
 }
+
+Row = TypeVar('Row', Arch, ColumnarArch)
+
+
+def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
+    """Look up a variant.
+
+    Args:
+        arch: its name, or its row or a dict of the row's fields, of your own.
+        kind: `Arch` or `ColumnarArch`.
+
+    Raises:
+        ValueError: the name is unknown, or is that of the other kind of model.
+    """
+    if isinstance(arch, dict):
+        return kind(**arch)
+    if isinstance(arch, kind):
+        return arch
+    pyramid = kind is Arch
+    archs, others = (ARCHS, COLUMNAR_ARCHS) if pyramid else (COLUMNAR_ARCHS, ARCHS)
+    if arch in others:
+        classes = 'CPVT, a classifier, or DenseCPVT, a backbone' if pyramid else 'CPVTPyramid'
+        is_a = 'columnar model' if pyramid else 'pyramid'
+        raise ValueError(f'arch {arch!r} is a {is_a}; use the class {classes}')
+    if arch not in archs:
+        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(archs)}')
+    return archs[arch]
+
+
+def check_stages(
+    arch: Arch, out_indices: Sequence[int], frozen_stages: int, window_padding: str
+) -> None:
+    """Raise a ValueError unless the options of a pyramid fit its arch."""
+    stages = len(arch.dims)
+    for field in ('heads', 'mlp_ratios', 'depths', 'sr_ratios'):
+        entries = len(getattr(arch, field))
+        if entries != stages:
+            raise ValueError(
+                f'every field of arch must have one entry per stage, but there are {stages} dims '
+                f'and {entries} {field}'
+            )
+    for dim, heads in zip(arch.dims, arch.heads):
+        check_heads(dim, heads)
+    if not out_indices or not all(0 <= i < stages for i in out_indices):
+        raise ValueError(
+            f'out_indices must be stages from 0 to {stages - 1}, got {tuple(out_indices)}'
+        )
+    if not -1 <= frozen_stages <= stages:
+        raise ValueError(f'frozen_stages must be from -1 to {stages}, got {frozen_stages}')
+    if window_padding not in ('mask', 'zero'):
+        raise ValueError(f"window_padding must be 'mask' or 'zero', got {window_padding!r}")
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raise a ValueError unless a whole number of channels belongs to each head."""
+    if dim % heads:
+        raise ValueError(f'dim={dim} must be divisible by heads={heads}')
+
+
+def check_rates(*rates: float) -> None:
+    """Raise a ValueError unless these are probabilities below 1."""
+    if not all(0 <= rate < 1 for rate in rates):
+        raise ValueError(f'drop rates must be in [0, 1), got {rates}')

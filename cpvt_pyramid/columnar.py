@@ -1,7 +1,7 @@
 """The columnar CPVT: a ViT of one resolution, with PEG or what the paper compares it with.
 
 Shapes: B batch, H x W map, C channels. Tokens are (B, T, C) from block to block: a class token,
-if the model has one, then the map's, row by row; and (B, H, W, C) before and behind.
+if the model has one, then the map's, row by row; and (B, H, W, C) before and after.
 """
 
 from collections.abc import Sequence
@@ -12,29 +12,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .archs import PLAIN_ARCHS, PlainArch
-from .layers import Block, Grid, LayerNorm, PatchEmbed, SelfAttention, ceil_div, run_block
-from .mask import coarser, fill_outside, inside_of, mean_inside
+from .archs import ColumnarArch, check_heads, check_rates, find_arch
+from .layers import Block, Grid, LayerNorm, PatchEmbed, SelfAttention
+from .mask import fill_outside, mean_inside, pixel_mask, subsample
+from .ops import ceil_div
 from .position import PEG, POSITIONS, parse_position, position_table
-from .pyramid import check_heads, check_rates, find_arch, init_weights
-from .weights import prepare_state_dict
+from .pyramid import init_weights
+from .weights import LoadsCheckpoints
 
 
-class Column(nn.Module):
+class Column(LoadsCheckpoints, nn.Module):
     """What the classifier and the dense backbone share: from the image to the last block.
 
     Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
     takes as they are (see `cpvt_pyramid.weights`).
 
     Args:
-        arch: a name from `PLAIN_ARCHS`, or a `PlainArch` (or a dict of its fields) of your own.
+        arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
         position: where position comes from: 'peg' (CPVT), 'learned' (a table, interpolated to
             the map; with a class token this is DeiT), 'sincos' (2-D, computed at the map's
             size), 'relative' (in every attention, clipped to 8 rows and columns), 'none', or one
-            of the tables with a PEG besides, as in 'learned+peg'.
-        peg: where PEG stands and what it is made of, a `PEG` or a dict of its fields. None: a
+            of them and a PEG, as in 'learned+peg'.
+        peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: a
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
-        class_token: whether a class token goes along with the map's.
+        class_token: whether there is a class token besides the map's tokens.
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
             for each token.
         in_channels: channels of the image.
@@ -48,7 +49,7 @@ class Column(nn.Module):
 
     def __init__(
         self,
-        arch: Union[str, PlainArch, dict] = 'cpvt_small',
+        arch: Union[str, ColumnarArch, dict] = 'cpvt_small',
         *,
         position: str = 'peg',
         peg: Union[PEG, dict, None] = None,
@@ -61,30 +62,29 @@ class Column(nn.Module):
         with_cp: bool = False,
     ) -> None:
         super().__init__()
-        self.arch = arch = find_arch(arch, PLAIN_ARCHS, PlainArch)
+        self.arch = arch = find_arch(arch, ColumnarArch)
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         table, peg = parse_position(position, peg, known=(*POSITIONS, 'relative'))
         # Blocks whose map is read: not the last, where a classifier reads the class token alone.
-        # A PEG behind it would never train, and neither would its relative position.
+        # A PEG after it would never train, and neither would its relative position.
         mapped = arch.depth - (class_token and not self.reads_map)
         after = []
         if peg:
-            followed = min(mapped, arch.depth - peg.qk_only)  # keys need a block behind
+            followed = min(mapped, arch.depth - peg.qk_only)  # keys need a following block
             peg.check(followed)
             after = peg.indices(followed)
         self.in_channels = in_channels
-        self.with_cp = with_cp
 
         def block(index: int) -> Block:
-            # For queries and keys alone, a PEG stands inside the block behind.
+            # A PEG for queries and keys alone is part of the following block.
             of_keys = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
             relative = table == 'relative' and index < mapped
             attention = SelfAttention(
                 arch.dim, arch.heads, relative, of_keys, attn_drop_rate, drop_rate
             )
             drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
-            return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path)
+            return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path, with_cp)
 
         side = ceil_div(pretrain_img_size, arch.patch_size)
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
@@ -101,41 +101,41 @@ class Column(nn.Module):
         if peg:
             peg.start(self)
         self.peg_starts_at_zero = bool(peg) and peg.zero_init
-        self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
 
     def features(
-        self, image: Tensor, inside: Optional[Tensor] = None
+        self, image: Tensor, valid: Optional[Tensor] = None
     ) -> tuple[Optional[Tensor], Tensor, Optional[Tensor]]:
-        """What the last block makes of an image.
+        """The output of the last block.
 
         Args:
             image: (B, in_channels, H, W), of any size from 1 x 1.
-            inside: (B, H, W, 1) booleans, True where a pixel belongs to its image. None: all do.
+            valid: (B, 2), the true height and width of each image in pixels; None: nothing is
+                padding.
 
         Returns:
-            The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C);
-            and which of its tokens are inside. The others are zero.
+            The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C), zero
+            in the padding; and its mask.
         """
-        x, grid = self.embed(image, inside)
+        x, grid = self.embed(image, pixel_mask(valid, image))
         for i in range(len(self.blocks)):
-            x = self.run_layer(i, x, grid)
+            x = self.forward_block(i, x, grid)
         first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
-        return first[:, 0] if grid.class_tokens else None, fill_outside(x, grid.inside), grid.inside
+        return first[:, 0] if grid.class_tokens else None, fill_outside(x, grid.mask), grid.mask
 
-    def embed(self, image: Tensor, inside: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
-        """The tokens that the first block is given, and the map that they come from."""
-        x, inside = self.patch_embed(image.permute(0, 2, 3, 1), inside)  # (B, H, W, C)
-        x = self.pos_embed(x, inside)
-        grid = Grid(*x.shape[1:3], int(self.cls_token is not None), inside)
+    def embed(self, image: Tensor, mask: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
+        """The tokens of an image with its pixel mask, before the first block, and their grid."""
+        x, mask = self.patch_embed(image.permute(0, 2, 3, 1), mask)  # (B, H, W, C)
+        x = self.pos_embed(x, mask)
+        grid = Grid(*x.shape[1:3], int(self.cls_token is not None), mask)
         x = self.pos_drop(with_class_token(self, x.flatten(1, 2)))  # (B, T, C)
         return self.encode(x, grid, after=-1), grid
 
-    def run_layer(self, index: int, x: Tensor, grid: Grid) -> Tensor:
-        """The tokens behind a block and, if one follows it, its PEG."""
-        return self.encode(run_block(self, self.blocks[index], x, grid), grid, after=index)
+    def forward_block(self, i: int, x: Tensor, grid: Grid) -> Tensor:
+        """Block i, and the PEG after it if there is one."""
+        return self.encode(self.blocks[i](x, grid), grid, after=i)
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
-        """The tokens through the PEG after a block, if one stands there."""
+        """Tokens to tokens, by the PEG after a block if there is one."""
         peg = str(after)
         return grid.encode(self.pos_block[peg], x) if peg in self.pos_block else x
 
@@ -185,17 +185,17 @@ class CPVT(Column):
         CPVT('cpvt_tiny', position='learned')                         # DeiT-Ti
 
     Args:
-        arch: as of `Column`.
+        arch: as in `Column`.
         num_classes: of the classifier.
-        **options: as of `Column`, which refuses what it does not know. Without `class_token`
-            the classifier sees the mean of the map (GAP; CPVT, section 4.4).
+        **options: as in `Column`; unknown ones are an error. Without `class_token` the classifier
+            sees the mean of the map (GAP; CPVT, section 4.4).
     """
 
     reads_map = False
 
     def __init__(
         self,
-        arch: Union[str, PlainArch, dict] = 'cpvt_small',
+        arch: Union[str, ColumnarArch, dict] = 'cpvt_small',
         *,
         num_classes: int = 1000,
         **options: object,
@@ -210,17 +210,17 @@ class CPVT(Column):
 
         Args:
             image: (B, in_channels, H, W), of any size from 1 x 1.
-            valid: (B, 2), the true height and width of each image in pixels, where the batch is
+            valid: (B, 2), the true height and width of each image in pixels, if the batch is
                 padded at the right and bottom. The logits are then those of the image alone.
                 None: nothing is padding.
 
         Returns:
             (B, num_classes).
         """
-        class_token, x, inside = self.features(image, inside_of(valid, image))
+        class_token, x, mask = self.features(image, valid)
         if class_token is not None:
             return self.head(self.norm(class_token))
-        return self.head(mean_inside(self.norm(x), inside))
+        return self.head(mean_inside(self.norm(x), mask))
 
 
 class DenseCPVT(Column):
@@ -231,10 +231,10 @@ class DenseCPVT(Column):
     through a 1x1 and a 3x3 convolution with LayerNorm, to one number of channels for all.
 
     Args:
-        arch: as of `Column`; the patch size a multiple of 4.
+        arch: as in `Column`; the patch size a multiple of 4.
         out_indices: the levels, 0 to 3, that are returned. Others are not built.
         out_channels: channels of each level; 256 in ViTDet.
-        **options: as of `Column`, which refuses what it does not know.
+        **options: as in `Column`; unknown ones are an error.
 
     Attributes:
         channels: channels of each returned map.
@@ -243,7 +243,7 @@ class DenseCPVT(Column):
 
     def __init__(
         self,
-        arch: Union[str, PlainArch, dict] = 'cpvt_small',
+        arch: Union[str, ColumnarArch, dict] = 'cpvt_small',
         *,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         out_channels: int = 256,
@@ -253,11 +253,11 @@ class DenseCPVT(Column):
         patch = self.arch.patch_size
         if patch % 4 or self.arch.dim % 4:
             raise ValueError(
-                f'a feature pyramid from patches of {patch} pixels with {self.arch.dim} channels; '
-                f'multiples of 4'
+                f'patch_size and dim of a feature pyramid must be multiples of 4, got {patch} and '
+                f'{self.arch.dim}'
             )
         if not out_indices or not all(0 <= i < 4 for i in out_indices):
-            raise ValueError(f'out_indices={tuple(out_indices)}; levels from 0 to 3')
+            raise ValueError(f'out_indices must be levels from 0 to 3, got {tuple(out_indices)}')
         self.out_indices = tuple(out_indices)
         self.channels = (out_channels,) * len(self.out_indices)
         self.strides = tuple((patch // 4, patch // 2, patch, 2 * patch)[i] for i in out_indices)
@@ -270,22 +270,19 @@ class DenseCPVT(Column):
 
         Args:
             image: (B, in_channels, H, W), of any size from 1 x 1.
-            valid: (B, 2), the true height and width of each image in pixels, where the batch is
-                padded at the right and bottom. Features inside are then those of the image
-                alone, and zero outside. None: nothing is padding.
+            valid: (B, 2), the true height and width of each image in pixels, if the batch is
+                padded at the right and bottom. Features inside an image then equal those of the
+                image alone, and are zero outside. None: nothing is padding.
 
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        return self.maps(image, inside_of(valid, image))
-
-    def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
-        """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
-        _, x, inside_x = self.features(image, inside)
+        mask = pixel_mask(valid, image)
+        _, x, coarse = self.features(image, valid)
         out = []
         for i, stride in zip(self.out_indices, self.strides):
             size = ceil_div(image.shape[2], stride), ceil_div(image.shape[3], stride)
-            out.append(self.levels[str(i)](x, inside_x, size, coarser(inside, stride)))
+            out.append(self.levels[str(i)](x, coarse, size, subsample(mask, stride)))
         return tuple(x.permute(0, 3, 1, 2) for x in out)
 
 
@@ -296,7 +293,7 @@ class Level(nn.Module):
         dim: channels of the tokens.
         out_channels: channels of the level.
         doublings: how often the resolution is doubled, each time with half the channels; -1:
-            it is halved, by the largest of 2 x 2 tokens.
+            it is halved, by 2 x 2 max pooling.
     """
 
     def __init__(self, dim: int, out_channels: int, doublings: int) -> None:
@@ -314,20 +311,20 @@ class Level(nn.Module):
     def forward(
         self,
         x: Tensor,
-        inside: Optional[Tensor],
+        mask: Optional[Tensor],
         size: tuple[int, int],
-        there: Optional[Tensor],
+        level_mask: Optional[Tensor],
     ) -> Tensor:
-        """The level at its `size`; `there` is what is inside at its stride."""
+        """The level, of the given `size`, of tokens with their mask; `level_mask` is its own."""
         if self.halve:
-            x = fill_outside(x, inside, float('-inf'))
+            x = fill_outside(x, mask, float('-inf'))
             x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)
         else:
             x = crop(self.up(x), *size)
-        x = self.norm1(self.proj(fill_outside(x, there)))
+        x = self.norm1(self.proj(fill_outside(x, level_mask)))
         # The kernel reaches over the border, where an image alone has zeros.
-        x = self.conv(fill_outside(x, there).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return fill_outside(self.norm2(x), there)
+        x = self.conv(fill_outside(x, level_mask).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return fill_outside(self.norm2(x), level_mask)
 
 
 class UnpatchConv(nn.ConvTranspose2d):
@@ -342,8 +339,7 @@ def token(dim: int) -> nn.Parameter:
 
 
 def with_class_token(model: nn.Module, x: Tensor) -> Tensor:
-    """(B, 1 + N, C), a model's class token in front of the tokens (B, N, C); if it has none, they
-    alone."""
+    """A model's class token, if it has one, before the tokens (B, N, C): (B, 1 + N, C)."""
     if model.cls_token is None:
         return x
     first = model.cls_token if model.cls_pos is None else model.cls_token + model.cls_pos
@@ -351,7 +347,9 @@ def with_class_token(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def crop(x: Tensor, height: int, width: int) -> Tensor:
-    """(B, height, width, C), the top left of a map. Not a slice: torch.export would ask whether
-    there is something to crop, and keep the answer for all sizes."""
+    """(B, height, width, C), the top left of a map.
+
+    Not a slice: torch.export would specialize on whether there is something to crop.
+    """
     rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
     return x.index_select(1, rows).index_select(2, columns)

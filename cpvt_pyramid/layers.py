@@ -1,109 +1,53 @@
-"""The parts of a stage: patch embedding, the two attentions, MLP and block.
+"""The parts of a stage: patch embedding, attention, MLP and block.
 
-Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout,
-but for the columnar model, where they are (B, T, C): a class token, if it has one, then the map's.
-`inside` says which of them are not padding of the batch, see `inside.py`.
+Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout, except
+in the columnar model, where they are (B, T, C): a class token, if it has one, then the map's.
+`mask` says which tokens of a padded batch belong to their image, see `mask.py`.
 """
 
-from contextlib import nullcontext
 from typing import NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
-from torch.utils.checkpoint import checkpoint
+from torch.nn.modules import module as all_modules
 
-from .mask import coarser, fill_outside
-from .ops.attention import attend, some_key
-from .ops.captured import graph_is_captured, opaque
-from .ops.linear import Linear, as_autocast, differentiable, gradients, mlp, not_read, product
+from . import ops
+from .mask import fill_outside, key_mask, subsample
 from .position import RelativePosition
 
 
+class Linear(nn.Linear):
+    """`nn.Linear` in terms of `ops.linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` in terms of `ops.layer_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+
 class PatchConv(nn.Conv2d):
-    """A convolution whose kernel equals its stride, as a reshape and one matrix product.
+    """A convolution of tokens whose stride equals its kernel.
 
     The map is padded with zeros at the right and bottom to a multiple of the kernel, so that
-    the result has ceil(H / k) x ceil(W / k) cells.
+    the result has ceil(H / size) x ceil(W / size) tokens.
 
     Args:
-        in_channels: channels of the input tokens.
-        out_channels: channels of the output tokens.
-        size: k, side of the patch.
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        size: side of a patch.
     """
 
     def __init__(self, in_channels: int, out_channels: int, size: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size=size, stride=size)
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
-        return patch_conv(fill_outside(x, inside), self.weight, self.bias)
-
-
-def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    (b, h, w, _), (out_channels, _, k, _) = x.shape, weight.shape
-    return x.new_empty(b, ceil_div(h, k), ceil_div(w, k), out_channels)
-
-
-@opaque(patches_like)
-def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(B, H, W, C) to (B, ceil(H / k), ceil(W / k), out_channels); weight is as in nn.Conv2d."""
-    x = pad_to_multiple(x, weight.shape[-1])
-    if graph_is_captured():
-        return plain_patch_conv(x, weight, bias)
-    return _PatchConv.apply(*as_autocast(x, weight, bias))
-
-
-def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
-
-
-class _PatchConv(torch.autograd.Function):
-    """`patch_conv` of a map that is a multiple of the patch, with its gradient, for which the
-    patches, a copy of the map, are made again."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        return product(patches(x, weight.shape[-1]), as_rows(weight), bias)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight, _ = inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return differentiable(plain_patch_conv, inputs, ctx.needs_input_grad, grad)
-        k = weight.shape[-1]
-        grad_x, grad_weight, grad_bias = gradients(
-            grad, patches(x, k), as_rows(weight), ctx.needs_input_grad
-        )
-        if grad_x is not None:
-            grad_x = from_windows(grad_x, k, x.shape)
-        if grad_weight is not None:
-            grad_weight = grad_weight.unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)
-        return grad_x, grad_weight, grad_bias
-
-
-def patches(x: Tensor, size: int) -> Tensor:
-    """(B, H, W, C), both sides multiples of `size`, to (B, H / size, W / size, size^2 C)."""
-    b, h, w, _ = x.shape
-    return to_windows(x, size).reshape(b, h // size, w // size, -1)
-
-
-def as_rows(weight: Tensor) -> Tensor:
-    """The weight of a convolution, (out, in, k, k), as that of a linear layer of `patches`."""
-    return weight.permute(0, 2, 3, 1).flatten(1)
-
-
-class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm`, by way of `layer_norm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-
-@opaque(lambda x, *others: x.new_empty(x.shape))
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        return ops.patch_conv(fill_outside(x, mask), self.weight, self.bias)
 
 
 class PatchEmbed(nn.Module):
@@ -127,12 +71,10 @@ class PatchEmbed(nn.Module):
         self.norm = LayerNorm(dim) if norm else nn.Identity()
         self.drop = nn.Dropout(drop)
 
-    def forward(
-        self, x: Tensor, inside: Optional[Tensor] = None
-    ) -> tuple[Tensor, Optional[Tensor]]:
-        """The tokens, and which of them are `inside`."""
-        x = self.drop(self.norm(self.proj(x, inside)))
-        return x, coarser(inside, self.size)
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> tuple[Tensor, Optional[Tensor]]:
+        """The tokens and their mask."""
+        x = self.drop(self.norm(self.proj(x, mask)))
+        return x, subsample(mask, self.size)
 
 
 class GlobalAttention(nn.Module):
@@ -161,15 +103,15 @@ class GlobalAttention(nn.Module):
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         b, h, w, c = x.shape
-        (x,) = as_autocast(x)  # once for all that follows
-        coarse = self.norm(self.sr(x, inside)) if self.sr_ratio > 1 else x
+        x = ops.cast_once(x)
+        coarse = self.norm(self.sr(x, mask)) if self.sr_ratio > 1 else x
         q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
         k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
-        if inside is not None:
-            inside = some_key(coarser(inside, self.sr_ratio).reshape(b, -1))
-        x = attend(q, k.transpose(1, 2), v.transpose(1, 2), inside, self.attn_drop * self.training)
+        keys = None if mask is None else subsample(mask, self.sr_ratio).reshape(b, -1)
+        dropout = self.attn_drop * self.training
+        x = ops.attend(q, k.transpose(1, 2), v.transpose(1, 2), key_mask(keys), dropout)
         return self.drop(self.proj(x.view(b, h, w, c)))
 
 
@@ -206,28 +148,13 @@ class WindowAttention(nn.Module):
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
-        b, h, w, c = x.shape
-        x = fill_outside(x, inside)
-        padded = graph_is_captured() or h % self.window or w % self.window
-        if self.padding == 'zero':
-            inside = None
-        elif inside is None and padded:
-            inside = x.new_ones((1, h, w, 1), dtype=torch.bool)
-
-        x = pad_to_multiple(x, self.window)
-        grid = x.shape
-        x = to_windows(x, self.window)  # (B * windows, window^2, C)
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        shape = x.shape
+        x, keys = ops.split_windows(fill_outside(x, mask), mask, self.window)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mask = None if inside is None else self.key_mask(inside, b)
-        x = attend(q, k, v, mask, self.attn_drop * self.training)
-        x = from_windows(self.proj(x), self.window, grid)[:, :h, :w]
-        return self.drop(x)
-
-    def key_mask(self, inside: Tensor, batch: int) -> Tensor:
-        """(B * windows, 1, 1, window^2), True where a token may be attended to."""
-        mask = to_windows(pad_to_multiple(inside, self.window), self.window)[..., 0]
-        return some_key(mask).repeat(batch // inside.shape[0], 1, 1, 1)
+        keys = None if self.padding == 'zero' else key_mask(keys)
+        x = ops.attend(q, k, v, keys, self.attn_drop * self.training)
+        return self.drop(ops.merge_windows(self.proj(x), self.window, shape))
 
 
 class Grid(NamedTuple):
@@ -235,8 +162,8 @@ class Grid(NamedTuple):
 
     height: int
     width: int
-    class_tokens: int  # 0 or 1, in front of the map's
-    inside: Optional[Tensor] = None  # (B, H, W, 1)
+    class_tokens: int  # 0 or 1, before the map's
+    mask: Optional[Tensor] = None  # (B, H, W, 1)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The class token (B, 0 or 1, C), and the map (B, H, W, C)."""
@@ -246,14 +173,14 @@ class Grid(NamedTuple):
     def encode(self, position: nn.Module, x: Tensor) -> Tensor:
         """The tokens with their position added; the class token passes through untouched."""
         first, x = self.split(x)
-        x = position(x, self.inside).flatten(1, 2)
+        x = position(x, self.mask).flatten(1, 2)
         return torch.cat([first, x], dim=1) if self.class_tokens else x
 
     def keys(self) -> Optional[Tensor]:
         """(B, 1, 1, T), True where a token may be attended to; None: everywhere."""
-        if self.inside is None:
+        if self.mask is None:
             return None
-        return some_key(F.pad(self.inside.flatten(1), (self.class_tokens, 0), value=True))
+        return key_mask(F.pad(self.mask.flatten(1), (self.class_tokens, 0), value=True))
 
 
 class SelfAttention(nn.Module):
@@ -262,7 +189,7 @@ class SelfAttention(nn.Module):
     Args:
         dim: channels of the tokens.
         heads: attention heads.
-        relative: whether scores depend on where the key is, seen from the query.
+        relative: whether scores depend on the key's position relative to the query.
         peg: a PEG for queries and keys alone; the values are those of the tokens without it.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.
@@ -287,18 +214,18 @@ class SelfAttention(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.heads_of(x)  # (B, heads, T, d) each
+        q, k, v = self.split_heads(x)  # (B, heads, T, d) each
         if self.peg is not None:
-            q, k, _ = self.heads_of(grid.encode(self.peg, x))
+            q, k, _ = self.split_heads(grid.encode(self.peg, x))
         mask = grid.keys()
         if self.relative is not None:
             scores = self.relative(q[:, :, grid.class_tokens :], grid.height, grid.width)
             scores = F.pad(scores, (grid.class_tokens, 0, grid.class_tokens, 0))
             mask = scores if mask is None else scores.masked_fill(~mask, float('-inf'))
-        x = attend(q, k, v, mask, self.attn_drop * self.training)
+        x = ops.attend(q, k, v, mask, self.attn_drop * self.training)
         return self.drop(self.proj(x))
 
-    def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
+    def split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
 
 
@@ -318,9 +245,35 @@ class MLP(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.drop.p and self.training:
-            return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
-        return mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        fc1, fc2 = self.fc1, self.fc2
+        if is_plain(fc1) and is_plain(fc2) and not (self.training and self.drop.p):
+            return ops.mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        return self.drop(fc2(self.drop(F.gelu(fc1(x)))))
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether calling a linear layer does nothing but apply its weight and bias.
+
+    False for a layer that was replaced (LoRA, quantization), parametrized, pruned, sharded or
+    hooked: such a layer must be called.
+    """
+    return (
+        type(layer) is Linear
+        and not is_hooked(layer)
+        and all(type(p) in (Tensor, nn.Parameter) for p in (layer.weight, layer.bias))
+    )
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether calling a module runs more than the `forward` of its class."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or 'forward' in module.__dict__
+        or all_modules._has_any_global_hook()
+    )
 
 
 class DropPath(nn.Module):
@@ -345,18 +298,25 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: attention, then MLP, each added to what came in.
+    """Pre-norm transformer block: attention, then MLP, each added to its input.
 
     Args:
         dim: channels of the tokens.
-        attn: the attention, called with the tokens and `inside`, or the columnar model's `Grid`.
+        attn: the attention, called with the tokens and `place`.
         mlp_ratio: hidden channels of the MLP / dim.
         drop: dropout in the MLP.
         drop_path: probability of dropping each of the two branches.
+        with_cp: activation checkpointing: less memory in training, more time.
     """
 
     def __init__(
-        self, dim: int, attn: nn.Module, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0
+        self,
+        dim: int,
+        attn: nn.Module,
+        mlp_ratio: float,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        with_cp: bool = False,
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, eps=1e-6)
@@ -364,52 +324,30 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(dim, eps=1e-6)
         self.mlp = MLP(dim, int(dim * mlp_ratio), drop)
         self.drop_path = DropPath(drop_path)
+        self.with_cp = with_cp
 
-    def forward(self, x: Tensor, inside: Union[Tensor, Grid, None] = None) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), inside))
+    def forward(self, x: Tensor, place: Union[Tensor, Grid, None] = None) -> Tensor:
+        """Tokens to tokens.
+
+        Args:
+            x: tokens.
+            place: where they are: in a pyramid their mask or None, in the columnar model a `Grid`.
+        """
+        if self.with_cp and self.training and torch.is_grad_enabled():
+            # Only then does nothing read the output of the MLP when it is recomputed.
+            ends_in_mlp = type(self.mlp) is MLP and not (
+                is_hooked(self.mlp) or is_hooked(self.drop_path)
+            )
+            return ops.checkpoint(self.branches, x, place, ends_in_mlp=ends_in_mlp)
+        return self.branches(x, place)
+
+    def branches(self, x: Tensor, place: Union[Tensor, Grid, None]) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), place))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-def run_block(
-    model: nn.Module, block: Block, x: Tensor, inside: Union[Tensor, Grid, None] = None
-) -> Tensor:
-    """A block of a model; where that has `with_cp`, its maps are made again for the gradient.
-
-    All but the last: nobody reads then what the MLP, at the end of the block, makes.
-    """
-    if not (model.with_cp and model.training and torch.is_grad_enabled()):
-        return block(x, inside)
-    if graph_is_captured():
-        return checkpoint(block, x, inside, use_reentrant=False)
-    return checkpoint(
-        block, x, inside, use_reentrant=False, context_fn=lambda: (nullcontext(), not_read())
-    )
-
-
-def pad_to_multiple(x: Tensor, size: int) -> Tensor:
-    """Zeros at the right and bottom of (B, H, W, C) until `size` divides both sides.
-
-    A captured graph always pads: that this size needs none must not be built into it.
-    """
-    h, w = x.shape[1:3]
-    right, bottom = ceil_div(w, size) * size - w, ceil_div(h, size) * size - h
-    if graph_is_captured() or right or bottom:
-        return F.pad(x, (0, 0, 0, right, 0, bottom))
-    return x
-
-
-def ceil_div(a: int, b: int) -> int:
-    return (a + b - 1) // b
-
-
-def to_windows(x: Tensor, size: int) -> Tensor:
-    """(B, H, W, C), both sides multiples of `size`, to (B * windows, size^2, C)."""
-    b, h, w, c = x.shape
-    x = x.reshape(b, h // size, size, w // size, size, c).transpose(2, 3)
-    return x.reshape(-1, size * size, c)
-
-
-def from_windows(x: Tensor, size: int, shape: tuple[int, ...]) -> Tensor:
-    """The reverse of `to_windows`; `shape` is (B, H, W, C)."""
-    b, h, w, c = shape
-    return x.reshape(b, h // size, w // size, size, size, c).transpose(2, 3).reshape(shape)
+def set_checkpointing(model: nn.Module, enable: bool) -> None:
+    """Switch activation checkpointing of all blocks of a model."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.with_cp = enable

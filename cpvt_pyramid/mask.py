@@ -1,8 +1,9 @@
 """Which tokens of a padded batch belong to their image.
 
-`inside` is a boolean (B, H, W, 1): True where a token belongs to its image, False in the padding
-of the batch; None where nothing is padding. It is anchored at the top left corner, so a coarser
-map's `inside` is the finer one's at every k-th row and column.
+`valid` is (B, 2): the true height and width of each image in pixels. `mask` is a boolean
+(B, H, W, 1): True where a token belongs to its image, False in the padding of the batch; None where
+nothing is padding. Images start at the top left corner, so the mask of a coarser map is every k-th
+row and column of the finer one.
 """
 
 from typing import Optional
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 
-def inside_of(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
-    """`inside` of the pixels of a batch (B, C, H, W), by the images' true sizes (B, 2) or None."""
+def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
+    """Pixel mask (B, H, W, 1) of a batch (B, C, H, W), from each image's `valid` size."""
     if valid is None:
         return None
     rows = torch.arange(image.shape[2], device=image.device)
@@ -21,23 +22,32 @@ def inside_of(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
     return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
 
 
-def coarser(inside: Optional[Tensor], k: int) -> Optional[Tensor]:
-    """`inside` of the map with one token for each k x k of these."""
-    return None if inside is None else inside[:, ::k, ::k]
+def subsample(mask: Optional[Tensor], k: int) -> Optional[Tensor]:
+    """Mask of the map that has one token for each k x k tokens of this one."""
+    return None if mask is None else mask[:, ::k, ::k]
 
 
-def sides(inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width, (B,) each, of the images."""
-    return inside[:, :, 0, 0].sum(1), inside[:, 0, :, 0].sum(1)
+def valid_sizes(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Height and width, (B,) each, of the images in tokens."""
+    return mask[:, :, 0, 0].sum(1), mask[:, 0, :, 0].sum(1)
 
 
-def fill_outside(x: Tensor, inside: Optional[Tensor], value: float = 0) -> Tensor:
-    """The tokens (B, H, W, C) with this value where there is padding."""
-    return x if inside is None else x.masked_fill(~inside, value)
+def fill_outside(x: Tensor, mask: Optional[Tensor], value: float = 0) -> Tensor:
+    """Tokens (B, H, W, C) with this value in the padding."""
+    return x if mask is None else x.masked_fill(~mask, value)
 
 
-def mean_inside(x: Tensor, inside: Optional[Tensor]) -> Tensor:
+def mean_inside(x: Tensor, mask: Optional[Tensor]) -> Tensor:
     """(B, C), the mean of a map (B, H, W, C) over the tokens of each image."""
-    if inside is None:
+    if mask is None:
         return x.mean((1, 2))
-    return fill_outside(x, inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+    return fill_outside(x, mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)
+
+
+def key_mask(mask: Optional[Tensor]) -> Optional[Tensor]:
+    """A mask of keys (B, M) as `ops.attend` takes it, (B, 1, 1, M).
+
+    Where no key is left, all are: what is wholly padding attends to itself. Attending to nothing
+    would give NaN.
+    """
+    return None if mask is None else (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]

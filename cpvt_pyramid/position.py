@@ -1,7 +1,7 @@
 """Where position comes from: the PEG of CPVT (arXiv 2102.10882) and what it is compared with.
 
-Every encoding is a module that takes tokens (B, H, W, C) and `inside` (see `inside.py`), and
-returns the tokens with their position added; but `RelativePosition`, which acts on attention.
+Every encoding is a module that takes tokens (B, H, W, C) and their mask (see `mask.py`), and
+returns the tokens with their position added; except `RelativePosition`, which acts on attention.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .mask import fill_outside, sides
-from .ops.captured import graph_is_captured, opaque
+from . import ops
+from .mask import fill_outside, valid_sizes
 
 POSITIONS = ('peg', 'learned', 'sincos', 'none')
 CONVS = ('depthwise', 'separable', 'dense')
 
 
 class PEG(NamedTuple):
-    """Where PEG stands and what it is made of; the defaults are those of CPVTv2 and Twins.
+    """Where PEGs are and what they are made of; the defaults are those of CPVTv2 and Twins.
 
     The figures are the CPVT paper's, top-1 of DeiT-tiny on ImageNet (sections 4.2 to 4.5 and
     appendix): 68.2 without position, 72.2 with a learned table.
@@ -29,38 +29,38 @@ class PEG(NamedTuple):
     # -1: 70.6; 0: 72.4; 3: about 72.4; (0, 1, 2, 3, 4, 5), the paper's main model: 73.4
     after: Union[int, str, Sequence[int]] = (0,)
     kernel_size: int = 3  # 27 at -1: 72.5
-    # 'depthwise'; 'separable': with a 1x1 convolution behind it; 'dense': over all channels.
+    # 'depthwise'; 'separable': followed by a 1x1 convolution; 'dense': over all channels.
     # The control, dense and kernel_size 1 after each of the twelve blocks: 68.6
     conv: str = 'depthwise'
     layers: int = 1  # PEGs in a row; four of them, separable: 72.9
-    zero_padding: bool = True  # False: the border is repeated instead, so that it is not seen. 70.5
+    zero_padding: bool = True  # False: replicate the border, which hides it. 70.5
     frozen: bool = False  # as drawn at random, never trained: 71.3
     qk_only: bool = False  # for queries and keys alone (columnar model): 71.3
-    # Start at zero, so that PEGs added to a pretrained model change nothing until they train.
+    # Start at zero, so that PEGs added to a pretrained model change nothing before training.
     zero_init: bool = False
 
     def indices(self, depth: int) -> list[int]:
-        """The blocks, of a sequence of so many, that a PEG follows; -1 is before the first."""
+        """The blocks that a PEG follows, in a sequence of `depth` blocks; -1: before the first."""
         if self.after == 'all':
             return list(range(depth))
         after = (self.after,) if isinstance(self.after, int) else tuple(self.after)
         return [i for i in range(-1, depth) if i in after]
 
     def check(self, depth: int) -> None:
-        """Raise a ValueError unless `after` names blocks of a sequence of so many."""
+        """Raise a ValueError unless `after` names blocks of a sequence of `depth` blocks."""
         if self.after != 'all':
             after = {self.after} if isinstance(self.after, int) else set(self.after)
             if not after or after != set(self.indices(depth)):
                 raise ValueError(
-                    f"peg.after={self.after!r}; indices of blocks from -1 to {depth - 1}, or 'all'"
+                    f"peg.after must be blocks from -1 to {depth - 1} or 'all', got {self.after!r}"
                 )
 
     def build(self, dim: int) -> 'PosCNN':
-        """One PEG for tokens of so many channels."""
+        """One PEG, for tokens with `dim` channels."""
         return PosCNN(dim, self.kernel_size, 1, self.conv, self.layers, self.zero_padding)
 
     def start(self, model: nn.Module) -> None:
-        """Zero and freeze the PEGs of a model, as far as this says so."""
+        """Zero and freeze the PEGs of a model, according to `zero_init` and `frozen`."""
         for part in model.modules():
             if isinstance(part, PosCNN):
                 part.requires_grad_(not self.frozen)
@@ -72,17 +72,17 @@ class PosCNN(nn.Module):
     """Positional Encoding Generator (CPVT, section 3.2): a zero-padded depthwise convolution,
     added to the tokens.
 
-    The zeros beyond the border are what absolute position is read from, so that the padding of
-    a batch, too, must look like zeros: tokens that are not `inside` are set to zero first.
+    The zeros beyond the border are the source of absolute position, so that the padding of a
+    batch must look like them: tokens outside the mask are set to zero first.
 
     Args:
         dim: channels of the tokens.
         kernel_size: side of the kernel, odd; the paper's is 3.
-        stride: of the convolution. More than 1 gives ceil(H / stride) x ceil(W / stride) tokens
-            of position alone: there is nothing of that size to add them to.
+        stride: of the convolution. With more than 1 the output is the convolution alone, with
+            ceil(H / stride) x ceil(W / stride) tokens.
         conv: 'depthwise', 'separable' or 'dense', see `PEG`.
-        layers: how many in a row, each added to what it was given.
-        zero_padding: False repeats the border of each image instead (CPVT, table 3).
+        layers: number of convolutions in a row, each added to its input.
+        zero_padding: False replicates the border of each image instead (CPVT, table 3).
     """
 
     def __init__(
@@ -96,11 +96,14 @@ class PosCNN(nn.Module):
     ) -> None:
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f'PEG with kernel_size={kernel_size}; an odd number')
+            raise ValueError(f'kernel_size of a PEG must be odd, got {kernel_size}')
         if conv not in CONVS:
-            raise ValueError(f'PEG with conv={conv!r}; one of {", ".join(CONVS)}')
+            raise ValueError(f'conv of a PEG must be one of {", ".join(CONVS)}, got {conv!r}')
         if layers < 1 or stride < 1 or (stride > 1 and layers > 1):
-            raise ValueError(f'PEG with layers={layers}, stride={stride}; 1 or more of one of them')
+            raise ValueError(
+                f'layers and stride of a PEG must be at least 1, and one of them 1, got '
+                f'layers={layers}, stride={stride}'
+            )
         self.stride = stride
         self.border = 0 if zero_padding else kernel_size // 2
 
@@ -117,44 +120,30 @@ class PosCNN(nn.Module):
 
         self.proj = nn.Sequential(*(convolution() for _ in range(layers)))  # proj.0, as published
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Tokens (B, H, W, C) with their position added, in the same shape."""
         for convolution in self.proj:
             if self.border:
-                near = repeat_border(x, inside, self.border)
+                near = repeat_border(x, mask, self.border)
             else:
-                near = fill_outside(x, inside)
+                near = fill_outside(x, mask)
             position = convolution(near)
-            # What is padding needs no value of its own: whoever reads it masks it first.
+            # The padding may hold anything: every reader masks it first.
             x = position if self.stride > 1 else x + position
         return x
 
 
 class Conv(nn.Conv2d):
-    """`nn.Conv2d` of tokens, by way of `convolve`."""
+    """`nn.Conv2d` of tokens (B, H, W, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolve(x, self.weight, self.bias, self.stride[0], self.padding[0])
-
-
-def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
-    k = weight.shape[-1]
-    h, w = ((side + 2 * padding - k) // stride + 1 for side in x.shape[1:3])
-    return x.new_empty(x.shape[0], h, w, len(weight))
-
-
-@opaque(convolved_like)
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
-    """A convolution of tokens (B, H, W, C); weight is as in nn.Conv2d."""
-    groups = x.shape[-1] // weight.shape[1]
-    x = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups)
-    return x.permute(0, 2, 3, 1).contiguous()
+        return ops.convolve(x, self.weight, self.bias, self.stride[0], self.padding[0])
 
 
 class LearnedPosition(nn.Module):
     """A learned table, interpolated to the size of the map (ViT, DeiT, PVT).
 
-    In a padded batch each image has the table at its own size.
+    In a padded batch the table is interpolated to the size of each image.
 
     Args:
         dim: channels of the tokens.
@@ -167,23 +156,19 @@ class LearnedPosition(nn.Module):
         self.mode = mode
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         height, width = x.shape[1:3]
-        if inside is None:
+        if mask is None:
             return x + self.at(height, width)
         tables = (
             F.pad(self.at(h, w), (0, 0, 0, width - w, 0, height - h))
-            for h, w in zip(*(side.clamp(min=1).tolist() for side in sides(inside)))
+            for h, w in zip(*(side.clamp(min=1).tolist() for side in valid_sizes(mask)))
         )
         return x + torch.cat(list(tables))
 
     def at(self, height: int, width: int) -> Tensor:
-        """(1, height, width, C)."""
-        if not graph_is_captured() and (height, width) == self.table.shape[1:3]:
-            return self.table
-        table = self.table.permute(0, 3, 1, 2)
-        table = F.interpolate(table, (height, width), mode=self.mode, align_corners=False)
-        return table.permute(0, 2, 3, 1)
+        """The table at a size, (1, height, width, C)."""
+        return ops.resize_table(self.table, height, width, self.mode)
 
 
 class SinCosPosition(nn.Module):
@@ -199,10 +184,10 @@ class SinCosPosition(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         if dim % 4:
-            raise ValueError(f'2-D sines and cosines in {dim} channels; a multiple of 4')
+            raise ValueError(f'dim must be a multiple of 4 for 2-D sines and cosines, got {dim}')
         self.dim = dim
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         height, width = x.shape[1:3]
         quarter = self.dim // 4
         frequency = 10_000 ** (-torch.arange(quarter, device=x.device) / quarter)
@@ -214,14 +199,14 @@ class SinCosPosition(nn.Module):
 
 
 class RelativePosition(nn.Module):
-    """Scores for attention by how far the key is from the query, in rows and in columns.
+    """Attention scores from the distance of key and query, in rows and in columns.
 
     A learned vector for each distance is added to the key (Shaw et al., arXiv 1803.02155,
-    equation 4), one for the rows and one for the columns, the same in every head.
+    equation 4), one for the rows and one for the columns, shared by all heads.
 
     Args:
         dim: d, channels of a head.
-        reach: K, the distance beyond which all are the same; 8 in the CPVT paper's comparison.
+        reach: K, the distance at which distances are clipped; 8 in the CPVT paper's comparison.
     """
 
     def __init__(self, dim: int, reach: int = 8) -> None:
@@ -249,14 +234,14 @@ class RelativePosition(nn.Module):
 
 
 class NoPosition(nn.Module):
-    """Tokens as they are: where an encoding could stand and none does."""
+    """Tokens unchanged: the place of an encoding that is not used."""
 
-    def forward(self, x: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         return x
 
 
 def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn.Module:
-    """What is added before the first block: 'learned', 'sincos' or, by any other name, nothing."""
+    """What is added before the first block: 'learned' a table, 'sincos' a formula, else nothing."""
     if kind == 'learned':
         return LearnedPosition(dim, (size, size), mode)
     return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
@@ -268,9 +253,9 @@ def parse_position(
     """The table or formula added before the first block, and the PEG, of a `position` argument.
 
     Args:
-        position: one of `known`, or one with a PEG besides, as in 'learned+peg'.
+        position: one of `known`, or one of them and a PEG, as in 'learned+peg'.
         peg: the PEG, or a dict of its fields; None: the published one.
-        known: what the model has.
+        known: the encodings of the model.
 
     Raises:
         ValueError: an unknown name, or settings of a PEG where there is none.
@@ -278,24 +263,24 @@ def parse_position(
     before, _, after = position.partition('+')
     if before not in known or after not in ('', 'peg') or (after and before in ('peg', 'none')):
         raise ValueError(
-            f'unknown position {position!r}; one of {", ".join(known)}, or with a PEG besides, '
+            f'unknown position {position!r}; one of {", ".join(known)}, or one of them and a PEG, '
             f"as in 'learned+peg'"
         )
     if 'peg' not in (before, after):
         if peg:
-            raise ValueError(f'position={position!r} has no PEG, and peg={peg} sets one')
+            raise ValueError(f'peg={peg} needs a position with a PEG, got position={position!r}')
         return before, None
     peg = peg if isinstance(peg, PEG) else PEG(**(peg or {}))
     return 'none' if before == 'peg' else before, peg
 
 
-def repeat_border(x: Tensor, inside: Optional[Tensor], border: int) -> Tensor:
+def repeat_border(x: Tensor, mask: Optional[Tensor], border: int) -> Tensor:
     """(B, H + 2 border, W + 2 border, C): beyond its border, each image's nearest token."""
     b, h, w, _ = x.shape
     rows = torch.arange(-border, h + border, device=x.device).clamp(0, h - 1).expand(b, -1)
     columns = torch.arange(-border, w + border, device=x.device).clamp(0, w - 1).expand(b, -1)
-    if inside is not None:
-        height, width = sides(inside)
+    if mask is not None:
+        height, width = valid_sizes(mask)
         rows = rows.minimum(height[:, None] - 1).clamp(min=0)
         columns = columns.minimum(width[:, None] - 1).clamp(min=0)
     batch = torch.arange(b, device=x.device)[:, None, None]

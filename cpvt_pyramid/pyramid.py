@@ -1,43 +1,27 @@
 """The pyramid of CPVTv2 and Twins: four stages, each a map of half the resolution.
 
-Shapes: B batch, H x W map, C channels. Tokens are (B, H, W, C); the maps that leave are
-(B, C, H, W) views of them, which is channels-last memory.
+Shapes: B batch, H x W map, C channels. Tokens are (B, H, W, C). The maps that leave are
+(B, C, H, W) views of them, in channels-last memory: call `.contiguous()` before code that reads raw
+NCHW memory.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from typing import Optional, Union
 
 from torch import Tensor, nn
 
-from .archs import ARCHS, Arch
-from .layers import (
-    Block,
-    GlobalAttention,
-    LayerNorm,
-    PatchEmbed,
-    WindowAttention,
-    ceil_div,
-    run_block,
-)
-from .mask import fill_outside, inside_of
+from .archs import Arch, check_rates, check_stages, find_arch
+from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttention
+from .mask import fill_outside, pixel_mask
+from .ops import ceil_div
 from .position import PEG, NoPosition, parse_position, position_table
-from .weights import prepare_state_dict
+from .weights import LoadsCheckpoints
 
 PATCH_SIZES = (4, 2, 2, 2)
 
 
-class Stage(NamedTuple):
-    """The parts of a stage, in the order in which the tokens meet them."""
-
-    patch_embed: nn.Module
-    position: nn.Module  # what is added before the first block: a table, or nothing
-    blocks: nn.ModuleList
-    pegs: list[nn.Module]  # before the first block, then after each; in CPVT only the second is one
-    norm: nn.Module
-
-
-class CPVTPyramid(nn.Module):
+class CPVTPyramid(LoadsCheckpoints, nn.Module):
     """Pyramid vision transformer with a PEG after the first block of each stage.
 
     Parameter names are those of the published checkpoints, which `load_state_dict` takes as
@@ -48,8 +32,8 @@ class CPVTPyramid(nn.Module):
         position: where position comes from: 'peg' (CPVT), 'learned' (a table for each stage,
             interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or
             'learned+peg', 'sincos+peg'. None: as published, 'learned' for PVT, else 'peg'.
-        peg: where PEG stands and what it is made of, a `PEG` or a dict of its fields. None: as
-            published. A stage that has fewer blocks has no PEG where there is no block.
+        peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: as
+            published. A stage with fewer blocks has no PEG where it has no block.
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
             for each token.
         in_channels: channels of the image.
@@ -61,10 +45,11 @@ class CPVTPyramid(nn.Module):
         stage_norm: a LayerNorm on each stage's output. None: as published, which is for SVT.
         window_padding: how windows that the map does not fill are treated (SVT): 'mask' or
             'zero', see `WindowAttention`.
-        frozen_stages: how many stages, from the first, do not train (patch embedding, blocks,
-            PEG and norm). 0 or -1: none.
-        norm_eval: keep the norm layers in evaluation mode while training. LayerNorm acts the
-            same in both; this is for norms that collect statistics, should you put some in.
+        frozen_stages: number of stages, from the first, that do not train (patch embedding,
+            blocks, PEG and norm). 0 or -1: none. In mm's ResNet and Swin 0 freezes the stem; here
+            the stem is part of the first stage.
+        norm_eval: keep norm layers in evaluation mode during training. It makes a difference only
+            if you replace LayerNorms by norms with running statistics.
         with_cp: activation checkpointing: less memory in training, more time.
 
     Attributes:
@@ -91,19 +76,18 @@ class CPVTPyramid(nn.Module):
         with_cp: bool = False,
     ) -> None:
         super().__init__()
-        self.arch = arch = find_arch(arch)
-        check_options(arch, out_indices, frozen_stages, window_padding)
+        self.arch = arch = find_arch(arch, Arch)
+        check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
         table, peg = parse_position(position or arch.position, peg)
         if peg:
             if peg.qk_only:
-                raise ValueError('peg.qk_only is of the columnar model, CPVT; the pyramid has none')
+                raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
             peg.check(max(arch.depths))
         self.in_channels = in_channels
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
-        self.with_cp = with_cp
 
         strides = [math.prod(PATCH_SIZES[: i + 1]) for i in range(len(arch.dims))]
         self.channels = tuple(arch.dims[i] for i in self.out_indices)
@@ -124,29 +108,29 @@ class CPVTPyramid(nn.Module):
         def block(stage: int, index: int) -> Block:
             dim, mlp_ratio = arch.dims[stage], arch.mlp_ratios[stage]
             drop_path = drop_path_rate * (sum(arch.depths[:stage]) + index) / last_block
-            return Block(dim, attention(stage, index), mlp_ratio, drop_rate, drop_path)
+            return Block(dim, attention(stage, index), mlp_ratio, drop_rate, drop_path, with_cp)
 
         dims = arch.dims[:used]
         self.patch_embeds = nn.ModuleList(
             PatchEmbed(*shape, drop_rate)
             for shape in zip((in_channels, *dims[:-1]), dims, PATCH_SIZES)
         )
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
-            for stage in range(used)
-        )
         self.pos_embeds = nn.ModuleList(
             position_table(table, dim, ceil_div(pretrain_img_size, stride))
             for dim, stride in zip(dims, strides)
+        )
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
+            for stage in range(used)
         )
         pegs = [
             {str(i): peg.build(dim) for i in peg.indices(depth)} if peg else {}
             for dim, depth in zip(dims, arch.depths)
         ]
-        # The published PEG has a name to itself: the one after the first block of each stage.
+        # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.
         self.pos_block = nn.ModuleList(of_stage.pop('0', NoPosition()) for of_stage in pegs)
         self.more_pos_block = nn.ModuleList(nn.ModuleDict(of_stage) for of_stage in pegs)
-        self.no_position = NoPosition()
+        self.no_peg = NoPosition()
         self.norm_list = nn.ModuleList(
             LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
         )
@@ -155,58 +139,57 @@ class CPVTPyramid(nn.Module):
         if peg:
             peg.start(self)
         self.peg_starts_at_zero = bool(peg) and peg.zero_init
-        self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)
         self.train()
-
-    def stages(self) -> list[Stage]:
-        """The stages that are built."""
-        stages = []
-        for i, blocks in enumerate(self.blocks):
-            pegs = {'0': self.pos_block[i], **self.more_pos_block[i]}
-            pegs = [pegs.get(str(j), self.no_position) for j in range(-1, len(blocks))]
-            table, norm = self.pos_embeds[i], self.norm_list[i]
-            stages.append(Stage(self.patch_embeds[i], table, blocks, pegs, norm))
-        return stages
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The maps of an image.
 
         Args:
             image: (B, in_channels, H, W), of any size from 1 x 1.
-            valid: (B, 2), the true height and width of each image in pixels, where the batch is
-                padded at the right and bottom. Features inside are then those of the image
-                alone, and zero outside. None: nothing is padding.
+            valid: (B, 2), the true height and width of each image in pixels, if the batch is
+                padded at the right and bottom. Features inside an image then equal those of the
+                image alone, and are zero outside. None: nothing is padding.
 
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        return self.maps(image, inside_of(valid, image))
+        x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)  # (B, H, W, in_channels)
+        maps = []
+        for i in range(len(self.blocks)):
+            x, mask = self.forward_stage(i, x, mask)
+            maps.append(fill_outside(x, mask).permute(0, 3, 1, 2))
+        return tuple(maps[i] for i in self.out_indices)
 
-    def maps(self, image: Tensor, inside: Optional[Tensor]) -> tuple[Tensor, ...]:
-        """`forward`, with (B, H, W, 1) booleans, True inside of each image, or None."""
-        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
-        out = []
-        for stage in self.stages():
-            x, inside = self.run_stage(stage, x, inside)
-            out.append(fill_outside(x, inside))
-        return tuple(out[i].permute(0, 3, 1, 2) for i in self.out_indices)
-
-    def run_stage(
-        self, stage: Stage, x: Tensor, inside: Optional[Tensor] = None
+    def forward_stage(
+        self, i: int, x: Tensor, mask: Optional[Tensor] = None
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """The tokens that leave a stage, and which of them are `inside`."""
-        patch_embed, position, blocks, (before, *pegs), norm = stage
-        x, inside = patch_embed(x, inside)
-        x = before(position(x, inside), inside)
-        for block, peg in zip(blocks, pegs):
-            x = peg(run_block(self, block, x, inside), inside)
-        return norm(x), inside
+        """Stage i: the tokens of the stage before, or of the image, and their mask, to its own."""
+        x, mask = self.patch_embeds[i](x, mask)
+        x = self.pos_embeds[i](x, mask)  # PVT's table; CPVT has none
+        x = self.peg(i, -1)(x, mask)
+        for j, block in enumerate(self.blocks[i]):
+            x = self.peg(i, j)(block(x, mask), mask)  # CPVT: a PEG after block 0
+        return self.norm_list[i](x), mask
+
+    def peg(self, stage: int, block: int) -> nn.Module:
+        """The PEG after a block of a stage (-1: before the first), or the identity."""
+        if block == 0:
+            return self.pos_block[stage]
+        pegs = self.more_pos_block[stage]
+        return pegs[str(block)] if str(block) in pegs else self.no_peg
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)
-        for stage in self.stages()[: max(self.frozen_stages, 0)]:
-            for part in (stage.patch_embed, stage.position, stage.blocks, *stage.pegs, stage.norm):
-                part.eval().requires_grad_(False)
+        for i in range(min(max(self.frozen_stages, 0), len(self.blocks))):
+            for parts in (
+                self.patch_embeds,
+                self.pos_embeds,
+                self.blocks,
+                self.pos_block,
+                self.more_pos_block,
+                self.norm_list,
+            ):
+                parts[i].eval().requires_grad_(False)
         if self.norm_eval:
             for module in self.modules():
                 if isinstance(module, (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)):
@@ -223,7 +206,7 @@ class CPVTPyramid(nn.Module):
 
     def can_do_without(self, name: str) -> bool:
         """Whether a tensor keeps its value when a checkpoint does not hold it: the stage norms of
-        SVT start as the identity, and so do PEGs that start at zero."""
+        SVT start as the identity, and PEGs may start at zero."""
         part = name.split('.')[0]
         is_peg = part in ('pos_block', 'more_pos_block')
         return part == 'norm_list' or (is_peg and self.peg_starts_at_zero)
@@ -241,7 +224,7 @@ class CPVTPyramid(nn.Module):
 
         Returns:
             0 for the first patch embedding and its table, 1 for the first block and its PEG, and
-            so on; between the stages each part counts with the block before or behind it.
+            so on; between the stages each part counts with the block before or after it.
         """
         part, *rest = name.split('.')
         stage = int(rest[0])
@@ -255,47 +238,6 @@ class CPVTPyramid(nn.Module):
             block = 0
         in_stem = stage == 0 and part in ('patch_embeds', 'pos_embeds')
         return 0 if in_stem else 1 + sum(self.arch.depths[:stage]) + block
-
-
-def find_arch(
-    arch: Union[str, tuple, dict], archs: dict[str, tuple] = ARCHS, kind: type = Arch
-) -> tuple:
-    """The row in a table of one `kind` by its name, by a dict of fields, or itself."""
-    if isinstance(arch, dict):
-        return kind(**arch)
-    if isinstance(arch, kind):
-        return arch
-    if arch not in archs:
-        raise ValueError(f'unknown arch {arch!r}; one of {", ".join(archs)}')
-    return archs[arch]
-
-
-def check_options(
-    arch: Arch, out_indices: Sequence[int], frozen_stages: int, window_padding: str
-) -> None:
-    stages = len(arch.dims)
-    for field in ('heads', 'mlp_ratios', 'depths', 'sr_ratios'):
-        entries = len(getattr(arch, field))
-        if entries != stages:
-            raise ValueError(f'arch has {stages} dims but {entries} {field}; one for each stage')
-    for dim, heads in zip(arch.dims, arch.heads):
-        check_heads(dim, heads)
-    if not out_indices or not all(0 <= i < stages for i in out_indices):
-        raise ValueError(f'out_indices={tuple(out_indices)}; stages from 0 to {stages - 1}')
-    if not -1 <= frozen_stages <= stages:
-        raise ValueError(f'frozen_stages={frozen_stages}; a number of stages from -1 to {stages}')
-    if window_padding not in ('mask', 'zero'):
-        raise ValueError(f"window_padding={window_padding!r}; 'mask' or 'zero'")
-
-
-def check_heads(dim: int, heads: int) -> None:
-    if dim % heads:
-        raise ValueError(f'{heads} heads in {dim} channels; the heads must divide them')
-
-
-def check_rates(*rates: float) -> None:
-    if not all(0 <= rate < 1 for rate in rates):
-        raise ValueError(f'drop rates {rates}; each from 0 up to, but not, 1')
 
 
 def init_weights(module: nn.Module) -> None:

@@ -28,11 +28,11 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from .archs import ARCHS, PLAIN_ARCHS, Arch
+from .archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .columnar import Column, token, with_class_token
-from .layers import Grid, LayerNorm, run_block
+from .layers import Grid, LayerNorm, set_checkpointing
 from .position import LearnedPosition
-from .pyramid import CPVTPyramid, Stage, init_weights
+from .pyramid import CPVTPyramid, init_weights
 from .weights import tensors_of, to_ours
 
 POOLS = ('avg', 'token', '')
@@ -171,7 +171,7 @@ class Classifier(nn.Module):
         self.head.train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.with_cp = enable
+        set_checkpointing(self, enable)
 
     def set_distilled_training(self, enable: bool = True) -> None:
         """Lets timm's `TokenDistillationTask` teach the classifier by labels and by a teacher at
@@ -225,28 +225,28 @@ class PyramidTrunk(CPVTPyramid):
         ]
 
     def taps(self, image: Tensor) -> Iterator[tuple[Optional[Tensor], Tensor]]:
-        """After each stage, the class token (B, 1, C) if it is there, and the map (B, H, W, C)."""
-        *stages, last = self.stages()
+        """After each stage, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
         x = image.permute(0, 2, 3, 1)
-        for stage in stages:
-            x, _ = self.run_stage(stage, x)
-            yield None, x
-        if self.cls_token is None:
-            yield None, self.run_stage(last, x)[0]
-        else:
-            yield self.run_with_token(last, x)
+        last = len(self.blocks) - 1
+        for i in range(len(self.blocks)):
+            if i == last and self.cls_token is not None:
+                yield self.forward_last_stage(x)
+            else:
+                x, _ = self.forward_stage(i, x)
+                yield None, x
 
-    def run_with_token(self, stage: Stage, x: Tensor) -> tuple[Tensor, Tensor]:
-        patch_embed, position, blocks, (before, *pegs), norm = stage
-        x, _ = patch_embed(x)
-        x = before(position(x))
+    def forward_last_stage(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward_stage`, with the class token before the map's tokens from block to block."""
+        last = len(self.blocks) - 1
+        x, _ = self.patch_embeds[last](x)
+        x = self.peg(last, -1)(self.pos_embeds[last](x))
         grid = Grid(*x.shape[1:3], class_tokens=1)
         x = with_class_token(self, x.flatten(1, 2))  # (B, 1 + N, C)
-        for block, peg in zip(blocks, pegs):
-            x = run_block(self, block, x[:, None])[:, 0]  # a map of one row
-            x = grid.encode(peg, x)
+        for j, block in enumerate(self.blocks[last]):
+            x = block(x[:, None])[:, 0]  # a map with one row
+            x = grid.encode(self.peg(last, j), x)
         first, x = grid.split(x)
-        return first, norm(x)
+        return first, self.norm_list[last](x)
 
     def cut_behind(self, last: int) -> None:
         """Remove the stages behind this one."""
@@ -285,7 +285,7 @@ class ColumnTrunk(Column):
         """After each block, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
         x, grid = self.embed(image)
         for i in range(len(self.blocks)):
-            x = self.run_layer(i, x, grid)
+            x = self.forward_block(i, x, grid)
             first, tokens = grid.split(x)
             yield first if grid.class_tokens else None, tokens
 
@@ -394,7 +394,7 @@ def pegs_and_pools(name: str) -> dict[str, dict[str, Any]]:
 
 COLUMNS = {
     variant: dict(arch=name, **options)
-    for name in PLAIN_ARCHS
+    for name in COLUMNAR_ARCHS
     for variant, options in pegs_and_pools(name).items()
 }
 default_cfgs = generate_default_cfgs(

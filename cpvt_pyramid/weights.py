@@ -1,11 +1,11 @@
-"""Checkpoints: their formats, and what happens to them on the way into a model.
+"""Checkpoints: their formats, and how they are converted when a model loads them.
 
-`prepare_state_dict` runs as a pre-hook of every `load_state_dict`, so that torch, timm, mmengine's
-`Pretrained`, `load_from` and `resume` all read the same files:
-  - wrappers (`state_dict`, `model`, ...) and prefixes (`module.`, `backbone.`) are taken off;
-  - the names of another format, recognised by its keys, become ours, which are those of the Twins
-    authors and of timm;
-  - what a backbone has no use for is left out: the classifier, and stages that were not built;
+`prepare_state_dict` runs first in every `load_state_dict` of a model (`LoadsCheckpoints`), so that
+torch, timm, mmengine's `Pretrained`, `load_from` and `resume` all read the same files:
+  - wrappers (`state_dict`, `model`, ...) and prefixes (`module.`, `backbone.`) are removed;
+  - the names of another format, recognized by its keys, are mapped to ours, which are those of the
+    Twins authors and of timm;
+  - what a backbone does not have is dropped: the classifier, and stages that were not built;
   - the stage norms of SVT, which classification checkpoints do not hold, keep their values, and
     so do PEGs that were added at zero.
 
@@ -14,18 +14,19 @@ A checkpoint of another architecture is an error, wherever it is loaded.
 
 import functools
 import itertools
+import logging
 import math
 import pickle
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from .archs import ARCHS, PLAIN_ARCHS
+from .archs import ARCHS, COLUMNAR_ARCHS
 
 WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
 PREFIXES = ('module.', 'backbone.')
@@ -204,10 +205,11 @@ def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
     """
     checkpoint = read_checkpoint(path)
     try:
+        report = prepare_state_dict(model, checkpoint, '')
         model.load_state_dict(checkpoint, strict=False)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
-    return model.load_report
+    return report
 
 
 def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
@@ -244,15 +246,29 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     return checkpoint
 
 
-def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unused: object) -> None:
-    """Turn a checkpoint into the model's own keys, in place; a load-state-dict pre-hook.
+class LoadsCheckpoints:
+    """Mixed into a model: its `load_state_dict` reads every format of this module.
 
-    Leaves `module.load_report` behind.
+    The model says by `has_no_use_for(name)` which published tensors it leaves out, and by
+    `can_do_without(name)` which of its own keep their values if a checkpoint does not hold them.
+    """
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
+        self.log_load_report(prepare_state_dict(self, state_dict, prefix))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def log_load_report(self, report: LoadReport) -> None:
+        """Log what became of a checkpoint's tensors."""
+        logging.getLogger(__name__).info('%s', report)
+
+
+def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str) -> LoadReport:
+    """Convert a checkpoint to the names and shapes of a model, in place.
 
     Args:
-        module: the model that loads.
-        state_dict: the checkpoint, or the part of it under `prefix`.
-        prefix: the module's name in the model that loads, with a dot behind it, or ''.
+        module: the model that loads, see `LoadsCheckpoints`.
+        state_dict: the checkpoint.
+        prefix: of the module's names in it: '' or, in a larger model, the module's name and a dot.
 
     Raises:
         ValueError: the checkpoint is of another architecture.
@@ -260,11 +276,10 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
     ours = nn.Module.state_dict(module)
     theirs = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     if not theirs:  # a checkpoint of something else: a neck, a head
-        module.load_report = compare(ours, {})
-        return
+        return compare(ours, {})
     theirs = to_ours(tensors_of(theirs))
     theirs = {k: v for k, v in theirs.items() if k in ours or not module.has_no_use_for(k)}
-    report = module.load_report = compare(ours, theirs)
+    report = compare(ours, theirs)
     objection = objection_to(ours, theirs, report)
     if objection:
         raise ValueError(objection)
@@ -273,6 +288,7 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str, *_unuse
     for name in [name for name in state_dict if name.startswith(prefix)]:
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})
+    return report
 
 
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
@@ -330,11 +346,13 @@ def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, int]]:
 
 
 def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
-    """The name in `ARCHS` or `PLAIN_ARCHS` of what has these tensors under our names, or None."""
+    """The key in `ARCHS` or `COLUMNAR_ARCHS` of the model with these tensors, or None."""
     if 'patch_embed.proj.weight' in tensors:
         dim = len(tensors['patch_embed.proj.weight'])
         depth = len({name.split('.')[1] for name in tensors if name.startswith('blocks.')})
-        return next((k for k, a in PLAIN_ARCHS.items() if (a.dim, a.depth) == (dim, depth)), None)
+        return next(
+            (k for k, a in COLUMNAR_ARCHS.items() if (a.dim, a.depth) == (dim, depth)), None
+        )
     shape = shape_of(tensors)
     names = [k for k, a in ARCHS.items() if [*zip(a.dims, a.depths)][: len(shape)] == shape]
     position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'

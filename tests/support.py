@@ -1,9 +1,14 @@
-"""Where the tests find the checkout and its tools."""
+"""The checkout and its tools, and loading with a report."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
+
+from torch import nn
+
+from cpvt_pyramid.weights import LoadReport
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,3 +20,12 @@ def load_tool(name: str) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
+    """Load tensors into a model of this package and return the report that it logs."""
+    reports = []
+    with mock.patch.object(model, 'log_load_report', reports.append):
+        model.load_state_dict(tensors, strict=strict)
+    (report,) = reports
+    return report

@@ -9,8 +9,9 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .. import columnar, pyramid
-from ..mask import inside_of
-from .valid_region import REGION, split_validity
+from ..mask import pixel_mask
+from ..weights import LoadReport
+from .valid_region import REGION, valid_of
 
 
 class Configured:
@@ -28,15 +29,17 @@ class Configured:
     ) -> None:
         super().__init__(*args, **options)
         self.init_cfg = copy.deepcopy(init_cfg)
-        self.register_load_state_dict_post_hook(print_load_report)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """As of the core class; `image` may have a validity channel (see `valid_region.py`)."""
-        inside = inside_of(valid, image)
         if image.shape[1] == self.in_channels + 1:
-            image, inside = split_validity(image, self.in_channels)
-        REGION.announce(inside)
-        return self.maps(image, inside)
+            image, validity = image.split([self.in_channels, 1], dim=1)
+            valid = valid_of(validity)
+        REGION.announce(pixel_mask(valid, image))
+        return super().forward(image, valid)
+
+    def log_load_report(self, report: LoadReport) -> None:
+        print_log(str(report), logger='current')
 
 
 @MODELS.register_module()
@@ -47,8 +50,3 @@ class CPVTPyramid(Configured, pyramid.CPVTPyramid, BaseModule):
 @MODELS.register_module()
 class CPVT(Configured, columnar.DenseCPVT, BaseModule):
     """`cpvt_pyramid.DenseCPVT` in a config; its arguments, and `init_cfg`."""
-
-
-def print_load_report(module: BaseModule, _keys: object) -> None:
-    if hasattr(module, 'load_report'):
-        print_log(str(module.load_report), logger='current')

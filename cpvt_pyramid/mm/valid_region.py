@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import ceil_div
+from ..ops import ceil_div
 
 
 class AppendsValidity:
@@ -63,10 +63,10 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat([images, channel], dim=1)
 
 
-def split_validity(images: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """Images of so many channels, and (B, H, W, 1) booleans: True inside of each image."""
-    images, validity = images.split([channels, 1], dim=1)
-    return images, validity.permute(0, 2, 3, 1) > 0.5
+def valid_of(validity: Tensor) -> Tensor:
+    """(B, 2), the sizes of the images that a validity channel (B, 1, H, W) marks."""
+    inside = validity[:, 0] > 0.5
+    return torch.stack([inside[:, :, 0].sum(1), inside[:, 0].sum(1)], dim=1)
 
 
 class Region(threading.local):

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention, and the masks that it takes.
+"""Scaled dot-product attention.
 
-torch's fused kernels do it. On a CPU they hand float32 products to MKL, so that many queries and
-keys go to oneDNN instead (see `linear.py`), a part of the queries after the other: the scores of
-a part stay in the processor's cache and are made again in the backward pass.
+PyTorch's fused kernels compute it. On a CPU they hand float32 products to MKL, so that attention
+with many queries and keys goes to oneDNN instead (see `products.py`), some queries at a time: their
+scores stay in the processor's cache and are recomputed in the backward pass.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
@@ -16,17 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .captured import opaque
-from .linear import AT_A_TIME, differentiable, onednn_takes, product, summed_outer, times
+from .dispatch import onednn_takes, stays_whole
+from .products import AT_A_TIME, differentiable, product, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
 
-# Scores of a head from which on oneDNN is ahead of the fused kernel.
+# Scores of a head from which on oneDNN is faster than the fused kernel.
 WORTH_ONEDNN = 2**20
 
 
-@opaque(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
+) -> Tensor:
+    # Exports serve one batch size in one call; torch.export would specialize the loop.
+    if torch.compiler.is_exporting() or q.shape[0] <= MAX_BATCH:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+    parts = [x.split(MAX_BATCH) for x in (q, k, v)]
+    parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))
+    return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
+
+
+@stays_whole(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d)) v.
 
@@ -41,34 +52,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     Returns:
         (B, N, heads * d).
     """
-    return per_head(q, k, v, mask, dropout).transpose(1, 2).flatten(2)
-
-
-def per_head(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
-    """`attend`, with the heads apart: (B, heads, N, d)."""
     of_keys = mask is None or mask.dtype == torch.bool
     if onednn_takes(q) and of_keys and not dropout and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
         bias = None if mask is None else bias_of(mask)
-        if torch.is_grad_enabled():
-            return _Attention.apply(q, k, v, bias)
-        return attention(q, k, v, bias)
-    if torch.compiler.is_exporting() or q.shape[0] <= MAX_BATCH:
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    parts = [x.split(MAX_BATCH) for x in (q, k, v)]
-    parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))
-    return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
-
-
-def some_key(mask: Tensor) -> Tensor:
-    """A mask of keys (B, M) as `attend` takes it, with all keys where it has none.
-
-    What is wholly padding then attends to itself; attending to nothing would give NaN.
-    """
-    return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
+        function = _Attention.apply if torch.is_grad_enabled() else attention
+        out = function(q, k, v, bias)
+    else:
+        out = plain_attention(q, k, v, mask, dropout)
+    return out.transpose(1, 2).flatten(2)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """`attend` by oneDNN, without gradient; `bias` (B, M) is added to the scores."""
+    """Attention by oneDNN, (B, heads, N, d), without gradient.
+
+    Args:
+        q: as in `attend`.
+        k: as in `attend`.
+        v: as in `attend`.
+        bias: (B, M), added to the scores.
+    """
     out = empty_map(q)
     k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
     for b, head, rows in parts_of(q, k):
@@ -78,7 +80,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
 
 
 class _Attention(torch.autograd.Function):
-    """`attention` with its gradient, for which the weights are made again."""
+    """`attention` with its gradient, for which the weights are recomputed."""
 
     @staticmethod
     def forward(
@@ -91,7 +93,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         q, k, v, bias = inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiable(plain_attention, inputs, ctx.needs_input_grad, grad)
+            return differentiable(formula, inputs, ctx.needs_input_grad, grad)
         grad_q = empty_map(q)
         k, v = scaled(k).contiguous(), v.contiguous()
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
@@ -99,14 +101,15 @@ class _Attention(torch.autograd.Function):
             of_q, of_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
             weights = softmax(of_q, k[b, head], bias, b)
             grad_v[b, head] += summed_outer(weights, of_grad)
-            of_scores = product(of_grad, v[b, head])  # of the weights, and next of the scores
+            of_scores = product(of_grad, v[b, head])  # of the weights, then of the scores
             of_scores = torch.ops.aten._softmax_backward_data(of_scores, weights, -1, weights.dtype)
             grad_k[b, head] += summed_outer(of_scores, of_q)
             grad_q[b, head, rows] = times(of_scores, k[b, head])
         return grad_q, scaled(grad_k), grad_v, None
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+def formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Attention in differentiable steps, for gradients of gradients."""
     scores = q @ scaled(k).transpose(2, 3)
     scores = scores if bias is None else scores + bias[:, None, None]
     return scores.softmax(-1) @ v
@@ -127,7 +130,7 @@ def parts_of(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
 
 
 def bias_of(mask: Tensor) -> Tensor:
-    """What a mask of keys adds to their scores, (B, M): nothing, or minus infinity."""
+    """What a mask of keys adds to their scores, (B, M): 0 or minus infinity."""
     return torch.zeros(mask[:, 0, 0].shape).masked_fill_(~mask[:, 0, 0], float('-inf'))
 
 

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmpretrain.models import VisionTransformer
 from reference import bicubic, padded, randomize, reference_levels, reference_tokens, same_maps
+from support import load
 
-from cpvt_pyramid import CPVT, PEG, PLAIN_ARCHS, DenseCPVT, PlainArch, load_weights
+from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, PEG, ColumnarArch, DenseCPVT, load_weights, ops
 from cpvt_pyramid.weights import format_of, tensors_of, to_format, to_ours
 
 # Small enough to try many sizes on; patches of 4 pixels make maps on which distances are clipped.
-TINY = PlainArch(dim=16, heads=2, depth=3, mlp_ratio=2, patch_size=4)
+TINY = ColumnarArch(dim=16, heads=2, depth=3, mlp_ratio=2, patch_size=4)
 # A row each of the CPVT paper's study, with the arguments of the slow version that it needs.
 POSITIONS = {
     'peg': (dict(), {}),
@@ -80,10 +81,10 @@ def test_equals_the_slow_version(name, class_token):
         pooled = model.norm(x.permute(1, 2, 0)).mean((0, 1))
         logits = model.head(model.norm(first[:, 0]) if class_token else pooled)
         with torch.no_grad():
-            ours_first, ours, inside = model.features(image)
+            ours_first, ours, mask = model.features(image)
             torch.testing.assert_close(ours[0].permute(2, 0, 1), x)
             torch.testing.assert_close(model(image)[0], logits)
-        assert inside is None
+        assert mask is None
         if class_token:
             torch.testing.assert_close(ours_first[0], first[:, 0])
         else:
@@ -203,12 +204,10 @@ def test_checkpointing_changes_nothing_but_memory():
 
 
 def test_checkpointing_recomputes_every_block(monkeypatch):
-    import cpvt_pyramid.layers as module
-
     calls = []
-    checkpoint = module.checkpoint
+    checkpoint = ops.checkpoint
     monkeypatch.setattr(
-        module, 'checkpoint', lambda *a, **k: (calls.append(a[0]), checkpoint(*a, **k))[1]
+        ops, 'checkpoint', lambda *a, **k: (calls.append(a[0].__self__), checkpoint(*a, **k))[1]
     )
     model = tiny(with_cp=True).train()
     model(torch.randn(1, 3, 8, 8))
@@ -307,7 +306,7 @@ def test_number_of_parameters(arch, deit):
         with torch.device('meta'):
             return sum(p.numel() for p in CPVT(f'cpvt_{arch}', **options).parameters())
 
-    dim = PLAIN_ARCHS[f'cpvt_{arch}'].dim
+    dim = COLUMNAR_ARCHS[f'cpvt_{arch}'].dim
     assert count(position='learned') == deit
     assert count(position='none') == deit - 197 * dim
     assert count() == deit - 197 * dim + 10 * dim
@@ -335,9 +334,9 @@ def test_positions_are_a_choice_of_the_model():
     weights = tiny(position='learned').state_dict()
     for options in (dict(), dict(position='relative'), dict(peg=PEG(qk_only=True))):
         model = CPVT(TINY, num_classes=7, **options)
-        model.load_state_dict(weights, strict=False)
-        assert model.load_report.kept
-        assert set(model.load_report.unused) == {'cls_pos', 'pos_embed.table'}
+        report = load(model, weights, strict=False)
+        assert report.kept
+        assert set(report.unused) == {'cls_pos', 'pos_embed.table'}
 
 
 def test_a_table_of_another_size_is_named():
@@ -352,8 +351,7 @@ def test_mmpretrain_names():
     theirs.eval()  # which returns nothing
     model = tiny(position='learned', pretrain_img_size=20)
     weights = {f'backbone.{name}': value for name, value in theirs.state_dict().items()}
-    model.load_state_dict(weights, strict=False)
-    assert sorted(model.load_report.kept) == ['head.bias', 'head.weight']
+    assert sorted(load(model, weights, strict=False).kept) == ['head.bias', 'head.weight']
     image = torch.randn(1, 3, 20, 20)
     with torch.no_grad():
         first = model.norm(model.features(image)[0])

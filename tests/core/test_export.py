@@ -6,13 +6,13 @@ import torch
 from reference import randomize, same_maps
 
 from cpvt_pyramid import CPVTPyramid, DenseCPVT
-from cpvt_pyramid.archs import PlainArch
+from cpvt_pyramid.archs import ColumnarArch
 
 SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 224, 224), (2, 3, 33, 129)]
 MODELS = {
     'pcpvt': lambda: CPVTPyramid('pcpvt_nano'),
     'learned': lambda: CPVTPyramid('pcpvt_nano', position='learned', pretrain_img_size=64),
-    'column': lambda: DenseCPVT(PlainArch(16, 2, 2)),
+    'column': lambda: DenseCPVT(ColumnarArch(16, 2, 2)),
 }
 
 

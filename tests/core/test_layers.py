@@ -11,11 +11,11 @@ from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
 def test_a_window_that_is_wholly_padding_gives_no_nan():
     attention = randomize(WindowAttention(8, 2, window=3))
     x = torch.randn(2, 9, 9, 8, requires_grad=True)
-    inside = torch.zeros(2, 9, 9, 1, dtype=torch.bool)
-    inside[0, :4, :2] = True
-    inside[1, :1, :1] = True
+    mask = torch.zeros(2, 9, 9, 1, dtype=torch.bool)
+    mask[0, :4, :2] = True
+    mask[1, :1, :1] = True
     for dtype in (torch.float, torch.bfloat16, torch.half):
-        out = attention.to(dtype)(x.to(dtype), inside)
+        out = attention.to(dtype)(x.to(dtype), mask)
         out.sum().backward()
         assert out.isfinite().all() and x.grad.isfinite().all()
 
@@ -24,9 +24,9 @@ def test_a_window_that_is_wholly_padding_gives_no_nan():
 def test_an_image_that_is_wholly_padding_gives_no_nan(sr_ratio):
     attention = randomize(GlobalAttention(8, 2, sr_ratio))
     x = torch.randn(2, 6, 6, 8, requires_grad=True)
-    inside = torch.zeros(2, 6, 6, 1, dtype=torch.bool)
-    inside[0, :3, :3] = True
-    out = attention(x, inside)
+    mask = torch.zeros(2, 6, 6, 1, dtype=torch.bool)
+    mask[0, :3, :3] = True
+    out = attention(x, mask)
     out.sum().backward()
     assert out.isfinite().all() and x.grad.isfinite().all()
 

@@ -7,14 +7,15 @@ import pytest
 import torch
 from reference import TINY_SVT, randomize, same_maps
 
-from cpvt_pyramid import CPVTPyramid, DenseCPVT
-from cpvt_pyramid.archs import PlainArch
-from cpvt_pyramid.ops import attention, linear
+from cpvt_pyramid import CPVTPyramid, DenseCPVT, ops
+from cpvt_pyramid.archs import ColumnarArch
+from cpvt_pyramid.layers import set_checkpointing
+from cpvt_pyramid.ops import attention, products
 
 MODELS = {
     'pcpvt': lambda **options: CPVTPyramid('pcpvt_nano', **options),
     'svt': lambda **options: CPVTPyramid(TINY_SVT, **options),
-    'columnar': lambda **options: DenseCPVT(PlainArch(16, 2, 2), out_channels=8, **options),
+    'columnar': lambda **options: DenseCPVT(ColumnarArch(16, 2, 2), out_channels=8, **options),
 }
 IMAGE = torch.randn(2, 3, 100, 75, generator=torch.Generator().manual_seed(0))
 VALID = torch.tensor([(100, 40), (61, 75)])
@@ -25,7 +26,7 @@ def in_parts():
     """All attention by oneDNN; scores and hidden maps in several parts."""
     with (
         mock.patch.multiple(attention, AT_A_TIME=500, WORTH_ONEDNN=1),
-        mock.patch.object(linear, 'AT_A_TIME', 500),
+        mock.patch.object(products, 'AT_A_TIME', 500),
     ):
         yield
 
@@ -46,7 +47,7 @@ def run(model, image, valid):
 
 
 def checkpointed(model):
-    model.with_cp = True
+    set_checkpointing(model, True)
     return model
 
 
@@ -65,6 +66,8 @@ def same(x):
 
 PATHS = {  # under what, and what becomes of the model and of the image
     'onednn': (contextlib.nullcontext, same, same),
+    'plain': (ops.plain, same, same),
+    'plain, checkpointed': (ops.plain, checkpointed, same),
     'in parts': (in_parts, same, same),
     'checkpointed': (in_parts, checkpointed, same),
     'channels-last': (contextlib.nullcontext, channels_last, channels_last),

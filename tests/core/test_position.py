@@ -20,11 +20,11 @@ def convolved(x: torch.Tensor, conv: torch.nn.Conv2d, **options: int) -> torch.T
     return x.permute(0, 2, 3, 1)
 
 
-def inside_of(sizes: list, height: int, width: int) -> torch.Tensor:
-    inside = torch.zeros(len(sizes), height, width, 1, dtype=torch.bool)
-    for cell, (h, w) in zip(inside, sizes):
+def mask_of(sizes: list, height: int, width: int) -> torch.Tensor:
+    mask = torch.zeros(len(sizes), height, width, 1, dtype=torch.bool)
+    for cell, (h, w) in zip(mask, sizes):
         cell[:h, :w] = True
-    return inside
+    return mask
 
 
 @pytest.mark.parametrize('kernel_size', [1, 3, 27])
@@ -82,7 +82,7 @@ def test_without_zero_padding_the_border_is_not_seen():
 def test_border_in_a_batch_is_each_image_s_own(conv, zero_padding, kernel_size):
     peg = randomize(PosCNN(8, kernel_size, conv=conv, layers=2, zero_padding=zero_padding))
     batch = torch.randn(2, 8, 10, 8)
-    together = peg(batch, inside_of(SIZES, 8, 10))
+    together = peg(batch, mask_of(SIZES, 8, 10))
     for joint, image, (h, w) in zip(together, batch, SIZES):
         torch.testing.assert_close(joint[:h, :w], peg(image[None, :h, :w])[0])
 
@@ -99,7 +99,7 @@ def test_learned_table_is_interpolated_for_each_image(mode):
         x = torch.randn(2, height, width, 8)
         torch.testing.assert_close(learned(x), x + at(height, width))
     x = torch.randn(2, 8, 10, 8)
-    together = learned(x, inside_of(SIZES, 8, 10))
+    together = learned(x, mask_of(SIZES, 8, 10))
     for joint, image, (h, w) in zip(together, x, SIZES):
         torch.testing.assert_close(joint[:h, :w], image[:h, :w] + at(h, w)[0])
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import TINY_SVT, padded, randomize, reference_maps, same_maps
 
-from cpvt_pyramid import ARCHS, CPVTPyramid
+from cpvt_pyramid import ARCHS, CPVTPyramid, ops
 
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 
@@ -186,12 +186,10 @@ def test_checkpointing_changes_nothing_but_memory():
 
 
 def test_checkpointing_recomputes_every_block(monkeypatch):
-    import cpvt_pyramid.layers as module
-
     calls = []
-    checkpoint = module.checkpoint
+    checkpoint = ops.checkpoint
     monkeypatch.setattr(
-        module, 'checkpoint', lambda *a, **k: (calls.append(a[0]), checkpoint(*a, **k))[1]
+        ops, 'checkpoint', lambda *a, **k: (calls.append(a[0].__self__), checkpoint(*a, **k))[1]
     )
     model = CPVTPyramid('pcpvt_nano', with_cp=True)
     model(torch.randn(1, 3, 32, 32))
@@ -212,8 +210,10 @@ def test_frozen_stages_survive_train(frozen):
         peg=dict(after=(-1, 0, 1)),
     )
     model.train()
-    for i, stage in enumerate(model.stages()):
-        for part in (stage.patch_embed, stage.position, stage.blocks, *stage.pegs, stage.norm):
+    for i in range(4):
+        pegs = [model.peg(i, j) for j in (-1, 0, 1)]
+        others = (model.patch_embeds, model.pos_embeds, model.blocks, model.norm_list)
+        for part in (*pegs, *(parts[i] for parts in others)):
             assert all(p.requires_grad == (i >= frozen) for p in part.parameters())
             assert all(m.training == (i >= frozen) for m in part.modules())
     trainable = sum(p.requires_grad for p in model.parameters())

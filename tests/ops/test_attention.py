@@ -10,8 +10,9 @@ from reference import kept, randomize
 
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.layers import WindowAttention
+from cpvt_pyramid.mask import key_mask
 from cpvt_pyramid.ops import attention
-from cpvt_pyramid.ops.attention import attend, some_key
+from cpvt_pyramid.ops.attention import attend
 
 
 def formula(q, k, v, mask):
@@ -31,7 +32,7 @@ def operands(batch, heads, queries, keys, masked, dim=8):
     q = torch.randn(batch, queries, heads, dim, requires_grad=True)
     kv = torch.randn(batch, keys, 2, heads, dim, requires_grad=True)
     k, v = kv.unbind(2)
-    mask = some_key(torch.rand(batch, keys) < 0.6) if masked else None
+    mask = key_mask(torch.rand(batch, keys) < 0.6) if masked else None
     return (q, kv), (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
 
 

@@ -13,7 +13,8 @@ from reference import kept
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.ops import linear
+from cpvt_pyramid.layers import set_checkpointing
+from cpvt_pyramid.ops import dispatch, products
 
 
 def plain_linear(x, weight, bias):
@@ -33,7 +34,7 @@ def operands(tokens, sizes, dtype=torch.float32):
     return [x.requires_grad_() for x in out]
 
 
-FUNCTIONS = {'linear': (linear.linear, plain_linear, 2), 'mlp': (linear.mlp, plain_mlp, 3)}
+FUNCTIONS = {'linear': (products.linear, plain_linear, 2), 'mlp': (products.mlp, plain_mlp, 3)}
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
@@ -41,16 +42,16 @@ FUNCTIONS = {'linear': (linear.linear, plain_linear, 2), 'mlp': (linear.mlp, pla
 @given(
     tokens=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3),
-    at_a_time=st.sampled_from([linear.AT_A_TIME, 1, 100]),
+    at_a_time=st.sampled_from([products.AT_A_TIME, 1, 100]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
     ours, plain, layers = FUNCTIONS[name]
     inputs = operands(tokens, sizes[:layers], dtype)
-    assert linear.onednn_takes(inputs[0]) == (dtype == torch.float32)
+    assert dispatch.onednn_takes(inputs[0]) == (dtype == torch.float32)
     grad = torch.randn(*tokens, sizes[layers - 1], dtype=dtype)
     results = []
-    with mock.patch.object(linear, 'AT_A_TIME', at_a_time):
+    with mock.patch.object(products, 'AT_A_TIME', at_a_time):
         for function in (ours, plain):
             out = function(*inputs)
             results.append([out, *torch.autograd.grad(out, inputs, grad)])
@@ -73,14 +74,14 @@ def test_gradient_of_the_gradient(name, dtype):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('at_a_time', [linear.AT_A_TIME, 20])
+@pytest.mark.parametrize('at_a_time', [products.AT_A_TIME, 20])
 @pytest.mark.parametrize('trains', [0, 1, 2, 3, 4])
 def test_what_is_frozen_gets_no_gradient(monkeypatch, trains, at_a_time):
-    monkeypatch.setattr(linear, 'AT_A_TIME', at_a_time)
+    monkeypatch.setattr(products, 'AT_A_TIME', at_a_time)
     inputs = operands((7,), (5, 6, 4))
     for i, x in enumerate(inputs):
         x.requires_grad_(i == trains)
-    linear.mlp(*inputs).sum().backward()
+    products.mlp(*inputs).sum().backward()
     (expected,) = torch.autograd.grad(plain_mlp(*inputs).sum(), [inputs[trains]])
     torch.testing.assert_close(inputs[trains].grad, expected, rtol=1e-4, atol=1e-5)
     assert all(x.grad is None for i, x in enumerate(inputs) if i != trains)
@@ -89,7 +90,9 @@ def test_what_is_frozen_gets_no_gradient(monkeypatch, trains, at_a_time):
 def test_strided_tokens():
     x, weight, bias = operands((4, 6), (5, 3))
     turned = x.transpose(0, 1)[::2]
-    torch.testing.assert_close(linear.linear(turned, weight, bias), F.linear(turned, weight, bias))
+    torch.testing.assert_close(
+        products.linear(turned, weight, bias), F.linear(turned, weight, bias)
+    )
 
 
 def values_kept(function, *inputs):
@@ -106,13 +109,13 @@ def values_kept(function, *inputs):
 def test_training_keeps_the_hidden_map_once(dtype):
     """The output of the GELU is as large as its input, and autograd would keep both."""
     inputs = operands((100,), (8, 64, 8), dtype)
-    assert values_kept(linear.mlp, *inputs) == 100 * 64
-    assert values_kept(linear.plain_mlp, *inputs) == 2 * 100 * 64
+    assert values_kept(products.mlp, *inputs) == 100 * 64
+    assert values_kept(products.plain_mlp, *inputs) == 2 * 100 * 64
 
 
 def test_onednn_keeps_no_large_hidden_map(monkeypatch):
-    monkeypatch.setattr(linear, 'AT_A_TIME', 50 * 64)
-    assert values_kept(linear.mlp, *operands((100,), (8, 64, 8))) == 0
+    monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
+    assert values_kept(products.mlp, *operands((100,), (8, 64, 8))) == 0
 
 
 def products_of(function, *inputs):
@@ -123,30 +126,30 @@ def products_of(function, *inputs):
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('at_a_time', [linear.AT_A_TIME, 20])
-def test_an_mlp_that_is_not_read_has_its_gradient(monkeypatch, at_a_time, dtype):
-    monkeypatch.setattr(linear, 'AT_A_TIME', at_a_time)
+@pytest.mark.parametrize('at_a_time', [products.AT_A_TIME, 20])
+def test_an_mlp_without_output_has_its_gradient(monkeypatch, at_a_time, dtype):
+    monkeypatch.setattr(products, 'AT_A_TIME', at_a_time)
     inputs = operands((7,), (5, 6, 4), dtype)
     grad = torch.randn(7, 4, dtype=dtype)
-    with linear.not_read():
-        out = linear.mlp(*inputs)
+    with products.skip_mlp_output():
+        out = products.mlp(*inputs)
         in_parts = at_a_time == 20 and dtype == torch.float32
-        assert products_of(linear.mlp, *inputs) == (0 if in_parts else 1)
+        assert products_of(products.mlp, *inputs) == (0 if in_parts else 1)
     assert out.shape == grad.shape
     expected = torch.autograd.grad(plain_mlp(*inputs), inputs, grad)
     for a, b in zip(torch.autograd.grad(out, inputs, grad), expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert products_of(linear.mlp, *inputs) >= 2
+    assert products_of(products.mlp, *inputs) >= 2
 
 
-def test_checkpointing_makes_no_output_of_an_mlp_twice():
+def test_checkpointing_does_not_recompute_the_output_of_an_mlp():
     model, image = CPVTPyramid('pcpvt_nano').train(), torch.randn(1, 3, 64, 64)
 
     def step():
         sum(x.sum() for x in model(image)).backward()
 
     once = products_of(step)
-    model.with_cp = True
+    set_checkpointing(model, True)
     # Again: q, kv, proj and the first of the MLP in eight blocks, and six sub-samplings.
     assert products_of(step) == once + 8 * 4 + 6
 
@@ -154,7 +157,7 @@ def test_checkpointing_makes_no_output_of_an_mlp_twice():
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_autocast(name):
     ours, _, layers = FUNCTIONS[name]
-    torchs = {'linear': F.linear, 'mlp': linear.plain_mlp}[name]
+    torchs = {'linear': F.linear, 'mlp': products.plain_mlp}[name]
     inputs = operands((9,), (8, 16, 8)[:layers])
     grad = torch.randn(9, inputs[-1].shape[0])
     results = []
@@ -171,19 +174,19 @@ def test_autocast(name):
 
 def test_other_types_and_modes_are_torchs():
     x, weight, bias = (t.detach() for t in operands((3,), (4, 4)))
-    assert linear.onednn_takes(x)
-    assert not linear.onednn_takes(x.double())
-    assert not linear.onednn_takes(x.bfloat16())
-    assert not linear.onednn_takes(x.to('meta'))
-    assert not linear.onednn_takes(x[:0])
+    assert dispatch.onednn_takes(x)
+    assert not dispatch.onednn_takes(x.double())
+    assert not dispatch.onednn_takes(x.bfloat16())
+    assert not dispatch.onednn_takes(x.to('meta'))
+    assert not dispatch.onednn_takes(x[:0])
     with torch.autocast('cpu', torch.bfloat16):
-        assert linear.linear(x, weight, bias).dtype == torch.bfloat16
+        assert products.linear(x, weight, bias).dtype == torch.bfloat16
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not linear.onednn_takes(x)
+        assert not dispatch.onednn_takes(x)
     with FlopCounterMode(display=False) as counter:
-        linear.linear(x, weight, bias)
+        products.linear(x, weight, bias)
     assert counter.get_total_flops() == 2 * 3 * 4 * 4
-    traced = torch.jit.trace(linear.linear, (x, weight, bias))
+    traced = torch.jit.trace(products.linear, (x, weight, bias))
     assert 'aten::linear' in str(traced.graph)
 
 

@@ -1,13 +1,12 @@
-"""Matrix products, what can be done in the same pass (bias and GELU), and their gradients.
+"""Linear layers and the MLP.
 
-torch's `F.linear` hands float32 products on a CPU to MKL, and GELU is a pass of its own over the
-widest map of the model. oneDNN, which is part of torch, does both in one pass, and on the AMD
-processor where we measured its products are twice as fast (docs/performance.md). Elsewhere the
-products are torch's own. The gradients are ours everywhere, to keep less for them than torch does.
-Where a graph is captured and these do not stay whole in it (`captured.py`), everything here is
-torch's ordinary functions.
+PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
+the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on the AMD
+processor where we measured, its products are twice as fast (docs/performance.md). On other devices
+and dtypes the products are PyTorch's own. The gradients are ours everywhere, because they save less
+than autograd does.
 
-Shapes: x is (..., C), weights are (out, in), as in `nn.Linear`.
+Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,28 +16,24 @@ from typing import Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .captured import float32_on_cpu, graph_is_captured, opaque
+from .dispatch import onednn_takes, stays_whole, use_plain
 
-# Values of a wide map that are made at a time: 8 MiB of float32, which stay in the cache. On the
-# whole the fastest of the powers of two around it.
+# Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
+# fastest of the powers of two around it.
 AT_A_TIME = 2**21
 
-# Whether nobody will read what an MLP makes, but only what it keeps for the gradient.
-NOT_READ = ContextVar('NOT_READ', default=False)
+# Whether `mlp` skips its output, see `skip_mlp_output`.
+SKIP_OUTPUT = ContextVar('SKIP_OUTPUT', default=False)
 
 
-class Linear(nn.Linear):
-    """`nn.Linear`, by way of `linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
 
 
-@opaque(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
+@stays_whole(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias."""
     if not onednn_takes(x):
@@ -48,18 +43,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return product(x, weight, bias)
 
 
-@opaque(lambda x, *layers: x.new_empty(x.shape))
+@stays_whole(lambda x, *layers: x.new_empty(x.shape))
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Two linear layers with a GELU (erf) between them.
 
-    The hidden map is the widest of a block. In training it is kept once, as it is before the GELU.
-    oneDNN makes a large one part by part, each while it is in the processor's cache, and makes it
-    again in the backward pass.
+    The hidden map is the widest of a block. Training saves it once, as it is before the GELU. With
+    oneDNN a large one is computed part by part, each of which stays in the processor's cache, and
+    is recomputed in the backward pass.
     """
     layers = (weight1, bias1, weight2, bias2)
-    if graph_is_captured():
+    if use_plain():
         return plain_mlp(x, *layers)
-    x, *layers = as_autocast(x, *layers)
+    x, *layers = autocast(x, *layers)
     tokens = x.flatten(0, -2)
     at_a_time = AT_A_TIME // len(weight1) if onednn_takes(x) else len(tokens)
     parts = tokens.split(max(at_a_time, 1))
@@ -75,34 +70,22 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
 
 
 @contextmanager
-def not_read() -> Iterator[None]:
-    """Here MLPs keep what their gradient needs, and what they return is arbitrary."""
-    token = NOT_READ.set(True)
+def skip_mlp_output() -> Iterator[None]:
+    """Inside this context `mlp` saves tensors for backward but skips computing its output."""
+    token = SKIP_OUTPUT.set(True)
     try:
         yield
     finally:
-        NOT_READ.reset(token)
+        SKIP_OUTPUT.reset(token)
 
 
-def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
-    return F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
+def cast_once(x: Tensor) -> Tensor:
+    """x in the dtype that autocast uses for products, so that several products share one cast."""
+    return x if use_plain() else autocast(x)[0]
 
 
-def onednn_takes(x: Tensor) -> bool:
-    """Whether oneDNN does the products with x: float32 on a CPU, where nobody captures a graph,
-    counts FLOPs or casts."""
-    return (
-        not graph_is_captured()
-        and float32_on_cpu(x)
-        and x.numel() > 0
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and _get_current_dispatch_mode() is None
-    )
-
-
-def as_autocast(*operands: Tensor) -> Sequence[Tensor]:
-    """Operands of a product, in the type that they are cast to where autocast is on."""
+def autocast(*operands: Tensor) -> Sequence[Tensor]:
+    """Operands of a product in the dtype to which autocast casts them."""
     device = operands[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return operands
@@ -111,7 +94,7 @@ def as_autocast(*operands: Tensor) -> Sequence[Tensor]:
 
 
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
-    """x @ weight.T + bias, with a GELU behind it if asked for; without gradient."""
+    """x @ weight.T + bias, then a GELU if asked for; without gradient."""
     if onednn_takes(x):
         activation, variant = ('gelu', 'none') if gelu else ('none', '')
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
@@ -136,7 +119,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _MLP(torch.autograd.Function):
-    """`mlp` of one part with its gradient; the hidden map is kept for it, or made again."""
+    """`mlp` of one part with its gradient; the hidden map is saved for it, or recomputed."""
 
     @staticmethod
     def forward(
@@ -152,7 +135,7 @@ class _MLP(torch.autograd.Function):
         if keep:
             hidden = product(x, weight1, bias1)
         ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden)
-        if NOT_READ.get():
+        if SKIP_OUTPUT.get():
             return x.new_empty(*x.shape[:-1], len(weight2))
         activated = F.gelu(hidden) if keep else product(x, weight1, bias1, gelu=True)
         return product(activated, weight2, bias2)
@@ -176,7 +159,7 @@ class _MLP(torch.autograd.Function):
 def differentiable(
     function: Callable, inputs: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
 ) -> tuple[Optional[Tensor], ...]:
-    """The gradients of a function's inputs as torch finds them, for gradients of gradients."""
+    """The gradients of a function's inputs by autograd, for gradients of gradients."""
     wanted = [x for x, need in zip(inputs, needed) if need]
     found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
     return tuple(next(found) if need else None for need in needed)
@@ -185,7 +168,7 @@ def differentiable(
 def gradients(
     grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
 ) -> tuple[Optional[Tensor], ...]:
-    """The gradients of a linear layer's input, weight and bias, as far as they are needed."""
+    """The gradients of a linear layer's input, weight and bias, where needed."""
     need_x, need_weight, need_bias = needed
     return (
         times(grad, weight) if need_x else None,
@@ -202,6 +185,6 @@ def times(grad: Tensor, weight: Tensor) -> Tensor:
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
-    if grad.shape[1] <= x.shape[1]:  # oneDNN is at its best with the smaller side in front
+    if grad.shape[1] <= x.shape[1]:  # oneDNN is fastest with the smaller side first
         return product(grad.t(), x.t())
     return product(x.t(), grad.t()).t()

@@ -1,0 +1,105 @@
+"""Which version of an operation runs: the plain one or the fast one.
+
+Every file of `cpvt_pyramid.ops` starts with the plain version of its operations in PyTorch's public
+functions, then chooses, then has the fast version. If you suspect a fast version, select the
+plain ones everywhere, with the context manager `plain` or the environment variable
+`CPVT_PLAIN_OPS=1`, and compare.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+# Private to PyTorch. Without it the plain versions run.
+HAS_ONEDNN_LINEAR = hasattr(torch.ops.mkldnn, '_linear_pointwise')
+
+_plain = os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
+
+
+@contextmanager
+def plain(select: bool = True) -> Iterator[None]:
+    """Select the plain version of every operation, in the whole process.
+
+    A backward pass belongs inside the context if its forward pass did: with activation
+    checkpointing it runs the forward pass a second time.
+
+    Args:
+        select: False selects the fast versions instead, whatever is selected outside.
+    """
+    global _plain
+    before, _plain = _plain, select
+    try:
+        yield
+    finally:
+        _plain = before
+
+
+def plain_selected() -> bool:
+    """Whether `plain` or the environment selects the plain versions."""
+    return _plain
+
+
+def graph_is_captured() -> bool:
+    """Whether this call is compiled, exported or traced, for other sizes than its own."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def use_plain() -> bool:
+    """Whether the plain version runs: it was selected, or a graph is captured."""
+    return _plain or graph_is_captured()
+
+
+def onednn_takes(x: Tensor) -> bool:
+    """Whether oneDNN computes the matrix products of x: float32 on a CPU, and nothing that has to
+    see PyTorch's own operators (autocast, a captured graph, a FLOP counter)."""
+    return (
+        not use_plain()
+        and float32_on_cpu(x)
+        and x.numel() > 0
+        and HAS_ONEDNN_LINEAR
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and _get_current_dispatch_mode() is None
+    )
+
+
+def float32_on_cpu(x: Tensor) -> bool:
+    """Whether operations on x run in float32 on a CPU and are not autocast."""
+    return x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
+
+
+def stays_whole(like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable]:
+    """Decorator: keep a function one operator in graphs compiled for float32 inference on CPUs.
+
+    With dynamic shapes the compiler's own kernels for these functions are slower than the functions
+    (docs/performance.md). In training, on other devices or dtypes, and in exports, the function is
+    traced through.
+
+    Args:
+        like: called with the function's arguments, returns an empty tensor shaped as its result.
+    """
+
+    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        name = f'cpvt_pyramid::{function.__name__}'
+        operator = torch.library.custom_op(name, function, mutates_args=())
+        operator.register_fake(like)
+
+        @functools.wraps(function)
+        def call(x: Tensor, *others: object) -> Tensor:
+            whole = (
+                not _plain
+                and torch.compiler.is_compiling()
+                and not torch.compiler.is_exporting()
+                and not torch.is_grad_enabled()
+                and float32_on_cpu(x)
+            )
+            return (operator if whole else function)(x, *others)
+
+        return call
+
+    return decorate

@@ -1,23 +1,25 @@
 #!/usr/bin/env python
-"""Show what a detector or a segmentor finds in images and videos.
+"""Run a detector or a segmentor on images and videos.
 
-For each image NAME it writes NAME.overlay.png, a picture to look at, and NAME.detections.json
-(boxes as x1, y1, x2, y2 in pixels of the image) or NAME.labels.png (its size; a pixel's value is
-the index of its class). For a video it writes NAME.overlay.mp4 and, of a detector,
-NAME.detections.jsonl, a line for each frame.
+For each image NAME it writes a picture, NAME.overlay.png, and the predictions:
+  detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
+  semantic segmentor    NAME.labels.png, class indices as pixel values
+  panoptic segmentor    NAME.segments.png, segment ids as pixel values, and NAME.segments.json
+For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segments.jsonl, one line
+per frame.
 
-With --tile, images of any size are read strip by strip, at their own pixels, and label maps are
-NAME.labels.tif, a GeoTIFF. The same command goes on with a run that was killed.
+With --tile, images of any size are processed in tiles at their own resolution, and label maps are
+GeoTIFFs, NAME.labels.tif. The same command resumes a run that was killed.
 """
 
-# Imports wait until the arguments are read: --help is quick, and mm's take seconds.
-import argparse
+# torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import one_line, run_command
 
 
 def infer(
@@ -34,41 +36,51 @@ def infer(
     inexact: bool = False,
     cfg_options: Sequence[str] = (),
 ) -> int:
-    """Run a model on images and videos; returns 1 if some were not whole, else 0.
+    """Run a model on images and videos.
 
     Args:
-        config: the config file.
-        checkpoint: path or address of the model's weights.
-        inputs: images, videos, folders, patterns, or '-', see `find_inputs`.
-        out_dir: folder for the results.
-        device: torch device; by default a GPU if there is one.
-        batch_size: images, frames or tiles at a time.
-        score_thr: boxes of a lower score are left out.
-        tile: size of the tiles in which an image is taken apart, in pixels; by default it is not.
-        overlap: of neighbouring tiles; by default a quarter of the tile.
-        memory: what the process may take with `tile`, such as '2GiB'; by default what it takes.
-        inexact: tiles of a batch pass the model together, see `tiling.segment`.
-        cfg_options: `key=value` settings that override the config's.
+        config: config file, for example configs/retinanet_cpvt_s.py.
+        checkpoint: weights of the model, a path or an address.
+        inputs (INPUT): an image, a video, a folder of them, a quoted pattern such as
+            'photos/**/*.jpg', or - for a list of paths on stdin.
+        out_dir (DIR): folder for the results.
+        device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
+        batch_size (N): images, frames or tiles at a time.
+        score_thr (SCORE): leave out boxes with a lower score.
+        tile (PIXELS): split images into tiles of this size, for example 1024.
+        overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
+        memory (SIZE): memory limit of the process with --tile, for example 2GiB.
+        inexact: let the tiles of a batch pass the model together. Faster on a GPU, but rounding
+            then depends on the batch size; without it, results are bit-identical for all.
+        cfg_options (KEY=VALUE): override settings of the config, for example
+            model.test_cfg.score_thr=0.1.
+
+    Returns:
+        The exit status: 1 if some inputs could not be read, else 0.
     """
     from tqdm import tqdm
 
-    from cpvt_pyramid.runner import inference, launch, prediction
+    from cpvt_pyramid.runner import inference
+    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.files import make_folder
     from cpvt_pyramid.runner.inputs import find_inputs, is_video, result_names
     from cpvt_pyramid.runner.large_images import LargeImages, ReadError, tile_options
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.runner.prediction import dataset_meta
 
     tiling = tile_options(batch_size, tile, overlap, memory, inexact)
-    cfg = launch.load_config(config, cfg_options)
+    cfg = load_config(config, cfg_options)
     paths = find_inputs(inputs)
-    folder = launch.make_folder(out_dir)
-    weights = launch.read_checkpoint(checkpoint)
-    model = launch.build_model(cfg, device)
-    launch.load_weights(model, weights, checkpoint)
-    meta = prediction.dataset_meta(cfg, weights)
+    folder = make_folder(out_dir)
+    weights = fetch_checkpoint(checkpoint)
+    model = build_model(cfg, device)
+    load_whole_model(model, weights, checkpoint)
+    meta = dataset_meta(cfg, weights)
     named = list(zip(paths, result_names(paths, folder)))
     skipped = []
 
     def skip(path: Path, error: Exception) -> None:
-        tqdm.write(f'infer: skipped {path}: {launch.one_line(error)}', file=sys.stderr)
+        tqdm.write(f'infer: skipped {path}: {one_line(error)}', file=sys.stderr)
         skipped.append(path)
 
     if tiling:
@@ -76,7 +88,7 @@ def infer(
         for path, name in named:
             try:
                 if not large.write(path, name):
-                    print(f'{path}: done before')
+                    print(f'{path}: already done')
             except ReadError as error:
                 skip(path, error)
     else:
@@ -95,52 +107,7 @@ def infer(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.runner.options import add_cfg_options
-
-    parser = argparse.ArgumentParser(
-        prog='infer', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add('config', metavar='CONFIG', help='config file, for example configs/retinanet_cpvt_s.py')
-    add('checkpoint', metavar='CHECKPOINT', help='weights of the model, a path or an address')
-    add(
-        'inputs',
-        metavar='INPUT',
-        nargs='+',
-        help="an image, a video, a folder of them, a quoted pattern such as 'photos/**/*.jpg', or "
-        '- for a list of paths on the standard input',
-    )
-    add('--out-dir', metavar='DIR', default='predictions', help='where to write (%(default)s)')
-    add('--device', help='torch device, for example cpu or cuda:1 (a GPU if there is one)')
-    add(
-        '--batch-size',
-        type=int,
-        default=1,
-        metavar='N',
-        help='images, frames or tiles at a time (%(default)s)',
-    )
-    add(
-        '--score-thr',
-        type=float,
-        default=0.3,
-        metavar='SCORE',
-        help='leave out boxes of a lower score (%(default)s)',
-    )
-    add('--tile', type=int, metavar='PIXELS', help='take images apart in tiles, for example 1024')
-    add('--overlap', type=int, metavar='PIXELS', help='of neighbouring tiles (a quarter of a tile)')
-    add('--memory', metavar='SIZE', help='what the process may take with --tile, for example 2GiB')
-    add(
-        '--inexact',
-        action='store_true',
-        help='let the tiles of a batch pass the model together: faster on a GPU, and the same up '
-        'to rounding; without it a result is the same for all batch sizes to the last bit',
-    )
-    add_cfg_options(parser, 'model.test_cfg.score_thr=0.1')
-    arguments = vars(parser.parse_args(argv))
-
-    from cpvt_pyramid.runner.launch import run_tool
-
-    return run_tool('infer', infer, arguments, f'what is done is in {arguments["out_dir"]}')
+    return run_command(infer, argv, 'finished results are in {out_dir}')
 
 
 if __name__ == '__main__':

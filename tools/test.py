@@ -1,20 +1,19 @@
 #!/usr/bin/env python
-"""Evaluate a detector or a segmentor, whichever the config describes, and show its metrics."""
+"""Evaluate a detector or a segmentor. For several GPUs or processes, see dist_test.sh."""
 
-# Imports wait until the arguments are read: --help is quick, and mm's take seconds.
-import argparse
-import os
+# torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Literal, Optional
 
 if TYPE_CHECKING:
     from mmengine.config import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import UserError, rank, run_command
 
-TTA_SCALES = (0.75, 1.0, 1.25)  # of the image in the test pipeline
+TTA_SCALES = (0.75, 1.0, 1.25)  # relative to the test pipeline
 TTA_MODELS = {
     'mmdet': {
         'type': 'DetTTAModel',
@@ -32,54 +31,60 @@ def test(
     show_dir: Optional[str] = None,
     tta: bool = False,
     cfg_options: Sequence[str] = (),
-    launcher: str = 'none',
+    launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
-    """Evaluate a checkpoint on the test set that a config describes.
+    """Evaluate a checkpoint on the test set of a config, and print its metrics.
 
     Args:
-        config: the config file.
-        checkpoint: path or address of the model's weights.
-        work_dir: folder for the log and the metrics; by default work_dirs/NAME/test.
-        out: pickle file for the predictions.
-        show_dir: folder for a picture of each prediction.
-        tta: merge the predictions for each image at several sizes and flipped, as the config's
-            `tta_model` and `tta_pipeline` say, or else at 3 sizes.
-        cfg_options: `key=value` settings that override the config's.
-        launcher: what started the processes: none (there is one), pytorch, slurm or mpi.
+        config: config file, for example configs/retinanet_cpvt_s.py.
+        checkpoint: weights of the model, a path or an address.
+        work_dir (DIR): folder for the log and the metrics; by default work_dirs/NAME/test.
+        out (FILE.pkl): write the predictions, pickled.
+        show_dir (DIR): write a picture of each prediction.
+        tta: test-time augmentation: merge predictions at several sizes, flipped and not, as
+            tta_model and tta_pipeline of the config say, or else at 3 sizes.
+        cfg_options (KEY=VALUE): override settings of the config, for example
+            test_dataloader.batch_size=8.
+        launcher: what started the processes.
     """
-    from cpvt_pyramid.runner import checks, launch, prediction
+    from cpvt_pyramid.runner import checks, prediction
+    from cpvt_pyramid.runner.configs import load_config, work_dir_of
+    from cpvt_pyramid.runner.distributed import join_processes, leave_processes
+    from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.runner.tool_runner import ToolRunner
 
-    cfg = launch.load_config(config, cfg_options)
-    launch.check_data(cfg, 'test')
-    weights = launch.read_checkpoint(checkpoint)
+    cfg = load_config(config, cfg_options)
+    checks.check_data(cfg, 'test')
+    weights = fetch_checkpoint(checkpoint)
     if out and not out.endswith(('.pkl', '.pickle')):
-        raise launch.UserError(f'--out writes a pickle; name it .pkl and not {out}')
-    # Beside a training's files: mmengine writes the config that it runs, under the same name.
-    cfg.work_dir = str(launch.make_folder(work_dir or launch.work_dir_of(cfg, config) / 'test'))
+        raise UserError(f'--out must end in .pkl or .pickle, got {out}')
+    # Not the folder of the training: mmengine writes the config it runs, under the same name.
+    cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
     if tta:
         use_augmentation(cfg)
     if show_dir:
-        hook = {'type': 'PictureHook', 'folder': str(launch.make_folder(show_dir))}
+        hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
     cfg.load_from, cfg.resume = checkpoint, False
-    launch.join_processes(cfg, launcher)
-    runner = launch.QuietRunner.from_cfg(cfg)
-    launch.load_weights(runner.model, weights, checkpoint)
+    join_processes(cfg, launcher)
+    runner = ToolRunner.from_cfg(cfg)
+    load_whole_model(runner.model, weights, checkpoint)
     checks.check_classes(cfg, runner.model, 'test')
     if out:
-        launch.make_folder(Path(out).parent)
+        make_folder(Path(out).parent)
         runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))
     metrics = runner.test()
-    if launch.rank() == 0:
+    if rank() == 0:
         width = max(map(len, metrics), default=0)
         for name, value in metrics.items():
             print(f'{name:{width}}  {value:.4g}')
-    launch.leave_processes()
+    leave_processes()
 
 
 def use_augmentation(cfg: 'Config') -> None:
     """Wrap the model and the test pipeline for test-time augmentation."""
-    from cpvt_pyramid.runner.launch import leaves
+    from cpvt_pyramid.runner.configs import leaves
 
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
     cfg.model = {**wrapper, 'module': cfg.model}
@@ -88,14 +93,14 @@ def use_augmentation(cfg: 'Config') -> None:
 
 
 def augmented(pipeline: Sequence[dict]) -> list[dict]:
-    """A test pipeline that gives an image at 3 sizes around its own, as it is and flipped."""
+    """The test pipeline at 3 sizes, each flipped and not."""
     resize = next(i for i, step in enumerate(pipeline) if step['type'].endswith('Resize'))
     sizes = [
         {**pipeline[resize], 'scale': tuple(round(factor * s) for s in pipeline[resize]['scale'])}
         for factor in TTA_SCALES
     ]
     flips = [{'type': 'RandomFlip', 'prob': prob} for prob in (0.0, 1.0)]
-    # The packing's own choice of what to keep is without what undoes the flip.
+    # The default `meta_keys` include what undoes the flip; those of a test pipeline may not.
     rest = [
         [{k: v for k, v in step.items() if k != 'meta_keys'}] for step in pipeline[resize + 1 :]
     ]
@@ -103,26 +108,7 @@ def augmented(pipeline: Sequence[dict]) -> list[dict]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.runner.options import add_cfg_options, add_launcher
-
-    parser = argparse.ArgumentParser(
-        prog='test', description=__doc__, epilog='Several GPUs or processes: dist_test.sh.'
-    )
-    add = parser.add_argument
-    add('config', metavar='CONFIG', help='config file, for example configs/retinanet_cpvt_s.py')
-    add('checkpoint', metavar='CHECKPOINT', help='weights of the model, a path or an address')
-    add('--work-dir', metavar='DIR', help='folder for the log and metrics (work_dirs/NAME/test)')
-    add('--out', metavar='FILE.pkl', help='write the predictions, pickled')
-    add('--show-dir', metavar='DIR', help='write a picture of each prediction')
-    add('--tta', action='store_true', help='test-time augmentation: several sizes, and flipped')
-    add_cfg_options(parser, 'test_dataloader.batch_size=8')
-    add_launcher(parser)
-    arguments = vars(parser.parse_args(argv))
-    os.environ.setdefault('LOCAL_RANK', arguments.pop('local_rank'))
-
-    from cpvt_pyramid.runner.launch import run_tool
-
-    return run_tool('test', test, arguments, 'there is no result')
+    return run_command(test, argv)
 
 
 if __name__ == '__main__':

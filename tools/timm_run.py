@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run a script of timm's repository, train.py or validate.py, with this package's models."""
+"""Run train.py or validate.py of timm's repository with the models of this package."""
 
 import argparse
 import runpy
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Optional
 
 EPILOG = """
-All that follows SCRIPT is for the script, as in
+All arguments after SCRIPT are passed to it, for example:
   python tools/timm_run.py ../pytorch-image-models/train.py --model pcpvt_small --data-dir imagenet
   torchrun --nproc_per_node 8 tools/timm_run.py ../pytorch-image-models/train.py ...
-Recipes are in docs/pretraining.md.
+For recipes, see docs/pretraining.md.
 """
 
 
@@ -21,23 +21,23 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        'script', type=Path, metavar='SCRIPT', help="of a clone of timm's repository"
+        'script', type=Path, metavar='SCRIPT', help="in a clone of timm's repository"
     )
-    parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='...', help='of the script')
+    parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='...', help='of that script')
     args = parser.parse_args(argv)
     if not args.script.is_file():
         parser.error(
-            f'no script at {args.script}; timm has its scripts in its repository alone: '
+            f'no script at {args.script}; timm ships its scripts only in its repository: '
             f'git clone https://github.com/huggingface/pytorch-image-models'
         )
-    # As `python SCRIPT` would: a timm that lies beside the script is the one to import.
+    # Like `python SCRIPT`: import the timm next to the script, if there is one.
     sys.path[0] = str(args.script.resolve().parent)
     sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
     try:
         import timm  # noqa: F401
     except ImportError as error:
         parser.error(f'timm does not import ({error}); pip install timm')
-    import cpvt_pyramid.timm_models  # noqa: F401 registers the models
+    import cpvt_pyramid.timm_models  # noqa: F401 (registers the models)
 
     sys.argv = [str(args.script), *args.arguments]
     runpy.run_path(str(args.script), run_name='__main__')

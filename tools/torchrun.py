@@ -1,6 +1,6 @@
-"""Start processes by torchrun, and pass on how they end without a traceback of torchrun's own.
+"""Start processes with torchrun, and return their exit status without a traceback of torchrun.
 
-usage: torchrun.py NPROC SCRIPT [ARGUMENT ...]; dist_train.sh tells of the environment variables.
+usage: torchrun.py NPROC SCRIPT [ARGUMENT ...]; for the environment variables, see dist_train.sh.
 """
 
 import logging
@@ -15,17 +15,17 @@ from torch.distributed.run import parse_args, run
 
 
 def torchrun(processes: int, command: Sequence[str]) -> int:
-    """Run a command in several processes that know of each other; returns its exit status."""
+    """Run a command in several connected processes; returns the exit status."""
     gpus = torch.cuda.device_count()
     if 0 < gpus < processes:
         print(
-            f'torchrun: {processes} processes need as many GPUs; here are {gpus}', file=sys.stderr
+            f'torchrun: {processes} processes need {processes} GPUs, found {gpus}', file=sys.stderr
         )
         return 2
     nodes, port = os.environ.get('NNODES', '1'), os.environ.get('PORT')
     options = [f'--nnodes={nodes}', f'--nproc-per-node={processes}']
     if nodes == '1' and port is None:
-        options += ['--standalone']  # at a free port
+        options += ['--standalone']  # chooses a free port
     else:
         options += [
             f'--node-rank={os.environ.get("NODE_RANK", "0")}',
@@ -41,7 +41,10 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
     except ChildFailedError as error:
         first = error.get_first_failure()[1]
         if first.exitcode < 0:
-            print(f'process {first.global_rank} ended by signal {-first.exitcode}', file=sys.stderr)
+            print(
+                f'process {first.global_rank} was killed by signal {-first.exitcode}',
+                file=sys.stderr,
+            )
         return first.exitcode if first.exitcode >= 0 else 128 - first.exitcode
     except SignalException as error:
         return 128 + error.sigval

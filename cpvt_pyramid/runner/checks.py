@@ -1,11 +1,12 @@
-"""What a training begins with fits together: the classes of data and heads, the weights."""
+"""Checks before a run: its files exist, and data, heads and weights fit together."""
 
 import json
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, Union
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
@@ -13,27 +14,109 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ..weights import listed, prepare_state_dict
-from .launch import UserError, is_local, leaves, read_checkpoint
+from .command import UserError
+from .configs import as_list, is_local, leaves
+from .models import fetch_checkpoint
+
+# How to point a config at data elsewhere, or how to make them, by the end of data_root.
+ADVICE = {
+    'data/coco': 'If it is elsewhere: COCO_ROOT=/path/to/coco',
+    'data/ade/ADEChallengeData2016': 'If it is elsewhere: ADE_ROOT=/path/to/ADEChallengeData2016',
+    'sample/coco': 'Create it with: python tools/demo/sample_dataset.py',
+    'sample/ade/ADEChallengeData2016': 'Create it with: python tools/demo/sample_dataset.py',
+}
+
+
+# Files
+
+
+def check_data(cfg: Config, *splits: str) -> None:
+    """Check that the files and folders exist that the data sets of these splits name.
+
+    Args:
+        cfg: the config.
+        *splits: of train, val and test.
+
+    Raises:
+        UserError: names the first missing path, and the expected layout.
+    """
+    layout = {}  # data_root: the paths below it; a dict, to keep their order
+    missing = None
+    for split in ('train', 'val', 'test'):
+        loader = cfg.get(f'{split}_dataloader')
+        for dataset in leaves(loader.dataset) if loader else ():
+            root = dataset.get('data_root') or ''
+            for name in named_paths(dataset):
+                layout.setdefault(root, {})[name] = None
+                if split in splits and not missing and not Path(root, name).exists():
+                    missing = split, root, Path(root, name)
+    if missing:
+        split, root, path = missing
+        advice = [text for end, text in ADVICE.items() if Path(root).as_posix().endswith(end)]
+        raise UserError(
+            f'no {split} data at {clean(path)}. Expected in {clean(root)}: '
+            + '. '.join([', '.join(layout[root]), *advice])
+        )
+    for split in splits:
+        for metric in as_list(cfg.get(f'{split}_evaluator')):
+            path = metric.get('ann_file')
+            if path and is_local(path) and not Path(path).exists():
+                raise UserError(f'no annotations at {clean(path)}, which {metric.type} reads')
+
+
+def named_paths(dataset: dict) -> Iterator[str]:
+    """The local paths, relative to its `data_root`, that a data set's config names."""
+    prefixes = dataset.get('data_prefix') or {}
+    for name in (dataset.get('ann_file'), *prefixes.values()):
+        root = dataset.get('data_root') or ''
+        if name and not dataset.get('backend_args') and is_local(root) and is_local(name):
+            yield name
+
+
+def clean(path: Union[str, Path]) -> str:
+    """The absolute path, without the `..` that configs put in."""
+    return os.path.abspath(path)
+
+
+def check_checkpoints(cfg: Config) -> None:
+    """Check that the checkpoint files exist that a training starts from."""
+    for path in (cfg.get('load_from'), *pretrained(cfg.model)):
+        if path and is_local(path) and not Path(path).expanduser().is_file():
+            raise UserError(f'no checkpoint at {path}, which the config starts from')
+
+
+def pretrained(config: Any) -> Iterator[str]:
+    """The checkpoints in the `init_cfg` of a model and of its parts."""
+    if isinstance(config, dict):
+        if config.get('type') == 'Pretrained':
+            yield config['checkpoint']
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        for value in config:
+            yield from pretrained(value)
+
+
+# Weights
 
 
 def check_weights(runner: Runner) -> None:
-    """See that the checkpoints of a training's beginning are whole and of its backbone.
+    """Check that the checkpoints a training starts from are complete and fit its backbone.
 
-    A backbone alone in `load_from` becomes the `init_cfg` of the model's backbone.
+    If `load_from` holds only a backbone, it becomes the `init_cfg` of the model's backbone.
     """
     for name, module in runner.model.named_modules():
-        if not hasattr(module, 'has_no_use_for'):  # as `prepare_state_dict` asks for
+        if not hasattr(module, 'has_no_use_for'):  # not a backbone of this package
             continue
         init_cfg = getattr(module, 'init_cfg', None)
         if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
             path, prefix = init_cfg['checkpoint'], init_cfg.get('prefix')
-            tensors = read_checkpoint(path)['state_dict']
+            tensors = fetch_checkpoint(path)['state_dict']
             if prefix:
                 inside = f'{prefix.removesuffix(".")}.'
                 found = {k[len(inside) :]: v for k, v in tensors.items() if k.startswith(inside)}
                 if not found:
                     raise UserError(
-                        f'{path} has nothing under the prefix {inside!r} of init_cfg, but '
+                        f'{path} has no tensors with the prefix {inside!r} of init_cfg; it has '
                         f'{listed(list(tensors))}'
                     )
                 tensors = found
@@ -43,15 +126,15 @@ def check_weights(runner: Runner) -> None:
 
 
 def check_load_from(runner: Runner, name: str, module: nn.Module) -> None:
-    """See that what `load_from` holds is of a backbone, and log which heads begin anew."""
+    """Check that `load_from` fits the backbone, and log which heads keep their random weights."""
     path = runner._load_from
     tensors = {
-        re.sub(r'^module\.', '', k): v for k, v in read_checkpoint(path)['state_dict'].items()
+        re.sub(r'^module\.', '', k): v for k, v in fetch_checkpoint(path)['state_dict'].items()
     }
     name = re.sub(r'^module\.', '', name)
     if not any(key.startswith(f'{name}.') for key in tensors):
         check_backbone(module, tensors, '', path)
-        runner.logger.info(f'{path} is a backbone alone: it begins model.{name}')
+        runner.logger.info(f'{path} holds only a backbone: loading it into model.{name}')
         module.init_cfg = {'type': 'Pretrained', 'checkpoint': str(path)}
         runner._load_from = None
         return
@@ -60,8 +143,8 @@ def check_load_from(runner: Runner, name: str, module: nn.Module) -> None:
     other = [k for k in model if k in tensors and tensors[k].shape != model[k].shape]
     if other:
         runner.logger.info(
-            f'{path} was trained with other heads, for other classes perhaps. These begin anew: '
-            f'{listed(other)}'
+            f'{path} has heads of other shapes, perhaps for other classes. These start from random '
+            f'weights: {listed(other)}'
         )
 
 
@@ -73,33 +156,33 @@ def check_backbone(module: nn.Module, tensors: dict[str, Tensor], prefix: str, p
 
 
 def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
-    """See that data sets have as many classes as the heads, and annotations that name them.
+    """Check that heads, data sets and annotation files agree about the classes.
 
     Args:
         cfg: the config.
-        model: the model that is built from it.
-        splits: of train, val and test.
+        model: the model built from it.
+        *splits: of train, val and test.
     """
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         for dataset in leaves(loader.dataset) if loader else ():
             with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
                 kind = registry.get(dataset.type)
-            if not hasattr(kind, '_load_metainfo'):  # not a data set of mmengine's
+            if not hasattr(kind, '_load_metainfo'):  # not one of mmengine's data sets
                 continue
             classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
             if isinstance(classes, str):
                 raise UserError(
-                    f'the classes of the {split} data are a string, {classes!r}; a tuple of one '
-                    f'is ({classes!r},)'
+                    f'the classes of the {split} data must be a tuple, not the string {classes!r}; '
+                    f'write ({classes!r},)'
                 )
             if classes and 'Panoptic' not in kind.__name__:
-                check_heads(model, len(classes), split)
+                check_head_classes(model, len(classes), split)
             if classes and kind.__name__ == 'CocoDataset':
                 check_categories(dataset, list(classes), split)
 
 
-def check_heads(model: nn.Module, classes: int, split: str) -> None:
+def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
     for name, module in model.named_modules():
         name = re.sub(r'^module\.', '', name)
         is_head = re.search(r'(?<!rpn_)(?<!semantic_)head(\.\d+)?$', name)
@@ -107,16 +190,16 @@ def check_heads(model: nn.Module, classes: int, split: str) -> None:
         if is_head and isinstance(count, int) and count != classes:
             key = 'num_things_classes' if hasattr(module, 'num_things_classes') else 'num_classes'
             raise UserError(
-                f'model.{name} is for {count} classes and the {split} data have {classes}: set '
-                f'model.{name}.{key}={classes}, or the classes of the data'
+                f'model.{name} has {count} classes but the {split} data have {classes}: set '
+                f'model.{name}.{key}={classes}, or change the classes of the data'
             )
 
 
 def check_categories(dataset: dict, classes: list[str], split: str) -> None:
-    """See that a COCO file has the classes as its categories, in their order.
+    """Check that the categories of a COCO file are the classes, in the same order.
 
-    mmdet leaves out a class that the file does not name, with its objects, and numbers the others
-    in the file's order.
+    mmdet skips classes, and their objects, that the file does not name, and numbers the others in
+    the order of the file.
     """
     path = Path(dataset.get('data_root') or '', dataset.get('ann_file') or '')
     if dataset.get('backend_args') or not is_local(str(path)) or not path.is_file():
@@ -127,21 +210,21 @@ def check_categories(dataset: dict, classes: list[str], split: str) -> None:
     lacking = [name for name in classes if name not in names]
     if lacking:
         raise UserError(
-            f'{path} has no category {listed(lacking)}. It has {listed(names)}: name them in '
-            f'{split}_dataloader.dataset.metainfo.classes'
+            f'{path} has no category {listed(lacking)}; it has {listed(names)}. Set '
+            f'{split}_dataloader.dataset.metainfo.classes to its categories'
         )
     order = [name for name in names if name in classes]
     if order != classes:
         raise UserError(
-            f'{path} has its categories in another order than the classes of the {split} data; '
-            f'theirs is {listed(order)}'
+            f'{path} lists its categories in another order than the classes of the {split} data; '
+            f'use its order: {listed(order)}'
         )
 
 
 def category_names(path: Path) -> Optional[list[str]]:
-    """The names of the categories in a COCO file; None where they are not found.
+    """The names of the categories in a COCO file, or None if there are none.
 
-    The file may have hundreds of megabytes of annotations: these are not parsed.
+    Only the categories are parsed: a file may hold hundreds of megabytes of annotations.
     """
     with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for start in starts(content, b'"categories"'):
@@ -156,7 +239,7 @@ def category_names(path: Path) -> Optional[list[str]]:
 
 
 def starts(content: mmap.mmap, word: bytes) -> Iterator[int]:
-    """Where a word stands, from the last place on."""
+    """The offsets of a word, last first."""
     start = content.rfind(word)
     while start >= 0:
         yield start

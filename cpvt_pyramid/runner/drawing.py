@@ -1,5 +1,8 @@
 """Pictures of detections and of segmentations, drawn with Pillow.
 
+The supervision library could replace only `draw_boxes`: it draws no legends, and needs a boolean
+mask per class for a label map (150 of them for ADE20K).
+
 Shapes: images are (H, W, 3) RGB uint8; boxes (K, 4) as x1, y1, x2, y2 in pixels of the image;
 label maps (H, W) of class indices. Colours are RGB triples from 0 to 255.
 """
@@ -17,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 Color = tuple[int, int, int]
 INK = (33, 37, 41)  # text on white
 WHITE = (255, 255, 255)
-READABLE = 384  # an image whose longer side is below this is enlarged before drawing
+READABLE = 384  # images with a shorter longer side are enlarged before drawing
 
 
 def draw_boxes(
@@ -33,15 +36,15 @@ def draw_boxes(
 
     image: (H, W, 3). boxes: (K, 4). labels: (K,), indices into `classes`. scores: (K,), 0 to 1.
     palette: a colour per class; None takes `class_palette`.
-    scale: whole factor by which the image is enlarged first; None takes `readable_scale`.
+    scale: integer factor by which the image is enlarged first; None takes `readable_scale`.
     """
     image = _checked_image(image)
     boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
     labels = np.asarray(labels, dtype=int).reshape(-1)
     if len(labels) != len(boxes) or (scores is not None and len(scores) != len(boxes)):
         raise ValueError(
-            f'{len(boxes)} boxes need as many labels and scores, not {len(labels)} labels and '
-            f'{None if scores is None else len(scores)} scores'
+            f'boxes, labels and scores must have the same length, got {len(boxes)}, {len(labels)} '
+            f'and {None if scores is None else len(scores)}'
         )
     palette = class_palette(classes, palette)
     picture = _enlarged(image, scale)
@@ -50,7 +53,8 @@ def draw_boxes(
     line = max(3, round(max(picture.size) / 320))
     letters = font(max(14.0, max(picture.size) / 36))
 
-    # The most certain on top, and all names above all frames. Places go to the most certain first.
+    # The highest score on top, and all names above all frames. The highest score also chooses the
+    # place of its name first.
     order = np.arange(len(boxes))
     if scores is not None:
         order = np.argsort(np.asarray(scores), kind='stable')
@@ -65,7 +69,7 @@ def draw_boxes(
         chips[i] = _free_place(frames[i], size, picture.size, list(chips.values()))
 
     for i in order:
-        # A dark rim keeps the frame visible on a ground of its own colour.
+        # A dark rim keeps the frame visible on a background of its own colour.
         x1, y1, x2, y2 = frames[i]
         draw.rectangle([x1 - 1, y1 - 1, x2 + 1, y2 + 1], None, INK, line + 2)
         draw.rectangle(frames[i], None, colors[i], line)
@@ -83,9 +87,9 @@ def draw_frames(
     classes: Sequence[str],
     palette: Sequence[Color] | None = None,
 ) -> Image.Image:
-    """The image with thin frames above a legend of their classes: for boxes too many for names.
+    """The image with thin frames and a legend below: for too many boxes to name each.
 
-    The arguments are as of `draw_boxes`; the most certain box is the first, and on top.
+    The arguments are those of `draw_boxes`; the first box has the highest score, and is on top.
     """
     palette = class_palette(classes, palette)
     picture = Image.fromarray(_checked_image(image))
@@ -108,37 +112,43 @@ def draw_segmentation(
     palette: Sequence[Color] | None = None,
     legend: bool = True,
     scale: int | None = None,
+    segments: np.ndarray | None = None,
 ) -> Image.Image:
     """The image with its segments tinted and outlined, above a legend of the classes in it.
 
     image: (H, W, 3). label_map: (H, W), indices into `classes`. A class called background and
     indices beyond `classes`, such as 255 for ignored pixels, get no tint.
     palette, scale: as for `draw_boxes`.
+    segments: (H, W), segment ids to outline; None outlines the regions of `label_map`.
     """
     image, label_map = _checked_image(image), np.asarray(label_map).astype(int)
+    segments = label_map if segments is None else np.asarray(segments)
     if label_map.shape != image.shape[:2]:
         raise ValueError(
-            f'the label map is {label_map.shape} and the image {image.shape[:2]} (height, width)'
+            f'label map and image must have the same (height, width), got {label_map.shape} and '
+            f'{image.shape[:2]}'
         )
     palette = class_palette(classes, palette)
     picture = np.array(_enlarged(image, scale), dtype=np.float32)  # (h, w, 3), enlarged
     factor = picture.shape[0] // image.shape[0]
-    label_map = label_map.repeat(factor, 0).repeat(factor, 1)  # (h, w)
+    label_map, segments = (  # (h, w)
+        ids.repeat(factor, 0).repeat(factor, 1) for ids in (label_map, segments)
+    )
     present = painted_classes(label_map, classes)
     painted = np.isin(label_map, present)
     colors = np.array(palette, dtype=np.float32)[np.where(painted, label_map, 0)]
-    # On grey, so that the colour is that of the legend whatever the colour of the thing, and
-    # among paler surroundings, so that it stands out.
+    # Tint a grey image, so that the colour matches the legend whatever the colour of the object,
+    # and fade the surroundings, so that it stands out.
     grey = picture.mean(-1, keepdims=True)
     mixed = np.where(painted[..., None], 0.3 * grey + 0.7 * colors, 0.6 * grey + 0.4 * picture)
 
     width = max(1, round(max(label_map.shape) / 500))
     edge = np.zeros(label_map.shape, dtype=bool)
     for d in range(1, width + 1):
-        edge[d:] |= label_map[d:] != label_map[:-d]
-        edge[:-d] |= label_map[d:] != label_map[:-d]
-        edge[:, d:] |= label_map[:, d:] != label_map[:, :-d]
-        edge[:, :-d] |= label_map[:, d:] != label_map[:, :-d]
+        edge[d:] |= segments[d:] != segments[:-d]
+        edge[:-d] |= segments[d:] != segments[:-d]
+        edge[:, d:] |= segments[:, d:] != segments[:, :-d]
+        edge[:, :-d] |= segments[:, d:] != segments[:, :-d]
     mixed[edge & painted] = colors[edge & painted]
     picture = Image.fromarray(mixed.round().astype(np.uint8))
 
@@ -181,16 +191,16 @@ def painted_classes(label_map: np.ndarray, classes: Sequence[str]) -> list[int]:
 
 
 def readable_scale(height: int, width: int) -> int:
-    """The whole factor that makes the longer side of an image at least `READABLE` pixels."""
+    """The integer factor that makes the longer side of an image at least `READABLE` pixels."""
     return max(1, min(16, math.ceil(READABLE / max(height, width))))
 
 
 def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]:
     """The palette if it has a colour for each class, or else distinct colours.
 
-    A class called background takes black and none of the distinct colours, so that detection and
-    segmentation of the same things agree. Data sets of mm may have 'random' for a palette, or that
-    of other classes: then it has none for each.
+    A class called background is black and takes none of the distinct colours, so that detection and
+    segmentation of the same objects agree. Data sets of mm may declare 'random' or the palette of
+    other classes; both are ignored.
     """
     if isinstance(palette, (list, tuple)) and len(palette) == len(classes):
         return [tuple(int(v) for v in color) for color in palette]
@@ -201,8 +211,8 @@ def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]
 def distinct_palette(n: int) -> list[Color]:
     """`n` colours that are easy to tell apart; the first ones do not depend on `n`.
 
-    Each colour is the one farthest from all before it in OKLab (Ottosson 2020), where distance
-    follows perception, among colours that are neither garish nor near black, white or grey.
+    Each colour is the one farthest from all earlier ones in OKLab (Ottosson 2020), a perceptually
+    uniform space, among colours of medium lightness and chroma.
     """
     ranked = _ranked_colors()
     return [ranked[i % len(ranked)] for i in range(n)]
@@ -216,7 +226,7 @@ def _ranked_colors() -> list[Color]:
     lightness, chroma = lab[:, 0], np.hypot(lab[:, 1], lab[:, 2])
     pleasant = (lightness > 0.5) & (lightness < 0.88) & (chroma > 0.1) & (chroma < 0.2)
     rgb, lab = rgb[pleasant], lab[pleasant]
-    chosen = [int(np.abs(rgb - (230, 57, 70)).sum(1).argmin())]  # begin with a red
+    chosen = [int(np.abs(rgb - (230, 57, 70)).sum(1).argmin())]  # start with a red
     distance = np.linalg.norm(lab - lab[chosen[0]], axis=1)
     while len(chosen) < 256:
         farthest = int(distance.argmax())
@@ -244,7 +254,7 @@ def _oklab(rgb: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans from matplotlib's own files, so that no machine lacks it; size in pixels."""
+    """DejaVu Sans, which matplotlib ships; size in pixels."""
     import matplotlib
 
     name = 'DejaVuSans-Bold.ttf' if bold else 'DejaVuSans.ttf'
@@ -254,9 +264,7 @@ def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont:
 def _checked_image(image: np.ndarray) -> np.ndarray:
     image = np.asarray(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise ValueError(
-            f'an image is (height, width, 3) of uint8, not {image.shape} of {image.dtype}'
-        )
+        raise ValueError(f'image must be (height, width, 3) uint8, got {image.shape} {image.dtype}')
     return image
 
 
@@ -275,7 +283,7 @@ def _stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:
 
 
 def _inside(box: np.ndarray, size: tuple[int, int]) -> list[float]:
-    """The box cut to the picture, at least a pixel wide and high."""
+    """The box clipped to the picture, at least one pixel wide and high."""
     x1, x2 = np.clip([box[0], box[2]], 0, size[0] - 1)
     y1, y2 = np.clip([box[1], box[3]], 0, size[1] - 1)
     return [float(x1), float(y1), float(max(x1, x2)), float(max(y1, y2))]
@@ -287,7 +295,7 @@ def _free_place(
     picture: tuple[int, int],
     taken: Sequence[tuple[float, ...]],
 ) -> tuple[float, ...]:
-    """Where a name goes: the corner of its frame, outside first, that hides the fewest names."""
+    """The place of a name: the corner of its frame, outside first, that hides other names least."""
     x1, y1, x2, y2 = frame
     w, h = size
     corners = [(x1, y1 - h), (x1, y2), (x2 - w, y1 - h), (x2 - w, y2)]  # above, below: outside
@@ -310,5 +318,5 @@ def _free_place(
 
 
 def _ink_on(color: Color) -> Color:
-    """Dark or white, whichever reads better on the colour."""
+    """Dark or white text, whichever has more contrast to the colour."""
     return INK if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140 else WHITE

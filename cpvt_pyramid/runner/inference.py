@@ -1,8 +1,9 @@
-"""A detector or a segmentor on images and on videos, in batches, from file to file."""
+"""Batched inference on image and video files."""
 
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,34 +20,40 @@ from torch import nn
 from tqdm import tqdm
 
 from ..mm.valid_region import AppendsValidity
-from .launch import leaves
-from .prediction import detections, draw_prediction, read_image, write_results
-from .resume import appearing_whole
+from .configs import leaves
+from .files import atomic_write
+from .prediction import (
+    detections,
+    draw_prediction,
+    panoptic_segments,
+    read_image,
+    write_results,
+)
 
-FRAME_RATE = 25  # of a video that does not tell
-WAITING = 64  # images in memory at most, for others of their size to fill a batch with
+FRAME_RATE = 25  # for videos that do not declare one
+WAITING = 64  # the most images that wait in memory for others of their size
 
 
 class Prepared(NamedTuple):
     """An image on its way to the model."""
 
-    source: Any  # what the caller knows it by
+    source: Any  # the caller's reference to it
     image: np.ndarray  # (H, W, 3) BGR
-    data: dict  # what the pipeline made of it
+    data: dict  # the output of the pipeline
 
 
 class Predictor:
-    """A model with what goes before it and after it.
+    """A model with its test pipeline.
 
-    Detectors take images of several sizes in a batch, if their backbone is told what is padding.
-    In other batches all are of one size: the heads of segmentors enlarge their scores to that of
-    the batch, and an image would get other labels in it than alone.
+    A detector whose data preprocessor marks the padding takes images of different sizes in a batch.
+    Otherwise all images of a batch have one size: segmentors resize their scores to the size of the
+    batch, which would change the labels of a smaller image.
 
     Args:
         model: a detector or a segmentor.
         cfg: its config, for the test pipeline.
         meta: `classes` and `palette`.
-        batch_size: images that pass the model together.
+        batch_size: number of images that pass the model together.
         score_thr: boxes of a lower score are left out.
     """
 
@@ -57,8 +64,8 @@ class Predictor:
         self.batch_size, self.score_thr = batch_size, score_thr
         self.pipeline = image_pipeline(cfg)
         preprocessor = model.data_preprocessor
-        told = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
-        self.pads = told and cfg.default_scope == 'mmdet'
+        marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
+        self.pads = marks_padding and cfg.default_scope == 'mmdet'
 
     def prepare(self, source: Any, image: np.ndarray) -> Prepared:
         return Prepared(source, image, self.pipeline({'img': image, 'img_id': 0}))
@@ -66,8 +73,8 @@ class Predictor:
     def predict(
         self, images: Iterable[Prepared]
     ) -> Iterator[tuple[Any, np.ndarray, BaseDataElement]]:
-        """The source, the image and the prediction of each; those of one size stay in order."""
-        waiting = {}  # a batch in the making for each size
+        """The source, image and prediction of each; images of one size stay in order."""
+        waiting = {}  # size: incomplete batch
         for prepared in images:
             size = None if self.pads else prepared.data['inputs'].shape
             batch = waiting.setdefault(size, [])
@@ -90,14 +97,14 @@ class Predictor:
 
 
 def image_pipeline(cfg: Config) -> Compose:
-    """The config's test pipeline, for images that are in memory and have no annotations."""
+    """The config's test pipeline, for images in memory and without annotations."""
     steps = []
     for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
         if step.type.endswith('LoadImageFromFile'):
             steps.append(
                 {'type': 'LoadImageFromNDArray', 'to_float32': step.get('to_float32', False)}
             )
-        elif not step.type.endswith('LoadAnnotations'):
+        elif not re.search(r'Load\w*Annotations$', step.type):
             steps.append(step)
     return Compose(steps)
 
@@ -108,20 +115,20 @@ def infer_images(
     folder: Path,
     skip: Callable[[Path, Exception], None],
 ) -> None:
-    """Write the results of images; those that are none, or torn, are reported to `skip`.
+    """Write the results of images; call `skip` for those that cannot be read.
 
     Args:
         predictor: the model.
         named: images, and names for their results.
         folder: for the results.
-        skip: is told of an image without results, and why.
+        skip: called with an image that has no results, and the reason.
     """
 
     def read() -> Iterator[Prepared]:
         for path, name in named:
             try:
                 yield predictor.prepare((path, name), read_image(path))
-            except (OSError, cv2.error) as error:  # torn, no image, or too thin to be resized
+            except (OSError, cv2.error) as error:  # not a complete image, or too thin to resize
                 skip(path, error)
                 bar.update()
 
@@ -132,34 +139,39 @@ def infer_images(
 
 
 def infer_video(predictor: Predictor, path: Path, name: str, folder: Path) -> None:
-    """Write NAME.overlay.mp4 and, of a detector, NAME.detections.jsonl, a line for each frame.
+    """Write NAME.overlay.mp4 and, except for semantic segmentors, one JSON line per frame to
+    NAME.detections.jsonl or NAME.segments.jsonl.
 
-    Frames are read as they are needed.
+    Frames are read when they are needed.
 
     Raises:
-        OSError: it is no video, or ends early; what there was of it has its results then.
+        OSError: not a video, or one that ends early; frames before the end have results.
     """
     video = mmcv.VideoReader(str(path))
     if not video.width:
-        raise OSError('not a video that OpenCV can read')
+        raise OSError('OpenCV cannot read this video')
     frames = (predictor.prepare(i, frame) for i, frame in enumerate(video))
     done = 0
     with ExitStack() as stack:
         total = max(video.frame_cnt, 0) or None
         bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
-        show = tell = None
+        overlay = lines = None
         for index, image, sample in predictor.predict(frames):
             picture = draw_prediction(image, sample, predictor.meta, predictor.score_thr, False)
-            if not show:
+            if not overlay:
                 writer = video_writer(folder / f'{name}.overlay.mp4', picture.size, video.fps)
-                show = stack.enter_context(writer)
-            show.write(np.array(picture)[..., ::-1])
+                overlay = stack.enter_context(writer)
+            overlay.write(np.array(picture)[..., ::-1])
             if 'pred_sem_seg' not in sample:
-                if not tell:
-                    result = appearing_whole(folder / f'{name}.detections.jsonl')
-                    tell = stack.enter_context(stack.enter_context(result).open('w'))
-                found = detections(sample, predictor.meta, predictor.score_thr)
-                tell.write(json.dumps({'frame': index, 'detections': found}) + '\n')
+                if 'pred_panoptic_seg' in sample:
+                    kind, items = 'segments', panoptic_segments(sample, predictor.meta)[1]
+                else:
+                    kind = 'detections'
+                    items = detections(sample, predictor.meta, predictor.score_thr)
+                if not lines:
+                    result = atomic_write(folder / f'{name}.{kind}.jsonl')
+                    lines = stack.enter_context(stack.enter_context(result).open('w'))
+                lines.write(json.dumps({'frame': index, kind: items}) + '\n')
             done += 1
             bar.update()
     if done < video.frame_cnt or not done:
@@ -168,9 +180,9 @@ def infer_video(predictor: Predictor, path: Path, name: str, folder: Path) -> No
 
 @contextmanager
 def video_writer(path: Path, size: tuple[int, int], frame_rate: float) -> Iterator[cv2.VideoWriter]:
-    """To write frames (H, W, 3) BGR of a size (width, height) with; it appears whole."""
-    with appearing_whole(path) as partial:
-        draft = partial.with_name(partial.name + path.suffix)  # OpenCV goes by the suffix
+    """An atomic writer for frames (H, W, 3) BGR of a size (width, height)."""
+    with atomic_write(path) as partial:
+        draft = partial.with_name(partial.name + path.suffix)  # OpenCV chooses the format by suffix
         rate = frame_rate if 0 < frame_rate < math.inf else FRAME_RATE
         writer = cv2.VideoWriter(str(draft), cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
         try:

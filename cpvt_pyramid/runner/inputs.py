@@ -1,4 +1,4 @@
-"""The images and videos that a command line names, and names for their results."""
+"""The images and videos named on a command line, and names for their results."""
 
 import glob
 import sys
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from .launch import UserError
-from .prediction import distinct_name
+from .command import UserError
+from .files import distinct_name
 
-# Looked for in a folder.
+# The file types looked for in a folder.
 IMAGES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 RESULTS = (
     '.overlay.png', '.overlay.mp4', '.detections.json', '.detections.jsonl', '.labels.png',
-    '.labels.tif',
+    '.labels.tif', '.segments.png', '.segments.json', '.segments.jsonl',
 )  # fmt: skip
 
 
 def find_inputs(inputs: Sequence[str], lines: Optional[Iterable[str]] = None) -> list[Path]:
-    """The files that the inputs stand for, each once.
+    """The files that the inputs name, without duplicates.
 
     Args:
-        inputs: files; folders, for the images and videos in them, not below them; patterns such
-            as `photos/**/*.jpg`; `-`, for the files that `lines` names.
-        lines: a path each, by default the standard input's. One that does not exist is in the
-            result too, to be reported with those that are torn.
+        inputs: files; folders, for the images and videos directly in them; patterns such as
+            `photos/**/*.jpg`; `-`, for the files listed in `lines`.
+        lines: one path each, by default from stdin. Paths that do not exist are kept; reading them
+            reports the error later.
     """
     found = {}
     for text in inputs:
@@ -36,7 +36,7 @@ def find_inputs(inputs: Sequence[str], lines: Optional[Iterable[str]] = None) ->
             inside = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGES + VIDEOS)
             if not inside:
                 kinds = ', '.join(IMAGES + VIDEOS)
-                raise UserError(f'no images in the folder {path}; looked for {kinds}')
+                raise UserError(f'no images or videos in the folder {path}; looked for {kinds}')
         elif path.exists():
             inside = [path]
         elif glob.has_magic(text):
@@ -47,7 +47,7 @@ def find_inputs(inputs: Sequence[str], lines: Optional[Iterable[str]] = None) ->
             raise UserError(f'no image or folder at {path}')
         found |= {p.resolve(): p for p in inside}
     if not found:
-        raise UserError('no paths on the standard input')
+        raise UserError('no paths on stdin')
     return list(found.values())
 
 
@@ -56,15 +56,15 @@ def is_video(path: Path) -> bool:
 
 
 def result_names(paths: Sequence[Path], folder: Path) -> Iterator[str]:
-    """A name for each image's results: its own, numbered where that would hit a file in use.
+    """A name for the results of each image: its own, numbered to avoid overwriting a file.
 
-    In use are the inputs, if they lie in the folder, and the results of the images before.
+    No result takes the name of an input in the folder, or of a result of an earlier image.
     """
     inputs = {path.resolve() for path in paths}
 
-    def hits_an_input(name: str) -> bool:
+    def overwrites_an_input(name: str) -> bool:
         return any((folder / f'{name}{result}').resolve() in inputs for result in RESULTS)
 
     taken = set()
     for path in paths:
-        yield distinct_name(path.stem, taken, hits_an_input)
+        yield distinct_name(path.stem, taken, overwrites_an_input)

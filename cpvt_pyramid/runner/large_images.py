@@ -1,7 +1,7 @@
-"""Images larger than memory for the models of mm: what `tiling.py` does, from file to file.
+"""Tiled inference (`tiling.py`) with the models of mm, on image files larger than memory.
 
-Files are read and written with rasterio (GDAL). Tiles are at the image's own pixels: of the test
-pipeline only the model's data preprocessor is applied.
+Files are read and written with rasterio (GDAL). Tiles keep the resolution of the image: of the test
+pipeline, only the model's data preprocessor is applied.
 """
 
 import hashlib
@@ -22,31 +22,31 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .. import __version__
-from ..tiling import Found, Grid, Journal
 from . import memory, tiling
+from .command import UserError
 from .drawing import draw_frames, draw_segmentation
-from .launch import UserError
-from .prediction import found_boxes, write_detections
-from .resume import appearing_whole
+from .files import atomic_write
+from .prediction import found_boxes, is_panoptic, write_detections
+from .tiling import Found, Journal, TileGrid
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
 
-DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')  # GDAL's names of formats
-CACHE = 64 * 2**20  # bytes that GDAL may keep of what it has read
-OVERVIEW = 2048  # pixels, of the longer side of a picture to look at
-LINES = 512  # of a label map that are written at a time
+DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')  # GDAL's format names
+CACHE = 64 * 2**20  # bytes of GDAL's block cache
+OVERVIEW = 2048  # pixels, longer side of the overlay picture
+LINES = 512  # lines of a label map written at a time
 UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
 class Tiling(NamedTuple):
-    """How an image is taken apart."""
+    """How an image is split into tiles."""
 
-    tile: int  # height and width, in pixels, a multiple of 32
-    overlap: int  # of neighbours
+    tile: int  # height and width of a tile in pixels, a multiple of 32
+    overlap: int  # overlap of neighbouring tiles in pixels
     batch_size: int = 1
     exact: bool = True
-    memory: Optional[int] = None  # bytes that the process may take, all in all
+    memory: Optional[int] = None  # limit for the whole process, in bytes
 
 
 def tile_options(
@@ -56,28 +56,28 @@ def tile_options(
     memory: Optional[str],
     inexact: bool,
 ) -> Optional[Tiling]:
-    """What the options of the command line say; None without --tile.
+    """The tiling that the command-line options describe; None without --tile.
 
     Raises:
-        UserError: they do not go together.
+        UserError: the options contradict each other.
     """
     if batch_size < 1:
-        raise UserError(f'--batch-size {batch_size}; at least 1')
+        raise UserError(f'--batch-size must be at least 1, got {batch_size}')
     if tile is None:
         for name, value in (('overlap', overlap), ('memory', memory), ('inexact', inexact)):
             if value:
-                raise UserError(f'--{name} goes with --tile')
+                raise UserError(f'--{name} needs --tile')
         return None
     overlap = tile // 4 // 32 * 32 if overlap is None else overlap
     try:
-        Grid((1, 1), tile, overlap)
+        TileGrid((1, 1), tile, overlap)
         return Tiling(tile, overlap, batch_size, not inexact, memory and parse_bytes(memory))
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes in `2GiB`, `1500M`, `2G` and the like, always powers of 1024."""
+    """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
     number, unit = text.strip().rstrip('iBb'), ''
     if number and number[-1].upper() in UNITS:
         number, unit = number[:-1], number[-1].upper()
@@ -86,7 +86,7 @@ def parse_bytes(text: str) -> int:
     except ValueError:
         size = math.nan
     if not 0 < size < math.inf:
-        raise ValueError(f'{text!r} is no amount of memory; for example 2GiB')
+        raise ValueError(f'--memory must be a size such as 2GiB, got {text!r}')
     return int(size * UNITS[unit])
 
 
@@ -94,46 +94,49 @@ def parse_bytes(text: str) -> int:
 
 
 class ReadError(OSError):
-    """A file that is no whole image, or not of a kind that the models are for."""
+    """A file that is not a complete image, or of an unsupported kind."""
 
 
 @contextmanager
 def open_image(path: Path) -> Iterator['DatasetReader']:
-    """An image that is read window by window.
+    """Open an image to read window by window.
 
     Raises:
-        ReadError: it is none, or not whole.
+        ReadError: not a complete image.
     """
     try:
         import rasterio
         from rasterio.errors import NotGeoreferencedWarning, RasterioError
     except ImportError as error:
-        raise UserError(f'--tile reads images with rasterio: {error}') from error
+        raise UserError(f'--tile needs rasterio; pip install rasterio ({error})') from error
     with catch_warnings(), rasterio.Env(GDAL_CACHEMAX=CACHE):
         filterwarnings('ignore', category=NotGeoreferencedWarning)
         try:
             with rasterio.open(path) as image:
                 yield image
         except RasterioError as error:
-            raise ReadError(f'not a whole image: {error}') from error
+            raise ReadError(f'not a complete image: {error}') from error
 
 
 def check_kind(image: 'DatasetReader') -> None:
     if image.driver not in DRIVERS:
-        raise ReadError(f'{image.driver} files are not read; {", ".join(DRIVERS)} are')
+        raise ReadError(f'format must be one of {", ".join(DRIVERS)}, got {image.driver}')
     if set(image.dtypes) != {'uint8'}:
         raise ReadError(
-            f'samples are {image.dtypes[0]}, not 8 bits; convert them first, for example with '
+            f'samples must have 8 bits, got {image.dtypes[0]}; convert them, for example with '
             'gdal_translate -ot Byte -scale'
         )
     if image.count > 4:
-        raise ReadError(f'{image.count} bands; choose three, for example with gdal_translate -b')
+        raise ReadError(
+            f'at most 4 bands are supported, got {image.count}; choose 3, for example with '
+            'gdal_translate -b'
+        )
     if image.tags().get('EXIF_Orientation', '1') != '1':
-        raise ReadError('its EXIF tag turns it; save it upright first')
+        raise ReadError('rotated by an EXIF tag; save it upright first')
 
 
 def rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
-    """(3, h, w) of an image in grey, in palette colours or in RGB, with or without alpha."""
+    """An RGB array (3, h, w) from a grey, palette or RGB image, with or without alpha."""
     from rasterio.enums import ColorInterp
 
     if image.count >= 3:
@@ -148,10 +151,10 @@ def rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
 
 
 def row_reader(image: 'DatasetReader') -> Callable[[int, int], Tensor]:
-    """Reads lines of an image as the data pipelines do: BGR.
+    """A function that reads lines of an image in BGR, like the data pipelines.
 
     Raises:
-        ReadError: it is not of a kind that the models are for; later, it is not whole.
+        ReadError: unsupported kind of image; while reading, not a complete image.
     """
     from rasterio.errors import RasterioError
 
@@ -161,14 +164,14 @@ def row_reader(image: 'DatasetReader') -> Callable[[int, int], Tensor]:
         try:
             lines = rgb(image, window=((start, stop), (0, image.width)))
         except RasterioError as error:
-            raise ReadError(f'not a whole image: {error}') from error
+            raise ReadError(f'not a complete image: {error}') from error
         return torch.from_numpy(np.ascontiguousarray(lines[::-1]))
 
     return read
 
 
 def overview(image: 'DatasetReader') -> tuple[np.ndarray, int]:
-    """The image with every so many pixels in one, (h, w, 3) RGB, and how many."""
+    """A reduced image (h, w, 3) RGB, and its reduction factor."""
     from rasterio.enums import Resampling
 
     step = math.ceil(max(image.shape) / OVERVIEW)
@@ -184,7 +187,7 @@ def overview(image: 'DatasetReader') -> tuple[np.ndarray, int]:
 
 
 def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Gives a segmentor's scores (B, K, h, w) of tiles (B, 3, h, w), BGR uint8."""
+    """A function from tiles (B, 3, h, w), BGR uint8, to a segmentor's scores (B, K, h, w)."""
     from mmseg.structures import SegDataSample
 
     def predict(tiles: Tensor) -> Tensor:
@@ -201,7 +204,7 @@ def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
-    """Gives what a detector finds in tiles (B, 3, h, w), BGR uint8."""
+    """A function from tiles (B, 3, h, w), BGR uint8, to the detections in each."""
     from mmdet.structures import DetDataSample
 
     def predict(tiles: Tensor) -> list[Found]:
@@ -217,7 +220,7 @@ def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
 
 
 def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
-    """What a result depends on besides the image and the tiles."""
+    """What a result depends on, other than the image and the tiles."""
     digest = hashlib.sha256()
     for name, tensor in weights['state_dict'].items():
         digest.update(name.encode())
@@ -237,22 +240,22 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
 def check_memory_ahead(
     image: 'DatasetReader', tiles: Tiling, predict: Callable[[Tensor], Any]
 ) -> None:
-    """See from two smaller tiles whether the tiles of an image will keep the budget.
+    """Predict from two smaller tiles whether the tiles of an image fit into the memory limit.
 
     Raises:
-        UserError: they will not.
+        UserError: they do not.
     """
     sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 32)), []
     for side in sides:
-        said = predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
+        output = predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
         peaks.append(memory.peak())
-    growth = (peaks[1] - peaks[0]) / max(sides[1] ** 2 - sides[0] ** 2, 1)  # bytes to a pixel
+    growth = (peaks[1] - peaks[0]) / max(sides[1] ** 2 - sides[0] ** 2, 1)  # bytes per pixel
     expected = peaks[0] + growth * (tiles.tile**2 - sides[0] ** 2)
-    if isinstance(said, Tensor):
-        # Sums that wait for the next tile, and the scores of the other tiles of a batch.
+    if isinstance(output, Tensor):
+        # Partial sums for the next tile, and the scores of the other tiles of a batch.
         pixels = tiles.tile * (tiles.overlap + (tiles.batch_size - 1) * tiles.tile)
-        expected += 4 * said.shape[1] * pixels
-    expected += 2 * 3 * tiles.tile * image.width  # a strip, while the next is put together
+        expected += 4 * output.shape[1] * pixels
+    expected += 2 * 3 * tiles.tile * image.width  # a strip, while the next one is assembled
     expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
     if expected > tiles.memory:
         raise UserError(too_much(expected, tiles))
@@ -265,8 +268,8 @@ def check_memory(tiles: Tiling) -> None:
 
 def too_much(size: float, tiles: Tiling) -> str:
     return (
-        f'tiles of {tiles.tile} need {size / 2**30:.2f} GiB, and --memory is '
-        f'{tiles.memory / 2**30:.2f} GiB; a smaller --tile, --overlap or --batch-size needs less'
+        f'tiles of {tiles.tile} need {size / 2**30:.2f} GiB but --memory is '
+        f'{tiles.memory / 2**30:.2f} GiB; reduce --tile, --overlap or --batch-size'
     )
 
 
@@ -274,20 +277,23 @@ def too_much(size: float, tiles: Tiling) -> str:
 
 
 class LargeImages:
-    """Writes what a model finds in large images.
+    """Writes the predictions of a model for large images.
 
-    For an image NAME: NAME.overlay.png, a picture of at most 2048 pixels a side, and
-    NAME.labels.tif, a tiled and compressed GeoTIFF in the image's place on earth, if it has one,
-    or NAME.detections.json. While it is at work, what is done lies in .NAME.partial.
+    For an image NAME: NAME.overlay.png, at most 2048 pixels a side, and NAME.detections.json or
+    NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of the image, if it has
+    one. Work in progress is kept in .NAME.partial.
 
     Args:
         model: a detector or a segmentor.
         cfg: its config.
         weights: its checkpoint.
         meta: `classes` and `palette`.
-        tiles: how images are taken apart.
+        tiles: how images are split.
         folder: for the results.
         score_thr: boxes of a lower score are left out.
+
+    Raises:
+        UserError: the model is panoptic.
     """
 
     def __init__(
@@ -300,6 +306,11 @@ class LargeImages:
         folder: Path,
         score_thr: float,
     ) -> None:
+        if is_panoptic(model):
+            raise UserError(
+                f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
+                f'panoptic; run it without --tile'
+            )
         self.model, self.meta, self.tiles = model, meta, tiles
         self.folder, self.score_thr = folder, score_thr
         self.detects = cfg.default_scope == 'mmdet'
@@ -313,11 +324,11 @@ class LargeImages:
             self.about['score threshold'] = score_thr
 
     def write(self, path: Path, name: str) -> bool:
-        """Write the results of an image under a name; False if they are there already.
+        """Write the results of an image under a name; False if they already exist.
 
         Raises:
-            ReadError: it is no whole image.
-            UserError: the work cannot be done in this memory or on this disk, or not now.
+            ReadError: not a complete image.
+            UserError: too little memory or disk space, or another run is at work on it.
         """
         about = {**self.about, 'image': identity(path)}
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -331,7 +342,7 @@ class LargeImages:
                 journal = Journal(self.folder / f'.{name}.partial', about)
             except ValueError as error:
                 raise UserError(str(error)) from error
-            grid = Grid(image.shape, self.tiles.tile, self.tiles.overlap)
+            grid = TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
             try:
                 if self.detects:
                     self.write_detections(image, grid, journal, result, key)
@@ -341,14 +352,14 @@ class LargeImages:
                 journal.remove()
                 raise
             except OSError as error:
-                raise UserError(f'{path}: {error}; what is done stays for another try') from error
+                raise UserError(f'{path}: {error}; the same command resumes') from error
             finally:
                 journal.lock.close()
             journal.remove()
         return True
 
     def write_labels(
-        self, image: 'DatasetReader', grid: Grid, journal: Journal, result: Path, key: str
+        self, image: 'DatasetReader', grid: TileGrid, journal: Journal, result: Path, key: str
     ) -> None:
         classes, palette = self.meta['classes'], self.meta['palette']
         labels = tiling.segment(
@@ -363,11 +374,11 @@ class LargeImages:
         small, step = overview(image)
         picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
         save_overview(picture, result)
-        with appearing_whole(result) as file:
+        with atomic_write(result) as file:
             write_label_map(file, labels, image, self.meta, key)
 
     def write_detections(
-        self, image: 'DatasetReader', grid: Grid, journal: Journal, result: Path, key: str
+        self, image: 'DatasetReader', grid: TileGrid, journal: Journal, result: Path, key: str
     ) -> None:
         found = tiling.detect(
             row_reader(image), grid, self.predict, journal, **self.options(grid, journal)
@@ -380,8 +391,8 @@ class LargeImages:
         save_overview(picture, result)
         write_detections(result, image.name, sample, self.meta, self.score_thr, run=key)
 
-    def options(self, grid: Grid, journal: Journal) -> dict:
-        """Of the tiling functions, with a progress bar."""
+    def options(self, grid: TileGrid, journal: Journal) -> dict:
+        """Keyword arguments of the tiling functions, with a progress bar."""
         name = journal.folder.name.removeprefix('.').removesuffix('.partial')
         bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
 
@@ -404,7 +415,7 @@ def as_sample(found: Found) -> BaseDataElement:
 
 
 def identity(path: Path) -> dict:
-    """What tells one image file from another, and from itself after a change."""
+    """Identifies an image file and its version."""
     status = path.stat()
     return {
         'path': str(path.resolve()),
@@ -414,7 +425,7 @@ def identity(path: Path) -> dict:
 
 
 def is_result_of(result: Path, key: str) -> bool:
-    """Whether a file is the result of a run with this key."""
+    """Whether a file is the result of the run with this key."""
     if not result.exists():
         return False
     if result.suffix == '.json':
@@ -428,7 +439,7 @@ def is_result_of(result: Path, key: str) -> bool:
 
 def save_overview(picture: Image.Image, result: Path) -> None:
     name = result.name.rsplit('.', 2)[0]
-    with appearing_whole(result.with_name(f'{name}.overlay.png')) as file:
+    with atomic_write(result.with_name(f'{name}.overlay.png')) as file:
         picture.save(file, 'PNG')
 
 
@@ -438,11 +449,11 @@ def write_label_map(
     """A tiled and compressed GeoTIFF of a label map.
 
     Args:
-        file: to be written.
+        file: path to write to.
         labels: (H, W).
-        image: from which it has its place on earth.
+        image: source of the georeference.
         meta: `classes` and `palette`.
-        key: of the run, kept as a tag.
+        key: key of the run, stored as a tag.
     """
     import rasterio
 
@@ -460,6 +471,6 @@ def write_label_map(
             tif.write_colormap(1, {i: (*color, 255) for i, color in colors})
         for top in range(0, height, LINES):
             bottom = min(top + LINES, height)
-            # Mapped anew: pages that stay mapped would count as memory in use.
+            # Mapped for each part only: pages that stay mapped count as resident memory.
             lines = np.memmap(labels.filename, labels.dtype, 'r', shape=labels.shape)[top:bottom]
             tif.write(lines, 1, window=((top, bottom), (0, width)))

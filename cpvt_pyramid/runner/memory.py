@@ -1,4 +1,4 @@
-"""What this process has in memory, in bytes. Outside Linux less is known of it."""
+"""Memory of this process, in bytes. Exact on Linux; elsewhere an upper bound."""
 
 import ctypes
 import gc
@@ -8,27 +8,27 @@ from pathlib import Path
 
 
 def resident() -> int:
-    """Bytes that this process has in memory now. Outside Linux: as `peak`."""
+    """Resident memory now. Outside Linux: the same as `peak`."""
     return of_process('VmRSS')
 
 
 def peak() -> int:
-    """The most bytes that this process has had in memory, since `restart_peak` or its beginning.
-    Outside Linux: since its beginning."""
+    """Peak resident memory since `restart_peak`, or since the process started (outside Linux,
+    always)."""
     return of_process('VmHWM')
 
 
 def of_process(field: str) -> int:
-    """Bytes, by Linux's name of them; elsewhere the most that getrusage knows of."""
+    """A field of /proc/self/status; outside Linux, the peak from getrusage."""
     try:
         return in_bytes('/proc/self/status', field)
-    except OSError:  # on Linux getrusage would count what started the process as well
+    except OSError:  # not used on Linux, where getrusage includes the parent process
         unit = 1 if sys.platform == 'darwin' else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def restart_peak() -> None:
-    """Let `peak` be what is in memory now, and grow from there. Outside Linux: nothing happens."""
+    """Reset `peak` to the resident memory now. No effect outside Linux."""
     try:
         Path('/proc/self/clear_refs').write_text('5')
     except OSError:
@@ -36,8 +36,8 @@ def restart_peak() -> None:
 
 
 def trim() -> None:
-    """Give back what is freed, which could be taken again without a trace. Without glibc: what
-    Python gives back by itself."""
+    """Return freed heap to the OS, so that reuse shows up in the resident memory. With a C library
+    other than glibc, this only runs Python's garbage collector."""
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)
     if malloc_trim:
@@ -45,8 +45,7 @@ def trim() -> None:
 
 
 def limit() -> None:
-    """Let this process fail rather than take more than the machine has left, which would push
-    others out. Outside Linux: no limit."""
+    """Make allocations fail before the machine runs out of memory. No effect outside Linux."""
     try:
         most = in_bytes('/proc/meminfo', 'MemAvailable') + of_process('VmSize')
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -55,6 +54,6 @@ def limit() -> None:
 
 
 def in_bytes(path: str, field: str) -> int:
-    """What a line such as `VmHWM:  1234 kB` says."""
+    """The value of a line such as `VmHWM:  1234 kB`."""
     (line,) = (line for line in Path(path).read_text().splitlines() if line.startswith(field + ':'))
     return int(line.split()[1]) * 1024

@@ -1,10 +1,9 @@
-"""What becomes of a detector's or a segmentor's predictions: pictures and files."""
+"""Predictions of detectors, semantic and panoptic segmentors, as pictures and as files."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 import mmcv
 import numpy as np
@@ -15,38 +14,41 @@ from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from PIL import Image
+from torch import nn
 
+from .configs import leaves
 from .drawing import class_palette, draw_boxes, draw_segmentation
-from .launch import leaves
-from .resume import appearing_whole
+from .files import atomic_write, distinct_name
+
+INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
 
 
 def read_image(path: Union[str, Path]) -> np.ndarray:
     """The image at `path` as the data pipelines read it, (H, W, 3) BGR, upright.
 
     Raises:
-        OSError: it is no image, or not all of one; OpenCV alone fills in what is missing.
+        OSError: not a complete image. OpenCV alone would fill in missing pixels.
     """
     if not Path(path).is_file():
         raise OSError('no such file')
     if not Path(path).stat().st_size:
-        raise OSError('an empty file')
+        raise OSError('the file is empty')
     try:
         with Image.open(path) as image:
             image.load()
-    except Exception as error:  # Pillow raises whatever the bytes of a torn file lead to
-        raise OSError(f'not a whole image: {error}') from error
+    except Exception as error:  # Pillow raises many kinds on a truncated file
+        raise OSError(f'not a complete image: {error}') from error
     array = mmcv.imread(path)
     if array is None:
-        raise OSError('OpenCV does not read this kind of image')
+        raise OSError('OpenCV cannot read this kind of image')
     return array
 
 
 def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
-    """`classes`, as the checkpoint has them or else the config's data set, and their `palette`.
+    """`classes`, from the checkpoint or else the config's data set, and their `palette`.
 
-    The palette is the one that the config or the kind of data set declares, or distinct colours;
-    not the checkpoint's, because mmseg puts random colours there where none is declared.
+    The palette is that of the config or the data set's class, or else distinct colours. It is not
+    the checkpoint's, where mmseg stores random colours if none are declared.
     """
     dataset = next(leaves(cfg[f'{split}_dataloader'].dataset))
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
@@ -63,16 +65,20 @@ def draw_prediction(
     score_thr: float,
     legend: bool = True,
 ) -> Image.Image:
-    """A picture of what a model found in an image.
+    """A picture of a prediction.
 
     Args:
         image: (H, W, 3) BGR.
-        sample: the prediction, with `pred_instances` or `pred_sem_seg`.
+        sample: the prediction, with `pred_instances`, `pred_sem_seg` or `pred_panoptic_seg`.
         meta: `classes` and `palette` of the data set.
         score_thr: boxes of a lower score are left out.
-        legend: of the classes, below segments.
+        legend: add a legend of the classes below segments.
     """
     rgb = np.ascontiguousarray(image[..., ::-1])
+    if 'pred_panoptic_seg' in sample:
+        ids = panoptic_ids(sample)
+        labels, classes, palette = ids % INSTANCE_OFFSET, meta['classes'], meta['palette']
+        return draw_segmentation(rgb, labels, classes, palette, legend, segments=ids)
     if 'pred_sem_seg' in sample:
         return draw_segmentation(rgb, label_map(sample), meta['classes'], meta['palette'], legend)
     found = found_boxes(sample, score_thr)
@@ -82,14 +88,14 @@ def draw_prediction(
 
 
 def found_boxes(sample: BaseDataElement, score_thr: float) -> BaseDataElement:
-    """A detector's predictions of at least this score, as arrays, the best first."""
+    """The detections with at least this score, as arrays, best first."""
     found = sample.pred_instances
     found = found[found.scores >= score_thr].cpu().numpy()
     return found[found.scores.argsort()[::-1].copy()]
 
 
 def detections(sample: BaseDataElement, meta: dict, score_thr: float) -> list[dict]:
-    """The boxes of a prediction as plain values; boxes are x1, y1, x2, y2 in pixels."""
+    """The boxes of a prediction as JSON values; boxes are x1, y1, x2, y2 in pixels."""
     found = found_boxes(sample, score_thr)
     classes = meta['classes']
     return [
@@ -104,15 +110,54 @@ def detections(sample: BaseDataElement, meta: dict, score_thr: float) -> list[di
 
 
 def label_map(sample: BaseDataElement) -> np.ndarray:
-    """A segmentor's prediction: (H, W) indices of classes."""
-    labels = sample.pred_sem_seg.data.cpu().numpy()  # (1, H, W), or (H, W) of merged ones
+    """A segmentor's prediction: class indices (H, W)."""
+    labels = sample.pred_sem_seg.data.cpu().numpy()  # (1, H, W), or (H, W) after augmentation
     return labels.reshape(labels.shape[-2:])
 
 
-def labels_image(sample: BaseDataElement, meta: dict) -> Image.Image:
-    """A segmentor's prediction as an image whose pixel values are indices of classes.
+def is_panoptic(model: nn.Module) -> bool:
+    """Whether a detector predicts panoptic segments. Mask2Former can be one and still not do so."""
+    settings = getattr(model, 'test_cfg', None) or {}
+    return hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True)
 
-    Viewers show the classes' colours; beyond 256 classes, shades of grey.
+
+def panoptic_ids(sample: BaseDataElement) -> np.ndarray:
+    """A panoptic prediction: mmdet's segment ids (H, W)."""
+    ids = sample.pred_panoptic_seg.sem_seg.cpu().numpy()  # (1, H, W)
+    return ids.reshape(ids.shape[-2:])
+
+
+def panoptic_segments(
+    sample: BaseDataElement, meta: dict
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """A panoptic prediction: segment numbers (H, W) from 1 on, 0 where there is none, and a
+    description of each segment as JSON values."""
+    ids, classes = panoptic_ids(sample), meta['classes']
+    numbers, segments = np.zeros(ids.shape, np.int32), []
+    for mmdet_id in np.unique(ids):
+        label = int(mmdet_id % INSTANCE_OFFSET)
+        if label >= len(classes):  # pixels without a segment
+            continue
+        mask = ids == mmdet_id
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        box = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+        numbers[mask] = len(segments) + 1
+        segments.append(
+            {
+                'id': len(segments) + 1,
+                'label': label,
+                'class': classes[label],
+                'area': int(mask.sum()),
+                'box': [int(v) for v in box],
+            }
+        )
+    return numbers, segments
+
+
+def labels_image(sample: BaseDataElement, meta: dict) -> Image.Image:
+    """A segmentor's prediction as an image whose pixel values are class indices.
+
+    Viewers show it in the colours of the classes, or in grey if there are more than 256.
     """
     labels = label_map(sample)
     if len(meta['classes']) > 256:
@@ -126,13 +171,18 @@ def write_detections(
     path: Path, image: Union[str, Path], sample: BaseDataElement, meta: dict, score_thr: float,
     **more: Any,
 ) -> None:  # fmt: skip
-    """Write what a detector found in an image as JSON, a line for each box; `more` goes along."""
-    head = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in more.items())
-    found = ',\n  '.join(map(json.dumps, detections(sample, meta, score_thr)))
-    with appearing_whole(path) as file:
-        file.write_text(
-            f'{{"image": {json.dumps(str(image))},\n {head}"detections": [\n  {found}]}}\n'
-        )
+    """Write the detections in an image as JSON, one line per box. `more` holds further fields."""
+    write_list(
+        path, {'image': str(image), **more}, 'detections', detections(sample, meta, score_thr)
+    )
+
+
+def write_list(path: Path, head: dict[str, Any], name: str, items: Sequence[dict]) -> None:
+    """Write a JSON object with a list, one line per field and per item."""
+    fields = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in head.items())
+    lines = ',\n  '.join(map(json.dumps, items))
+    with atomic_write(path) as file:
+        file.write_text(f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')
 
 
 def write_results(
@@ -144,25 +194,22 @@ def write_results(
     meta: dict,
     score_thr: float,
 ) -> None:
-    """Write an image's picture, NAME.overlay.png, and NAME.detections.json or NAME.labels.png."""
-    with appearing_whole(folder / f'{name}.overlay.png') as file:
+    """Write a picture of the prediction for an image, and the prediction itself.
+
+    NAME.overlay.png, and NAME.detections.json, NAME.labels.png, or NAME.segments.png and .json.
+    """
+    with atomic_write(folder / f'{name}.overlay.png') as file:
         draw_prediction(image, sample, meta, score_thr).save(file, 'PNG')
-    if 'pred_sem_seg' in sample:
-        with appearing_whole(folder / f'{name}.labels.png') as file:
+    if 'pred_panoptic_seg' in sample:
+        numbers, segments = panoptic_segments(sample, meta)
+        with atomic_write(folder / f'{name}.segments.png') as file:
+            Image.fromarray(numbers.astype(np.uint16)).save(file, 'PNG')
+        write_list(folder / f'{name}.segments.json', {'image': str(path)}, 'segments', segments)
+    elif 'pred_sem_seg' in sample:
+        with atomic_write(folder / f'{name}.labels.png') as file:
             labels_image(sample, meta).save(file, 'PNG')
     else:
         write_detections(folder / f'{name}.detections.json', path, sample, meta, score_thr)
-
-
-def distinct_name(
-    wanted: str, taken: set[str], unfit: Callable[[str], bool] = lambda name: False
-) -> str:
-    """`wanted`, with a number behind it if it is taken or unfit; it is taken then."""
-    numbered = (f'{wanted}-{number}' for number in itertools.count(2))
-    names = itertools.chain([wanted], numbered)
-    name = next(name for name in names if name not in taken and not unfit(name))
-    taken.add(name)
-    return name
 
 
 @HOOKS.register_module()
@@ -170,7 +217,7 @@ class PictureHook(Hook):
     """Draws every prediction of a test into a folder.
 
     Args:
-        folder: where; it exists.
+        folder: an existing folder.
         score_thr: boxes of a lower score are left out.
     """
 
@@ -196,15 +243,15 @@ class PictureHook(Hook):
 def results_dump(scope: str, path: str) -> DumpResults:
     """A metric that pickles all predictions to `path`, which must end in .pkl or .pickle."""
     if scope == 'mmdet':
-        from mmdet.evaluation import DumpDetResults  # it packs the masks
+        from mmdet.evaluation import DumpDetResults  # compresses the masks
 
         return DumpDetResults(path)
     return DumpSegResults(path)
 
 
 class DumpSegResults(DumpResults):
-    """mmengine's DumpResults without the ground truth and the scores of all classes, which for
-    ADE20K are 150 floats to a pixel."""
+    """mmengine's DumpResults without the ground truth and the scores, which take 150 floats per
+    pixel for ADE20K."""
 
     def process(self, data_batch: Any, predictions: Sequence[dict]) -> None:
         left_out = ('gt_sem_seg', 'seg_logits')

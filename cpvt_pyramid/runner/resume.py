@@ -1,16 +1,15 @@
-"""What lets a training that was killed at any moment go on to the same result.
+"""A training that was killed at any moment resumes to the same result, bit for bit.
 
-Two things stand in the way in mmengine. Checkpoints are written in place, after older ones are
-deleted, so a kill leaves a torn file or none. And the state of the random generators is in no
-checkpoint, nor could it be: each data worker has its own, some batches ahead of the training.
+mmengine alone does not guarantee this. It writes checkpoints in place and deletes older ones first,
+so that a kill can leave a truncated checkpoint or none. And checkpoints do not hold the state of
+the random generators; they cannot, since each data worker has its own, several batches ahead.
 
-Here a file appears under its name only when it is whole, and nothing random depends on what came
-before: each sample's augmentations are drawn from a seed of its own, and so is each iteration of
-the model (drop path, dropout). What remains is the state that mmengine does save.
+Here checkpoints are written atomically, and no random number depends on earlier ones: the
+augmentations of each sample, and each iteration of the model (drop path, dropout), have their own
+seeds. Everything else is in mmengine's checkpoints.
 """
 
 import itertools
-import os
 import pickle
 import random
 from collections.abc import Iterator
@@ -28,11 +27,13 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS
 from mmengine.runner import Runner
 from torch.utils.data import Dataset, Sampler
 
-SAMPLE, ITERATION = 0, 1  # what a seed is for, so that no two of them coincide
+from .files import atomic_write
+
+SAMPLE, ITERATION = 0, 1  # first numbers of the two kinds of seeds, so that they never coincide
 
 
 def make_resumable(cfg: Config) -> None:
-    """Put what this file holds into a training config; doing it again changes nothing."""
+    """Add the classes of this file to a training config. Idempotent."""
     hooks = cfg.get('default_hooks') or {}
     checkpoint = hooks.get('checkpoint') or {'type': 'CheckpointHook', 'interval': 1}
     if checkpoint['type'] == 'CheckpointHook':
@@ -47,38 +48,23 @@ def make_resumable(cfg: Config) -> None:
 # Checkpoints
 
 
-@contextmanager
-def appearing_whole(path: Union[str, Path]) -> Iterator[Path]:
-    """A hidden path beside `path` to write to; it takes the name `path` when all went well.
-
-    However the writing ends, `path` holds what it held before or the whole of the new file.
-    """
-    path = Path(path)
-    partial = path.with_name(f'.{path.name}.partial')
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 @register_backend('atomic')
 class AtomicBackend(LocalBackend):
-    """mmengine's local files, where a file that is being written does not have its name yet."""
+    """mmengine's local files, written atomically."""
 
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
         Path(filepath).parent.mkdir(parents=True, exist_ok=True)
-        with appearing_whole(filepath) as partial:
+        with atomic_write(filepath) as partial:
             partial.write_bytes(obj)
 
 
 @HOOKS.register_module()
 class WholeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, never without a whole checkpoint once it has saved one.
+    """mmengine's CheckpointHook, which always leaves at least one complete checkpoint.
 
     Args:
-        **options: as of `CheckpointHook`. With an `out_dir` that is no local folder, files are
-            as whole as its backend makes them.
+        **options: see `CheckpointHook`. With a remote `out_dir`, writing is only as atomic as its
+            backend.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -97,7 +83,7 @@ class WholeCheckpointHook(CheckpointHook):
 
 @contextmanager
 def removing_afterwards(backend: LocalBackend) -> Iterator[None]:
-    """Files that are removed meanwhile go at the end, once what replaces them is in place."""
+    """Inside this context the backend removes files only at the end, once new ones are written."""
     remove, held = backend.remove, []
     backend.remove = held.append
     try:
@@ -109,7 +95,7 @@ def removing_afterwards(backend: LocalBackend) -> Iterator[None]:
 
 
 def read_training(path: Union[str, Path]) -> Optional[dict]:
-    """The checkpoint of a training at `path`, or None if that is something else or torn."""
+    """The checkpoint of a training at `path`, or None if it is something else or truncated."""
     try:
         checkpoint = torch.load(path, map_location='cpu', mmap=True, weights_only=False)
     except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError):
@@ -119,9 +105,9 @@ def read_training(path: Union[str, Path]) -> Optional[dict]:
 
 
 def last_checkpoint(folder: Path) -> Optional[Path]:
-    """The whole checkpoint that a training wrote last into `folder`, if there is one.
+    """The last complete checkpoint of a training in `folder`, if there is one.
 
-    mmengine's own note of it, the file `last_checkpoint`, may be torn itself or be behind.
+    mmengine's own file `last_checkpoint` may be truncated or out of date after a kill.
     """
     written = {}
     for path in folder.glob('*.pth'):
@@ -135,7 +121,7 @@ def last_checkpoint(folder: Path) -> Optional[Path]:
 
 
 def seed_generators(*numbers: int) -> None:
-    """Set all global random generators to a state that depends on these numbers alone."""
+    """Seed all global random generators with these numbers."""
     seeds = np.random.SeedSequence(numbers).generate_state(3)
     random.seed(int(seeds[0]))
     np.random.seed(seeds[1])
@@ -143,28 +129,28 @@ def seed_generators(*numbers: int) -> None:
 
 
 class SeededIndex(int):
-    """The index of a sample, with the numbers that its augmentations are seeded with."""
+    """The index of a sample, with the seed of its augmentations."""
 
     def __new__(cls, index: int, numbers: tuple[int, ...]) -> 'SeededIndex':
         self = super().__new__(cls, index)
         self.numbers = numbers
         return self
 
-    def __reduce__(self) -> tuple:  # indices travel to the data workers
+    def __reduce__(self) -> tuple:  # pickled to the data workers
         return SeededIndex, (int(self), self.numbers)
 
 
 @DATA_SAMPLERS.register_module()
 class SeededSampler(Sampler):
-    """Another sampler, with a seed for each index: of the run, the epoch and its position.
+    """Wraps a sampler; adds to each index a seed from the run, the epoch and the position.
 
-    The position counts through the batches of all processes, so the augmentations of a sample do
-    not depend on how many processes or data workers there are.
+    Positions count through the batches of all processes, so that augmentations do not depend on
+    the number of processes or data workers.
 
     Args:
-        dataset: what to sample.
-        sampler: config of the other sampler.
-        seed: seed of the run; None lets the other sampler find one.
+        dataset: the data set to sample.
+        sampler: config of the wrapped sampler.
+        seed: seed of the run; None takes that of the wrapped sampler.
     """
 
     def __init__(self, dataset: Dataset, sampler: dict, seed: Optional[int] = None) -> None:
@@ -173,8 +159,8 @@ class SeededSampler(Sampler):
         self.seed = self.sampler.seed if seed is None else seed
         self.epoch = 0
         self.start = 0
-        # mmengine looks for `skip`, which endless samplers have, when an iteration-based training
-        # goes on. The others are run through from their first index.
+        # When an iteration-based training resumes, mmengine calls `skip` if a sampler has it, as
+        # infinite ones do, and iterates over the skipped indices otherwise.
         if hasattr(self.sampler, 'skip'):
             self.skip = self._skip
 
@@ -198,12 +184,12 @@ class SeededSampler(Sampler):
 
 @DATASETS.register_module()
 class SeededDataset(Dataset):
-    """Another data set, whose augmentations obey the seed of a `SeededIndex`.
+    """Wraps a data set; seeds the augmentations of a sample from its `SeededIndex`.
 
-    All else is passed on, so that hooks and samplers meet the data set they know.
+    All other attributes are those of the wrapped data set, for hooks and samplers.
 
     Args:
-        dataset: config of the other data set.
+        dataset: config of the wrapped data set.
     """
 
     def __init__(self, dataset: dict) -> None:
@@ -218,7 +204,7 @@ class SeededDataset(Dataset):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'dataset':  # while unpickling, in a worker that was spawned
+        if name == 'dataset':  # while unpickling in a spawned worker
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -228,7 +214,7 @@ class SeededDataset(Dataset):
 
 @HOOKS.register_module()
 class SeedHook(Hook):
-    """Seeds each iteration of the model from the run's seed, the process and the iteration."""
+    """Seeds each training iteration from the seed of the run, the process and the iteration."""
 
     priority = 'VERY_HIGH'
 

@@ -1,17 +1,15 @@
-"""Inference on images of any size: overlapping tiles, strip by strip, with little in memory.
+"""Inference on images of any size in overlapping tiles, with little memory.
 
-An image is read from top to bottom, once, a row of tiles at a time. What the model says of
-overlapping tiles is blended (segmentation) or merged (detection). What is finished, and the sums
-that the next row of tiles goes on with, is in a working folder, so a run that was killed goes on
-after the last whole row of tiles, to the same bits.
+An image is read once, from top to bottom, one row of tiles at a time. The model's outputs for
+overlapping tiles are blended (segmentation) or merged (detection). Finished results, and partial
+sums that the next row of tiles needs, are kept in a working folder: a run that was killed resumes
+after its last complete row of tiles, and its result is bit-identical.
 
-Nothing depends on how the tiles are batched: they are added up in a fixed order, and, because the
-last bits of a matrix product depend on its shape, each passes the model by itself unless told
-otherwise.
+Results do not depend on the batch size. Tiles are accumulated in a fixed order, and each passes the
+model alone unless told otherwise, because the rounding of a matrix product depends on its shape.
 
 Shapes: image (3, H, W); tiles (B, 3, h, w); scores (B, K, h, w) of K classes; boxes (N, 4) as
-x1, y1, x2, y2 in pixels. A span is a pair of pixels along an axis, from the first to behind the
-last.
+x1, y1, x2, y2 in pixels. A span is a half-open range of pixels along an axis, [start, stop).
 """
 
 import fcntl
@@ -27,15 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGN = 32  # tiles begin at multiples of the largest stride, where untiled maps have their cells
-CUT = 4  # pixels: a box that ends so close to a border inside of the image is cut by it
+ALIGN = 32  # the largest stride; aligned tiles have their map cells where the whole image has
+CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
 
 Span = tuple[int, int]
-ReadRows = Callable[[int, int], Tensor]  # rows from, to -> (3, to - from, W); goes downwards only
+ReadRows = Callable[[int, int], Tensor]  # start, stop -> (3, stop - start, W); in rising order
 
 
 class Found(NamedTuple):
-    """What a detector found."""
+    """Detections."""
 
     boxes: Tensor  # (N, 4)
     scores: Tensor  # (N,)
@@ -43,31 +41,33 @@ class Found(NamedTuple):
 
 
 def spans(length: int, tile: int, overlap: int) -> list[Span]:
-    """Tiles along an axis: as few as overlap by `overlap` at least, evenly spread.
+    """The fewest evenly spread tiles along an axis that overlap by at least `overlap`.
 
-    All but the last begin and end at multiples of 32; the last may be up to 31 shorter.
+    They start and stop at multiples of 32, except that the last one stops with the image.
 
     Args:
-        length: of the image, in pixels.
+        length: length of the image, in pixels.
         tile: length of a tile, a multiple of 32.
-        overlap: of neighbours, a multiple of 32 below `tile`.
+        overlap: overlap of neighbouring tiles, a multiple of 32 below `tile`.
     """
     if tile <= 0 or tile % ALIGN or overlap % ALIGN or not 0 <= overlap < tile:
         raise ValueError(
-            f'tile {tile} and overlap {overlap}; both are multiples of {ALIGN}, '
-            f'and the overlap is from 0 up to, but not, the tile'
+            f'tile and overlap must be multiples of {ALIGN} with 0 <= overlap < tile, '
+            f'got tile={tile} and overlap={overlap}'
         )
-    room = max(math.ceil((length - tile) / ALIGN), 0)  # for the first tile to move in
+    room = max(
+        math.ceil((length - tile) / ALIGN), 0
+    )  # multiples of 32 between the first start and the last
     steps = math.ceil(room * ALIGN / (tile - overlap))
     starts = [ALIGN * (room * i // steps) for i in range(steps + 1)] if steps else [0]
     return [(start, min(start + tile, length)) for start in starts]
 
 
 def ramps(tiles: Sequence[Span]) -> list[Tensor]:
-    """The weight of each tile along an axis, (length of the tile,) each.
+    """The blending weights of each tile along an axis, one (stop - start,) tensor per tile.
 
-    They fall smoothly, as a squared sine, over what a tile shares with its neighbour, and add up
-    to 1 at each pixel. They do not fall towards the ends of the image.
+    They fall as a squared sine over the overlap with a neighbour, stay constant towards the ends of
+    the image, and sum to 1 at each pixel.
     """
     weights = []
     for i, (start, stop) in enumerate(tiles):
@@ -85,17 +85,17 @@ def ramps(tiles: Sequence[Span]) -> list[Tensor]:
 
 
 def rise(x: Tensor) -> Tensor:
-    """From 0 at 0 to 1 at 1 and beyond, with rise(x) + rise(1 - x) = 1."""
+    """A smooth step from 0 at x=0 to 1 at x=1, with rise(x) + rise(1 - x) = 1."""
     return torch.sin(x.clamp(0, 1) * (math.pi / 2)) ** 2
 
 
-class Grid:
+class TileGrid:
     """The tiles of an image.
 
     Args:
         size: height and width of the image.
         tile: height and width of a tile, a multiple of 32.
-        overlap: of neighbouring tiles, a multiple of 32.
+        overlap: overlap of neighbouring tiles, a multiple of 32.
     """
 
     def __init__(self, size: tuple[int, int], tile: int, overlap: int) -> None:
@@ -108,17 +108,17 @@ class Grid:
 
 
 class Journal:
-    """What is done of a run, in a folder, so that the run goes on after being killed.
+    """The progress of a run, in a folder, so that the run can resume after a kill.
 
     Args:
-        folder: for all that the run keeps; made if it is not there.
-        about: what the result depends on, as JSON has it.
+        folder: for all files of the run; created if needed.
+        about: what the result depends on, as JSON values.
 
     Raises:
-        ValueError: the folder is of a run that is about something else, or still going.
+        ValueError: the folder belongs to a run about something else, or to one in progress.
 
     Attributes:
-        rows: how many rows of tiles are done.
+        rows: the number of finished rows of tiles.
     """
 
     def __init__(self, folder: Union[str, Path], about: dict) -> None:
@@ -131,7 +131,7 @@ class Journal:
             self.rows = self._rows_done()
         except BlockingIOError:
             self.lock.close()
-            raise ValueError(f'another run is at work in {self.folder}') from None
+            raise ValueError(f'another run is using {self.folder}') from None
         except ValueError:
             self.lock.close()
             raise
@@ -145,13 +145,13 @@ class Journal:
             keys = self.about.keys() | state['about'].keys()
             other = [k for k in sorted(keys) if state['about'].get(k) != self.about.get(k)]
             raise ValueError(
-                f'{self.folder} is of an unfinished run with another {", ".join(other)}; '
-                f'finish that one or remove the folder'
+                f'{self.folder} belongs to an unfinished run with another {", ".join(other)}; '
+                f'finish that run or remove the folder'
             )
         return state['rows']
 
     def done(self, rows: int) -> None:
-        """So many rows of tiles are done, and what is written of them will stay."""
+        """Record that `rows` rows of tiles are finished and on disk."""
         partial = self.folder / 'state.json.partial'
         with partial.open('w') as file:
             json.dump({'about': self.about, 'rows': rows}, file)
@@ -161,7 +161,7 @@ class Journal:
         self.rows = rows
 
     def remove(self) -> None:
-        """The run is over: the folder goes, the state first."""
+        """Remove the folder of a finished run, its state first."""
         for path in (self.folder / 'state.json', *self.folder.iterdir()):
             path.unlink(missing_ok=True)
         self.lock.close()
@@ -169,7 +169,7 @@ class Journal:
 
 
 def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Tensor]:
-    """The image below each row of tiles from the `first`, (3, h, W); each line is read once."""
+    """The image under each row of tiles from `first` on, (3, h, W). Each line is read once."""
     strip, bottom = None, 0
     for start, stop in rows[first:]:
         fresh = read(max(start, bottom), stop)
@@ -182,14 +182,14 @@ def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Ten
 def batches(
     strip: Tensor, columns: Sequence[Span], predict: Callable, batch_size: int, exact: bool
 ) -> Iterator:
-    """What `predict` says of the tiles of a strip, tile by tile, from left to right."""
+    """The outputs of `predict` for the tiles of a strip, one by one from left to right."""
     tiles = (strip[:, :, slice(*span)] for span in columns)
-    # A batch is of one shape; only the last tile may be of another.
+    # All tiles have one shape, except perhaps the last.
     for _, alike in itertools.groupby(tiles, lambda tile: tile.shape):
         while batch := list(itertools.islice(alike, batch_size)):
             if exact:
-                said = [predict(tile[None]) for tile in batch]  # a GPU is not waited for
-                yield from (result[0] for result in said)
+                outputs = [predict(tile[None]) for tile in batch]  # queued on a GPU, no waiting
+                yield from (output[0] for output in outputs)
             else:
                 yield from predict(torch.stack(batch))
 
@@ -198,10 +198,10 @@ def batches(
 
 
 class Sums:
-    """A file of blended scores (K, rows, width) that wait for the next row of tiles.
+    """A file of partially blended scores (K, rows, width) that the next row of tiles completes.
 
-    It lies block by block, each as wide as a step of the tiles, and a block is mapped into memory
-    only while it is read or written.
+    It is stored in blocks, each as wide as the distance between two tiles, which are mapped into
+    memory only while they are read or written.
     """
 
     def __init__(self, path: Path, width: int) -> None:
@@ -229,44 +229,44 @@ class Sums:
 
 
 def allocate(path: Path, length: int) -> None:
-    """Make a file of so many bytes, or fail: a mapped file that a full disk has no place for
-    would be the end of the process."""
+    """Create a file of `length` bytes. Raises OSError on a full disk; writing to a sparse mapped
+    file would kill the process instead."""
     with path.open('wb') as file:
         os.posix_fallocate(file.fileno(), 0, length)
 
 
 def flush(path: Path) -> None:
-    """See a file onto the disk."""
+    """Force a file to disk."""
     with path.open('rb+') as file:
         os.fsync(file.fileno())
 
 
 def blended(
     scores: Iterator[Tensor],
-    grid: Grid,
+    grid: TileGrid,
     row: int,
     weights: tuple[Sequence[Tensor], Sequence[Tensor]],
     above: Sums,
     below: Sums,
 ) -> Iterator[tuple[Span, Span, Tensor]]:
-    """The blended scores that a row of tiles finishes, block by block.
+    """The blended scores that a row of tiles completes, block by block.
 
     Args:
-        scores: (K, h, w) of each tile of the row, on any device; they are written over.
+        scores: (K, h, w) of each tile of the row, on any device; overwritten.
         grid: the tiles.
-        row: which of its rows.
-        weights: of the rows and of the columns, see `ramps`.
-        above: the sums that the row before has left.
-        below: for the sums that this row leaves to the next.
+        row: index of the row.
+        weights: blending weights of the rows and of the columns, see `ramps`.
+        above: the partial sums of the previous row.
+        below: receives the partial sums for the next row.
 
     Yields:
-        Rows, columns and their scores (K, h, w).
+        Row span, column span and their scores (K, h, w).
     """
     top, bottom = grid.rows[row]
     last = row + 1 == len(grid.rows)
     finished = (bottom if last else grid.rows[row + 1][0]) - top
-    shared = grid.rows[row - 1][1] - top if row else 0  # lines that the row before has seen
-    pending = None  # sums of columns that the next tile sees too
+    shared = grid.rows[row - 1][1] - top if row else 0  # lines in the previous row too
+    pending = None  # sums of the columns that the next tile completes
     for column, tile in enumerate(scores):
         tile = tile.cpu()
         left, right = grid.columns[column]
@@ -284,13 +284,13 @@ def blended(
 
 
 def best_class(scores: Tensor) -> Tensor:
-    """Labels (h, w) of scores (K, h, w)."""
+    """The class of the highest score: (K, h, w) -> (h, w)."""
     return scores.argmax(0)
 
 
 def segment(
     read: ReadRows,
-    grid: Grid,
+    grid: TileGrid,
     predict: Callable[[Tensor], Tensor],
     journal: Journal,
     dtype: np.dtype = np.uint8,
@@ -302,17 +302,17 @@ def segment(
     """The label map of an image of any size, in a file of the journal's folder.
 
     Args:
-        read: gives lines of the image, from top to bottom; they are read once.
+        read: reads lines of the image, each once, from top to bottom.
         grid: the tiles.
-        predict: scores (B, K, h, w), float32, of tiles (B, 3, h, w); their own to write over.
-        journal: where the work is kept; a run that it knows goes on.
-        dtype: of the label map.
+        predict: float32 scores (B, K, h, w) of tiles (B, 3, h, w); they are overwritten.
+        journal: keeps the work; an unfinished run in it is resumed.
+        dtype: dtype of the label map.
         decide: labels (h, w) of blended scores (K, h, w).
-        batch_size: tiles that are handed to the model before the first answer is waited for.
-        exact: hand them over one by one; the result is then the same for all batch sizes to the
-            last bit. False: together, which a GPU may do faster; the last bits of the scores then
-            depend on the batch size, and the label where two classes are as good as equal.
-        progress: is told how many more tiles are done.
+        batch_size: number of tiles queued on the model at a time.
+        exact: pass them to the model one by one, so that the result is bit-identical for all batch
+            sizes. If False, they pass together, which may be faster on a GPU; the rounding of the
+            scores then depends on the batch size, and so may the label where two classes tie.
+        progress: called with the number of tiles finished since the last call.
 
     Returns:
         (H, W), memory-mapped and read-only.
@@ -327,7 +327,7 @@ def segment(
         below.remove()
         scores = batches(strip, grid.columns, predict, batch_size, exact)
         for rows, columns, block in blended(scores, grid, row, weights, above, below):
-            # Mapped anew for each block: pages that stay mapped would count as memory in use.
+            # Mapped for each block only: pages that stay mapped count as resident memory.
             labels = np.memmap(path, dtype, 'r+', shape=grid.size)
             labels[slice(*rows), slice(*columns)] = decide(block).numpy()
             del labels
@@ -344,7 +344,7 @@ def segment(
 
 def detect(
     read: ReadRows,
-    grid: Grid,
+    grid: TileGrid,
     predict: Callable[[Tensor], Sequence[Found]],
     journal: Journal,
     iou: float = 0.5,
@@ -352,12 +352,12 @@ def detect(
     exact: bool = True,
     progress: Callable[[int], object] = lambda tiles: None,
 ) -> Found:
-    """What a detector finds in an image of any size, the best first.
+    """Detections in an image of any size, best first.
 
     Args:
-        read, grid, journal, batch_size, exact, progress: as of `segment`.
-        predict: what is found in each of the tiles (B, 3, h, w), in pixels of the tile.
-        iou: boxes from two tiles that overlap by more where both look are of one thing.
+        read, grid, journal, batch_size, exact, progress: see `segment`.
+        predict: the detections in each tile of (B, 3, h, w), in pixels of the tile.
+        iou: above this overlap, within the pixels that two tiles share, boxes are the same object.
     """
     progress(journal.rows * len(grid.columns))
     for row, strip in enumerate(strips(read, grid.rows, journal.rows), journal.rows):
@@ -373,18 +373,17 @@ def detect(
     return merged([Found(*tile) for row in rows for tile in row], grid, iou)
 
 
-def merged(found: Sequence[Found], grid: Grid, iou: float = 0.5) -> Found:
-    """One list of what was found in all tiles, the best first, each thing once.
+def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:
+    """The detections of all tiles, best first, each object once.
 
-    Two boxes of a class from two tiles are of one thing if they agree about the pixels that both
-    tiles see. Of a thing that some tile sees whole, the whole box of the best score stays. A thing
-    that is larger than that has only boxes that are cut by borders of tiles; it gets the box
-    around them, and their best score.
+    Two boxes of a class from two tiles are the same object if they agree within the pixels that the
+    tiles share. If some tile contains the object whole, the best whole box is kept. An object too
+    large for that has only boxes cut by tile borders; it gets their bounding box and best score.
 
     Args:
-        found: for each tile, row by row, in pixels of the tile.
+        found: the detections of each tile, row by row, in pixels of the tile.
         grid: the tiles.
-        iou: intersection over union, in the pixels that both tiles see, from which boxes agree.
+        iou: intersection over union, within the shared pixels, above which boxes agree.
     """
     tiles = torch.tensor(
         [(left, top, right, bottom) for top, bottom in grid.rows for left, right in grid.columns]
@@ -398,12 +397,12 @@ def merged(found: Sequence[Found], grid: Grid, iou: float = 0.5) -> Found:
     score = scores.tolist()
     others = agreeing(boxes, labels, counts.cumsum(0).tolist(), tiles, grid, iou)
 
-    # Whole boxes before cut ones, then by score, then as they came.
-    parent = {}  # of the boxes that count; the boxes of one thing hang together
+    # Whole boxes before cut ones, then by score, then in their order.
+    parent = {}  # union-find over the kept boxes; a tree is an object
     for i in sorted(range(len(boxes)), key=lambda i: (not whole[i], -score[i], i)):
         kept = [j for j in others.get(i, ()) if j in parent]
         if any(whole[j] for j in kept):
-            continue  # the whole box stands for it
+            continue  # a whole box is kept for this object
         parent[i] = i
         for j in kept:
             parent[root(parent, j)] = i
@@ -428,7 +427,7 @@ def root(parent: dict[int, int], i: int) -> int:
 
 
 def is_cut(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Whether a border of its tile (N, 4), inside of the image, may have cut a box (N, 4)."""
+    """Whether each box (N, 4) touches a border of its tile (N, 4) that is not an image border."""
     height, width = size
     low = (boxes[:, :2] < tiles[:, :2] + CUT) & (tiles[:, :2] > 0)
     inside = tiles[:, 2:] < torch.tensor([width, height])
@@ -437,17 +436,17 @@ def is_cut(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def agreeing(
-    boxes: Tensor, labels: Tensor, ends: Sequence[int], tiles: Tensor, grid: Grid, iou: float
+    boxes: Tensor, labels: Tensor, ends: Sequence[int], tiles: Tensor, grid: TileGrid, iou: float
 ) -> dict[int, list[int]]:
-    """For each box, those of its class and of other tiles that agree with it where both see.
+    """For each box, the boxes of its class in other tiles that agree with it, see `merged`.
 
     Args:
-        boxes: (N, 4), those of the first tile first.
+        boxes: (N, 4), in the order of their tiles.
         labels: (N,).
-        ends: for each tile, how many boxes there are up to its last.
+        ends: the cumulative number of boxes after each tile.
         tiles: (T, 4).
-        grid: of the tiles.
-        iou: from which boxes agree.
+        grid: the tiles.
+        iou: the overlap above which boxes agree.
     """
     others = {}
     starts = [0, *ends[:-1]]
@@ -471,7 +470,7 @@ def agreeing(
 
 
 def meeting(tiles: Sequence[Span]) -> list[tuple[int, int]]:
-    """The pairs of tiles along an axis, each with itself too, that share pixels."""
+    """The pairs of tiles along an axis that share pixels, including each with itself."""
     indices = range(len(tiles))
     return [
         (i, j)
@@ -482,7 +481,7 @@ def meeting(tiles: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """Of boxes (..., 4); empty where the result's second corner is not beyond its first."""
+    """The intersection of boxes (..., 4); empty if x2 <= x1 or y2 <= y1."""
     return torch.cat(
         [torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])], dim=-1
     )

@@ -1,0 +1,216 @@
+"""A command-line tool from a plain function: its options, its errors, its exit status.
+
+A tool declares each option once, in the signature and the docstring of a function:
+
+    def measure(image: str, size: tuple[int, int] = (512, 512), *, out: str) -> None:
+        '''Measure an image.
+
+        Args:
+            image: the image file.
+            size: height and width in pixels.
+            out: file to write the figures to.
+        '''
+
+    def main(argv: Optional[Sequence[str]] = None) -> int:
+        return run_command(measure, argv)
+
+`measure.py IMAGE --out OUT [--size SIZE SIZE]` then calls `measure`. The description of `--help` is
+the docstring of the module. A parameter becomes:
+
+    no default                            a positional argument
+    a default, or keyword-only            an option; without a default it is required
+    bool = False                          a flag
+    bool | str = False                    a flag with an optional value; True without a value
+    Sequence[T]                           one or more values
+    tuple[T, T]                           as many values
+    Literal['a', 'b']                     a choice
+    Optional[T] = None                    as T
+
+An entry `size (H W): ...` of the docstring sets how the value is named in `--help`.
+Importing this file imports neither torch nor mm, so that `--help` is quick; a tool imports them
+inside its function.
+"""
+
+import inspect
+import os
+import re
+import signal
+import sys
+import warnings
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from collections import abc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, UnionType
+from typing import Any, Literal, Optional, Union, get_args, get_origin
+
+# The process index, from the variable that each launcher sets.
+RANKS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RANK'}
+# Exit statuses, as shells report them.
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+# Warnings of mm and torch about settings that are intended.
+IGNORED_WARNINGS = (
+    'faster_coco_eval is not', 'The draw is False', '`reduce_zero_label`', '.*avg_non_ignore',
+    '`broadcast_buffers`', 'Grad strides do not match',
+)  # fmt: skip
+
+
+class UserError(Exception):
+    """An error that the user can fix. Its message is one line: what is wrong and what to do."""
+
+
+def run_command(
+    function: Callable[..., Optional[int]],
+    argv: Optional[Sequence[str]] = None,
+    interrupted: str = 'nothing was written',
+) -> int:
+    """Call a function with options from the command line.
+
+    A `UserError` and an interrupt end it with one line on stderr.
+
+    Args:
+        function: declares the options, see above; it may return an exit status.
+        argv: the arguments, by default those of the process.
+        interrupted: what to tell a user who interrupts it; `{name}` stands for an option's value.
+
+    Returns:
+        The exit status.
+    """
+    parser = parser_of(function)
+    options = vars(parser.parse_args(argv))
+    options.pop('local_rank', None)
+    return run_tool(parser.prog, function, options, interrupted.format(**options))
+
+
+def run_tool(
+    name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
+) -> int:
+    """Call a tool's function; turn errors of the user and interrupts into one line on stderr.
+
+    Args:
+        name: of the tool, for that line.
+        function: what to call; it may return an exit status.
+        options: its keyword arguments.
+        interrupted: what to tell a user who interrupts it.
+
+    Returns:
+        The exit status.
+    """
+    default = signal.signal(signal.SIGTERM, exit_on_signal)
+    for message in IGNORED_WARNINGS:
+        warnings.filterwarnings('ignore', message)
+    try:
+        return function(**options) or 0
+    except UserError as error:
+        line, status = str(error), 2
+    except BaseException as error:
+        # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
+        causes = list(contexts(error))
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            line, status = f'interrupted; {interrupted}', INTERRUPTED
+        elif any(isinstance(cause, SystemExit) and cause.code == TERMINATED for cause in causes):
+            line, status = f'terminated; {interrupted}', TERMINATED
+        else:
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, default)
+    if rank() == 0:
+        print(f'{name}: {line}', file=sys.stderr)
+    return status
+
+
+def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:
+    """An exception, the one that was being handled when it was raised, and so on."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+def exit_on_signal(signum: int, frame: Optional[FrameType]) -> None:
+    """Unwind the stack on SIGTERM, so that context managers remove partial files."""
+    raise SystemExit(TERMINATED)
+
+
+def rank() -> int:
+    """The index of this process among those of its run."""
+    return int(next((os.environ[name] for name in RANKS.values() if name in os.environ), 0))
+
+
+def one_line(error: Exception, length: int = 300) -> str:
+    """The message of an error without line breaks, cut to `length`."""
+    text = ' '.join(str(error).split())
+    return text if len(text) <= length else text[:length] + ' ...'
+
+
+# Options
+
+
+def parser_of(function: Callable) -> ArgumentParser:
+    """The parser of the options that a function declares."""
+    parser = ArgumentParser(
+        prog=Path(inspect.getfile(function)).stem,
+        description=function.__globals__['__doc__'],
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    documented = documented_arguments(function)
+    parameters = inspect.signature(function, eval_str=True).parameters
+    for name, parameter in parameters.items():
+        metavar, text = documented[name]
+        settings = argparse_settings(parameter.annotation)
+        if metavar:
+            settings['metavar'] = tuple(metavar.split()) if ' ' in metavar else metavar
+        required = parameter.default is parameter.empty
+        if required and parameter.kind is not parameter.KEYWORD_ONLY:
+            settings.setdefault('metavar', None if 'choices' in settings else name.upper())
+            parser.add_argument(name, help=text, **settings)
+            continue
+        if not required:
+            settings['default'] = parameter.default
+            text += shown_default(parameter.default)
+        flag = f'--{name.replace("_", "-")}'
+        parser.add_argument(flag, required=required, help=text, **settings)
+    if 'launcher' in parameters:
+        # torch.distributed.launch passes this number, which it also puts into the environment.
+        parser.add_argument('--local_rank', '--local-rank', default=SUPPRESS, help=SUPPRESS)
+    return parser
+
+
+def argparse_settings(kind: Any) -> dict:
+    """The settings of argparse for a type; see the docstring of this file."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        (member,) = (k for k in inner if k not in (bool, type(None)))
+        optional_value = {'nargs': '?', 'const': True} if bool in inner else {}
+        return argparse_settings(member) | optional_value
+    if kind is bool:
+        return {'action': 'store_true'}
+    if origin is Literal:
+        return {'choices': inner, 'type': type(inner[0])}
+    if origin is abc.Sequence:
+        return argparse_settings(inner[0]) | {'nargs': '+'}
+    if origin is tuple:
+        return argparse_settings(inner[0]) | {'nargs': len(inner)}
+    return {'type': kind}
+
+
+def shown_default(default: Any) -> str:
+    """A default value, for --help; nothing for those that stand for the lack of a value."""
+    if default is None or isinstance(default, bool) or default in ('', ()):
+        return ''
+    text = ' '.join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+    return f' (default: {text})'.replace('%', '%%')
+
+
+def documented_arguments(function: Callable) -> dict[str, tuple[str, str]]:
+    """From a function's docstring, each argument's metavar, if any, and description.
+
+    An entry reads `name: description` or `name (METAVAR): description`.
+    """
+    section = re.search(r'^Args:\n((?: +.*\n|\n)*)', f'{inspect.getdoc(function)}\n', re.M)
+    entries = re.findall(
+        r'^ {4}(\w+)(?: \((.*?)\))?:(.*\n(?: {5,}.*\n)*)', section[1] if section else '', re.M
+    )
+    return {
+        name: (metavar, ' '.join(text.split()).removesuffix('.').replace('%', '%%'))
+        for name, metavar, text in entries
+    }

@@ -1,0 +1,83 @@
+"""Loading configs and reading what they name."""
+
+import difflib
+import inspect
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Union
+
+from mmengine.config import Config, DictAction
+from mmengine.runner import Runner
+from mmengine.utils import import_modules_from_strings
+
+from .command import UserError, one_line
+
+# Top-level keys of a config that are not arguments of mmengine's Runner.
+OTHER_KEYS = (
+    'activation_checkpointing', 'compile', 'custom_imports', 'efficient_conv_bn_eval',
+    'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model', 'tta_pipeline',
+)  # fmt: skip
+
+
+def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
+    """The config at `path` with `--cfg-options` merged in and its custom imports done."""
+    if not Path(path).is_file():
+        raise UserError(f'no config at {path}')
+    try:
+        cfg = Config.fromfile(path, import_custom_modules=False)
+    except Exception as error:  # a config is a program of the user
+        raise UserError(f'config {path}: {type(error).__name__}: {one_line(error)}') from error
+    if 'model' not in cfg:
+        raise UserError(f'{path} has no model; is it a part of a config?')
+    merge_options(cfg, options)
+    if cfg.get('default_scope') not in ('mmdet', 'mmseg'):
+        raise UserError(f'{path} must set default_scope to mmdet or mmseg')
+    if cfg.get('custom_imports'):
+        import_modules_from_strings(**cfg.custom_imports)
+    return cfg
+
+
+def merge_options(cfg: Config, options: Sequence[str]) -> None:
+    """Merge `key=value` settings into a config; a new top-level key must be one mmengine reads."""
+    parser = ArgumentParser()
+    parser.add_argument('options', nargs='*', action=DictAction)
+    values = {}
+    for option in options:
+        try:
+            values.update(parser.parse_args(['--', option]).options)
+        except (ValueError, AssertionError) as error:
+            raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
+    known = {*cfg, *inspect.signature(Runner).parameters, *OTHER_KEYS}
+    for key in values:
+        top = key.split('.')[0]
+        if top not in known:
+            close = difflib.get_close_matches(top, known, n=1)
+            did_you_mean = f'; did you mean {close[0]!r}?' if close else ''
+            raise UserError(f'--cfg-options {key}: no config has a key {top!r}{did_you_mean}')
+    try:
+        cfg.merge_from_dict(values)
+    except (KeyError, TypeError) as error:  # a list index out of range, a key below a number
+        raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
+
+
+def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
+    """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
+    return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
+
+
+def leaves(dataset: dict) -> Iterator[dict]:
+    """The innermost data sets of RepeatDataset, ConcatDataset and other wrappers."""
+    inner = as_list(dataset.get('dataset')) + as_list(dataset.get('datasets'))
+    for child in inner:
+        yield from leaves(child)
+    if not inner:
+        yield dataset
+
+
+def as_list(value: Any) -> list:
+    return list(value) if isinstance(value, (list, tuple)) else [value] if value else []
+
+
+def is_local(path: str) -> bool:
+    return '://' not in path

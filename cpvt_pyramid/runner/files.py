@@ -1,0 +1,47 @@
+"""Output files and folders."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Union
+
+from .command import UserError
+
+
+def make_folder(path: Union[str, Path]) -> Path:
+    """Create a folder, unless it exists, and check that it is writable."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'cannot create the folder {path}: {error.strerror}') from error
+    if not os.access(path, os.W_OK):
+        raise UserError(f'cannot write to the folder {path}')
+    return Path(path)
+
+
+@contextmanager
+def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
+    """A hidden path next to `path` to write to; it is renamed to `path` on success.
+
+    On any failure `path` keeps its previous content.
+    """
+    path = Path(path)
+    partial = path.with_name(f'.{path.name}.partial')
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def distinct_name(
+    wanted: str, taken: set[str], conflicts: Callable[[str], bool] = lambda name: False
+) -> str:
+    """`wanted`, with a number appended if it is taken or conflicts; added to `taken`."""
+    numbered = (f'{wanted}-{number}' for number in itertools.count(2))
+    names = itertools.chain([wanted], numbered)
+    name = next(name for name in names if name not in taken and not conflicts(name))
+    taken.add(name)
+    return name

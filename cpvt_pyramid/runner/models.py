@@ -1,0 +1,113 @@
+"""Building models from configs, and loading their checkpoints."""
+
+import os
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Optional, Union
+from urllib.error import URLError
+
+import mmengine.runner.checkpoint
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.model import BaseTTAModel, is_model_wrapper, revert_sync_batchnorm
+from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import CheckpointLoader
+from torch import nn
+
+from .command import UserError, one_line
+from .configs import is_local
+
+
+def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
+    """The model of a config in evaluation mode; `device=None` takes a GPU if there is one."""
+    init_default_scope(cfg.default_scope)
+    config = dict(cfg.model)
+    if cfg.get('data_preprocessor'):
+        config.setdefault('data_preprocessor', cfg.data_preprocessor)
+    with model_errors():
+        model = revert_sync_batchnorm(MODELS.build(config)).eval()
+    try:
+        return model.to(device or get_device())
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'no device {device}: {one_line(error, 100)}') from error
+
+
+@contextmanager
+def model_errors() -> Iterator[None]:
+    """Report what a model's constructor refuses, such as an unknown arch, as a user's error."""
+    try:
+        yield
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f'cannot build the model: {one_line(error)}') from error
+
+
+def fetch_checkpoint(path: Union[str, Path]) -> dict:
+    """The checkpoint at a path or address, with its tensors on the CPU under `state_dict`."""
+    if is_local(str(path)) and not Path(path).expanduser().is_file():
+        raise UserError(f'no checkpoint at {path}')
+    try:
+        with trusted_checkpoints(), download_errors(str(path)):
+            checkpoint = CheckpointLoader.load_checkpoint(
+                str(path), map_location='cpu', logger='silent'
+            )
+        return checkpoint if 'state_dict' in checkpoint else {'state_dict': checkpoint}
+    except UserError:
+        raise
+    except Exception as error:  # torch raises many kinds on a truncated or foreign file
+        raise UserError(f'{path} is not a complete checkpoint: {one_line(error)}') from error
+
+
+def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path]) -> None:
+    """Load a checkpoint, read from `path`, whose tensors must be exactly those of the model.
+
+    mmengine's own loading only warns about missing tensors and leaves them at their initial values.
+    """
+    tensors = {re.sub(r'^module\.', '', k): v for k, v in checkpoint['state_dict'].items()}
+    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        model = model.module
+    try:
+        missing, unknown = model.load_state_dict(tensors, strict=False)
+    except (RuntimeError, ValueError) as error:  # other shapes; hardly a key in common
+        raise UserError(f'{path} is of another model: {one_line(error)}') from error
+    for what, names in (('missing', missing), ('not in the model', unknown)):
+        if names:
+            others = f' and {len(names) - 1} more' if len(names) > 1 else ''
+            raise UserError(f'{path} is of another model. Tensors {what}: {names[0]}{others}')
+
+
+@contextmanager
+def trusted_checkpoints() -> Iterator[None]:
+    """Let torch >= 2.6 load what checkpoints hold besides tensors: histories, schedules, options.
+
+    The maintained mmengine allows most of these types itself. The original one calls `torch.load`
+    without saying what it trusts, so inside this context the environment says it.
+    """
+    variable = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
+    original = not hasattr(mmengine.runner.checkpoint, 'get_torch_safe_globals')
+    with ExitStack() as stack:
+        if hasattr(torch.serialization, 'safe_globals'):
+            allowed = [OneCycleParamScheduler, Namespace]  # Namespace: timm's training options
+            stack.enter_context(torch.serialization.safe_globals(allowed))
+        if original and variable not in os.environ:
+            os.environ[variable] = '1'
+            stack.callback(os.environ.pop, variable, None)
+        yield
+
+
+@contextmanager
+def download_errors(what: str) -> Iterator[None]:
+    """Report an address that cannot be reached as a user's error."""
+    try:
+        yield
+    except (URLError, ConnectionError, TimeoutError) as error:
+        if type(error) is ConnectionError:  # ours, for `timm://`: it says what to do
+            raise UserError(one_line(error)) from error
+        raise UserError(
+            f'cannot download {what} ({one_line(error)}). Download it elsewhere and give the path '
+            'of the file instead, or train from scratch with model.backbone.init_cfg=None'
+        ) from error

@@ -1,0 +1,85 @@
+"""mmengine's Runner as the tools use it."""
+
+import copy
+import logging
+import re
+from typing import Any, Union
+
+from mmengine.logging import MMLogger
+from mmengine.optim import OptimWrapper
+from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
+from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.runner import Runner
+from torch import nn
+
+from .. import mm  # noqa: F401 (registers names)
+from . import distributed, resume  # noqa: F401 (register hooks, samplers and data sets)
+from .models import download_errors, model_errors, trusted_checkpoints
+
+# What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
+FILE_ONLY = re.compile(
+    r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
+    r'"(FileClient|HardDiskBackend)"'
+)
+
+
+class ToolRunner(Runner):
+    """mmengine's Runner with a short terminal log, one-line errors, and one-cycle schedules that
+    respect the learning rate of each parameter group."""
+
+    def build_logger(self, *args: Any, **options: Any) -> MMLogger:
+        logger = super().build_logger(*args, **options)
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
+        return logger
+
+    def build_model(self, model: Union[nn.Module, dict]) -> nn.Module:
+        with model_errors():
+            return super().build_model(model)
+
+    def _init_model_weights(self) -> None:
+        with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
+            super()._init_model_weights()
+
+    def load_or_resume(self) -> None:
+        with trusted_checkpoints(), download_errors(str(self._load_from)):
+            super().load_or_resume()
+
+    def _build_param_scheduler(
+        self, scheduler: Union[dict, list], optim_wrapper: OptimWrapper
+    ) -> list:
+        scheduler = one_cycles_by_group(scheduler, optim_wrapper, self.logger)
+        return super()._build_param_scheduler(scheduler, optim_wrapper)
+
+
+def one_cycles_by_group(
+    schedulers: Union[dict, list], optim_wrapper: OptimWrapper, logger: logging.Logger
+) -> list:
+    """Scheduler configs in which a one-cycle peak is scaled by each group's learning rate.
+
+    mmengine's OneCycleLR sets every parameter group to `eta_max`, whatever `layer_decay`, `lr_mult`
+    or `--auto-scale-lr` made of its learning rate. Here `eta_max` is the peak of a group with the
+    optimizer's own `lr`, and the others keep their ratio to it. A list for `eta_max` is kept.
+    """
+    optimizer = optim_wrapper.optimizer
+    base = optimizer.defaults['lr']
+    ratios = [group['lr'] / base if base else 1.0 for group in optimizer.param_groups]
+    result = []
+    for config in schedulers if isinstance(schedulers, list) else [schedulers]:
+        peak = config.get('eta_max') if isinstance(config, dict) else None
+        if isinstance(peak, (int, float)) and is_one_cycle(config) and set(ratios) != {1.0}:
+            config = {**copy.deepcopy(config), 'eta_max': [peak * ratio for ratio in ratios]}
+            low, high = (f'{value:.4g}' for value in (peak * min(ratios), peak * max(ratios)))
+            logger.info(
+                f'{config["type"]}: eta_max={peak:.4g} is scaled by the learning rate of each '
+                f'parameter group: from {low} to {high}'
+            )
+        result.append(config)
+    return result
+
+
+def is_one_cycle(config: dict) -> bool:
+    kind = config['type']
+    kind = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind
+    return issubclass(kind, OneCycleParamScheduler)

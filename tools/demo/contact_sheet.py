@@ -1,86 +1,95 @@
 #!/usr/bin/env python
-"""Lays out validation images with the ground truth beside what a trained model predicts.
+"""Draws validation images with the ground truth next to a model's predictions.
 
     python tools/demo/contact_sheet.py configs/retinanet_cpvt_s.py work_dirs/r/epoch_12.pth
 
-For detection and segmentation alike, as the config's default_scope says. The images are taken
-evenly from the validation set and pass through the config's own test pipeline.
+For detection and segmentation. The images are taken at even distances from the validation set and
+pass through the config's test pipeline.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from a checkout, uninstalled
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
 CELL = 380  # the longer side of a picture on the sheet, in pixels
-GAP = 8
+GAP = 8  # pixels
 
 
 def contact_sheet(
-    config: Path,
+    config: str,
     checkpoint: str,
-    out: Path | None = None,
+    *,
+    out: str | None = None,
     images: int = 12,
     score_thr: float = 0.3,
     device: str | None = None,
-) -> Path:
-    """Writes the sheet to `out`, by default contact_sheet.png beside the checkpoint.
+) -> None:
+    """Draw the sheet.
 
-    images: how many, at most. score_thr: boxes that score less are not drawn.
-    device: such as 'cuda:0'; None takes the GPU if there is one.
+    Args:
+        config: config file, for example configs/retinanet_cpvt_s.py
+        checkpoint: weights of the model, a path or an address
+        out (FILE): the picture; by default contact_sheet.png next to the checkpoint
+        images (N): draw at most N images
+        score_thr: do not draw boxes with a lower score
+        device: torch device, for example cpu or cuda:1; by default a GPU if there is one
     """
-    from cpvt_pyramid.runner import launch, prediction
+    from cpvt_pyramid.runner import prediction
+    from cpvt_pyramid.runner.checks import check_data
+    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
-    cfg = launch.load_config(config)
+    cfg = load_config(config)
     if not cfg.get('val_dataloader'):
-        raise launch.UserError(f'{config} has no val_dataloader to take images from')
-    weights = launch.read_checkpoint(checkpoint)
-    out = out or Path(checkpoint).with_name('contact_sheet.png')
-    check_arguments(out, images)
-    launch.check_data(cfg, 'val')
-    model, dataset = launch.build_model(cfg, device), build_dataset(cfg)
-    launch.load_weights(model, weights, checkpoint)
+        raise UserError(f'{config} must have a val_dataloader to take images from')
+    weights = fetch_checkpoint(checkpoint)
+    path = Path(out) if out else Path(checkpoint).with_name('contact_sheet.png')
+    check_arguments(path, images)
+    check_data(cfg, 'val')
+    model, dataset = build_model(cfg, device), build_dataset(cfg)
+    load_whole_model(model, weights, checkpoint)
 
     total = len(dataset)
     count = min(images, total)
-    chosen = [(2 * i + 1) * total // (2 * count) for i in range(count)]  # evenly, not the ends
-    title = f'{config.stem} on {count} of {total} validation images'
+    chosen = [(2 * i + 1) * total // (2 * count) for i in range(count)]  # middles of equal parts
+    title = f'{Path(config).stem} on {count} of {total} validation images'
     meta = prediction.dataset_meta(cfg, weights, 'val')
     colors = dict(zip(meta['classes'], meta['palette']))
     if cfg.default_scope == 'mmdet':
-        title += f', boxes that score {score_thr:g} or more'
+        title += f', boxes with a score of at least {score_thr:g}'
         pairs, legend = draw_detection(dataset, model, colors, chosen, score_thr)
     else:
         pairs, legend = draw_segments(dataset, model, colors, chosen)
-    save(lay_out(pairs, title, legend), out)
-    return out
+    save(lay_out(pairs, title, legend), path)
+    print(path)
 
 
 def check_arguments(out: Path, images: int) -> None:
     from PIL import Image
 
-    from cpvt_pyramid.runner.launch import UserError
+    from cpvt_pyramid.runner.command import UserError
 
     if images < 1:
-        raise UserError(f'--images {images}: at least 1')
+        raise UserError(f'--images must be at least 1, got {images}')
     if out.is_dir():
         raise UserError(f'cannot write {out}: it is a folder')
     if not out.parent.is_dir():
-        raise UserError(f'cannot write {out}: {out.parent} is no folder')
+        raise UserError(f'cannot write {out}: no such folder')
     if out.suffix.lower() not in Image.registered_extensions():
-        raise UserError(f'cannot write {out}: no picture format ends in {out.suffix!r}')
+        raise UserError(f'cannot write {out}: unknown picture format {out.suffix!r}')
 
 
 def build_dataset(cfg: Any) -> Any:
     """The validation set."""
     from mmengine.registry import DATASETS
 
-    from cpvt_pyramid.runner.launch import UserError
+    from cpvt_pyramid.runner.command import UserError
 
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     if not len(dataset):
@@ -91,7 +100,7 @@ def build_dataset(cfg: Any) -> Any:
 def draw_detection(
     dataset: Any, model: Any, colors: dict[str, tuple], chosen: Sequence[int], score_thr: float
 ) -> tuple[list[tuple], dict]:
-    """Pairs of pictures, truth and prediction, and no legend: the boxes bear their names."""
+    """Pairs of pictures, ground truth and prediction, and an empty legend: boxes have labels."""
     from cpvt_pyramid.runner.drawing import draw_boxes
 
     classes, palette = list(colors), list(colors.values())
@@ -116,7 +125,7 @@ def draw_detection(
 def draw_segments(
     dataset: Any, model: Any, colors: dict[str, tuple], chosen: Sequence[int]
 ) -> tuple[list[tuple], dict]:
-    """Pairs of pictures, truth and prediction, and a legend of the classes in them."""
+    """Pairs of pictures, ground truth and prediction, and the legend of the classes in them."""
     import numpy as np
     from mmengine.registry import TRANSFORMS
     from PIL import Image
@@ -130,7 +139,7 @@ def draw_segments(
         info, found = dataset.get_data_info(index), predicted(dataset, model, index)
         image, _ = fitted(info['img_path'])
         maps = (
-            read_map(info)['gt_seg_map'],  # as the image was stored; (H, W)
+            read_map(info)['gt_seg_map'],  # (H, W), at the size of the image file
             found.pred_sem_seg.data[0].numpy(),
         )
         pair = []
@@ -145,7 +154,7 @@ def draw_segments(
 
 
 def predicted(dataset: Any, model: Any, index: int) -> Any:
-    """The model's answer on one image, in the coordinates of the image as it was stored."""
+    """The model's prediction for one image, in the coordinates of the image file."""
     import torch
     from mmengine.dataset import pseudo_collate
 
@@ -154,7 +163,7 @@ def predicted(dataset: Any, model: Any, index: int) -> Any:
 
 
 def fitted(path: str) -> tuple[Any, float]:
-    """The image at the size that it has on the sheet, and by what factor that differs."""
+    """The image at its size on the sheet, and the scale factor."""
     import mmcv
     import numpy as np
     from PIL import Image
@@ -174,7 +183,7 @@ def scaled(boxes: Any, factor: float) -> Any:
 def progress(items: Sequence) -> Any:
     from tqdm import tqdm
 
-    return tqdm(items, desc='contact sheet', unit='image', disable=None)  # None: on a terminal only
+    return tqdm(items, desc='contact sheet', unit='image', disable=None)  # None: only on a terminal
 
 
 def lay_out(pairs: Sequence[tuple], title: str, legend: dict[str, tuple]) -> Any:
@@ -186,7 +195,7 @@ def lay_out(pairs: Sequence[tuple], title: str, legend: dict[str, tuple]) -> Any
     across = 1 if len(pairs) < 4 else 2 if len(pairs) <= 12 else 3
     rows = [pairs[i : i + across] for i in range(0, len(pairs), across)]
     heights = [max(picture.height for pair in row for picture in pair) for row in rows]
-    margin = 3 * GAP  # around the sheet and between pairs, wider than within one
+    margin = 3 * GAP  # around the sheet and between pairs
     pair_width = 2 * CELL + GAP
     width = across * (pair_width + margin) + margin
     y = margin + 68
@@ -214,30 +223,20 @@ def lay_out(pairs: Sequence[tuple], title: str, legend: dict[str, tuple]) -> Any
 def save(sheet: Any, out: Path) -> None:
     from PIL import Image
 
-    from cpvt_pyramid.runner.launch import UserError
-    from cpvt_pyramid.runner.resume import appearing_whole
+    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.runner.files import atomic_write
 
     try:
-        with appearing_whole(out) as draft:  # whose name does not tell the format
+        with atomic_write(out) as draft:  # whose suffix does not tell the format
             sheet.save(draft, Image.registered_extensions()[out.suffix.lower()])
     except OSError as error:
         raise UserError(f'cannot write {out}: {error}') from error
 
 
-def main(argv: list[str] | None = None) -> int:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser('contact_sheet', description=__doc__, formatter_class=plain)
-    parser.add_argument('config', type=Path)
-    parser.add_argument('checkpoint')
-    parser.add_argument('--out', type=Path, help='default: contact_sheet.png beside the checkpoint')
-    parser.add_argument('--images', type=int, default=12, help='how many (default 12)')
-    parser.add_argument('--score-thr', type=float, default=0.3, help='least score (default 0.3)')
-    parser.add_argument('--device', help='such as cuda:1; default: the GPU if there is one')
-    arguments = vars(parser.parse_args(argv))
+def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.runner.command import run_command
 
-    from cpvt_pyramid.runner.launch import run_tool
-
-    return run_tool('contact_sheet', lambda **a: print(contact_sheet(**a)), arguments, 'no sheet')
+    return run_command(contact_sheet, argv)
 
 
 if __name__ == '__main__':

@@ -1,44 +1,35 @@
 #!/usr/bin/env python
-"""Draws the losses and the validation metrics of a training as one picture.
+"""Draws the losses and validation metrics of a training.
 
     python tools/demo/curves.py work_dirs/retinanet_cpvt_s
 
-Reads the logs that mmengine leaves in the work directory, <time>/vis_data/scalars.json of every run
-in it. A training that was stopped and resumed is one curve: from where a run begins, it replaces
-what earlier runs had logged.
+Reads mmengine's logs of all runs in the work directory, <time>/vis_data/scalars.json. A training
+that was stopped and resumed is one curve: from its first iteration, a run replaces what earlier
+runs logged.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-# Of all that evaluators report, what tells how well it goes; by the part after the prefix 'coco/'.
-HEADLINES = {
-    'bbox_mAP_50': 'box AP50',
-    'bbox_mAP': 'box AP',
-    'segm_mAP_50': 'mask AP50',
-    'segm_mAP': 'mask AP',
-    'mIoU': 'mIoU',
-    'mAcc': 'mAcc',
-    'aAcc': 'aAcc',
-}
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+
 NO_METRICS = {'step', 'iter', 'epoch', 'lr', 'base_lr', 'time', 'data_time', 'memory', 'grad_norm'}
 
 
 @dataclass
 class Curves:
-    """What was logged, over the iteration.
+    """What was logged.
 
-    losses: name to points (iteration, value); 'loss' is the total. metrics: the same, of the
-    validation. epoch_length: iterations in an epoch, None where the training counts no epochs.
-    resumed: the iterations at which a run went on from an earlier one.
+    losses: by name, the value at each iteration; 'loss' is the total. metrics: the same, of the
+    validation. epoch_length: iterations per epoch; None if the training does not count epochs.
+    resumed: iterations at which a run continued an earlier one.
     """
 
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -47,27 +38,34 @@ class Curves:
     resumed: list[int] = field(default_factory=list)
 
 
-def plot_curves(work_dir: Path, out: Path | None = None) -> Path:
-    """Draws the trainings logged in `work_dir` into `out`, by default its curves.png."""
-    out = out or work_dir / 'curves.png'
-    curves = read_curves(work_dir)
-    draft = out.with_name(f'.{out.stem}.{os.getpid()}{out.suffix or ".png"}')
+def curves(work_dir: str, *, out: str | None = None) -> None:
+    """Draw the logs of a work directory.
+
+    Args:
+        work_dir: the directory given to the training as --work-dir
+        out (FILE): the picture; by default curves.png in the work directory
+    """
+    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.runner.files import atomic_write
+
+    path = Path(out or Path(work_dir, 'curves.png'))
     try:
-        draw(curves, work_dir.resolve().name, draft)
-        os.replace(draft, out)
-    finally:
-        draft.unlink(missing_ok=True)
-    return out
+        logged = read_curves(Path(work_dir))
+        with atomic_write(path) as draft:
+            draw(logged, Path(work_dir).resolve().name, draft, path.suffix[1:] or 'png')
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    print(path)
 
 
 def read_curves(work_dir: Path) -> Curves:
-    """All runs of a work directory, in the order of time, as one."""
+    """The runs of a work directory, in chronological order, as one."""
     if not work_dir.is_dir():
-        raise FileNotFoundError(f'{work_dir} is no folder')
+        raise FileNotFoundError(f'no folder at {work_dir}')
     runs = [read_log(log) for log in find_logs(work_dir)]
     runs = [run for run in runs if any('loss' in record for record in run)]
     if not runs:
-        raise ValueError(f'no training has logged a loss in {work_dir} yet')
+        raise ValueError(f'no loss was logged in {work_dir} yet')
     curves = Curves(epoch_length=epoch_length([r for run in runs for r in run]))
     for run in runs:
         first = next(r['step'] for r in run if 'loss' in r)
@@ -94,12 +92,12 @@ def read_curves(work_dir: Path) -> Curves:
 
 
 def find_logs(work_dir: Path) -> list[Path]:
-    """A log for each run; their folders are named by the time, so that order is that of time."""
+    """The logs of the runs in chronological order: their folders are named by the time."""
     return sorted(work_dir.glob('*/vis_data/scalars.json')) or sorted(work_dir.glob('*.json'))
 
 
 def read_log(path: Path) -> list[dict]:
-    """The records of a log; a line that a kill cut short, or that is no record, is left out."""
+    """The records of a log, without truncated lines and lines that are not records."""
     records = []
     for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
         try:
@@ -112,10 +110,10 @@ def read_log(path: Path) -> list[dict]:
 
 
 def epoch_length(records: list[dict]) -> int | None:
-    """How many iterations an epoch has, from records that tell both.
+    """Iterations per epoch, from records that have both numbers.
 
-    The first record of every epoch is logged equally far into it, so that the distance of two such
-    records is exact; within a single epoch, the last one says how long it is at least.
+    The first records of two epochs are equally far into them, so that their distance is exact. With
+    a single epoch, its last record gives a lower bound.
     """
     first, last = {}, {}
     for record in records:
@@ -132,8 +130,8 @@ def epoch_length(records: list[dict]) -> int | None:
 def validated_at(step: int, latest: int, curves: Curves) -> int:
     """The iteration of a validation, whose `step` mmengine counts in epochs or in iterations.
 
-    Whichever brings it nearer to the training record logged just before it, `latest`; a step of 0
-    is an epoch that was not counted.
+    It is the one closer to `latest`, the training record before it; a step of 0 is an epoch that
+    was not counted.
     """
     if step == 0:
         return latest
@@ -141,13 +139,13 @@ def validated_at(step: int, latest: int, curves: Curves) -> int:
 
 
 def smoothed(values: list[float], half: int) -> list[float]:
-    """The mean of each value with `half` on either side of it, fewer at the ends; no NaN enters."""
+    """The moving average over `half` values on both sides, ignoring NaN."""
     windows = (values[max(i - half, 0) : i + half + 1] for i in range(len(values)))
     finite = ([v for v in window if math.isfinite(v)] for window in windows)
     return [sum(window) / len(window) if window else math.nan for window in finite]
 
 
-def draw(curves: Curves, title: str, out: Path) -> None:
+def draw(curves: Curves, title: str, out: Path, file_format: str) -> None:
     import matplotlib
 
     matplotlib.use('Agg')
@@ -177,7 +175,7 @@ def draw(curves: Curves, title: str, out: Path) -> None:
             over = axes[0, 0].secondary_xaxis('top', (lambda x: x / length, lambda x: x * length))
             over.set_xlabel('epoch')
             over.spines['top'].set_visible(False)
-        figure.savefig(out, dpi=150)
+        figure.savefig(out, dpi=150, format=file_format)
         plt.close(figure)
 
 
@@ -201,19 +199,20 @@ def draw_losses(ax, curves: Curves) -> None:
             top = max([top, *(v for v in line if math.isfinite(v))])
     ax.set_ylabel('training loss')
     if top > 0:
-        ax.set_ylim(0, top * 1.15)  # by the smoothed lines: an outburst must not press them flat
-    ax.legend(loc='upper right', title='smoothed; pale: as logged', alignment='left')
+        ax.set_ylim(0, top * 1.15)  # of the smoothed lines: a spike must not flatten them
+    ax.legend(loc='upper right', title='smoothed (pale: as logged)', alignment='left')
 
 
 def draw_metrics(ax, curves: Curves) -> None:
-    shown = {k: n for n in HEADLINES for k in curves.metrics if k.rpartition('/')[2] == n}
-    shown = shown or {k: k for k in sorted(curves.metrics)}
+    from cpvt_pyramid.runner.report import headlines
+
+    shown = headlines(sorted(curves.metrics))
     colors = ['#c0392b', '#2c6fbb', '#2e8b57', '#8e6bbf', '#c2861e', '#4aa3a3', '#777777']
-    for (name, short), color in zip(shown.items(), colors * len(shown)):
+    for (name, text), color in zip(shown.items(), colors * len(shown)):
         steps = sorted(curves.metrics[name])
         values = [curves.metrics[name][step] for step in steps]
         best = max(values)
-        label = f'{HEADLINES.get(short, short)}: {values[-1]:.3g}'
+        label = f'{text}: {values[-1]:.3g}'
         label += f' (best {best:.3g})' * (best > values[-1])
         ax.plot(steps, values, color=color, label=label, marker='o', markersize=4, linewidth=2)
     ax.set_ylabel('validation' + ' (%)' * any(k.endswith(('mIoU', 'Acc')) for k in shown))
@@ -222,19 +221,10 @@ def draw_metrics(ax, curves: Curves) -> None:
     ax.legend(loc='best')
 
 
-def main(argv: list[str] | None = None) -> int:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser('plot_curves', description=__doc__, formatter_class=plain)
-    parser.add_argument('work_dir', type=Path, help='what the training was given as --work-dir')
-    parser.add_argument('--out', type=Path, help='the picture; default: curves.png in work_dir')
-    args = parser.parse_args(argv)
-    try:
-        out = plot_curves(args.work_dir, args.out)
-    except (OSError, ValueError) as error:
-        print(f'plot_curves: {error}', file=sys.stderr)
-        return 2
-    print(out)
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    from cpvt_pyramid.runner.command import run_command
+
+    return run_command(curves, argv)
 
 
 if __name__ == '__main__':

@@ -1,24 +1,23 @@
-"""Makes a small data set for detection and segmentation out of images that ship inside packages.
+"""Creates a small data set for detection and segmentation from images in Python packages.
 
-Handwritten digits (scikit-learn's scans) are enlarged, coloured and blended into crops of
-photographs (scikit-image's, public domain or CC0). Boxes, instance masks and semantic maps are
-exact, because the tool knows what it painted. The same images are written in two layouts:
+    python tools/demo/sample_dataset.py                    # 1200 + 100 images in data/sample
+    python tools/demo/sample_dataset.py --root FOLDER --train 50 --val 10 --seed 1
+
+Handwritten digits (scans from scikit-learn) are enlarged, colored and blended into crops of
+photographs (from scikit-image, public domain or CC0). Boxes, instance masks and semantic maps are
+exact, because the tool knows what it painted. The images are written in two layouts:
 
     ROOT/coco/annotations/instances_{train,val}2017.json, ROOT/coco/{train,val}2017/*.jpg
     ROOT/ade/ADEChallengeData2016/{images,annotations}/{training,validation}/*, objectInfo150.txt
-    ROOT/SOURCES.md     what it is made of, by whom, under which licence
-    ROOT/sample.json    the arguments it was made with
+    ROOT/SOURCES.md     the sources, their authors and licences
+    ROOT/sample.json    the arguments
 
-COCO categories 1..10 are zero..nine. A pixel of the semantic maps is 1 (background) or 2..11
-(zero..nine); 0 means unlabelled in ADE20K and does not occur, so `reduce_zero_label=True` gives
-11 classes. Training and validation share neither a scan nor a photograph. The same arguments give
-the same files, and a smaller set is the beginning of a larger one with the same seed.
-
-    python tools/demo/sample_dataset.py                      # 1200 + 100 images in data/sample
-    python tools/demo/sample_dataset.py FOLDER --train 50 --val 10 --seed 1
+COCO categories 1 to 10 are zero to nine. A pixel of the semantic maps is 1 (background) or 2 to 11
+(zero to nine); 0, unlabelled in ADE20K, does not occur, so `reduce_zero_label=True` gives 11
+classes. Training and validation share no scan and no photograph. The same arguments give the same
+files, and a smaller set is the beginning of a larger one with the same seed.
 """
 
-import argparse
 import colorsys
 import contextlib
 import fcntl
@@ -27,10 +26,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 import numpy as np
 import skimage.data
@@ -41,8 +40,11 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
-TOOL = 'make_sample_dataset'
-DEFAULT_ROOT = Path(__file__).resolve().parents[2] / 'data' / 'sample'
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a checkout that is not installed
+
+from cpvt_pyramid.runner.command import UserError, run_command  # noqa: E402
+
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 SPLITS = ('train', 'val')
 ADE_SPLITS = {'train': 'training', 'val': 'validation'}
@@ -56,9 +58,9 @@ DIGIT_HEIGHT = (28, 96)  # pixels, at scale 1
 DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
 DIGIT_ANGLE = 12  # degrees to either side
 OPACITY = (0.88, 1.0)
-TOUCHING = 0.25  # share of the digits that are put over an earlier one
-HIDDEN = (0.05, 0.5)  # share of an instance that an overlap hides: less is none, more is retried
-CONTRAST = 50  # distance in CIELAB (colour counting half) of a digit from what is under it
+TOUCHING = 0.25  # share of the digits that overlap an earlier one
+HIDDEN = (0.05, 0.5)  # share of an instance that an overlap may hide
+CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from its background
 MAX_DIGITS = 12
 SCALES = (0.5, 8)
 VAL_SCANS = 0.2
@@ -66,14 +68,14 @@ JPEG_QUALITY = 92
 ADE = 'ade/ADEChallengeData2016'
 OBJECT_INFO = f'{ADE}/objectInfo150.txt'
 MARKER = 'sample.json'
-FORMAT = 1  # goes up when the same arguments give other files
+FORMAT = 1  # increased when the same arguments give other files
 
 Window = tuple[slice, slice]  # rows and columns of an image
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph of skimage.data and what scikit-image's documentation says about it."""
+    """A photograph in skimage.data, described as in scikit-image's documentation."""
 
     split: str
     title: str
@@ -101,21 +103,21 @@ class Instance:
     Args:
         scan: index into scikit-learn's digits.
         label: the digit, 0 to 9.
-        visible: (H, W), what later digits have left of it.
-        area: pixels it had before anything hid it.
-        colour: (3,) from 0 to 255.
+        visible: (H, W), True where no later digit hides it.
+        area: its number of pixels, hidden ones included.
+        color: (3,) from 0 to 255.
     """
 
     scan: int
     label: int
     visible: np.ndarray
     area: int
-    colour: np.ndarray
+    color: np.ndarray
 
 
 @dataclass
 class Picture:
-    """One image of the data set: (H, W, 3) uint8 pixels, whose photograph, and its digits."""
+    """An image of the data set: (H, W, 3) uint8 pixels, name of the photograph, digits."""
 
     pixels: np.ndarray
     photograph: str
@@ -124,7 +126,7 @@ class Picture:
 
 @dataclass
 class Tally:
-    """What was written for one split, counted for SOURCES.md and objectInfo150.txt."""
+    """Counts of one split, for SOURCES.md and objectInfo150.txt."""
 
     images: int = 0
     instances: int = 0
@@ -137,11 +139,11 @@ class Tally:
 
 
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
-    """Enlarges an 8x8 scan to a smooth stroke, cut to its ink.
+    """Enlarge an 8x8 scan to a smooth stroke, cropped to its ink.
 
     Args:
         scan: (8, 8), 0 to 16.
-        height: of the scan before it is turned, in pixels.
+        height: of the scan before the rotation, in pixels.
         stretch: width over height.
         angle: in degrees, counter-clockwise.
 
@@ -149,38 +151,38 @@ def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -
         (h, w) float32 coverage from 0 to 1.
     """
     cell = height / 8
-    # A rim of one empty cell, so that strokes at the edge of the scan are rounded, not cut.
+    # A margin of one empty cell, so that strokes at the edge of the scan end round.
     paper = Image.fromarray(np.pad(scan / 16, 1).astype(np.float32))
     paper = paper.resize((round(10 * cell * stretch), round(10 * cell)), Image.Resampling.BICUBIC)
     paper = paper.rotate(angle, Image.Resampling.BICUBIC, expand=True)
-    # The enlarged scan falls off over about a cell; a stroke's edge is sharp within two pixels.
+    # The enlarged scan falls off over about one cell; make a stroke's edge two pixels wide.
     ink = np.clip((np.asarray(paper) - 0.42) * max(1.5, 0.7 * cell) + 0.5, 0, 1)
     rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
-def readable_colour(
+def readable_color(
     rng: np.random.Generator, under: np.ndarray, others: list[np.ndarray]
 ) -> np.ndarray:
-    """A random saturated colour that stands out from nearly all of `under` and all of `others`.
+    """A random saturated color that contrasts with most of `under` and all of `others`.
 
     Args:
-        under: (h, w, 3) pixels that the digit will lie on, 0 to 255.
-        others: colours of the digits beside it, each (3,) from 0 to 255.
+        under: (h, w, 3) pixels below the digit, 0 to 255.
+        others: colors of the neighboring digits, each (3,) from 0 to 255.
 
     Returns:
         (3,) from 0 to 255.
     """
-    step = max(1, max(under.shape[:2]) // 16)  # 16 x 16 pixels say enough about the ground
+    step = max(1, max(under.shape[:2]) // 16)  # about 16 x 16 pixels are enough
     ground = under[::step, ::step].reshape(-1, 3)
-    # Drawn in HSV for even hues, compared in CIELAB, where distances are those that the eye sees.
+    # Drawn in HSV for uniform hues, compared in CIELAB, where distances are perceptual.
     candidates = np.array(
         [
             colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.7, 1), value)
             for value in rng.uniform(0.25, 1, 24)
         ]
     )
-    weights = (1, 0.5, 0.5)  # strokes are told from the ground by lightness more than by colour
+    weights = (1, 0.5, 0.5)  # lightness separates strokes from the ground better than color
     around = rgb2lab(np.concatenate([ground, *(other[None] for other in others)]) / 255)
     distance = np.linalg.norm((rgb2lab(candidates)[:, None] - around) * weights, axis=-1)
     contrast = np.percentile(distance[:, : len(ground)], 10, axis=1)
@@ -192,10 +194,8 @@ def readable_colour(
 def random_window(
     rng: np.random.Generator, shape: tuple[int, int], room: tuple[int, int], over: Instance | None
 ) -> Window | None:
-    """A place for a digit of `shape` in an image of `room`, at `over` where one is given.
-
-    None means that it does not fit there.
-    """
+    """A random window of `shape` in an image of size `room`, touching `over` if given; None if it
+    does not fit."""
     if over is None:
         low, high = (0, 0), (room[0] - shape[0], room[1] - shape[1])
     else:
@@ -215,10 +215,10 @@ def place(
     room: tuple[int, int],
     scale: float,
 ) -> tuple[np.ndarray, Window] | None:
-    """Finds a size and a place for a scan among the digits that are there.
+    """Find a size and a place for a scan among the digits in the image.
 
     Returns:
-        Its ink and where to put it, or None where no room was found.
+        Its ink and its window; None if there is no room.
     """
     touching = rng.random() < TOUCHING and len(instances) > 0
     over = instances[rng.integers(len(instances))] if touching else None
@@ -233,15 +233,12 @@ def place(
             hidden = most_hidden(instances, ink >= 0.5, window)
             if HIDDEN[0] <= hidden <= HIDDEN[1] if touching else hidden == 0:
                 return ink, window
-        largest = max(smallest, largest - 2)  # in a crowd, smaller ones find room
+        largest = max(smallest, largest - 2)  # a smaller digit is more likely to fit
     return None
 
 
 def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> float:
-    """The largest share of an instance that would be hidden once `mask` lies on `window`.
-
-    What was hidden before counts, but only for an instance that the mask touches.
-    """
+    """The largest hidden share of an instance that `mask`, painted on `window`, would overlap."""
     hidden = [0.0]
     for instance in instances:
         lost = np.count_nonzero(instance.visible[window] & mask)
@@ -254,7 +251,7 @@ def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> 
 
 
 def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
-    """Width and height of an image, upright or lying."""
+    """Width and height of an image, portrait or landscape."""
     short = rng.uniform(*SHORT_SIDE)
     long = min(short * ASPECT_RATIO ** rng.random(), LONG_SIDE)
     size = round(short * scale), round(long * scale)
@@ -264,7 +261,7 @@ def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
 def random_crop(
     rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
 ) -> np.ndarray:
-    """A crop of the photograph at a random place and zoom, brought to `size`, perhaps mirrored.
+    """A random crop of the photograph, resized to `size` and mirrored half of the time.
 
     Returns:
         (H, W, 3) float32, 0 to 255.
@@ -290,13 +287,13 @@ def draw_picture(
     digits: tuple[int, int],
     scale: float,
 ) -> Picture:
-    """Draws one image of the data set.
+    """Draw one image of the data set.
 
     Args:
-        photographs: those of the split, by name.
+        photographs: of the split, by name.
         scans: (n,) indices of the split's scans.
         images, labels: all scans, (1797, 8, 8) and (1797,).
-        digits: fewest and most digits in the image.
+        digits: minimum and maximum number of digits.
         scale: factor on all sizes.
     """
     while True:
@@ -309,44 +306,42 @@ def draw_picture(
             if placed is None:
                 continue
             ink, window = placed
-            colour = paint(
+            color = paint(
                 rng,
                 canvas[window],
                 ink,
-                [earlier.colour for earlier in instances if earlier.visible[window].any()],
+                [earlier.color for earlier in instances if earlier.visible[window].any()],
             )
             mask = np.zeros(canvas.shape[:2], bool)
             mask[window] = ink >= 0.5
             for earlier in instances:
                 earlier.visible &= ~mask
-            instances.append(
-                Instance(scan, int(labels[scan]), mask, np.count_nonzero(mask), colour)
-            )
-        if len(instances) >= digits[0]:  # else the image was too small for the crowd: another
+            instances.append(Instance(scan, int(labels[scan]), mask, np.count_nonzero(mask), color))
+        if len(instances) >= digits[0]:  # else too small for them: draw another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
 
 
 def paint(
     rng: np.random.Generator, ground: np.ndarray, ink: np.ndarray, others: list[np.ndarray]
 ) -> np.ndarray:
-    """Blends a digit into `ground`, in place, and returns its colour.
+    """Blend a digit into `ground`, in place, and return its color.
 
     Args:
         ground: (h, w, 3) part of the image, 0 to 255.
         ink: (h, w) coverage, 0 to 1.
-        others: colours of the digits beside it.
+        others: colors of the neighboring digits.
     """
-    colour = readable_colour(rng, ground, others)
+    color = readable_color(rng, ground, others)
     alpha = rng.uniform(*OPACITY) * ink[..., None]
-    ground += alpha * (colour - ground)
-    return colour
+    ground += alpha * (color - ground)
+    return color
 
 
 # ---- annotations --------------------------------------------------------------------------------
 
 
 def coco_annotation(instance: Instance, image_id: int, annotation_id: int) -> dict:
-    """The COCO record of an instance: tight box, area and mask of what is visible of it."""
+    """The COCO record of an instance: tight box, area and mask of its visible part."""
     rle = coco_mask.encode(np.asfortranarray(instance.visible, np.uint8))
     rows = np.flatnonzero(instance.visible.any(1))
     columns = np.flatnonzero(instance.visible.any(0))
@@ -389,7 +384,7 @@ def coco_file(images: list[dict], annotations: list[dict]) -> str:
 
 
 def object_info(tallies: dict[str, Tally]) -> str:
-    """The class table, in the form of ADE20K's objectInfo150.txt."""
+    """The class table in the format of ADE20K's objectInfo150.txt."""
     pixels = sum(tally.pixels for tally in tallies.values())
     lines = ['Idx\tRatio\tTrain\tVal\tStuff\tName']
     for index, name in enumerate(('background', *NAMES), BACKGROUND):
@@ -414,13 +409,12 @@ def sources(arguments: dict, tallies: dict[str, Tally], scans: dict[str, np.ndar
     return f"""\
 # Sources
 
-Made by `{command_of(arguments)}`
-from images that ship inside two Python packages. The generated images may be used under the terms
-of their sources, listed here.
+Created by `{command_of(arguments)}`
+from images in two Python packages. The images may be used under the terms of their sources:
 
 ## Photographs: scikit-image, https://scikit-image.org/docs/stable/api/skimage.data.html
 
-Changed here: cropped, scaled, some mirrored. No photograph is in both splits.
+Changes: cropped, scaled, some mirrored. No photograph is in both splits.
 
 | image | title | author | licence | used in |
 |---|---|---|---|---|
@@ -430,20 +424,19 @@ Changed here: cropped, scaled, some mirrored. No photograph is in both splits.
 
 1,797 scans of 8x8 pixels, the test part of "Optical Recognition of Handwritten Digits", E. Alpaydin
 and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licence
-CC BY 4.0. Changed here: enlarged, turned, stretched, coloured, blended into the photographs. No
-scan is in both splits. Which of the 13 writers wrote a scan is not recorded, so one writer's digits
-may be in both.
+CC BY 4.0. Changes: enlarged, rotated, stretched, colored, blended into the photographs. No scan is
+in both splits, but both may have digits by the same of the 13 writers, who are not recorded.
 
 ## Contents
 
-| split | images | digits | of them partly hidden | scans to draw from |
+| split | images | digits | partly hidden | scans |
 |---|---|---|---|---|
 {counts}
 """
 
 
 def command_of(arguments: dict) -> str:
-    """The command line that gives these arguments."""
+    """The command with these arguments."""
     options = ' '.join(
         f'--{name} ' + (' '.join(map(str, value)) if isinstance(value, list) else str(value))
         for name, value in arguments.items()
@@ -456,12 +449,12 @@ def command_of(arguments: dict) -> str:
 
 
 def load_photograph(name: str) -> Image.Image:
-    """A photograph from inside scikit-image's wheel."""
+    """A photograph from scikit-image's wheel."""
     return Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
 
 
 def split_scans(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Indices of the scans of each split, every class in the same proportion."""
+    """Indices of the scans of each split, with equal proportions of the classes."""
     train, val = train_test_split(
         np.arange(len(labels)), test_size=VAL_SCANS, random_state=seed, stratify=labels
     )
@@ -469,7 +462,7 @@ def split_scans(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
 
 
 def image_paths(split: str, index: int) -> tuple[str, str, str]:
-    """COCO image, ADE image and ADE map number `index` (from 1), relative to the root."""
+    """Paths of COCO image, ADE image and ADE map number `index` (from 1), relative to the root."""
     name = f'ADE_{split}_{index:08d}'
     return (
         f'coco/{split}2017/{index:012d}.jpg',
@@ -494,7 +487,7 @@ def all_paths(arguments: dict) -> set[str]:
 
 
 def write_picture(folder: Path, split: str, index: int, picture: Picture) -> np.ndarray:
-    """Writes an image and its semantic map in both layouts and returns the map."""
+    """Write an image and its semantic map in both layouts, and return the map."""
     classes = semantic_map(picture)
     jpeg, png = io.BytesIO(), io.BytesIO()
     Image.fromarray(picture.pixels).save(jpeg, 'JPEG', quality=JPEG_QUALITY)
@@ -505,7 +498,7 @@ def write_picture(folder: Path, split: str, index: int, picture: Picture) -> np.
 
 
 def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
-    """Writes the images, maps and annotations of one split, and counts what they hold."""
+    """Write the images, maps and annotations of one split, and count their content."""
     for path in (annotation_path(split), *image_paths(split, 1)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
     images: list[dict] = []
@@ -535,7 +528,7 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
 
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
-    """Draws the images of a split, one after another, from the scans with these indices."""
+    """Draw the images of a split from the scans with these indices."""
     digits = load_digits()
     photographs = {
         name: load_photograph(name)
@@ -543,7 +536,7 @@ def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Pi
         if photograph.split == split
     }
     for index in range(arguments[split]):
-        # A generator of its own for each image: what one draws does not move the next.
+        # A generator per image, so that images do not depend on each other.
         rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
         yield draw_picture(
             rng,
@@ -557,7 +550,7 @@ def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Pi
 
 
 def write_dataset(folder: Path, arguments: dict) -> None:
-    """Writes a whole data set into an empty folder, with a progress bar on stderr."""
+    """Write a data set into an empty folder, with a progress bar on stderr."""
     scans = split_scans(load_digits().target, arguments['seed'])
     tallies = {}
     for split in SPLITS:
@@ -578,7 +571,7 @@ def write_dataset(folder: Path, arguments: dict) -> None:
 
 
 def arguments_of(root: Path) -> dict | None:
-    """The arguments of the data set at `root`, or None where this tool made none there."""
+    """The arguments of the data set at `root`; None if this tool created none there."""
     try:
         arguments = json.loads((root / MARKER).read_text())
         counts = [arguments[name] for name in ('format', *SPLITS)]
@@ -587,47 +580,42 @@ def arguments_of(root: Path) -> dict | None:
     return arguments if all(isinstance(count, int) for count in counts) else None
 
 
-def is_there(root: Path, arguments: dict, force: bool) -> bool:
-    """Whether the wanted data set is at `root` already and need not be made.
-
-    Raises FileExistsError where what is there must not be replaced.
-    """
+def exists(root: Path, arguments: dict, force: bool) -> bool:
+    """Whether the data set is at `root`. Raises UserError if `root` must not be replaced."""
     if not root.exists():
         return False
     if not root.is_dir():
-        raise FileExistsError(f'{root} is a file; name a folder')
+        raise UserError(f'{root} is a file; name a folder')
     if not any(root.iterdir()):
         return False
-    made_with = arguments_of(root)
-    if made_with is None:
-        raise FileExistsError(
-            f'{root} holds files that this tool did not make; name another folder'
-        )
+    found = arguments_of(root)
+    if found is None:
+        raise UserError(f'{root} has files that this tool did not create; name another folder')
     present = {
         path.relative_to(root).as_posix()
         for path in root.rglob('*')
         if path.is_symlink() or not path.is_dir()
     }
-    missing, foreign = all_paths(made_with) - present, sorted(present - all_paths(made_with))
+    missing, foreign = all_paths(found) - present, sorted(present - all_paths(found))
     if force and foreign:
-        raise FileExistsError(
-            f'{root} holds files that this tool did not make ({foreign[0]}); '
+        raise UserError(
+            f'{root} has files that this tool did not create ({foreign[0]}); '
             'move them away or name another folder'
         )
     if force:
         return False
-    if made_with != arguments or missing:
+    if found != arguments or missing:
         what = (
             f'lacks {len(missing)} files of its data set'
-            if made_with == arguments
-            else 'holds a data set of other arguments or of another version'
+            if found == arguments
+            else 'has a data set with other arguments or of another version'
         )
-        raise FileExistsError(f'{root} {what}; name another folder, or replace it with --force')
+        raise UserError(f'{root} {what}; name another folder, or replace it with --force')
     return True
 
 
 def locked(folder: Path) -> IO[str]:
-    """Makes `folder` where it is not there, and takes the lock in it; closing it gives it back."""
+    """Create `folder` if necessary and acquire the lock in it, which is released by closing it."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -635,16 +623,16 @@ def locked(folder: Path) -> IO[str]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f'{TOOL}: waiting for another run to finish', file=sys.stderr)
+                print('sample_dataset: waiting for another run to finish', file=sys.stderr)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock.fileno()).st_nlink:
                 return lock
-            lock.close()  # the run that was waited for has removed it: take a new one
+            lock.close()  # the other run has removed it: create it again
 
 
 @contextlib.contextmanager
 def workshop(root: Path) -> Iterator[Path]:
-    """A folder beside `root` that one run at a time has, and that is gone afterwards."""
+    """A temporary folder next to `root` that one run at a time can use."""
     folder = root.with_name(f'.{root.name}.partial')
 
     def sweep() -> None:
@@ -654,64 +642,37 @@ def workshop(root: Path) -> Iterator[Path]:
 
     with locked(folder):
         try:
-            sweep()  # what a run left that was killed
+            sweep()  # files of a killed run
             yield folder
         finally:
             sweep()
-            # The lock goes last: from here on the next run may have the folder.
+            # The lock goes last: it lets the next run use the folder.
             (folder / 'lock').unlink()
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int], seed: int) -> None:
-    """Raises ValueError for what no data set can be made with."""
     if min(train, val) < 1:
-        raise ValueError(f'train and val need an image each at least; got {train} and {val}')
+        raise UserError(f'--train and --val must be at least 1, got {train} and {val}')
     if not SCALES[0] <= scale <= SCALES[1]:
-        raise ValueError(f'scale is from {SCALES[0]} to {SCALES[1]}; got {scale}')
+        raise UserError(f'--scale must be between {SCALES[0]} and {SCALES[1]}, got {scale}')
     if not 1 <= digits[0] <= digits[1] <= MAX_DIGITS:
-        raise ValueError(
-            f'digits is two numbers from 1 to {MAX_DIGITS}, the smaller one first; '
+        raise UserError(
+            f'--digits must be a minimum and a maximum between 1 and {MAX_DIGITS}, '
             f'got {digits[0]} {digits[1]}'
         )
     if not 0 <= seed < 2**32:
-        raise ValueError(f'seed is from 0 to {2**32 - 1}; got {seed}')
+        raise UserError(f'--seed must be between 0 and {2**32 - 1}, got {seed}')
 
 
-def make_sample_dataset(
-    root: str | Path,
-    train: int = 1200,
-    val: int = 100,
-    scale: float = 1.0,
-    digits: tuple[int, int] = (1, 6),
-    seed: int = 0,
-    force: bool = False,
-) -> bool:
-    """Makes the data set at `root`, whole or not at all.
-
-    Args:
-        root: folder to make; it may be there if it is empty or holds this very data set.
-        train, val: images of each split, 1 or more.
-        scale: factor on all sizes in pixels, 0.5 to 8. At 1 images are 128 to 224 pixels on the
-            short side and 320 at most on the long one, digits 28 to 96 high.
-        digits: fewest and most digits in an image, 1 to 12.
-        seed: 0 to 2**32 - 1.
-        force: replace what is there, if this tool made it.
-
-    Returns:
-        Whether it was made; False where it was there already.
-    """
-    check_arguments(train, val, scale, digits, seed)
-    root = Path(root).expanduser().resolve()
-    arguments = dict(
-        format=FORMAT, train=train, val=val, scale=float(scale), digits=list(digits), seed=seed
-    )
-    if is_there(root, arguments, force):
+def create(root: Path, arguments: dict, force: bool) -> bool:
+    """Create the data set at `root`, completely or not at all; False if it exists."""
+    if exists(root, arguments, force):
         return False
     with workshop(root) as folder:
-        # Again, because another run may have made it while this one waited.
-        if is_there(root, arguments, force):
+        # Again, because another run may have created it while this one waited.
+        if exists(root, arguments, force):
             return False
         (folder / 'new').mkdir()
         write_dataset(folder / 'new', arguments)
@@ -721,61 +682,41 @@ def make_sample_dataset(
     return True
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line."""
+def sample_dataset(
+    *,
+    root: str | None = None,
+    train: int = 1200,
+    val: int = 100,
+    scale: float = 1.0,
+    digits: tuple[int, int] = (1, 6),
+    seed: int = 0,
+    force: bool = False,
+) -> None:
+    """Create the data set, unless it exists.
 
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f'{message} (see --help)')
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    parser = Parser(
-        prog=TOOL,
-        description='Makes a small data set, in the layouts of COCO and of '
-        'ADE20K, of handwritten digits on photographs. Needs no network.',
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        'root', nargs='?', type=Path, default=DEFAULT_ROOT, metavar='ROOT', help='folder to make'
-    )
-    parser.add_argument('--train', type=int, default=1200, metavar='N', help='training images')
-    parser.add_argument('--val', type=int, default=100, metavar='N', help='validation images')
-    parser.add_argument('--scale', type=float, default=1.0, help='factor on all sizes')
-    parser.add_argument(
-        '--digits',
-        type=int,
-        nargs=2,
-        default=(1, 6),
-        metavar=('MIN', 'MAX'),
-        help=f'digits in an image, {MAX_DIGITS} at most',
-    )
-    parser.add_argument('--seed', type=int, default=0, help='another seed, another data set')
-    parser.add_argument(
-        '--force', action='store_true', help='replace a data set that this tool made'
-    )
+    Args:
+        root (DIR): folder to create; by default data/sample in the checkout
+        train (N): training images
+        val (N): validation images
+        scale: factor on all sizes, 0.5 to 8; at 1, the shorter side of an image is 128 to 224
+            pixels, the longer side at most 320, and a digit 28 to 96 pixels high
+        digits (MIN MAX): digits in an image, 1 to 12
+        seed: another seed gives another data set
+        force: replace a data set that this tool created
+    """
+    check_arguments(train, val, scale, digits, seed)
+    folder = Path(root or ROOT / 'data' / 'sample').expanduser().resolve()
+    arguments = dict(format=FORMAT, train=train, val=val, scale=scale, digits=[*digits], seed=seed)
     try:
-        arguments = parser.parse_args(argv)
-        made = make_sample_dataset(**vars(arguments))
+        is_new = create(folder, arguments, force)
     except OSError as error:
-        reason = f'{error.filename}: {error.strerror}' if error.filename else error
-        print(f'{TOOL}: {reason}', file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f'{TOOL}: {error}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f'\n{TOOL}: interrupted; nothing was written', file=sys.stderr)
-        return 130
-    print(
-        f'{arguments.root}: '
-        + (
-            f'{arguments.train} + {arguments.val} images, made now'
-            if made
-            else 'there already, made with the same arguments'
-        )
-    )
-    return 0
+        reason = f'{error.filename}: {error.strerror}' if error.filename else str(error)
+        raise UserError(reason) from error
+    print(f'{folder}: {train} + {val} images, {"created" if is_new else "already complete"}')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(sample_dataset, argv)
 
 
 if __name__ == '__main__':

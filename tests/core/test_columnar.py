@@ -401,11 +401,12 @@ def test_layers_for_layer_wise_rates():
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        (dict(arch='pcpvt_small'), 'unknown arch .*cpvt_tiny'),
-        (dict(arch=TINY._replace(heads=3)), '3 heads in 16 channels'),
+        (dict(arch='cpvt_huge'), 'unknown arch .*cpvt_tiny'),
+        (dict(arch='pcpvt_small'), 'is a pyramid; use the class CPVTPyramid'),
+        (dict(arch=TINY._replace(heads=3)), 'dim=16 must be divisible by heads=3'),
         (dict(drop_rate=1.0), 'drop rates'),
         (dict(position='rotary'), "unknown position 'rotary'.*relative"),
-        (dict(position='none', peg=PEG()), 'has no PEG'),
+        (dict(position='none', peg=PEG()), 'needs a position with a PEG'),
         (dict(peg=PEG(after=12), class_token=False), 'from -1 to 11'),
         (dict(peg=PEG(after=(0, 12))), 'from -1 to 10'),
         (dict(peg=PEG(after=11)), 'from -1 to 10'),  # the class token would not see it
@@ -421,7 +422,7 @@ def test_mistakes_are_named(arguments, message):
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        (dict(arch=TINY._replace(patch_size=6)), 'patches of 6 pixels'),
+        (dict(arch=TINY._replace(patch_size=6)), 'multiples of 4, got 6 and 16'),
         (dict(out_indices=(0, 4)), 'levels from 0 to 3'),
         (dict(out_indices=()), 'levels from 0 to 3'),
     ],

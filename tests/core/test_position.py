@@ -158,7 +158,7 @@ def test_blocks_that_a_peg_follows():
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        (dict(kernel_size=4), 'an odd number'),
+        (dict(kernel_size=4), 'must be odd, got'),
         (dict(conv='sparse'), 'depthwise, separable, dense'),
         (dict(layers=0), 'layers=0'),
         (dict(layers=2, stride=2), 'layers=2, stride=2'),

@@ -1,0 +1,276 @@
+"""The doctor finds each thing that can be wrong, names the command, and never falls over itself."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from cpvt_pyramid import doctor
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Pretends that just these distributions are installed, outside the checkout's own .venv."""
+    modules = {d: m for m, d in doctor.FORK.items()}
+    modules |= {d: m for m, names in doctor.ORIGINAL.items() for d in names}
+
+    def pretend(**versions: str) -> None:
+        versions = {name.replace('_', '-'): version for name, version in versions.items()}
+
+        def version(name: str) -> str:
+            if name not in versions:
+                raise metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        found = {modules.get(name, name) for name in versions}
+        monkeypatch.setattr(metadata, 'version', version)
+        monkeypatch.setattr(doctor, 'present', found.__contains__)
+        monkeypatch.setattr(doctor, 'set_up', lambda: '')
+
+    return pretend
+
+
+FORK = {'onedl_mmengine': '0.10.12', 'onedl_mmcv': '2.3.6', 'onedl_mmdetection': '3.5.1'}
+ORIGINAL = {'mmengine': '0.10.7', 'mmcv': '2.1.0', 'mmdet': '3.3.0'}
+
+
+def test_families(machine) -> None:
+    machine(torch='2.13.0')
+    assert (doctor.mm_family().state, 'make' in doctor.mm_family().mend) == ('note', True)
+    machine(**FORK)
+    assert (doctor.mm_family().state, 'fork' in doctor.mm_family().detail) == ('ok', True)
+    machine(**ORIGINAL)
+    assert (doctor.mm_family().state, 'original' in doctor.mm_family().detail) == ('ok', True)
+    machine(mmcv='2.1.0', mmcv_full='1.7.2')  # both write mmcv/
+    assert doctor.mm_family().state == 'FAIL'
+
+
+def test_both_families_over_each_other(machine) -> None:
+    machine(**FORK, mmdet='3.3.0')
+    found = doctor.mm_family()
+    assert found.state == 'FAIL'
+    assert 'onedl-mmdetection, mmdet' in found.detail and 'mmcv' not in found.detail
+    # Removing one would take the other's files along: both go, and one comes back.
+    removal, _, again = found.mend.partition(' && ')
+    assert re.search(r'pip uninstall (-y )?onedl-mmdetection mmdet$', removal)
+    assert again.endswith('onedl-mmdetection==3.5.1')
+
+
+def test_mixed_families(machine) -> None:
+    machine(mmengine='0.10.7', onedl_mmcv='2.3.6')
+    found = doctor.mm_family()
+    assert found.state == 'warn' and found.mend.endswith('onedl-mmengine==0.10.12')
+
+
+def test_missing_mm_packages(machine) -> None:
+    machine(onedl_mmengine='0.10.12', onedl_mmsegmentation='1.4.2')
+    mmcv, mmdet = doctor.mm_package('mmcv'), doctor.mm_package('mmdet')
+    assert mmcv.state == 'FAIL'
+    assert '--no-build-isolation' in mmcv.mend and mmcv.mend.endswith('onedl-mmcv==2.3.6')
+    assert mmdet.state == 'note'
+    assert re.search(r'pip install .*onedl-mmdetection==3.5.1$', mmdet.mend)
+    assert doctor.mm_package('mmseg').state == 'ok'
+    machine(**ORIGINAL)
+    assert doctor.mm_package('mmseg').mend.endswith(' mmsegmentation==1.2.2')
+    machine(torch='2.13.0')
+    assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
+
+
+def test_torch_versions(machine) -> None:
+    machine()
+    assert doctor.torch().state == 'FAIL' and doctor.torch().mend.endswith('torch torchvision')
+    machine(torch='2.0.1+cpu')
+    assert doctor.torch().state == 'FAIL' and '2.1' in doctor.torch().detail
+    machine(torch='2.1.0')
+    assert doctor.torch().state == 'ok'
+    machine(torch='2.14.0')  # mmcv would have to be compiled
+    assert doctor.torch().state == 'note' and 'torch==2.13.0' in doctor.torch().mend
+    machine(torch='2.14.0', onedl_mmcv='2.3.6')  # it has been; its operators are tried elsewhere
+    assert doctor.torch().state == 'ok'
+
+
+def test_optional_packages(machine) -> None:
+    machine(onnxruntime_gpu='1.31')
+    assert doctor.optional('onnxruntime') == doctor.Finding('onnxruntime', 'ok', '1.31')
+    absent = doctor.optional('timm')
+    assert absent.state == 'note' and absent.mend.endswith('pip install timm')
+
+
+@pytest.mark.parametrize(
+    ('message', 'command'),
+    [
+        ("ModuleNotFoundError: No module named 'pkg_resources'", '"setuptools<81"'),
+        ("ModuleNotFoundError: No module named 'ftfy'", 'install ftfy'),
+        ("ModuleNotFoundError: No module named 'mmcv._ext'", '--no-build-isolation'),
+        ('ImportError: /x/mmcv/_ext.so: undefined symbol: _ZN3c10', '--no-build-isolation'),
+        ('AssertionError: MMCV==2.2.0 is used but incompatible', '--no-build-isolation'),
+        ('ImportError: libGL.so.1: cannot open shared object file', 'opencv-python-headless'),
+        ('RuntimeError: operator torchvision::nms does not exist', 'torchvision==0.28.0'),
+        ('ImportError: numpy.core.multiarray failed to import', 'reinstall numpy'),
+        ("ModuleNotFoundError: No module named 'mmdet'", 'onedl-mmdetection==3.5.1'),
+    ],
+)
+def test_errors_that_name_their_cause(machine, message: str, command: str) -> None:
+    machine(torch='2.13.0', onedl_mmcv='2.3.6')
+    assert command in doctor.known_mend(message)
+
+
+def test_unknown_errors_get_the_commands_of_the_probe() -> None:
+    def probe() -> None:
+        raise RuntimeError('first line\nsecond line')
+
+    found = doctor.attempted('thing', probe, lambda: 'mend it')
+    assert found == doctor.Finding('thing', 'FAIL', 'RuntimeError: first line', 'mend it')
+
+
+def test_build_of_mmcv_goes_back_to_a_torch_that_it_compiles_with(machine) -> None:
+    machine(torch='2.14.1', onedl_mmcv='2.3.6')
+    steps = doctor.mmcv_command().split(' && ')
+    assert 'torch==2.13.0' in steps[0] and 'MMCV_WITH_OPS=1' in steps[-1]
+    machine(torch='2.13.0', onedl_mmcv='2.3.6')
+    assert 'torch==' not in doctor.mmcv_command()
+
+
+def test_commands_can_be_pasted(machine) -> None:
+    machine(torch='2.14.0', **FORK, **ORIGINAL)
+    for command in (doctor.mmcv_command(), doctor.mm_commands(), doctor.mm_family().mend):
+        assert '#' not in command.rpartition('&&')[0]  # it would hide the commands behind it
+        assert subprocess.run(['bash', '-n', '-c', command]).returncode == 0
+
+
+def test_checkout_with_its_own_environment_is_mended_by_make(monkeypatch, tmp_path) -> None:
+    (tmp_path / 'tools').mkdir()
+    (tmp_path / 'tools' / 'setup_env.sh').touch()
+    monkeypatch.setattr(doctor, 'ROOT', tmp_path)
+    assert doctor.set_up() == ''
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv'))
+    # Without the stamp, or `make setup` would take the set-up for complete.
+    assert doctor.mmcv_command() == f'cd {tmp_path} && rm -f .venv/complete && make setup'
+    monkeypatch.chdir(tmp_path)
+    assert doctor.mmcv_command() == 'rm -f .venv/complete && make setup'
+
+
+def test_pins_are_those_of_the_requirements() -> None:
+    lines = ''.join(p.read_text() for p in (ROOT / 'requirements').glob('*'))
+    pinned = dict(re.findall(r'^([\w-]+)==([\w.]+)', lines, re.MULTILINE))
+    fork = {name: v for name, v in doctor.TESTED.items() if name not in sum(
+        doctor.ORIGINAL.values(), ())}  # fmt: skip
+    assert len(fork) == 6 and fork == {name: pinned.get(name) for name in fork}
+
+
+@pytest.mark.parametrize('name', [name for name, _, _ in doctor.TRIALS])
+def test_here_everything_works(name: str) -> None:
+    probe, mend = next((probe, mend) for n, probe, mend in doctor.TRIALS if n == name)
+    found = doctor.attempted(name, probe, mend)
+    assert found.state in ('ok', 'warn'), found
+
+
+def test_wrong_operators_are_found_out() -> None:
+    assert doctor.two_kept('x', [1], '').state == 'ok'
+    assert doctor.two_kept('x', [1, 0], 'build').mend == 'build'
+
+
+def test_here_nothing_is_missing() -> None:
+    found = {name: look() for name, look in doctor.LOOKS}
+    assert all(f.state in ('ok', 'note') for f in found.values()), found
+    assert found['mmdet'].state == found['mmseg'].state == found['mmcv'].state == 'ok'
+
+
+def run_doctor(folder: Path) -> subprocess.CompletedProcess:
+    """The doctor with nothing installed but what lies in `folder`: -S leaves site-packages out."""
+    shutil.copytree(ROOT / 'cpvt_pyramid', folder / 'cpvt_pyramid')
+    return subprocess.run(
+        [sys.executable, '-S', '-m', 'cpvt_pyramid.doctor'], cwd=folder,
+        env={**os.environ, 'PYTHONPATH': str(folder)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def rows(done: subprocess.CompletedProcess) -> dict[str, tuple[str, str]]:
+    """Name of a row: its state and the rest of it, with the command below."""
+    table = {}
+    for line in done.stdout.splitlines():
+        if match := re.match(r' {0,3}(ok|note|warn|FAIL)  (.{21})  (.*)', line):
+            state, name, detail = match.groups()
+            table[name.strip()] = (state, detail)
+        elif line.startswith('     ') and table:
+            name = list(table)[-1]
+            table[name] = (table[name][0], table[name][1] + line)
+    return table
+
+
+def test_bare_python(tmp_path) -> None:
+    done = run_doctor(tmp_path)
+    table = rows(done)
+    assert (done.returncode, done.stderr) == (1, '')
+    assert table['torch'][0] == 'FAIL' and 'install torch' in table['torch'][1]
+    assert table['mm family'][0] == 'note'
+    assert [name for name, (state, _) in table.items() if state == 'FAIL'] == ['torch']
+    assert done.stdout.splitlines()[-1].startswith('1 broken')
+
+
+def test_torch_that_crashes_ends_the_trials(tmp_path) -> None:
+    (tmp_path / 'torch').mkdir()
+    (tmp_path / 'torch' / '__init__.py').write_text('import os; os.abort()')
+    done = run_doctor(tmp_path)
+    table = rows(done)
+    assert (done.returncode, done.stderr) == (1, '')
+    assert table['torch runs'][0] == 'FAIL' and 'SIGABRT' in table['torch runs'][1]
+    assert 'device' not in table and 'torch==2.13.0' in table['torch runs'][1]
+
+
+def test_each_broken_package_is_told_and_none_hides_another(tmp_path) -> None:
+    stubs = {
+        'torch/__init__.py': 'import sys; from unittest.mock import MagicMock\n'
+        'torch = sys.modules["torch"] = MagicMock(); torch.cuda.is_available.return_value = False\n'
+        'torch.get_num_threads.return_value = 3; torch.version.cuda = None\n'
+        'print("noise without an end", end="")',
+        'torchvision/__init__.py': '',
+        'torchvision/ops.py': 'import os, signal; os.kill(os.getpid(), signal.SIGSEGV)',
+        'cv2/__init__.py': 'raise ImportError("libGL.so.1: cannot open shared object file")',
+        'mmcv/__init__.py': '',
+        'mmcv/ops.py': 'import mmcv._ext',
+        'mmdet/__init__.py': 'assert False, "MMCV==9.9.9 is used but incompatible"',
+        'mmseg/__init__.py': '',
+        'mmseg/apis.py': 'import sys; sys.exit("leaving")',
+        'mmengine/__init__.py': '',
+        'mmengine/registry.py': 'import pkg_resources_gone',
+    }
+    for name, text in stubs.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = run_doctor(tmp_path)
+    table = rows(done)
+    assert (done.returncode, done.stderr) == (1, '')
+    assert table['torch runs'][0] == 'ok' and table['device'][1].startswith('CPU, 3 threads')
+    for name, cause, command in [
+        ('torchvision operators', 'SIGSEGV', 'torchvision==0.28.0'),
+        ('OpenCV', 'libGL', 'opencv-python-headless'),
+        ('mmcv operators', 'mmcv._ext', 'MMCV_WITH_OPS=1'),
+        ('mmdet imports', 'MMCV==9.9.9', 'as above'),
+        ('mmseg imports', 'leaving', 'onedl-mmsegmentation==1.4.2'),
+        ('backbone in mm', 'pkg_resources_gone', 'setuptools<81'),
+    ]:
+        state, detail = table[name]
+        assert state == 'FAIL' and cause in detail and command in detail, (name, detail)
+
+
+def test_probe_that_hangs_is_given_up(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, 'PATIENCE', 0.02)  # no import of torch is that quick
+    (found,) = doctor.tried_apart()
+    assert found.state == 'FAIL' and 'did not end within' in found.detail
+
+
+def test_importing_it_imports_nothing_else() -> None:
+    code = (
+        'import sys; before = set(sys.modules); import cpvt_pyramid.doctor\n'
+        'names = {m.partition(".")[0] for m in set(sys.modules) - before} - {"cpvt_pyramid"}\n'
+        'print(*(names - set(sys.stdlib_module_names)))'
+    )
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ('', 0), done.stderr

@@ -16,6 +16,36 @@ def _seed() -> None:
 def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small sample data set in both layouts: 8 training and 4 validation images."""
     root = tmp_path_factory.mktemp('data') / 'sample'
-    command = [sys.executable, ROOT / 'tools/demo/sample_dataset.py', root]
+    command = [sys.executable, ROOT / 'tools/demo/sample_dataset.py', '--root', root]
     subprocess.run([*command, '--train', '8', '--val', '4'], check=True, capture_output=True)
     return root
+
+
+@pytest.fixture(scope='session')
+def configs(sample_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Config files of a tiny detector and a tiny segmentor, by name."""
+    from tiny_mm import write_configs
+
+    return write_configs(tmp_path_factory.mktemp('configs'), sample_dataset)
+
+
+@pytest.fixture(scope='session')
+def untrained(
+    configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """By name, the config and a checkpoint of an untrained model with many detections or labels."""
+    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.models import build_model
+
+    folder, commands = tmp_path_factory.mktemp('untrained'), {}
+    for name, layer in (
+        ('detector', 'bbox_head.retina_cls'),
+        ('segmentor', 'decode_head.conv_seg'),
+    ):
+        torch.manual_seed(1)
+        model = build_model(load_config(configs[name]), 'cpu')
+        model.init_weights()
+        torch.nn.init.normal_(model.get_submodule(layer).weight, std=0.2)
+        torch.save({'state_dict': model.state_dict()}, folder / f'{name}.pth')
+        commands[name] = [str(configs[name]), str(folder / f'{name}.pth')]
+    return commands

@@ -1,6 +1,8 @@
-"""The checkout and its tools, and loading with a report."""
+"""The checkout and its tools, child processes, and loading with a report."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,13 @@ def load_tool(name: str) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run(*command: object, **environment: str) -> subprocess.CompletedProcess:
+    """Run a command with further environment variables; its output is captured as text."""
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=os.environ | environment
+    )
 
 
 def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:

@@ -1,4 +1,4 @@
-"""What does not fit together is found before a training begins, and said in one line."""
+"""Data, heads and weights that do not fit together give one line before a run starts."""
 
 import json
 import os
@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from foreign import of_mmseg, of_timm
-from test_tools import _afresh, _one_cpu, configs, infer, test, train  # noqa: F401
+from support import load_tool
 
-from cpvt_pyramid.runner import checks, launch
+from cpvt_pyramid.runner import checks
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.models import build_model
+from cpvt_pyramid.runner.tool_runner import ToolRunner
 
-test_tool = test
-del test  # pytest would collect it
+TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
 
 
 class Began(Exception):
-    """Raised in the place of a training or an evaluation."""
+    """Raised instead of a training or an evaluation."""
 
 
 @pytest.fixture
@@ -24,20 +26,20 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list:
     """The runner that is about to train or to test."""
     runners = []
 
-    def begin(self: launch.QuietRunner) -> None:
+    def begin(self: ToolRunner) -> None:
         runners.append(self)
         raise Began
 
-    monkeypatch.setattr(launch.QuietRunner, 'train', begin)
-    monkeypatch.setattr(launch.QuietRunner, 'test', begin)
+    monkeypatch.setattr(ToolRunner, 'train', begin)
+    monkeypatch.setattr(ToolRunner, 'test', begin)
     return runners
 
 
 @pytest.fixture
-def files(configs: dict[str, Path], sample_dataset: Path) -> dict[str, str]:  # noqa: F811
+def files(configs: dict[str, Path], sample_dataset: Path) -> dict[str, str]:
     """Names in the commands below, and what they stand for."""
     nano = of_timm('pcpvt_nano').state_dict()
-    model = launch.build_model(launch.load_config(configs['detector']), 'cpu').state_dict()
+    model = build_model(load_config(configs['detector']), 'cpu').state_dict()
     for name, tensors in {
         'nano.pth': nano,
         'svt.pth': of_timm('svt').state_dict(),
@@ -64,68 +66,73 @@ def files(configs: dict[str, Path], sample_dataset: Path) -> dict[str, str]:  # 
 
 INIT = 'model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint='
 MISTAKES = [
-    (train, 'DETECTOR.py', f'{INIT}svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    (train, 'DETECTOR.py', f'{INIT}resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
-    (train, 'DETECTOR.py', f'{INIT}torn.pth', 'torn.pth is not a whole checkpoint'),
+    ('train', 'DETECTOR.py', f'{INIT}svt.pth', 'svt.pth: the checkpoint is of another arch'),
+    ('train', 'DETECTOR.py', f'{INIT}resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
+    ('train', 'DETECTOR.py', f'{INIT}torn.pth', 'torn.pth is not a complete checkpoint'),
     (
-        train,
+        'train',
         'DETECTOR.py',
         f'{INIT}nano.pth model.backbone.init_cfg.prefix=backbone',
-        "nano.pth has nothing under the prefix 'backbone.' of init_cfg, but patch_embeds.0.proj",
+        "nano.pth has no tensors with the prefix 'backbone.' of init_cfg; it has patch_embeds",
     ),
-    (train, 'DETECTOR.py', 'load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    (train, 'DETECTOR.py', 'load_from=svt_detector.pth', 'svt_detector.pth: the checkpoint is of'),
-    (train, 'DETECTOR.py', 'load_from=torn.pth', 'torn.pth is not a whole checkpoint'),
+    ('train', 'DETECTOR.py', 'load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
+    (
+        'train',
+        'DETECTOR.py',
+        'load_from=svt_detector.pth',
+        'svt_detector.pth: the checkpoint is of',
+    ),
+    ('train', 'DETECTOR.py', 'load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
     *(
-        (tool, command, options, f'the model cannot be built: {complaint}')
+        (tool, command, options, f'cannot build the model: {complaint}')
         for tool, command in (
-            (train, 'DETECTOR.py'),
-            (test_tool, 'DETECTOR.py detector.pth'),
-            (infer, 'DETECTOR.py detector.pth nano.pth'),
+            ('train', 'DETECTOR.py'),
+            ('test', 'DETECTOR.py detector.pth'),
+            ('infer', 'DETECTOR.py detector.pth nano.pth'),
         )
         for options, complaint in (
             ('model.backbone.arch=pcpvt_smal', "unknown arch 'pcpvt_smal'; one of pcpvt_nano, "),
             (
                 'model.backbone.position=none model.backbone.peg.after=0',
-                "position='none' has no PEG, and peg=",
+                "peg={'after': 0} needs a position with a PEG",
             ),
         )
     ),
-    (train, 'DETECTOR.py', 'model.backbone.drop_path=0.1', 'the model cannot be built: '),
-    (train, 'DETECTOR.py', 'model.type=RetinNet', "the model cannot be built: 'RetinNet is not in"),
+    ('train', 'DETECTOR.py', 'model.backbone.drop_path=0.1', 'cannot build the model: '),
+    ('train', 'DETECTOR.py', 'model.type=RetinNet', "cannot build the model: 'RetinNet is not in"),
     (
-        train,
+        'train',
         'DETECTOR.py',
         'model.bbox_head.num_classes=80',
-        'model.bbox_head is for 80 classes and the train data have 10: set '
-        'model.bbox_head.num_classes=10, or the classes of the data',
+        'model.bbox_head has 80 classes but the train data have 10: set '
+        'model.bbox_head.num_classes=10, or change the classes of the data',
     ),
     (
-        train,
+        'train',
         'SEGMENTOR.py',
         'model.decode_head.num_classes=150',
-        'model.decode_head is for 150 classes and the train data have 11',
+        'model.decode_head has 150 classes but the train data have 11',
     ),
     (
-        train,
+        'train',
         'DETECTOR.py',
         'train_dataloader.dataset.metainfo.classes=zero',
-        "the classes of the train data are a string, 'zero'; a tuple of one is ('zero',)",
+        "the classes of the train data must be a tuple, not the string 'zero'; write ('zero',)",
     ),
     (
-        train,
+        'train',
         'DETECTOR.py',
         'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine',
-        'DATA/annotations/instances_train2017.json has no category a, b. It has zero, one, two',
+        'DATA/annotations/instances_train2017.json has no category a, b; it has zero, one, two',
     ),
     (
-        train,
+        'train',
         'DETECTOR.py',
         'train_dataloader.dataset.ann_file=REVERSED',
-        'REVERSED has its categories in another order than the classes of the train data',
+        'REVERSED lists its categories in another order than the classes of the train data',
     ),
-    (test_tool, 'DETECTOR.py classes.pth', 'randomness.seed=1', 'classes.pth is of another model'),
-    (infer, 'DETECTOR.py classes.pth nano.pth', 'randomness.seed=1', 'classes.pth is of another'),
+    ('test', 'DETECTOR.py classes.pth', 'randomness.seed=1', 'classes.pth is of another model'),
+    ('infer', 'DETECTOR.py classes.pth nano.pth', 'randomness.seed=1', 'classes.pth is of another'),
 ]
 
 
@@ -136,10 +143,9 @@ def test_mistakes(tool, command, options, complaint, files, sample_dataset, runn
         command, options, complaint = (
             text.replace(name, path) for text in (command, options, complaint)
         )
-    assert tool.main([*command.split(), '--cfg-options', *options.split()]) == 2
-    name = tool.__name__.removeprefix('tool_')
+    assert TOOLS[tool].main([*command.split(), '--cfg-options', *options.split()]) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith(f'{name}: {complaint}') and errors.count('\n') == 1
+    assert errors.startswith(f'{tool}: {complaint}') and errors.count('\n') == 1
     assert not runner
 
 
@@ -147,7 +153,7 @@ def test_mistakes(tool, command, options, complaint, files, sample_dataset, runn
 def test_load_from(load_from, files, runner, caplog):
     """A backbone alone, a detector with mmseg's backbone in it, one with other classes."""
     with pytest.raises(Began):
-        train.main([files['DETECTOR.py'], '--cfg-options', f'load_from={load_from}'])
+        TOOLS['train'].main([files['DETECTOR.py'], '--cfg-options', f'load_from={load_from}'])
     (began,) = runner
     model = began.model
     log = next(Path('work_dirs').rglob('*.log')).read_text()
@@ -156,15 +162,17 @@ def test_load_from(load_from, files, runner, caplog):
         for name, value in torch.load('nano.pth')['state_dict'].items():
             if name in model.backbone.state_dict():
                 assert torch.equal(value, model.backbone.state_dict()[name])
-        assert 'nano.pth is a backbone alone: it begins model.backbone' in log
+        assert 'nano.pth holds only a backbone: loading it into model.backbone' in log
         return
     began.load_or_resume()
     saved, state = torch.load(load_from)['state_dict'], model.state_dict()
     assert torch.equal(saved['neck.fpn_convs.0.conv.weight'], state['neck.fpn_convs.0.conv.weight'])
     bias = {'mmseg.pth': 'position_encodings.2.proj.bias'}.get(load_from, 'pos_block.2.proj.0.bias')
     assert torch.equal(saved[f'backbone.{bias}'], state['backbone.pos_block.2.proj.0.bias'])
-    anew = 'These begin anew: bbox_head.retina_cls.weight, bbox_head.retina_cls.bias'
-    assert (anew in log) == (load_from == 'classes.pth')
+    random = (
+        'These start from random weights: bbox_head.retina_cls.weight, bbox_head.retina_cls.bias'
+    )
+    assert (random in log) == (load_from == 'classes.pth')
 
 
 def test_categories_are_found_wherever_they_stand(tmp_path):

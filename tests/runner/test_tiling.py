@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cpvt_pyramid.runner import tiling
-from cpvt_pyramid.runner.tiling import Found, Grid, Journal, merged, ramps, spans
+from cpvt_pyramid.runner.tiling import Found, Journal, TileGrid, merged, ramps, spans
 
 
 @st.composite
@@ -56,7 +56,7 @@ def test_weights_fall_over_the_overlap_alone():
 
 @pytest.mark.parametrize('tile, overlap', [(100, 0), (64, 64), (64, 16), (0, 0), (64, -32)])
 def test_tiles_that_do_not_fit_the_strides(tile, overlap):
-    with pytest.raises(ValueError, match=f'tile {tile} and overlap {overlap}; both are multiples'):
+    with pytest.raises(ValueError, match=f'got tile={tile} and overlap={overlap}'):
         spans(500, tile, overlap)
 
 
@@ -87,7 +87,7 @@ def reader(image: Tensor) -> Callable[[int, int], Tensor]:
 def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_size, exact):
     height, tile, overlap = axis
     image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
-    grid = Grid((height, width), tile, overlap)
+    grid = TileGrid((height, width), tile, overlap)
     journal = Journal(tmp_path_factory.mktemp('run'), {})
     tiles = []
     options = {'batch_size': batch_size, 'exact': exact, 'progress': tiles.append}
@@ -104,7 +104,7 @@ def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_si
 def test_scores_are_blended_by_their_weights(tmp_path):
     """Against weights times scores, added up over the whole image."""
     image = torch.rand(3, 200, 330)
-    grid = Grid((200, 330), 96, 64)
+    grid = TileGrid((200, 330), 96, 64)
     rows, columns = ramps(grid.rows), ramps(grid.columns)
     expected = torch.zeros(2, 200, 330)
     calls = iter(range(len(grid)))
@@ -147,7 +147,7 @@ def run(folder, calls, batch_size):
         return x + x.mean((2, 3), keepdim=True)
 
     journal = tiling.Journal(folder, {'image': 'a'})
-    grid = tiling.Grid((500, 300), 96, 32)
+    grid = tiling.TileGrid((500, 300), 96, 32)
     read = lambda start, stop: image[:, start:stop]
     return tiling.segment(read, grid, predict, journal, batch_size=batch_size)
 
@@ -175,7 +175,7 @@ def test_a_killed_run_goes_on_to_the_same_labels(tmp_path):
 def test_a_run_about_something_else_is_not_gone_on_with(tmp_path):
     journal = Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.done(2)
-    with pytest.raises(ValueError, match='another run is at work in '):
+    with pytest.raises(ValueError, match='another run is using '):
         Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.lock.close()
     with pytest.raises(ValueError, match='an unfinished run with another checkpoint; finish'):
@@ -189,7 +189,7 @@ def test_a_full_disk_is_an_error_and_not_the_end(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, 'posix_fallocate', full)
     with pytest.raises(OSError, match='No space'):
-        grid = Grid((64, 64), 64, 0)
+        grid = TileGrid((64, 64), 64, 0)
         tiling.segment(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {}))
 
 
@@ -202,7 +202,7 @@ def found(*boxes: tuple[float, ...]) -> Found:
     return Found(table[:, :4], table[:, 4], table[:, 5].long())
 
 
-def as_tiles_see(things: Found, grid: Grid, visible: float = 4) -> list[Found]:
+def as_tiles_see(things: Found, grid: TileGrid, visible: float = 4) -> list[Found]:
     """A perfect detector: in each tile, the part of each thing, if it is large enough."""
     seen = []
     for top, bottom in grid.rows:
@@ -231,7 +231,7 @@ def test_things_apart_are_found_once_and_whole(seed, height, width):
             if box[2] - box[0] > 6 and box[3] - box[1] > 6:
                 boxes.append((*box, random(), 3 * random()))
     things = found(*boxes)
-    grid = Grid((height, width), 128, 64)
+    grid = TileGrid((height, width), 128, 64)
     result = merged(as_tiles_see(things, grid), grid)
     order = things.scores.argsort(descending=True)
     torch.testing.assert_close(result.boxes, things.boxes[order])
@@ -241,7 +241,7 @@ def test_things_apart_are_found_once_and_whole(seed, height, width):
 
 def test_a_thing_cut_by_a_tile_is_the_whole_one_of_its_neighbour():
     """Even if the cut one has the better score; of other classes, both stay."""
-    grid = Grid((128, 192), 128, 64)  # tiles from 0 to 128 and from 64 to 192
+    grid = TileGrid((128, 192), 128, 64)  # tiles from 0 to 128 and from 64 to 192
     left = found((90, 10, 128, 40, 0.9, 1), (70, 60, 100, 90, 0.5, 0), (10, 10, 30, 30, 0.3, 2))
     right = found((26, 10, 76, 40, 0.6, 1), (7, 61, 37, 91, 0.7, 0), (26, 10, 76, 40, 0.2, 2))
     result = merged([left, right], grid)
@@ -253,13 +253,13 @@ def test_a_thing_cut_by_a_tile_is_the_whole_one_of_its_neighbour():
 
 
 def test_boxes_of_one_tile_are_left_to_the_detector():
-    grid = Grid((64, 64), 64, 0)
+    grid = TileGrid((64, 64), 64, 0)
     twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))
     assert len(merged([twice], grid).scores) == 2
 
 
 def test_nothing_found():
-    result = merged([found(), found()], Grid((64, 96), 64, 32))
+    result = merged([found(), found()], TileGrid((64, 96), 64, 32))
     assert result.boxes.shape == (0, 4) and len(result.labels) == 0
 
 
@@ -267,7 +267,7 @@ def test_detection_in_tiles(tmp_path):
     """A detector of the one bright rectangle; a run that stops goes on."""
     image = torch.zeros(3, 300, 400, dtype=torch.uint8)
     image[:, 100:220, 50:330] = 255
-    grid = Grid((300, 400), 128, 64)
+    grid = TileGrid((300, 400), 128, 64)
     calls = []
 
     def predict(tiles: Tensor) -> list[Found]:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from support import ROOT
-from test_tools import DETECTOR, DIGITS, _afresh, _one_cpu, test, train  # noqa: F401 (fixtures)
+from support import ROOT, load_tool
 
-from cpvt_pyramid.runner import launch
+from cpvt_pyramid.runner import tool_runner
+from cpvt_pyramid.runner.configs import load_config
+
+train, test_tool = load_tool('train'), load_tool('test')
 
 ROWS = [
     re.findall(r'`(.*?)`', line)
@@ -20,13 +22,9 @@ ROWS = [
 EMA = next(options for _, options in ROWS if 'EMAHook' in options)
 
 
-@pytest.fixture(scope='module')
-def config(sample_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = DETECTOR.replace('{configs}', str(ROOT / 'configs/_base_'))
-    text = text.replace('{data}', str(sample_dataset)).replace('{classes}', repr(DIGITS))
-    path = tmp_path_factory.mktemp('configs') / 'detector.py'
-    path.write_text(text)
-    return path
+@pytest.fixture
+def config(configs: dict[str, Path]) -> Path:
+    return configs['detector']
 
 
 def train_with(config: Path, options: str, *arguments: str, work_dir: str = 'work') -> Path:
@@ -52,7 +50,7 @@ def test_there_are_options():
 @pytest.mark.parametrize('line, options', ROWS)
 def test_the_line_and_the_arguments_are_one(line, options, config, tmp_path):
     (tmp_path / 'mine.py').write_text(f"_base_ = '{config}'\n{line}\n")
-    by_arguments = launch.load_config(config, shlex.split(options))
+    by_arguments = load_config(config, shlex.split(options))
     assert Config.fromfile(tmp_path / 'mine.py')._cfg_dict == by_arguments._cfg_dict
 
 
@@ -77,15 +75,15 @@ def test_average_is_resumed_and_tested(config, monkeypatch):
     )
     tested = {}
 
-    class Spy(launch.QuietRunner):
+    class Spy(tool_runner.ToolRunner):
         def call_hook(self, name: str, **options: object) -> None:
             super().call_hook(name, **options)
             if name == 'before_test_iter':
                 tested.update(self.model.state_dict())
 
-    monkeypatch.setattr(launch, 'QuietRunner', Spy)
+    monkeypatch.setattr(tool_runner, 'ToolRunner', Spy)
     command = [str(config), 'whole/epoch_2.pth', '--cfg-options']
     for with_hook in ([], shlex.split(options)):
         tested.clear()
-        assert test.main(command + (with_hook or ['log_level=INFO'])) == 0
+        assert test_tool.main(command + (with_hook or ['log_level=INFO'])) == 0
         assert not [k for k, v in average.items() if not torch.equal(v, tested[k])]

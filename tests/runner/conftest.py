@@ -1,0 +1,38 @@
+"""Tests of the runner: on one thread of the CPU, each in an empty folder."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.logging import MessageHub, MMLogger
+from mmengine.registry import DefaultScope
+from mmengine.visualization import Visualizer
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Results of two processes are bit-identical only on a CPU and with the same number of threads;
+    one is the fastest for tiny models."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmengine.device.utils.DEVICE', 'cpu')
+        # Data workers of a training that was garbage collected are never told to end.
+        patch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.1)
+        # For child processes.
+        patch.setenv('CUDA_VISIBLE_DEVICES', '-1')
+        patch.setenv('OMP_NUM_THREADS', '1')
+        patch.setenv('PYTHON', sys.executable)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run each test in an empty folder, and clear mmengine's global state after it."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    for kept in (DefaultScope, MessageHub, MMLogger, Visualizer):
+        kept._instance_dict.clear()

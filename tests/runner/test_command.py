@@ -1,0 +1,128 @@
+"""Command lines from functions, and how they end."""
+
+import signal
+from collections.abc import Sequence
+from typing import Literal, Optional, Union
+
+import pytest
+
+from cpvt_pyramid.runner import files
+from cpvt_pyramid.runner.command import UserError, parser_of, run_command, run_tool
+
+
+@pytest.mark.parametrize(
+    'signum, said, status',
+    [(signal.SIGINT, 'interrupted', 130), (signal.SIGTERM, 'terminated', 143)],
+)
+def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, capsys, request):
+    # Background processes of a shell ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
+    def write() -> None:
+        with files.atomic_write(tmp_path / 'file') as partial:
+            partial.write_text('ha')
+            try:
+                signal.raise_signal(signum)
+            except:  # noqa: E722 as mmengine does while it formats a config
+                raise SyntaxError from None
+
+    assert run_tool('tool', write, {}, 'try again') == status
+    assert capsys.readouterr().err == f'tool: {said}; try again\n'
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_are_raised():
+    with pytest.raises(ZeroDivisionError):
+        run_tool('tool', lambda: 1 // 0, {}, 'try again')
+
+
+def measure(
+    image: str,
+    kinds: Sequence[Literal['a', 'b']],
+    size: tuple[int, int] = (512, 640),
+    resume: Union[bool, str] = False,
+    amp: bool = False,
+    scale: Optional[float] = None,
+    launcher: Literal['none', 'mpi'] = 'none',
+    *,
+    to_file: str,
+) -> None:
+    """Measure an image.
+
+    Args:
+        image: an image, 100%
+            of it.
+        kinds: what to measure.
+        size (H W): height and width.
+        resume (PATH): resume: from PATH, if given.
+        amp: mixed precision.
+        scale: factor.
+        launcher: starts the processes.
+        to_file (FILE): where to write to.
+
+    Returns:
+        Nothing: really.
+    """
+
+
+@pytest.mark.parametrize(
+    'line, options',
+    [
+        ('x.png a b --to-file y', {'image': 'x.png', 'kinds': ['a', 'b'], 'to_file': 'y'}),
+        ('x b --to-file y --size 3 4 --amp --scale 2', {'size': [3, 4], 'amp': True, 'scale': 2.0}),
+        ('x b --to-file y --resume --launcher mpi', {'resume': True, 'launcher': 'mpi'}),
+        ('x b --to-file y --resume p --local_rank=1', {'resume': 'p', 'local_rank': '1'}),
+    ],
+)
+def test_options_come_from_the_signature(line, options):
+    found = vars(parser_of(measure).parse_args(line.split()))
+    defaults = {
+        'size': (512, 640),
+        'resume': False,
+        'amp': False,
+        'scale': None,
+        'launcher': 'none',
+    }
+    assert found == {**found, **defaults, **options}
+
+
+@pytest.mark.parametrize(
+    'line, complaint',
+    [
+        ('x.png a', 'required: --to-file'),
+        ('x.png c --to-file y', "invalid choice: 'c'"),
+        ('x.png a --to-file y --size 3', 'argument --size: expected 2 arguments'),
+        ('x.png a --to-file y --size 3 b', "argument --size: invalid int value: 'b'"),
+    ],
+)
+def test_mistakes_in_options(line, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(measure, line.split())
+    assert ended.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_help_comes_from_the_docstrings(capsys):
+    with pytest.raises(SystemExit):
+        run_command(measure, ['--help'])
+    said = ' '.join(capsys.readouterr().out.split())
+    assert said.startswith('usage: test_command [-h] [--size H W] [--resume [PATH]] [--amp]')
+    assert '--to-file FILE' in said and 'Command lines from functions, and how they end.' in said
+    for text in (
+        'IMAGE an image, 100% of it',
+        'height and width (default: 512 640)',
+        '--resume [PATH] resume: from PATH, if given --amp mixed precision --scale SCALE factor',
+        'starts the processes (default: none)',
+    ):
+        assert text in said
+    assert 'local' not in said and 'really' not in said
+
+
+def test_an_error_of_the_user_is_one_line(capsys):
+    def fails() -> None:
+        raise UserError('no image at x')
+
+    assert run_tool('tool', fails, {}, '') == 2
+    assert capsys.readouterr().err == 'tool: no image at x\n'
+    assert run_tool('tool', lambda: 1, {}, '') == 1
+    assert run_tool('tool', lambda: None, {}, '') == 0

@@ -1,0 +1,83 @@
+"""The shell launchers, torchrun.py, and the time that --help takes."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, run
+
+TOOLS = ROOT / 'tools'
+
+FAKE = '#!/bin/sh\necho "$0" "$@"\n'
+
+
+def fake_program(name: str) -> Path:
+    """A program that says how it was called."""
+    path = Path('bin', name).absolute()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(FAKE)
+    path.chmod(0o755)
+    return path
+
+
+def test_slurm(configs):
+    path = f'{fake_program("srun").parent}:{os.environ["PATH"]}'
+    command = [TOOLS / 'slurm_train.sh', 'gpu', 'a job', configs['detector'], '--resume']
+    said = run(*command, PATH=path, PYTHON='py', GPUS='4', SRUN_ARGS='--time=9 --qos=high').stdout
+    assert said.split(maxsplit=1)[1].strip() == (
+        '--partition=gpu --job-name=a job --gres=gpu:4 --ntasks=4 --ntasks-per-node=4 '
+        '--cpus-per-task=5 --kill-on-bad-exit=1 --time=9 --qos=high '
+        f'py -u {TOOLS}/train.py {configs["detector"]} --launcher slurm --resume'
+    )
+
+
+def test_dist_test(configs):
+    config = configs['detector']
+    command = [TOOLS / 'dist_test.sh', config, 'weights.pth', '3', '--tta']
+    said = run(*command, PYTHON=str(fake_program('py'))).stdout
+    assert said.split(maxsplit=1)[1].strip() == (
+        f'{TOOLS}/torchrun.py 3 {TOOLS}/test.py {config} weights.pth --launcher pytorch --tta'
+    )
+
+
+@pytest.mark.parametrize(
+    'command, complaint',
+    [
+        (['dist_train.sh'], 'needs CONFIG and NPROC'),
+        (['dist_train.sh', 'nowhere.py', '2'], 'no config at nowhere.py'),
+        (['dist_train.sh', __file__, 'two'], 'NPROC must be a number of processes, got two'),
+        (['dist_test.sh', __file__, 'weights.pth'], 'needs CONFIG, CHECKPOINT and NPROC'),
+        (
+            ['dist_test.sh', __file__, 'weights.pth', '0'],
+            'NPROC must be a number of processes, got 0',
+        ),
+        (['slurm_train.sh', 'gpu', 'job', 'nowhere.py'], 'no config at nowhere.py'),
+        (['slurm_train.sh', 'gpu', 'job', __file__], 'srun not found'),
+    ],
+)
+def test_mistakes_with_the_shell_launchers(command, complaint):
+    ended = run(TOOLS / command[0], *command[1:])
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f'{command[0]}: {complaint}') and ended.stderr.count('\n') == 1
+
+
+def test_torchrun_passes_the_exit_status_on():
+    Path('fails.py').write_text('import sys; sys.exit(2)')
+    ended = run(sys.executable, TOOLS / 'torchrun.py', '2', 'fails.py')
+    assert (ended.returncode, ended.stderr) == (2, '')
+
+
+@pytest.mark.parametrize('tool', ['train.py', 'test.py', 'infer.py'])
+def test_help_is_quick(tool):
+    ended = run(sys.executable, '-X', 'importtime', TOOLS / tool, '--help')
+    assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool[:-3]} ')
+    imported = set(re.findall(r'(\w+)\S*$', ended.stderr, re.M))
+    assert 'argparse' in imported and not imported & {'torch', 'mmengine', 'numpy'}
+
+
+@pytest.mark.parametrize('tool', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh'])
+def test_help_of_the_shell_launchers(tool):
+    ended = run(TOOLS / tool, '--help')
+    assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool} ')

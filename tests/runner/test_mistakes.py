@@ -1,0 +1,154 @@
+"""Errors of the user: one line, and exit status 2."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+from support import ROOT, load_tool
+
+from cpvt_pyramid.runner.checks import check_data
+from cpvt_pyramid.runner.command import UserError
+
+TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
+
+
+@pytest.fixture
+def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
+    """Fills in the names of files, some of which are as they should be and some are not."""
+    Path('syntax.py').write_text('model = dict(\n')
+    Path('part.py').write_text('data_root = "/"\n')
+    Path('empty').mkdir()
+    names = {}
+    for name, (config, checkpoint) in untrained.items():
+        names |= {f'{name.upper()}.py': config, f'{name.upper()}.pth': checkpoint}
+        names['USED'] = str(Path(checkpoint).parent)
+    Path('torn.pth').write_bytes(Path(names['DETECTOR.pth']).read_bytes()[:100_000])
+    training = {'meta': {'seed': 3}, 'optimizer': {}}
+    torch.save(torch.load(names['SEGMENTOR.pth']) | training, 'training.pth')
+
+    def fill_in(text: str) -> str:
+        for name, path in names.items():
+            text = text.replace(name, path)
+        return text
+
+    return fill_in
+
+
+@pytest.mark.parametrize(
+    'tool, command, complaint',
+    [
+        ('train', 'nowhere.py', 'no config at nowhere.py'),
+        ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
+        ('train', 'part.py', 'part.py has no model'),
+        (
+            'train',
+            'DETECTOR.py --cfg-options default_scope=mmrotate',
+            'DETECTOR.py must set default_scope to mmdet or mmseg',
+        ),
+        ('train', 'DETECTOR.py --cfg-options load_from=x.pth', 'no checkpoint at x.pth'),
+        (
+            'train',
+            'DETECTOR.py --cfg-options model.backbone.init_cfg.type=Pretrained '
+            'model.backbone.init_cfg.checkpoint=x.pth',
+            'no checkpoint at x.pth',
+        ),
+        (
+            'train',
+            'DETECTOR.py --launcher pytorch',
+            '--launcher pytorch is for processes started by',
+        ),
+        ('train', 'DETECTOR.py --cfg-options a', "--cfg-options takes key=value, not 'a'"),
+        (
+            'train',
+            'DETECTOR.py --cfg-options trian_cfg.max_epochs=1',
+            "--cfg-options trian_cfg.max_epochs: no config has a key 'trian_cfg'; did you mean "
+            "'train_cfg'?",
+        ),
+        (
+            'train',
+            'DETECTOR.py --cfg-options train_dataloader.dataset.data_root=x',
+            'no train data at',
+        ),
+        ('train', 'DETECTOR.py --cfg-options val_evaluator.ann_file=x', 'no annotations at '),
+        ('train', 'DETECTOR.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
+        ('train', 'DETECTOR.py --work-dir USED', 'USED already has checkpoints of a training'),
+        ('train', 'DETECTOR.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
+        ('train', 'DETECTOR.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
+        ('train', 'DETECTOR.py --resume training.pth', 'training.pth is of another model'),
+        (
+            'train',
+            'DETECTOR.py --auto-scale-lr --cfg-options auto_scale_lr.base_batch_size=0',
+            '--auto-scale-lr needs auto_scale_lr.base_batch_size in the config',
+        ),
+        (
+            'train',
+            'DETECTOR.py --amp --cfg-options optim_wrapper.type=ApexOptimWrapper',
+            '--amp needs an OptimWrapper in the config, got ApexOptimWrapper',
+        ),
+        ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
+        ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),
+        ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth is of another model'),
+        (
+            'test',
+            'DETECTOR.py DETECTOR.pth --out all.json',
+            '--out must end in .pkl or .pickle, got all.json',
+        ),
+        ('infer', 'DETECTOR.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
+        ('infer', 'DETECTOR.py DETECTOR.pth nowhere.jpg', 'no image or folder at nowhere.jpg'),
+        ('infer', 'DETECTOR.py DETECTOR.pth empty', 'no images or videos in the folder empty'),
+        ('infer', 'DETECTOR.py DETECTOR.pth *.jpg', 'no files match *.jpg'),
+        (
+            'infer',
+            'DETECTOR.py DETECTOR.pth empty --batch-size 0',
+            '--batch-size must be at least 1, got 0',
+        ),
+        ('infer', 'DETECTOR.py DETECTOR.pth empty --memory 1G', '--memory needs --tile'),
+        (
+            'infer',
+            'DETECTOR.py DETECTOR.pth empty --tile 100',
+            'tile and overlap must be multiples of 32',
+        ),
+        (
+            'infer',
+            'DETECTOR.py DETECTOR.pth empty --tile 64 --memory much',
+            "--memory must be a size such as 2GiB, got 'much'",
+        ),
+        ('infer', 'DETECTOR.py DETECTOR.pth syntax.py --device gpu', 'no device gpu: '),
+        ('infer', 'SEGMENTOR.py DETECTOR.pth syntax.py', 'DETECTOR.pth is of another model'),
+    ],
+)
+def test_mistakes(tool, command, complaint, mistaken, capsys):
+    assert TOOLS[tool].main(mistaken(command).split()) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f'{tool}: {mistaken(complaint)}') and errors.count('\n') == 1
+
+
+def test_missing_data_names_the_path_and_the_layout(monkeypatch, capsys):
+    config = ROOT / 'configs/retinanet_cpvt_s.py'
+    monkeypatch.setenv('COCO_ROOT', '/nowhere/data/coco')
+    assert TOOLS['train'].main([str(config)]) == 2
+    assert capsys.readouterr().err == (
+        'train: no train data at /nowhere/data/coco/annotations/instances_train2017.json. '
+        'Expected in /nowhere/data/coco: annotations/instances_train2017.json, train2017/, '
+        'annotations/instances_val2017.json, val2017/. '
+        'If it is elsewhere: COCO_ROOT=/path/to/coco\n'
+    )
+    assert not Path('work_dirs').exists()
+
+
+def test_data_sets_are_found_inside_their_wrappers(tmp_path):
+    def there(name: str) -> ConfigDict:
+        return ConfigDict(type='X', data_root=str(tmp_path), data_prefix=ConfigDict(img=name))
+
+    (tmp_path / 'a').mkdir()
+    wrapped = ConfigDict(
+        type='RepeatDataset', dataset=dict(type='ConcatDataset', datasets=[there('a'), there('b')])
+    )
+    cfg = Config({'train_dataloader': {'dataset': wrapped}})
+    with pytest.raises(UserError, match=f'no train data at {tmp_path}/b. Expected'):
+        check_data(cfg, 'train')
+    check_data(cfg, 'val')
+    (tmp_path / 'b').mkdir()
+    check_data(cfg, 'train')

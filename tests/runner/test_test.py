@@ -1,0 +1,58 @@
+"""test.py: evaluation, with and without test-time augmentation."""
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support import load_tool
+from tiny_mm import DIGITS
+
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.prediction import dataset_meta
+
+test_tool = load_tool('test')
+
+
+@pytest.mark.parametrize('tta', [(), ('--tta',)])
+def test_evaluation_of_a_detector(untrained, tta, capsys):
+    shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
+    assert test_tool.main([*untrained['detector'], *shown, *tta]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r'Average Precision.*\n(.*\n)*coco/bbox_mAP_50 +[\d.e-]+\n', table)
+    found = pickle.loads(Path('found/all.pkl').read_bytes())
+    assert len(found) == 4 and all(len(sample['pred_instances']['bboxes']) for sample in found)
+    assert len(list(Path('shown').glob('*.png'))) == 4
+    assert list(Path('work_dirs/detector/test').glob('*/*.json'))
+
+
+@pytest.mark.parametrize('tta', [(), ('--tta',)])
+def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
+    shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
+    assert test_tool.main([*untrained['segmentor'], *shown, *tta]) == 0
+    assert re.search(r'\nmIoU +[\d.]+\n', capsys.readouterr().out)
+    found = pickle.loads(Path('found/all.pkl').read_bytes())
+    assert len(found) == 4 and not any('seg_logits' in sample for sample in found)
+    for sample in found:
+        with Image.open(sample['img_path']) as image:
+            assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
+    assert len(list(Path('shown').glob('*.png'))) == 4
+
+
+def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped():
+    resize = {'type': 'Resize', 'scale': (200, 100), 'keep_ratio': True}
+    pack = {'type': 'PackDetInputs', 'meta_keys': ('img_id',)}
+    first, many = test_tool.augmented([{'type': 'LoadImageFromFile'}, resize, pack])
+    assert first == {'type': 'LoadImageFromFile'}
+    assert many['transforms'] == [
+        [resize | {'scale': scale} for scale in ((150, 75), (200, 100), (250, 125))],
+        [{'type': 'RandomFlip', 'prob': 0.0}, {'type': 'RandomFlip', 'prob': 1.0}],
+        [{'type': 'PackDetInputs'}],
+    ]
+
+
+def test_classes_come_from_the_config_where_the_checkpoint_has_none(configs):
+    cfg = load_config(configs['detector'])
+    assert dataset_meta(cfg, {'meta': {'dataset_meta': {'CLASSES': ('x',)}}})['classes'] == ('x',)
+    assert tuple(dataset_meta(cfg, {})['classes']) == DIGITS

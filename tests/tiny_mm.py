@@ -1,0 +1,85 @@
+"""A tiny detector and a tiny segmentor in mm, as config files, for the sample data set."""
+
+from pathlib import Path
+
+from support import ROOT
+
+DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+
+# All images have 96 x 96 pixels, so that no batch is padded.
+DETECTOR = """
+_base_ = [
+    '{configs}/models/retinanet.py', '{configs}/datasets/coco_detection.py',
+    '{configs}/schedules/detection_1x.py', '{configs}/runtime_detection.py']
+model = dict(
+    backbone=dict(arch='pcpvt_nano', drop_path_rate=0.3),
+    neck=dict(in_channels=[32, 64, 128, 192], out_channels=16),
+    bbox_head=dict(num_classes=10, in_channels=16, feat_channels=16, stacked_convs=1),
+    test_cfg=dict(score_thr=0.001))
+load, resize, pack = (
+    [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True)],
+    [dict(type='Resize', scale=(96, 96), keep_ratio=False)],
+    [dict(type='PackDetInputs')])
+common = dict(
+    serialize_data=False, data_root='{data}/coco', metainfo=dict(classes={classes}))
+train_dataloader = dict(
+    num_workers=0, persistent_workers=False, batch_sampler=None,
+    dataset=dict(
+        **common, pipeline=load + resize + [dict(type='RandomFlip', prob=0.5)] + pack))
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(**common, pipeline=load[:1] + resize + load[1:] + pack))
+test_dataloader = val_dataloader
+val_evaluator = dict(ann_file='{data}/coco/annotations/instances_val2017.json')
+test_evaluator = val_evaluator
+train_cfg = dict(max_epochs=3, val_interval=100)
+param_scheduler = [dict(type='MultiStepLR', milestones=[2])]
+optim_wrapper = dict(optimizer=dict(lr=1e-3))
+default_hooks = dict(logger=dict(interval=1))
+tta_pipeline = None
+randomness = dict(seed=3)
+"""
+SEGMENTOR = """
+_base_ = [
+    '{configs}/models/semantic_fpn.py', '{configs}/datasets/ade20k.py',
+    '{configs}/schedules/segmentation_80k.py', '{configs}/runtime_segmentation.py']
+model = dict(
+    data_preprocessor=dict(size=(64, 64)),
+    backbone=dict(arch='pcpvt_nano', drop_path_rate=0.3),
+    neck=dict(in_channels=[32, 64, 128, 192], out_channels=16),
+    decode_head=dict(in_channels=[16, 16, 16, 16], channels=16, num_classes=11))
+load = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', reduce_zero_label=True)]
+resize = [dict(type='Resize', scale=(96, 96), keep_ratio=True)]
+augment = [
+    dict(type='RandomCrop', crop_size=(64, 64)), dict(type='RandomFlip', prob=0.5),
+    dict(type='PhotoMetricDistortion')]
+pack = [dict(type='PackSegInputs')]
+common = dict(
+    type='BaseSegDataset', reduce_zero_label=True, serialize_data=False,
+    data_root='{data}/ade/ADEChallengeData2016',
+    metainfo=dict(classes=('background',) + {classes}))
+train_dataloader = dict(
+    num_workers=0, persistent_workers=False, batch_size=2,
+    dataset=dict(**common, pipeline=load + resize + augment + pack))
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(**common, pipeline=load[:1] + resize + load[1:] + pack))
+test_dataloader = val_dataloader
+train_cfg = dict(max_iters=12, val_interval=100)
+param_scheduler = [dict(type='PolyLR', power=0.9, by_epoch=False, end=12)]
+optim_wrapper = dict(optimizer=dict(lr=1e-3))
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=5))
+tta_pipeline = None
+randomness = dict(seed=3)
+"""
+
+
+def write_configs(folder: Path, data: Path) -> dict[str, Path]:
+    """Write detector.py and segmentor.py for a sample data set; returns their paths by name."""
+    paths = {}
+    for name, text in (('detector', DETECTOR), ('segmentor', SEGMENTOR)):
+        text = text.replace('{configs}', str(ROOT / 'configs/_base_'))
+        text = text.replace('{data}', str(data)).replace('{classes}', repr(DIGITS))
+        paths[name] = folder / f'{name}.py'
+        paths[name].write_text(text)
+    return paths

@@ -1,0 +1,84 @@
+"""Which version of an operation runs, and how a user selects the plain ones."""
+
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from reference import TINY_SVT, randomize, same_maps
+
+from cpvt_pyramid import CPVTPyramid, ops
+from cpvt_pyramid.ops import dispatch
+
+OURS = ('_LinearBackward', '_MLPBackward', '_PatchConvBackward', '_AttentionBackward')
+
+
+def nodes_of(loss: torch.Tensor) -> set[str]:
+    """The names of the functions in a graph of autograd."""
+    names, queue = set(), [loss.grad_fn]
+    seen = set()
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            names.add(node.name())
+            queue += [parent for parent, _ in node.next_functions]
+    return names
+
+
+def step(model: CPVTPyramid) -> tuple[set[str], set[str]]:
+    """Functions of ours in the graph of a training step, and operators of oneDNN in inference."""
+    image = torch.randn(1, 3, 64, 64)
+    names = nodes_of(sum(x.sum() for x in model(image)))
+    with torch.no_grad(), torch.profiler.profile() as profiler:
+        model(image)
+    private = {e.key for e in profiler.key_averages() if e.key.startswith('mkldnn::')}
+    return {n for n in names if n.startswith(OURS)}, private
+
+
+@pytest.mark.parametrize('arch', ['pcpvt_nano', TINY_SVT], ids=['pcpvt', 'svt'])
+def test_plain_is_pytorchs_public_functions(arch):
+    model = CPVTPyramid(arch)
+    assert all(step(model))
+    with ops.plain():
+        assert step(model) == (set(), set())
+        with ops.plain(False):
+            assert all(step(model))
+        assert ops.dispatch.plain_selected()
+    assert all(step(model))
+    with pytest.raises(RuntimeError, match='mine'), ops.plain():
+        raise RuntimeError('mine')
+    assert all(step(model))
+
+
+@pytest.mark.parametrize('value, expected', [('1', True), ('0', False)])
+def test_the_environment_selects_plain(value, expected):
+    env = os.environ | {'CPVT_PLAIN_OPS': value}
+    code = 'from cpvt_pyramid.ops import dispatch; print(dispatch.plain_selected())'
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == str(expected), done.stderr
+
+
+def test_without_the_private_operator():
+    """As in a PyTorch that does not have it, or was built without oneDNN."""
+    model = randomize(CPVTPyramid('pcpvt_nano'))
+    image = torch.randn(1, 3, 64, 64)
+    maps = model(image)
+    with mock.patch.object(dispatch, 'HAS_ONEDNN_LINEAR', False):
+        _, private = step(model)
+        assert not private
+        same_maps(model(image), maps)
+
+
+def test_plain_holds_in_the_recomputation_of_a_checkpoint():
+    """The backward pass may run outside of the context."""
+    grads = []
+    for _ in range(2):
+        model = randomize(CPVTPyramid('pcpvt_nano', with_cp=True))
+        with ops.plain():
+            loss = sum(x.square().sum() for x in model(torch.ones(1, 3, 64, 64)))
+        loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads))

@@ -123,7 +123,7 @@ def mm_package(name: str) -> Finding | None:
     """mmengine, mmcv, mmdet or mmseg: which distribution of it, if any."""
     found = installed((FORK[name], *ORIGINAL[name]))
     if found:
-        return Finding(name, 'ok', described(found))
+        return Finding(name, 'ok', versions_text(found))
     if present(name):
         return Finding(name, 'warn', 'found on the path, but not installed as a distribution')
     if not any_mm():
@@ -215,7 +215,7 @@ def opencv() -> Finding | None:
     import numpy
 
     cv2.resize(numpy.zeros((4, 4, 3), numpy.uint8), (2, 2))
-    detail = f'{described(found)}, NumPy {numpy.__version__}'
+    detail = f'{versions_text(found)}, NumPy {numpy.__version__}'
     if len(set(found.values())) > 1:
         return Finding('OpenCV', 'warn', f'{detail}: written over each other', opencv_command())
     return Finding('OpenCV', 'ok', detail)
@@ -432,7 +432,7 @@ def any_mm() -> bool:
     return any(present(name) for name in FORK)
 
 
-def described(found: dict[str, str]) -> str:
+def versions_text(found: dict[str, str]) -> str:
     return ', '.join(f'{name} {version}' for name, version in found.items())
 
 

@@ -62,9 +62,9 @@ def one_cycles_by_group(
     or `--auto-scale-lr` made of its learning rate. Here `eta_max` is the peak of a group with the
     optimizer's own `lr`, and the others keep their ratio to it. A list for `eta_max` is kept.
     """
-    optimizer = optim_wrapper.optimizer
-    base = optimizer.defaults['lr']
-    ratios = [group['lr'] / base if base else 1.0 for group in optimizer.param_groups]
+    base = optim_wrapper.optimizer.defaults['lr']
+    # The wrapper's groups: with several, it has one more than the optimizer, for the log.
+    ratios = [group['lr'] / base if base else 1.0 for group in optim_wrapper.param_groups]
     result = []
     for config in schedulers if isinstance(schedulers, list) else [schedulers]:
         peak = config.get('eta_max') if isinstance(config, dict) else None

@@ -1,14 +1,11 @@
-"""tools/benchmarks/batch_drift.py: that it finds no drift where there is none, and finds what there is."""
-
 import json
 
 import numpy as np
 import pytest
 from PIL import Image
-from support import ROOT
-from test_tools import load_tool
+from support import ROOT, load_tool
 
-batch_drift = load_tool('batch_drift')
+batch_drift = load_tool('benchmarks/batch_drift')
 RETINANET, SEMANTIC_FPN = (
     str(ROOT / f'configs/demo/{name}_cpvt_nano.py') for name in ('retinanet', 'semantic_fpn')
 )
@@ -29,7 +26,7 @@ def images(tmp_path_factory):
 def measured(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp('drift')
     status = batch_drift.main([
-        *images, '--archs', 'pcpvt_nano', 'svt_small', 'pvt_tiny',
+        '--images', *images, '--archs', 'pcpvt_nano', 'svt_small', 'pvt_tiny',
         '--models', RETINANET, SEMANTIC_FPN,
         '--out', str(folder / 'drift.png'), '--json', str(folder / 'drift.json'),
     ])  # fmt: skip
@@ -56,16 +53,13 @@ def test_features(measured):
 
 
 def test_models(measured):
-    rows = {(row['config'], row['closed']): row for row in measured[1]['models']}
-    blind, backbone, all_of_it = (
-        rows['retinanet_cpvt_nano', closed]
-        for closed in ('nothing', 'backbone', 'backbone, neck, head')
-    )
-    assert blind['score'] > 1e-3 and backbone['score'] > 1e-4
-    assert all_of_it['boxes'] == 100 and not all_of_it['vanish'] and not all_of_it['appear']
-    assert all_of_it['score'] < 1e-5 and all_of_it['pixels'] < 1e-2
-    shares = [row['relabelled'] for (name, _), row in rows.items() if 'semantic' in name]
-    assert shares[0] > shares[1] > shares[2]
+    rows = {(row['config'], row['valid_region']): row for row in measured[1]['models']}
+    assert rows['retinanet_cpvt_nano', False]['score'] > 1e-3
+    masked = rows['retinanet_cpvt_nano', True]
+    assert masked['boxes'] == 100 and not masked['vanish'] and not masked['appear']
+    assert masked['score'] < 1e-5 and masked['pixels'] < 1e-2
+    assert rows['semantic_fpn_cpvt_nano', False]['relabelled'] > 1e-2
+    assert rows['semantic_fpn_cpvt_nano', True]['relabelled'] == 0
 
 
 def test_picture(measured):
@@ -80,13 +74,13 @@ def test_picture(measured):
     'arguments, complaint',
     [
         (['--archs', 'resnet'], "unknown arch 'resnet'"),
-        (['one.png'], '1 images; give two'),
-        (['one.png', 'two.png'], 'cannot read'),
-        (['{large}', '{small}'], 'is not larger than'),
+        (['--images', 'one.png'], '--images must be two files, the second image larger; got 1'),
+        (['--images', 'one.png', 'two.png'], 'cannot read'),
+        (['--images', '{large}', '{small}'], 'must be larger than'),
         (['--weights', 'vit=x.pth'], 'ARCH=FILE'),
         (['--archs', 'pcpvt_nano', '--weights', 'pcpvt_nano=x.pth'], 'no checkpoint at x.pth'),
-        (['--out', 'drift.txt'], 'the picture is a .png'),
-        (['--json', '{small}'], 'is there already'),
+        (['--out', 'drift.txt'], '--out must end in .png'),
+        (['--json', '{small}'], 'already exists'),
         (['--archs', 'pcpvt_nano', '--models', 'no.py'], 'no config at no.py'),
     ],
 )

@@ -1,5 +1,3 @@
-"""convert_weights.py, with files made from the models of other packages."""
-
 import itertools
 import os
 import re
@@ -34,13 +32,17 @@ def read(path: Path) -> dict:
     return load_file(path) if path.suffix == '.safetensors' else torch.load(path)
 
 
+def convert(*arguments: object, **options: object) -> Path:
+    return tool.convert(*arguments, **options)[0]
+
+
 def assert_same(a: dict, b: dict) -> None:
     assert a.keys() == b.keys()
     for name, value in a.items():
         assert value.dtype == b[name].dtype and torch.equal(value, b[name]), name
 
 
-# Of each format a model of the package that names it, which loads what we write strictly
+# For each format, a model of that package, which loads converted weights strictly
 MODELS = {
     'timm': of_timm,
     'mmseg': of_mmseg,
@@ -51,11 +53,11 @@ MODELS = {
 @pytest.mark.parametrize('first, second', itertools.permutations(MODELS, 2))
 def test_there_and_back(first, second):
     theirs = MODELS[first]('pcpvt_nano').state_dict()
-    there = tool.convert_weights(save(theirs), second, 'there')
-    assert_same(read(tool.convert_weights(there, first, 'back')), theirs)
+    there = convert(save(theirs), second, 'there')
+    assert_same(read(convert(there, first, 'back')), theirs)
 
     if second == 'mmseg' or first == 'mmseg':  # no classifier
-        there = tool.convert_weights('a.pth', second, 'there', backbone_only=True)
+        there = convert('a.pth', second, 'there', backbone_only=True)
     model = MODELS[second]('pcpvt_nano')
     missing, unknown = model.load_state_dict(read(there), strict=False)
     assert not unknown
@@ -66,25 +68,25 @@ def test_there_and_back(first, second):
 @pytest.mark.parametrize('to', ['mmpretrain', 'official'])
 def test_svt(to):
     theirs = of_mmseg('svt_small').state_dict()  # with stage norms
-    there = tool.convert_weights(save(theirs), to)
-    assert_same(read(tool.convert_weights(there, 'mmseg', 'back')), theirs)
+    there = convert(save(theirs), to)
+    assert_same(read(convert(there, 'mmseg', 'back')), theirs)
 
 
 def test_pvt():
     theirs = of_mmdet('pvt_tiny').state_dict()
-    there = tool.convert_weights(save(theirs), 'official', safetensors=True)
+    there = convert(save(theirs), 'official', safetensors=True)
     assert 'pos_embed4' in read(there)
-    back = read(tool.convert_weights(there, 'mmdet'))
+    back = read(convert(there, 'mmdet'))
     assert_same(back, theirs)
     of_mmdet('pvt_tiny').load_state_dict(back)
 
 
 def test_deit():
     theirs = timm.create_model('vit_tiny_patch16_224', num_classes=5).state_dict()
-    there = tool.convert_weights(save(theirs), 'mmpretrain_vit')
+    there = convert(save(theirs), 'mmpretrain_vit')
     assert 'backbone.layers.0.ln1.weight' in read(there)
-    assert_same(read(tool.convert_weights(there, 'timm')), theirs)
-    tool.convert_weights('a.pth', 'mmpretrain_vit', backbone_only=True)
+    assert_same(read(convert(there, 'timm')), theirs)
+    convert('a.pth', 'mmpretrain_vit', backbone_only=True)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +94,14 @@ def test_deit():
 )
 def test_half_precision_is_kept(dtype, safetensors):
     theirs = {k: v.to(dtype) for k, v in of_timm('pcpvt_nano').state_dict().items()}
-    there = tool.convert_weights(save(theirs), 'mmseg', safetensors=safetensors)
-    assert_same(read(tool.convert_weights(there, 'timm')), theirs)
+    there = convert(save(theirs), 'mmseg', safetensors=safetensors)
+    assert_same(read(convert(there, 'timm')), theirs)
 
 
 def test_of_a_detector_the_backbone():
     backbone = of_timm('pcpvt_nano').state_dict()
     detector = {f'backbone.{k}': v for k, v in backbone.items()} | {'neck.weight': torch.ones(2)}
-    there = tool.convert_weights(save({'state_dict': detector, 'meta': {'epoch': 1}}), 'timm')
+    there = convert(save({'state_dict': detector, 'meta': {'epoch': 1}}), 'timm')
     assert_same(read(there), backbone)
 
 
@@ -112,7 +114,7 @@ def test_names_by_content_and_never_overwrites(capsys):
     assert capsys.readouterr().out == f'wrote {path}\n'
     before = path.stat().st_mtime_ns
     assert tool.main(command) == 0
-    assert capsys.readouterr().out == f'{path} is there already\n'
+    assert capsys.readouterr().out == f'{path} already exists with this content\n'
     assert path.stat().st_mtime_ns == before
     path.write_bytes(b'other')
     assert tool.main(command) == 2
@@ -133,8 +135,8 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
     save(of_timm('pcpvt_nano').state_dict())
     for broken in (loses_a_tensor, swaps_two):
         monkeypatch.setattr(weights, 'to_format', broken)
-        with pytest.raises(ValueError, match='the conversion does not keep'):
-            tool.convert_weights('a.pth', 'mmseg', 'out')
+        with pytest.raises(ValueError, match='the conversion changes'):
+            convert('a.pth', 'mmseg', 'out')
         assert not os.listdir('out')
 
 
@@ -146,7 +148,7 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
         (lambda: Path('a.pth').write_text('hello'), 'mmseg', 'a.pth is not a whole checkpoint'),
         (lambda: save({'a': os.system}), 'mmseg', 'a.pth holds more than tensors: posix.system'),
         (lambda: save(nn.Linear(2, 2)), 'mmseg', 'a.pth holds more than tensors: torch.nn'),
-        (lambda: save({'a': torch.ones(2)}), 'mmseg', 'no model of a known name has these tensors'),
+        (lambda: save({'a': torch.ones(2)}), 'mmseg', 'no known architecture has these tensors'),
         (
             lambda: save(of_timm('pcpvt_nano').state_dict()),
             'pvt',

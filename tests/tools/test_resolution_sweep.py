@@ -1,5 +1,3 @@
-"""tools/benchmarks/resolution_sweep.py, on a detector and a segmentor that are tiny and four images."""
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,38 +6,20 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
-from mmengine.registry import MODELS, DefaultScope, init_default_scope
+from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
 from PIL import Image
-from support import ROOT
-from test_tools import DETECTOR, DIGITS, SEGMENTOR, load_tool
+from support import load_tool
 
-from cpvt_pyramid.runner import launch
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.models import fetch_checkpoint
 
-sweep = load_tool('resolution_sweep')
-
-
-@pytest.fixture(scope='module')
-def untrained(sample_dataset: Path, tmp_path_factory) -> dict[str, list[str]]:
-    """A config and a checkpoint of each kind of model."""
-    folder = tmp_path_factory.mktemp('untrained')
-    pairs = {}
-    for name, text in (('detector', DETECTOR), ('segmentor', SEGMENTOR)):
-        text = text.replace('{configs}', str(ROOT / 'configs/_base_'))
-        text = text.replace('{data}', str(sample_dataset)).replace('{classes}', repr(DIGITS))
-        config = folder / f'{name}.py'
-        config.write_text(text)
-        cfg = Config.fromfile(config)
-        init_default_scope(cfg.default_scope)
-        torch.manual_seed(0)
-        torch.save({'state_dict': MODELS.build(cfg.model).state_dict()}, folder / f'{name}.pth')
-        pairs[name] = [str(config), str(folder / f'{name}.pth')]
-    return pairs
+sweep = load_tool('benchmarks/resolution_sweep')
 
 
 @pytest.fixture(autouse=True)
-def _afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In an empty folder, on the CPU, and without what mmengine keeps of runs before."""
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, on the CPU, and without mmengine's global state."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('mmengine.device.utils.DEVICE', 'cpu')
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
@@ -59,7 +39,7 @@ def test_a_sweep(name, metric, untrained, capsys, monkeypatch):
     monkeypatch.setattr(
         sweep, 'evaluate', lambda cfg, *rest: seen.append(cfg) or evaluate(cfg, *rest)
     )
-    evaluate = load_tool('resolution_sweep').evaluate
+    evaluate = load_tool('benchmarks/resolution_sweep').evaluate
     assert sweep.main([*untrained[name], '--sizes', '96', '64', '--limit', '2']) == 0
     assert [cfg.test_dataloader.dataset.pipeline[1].scale for cfg in seen] == [(64, 64), (96, 96)]
     rows = results(f'work_dirs/{name}/resolution_sweep')
@@ -74,8 +54,8 @@ def test_a_sweep(name, metric, untrained, capsys, monkeypatch):
         assert picture.convert('L').getextrema()[0] < 100
 
 
-def test_goes_on_from_what_is_done(untrained, monkeypatch):
-    """Interrupted at the second size, only that is run. Another checkpoint is another sweep."""
+def test_continues_an_interrupted_sweep(untrained, monkeypatch):
+    """Only the missing size is evaluated. Another checkpoint is another sweep."""
     seen = []
 
     def evaluate(cfg: Config, weights: dict, checkpoint: str) -> dict:
@@ -109,8 +89,8 @@ def test_the_ratio_of_the_scale_is_kept(scale, expected):
 
 
 def test_images_beyond_the_limit_are_not_missed(untrained):
-    """A perfect detector has an AP of 1 on the images that it was shown."""
-    cfg = launch.load_config(untrained['detector'][0])
+    """A perfect detector has an AP of 1 on the images that it has seen."""
+    cfg = load_config(untrained['detector'][0])
     cfg.test_dataloader.dataset.indices = 2
     cfg.work_dir = 'work'
     truth = {}
@@ -126,7 +106,7 @@ def test_images_beyond_the_limit_are_not_missed(untrained):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('mmdet.models.RetinaNet.test_step', perfect)
-        weights = launch.read_checkpoint(untrained['detector'][1])
+        weights = fetch_checkpoint(untrained['detector'][1])
         row = sweep.evaluate(cfg, weights, untrained['detector'][1])
     assert len(truth) == row['images'] == 2
     assert row['metrics']['coco/bbox_mAP_50'] == 1
@@ -135,9 +115,12 @@ def test_images_beyond_the_limit_are_not_missed(untrained):
 @pytest.mark.parametrize(
     'arguments, complaint',
     [
-        (['--sizes', '0', '64'], 'take numbers from 1'),
-        (['--sizes', '64', '--limit', '0'], 'take numbers from 1'),
-        (['--sizes', '64', '--cfg-options', 'test_dataloader.dataset.pipeline=[]'], 'no Resize'),
+        (['--sizes', '0', '64'], 'must be at least 1'),
+        (['--sizes', '64', '--limit', '0'], 'must be at least 1'),
+        (
+            ['--sizes', '64', '--cfg-options', 'test_dataloader.dataset.pipeline=[]'],
+            'exactly one Resize',
+        ),
         (['--sizes', '64', '--cfg-options', 'test_dataloader.dataset.ann_file=no'], 'no test data'),
     ],
 )
@@ -148,10 +131,10 @@ def test_mistakes(arguments, complaint, untrained, capsys):
     assert error.count('\n') == 1
 
 
-def test_a_torn_cache_is_named(untrained, tmp_path, capsys, monkeypatch):
+def test_a_damaged_file_of_results_is_reported(untrained, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sweep, 'identity', lambda *_: 'same')
     (tmp_path / 'here/same').mkdir(parents=True)
     (tmp_path / 'here/same/results.json').write_text('{"64')
     command = [*untrained['detector'], '--sizes', '64', '--work-dir', 'here']
     assert sweep.main(command) == 2
-    assert 'results.json is no JSON; remove it' in capsys.readouterr().err
+    assert 'results.json is damaged; remove it' in capsys.readouterr().err

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from cpvt_pyramid.runner.tiling import Grid
+    from cpvt_pyramid.runner.tiling import TileGrid
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
@@ -101,11 +101,11 @@ def measured(
         tile, overlaps: in pixels.
         predict: scores (B, K, H, W) of images.
     """
-    from cpvt_pyramid.runner.tiling import Grid
+    from cpvt_pyramid.runner.tiling import TileGrid
 
     whole = predict(image[None])[0].cpu()
     for overlap in overlaps:
-        grid = Grid(tuple(image.shape[1:]), tile, overlap)
+        grid = TileGrid(tuple(image.shape[1:]), tile, overlap)
         scores = tiled_scores(image, grid, predict)
         equal = scores.argmax(0) == whole.argmax(0)
         change = (scores - whole).abs().mean(0) / whole.std()
@@ -117,7 +117,7 @@ def measured(
         yield overlap, parts, change
 
 
-def tiled_scores(image: Tensor, grid: Grid, predict: Callable) -> Tensor:
+def tiled_scores(image: Tensor, grid: TileGrid, predict: Callable) -> Tensor:
     """The blended scores (K, H, W) of an image (3, H, W)."""
     import torch
 
@@ -137,7 +137,7 @@ def tiled_scores(image: Tensor, grid: Grid, predict: Callable) -> Tensor:
     return blended
 
 
-def near_borders(grid: Grid) -> Tensor:
+def near_borders(grid: TileGrid) -> Tensor:
     """(H, W), whether a pixel is within `NEAR` pixels of a tile's border inside the image."""
     import torch
 

@@ -1,0 +1,161 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from support import load_tool
+
+tool = load_tool('demo/curves')
+
+
+def write_log(folder: Path, records: list[dict], tail: str = '') -> None:
+    (folder / 'vis_data').mkdir(parents=True)
+    lines = ''.join(json.dumps(record) + '\n' for record in records)
+    (folder / 'vis_data' / 'scalars.json').write_text(lines + tail)
+
+
+def train_record(step: int, loss: float = 1.0, **more: float) -> dict:
+    return {'lr': 0.1, 'loss': loss, 'loss_cls': loss / 3, 'time': 0.5, 'step': step, **more}
+
+
+def epochs(first: int, last: int, length: int, interval: int, loss: float = 1.0) -> list[dict]:
+    """As mmengine logs: every `interval` iterations of an epoch; the validation by the epoch."""
+    records = []
+    for epoch in range(first, last + 1):
+        for i in range(interval, length + 1, interval):
+            step = (epoch - 1) * length + i
+            records.append(train_record(step, loss, epoch=epoch, iter=step))
+        records.append({'coco/bbox_mAP': epoch / 100, 'time': 1.0, 'step': epoch})
+    return records
+
+
+def test_epochs_become_iterations(tmp_path) -> None:
+    write_log(tmp_path / '20260101_000000', epochs(1, 4, 77, 10))
+    curves = tool.read_curves(tmp_path)
+    assert curves.epoch_length == 77 and not curves.resumed
+    assert curves.metrics == {'coco/bbox_mAP': {77: 0.01, 154: 0.02, 231: 0.03, 308: 0.04}}
+    assert sorted(curves.losses) == ['loss', 'loss_cls'] and len(curves.losses['loss']) == 28
+
+
+def test_iterations_stay_iterations(tmp_path) -> None:
+    records = [train_record(step, iter=step) for step in range(50, 201, 50)]
+    records.insert(2, {'mIoU': 20.0, 'step': 100})
+    records.append({'mIoU': 30.0, 'step': 0})  # where nobody counts epochs, mmengine may say 0
+    write_log(tmp_path / '20260101_000000', records)
+    curves = tool.read_curves(tmp_path)
+    assert curves.epoch_length is None and curves.metrics == {'mIoU': {100: 20.0, 200: 30.0}}
+
+
+def test_resumed_training_is_one_curve(tmp_path) -> None:
+    # Killed in epoch 4, with checkpoints up to epoch 2; resumed with another loss.
+    killed = epochs(1, 3, 50, 10) + [train_record(s, epoch=4, iter=s) for s in (160, 170)]
+    write_log(tmp_path / '20260101_000000', killed, tail='{"lr": 0.1, "lo')
+    write_log(tmp_path / '20260101_010000', epochs(3, 3, 50, 10, loss=2.0))
+    write_log(tmp_path / '20260101_020000', [])  # began and was stopped at once
+    curves = tool.read_curves(tmp_path)
+    assert curves.resumed == [110] and curves.epoch_length == 50
+    assert curves.losses['loss'] == {s: 1.0 if s <= 100 else 2.0 for s in range(10, 151, 10)}
+    assert list(curves.metrics['coco/bbox_mAP']) == [50, 100, 150]
+
+
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_logs_of_mmengine_itself(tmp_path, monkeypatch, by_epoch: bool) -> None:
+    from mmengine.evaluator import BaseMetric
+    from mmengine.model import BaseModel
+    from mmengine.runner import Runner
+
+    class Model(BaseModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, inputs, data_samples=None, mode: str = 'tensor'):
+            return {'loss': (self.weight**2).sum()} if mode == 'loss' else [{}]
+
+    validated = []
+
+    class Metric(BaseMetric):
+        def process(self, data_batch, data_samples) -> None:
+            self.results.append(0)
+
+        def compute_metrics(self, results: list) -> dict:
+            validated.append(runner.iter)
+            return {'mIoU': float(runner.iter)}
+
+    loader = {
+        'batch_size': 1, 'num_workers': 0, 'dataset': [{'inputs': torch.zeros(1)}] * 10,
+        'sampler': {'type': 'DefaultSampler', 'shuffle': False},
+    }  # fmt: skip
+    loop = {'max_epochs': 4, 'val_interval': 2} if by_epoch else {'max_iters': 9, 'val_interval': 4}
+    # It looks at the machine's compilers, which takes seconds.
+    monkeypatch.setattr('mmengine.runner.runner.collect_env', dict)
+    runner = Runner(
+        Model(), str(tmp_path / 'run'), loader, loader,
+        train_cfg={'by_epoch': by_epoch, **loop}, val_cfg={}, val_evaluator=[Metric()],
+        optim_wrapper={'optimizer': {'type': 'SGD', 'lr': 0.01}},
+        default_hooks={
+            'logger': {'type': 'LoggerHook', 'interval': 2, 'log_metric_by_epoch': by_epoch},
+            'checkpoint': None,
+        },
+        log_processor={'by_epoch': by_epoch}, default_scope='mmengine', log_level='ERROR',
+        experiment_name=f'curves_{by_epoch}',
+    )  # fmt: skip
+    runner.train()
+    curves = tool.read_curves(tmp_path / 'run')
+    assert validated == ([20, 40] if by_epoch else [4, 8, 9])
+    assert curves.metrics['mIoU'] == {i: float(i) for i in validated}
+
+
+def test_curves_are_drawn(tmp_path, capsys) -> None:
+    folder = tmp_path / '20260101_000000'
+    write_log(folder, [train_record(10, math.nan), train_record(20), train_record(30, 0.5)])
+    assert tool.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / 'curves.png')
+    alone = Image.open(tmp_path / 'curves.png').size
+    (folder / 'vis_data' / 'scalars.json').unlink()
+    (folder / 'vis_data').rmdir()
+    write_log(folder, epochs(1, 3, 20, 5))
+    out = tmp_path / 'both.jpg'
+    assert tool.main([str(tmp_path), '--out', str(out)]) == 0
+    both = Image.open(out)
+    assert both.size[0] == alone[0] and both.size[1] > 1.5 * alone[1]  # a second panel
+    assert sorted(p.name for p in tmp_path.iterdir()) == [folder.name, 'both.jpg', 'curves.png']
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, capsys, monkeypatch) -> None:
+    def full(*paths: Path) -> None:
+        raise OSError(28, 'No space left on device')
+
+    write_log(tmp_path / '20260101_000000', epochs(1, 2, 20, 5))
+    (tmp_path / 'curves.png').write_text('old')
+    before = sorted(tmp_path.rglob('*'))
+    monkeypatch.setattr('os.replace', full)
+    assert tool.main([str(tmp_path)]) == 2
+    assert 'No space left' in capsys.readouterr().err
+    assert sorted(tmp_path.rglob('*')) == before and (tmp_path / 'curves.png').read_text() == 'old'
+
+
+def test_smoothing() -> None:
+    assert tool.smoothed([1, 2, 6, 3], 1) == [1.5, 3, 11 / 3, 4.5]
+    assert tool.smoothed([1, math.nan, 3], 1) == [1, 2, 3]
+    assert tool.smoothed([5], 0) == [5]
+
+
+@pytest.mark.parametrize('mistake', ['no folder', 'no loss', 'no such', "Format 'xyz'"])
+def test_mistakes(tmp_path, capsys, mistake: str) -> None:
+    work_dir, out = tmp_path / 'work', tmp_path / 'curves.png'
+    if mistake != 'no folder':
+        records = [] if mistake == 'no loss' else epochs(1, 1, 20, 5)
+        write_log(work_dir / '20260101_000000', records)
+    if mistake == 'no such':
+        out = tmp_path / 'nowhere' / 'curves.png'
+    if mistake == "Format 'xyz'":
+        out = tmp_path / 'curves.xyz'
+    before = sorted(tmp_path.rglob('*'))
+    assert tool.main([str(work_dir), '--out', str(out)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith('curves: ') and line.count('\n') == 1
+    assert mistake.lower() in line.lower()
+    assert sorted(tmp_path.rglob('*')) == before

@@ -1,0 +1,59 @@
+import pytest
+import torch
+from support import ROOT, load_tool
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.flops import Counter
+
+get_flops = load_tool('get_flops')
+RESNET = """
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    backbone=dict(type='ResNetV1c', depth=50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
+    decode_head=dict(type='FCNHead', in_channels=2048, in_index=3, channels=8, num_classes=3),
+    test_cfg=dict(mode='whole'))
+"""
+
+
+def test_a_detector():
+    config = str(ROOT / 'configs/retinanet_cpvt_s.py')
+    rows = {row.name: row for row in get_flops.count(config, (64, 96), depth=2)}
+    parts = [rows[name].flops for name in ('backbone', 'neck', 'bbox_head')]
+    assert min(parts) > 0 and sum(parts) == rows['model'].flops
+    backbone = CPVTPyramid('pcpvt_small').to('meta')
+    with Counter() as counter:
+        backbone(torch.empty(1, 3, 64, 96, device='meta'))
+    assert rows['backbone'].flops == counter.total
+    assert rows['backbone'].parameters == sum(p.numel() for p in backbone.parameters())
+    assert rows['bbox_head.cls_convs'].flops > 0
+
+
+def test_a_model_of_mm_itself(tmp_path, capsys):
+    (tmp_path / 'fcn.py').write_text(RESNET)
+    assert get_flops.main([str(tmp_path / 'fcn.py'), '--size', '64', '64', '--depth', '1']) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ['parameters', 'GFLOPs', 'share']
+    assert 'ResNetV1c' in out and 'FCNHead' in out and '100.0%' in out
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'complaint'),
+    [
+        (['no.py'], 'no config at no.py'),
+        (
+            ['configs/retinanet_cpvt_s.py', '--size', '0', '5'],
+            '--size must be at least 1 1, got 0 5',
+        ),
+        (['configs/retinanet_cpvt_s.py', '--depth', '-1'], '--depth must be at least 0'),
+        (
+            ['configs/retinanet_cpvt_s.py', '--cfg-options', 'model.backbone.arch=x'],
+            "unknown arch 'x'",
+        ),
+    ],
+)
+def test_mistakes(arguments, complaint, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert get_flops.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('get_flops: ') and complaint in error and error.count('\n') == 1

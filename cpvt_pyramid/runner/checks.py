@@ -1,5 +1,6 @@
 """Checks before a run: its files exist, and data, heads and weights fit together."""
 
+import importlib.util
 import json
 import mmap
 import os
@@ -38,8 +39,9 @@ def check_data(cfg: Config, *splits: str) -> None:
         *splits: of train, val and test.
 
     Raises:
-        UserError: names the first missing path, and the expected layout.
+        UserError: names the first missing path and the expected layout, or a missing package.
     """
+    check_panopticapi(cfg, *splits)
     layout = {}  # data_root: the paths below it; a dict, to keep their order
     missing = None
     for split in ('train', 'val', 'test'):
@@ -62,6 +64,19 @@ def check_data(cfg: Config, *splits: str) -> None:
             path = metric.get('ann_file')
             if path and is_local(path) and not Path(path).exists():
                 raise UserError(f'no annotations at {clean(path)}, which {metric.type} reads')
+
+
+def check_panopticapi(cfg: Config, *splits: str) -> None:
+    """Check that mmdet can load and evaluate panoptic data, if these splits have any."""
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader')
+        for dataset in leaves(loader.dataset) if loader else ():
+            panoptic = dataset.type == 'CocoPanopticDataset'
+            if panoptic and importlib.util.find_spec('panopticapi') is None:
+                raise UserError(
+                    f'the {split} data are panoptic, and mmdet reads them with panopticapi: '
+                    'pip install git+https://github.com/cocodataset/panopticapi.git'
+                )
 
 
 def named_paths(dataset: dict) -> Iterator[str]:

@@ -71,7 +71,7 @@ def run_command(
     Args:
         function: declares the options, see above; it may return an exit status.
         argv: the arguments, by default those of the process.
-        interrupted: what to tell a user who interrupts it; `{name}` stands for an option's value.
+        interrupted: shown after an interrupt; `{name}` is replaced by an option's value.
 
     Returns:
         The exit status.
@@ -91,16 +91,17 @@ def run_tool(
         name: of the tool, for that line.
         function: what to call; it may return an exit status.
         options: its keyword arguments.
-        interrupted: what to tell a user who interrupts it.
+        interrupted: shown after an interrupt.
 
     Returns:
         The exit status.
     """
     default = signal.signal(signal.SIGTERM, exit_on_signal)
-    for message in IGNORED_WARNINGS:
-        warnings.filterwarnings('ignore', message)
     try:
-        return function(**options) or 0
+        with warnings.catch_warnings():
+            for message in IGNORED_WARNINGS:
+                warnings.filterwarnings('ignore', message)
+            return function(**options) or 0
     except UserError as error:
         line, status = str(error), 2
     except BaseException as error:
@@ -194,7 +195,7 @@ def argparse_settings(kind: Any) -> dict:
 
 
 def shown_default(default: Any) -> str:
-    """A default value, for --help; nothing for those that stand for the lack of a value."""
+    """A default value for --help, or nothing if it means that there is no value."""
     if default is None or isinstance(default, bool) or default in ('', ()):
         return ''
     text = ' '.join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)

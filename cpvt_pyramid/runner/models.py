@@ -73,19 +73,20 @@ def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path])
     try:
         missing, unknown = model.load_state_dict(tensors, strict=False)
     except (RuntimeError, ValueError) as error:  # other shapes; hardly a key in common
-        raise UserError(f'{path} is of another model: {one_line(error)}') from error
+        raise UserError(f'{path} does not fit the model: {one_line(error)}') from error
     for what, names in (('missing', missing), ('not in the model', unknown)):
         if names:
             others = f' and {len(names) - 1} more' if len(names) > 1 else ''
-            raise UserError(f'{path} is of another model. Tensors {what}: {names[0]}{others}')
+            raise UserError(f'{path} does not fit the model; tensors {what}: {names[0]}{others}')
 
 
 @contextmanager
 def trusted_checkpoints() -> Iterator[None]:
-    """Let torch >= 2.6 load what checkpoints hold besides tensors: histories, schedules, options.
+    """Inside this context torch >= 2.6 loads checkpoints that hold more than tensors.
 
-    The maintained mmengine allows most of these types itself. The original one calls `torch.load`
-    without saying what it trusts, so inside this context the environment says it.
+    These are logged values, states of schedules, and timm's options. The maintained mmengine allows
+    most of their types itself; the original one does not, and is left to torch's environment
+    variable, set only inside this context.
     """
     variable = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
     original = not hasattr(mmengine.runner.checkpoint, 'get_torch_safe_globals')

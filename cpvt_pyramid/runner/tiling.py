@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGN = 32  # the largest stride; aligned tiles have their map cells where the whole image has
+ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
 
 Span = tuple[int, int]

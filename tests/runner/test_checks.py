@@ -37,7 +37,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list:
 
 @pytest.fixture
 def files(configs: dict[str, Path], sample_dataset: Path) -> dict[str, str]:
-    """Names in the commands below, and what they stand for."""
+    """The files that the commands below name."""
     nano = of_timm('pcpvt_nano').state_dict()
     model = build_model(load_config(configs['detector']), 'cpu').state_dict()
     for name, tensors in {
@@ -131,8 +131,8 @@ MISTAKES = [
         'train_dataloader.dataset.ann_file=REVERSED',
         'REVERSED lists its categories in another order than the classes of the train data',
     ),
-    ('test', 'DETECTOR.py classes.pth', 'randomness.seed=1', 'classes.pth is of another model'),
-    ('infer', 'DETECTOR.py classes.pth nano.pth', 'randomness.seed=1', 'classes.pth is of another'),
+    ('test', 'DETECTOR.py classes.pth', 'randomness.seed=1', 'classes.pth does not fit the model'),
+    ('infer', 'DETECTOR.py classes.pth nano.pth', 'randomness.seed=1', 'classes.pth does not fit'),
 ]
 
 
@@ -151,7 +151,7 @@ def test_mistakes(tool, command, options, complaint, files, sample_dataset, runn
 
 @pytest.mark.parametrize('load_from', ['nano.pth', 'mmseg.pth', 'classes.pth', 'detector.pth'])
 def test_load_from(load_from, files, runner, caplog):
-    """A backbone alone, a detector with mmseg's backbone in it, one with other classes."""
+    """A backbone, a detector with mmseg's backbone, and one with other classes."""
     with pytest.raises(Began):
         TOOLS['train'].main([files['DETECTOR.py'], '--cfg-options', f'load_from={load_from}'])
     (began,) = runner
@@ -175,7 +175,7 @@ def test_load_from(load_from, files, runner, caplog):
     assert (random in log) == (load_from == 'classes.pth')
 
 
-def test_categories_are_found_wherever_they_stand(tmp_path):
+def test_categories_are_found_anywhere_in_the_file(tmp_path):
     path = tmp_path / 'a.json'
     categories = '"categories": [{"id": 3, "name": "a"}, {"name": "b"}]'
     for text, names in (

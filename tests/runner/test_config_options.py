@@ -1,4 +1,4 @@
-"""The options of configs/README.md: each takes a step, in a config and on the command line."""
+"""Each option in configs/README.md works in a config and on the command line."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ def config(configs: dict[str, Path]) -> Path:
 
 
 def train_with(config: Path, options: str, *arguments: str, work_dir: str = 'work') -> Path:
-    """Trains two epochs of one step, and returns the folder."""
+    """Train two epochs of one step; returns the work dir."""
     command = [
         str(config),
         '--work-dir',
@@ -48,7 +48,7 @@ def test_there_are_options():
 
 
 @pytest.mark.parametrize('line, options', ROWS)
-def test_the_line_and_the_arguments_are_one(line, options, config, tmp_path):
+def test_the_config_line_and_the_arguments_agree(line, options, config, tmp_path):
     (tmp_path / 'mine.py').write_text(f"_base_ = '{config}'\n{line}\n")
     by_arguments = load_config(config, shlex.split(options))
     assert Config.fromfile(tmp_path / 'mine.py')._cfg_dict == by_arguments._cfg_dict

@@ -39,7 +39,7 @@ def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def images() -> list[Path]:
-    """Two of one stem, one gray, a pixel, one that is torn and one that is empty."""
+    """Two of one stem, one gray, one of a pixel, one truncated and one empty."""
     noise = photograph(90, 130)
     Path('in').mkdir()
     for name, array in (
@@ -122,7 +122,7 @@ def test_batches_give_what_single_images_give(untrained, kind, sample_dataset):
             assert one[0]['score'] == pytest.approx(four[0]['score'], abs=0.02)
 
 
-def test_images_wait_for_others_of_their_size_but_not_for_ever(untrained, monkeypatch):
+def test_a_limited_number_of_images_waits_for_others_of_their_size(untrained, monkeypatch):
     monkeypatch.setattr(inference, 'WAITING', 3)
     cfg = load_config(untrained['segmentor'][0])
     model = build_model(cfg, 'cpu')
@@ -212,6 +212,12 @@ def test_a_panoptic_model(panoptic, capsys):
     assert set(np.unique(numbers)) <= {0, *(segment['id'] for segment in segments)}
     lines = Path('predictions/b.segments.jsonl').read_text().splitlines()
     assert [json.loads(line)['frame'] for line in lines] == [0, 1]
+    capsys.readouterr()
+    assert test_tool.main(panoptic) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        'test: the test data are panoptic, and mmdet reads them with panopticapi'
+    )
     assert infer.main([*panoptic, 'in/a.png', '--tile', '64']) == 2
     assert re.fullmatch(
         'infer: --tile supports detectors and semantic segmentors, and (PanopticFPN|Mask2Former) '
@@ -219,7 +225,7 @@ def test_a_panoptic_model(panoptic, capsys):
     )  # fmt: skip
 
 
-# What to run on
+# Inputs
 
 
 def test_inputs():
@@ -247,7 +253,7 @@ def test_a_list_on_stdin(untrained, images, monkeypatch, capsys):
     assert sorted(os.listdir('predictions')) == ['gray.labels.png', 'gray.overlay.png']
 
 
-def test_results_never_take_the_name_of_an_input():
+def test_results_never_overwrite_an_input():
     paths = [Path('a.png'), Path('b/a.png'), Path('a.overlay.png'), Path('b.jpg')]
     assert list(result_names(paths, Path())) == ['a-2', 'a-3', 'a.overlay', 'b']
     assert list(result_names(paths, Path('out'))) == ['a', 'a-2', 'a.overlay', 'b']
@@ -340,7 +346,7 @@ def test_an_image_of_one_tile_has_the_boxes_of_the_untiled(untrained):
     assert boxes('tiled/a.detections.json') == boxes('whole/a.detections.json')
 
 
-def test_labels_keep_their_place_on_earth_and_do_not_depend_on_batches(untrained, capsys):
+def test_labels_keep_the_georeference_and_do_not_depend_on_batches(untrained, capsys):
     save_tiff('a.tif', photograph(300, 410), photometric='rgb', **PLACE)
     command = [*untrained['segmentor'], 'a.tif', '--tile', '128', '--overlap', '32', '--out-dir']
     results = []
@@ -361,7 +367,7 @@ def test_labels_keep_their_place_on_earth_and_do_not_depend_on_batches(untrained
     assert sorted(os.listdir('1')) == ['a.labels.tif', 'a.overlay.png']
 
 
-def test_kinds_of_images_and_those_that_are_none(untrained, capsys):
+def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     grey = photograph(70, 90)[..., 0]
     Path('in').mkdir()
     Image.fromarray(grey).save('in/grey.png')
@@ -404,7 +410,7 @@ sys.exit(infer.main(sys.argv[1:]))
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_labels(untrained, capsys):
+def test_a_killed_run_resumes_to_the_same_labels(untrained, capsys):
     Image.fromarray(photograph(400, 150)).save('a.png')
     command = [*untrained['segmentor'], 'a.png', '--tile', '128', '--out-dir']
     assert infer.main([*command, 'whole']) == 0
@@ -421,7 +427,7 @@ def test_a_killed_run_goes_on_to_the_same_labels(untrained, capsys):
     assert Path('killed/a.labels.tif').read_bytes() == Path('whole/a.labels.tif').read_bytes()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_boxes(untrained, monkeypatch):
+def test_an_interrupted_run_resumes_to_the_same_boxes(untrained, monkeypatch):
     Image.fromarray(photograph(400, 150)).save('a.png')
     command = [*untrained['detector'], 'a.png', '--tile', '128', '--score-thr', '0.05', '--out-dir']
     assert infer.main([*command, 'whole']) == 0
@@ -452,7 +458,7 @@ sys.exit(status)
 """
 
 
-def test_the_memory_is_kept(untrained, capsys):
+def test_the_memory_limit_holds(untrained, capsys):
     """The scores of 150 classes would take 1.3 GiB, in addition to 0.8 GiB for mm. A limit that is
     too small is reported before any work."""
     config, _ = untrained['segmentor']
@@ -477,11 +483,11 @@ def test_the_memory_is_kept(untrained, capsys):
     'text, size',
     [('2GiB', 2**31), ('1500M', 1500 * 2**20), ('1.5g', 3 * 2**29), ('4096', 4096), ('1kB', 1024)],
 )
-def test_amounts_of_memory(text, size):
+def test_sizes_of_memory(text, size):
     assert large_images.parse_bytes(text) == size
 
 
 @pytest.mark.parametrize('text', ['', 'much', '-1G', '0', 'nan', 'inf'])
-def test_no_amounts_of_memory(text):
+def test_invalid_sizes_of_memory(text):
     with pytest.raises(ValueError, match='--memory must be a size such as 2GiB, got '):
         large_images.parse_bytes(text)

@@ -16,7 +16,7 @@ TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
 
 @pytest.fixture
 def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
-    """Fills in the names of files, some of which are as they should be and some are not."""
+    """Replaces names in a command by the paths of valid and invalid files."""
     Path('syntax.py').write_text('model = dict(\n')
     Path('part.py').write_text('data_root = "/"\n')
     Path('empty').mkdir()
@@ -76,7 +76,7 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         ('train', 'DETECTOR.py --work-dir USED', 'USED already has checkpoints of a training'),
         ('train', 'DETECTOR.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('train', 'DETECTOR.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
-        ('train', 'DETECTOR.py --resume training.pth', 'training.pth is of another model'),
+        ('train', 'DETECTOR.py --resume training.pth', 'training.pth does not fit the model'),
         (
             'train',
             'DETECTOR.py --auto-scale-lr --cfg-options auto_scale_lr.base_batch_size=0',
@@ -89,7 +89,7 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         ),
         ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),
-        ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth is of another model'),
+        ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth does not fit the model'),
         (
             'test',
             'DETECTOR.py DETECTOR.pth --out all.json',
@@ -116,7 +116,7 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
             "--memory must be a size such as 2GiB, got 'much'",
         ),
         ('infer', 'DETECTOR.py DETECTOR.pth syntax.py --device gpu', 'no device gpu: '),
-        ('infer', 'SEGMENTOR.py DETECTOR.pth syntax.py', 'DETECTOR.pth is of another model'),
+        ('infer', 'SEGMENTOR.py DETECTOR.pth syntax.py', 'DETECTOR.pth does not fit the model'),
     ],
 )
 def test_mistakes(tool, command, complaint, mistaken, capsys):

@@ -1,4 +1,4 @@
-"""Tiled inference against the untiled, on models that look at each pixel by itself."""
+"""Tiled against untiled inference, with models that treat each pixel separately."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def pointwise(tiles: Tensor) -> Tensor:
 
 
 def reader(image: Tensor) -> Callable[[int, int], Tensor]:
-    """Gives lines of an image and insists that none is asked for twice."""
+    """Reads lines of an image; fails if a line is read twice."""
     bottom = 0
 
     def read(start: int, stop: int) -> Tensor:
@@ -157,7 +157,7 @@ if len(sys.argv) > 2 and sys.argv[1] == 'kill':
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_labels(tmp_path):
+def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
     """After kills in its first and in its third row of tiles, in batches of other sizes."""
     there = {}
     exec(TO_BE_KILLED, there)
@@ -172,7 +172,7 @@ def test_a_killed_run_goes_on_to_the_same_labels(tmp_path):
     np.testing.assert_array_equal(there['run'](folder, 0, 4), whole)
 
 
-def test_a_run_about_something_else_is_not_gone_on_with(tmp_path):
+def test_a_run_about_something_else_is_not_resumed(tmp_path):
     journal = Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.done(2)
     with pytest.raises(ValueError, match='another run is using '):
@@ -183,7 +183,7 @@ def test_a_run_about_something_else_is_not_gone_on_with(tmp_path):
     assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
 
 
-def test_a_full_disk_is_an_error_and_not_the_end(tmp_path, monkeypatch):
+def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, 'No space left on device')
 
@@ -203,7 +203,7 @@ def found(*boxes: tuple[float, ...]) -> Found:
 
 
 def as_tiles_see(things: Found, grid: TileGrid, visible: float = 4) -> list[Found]:
-    """A perfect detector: in each tile, the part of each thing, if it is large enough."""
+    """A perfect detector: in each tile, the visible part of each object, if large enough."""
     seen = []
     for top, bottom in grid.rows:
         for left, right in grid.columns:
@@ -219,8 +219,8 @@ def as_tiles_see(things: Found, grid: TileGrid, visible: float = 4) -> list[Foun
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**31), st.integers(1, 500), st.integers(1, 500))
-def test_things_apart_are_found_once_and_whole(seed, height, width):
-    """Whatever their size: of one that no tile sees whole, the parts are put together."""
+def test_separate_objects_are_found_once_and_whole(seed, height, width):
+    """Of any size: an object larger than a tile is assembled from its parts."""
     generator = torch.Generator().manual_seed(seed)
     random = lambda: float(torch.rand((), generator=generator))  # noqa: E731
     boxes = []
@@ -239,8 +239,8 @@ def test_things_apart_are_found_once_and_whole(seed, height, width):
     assert torch.equal(result.labels, things.labels[order])
 
 
-def test_a_thing_cut_by_a_tile_is_the_whole_one_of_its_neighbour():
-    """Even if the cut one has the better score; of other classes, both stay."""
+def test_a_box_cut_by_its_tile_is_replaced_by_the_whole_one():
+    """Even if the cut one has the higher score. Boxes of different classes both stay."""
     grid = TileGrid((128, 192), 128, 64)  # tiles from 0 to 128 and from 64 to 192
     left = found((90, 10, 128, 40, 0.9, 1), (70, 60, 100, 90, 0.5, 0), (10, 10, 30, 30, 0.3, 2))
     right = found((26, 10, 76, 40, 0.6, 1), (7, 61, 37, 91, 0.7, 0), (26, 10, 76, 40, 0.2, 2))
@@ -252,7 +252,7 @@ def test_a_thing_cut_by_a_tile_is_the_whole_one_of_its_neighbour():
     assert result.scores.tolist() == pytest.approx([0.7, 0.6, 0.3, 0.2])
 
 
-def test_boxes_of_one_tile_are_left_to_the_detector():
+def test_boxes_of_one_tile_are_not_merged():
     grid = TileGrid((64, 64), 64, 0)
     twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))
     assert len(merged([twice], grid).scores) == 2
@@ -264,7 +264,7 @@ def test_nothing_found():
 
 
 def test_detection_in_tiles(tmp_path):
-    """A detector of the one bright rectangle; a run that stops goes on."""
+    """A detector of the one bright rectangle, in a run that is interrupted and resumed."""
     image = torch.zeros(3, 300, 400, dtype=torch.uint8)
     image[:, 100:220, 50:330] = 255
     grid = TileGrid((300, 400), 128, 64)

@@ -119,7 +119,7 @@ def test_killed_between_checkpoints(configs, trained):
     assert_same_state(Path('killed/iter_12.pth'), trained['segmentor'] / 'iter_12.pth')
 
 
-def test_no_moment_without_a_whole_checkpoint(configs, monkeypatch):
+def test_there_is_always_a_complete_checkpoint(configs, monkeypatch):
     """With one checkpoint to keep, the previous one is removed once the next is in place."""
     put = resume.AtomicBackend.put
 
@@ -136,7 +136,7 @@ def test_no_moment_without_a_whole_checkpoint(configs, monkeypatch):
     assert resume.last_checkpoint(Path('work')).name == 'epoch_1.pth'
 
 
-def test_an_interrupt_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_an_interrupt_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / 'file.pth'
     path.write_bytes(b'whole')
 
@@ -152,7 +152,7 @@ def test_an_interrupt_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert path.read_bytes() == b'whole'
 
 
-def test_last_checkpoint_is_the_last_whole_one(tmp_path, trained):
+def test_last_checkpoint_is_the_last_complete_one(tmp_path, trained):
     whole = torch.load(trained['detector'] / 'epoch_2.pth', weights_only=False)
     for epoch, second in ((1, 10), (10, 12), (2, 14), (9, 15)):  # 2: trained again, from 1
         whole['meta'] |= {'iter': 4 * epoch, 'time': f'20260101_0000{second}'}
@@ -163,7 +163,7 @@ def test_last_checkpoint_is_the_last_whole_one(tmp_path, trained):
     assert resume.last_checkpoint(tmp_path).name == 'epoch_2.pth'
 
 
-def test_resume_takes_over_a_seed_that_the_config_leaves_open(trained, configs):
+def test_resume_keeps_a_seed_that_the_config_leaves_open(trained, configs):
     cfg = Config({'work_dir': str(trained['detector']), 'randomness': {'deterministic': True}})
     train.choose_start(cfg, True)
     assert cfg.randomness == {'deterministic': True, 'seed': 3}
@@ -177,7 +177,7 @@ def test_a_config_that_mmengine_wrote_is_made_resumable_once(trained):
     assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
 
 
-def test_resume_starts_where_there_is_nothing_yet(tmp_path, capsys):
+def test_resume_starts_from_scratch_without_a_checkpoint(tmp_path, capsys):
     cfg = Config({'work_dir': str(tmp_path)})
     train.choose_start(cfg, True)
     assert not cfg.resume and 'training from the start' in capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""Reading checkpoints, and what it leaves unchanged in its process."""
+
+import os
+from argparse import Namespace
+from urllib.error import URLError
+
+import mmengine.runner.checkpoint
+import pytest
+import torch
+
+from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.runner.models import fetch_checkpoint
+
+FORCE = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
+
+
+@pytest.mark.parametrize('family', ['maintained', 'original'])
+def test_checkpoints_with_options_load_and_the_process_stays_as_it_was(family, monkeypatch):
+    monkeypatch.delenv(FORCE, raising=False)
+    seen = []
+
+    def load(path: str, **_: object) -> dict:
+        seen.append(os.environ.get(FORCE))
+        return torch.load(path)
+
+    if family == 'original':
+        monkeypatch.delattr(mmengine.runner.checkpoint, 'get_torch_safe_globals')
+    monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)
+    torch.save({'state_dict': {'a': torch.ones(1)}, 'args': Namespace(lr=1)}, 'timm.pth')
+    environment, allowed = dict(os.environ), set(torch.serialization.get_safe_globals())
+    assert fetch_checkpoint('timm.pth')['args'].lr == 1
+    assert seen == [None if family == 'maintained' else '1']
+    assert dict(os.environ) == environment
+    assert set(torch.serialization.get_safe_globals()) == allowed
+
+
+def test_tensors_alone_are_a_state_dict():
+    torch.save({'a': torch.ones(1)}, 'a.pth')
+    assert fetch_checkpoint('a.pth') == {'state_dict': {'a': torch.ones(1)}}
+
+
+@pytest.mark.parametrize(
+    'error, message',
+    [
+        (
+            URLError('no route'),
+            r'cannot download https://a.invalid/b.pth \(.*no route',
+        ),
+        (TimeoutError('timed out'), r'https://a.invalid/b.pth \(timed out\). Download'),
+        (ConnectionError('cannot load timm://b: offline'), '^cannot load timm://b: offline$'),
+        (RuntimeError('bad hash'), 'b.pth is not a complete checkpoint: bad hash'),
+    ],
+)
+def test_addresses(error, message, monkeypatch):
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)
+    with pytest.raises(UserError, match=message):
+        fetch_checkpoint('https://a.invalid/b.pth')

@@ -48,7 +48,7 @@ def test_features(measured):
             assert min(largest) > 1e-2
         assert all(row['mean'][stride] <= row['max'][stride] for stride in row['max'])
     ours = ['cpvt_pyramid', 'cpvt_pyramid, unmasked']
-    twins = [*ours, 'mmseg', 'timm']
+    twins = [*ours, 'timm', 'mmseg']
     assert libraries == {'pcpvt_nano': twins, 'svt_small': twins, 'pvt_tiny': [*ours, 'mmdet']}
 
 

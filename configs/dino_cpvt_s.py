@@ -1,11 +1,11 @@
-# DINO on COCO with PCPVT-S, for a detector to use rather than to compare: no anchors and no
-# non-maximum suppression to tune, and 12 epochs do what RetinaNet needs 36 for and more. No result
-# is published with this backbone. The recipe is DINO's (arXiv 2203.03605), with which ResNet-50
-# reaches 49.0 box AP in MMDetection; what is changed:
-#   - the weights that are evaluated and saved are a moving average over the last 5,000 steps or
-#     so, which takes the noise of the last ones out at no cost;
-#   - --amp, float16, and not bfloat16: deformable attention rounds the places that it samples to
-#     the precision of the values, and 8 bits are too few for a place in an image.
+# DINO on COCO with PCPVT-S, a detector to use rather than to compare: it has no anchors and no
+# non-maximum suppression to tune, and needs 12 epochs. No result is published with this backbone.
+# The recipe is DINO's (arXiv 2203.03605), with which ResNet-50 reaches 49.0 box AP in MMDetection,
+# except:
+#   - A moving average of the weights, over about the last 5,000 steps, is evaluated and saved. It
+#     is less noisy than the last weights and costs nothing.
+#   - Use --amp (float16) and not bfloat16: deformable attention rounds its sampling points to the
+#     precision of the values, and the 8 bits of bfloat16 are too few.
 #   tools/dist_train.sh configs/dino_cpvt_s.py 8 --amp
 _base_ = [
     '_base_/models/dino.py', '_base_/datasets/coco_detection_3x.py',

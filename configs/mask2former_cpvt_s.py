@@ -1,11 +1,11 @@
-# Mask2Former on ADE20K with PCPVT-S, for a segmentor to use rather than to compare: it predicts a
-# mask for each thing instead of a class for each pixel, and is ahead of UPerNet with the same
-# backbone (Swin-T in MMSegmentation: 48.7 to 44.4 mIoU). No result is published with PCPVT-S. The
-# recipe is that of MMSegmentation's config; what is changed:
-#   - the weights that are evaluated and saved are a moving average over the last 5,000 steps or
-#     so, which takes the noise of the last ones out at no cost;
-#   - --amp, float16, and not bfloat16: deformable attention rounds the places that it samples to
-#     the precision of the values, and 8 bits are too few for a place in an image.
+# Mask2Former on ADE20K with PCPVT-S, a segmentor to use rather than to compare: it predicts masks
+# instead of a class per pixel, and is better than UPerNet with the same backbone (Swin-T in
+# MMSegmentation: 48.7 and 44.4 mIoU). No result is published with PCPVT-S. The recipe is that of
+# MMSegmentation's config, except:
+#   - A moving average of the weights, over about the last 5,000 steps, is evaluated and saved. It
+#     is less noisy than the last weights and costs nothing.
+#   - Use --amp (float16) and not bfloat16: deformable attention rounds its sampling points to the
+#     precision of the values, and the 8 bits of bfloat16 are too few.
 #   tools/dist_train.sh configs/mask2former_cpvt_s.py 8 --amp
 _base_ = [
     '_base_/models/mask2former.py', '_base_/datasets/ade20k.py',

@@ -1,5 +1,5 @@
 # PVT-Large; published: 42.9 box AP, 39.5 mask AP.
-# The paper says 16 images a step, the published config this:
+# Batch and learning rate are those of the published config; the paper says 16 images per step.
 _base_ = 'mask_rcnn_pvt_t.py'
 model = dict(
     backbone=dict(

@@ -1,5 +1,5 @@
-# Mask R-CNN 1x on COCO with PVT-Tiny, the first version (arXiv 2102.12122): 36.7 box AP, 35.1 mask
-# AP. The recipe is that of the published config: the learning rate is twice RetinaNet's.
+# Mask R-CNN 1x on COCO with PVT-Tiny, version 1 (arXiv 2102.12122): 36.7 box AP, 35.1 mask AP.
+# The recipe is that of the published config: the learning rate is twice RetinaNet's.
 #   tools/dist_train.sh configs/mask_rcnn_pvt_t.py 8
 _base_ = [
     '_base_/models/mask_rcnn.py', '_base_/datasets/coco_instance.py',

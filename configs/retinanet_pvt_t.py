@@ -1,5 +1,5 @@
-# RetinaNet 1x on COCO with PVT-Tiny, the first version (arXiv 2102.12122): 36.7 box AP. The recipe
-# is that of the published config.
+# RetinaNet 1x on COCO with PVT-Tiny, version 1 (arXiv 2102.12122): 36.7 box AP. The recipe is that
+# of the published config.
 #   tools/dist_train.sh configs/retinanet_pvt_t.py 8
 _base_ = [
     '_base_/models/retinanet.py', '_base_/datasets/coco_detection.py',

@@ -1,6 +1,6 @@
-# Semantic FPN on ADE20K with PVT-Tiny, the first version (arXiv 2102.12122): 35.7 mIoU. The recipe
-# is the paper's: 80,000 iterations of 16 images. The authors' later config takes half as many
-# steps with twice the images and learning rate, for 36.6 mIoU.
+# Semantic FPN on ADE20K with PVT-Tiny, version 1 (arXiv 2102.12122): 35.7 mIoU. The recipe is the
+# paper's: 80,000 iterations of 16 images. The authors' later config has half the iterations and
+# twice the images and learning rate, and reaches 36.6 mIoU.
 #   tools/dist_train.sh configs/semantic_fpn_pvt_t.py 8
 _base_ = [
     '_base_/models/semantic_fpn.py', '_base_/datasets/ade20k.py',

@@ -1,5 +1,5 @@
 # Twins-SVT-L; published: 48.8 mIoU, 50.2 at several scales.
-# Drop path is 0.3 for this one, as in the published config.
+# Drop path is 0.3 here, as in the published config.
 _base_ = 'upernet_svt_s.py'
 model = dict(
     backbone=dict(

@@ -1,4 +1,4 @@
-# What every detection config runs with.
+# Runtime settings of all detection configs.
 custom_imports = dict(imports=['cpvt_pyramid.mm.detection'])
 default_scope = 'mmdet'
 default_hooks = dict(

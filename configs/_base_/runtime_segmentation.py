@@ -1,4 +1,4 @@
-# What every segmentation config runs with.
+# Runtime settings of all segmentation configs.
 custom_imports = dict(imports=['cpvt_pyramid.mm.segmentation'])
 default_scope = 'mmseg'
 default_hooks = dict(
@@ -9,7 +9,7 @@ default_hooks = dict(
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'))
 env_cfg = dict(
-    cudnn_benchmark=True,  # training crops all have one size
+    cudnn_benchmark=True,  # all training crops have the same size
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
     dist_cfg=dict(backend='nccl'))
 visualizer = dict(
@@ -18,4 +18,4 @@ log_processor = dict(by_epoch=False)
 log_level = 'INFO'
 load_from = None
 resume = False
-sync_bn = 'torch'  # batch norms are synchronised when there are several GPUs
+sync_bn = 'torch'  # synchronize batch norms across GPUs

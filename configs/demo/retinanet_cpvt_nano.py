@@ -1,4 +1,4 @@
-# The demo: ../retinanet_cpvt_s.py made small, on handwritten digits (tools/demo/sample_dataset.py).
+# The demo: a small ../retinanet_cpvt_s.py on handwritten digits (tools/demo/sample_dataset.py).
 #   python tools/train.py configs/demo/retinanet_cpvt_nano.py
 _base_ = '../retinanet_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/coco'
@@ -16,7 +16,7 @@ jitter = dict(type='RandomResize', scale=(256, 160), ratio_range=(0.8, 1.2), kee
 train_pipeline = _base_.train_pipeline
 test_pipeline = _base_.test_pipeline
 train_pipeline[2] = jitter
-train_pipeline.pop(3)  # no flips: a digit has a left and a right
+train_pipeline.pop(3)  # no flips: mirrored digits are not digits
 test_pipeline[1] = pixels
 here = dict(data_root=data_root, metainfo=dict(classes=digits))
 train_dataloader = dict(batch_size=8, dataset=dict(**here, pipeline=train_pipeline))

@@ -1,5 +1,4 @@
-# The demo: ../semantic_fpn_cpvt_s.py made small, on handwritten digits
-# (tools/demo/sample_dataset.py).
+# The demo: a small ../semantic_fpn_cpvt_s.py on handwritten digits (tools/demo/sample_dataset.py).
 #   python tools/train.py configs/demo/semantic_fpn_cpvt_nano.py
 _base_ = '../semantic_fpn_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/ade/ADEChallengeData2016'
@@ -10,13 +9,13 @@ model = dict(
     data_preprocessor=dict(size=(160, 160)),
     backbone=dict(
         arch='pcpvt_nano', drop_path_rate=0.0,
-        # The detector of the other demo has learnt to see digits: its backbone is the start here.
+        # Start from the backbone of the other demo, which was trained on the same digits.
         init_cfg=dict(
             checkpoint='{{ fileDirname }}/../../work_dirs/demo/epoch_8.pth', prefix='backbone.')),
     neck=dict(in_channels=[32, 64, 128, 192], out_channels=64),
     decode_head=dict(
         in_channels=[64, 64, 64, 64], channels=64, num_classes=11,
-        # Nine pixels in ten are background, and to call all of them so is an easy way out.
+        # Nine in ten pixels are background. Unweighted, the model tends to predict nothing else.
         loss_decode=dict(class_weight=[0.25] + [1.0] * 10)))
 
 pixels = dict(type='Resize', scale=(256, 160), keep_ratio=True)
@@ -24,7 +23,7 @@ train_pipeline = _base_.train_pipeline
 test_pipeline = _base_.test_pipeline
 train_pipeline[2] = dict(_base_.train_pipeline[2], scale=(256, 160), ratio_range=(0.8, 1.25))
 train_pipeline[3] = dict(type='RandomCrop', crop_size=(160, 160))
-del train_pipeline[4:6]  # no flips, a digit has a left and a right; colours vary enough as it is
+del train_pipeline[4:6]  # no flips (mirrored digits are not digits), no distortion of colors
 test_pipeline[1] = pixels
 here = dict(
     type='BaseSegDataset', data_root=data_root, img_suffix='.jpg', seg_map_suffix='.png',

@@ -1,5 +1,4 @@
-# ADE20K, 150 classes. ADE_ROOT names another folder than data/ade/ADEChallengeData2016 beside
-# configs/:
+# ADE20K, 150 classes, in ADE_ROOT, or data/ade/ADEChallengeData2016 next to configs/:
 #   images/training/*.jpg, images/validation/*.jpg
 #   annotations/training/*.png, annotations/validation/*.png
 data_root = '{{$ADE_ROOT:{{ fileDirname }}/../../../data/ade/ADEChallengeData2016}}'
@@ -15,7 +14,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    dict(type='LoadAnnotations', reduce_zero_label=True),  # at its own size: it is not resized
+    dict(type='LoadAnnotations', reduce_zero_label=True),  # after Resize: labels keep their size
     dict(type='PackSegInputs')]
 tta_pipeline = [
     dict(type='LoadImageFromFile'),

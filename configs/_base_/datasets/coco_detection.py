@@ -1,4 +1,4 @@
-# COCO 2017, boxes. COCO_ROOT names another folder than data/coco beside configs/:
+# COCO 2017, boxes, in COCO_ROOT, or data/coco next to configs/:
 #   annotations/instances_train2017.json, instances_val2017.json
 #   train2017/*.jpg, val2017/*.jpg
 data_root = '{{$COCO_ROOT:{{ fileDirname }}/../../../data/coco}}'

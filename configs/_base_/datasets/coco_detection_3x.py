@@ -1,5 +1,5 @@
-# COCO 2017 as in coco_detection.py, trained at many scales: half of the images are resized, the
-# other half resized, cropped and resized again (DETR, arXiv 2005.12872, section 4).
+# COCO 2017 as in coco_detection.py, with multi-scale training: half of the images are resized, half
+# are resized, cropped and resized again (DETR, arXiv 2005.12872, section 4).
 _base_ = 'coco_detection.py'
 to_any_size = dict(
     type='RandomChoiceResize',

@@ -1,5 +1,5 @@
-# What the detectors share: images as the pre-trained weights know them, batches that say which part
-# is padding, and the backbone.
+# Shared by the detectors: normalization of the pre-trained weights, batches that mark their
+# padding, and the backbone.
 model = dict(
     data_preprocessor=dict(
         type='ValidRegionDetDataPreprocessor',

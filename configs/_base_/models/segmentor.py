@@ -1,5 +1,5 @@
-# What the segmentors share: images as the pre-trained weights know them, batches that say which
-# part is padding, the backbone, and tests of whole images.
+# Shared by the segmentors: normalization of the pre-trained weights, batches that mark their
+# padding, the backbone, and testing on whole images.
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=dict(

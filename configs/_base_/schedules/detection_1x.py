@@ -1,4 +1,4 @@
-# 12 epochs, the 1x schedule of detection; 16 images a step (8 GPUs x 2).
+# 12 epochs, the 1x schedule of detection; 16 images per step (8 GPUs x 2).
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

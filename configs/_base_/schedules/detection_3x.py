@@ -1,4 +1,4 @@
-# 36 epochs, the 3x schedule of detection; PEGs and norms do not decay.
+# 36 epochs, the 3x schedule of detection; no weight decay on PEGs and norms.
 _base_ = 'detection_1x.py'
 train_cfg = dict(max_epochs=36)
 param_scheduler = [

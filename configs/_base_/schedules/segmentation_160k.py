@@ -1,4 +1,4 @@
-# 160,000 iterations, 16 images a step (8 GPUs x 2); PEGs and norms do not decay.
+# 160,000 iterations, 16 images per step (8 GPUs x 2); no weight decay on PEGs and norms.
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=160_000, val_interval=16_000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

@@ -1,4 +1,4 @@
-# 80,000 iterations, 32 images a step (8 GPUs x 4).
+# 80,000 iterations, 32 images per step (8 GPUs x 4).
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=80_000, val_interval=8_000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,24 @@ from support import ROOT
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+# mmengine's classes with global instances, such as loggers that hold a captured stdout.
+GLOBAL_INSTANCES = {
+    'mmengine.logging': ('MessageHub', 'MMLogger'),
+    'mmengine.registry': ('DefaultScope',),
+    'mmengine.visualization': ('Visualizer',),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_global_instances() -> Iterator[None]:
+    """Clear the global state of mmengine after each test."""
+    yield
+    for module, names in GLOBAL_INSTANCES.items():
+        if module in sys.modules:
+            for name in names:
+                getattr(sys.modules[module], name)._instance_dict.clear()
 
 
 @pytest.fixture(scope='session')

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.logging import MessageHub, MMLogger
-from mmengine.registry import DefaultScope
-from mmengine.visualization import Visualizer
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -30,9 +27,5 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run each test in an empty folder, and clear mmengine's global state after it."""
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
-    for kept in (DefaultScope, MessageHub, MMLogger, Visualizer):
-        kept._instance_dict.clear()

@@ -1,9 +1,9 @@
-# `make demo` and `make test` do all the set-up that they need.
+# `make demo` and `make test` include the set-up.
 PY := .venv/bin/python
 DETECTION := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
-# Threads that wait by spinning bring training to a crawl on a machine that has other work.
+# Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help setup demo demo-seg test lint lock table
@@ -11,10 +11,10 @@ export OMP_WAIT_POLICY ?= passive
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup:  ## make or complete the environment in .venv
+setup:  ## create or complete the environment in .venv
 	@tools/setup_env.sh
 
-# An interrupted demo goes on where it was; data and training that are there are not made again.
+# An interrupted demo continues; existing data and trainings are kept.
 define run_demo
 	$(PY) tools/demo/sample_dataset.py
 	$(PY) tools/train.py $(1) --work-dir $(2) --resume
@@ -24,10 +24,10 @@ define run_demo
 	@echo 'Open $(2)/contact_sheet.png and $(2)/curves.png'
 endef
 
-demo: setup  ## train a detector on handwritten digits, evaluate it, draw what it finds
+demo: setup  ## train a detector on handwritten digits, evaluate it, draw its predictions
 	$(call run_demo,$(DETECTION),work_dirs/demo)
 
-demo-seg: demo  ## the same for segmentation, from the detector's backbone
+demo-seg: demo  ## the same for a segmentor with the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 test: setup  ## run the tests
@@ -36,10 +36,10 @@ test: setup  ## run the tests
 lint: setup  ## check the style
 	.venv/bin/ruff check .
 
-table: setup  ## bring the README's table of models up to date
+table: setup  ## update the README's table of models and docs/models.md
 	$(PY) tools/benchmarks/model_table.py --write
 
-lock: setup  ## pin requirements/requirements.in anew
+lock: setup  ## update the pinned versions of requirements/requirements.in
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-emit-index-url \
 	  --custom-compile-command 'make lock' --override requirements/overrides.txt \
 	  requirements/requirements.in --output-file requirements/requirements.txt

@@ -1,11 +1,11 @@
-"""Says what is installed, what of it works, and the command that mends what does not.
+"""Shows what is installed and whether it works, and how to fix what does not.
 
     python -m cpvt_pyramid.doctor
 
-Ends with status 0 if nothing is broken and with 1 otherwise. Packages are looked up by their
-metadata. Whether they work is tried, not concluded from versions, and in a second process, because
-an operator library built for another torch can take the whole process down. Only the standard
-library is imported here; everything else is imported by the probe that tries it.
+The exit status is 0 if nothing is broken, otherwise 1. Packages are found by their metadata, and
+tested by running them. This happens in a second process, because an operator library built for
+another torch can crash. This module imports only the standard library; each probe imports what it
+tests.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
 NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
-MARK = 'finding '  # before each line of the second process that is for the first
-PATIENCE = 300  # seconds for one probe; a cold disk takes its time over the first `import torch`
+MARK = 'finding '  # prefix of the second process's lines for the first
+TIMEOUT = 300  # seconds per probe; the first `import torch` from a cold disk is slow
 
-# Import name: the distributions that provide it, the maintained fork of OpenMMLab first.
+# Distributions by import name, of the maintained fork and of the original OpenMMLab.
 FORK = {
     'mmengine': 'onedl-mmengine',
     'mmcv': 'onedl-mmcv',
@@ -45,7 +45,7 @@ ORIGINAL = {
     'mmdet': ('mmdet',),
     'mmseg': ('mmsegmentation',),
 }
-# What the tests of this project run with; requirements/ says the same (a test compares).
+# Versions that this project is tested with, as in requirements/.
 TESTED = {
     'torch': '2.13.0',
     'torchvision': '0.28.0',
@@ -53,16 +53,16 @@ TESTED = {
     'onedl-mmcv': '2.3.6',
     'onedl-mmdetection': '3.5.1',
     'onedl-mmsegmentation': '1.4.2',
-    # of the original family, tried with this torch, not what the tests run with
+    # The original family, tried with this torch; the tests do not run with it.
     'mmengine': '0.10.7',
     'mmcv': '2.1.0',
     'mmdet': '3.3.0',
     'mmsegmentation': '1.2.2',
 }
-OPTIONAL = {  # import name: its distributions, what it is for
+OPTIONAL = {  # by import name: distributions, purpose
     'timm': (('timm',), 'the models registered in timm'),
     'onnx': (('onnx',), 'export to ONNX'),
-    'onnxruntime': (('onnxruntime', 'onnxruntime-gpu'), 'running what was exported'),
+    'onnxruntime': (('onnxruntime', 'onnxruntime-gpu'), 'running exported models'),
 }
 
 
@@ -70,14 +70,14 @@ OPTIONAL = {  # import name: its distributions, what it is for
 class Finding:
     """A row of the table.
 
-    name: what was looked at. state: 'ok'; 'note', optional and absent; 'warn', works, but look at
-    it; 'FAIL', broken. detail: what was found. mend: the command that puts it right, or ''.
+    name: what was tested. state: 'ok'; 'note', optional and missing; 'warn', works, but may cause
+    problems; 'FAIL', broken. detail: what was found. fix: a command, or ''.
     """
 
     name: str
     state: str
     detail: str
-    mend: str = ''
+    fix: str = ''
 
 
 # ---------------------------------------------------------------- probes that read metadata only
@@ -94,21 +94,21 @@ def torch() -> Finding:
     if version is None and not present('torch'):
         return Finding('torch', 'FAIL', 'not installed', f'{install()} torch torchvision')
     if version and release(version) < OLDEST_TORCH:
-        return Finding('torch', 'FAIL', f'{version}; {wanted} or later is needed', torch_pair())
+        return Finding('torch', 'FAIL', f'{version}; at least {wanted} is required', torch_pair())
     if version and release(version) >= NO_MMCV_FROM and not present('mmcv'):
-        detail = f'{version}; mmcv asks for C++17 and does not compile with 2.14 or later'
-        return Finding('torch', 'note', f'{detail}; for the mm packages', torch_pair())
-    return Finding('torch', 'ok', version or 'found, without metadata')
+        detail = f'{version}; mmcv, which uses C++17, does not compile with 2.14 or later'
+        return Finding('torch', 'note', f'{detail}; only for the mm packages', torch_pair())
+    return Finding('torch', 'ok', version or 'found on the path, without metadata')
 
 
 def torchvision() -> Finding:
     version = installed(('torchvision',)).get('torchvision')
     if version or present('torchvision'):
-        return Finding('torchvision', 'ok', version or 'found, without metadata')
+        return Finding('torchvision', 'ok', version or 'found on the path, without metadata')
     if any_mm():
-        detail = 'not installed; mmdet and mmcv need it'
+        detail = 'not installed; mmdet and mmcv require it'
         return Finding('torchvision', 'FAIL', detail, torch_pair())
-    return Finding('torchvision', 'note', 'not installed; the mm packages and timm need it')
+    return Finding('torchvision', 'note', 'not installed; the mm packages and timm require it')
 
 
 def optional(name: str) -> Finding:
@@ -120,45 +120,45 @@ def optional(name: str) -> Finding:
 
 
 def mm_package(name: str) -> Finding | None:
-    """mmengine, mmcv, mmdet or mmseg: which distribution of it, if any."""
+    """The installed distribution of mmengine, mmcv, mmdet or mmseg, if any."""
     found = installed((FORK[name], *ORIGINAL[name]))
     if found:
         return Finding(name, 'ok', versions_text(found))
     if present(name):
-        return Finding(name, 'warn', 'found on the path, but not installed as a distribution')
+        return Finding(name, 'warn', 'found on the path, without metadata')
     if not any_mm():
-        return None  # `mm_family` speaks for all four
-    mend = mm_command(name)
+        return None  # `mm_family` reports all four
+    fix = mm_command(name)
     if name in ('mmengine', 'mmcv') and (present('mmdet') or present('mmseg')):
-        detail = 'not installed, and mmdet and mmseg, which need it, do not bring it along'
-        return Finding(name, 'FAIL', detail, mend)
+        detail = 'not installed; mmdet and mmseg require it but do not install it'
+        return Finding(name, 'FAIL', detail, fix)
     purpose = {'mmdet': 'detection', 'mmseg': 'segmentation'}.get(name, 'mmdet and mmseg')
-    return Finding(name, 'note', f'not installed; for {purpose}', mend)
+    return Finding(name, 'note', f'not installed; for {purpose}', fix)
 
 
 def mm_family() -> Finding:
-    """The fork and the original write the same files: two of a kind have overwritten each other."""
+    """The fork and the original install the same files, so they overwrite each other."""
     fork = {name: installed((FORK[name],)) for name in FORK}
     original = {name: installed(ORIGINAL[name]) for name in FORK}
     twice = [name for name in FORK if len(fork[name]) + len(original[name]) > 1]
     if twice:
         names = [d for name in twice for d in (*fork[name], *original[name])]
-        detail = f'installed over each other: {", ".join(names)}'
+        detail = f'overwrite each other: {", ".join(names)}'
         again = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in twice))
         return Finding('mm family', 'FAIL', detail, f'{uninstall()} {" ".join(names)} && {again}')
     forked = [name for name in FORK if fork[name]]
     originals = [name for name in FORK if original[name]]
     if forked and originals:
-        detail = f'mixed: {", ".join(forked)} of the fork, {", ".join(originals)} of the original'
-        mend = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in originals))
-        return Finding('mm family', 'warn', detail, mend)
+        detail = f'mixed: {", ".join(forked)} (the fork), {", ".join(originals)} (the original)'
+        fix = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in originals))
+        return Finding('mm family', 'warn', detail, fix)
     if forked:
         return Finding('mm family', 'ok', 'the maintained fork (onedl-*)')
     if originals:
         return Finding('mm family', 'ok', 'the original')
     if any_mm():
-        return Finding('mm family', 'warn', 'unknown: found on the path without metadata')
-    detail = 'not installed; the backbone works in plain torch, detection and segmentation need it'
+        return Finding('mm family', 'warn', 'found on the path, without metadata')
+    detail = 'not installed; required for detection and segmentation, not for the backbones'
     return Finding('mm family', 'note', detail, mm_commands())
 
 
@@ -170,7 +170,7 @@ def torch_works() -> Finding:
 
     (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()
     torch.nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 2, 4), scale=0.5)
-    return Finding('torch runs', 'ok', 'a matrix product and fused attention')
+    return Finding('torch runs', 'ok', 'matrix product and fused attention')
 
 
 def device() -> Finding:
@@ -186,10 +186,10 @@ def device() -> Finding:
     threads = f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores'
     driver = Path('/proc/driver/nvidia/version').exists()
     if driver and torch.version.cuda is None:
-        detail = f'{threads}; there is an NVIDIA GPU, but this torch is built for the CPU alone'
+        detail = f'{threads}; this torch is built for the CPU only, but there is an NVIDIA GPU'
         return Finding('device', 'warn', detail, torch_pair())
     if driver and os.environ.get('CUDA_VISIBLE_DEVICES') is None:
-        detail = f'{threads}; there is an NVIDIA GPU, which torch {torch.__version__} cannot use'
+        detail = f'{threads}; torch {torch.__version__} cannot use the NVIDIA GPU'
         return Finding('device', 'warn', detail, 'nvidia-smi  # does the driver see the GPU?')
     return Finding('device', 'ok', threads)
 
@@ -217,7 +217,7 @@ def opencv() -> Finding | None:
     cv2.resize(numpy.zeros((4, 4, 3), numpy.uint8), (2, 2))
     detail = f'{versions_text(found)}, NumPy {numpy.__version__}'
     if len(set(found.values())) > 1:
-        return Finding('OpenCV', 'warn', f'{detail}: written over each other', opencv_command())
+        return Finding('OpenCV', 'warn', f'{detail}: overwrite each other', opencv_command())
     return Finding('OpenCV', 'ok', detail)
 
 
@@ -233,9 +233,9 @@ def mmcv_operators() -> Finding | None:
     if finding.state != 'ok' or not torch.cuda.is_available():
         return finding
     if built == 'not available':
-        detail = 'built for the CPU alone, and there is a GPU'
-        mend = f'{mmcv_command()}  # with nvcc; or hide the GPU: export CUDA_VISIBLE_DEVICES='
-        return Finding(name, 'FAIL', detail, mend)
+        detail = 'built for the CPU only, but there is a GPU'
+        fix = f'{mmcv_command()}  # with nvcc; or hide the GPU: export CUDA_VISIBLE_DEVICES='
+        return Finding(name, 'FAIL', detail, fix)
     kept = nms(*(x.cuda() for x in two_boxes(torch)), 0.5)[1].tolist()
     return two_kept(f'{name} on CUDA {built}', kept, mmcv_command())
 
@@ -275,14 +275,14 @@ def registered() -> Finding | None:
 
 
 def two_boxes(torch) -> tuple:
-    """Two boxes that overlap by 81% and their scores: only the second outlives suppression."""
+    """Two boxes with an overlap of 90% and their scores: suppression keeps only the second."""
     return torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]]), torch.tensor([0.1, 0.9])
 
 
-def two_kept(name: str, kept: list[int], mend: str) -> Finding:
+def two_kept(name: str, kept: list[int], fix: str) -> Finding:
     if kept != [1]:
-        return Finding(name, 'FAIL', f'non-maximum suppression kept {kept}, not [1]', mend)
-    return Finding(name, 'ok', 'load, and non-maximum suppression is right')
+        return Finding(name, 'FAIL', f'non-maximum suppression kept {kept}, not [1]', fix)
+    return Finding(name, 'ok', 'non-maximum suppression is correct')
 
 
 def forwards(name: str, model, torch) -> Finding:
@@ -290,16 +290,16 @@ def forwards(name: str, model, torch) -> Finding:
         maps = model.eval()(torch.zeros(1, 3, 64, 96))
     sizes = [tuple(x.shape[-2:]) for x in maps]
     if sizes != [(16, 24), (8, 12), (4, 6), (2, 3)]:
-        return Finding(name, 'FAIL', f'maps of a 64x96 image are {sizes}', reinstall_self())
-    return Finding(name, 'ok', 'CPVTPyramid found; a forward pass gives strides 4, 8, 16, 32')
+        return Finding(name, 'FAIL', f'wrong maps of a 64x96 image: {sizes}', reinstall_self())
+    return Finding(name, 'ok', 'CPVTPyramid gives maps at strides 4, 8, 16, 32')
 
 
 # --------------------------------------------------------------------------------- the commands
 
 
 def python_command() -> str:
-    """How this very interpreter is called here, for commands that can be copied as they stand."""
-    # Not resolved: the link in an environment is what makes it the environment.
+    """The command of this interpreter, so that the fixes can be copied and run."""
+    # Not resolved: the link belongs to an environment, its target does not.
     if shutil.which('python') == sys.executable:
         return 'python'
     here = os.path.relpath(sys.executable)
@@ -307,7 +307,7 @@ def python_command() -> str:
 
 
 def install() -> str:
-    """uv where it is there: pip may take torch and torchvision from two indexes that do not fit."""
+    """With uv if installed: pip may take incompatible torch and torchvision from two indexes."""
     tool = 'uv pip install' if present('uv') else 'pip install'
     return f'{python_command()} -m {tool}'
 
@@ -318,7 +318,7 @@ def uninstall() -> str:
 
 
 def set_up() -> str:
-    """`make setup` if this is the environment that the checkout's Makefile keeps, else ''."""
+    """`make setup` if this is the environment of the checkout's Makefile, else ''."""
     if Path(sys.prefix) != ROOT / '.venv' or not (ROOT / 'tools' / 'setup_env.sh').exists():
         return ''
     go = '' if Path.cwd() == ROOT else f'cd {ROOT} && '
@@ -326,7 +326,7 @@ def set_up() -> str:
 
 
 def torch_pair() -> str:
-    """torch and the torchvision for it, together, from one index."""
+    """Install matching versions of torch and torchvision from one index."""
     pair = ' '.join(f'{name}=={TESTED[name]}' for name in ('torch', 'torchvision'))
     return set_up() or f'{install()} --force-reinstall {pair}'
 
@@ -337,7 +337,7 @@ def opencv_command() -> str:
 
 
 def mmcv_command(distribution: str = '') -> str:
-    """Builds mmcv's operators: not isolated, or the build sees no torch and leaves them out."""
+    """Build mmcv with its operators. An isolated build finds no torch and leaves them out."""
     if not distribution:
         return mm_command('mmcv')
     tools = f'{install()} "setuptools<81" wheel ninja packaging psutil'
@@ -351,7 +351,7 @@ def mmcv_command(distribution: str = '') -> str:
 
 
 def mm_command(name: str, fork: bool = False) -> str:
-    """Installs one mm package, of the family that the others are of, or of the fork."""
+    """Install an mm package of the family that the others belong to, or of the fork."""
     if set_up():
         return set_up()
     forked = fork or any(installed((d,)) for d in FORK.values())
@@ -364,11 +364,11 @@ def mm_command(name: str, fork: bool = False) -> str:
 
 
 def mm_commands() -> str:
-    """Installs the whole stack, mmcv last: its build needs torch."""
+    """Install all mm packages, mmcv last, because its build needs torch."""
     if set_up():
         return set_up()
     if (ROOT / 'tools' / 'setup_env.sh').exists():
-        return f'make -C {os.path.relpath(ROOT)} setup  # makes .venv there, with everything'
+        return f'make -C {os.path.relpath(ROOT)} setup  # installs everything into .venv there'
     names = [FORK[name] for name in ('mmengine', 'mmdet', 'mmseg')]
     pins = ' '.join(f'{name}=={TESTED[name]}' for name in names)
     return f'{install()} {pins} && {mmcv_command()}'
@@ -378,16 +378,16 @@ def reinstall_self() -> str:
     return set_up() or f'{install()} --force-reinstall --no-deps {ROOT}'
 
 
-def known_mend(message: str) -> str:
-    """The command for an error that names its cause, or '': then the probe's own applies."""
-    if 'pkg_resources' in message:  # mmengine 0.10.7; setuptools 81 dropped it
+def known_fix(message: str) -> str:
+    """The fix for an error whose message names the cause, else ''."""
+    if 'pkg_resources' in message:  # used by mmengine 0.10.7, removed in setuptools 81
         return f'{install()} "setuptools<81"'
-    if 'libGL' in message or 'libgthread' in message or 'libSM' in message:  # a machine without X
+    if 'libGL' in message or 'libgthread' in message or 'libSM' in message:  # no X11
         return opencv_command()
     if 'cv2' in message:
         return opencv_command()
     if '_ARRAY_API' in message or 'multiarray' in message or 'numpy.dtype size' in message:
-        # A compiled package was built for the other major version of NumPy.
+        # A package was compiled for another major version of NumPy.
         return f'{install()} --force-reinstall numpy opencv-python-headless pycocotools'
     if 'torchvision::' in message or 'torchvision' in missing_module(message):
         return torch_pair()
@@ -409,21 +409,21 @@ def missing_module(message: str) -> str:
 
 
 def installed(distributions: tuple[str, ...]) -> dict[str, str]:
-    """Those of the distributions that are installed, with their versions."""
+    """The installed distributions and their versions."""
     found = {}
     for name in distributions:
         try:
             found[name] = metadata.version(name) or 'unknown version'
         except (metadata.PackageNotFoundError, KeyError, ValueError, OSError):
-            continue  # a damaged entry is as good as none
+            continue  # damaged metadata
     return found
 
 
 def present(name: str) -> bool:
-    """Whether the package can be found; a mere folder of that name does not count."""
+    """Whether the package can be imported; a folder without __init__.py does not count."""
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # already in memory, and in an unusual way
+    except (ImportError, ValueError):  # imported already, without a spec
         return name in sys.modules
     return spec is not None and spec.origin is not None
 
@@ -452,7 +452,7 @@ LOOKS: list[tuple[str, Callable[[], Finding | None]]] = [
     ('mm family', mm_family),
     *((name, lambda name=name: mm_package(name)) for name in FORK),
 ]
-# With the command to offer when a probe dies in a way that no message explains.
+# The last entry is the fix if no error message names the cause.
 TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
     ('torch runs', torch_works, torch_pair),
     ('device', device, torch_pair),
@@ -467,7 +467,7 @@ TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, each as soon as it is there."""
+    """Yield the findings as they arrive."""
     for name, look in LOOKS:
         finding = attempted(name, look, lambda: '')
         if finding:
@@ -477,21 +477,21 @@ def examine() -> Iterator[Finding]:
 
 
 def attempted(
-    name: str, probe: Callable[[], Finding | None], mend: Callable[[], str]
+    name: str, probe: Callable[[], Finding | None], fix: Callable[[], str]
 ) -> Finding | None:
-    """The probe's finding; whatever goes wrong in it is a finding too."""
+    """The probe's finding, or one about the error that it raised."""
     try:
         return probe()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  a package may even call sys.exit on import
+    except BaseException as error:  # noqa: BLE001  a package may call sys.exit on import
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        command = known_mend(f'{type(error).__name__}: {error}') or mend()
+        command = known_fix(f'{type(error).__name__}: {error}') or fix()
         return Finding(name, 'FAIL', f'{type(error).__name__}: {message}'[:200], command)
 
 
 def tried_apart() -> Iterator[Finding]:
-    """Runs the trials in a second process, and in a new one after each that takes it down."""
+    """Run the trials in a second process, and in a new one after each crash."""
     done = 0
     while done < len(TRIALS):
         code = (
@@ -519,24 +519,24 @@ def tried_apart() -> Iterator[Finding]:
             errors.seek(0)
             last = (errors.read().strip().splitlines() or [''])[-1]
         if done < len(TRIALS):
-            name, _, mend = TRIALS[done]
-            detail = f'took the process down ({ending(status)})' + f': {last}' * bool(last)
+            name, _, fix = TRIALS[done]
+            detail = f'crashed ({ending(status)})' + f': {last}' * bool(last)
             if late.is_set():
-                detail = f'did not end within {PATIENCE} seconds'
-            yield Finding(name, 'FAIL', detail[:200], known_mend(last) or mend())
+                detail = f'timed out after {TIMEOUT} seconds'
+            yield Finding(name, 'FAIL', detail[:200], known_fix(last) or fix())
             done += 1
             if done == 1:
                 return
 
 
 def answer_in_time(child: subprocess.Popen, late: threading.Event) -> str:
-    """The child's next answer; '' if it ended before, or was stopped because it took too long."""
+    """The child's next answer; '' if the child ended or timed out."""
 
     def stop() -> None:
         late.set()
         child.kill()
 
-    clock = threading.Timer(PATIENCE, stop)
+    clock = threading.Timer(TIMEOUT, stop)
     clock.start()
     try:
         return next((line for line in child.stdout if line.startswith(MARK)), '')
@@ -549,12 +549,12 @@ def ending(status: int) -> str:
 
 
 def report_trials(first: int) -> None:
-    """The trials from number `first` on, a line of JSON each: what the second process runs."""
-    # What packages print, even from native code, must not come between the lines.
+    """Run the trials from number `first` in the second process; print a line of JSON for each."""
+    # Output of packages, even from native code, must not mix with these lines.
     lines = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)
-    for name, probe, mend in TRIALS[first:]:
-        finding = attempted(name, probe, mend)
+    for name, probe, fix in TRIALS[first:]:
+        finding = attempted(name, probe, fix)
         print(f'{MARK}{json.dumps(finding and asdict(finding))}', file=lines, flush=True)
 
 
@@ -568,12 +568,12 @@ def main(argv: list[str] | None = None) -> int:
     for found in examine():
         broken += found.state == 'FAIL'
         print(f'{found.state:>4}  {found.name:<{width}}  {found.detail}', flush=True)
-        if found.mend:
-            again = found.mend in shown  # one cause often breaks several things
-            print(f'{"":>4}  {"":<{width}}  -> {"as above" if again else found.mend}', flush=True)
-            shown.add(found.mend)
+        if found.fix:
+            again = found.fix in shown  # one cause often breaks several things
+            print(f'{"":>4}  {"":<{width}}  -> {"as above" if again else found.fix}', flush=True)
+            shown.add(found.fix)
     if broken:
-        print(f'\n{broken} broken; run the commands behind the arrows of the FAIL rows, in order')
+        print(f'\n{broken} broken; run the commands below the FAIL rows, in order')
     else:
         print('\nnothing is broken')
     return 1 if broken else 0

@@ -1,14 +1,14 @@
-"""What a computation costs, from the shapes of its tensors: multiply-additions and bytes.
+"""Counts multiply-additions and bytes of a computation, from the shapes of its tensors.
 
     model = CPVTPyramid('pcpvt_small').to('meta')
     with Counter() as counter:
         model(torch.empty(1, 3, 800, 1344, device='meta'))
     counter.total, counter.by_module['CPVTPyramid.blocks']
 
-Fused attention counts as the two products that it is: torch's own counter sees none in the CPU's
-fused kernel, and mmengine's in no fused kernel. Of depthwise convolutions, the backward pass counts
-as twice the forward pass, where torch's own has it as a dense convolution's. Modules count
-whether or not they are called as such, as lists and many heads are not.
+Fused attention counts as two matrix products; torch's FlopCounterMode counts 0 for the CPU's fused
+kernel, and mmengine 0 for all of them. The backward pass of a depthwise convolution counts twice
+the forward pass; torch counts that of a dense one. A module's count includes its submodules even if
+its own forward is not called, for example a ModuleList.
 """
 
 from collections import defaultdict
@@ -29,16 +29,16 @@ WEIGHTED = (aten.mm, aten.addmm, aten.convolution, aten.convolution_backward)
 
 
 class Counter(ExitStack):
-    """Counts what runs inside of a `with`, the backward pass included, on any device; on torch's
-    meta device nothing is computed for it.
+    """Context manager that counts operations, including the backward pass, on any device. On the
+    meta device nothing is computed.
 
     Attributes:
         total: multiply-additions of matrix products, convolutions and attention, which papers
-            call FLOPs; all else is small beside them, and not counted.
-        by_module: the same of the forward pass alone, for each module by its name, as in
-            'CPVTPyramid.blocks.0', whose first part is the class of the outermost that was called.
-        bytes: operands and results of products with weights and of convolutions, each read or
-            written once: what attention reads and leaves is among them, its scores are not.
+            call FLOPs. Other operations are comparatively small and not counted.
+        by_module: multiply-additions of the forward pass by module name, for example
+            'CPVTPyramid.blocks.0', where the first part is the class of the outermost module.
+        bytes: size of the operands and results of convolutions and of matrix products with weights,
+            each read or written once. This includes attention's inputs and output, not its scores.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Counter(ExitStack):
 
 
 class _Operations(TorchDispatchMode):
-    """Shows a counter each operation that has FLOPs, taking apart those made of others."""
+    """Reports operations that have FLOPs to a counter, decomposing composite operations."""
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
@@ -93,6 +93,6 @@ def multiply_additions(op: Callable, out: object, args: tuple, kwargs: dict) -> 
 
 
 def above(names: set[str]) -> set[str]:
-    """Module names and those of the modules around them: 'A.b.c' is in 'A.b' and 'A'."""
+    """The names and those of their parent modules: for 'A.b.c' also 'A.b' and 'A'."""
     parts = [name.split('.') for name in names]
     return {'.'.join(path[:i]) for path in parts for i in range(1, len(path) + 1)}

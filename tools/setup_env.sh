@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes or completes the environment .venv in the checkout; safe to run again at any time.
+# Create or complete the environment .venv in the checkout. Safe to run at any time.
 #
-#   PYTHON=python3.11            the interpreter to build .venv from
+#   PYTHON=python3.11            the interpreter for .venv
 #   MMCV_WHEEL=path/to/mmcv.whl  use this wheel instead of compiling mmcv's operators
-#   CPVT_WHEEL_CACHE=folder      where the compiled wheel is kept (default ~/.cache/cpvt_pyramid)
+#   CPVT_WHEEL_CACHE=folder      keep the compiled wheel here (default ~/.cache/cpvt_pyramid)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,27 +18,27 @@ esac
 python=${PYTHON:-python3.11}
 cache=${CPVT_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpvt_pyramid}
 
-# Done already with these very files? Then this costs a few milliseconds.
+# Nothing to do if these files have not changed.
 stamp=$(cat requirements/*.txt tools/setup_env.sh setup.py | sha256sum)
 if [ "$(cat .venv/complete 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}" ]; then
   .venv/bin/python -c '' 2>/dev/null && exit 0
 fi
 
-command -v "$python" >/dev/null || fail "no $python here; name a Python 3.11 with PYTHON=..."
+command -v "$python" >/dev/null || fail "$python not found; set PYTHON=... to a Python 3.11"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-[ "$version" = 3.11 ] || fail "$python is Python $version; the pinned packages are for 3.11 (PYTHON=...)"
+[ "$version" = 3.11 ] || fail "$python is Python $version; set PYTHON=... to a Python 3.11"
 command -v g++ >/dev/null || [ -n "${MMCV_WHEEL:-}" ] ||
-  fail "no g++ here to compile mmcv's operators; install a C++ compiler or name a wheel with MMCV_WHEEL=..."
+  fail "g++ not found; install a C++ compiler for mmcv's operators, or set MMCV_WHEEL=... to a wheel"
 
-# One set-up at a time: a second one waits for the first.
+# One set-up at a time; a second one waits.
 exec 9>.setup.lock
 if ! flock -n 9; then
-  echo "setup: another set-up of this checkout is running; waiting for it"
+  echo "setup: waiting for another set-up of this checkout"
   flock 9
 fi
 
-echo "setup: packages"
-# A half-made .venv (interrupted, or its interpreter gone) is made anew.
+echo "setup: installing packages"
+# Replace an incomplete .venv, or one whose interpreter is gone.
 .venv/bin/python -m uv --version >/dev/null 2>&1 || {
   rm -rf .venv
   "$python" -m venv .venv
@@ -54,11 +54,11 @@ operators_load() { .venv/bin/python -c 'import mmcv.ops' 2>/dev/null; }
 
 mmcv=$(grep -v '^#' requirements/mmcv.txt)
 if [ -n "${MMCV_WHEEL:-}" ]; then
-  [ -f "$MMCV_WHEEL" ] || fail "MMCV_WHEEL=$MMCV_WHEEL is no file"
+  [ -f "$MMCV_WHEEL" ] || fail "no file at MMCV_WHEEL=$MMCV_WHEEL"
   install_wheel "$MMCV_WHEEL"
   operators_load || fail "the operators in $MMCV_WHEEL do not load with this torch and Python; unset MMCV_WHEEL to compile them"
 elif ! .venv/bin/python -c "from importlib.metadata import version; assert version('${mmcv%==*}') == '${mmcv#*==}'" 2>/dev/null || ! operators_load; then
-  # The wheel holds compiled code: one per mmcv, torch, Python and kind of device.
+  # The compiled code depends on mmcv, torch, Python and the kind of device.
   tag=$(.venv/bin/python - <<'EOF'
 import sys, torch
 from torch.utils.cpp_extension import CUDA_HOME
@@ -66,16 +66,16 @@ device = 'cuda' if torch.cuda.is_available() and CUDA_HOME else 'cpu'
 print(f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}-{device}')
 EOF
   )
-  # Without nvcc mmcv's build would stop at the first CUDA file; for the CPU alone it goes through.
+  # Without nvcc, hide the GPU, so that mmcv is compiled for the CPU only.
   [[ $tag == *-cuda ]] || export CUDA_VISIBLE_DEVICES=
   folder=$cache/${mmcv/==/-}-$tag
   mkdir -p "$folder"
   exec 8>"$folder/lock"
-  flock -n 8 || { echo "setup: another set-up is compiling mmcv; waiting for it"; flock 8; }
+  flock -n 8 || { echo "setup: waiting for another set-up to compile mmcv"; flock 8; }
   wheel=$(find "$folder" -maxdepth 1 -name "*.whl" -print -quit)
   if [ -z "$wheel" ]; then
-    echo "setup: compiling mmcv's operators, once (15 to 30 minutes on 2 cores; log: $folder/build.log)"
-    # The sources are kept until the wheel is there, so an interrupted build goes on where it was.
+    echo "setup: compiling mmcv's operators, only this once (15 to 30 minutes on 2 cores; log: $folder/build.log)"
+    # The sources are kept until the wheel is complete, so that an interrupted build can continue.
     if [ ! -d "$folder/source" ]; then
       rm -rf "$folder/download"
       .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
@@ -84,18 +84,18 @@ EOF
       tar -xzf "$folder"/download/*.tar.gz -C "$folder/download/source" --strip-components 1
       mv "$folder/download/source" "$folder/source"
     fi
-    # Not isolated: an isolated build sees no torch and silently leaves the operators out.
+    # An isolated build finds no torch and silently leaves out the operators.
     PATH=$PWD/.venv/bin:$PATH MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} \
       .venv/bin/python -m pip wheel -v --disable-pip-version-check --no-deps --no-build-isolation \
       --wheel-dir "$folder/built" "$folder/source" 2>&1 |
       tee "$folder/build.log" | grep --line-buffered -oE '\[[0-9]+/[0-9]+\]' ||
-      fail "mmcv did not compile; see $folder/build.log"
+      fail "cannot compile mmcv; see $folder/build.log"
     mv "$folder"/built/*.whl "$folder"/
     rm -rf "$folder/built" "$folder/source" "$folder/download"
     wheel=$(find "$folder" -maxdepth 1 -name "*.whl" -print -quit)
   fi
   install_wheel "$wheel"
-  operators_load || fail "mmcv was installed but its operators do not load; remove $folder and run again"
+  operators_load || fail "mmcv's operators do not load; remove $folder and run again"
   exec 8>&-
 fi
 

@@ -1,4 +1,4 @@
-"""The doctor finds each thing that can be wrong, names the command, and never falls over itself."""
+"""The doctor finds every kind of defect, names the fix, and never crashes."""
 
 import os
 import re
@@ -42,7 +42,7 @@ ORIGINAL = {'mmengine': '0.10.7', 'mmcv': '2.1.0', 'mmdet': '3.3.0'}
 
 def test_families(machine) -> None:
     machine(torch='2.13.0')
-    assert (doctor.mm_family().state, 'make' in doctor.mm_family().mend) == ('note', True)
+    assert (doctor.mm_family().state, 'make' in doctor.mm_family().fix) == ('note', True)
     machine(**FORK)
     assert (doctor.mm_family().state, 'fork' in doctor.mm_family().detail) == ('ok', True)
     machine(**ORIGINAL)
@@ -56,8 +56,8 @@ def test_both_families_over_each_other(machine) -> None:
     found = doctor.mm_family()
     assert found.state == 'FAIL'
     assert 'onedl-mmdetection, mmdet' in found.detail and 'mmcv' not in found.detail
-    # Removing one would take the other's files along: both go, and one comes back.
-    removal, _, again = found.mend.partition(' && ')
+    # Removing one removes files of the other: both are removed, and one is installed again.
+    removal, _, again = found.fix.partition(' && ')
     assert re.search(r'pip uninstall (-y )?onedl-mmdetection mmdet$', removal)
     assert again.endswith('onedl-mmdetection==3.5.1')
 
@@ -65,33 +65,33 @@ def test_both_families_over_each_other(machine) -> None:
 def test_mixed_families(machine) -> None:
     machine(mmengine='0.10.7', onedl_mmcv='2.3.6')
     found = doctor.mm_family()
-    assert found.state == 'warn' and found.mend.endswith('onedl-mmengine==0.10.12')
+    assert found.state == 'warn' and found.fix.endswith('onedl-mmengine==0.10.12')
 
 
 def test_missing_mm_packages(machine) -> None:
     machine(onedl_mmengine='0.10.12', onedl_mmsegmentation='1.4.2')
     mmcv, mmdet = doctor.mm_package('mmcv'), doctor.mm_package('mmdet')
     assert mmcv.state == 'FAIL'
-    assert '--no-build-isolation' in mmcv.mend and mmcv.mend.endswith('onedl-mmcv==2.3.6')
+    assert '--no-build-isolation' in mmcv.fix and mmcv.fix.endswith('onedl-mmcv==2.3.6')
     assert mmdet.state == 'note'
-    assert re.search(r'pip install .*onedl-mmdetection==3.5.1$', mmdet.mend)
+    assert re.search(r'pip install .*onedl-mmdetection==3.5.1$', mmdet.fix)
     assert doctor.mm_package('mmseg').state == 'ok'
     machine(**ORIGINAL)
-    assert doctor.mm_package('mmseg').mend.endswith(' mmsegmentation==1.2.2')
+    assert doctor.mm_package('mmseg').fix.endswith(' mmsegmentation==1.2.2')
     machine(torch='2.13.0')
     assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
 
 
 def test_torch_versions(machine) -> None:
     machine()
-    assert doctor.torch().state == 'FAIL' and doctor.torch().mend.endswith('torch torchvision')
+    assert doctor.torch().state == 'FAIL' and doctor.torch().fix.endswith('torch torchvision')
     machine(torch='2.0.1+cpu')
     assert doctor.torch().state == 'FAIL' and '2.1' in doctor.torch().detail
     machine(torch='2.1.0')
     assert doctor.torch().state == 'ok'
-    machine(torch='2.14.0')  # mmcv would have to be compiled
-    assert doctor.torch().state == 'note' and 'torch==2.13.0' in doctor.torch().mend
-    machine(torch='2.14.0', onedl_mmcv='2.3.6')  # it has been; its operators are tried elsewhere
+    machine(torch='2.14.0')  # mmcv would not compile
+    assert doctor.torch().state == 'note' and 'torch==2.13.0' in doctor.torch().fix
+    machine(torch='2.14.0', onedl_mmcv='2.3.6')  # it did; another probe tests its operators
     assert doctor.torch().state == 'ok'
 
 
@@ -99,7 +99,7 @@ def test_optional_packages(machine) -> None:
     machine(onnxruntime_gpu='1.31')
     assert doctor.optional('onnxruntime') == doctor.Finding('onnxruntime', 'ok', '1.31')
     absent = doctor.optional('timm')
-    assert absent.state == 'note' and absent.mend.endswith('pip install timm')
+    assert absent.state == 'note' and absent.fix.endswith('pip install timm')
 
 
 @pytest.mark.parametrize(
@@ -118,18 +118,18 @@ def test_optional_packages(machine) -> None:
 )
 def test_errors_that_name_their_cause(machine, message: str, command: str) -> None:
     machine(torch='2.13.0', onedl_mmcv='2.3.6')
-    assert command in doctor.known_mend(message)
+    assert command in doctor.known_fix(message)
 
 
-def test_unknown_errors_get_the_commands_of_the_probe() -> None:
+def test_unknown_errors_get_the_fix_of_the_probe() -> None:
     def probe() -> None:
         raise RuntimeError('first line\nsecond line')
 
-    found = doctor.attempted('thing', probe, lambda: 'mend it')
-    assert found == doctor.Finding('thing', 'FAIL', 'RuntimeError: first line', 'mend it')
+    found = doctor.attempted('thing', probe, lambda: 'fix it')
+    assert found == doctor.Finding('thing', 'FAIL', 'RuntimeError: first line', 'fix it')
 
 
-def test_build_of_mmcv_goes_back_to_a_torch_that_it_compiles_with(machine) -> None:
+def test_build_of_mmcv_downgrades_torch_if_necessary(machine) -> None:
     machine(torch='2.14.1', onedl_mmcv='2.3.6')
     steps = doctor.mmcv_command().split(' && ')
     assert 'torch==2.13.0' in steps[0] and 'MMCV_WITH_OPS=1' in steps[-1]
@@ -139,18 +139,18 @@ def test_build_of_mmcv_goes_back_to_a_torch_that_it_compiles_with(machine) -> No
 
 def test_commands_can_be_pasted(machine) -> None:
     machine(torch='2.14.0', **FORK, **ORIGINAL)
-    for command in (doctor.mmcv_command(), doctor.mm_commands(), doctor.mm_family().mend):
-        assert '#' not in command.rpartition('&&')[0]  # it would hide the commands behind it
+    for command in (doctor.mmcv_command(), doctor.mm_commands(), doctor.mm_family().fix):
+        assert '#' not in command.rpartition('&&')[0]  # it would hide the commands after it
         assert subprocess.run(['bash', '-n', '-c', command]).returncode == 0
 
 
-def test_checkout_with_its_own_environment_is_mended_by_make(monkeypatch, tmp_path) -> None:
+def test_environment_of_a_checkout_is_fixed_by_make(monkeypatch, tmp_path) -> None:
     (tmp_path / 'tools').mkdir()
     (tmp_path / 'tools' / 'setup_env.sh').touch()
     monkeypatch.setattr(doctor, 'ROOT', tmp_path)
     assert doctor.set_up() == ''
     monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv'))
-    # Without the stamp, or `make setup` would take the set-up for complete.
+    # Without the stamp, or `make setup` would do nothing.
     assert doctor.mmcv_command() == f'cd {tmp_path} && rm -f .venv/complete && make setup'
     monkeypatch.chdir(tmp_path)
     assert doctor.mmcv_command() == 'rm -f .venv/complete && make setup'
@@ -166,14 +166,14 @@ def test_pins_are_those_of_the_requirements() -> None:
 
 @pytest.mark.parametrize('name', [name for name, _, _ in doctor.TRIALS])
 def test_here_everything_works(name: str) -> None:
-    probe, mend = next((probe, mend) for n, probe, mend in doctor.TRIALS if n == name)
-    found = doctor.attempted(name, probe, mend)
+    probe, fix = next((probe, fix) for n, probe, fix in doctor.TRIALS if n == name)
+    found = doctor.attempted(name, probe, fix)
     assert found.state in ('ok', 'warn'), found
 
 
-def test_wrong_operators_are_found_out() -> None:
+def test_wrong_operators_are_detected() -> None:
     assert doctor.two_kept('x', [1], '').state == 'ok'
-    assert doctor.two_kept('x', [1, 0], 'build').mend == 'build'
+    assert doctor.two_kept('x', [1, 0], 'build').fix == 'build'
 
 
 def test_here_nothing_is_missing() -> None:
@@ -183,7 +183,7 @@ def test_here_nothing_is_missing() -> None:
 
 
 def run_doctor(folder: Path) -> subprocess.CompletedProcess:
-    """The doctor with nothing installed but what lies in `folder`: -S leaves site-packages out."""
+    """The doctor with only the packages in `folder`: -S leaves out site-packages."""
     shutil.copytree(ROOT / 'cpvt_pyramid', folder / 'cpvt_pyramid')
     return subprocess.run(
         [sys.executable, '-S', '-m', 'cpvt_pyramid.doctor'], cwd=folder,
@@ -192,7 +192,7 @@ def run_doctor(folder: Path) -> subprocess.CompletedProcess:
 
 
 def rows(done: subprocess.CompletedProcess) -> dict[str, tuple[str, str]]:
-    """Name of a row: its state and the rest of it, with the command below."""
+    """By name of a row, its state and the rest, with the fix."""
     table = {}
     for line in done.stdout.splitlines():
         if match := re.match(r' {0,3}(ok|note|warn|FAIL)  (.{21})  (.*)', line):
@@ -224,7 +224,7 @@ def test_torch_that_crashes_ends_the_trials(tmp_path) -> None:
     assert 'device' not in table and 'torch==2.13.0' in table['torch runs'][1]
 
 
-def test_each_broken_package_is_told_and_none_hides_another(tmp_path) -> None:
+def test_each_broken_package_is_reported(tmp_path) -> None:
     stubs = {
         'torch/__init__.py': 'import sys; from unittest.mock import MagicMock\n'
         'torch = sys.modules["torch"] = MagicMock(); torch.cuda.is_available.return_value = False\n'
@@ -260,10 +260,10 @@ def test_each_broken_package_is_told_and_none_hides_another(tmp_path) -> None:
         assert state == 'FAIL' and cause in detail and command in detail, (name, detail)
 
 
-def test_probe_that_hangs_is_given_up(monkeypatch) -> None:
-    monkeypatch.setattr(doctor, 'PATIENCE', 0.02)  # no import of torch is that quick
+def test_probe_that_hangs_times_out(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, 'TIMEOUT', 0.02)  # less than any import of torch
     (found,) = doctor.tried_apart()
-    assert found.state == 'FAIL' and 'did not end within' in found.detail
+    assert found.state == 'FAIL' and 'timed out after' in found.detail
 
 
 def test_importing_it_imports_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""The set-up script, as far as it can be tried without setting anything up."""
+"""The set-up script, without installing anything."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from support import ROOT
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of what the script reads, where it can do no harm."""
+    """A copy of the files that the script reads."""
     for folder in ('requirements', 'tools'):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns('__pyc*'))
     shutil.copy(ROOT / 'setup.py', tmp_path)
@@ -28,7 +28,7 @@ def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.Compl
 
 
 def python(checkout: Path, version: str) -> str:
-    """A stand-in for an interpreter that can tell its version and nothing else."""
+    """A program that prints a Python version and can do nothing else."""
     path = checkout / 'python'
     path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo {version} || exit 1\n')
     path.chmod(0o755)
@@ -39,8 +39,8 @@ def python(checkout: Path, version: str) -> str:
     'arguments, environment, complaint',
     [
         (('--fast',), {}, 'unknown argument --fast'),
-        ((), {'PYTHON': 'python-of-yore'}, 'no python-of-yore here; name a Python 3.11'),
-        ((), {'PYTHON': '3.9'}, 'is Python 3.9; the pinned packages are for 3.11'),
+        ((), {'PYTHON': 'python-of-yore'}, 'python-of-yore not found; set PYTHON=... to'),
+        ((), {'PYTHON': '3.9'}, 'is Python 3.9; set PYTHON=... to a Python 3.11'),
     ],
 )
 def test_mistakes(checkout, arguments, environment, complaint):
@@ -57,7 +57,7 @@ def test_help(checkout):
     assert done.returncode == 0 and 'MMCV_WHEEL=path/to/mmcv.whl' in done.stdout
 
 
-def test_nothing_to_do_is_done_at_once_and_a_broken_environment_is_noticed(checkout):
+def test_a_complete_environment_is_kept_and_a_broken_one_is_noticed(checkout):
     files = [*sorted((checkout / 'requirements').glob('*.txt')), checkout / 'tools/setup_env.sh',
              checkout / 'setup.py']  # fmt: skip
     content = b''.join(file.read_bytes() for file in files)
@@ -67,7 +67,7 @@ def test_nothing_to_do_is_done_at_once_and_a_broken_environment_is_noticed(check
     shutil.copy(python(checkout, ''), checkout / '.venv/bin/python')
     assert run(checkout, PYTHON='not needed').returncode == 0
     (checkout / '.venv/bin/python').unlink()
-    assert 'no not needed here' in run(checkout, PYTHON='not needed').stderr
+    assert 'not needed not found' in run(checkout, PYTHON='not needed').stderr
 
 
 def test_no_host_of_an_index_is_pinned():

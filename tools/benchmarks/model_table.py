@@ -7,6 +7,7 @@ With --write it updates the table in README.md, docs/models.md (all models) and 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -145,7 +146,7 @@ SIZES = ((224, 224), (800, 1333))
 
 def readme_table() -> str:
     """The README's table in Markdown, a row per pyramid."""
-    from cpvt_pyramid import ARCHS, CPVTPyramid
+    from cpvt_pyramid import ARCHS
 
     rows = [
         '| `arch` | published as | parameters | GFLOPs, 224 x 224 | GFLOPs, 800 x 1333 '
@@ -155,12 +156,19 @@ def readme_table() -> str:
     for arch in ARCHS:
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
         results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
-        rows.append(row(f'`{arch}`', name, *costs(CPVTPyramid, arch), top1, *results))
+        rows.append(row(f'`{arch}`', name, *pyramid_costs(arch), top1, *results))
     return '\n'.join(rows) + '\n'
 
 
 def row(*cells: object) -> str:
     return '| ' + ' | '.join(str(cell) for cell in cells) + ' |'
+
+
+@functools.cache
+def pyramid_costs(arch: str) -> list[str]:
+    from cpvt_pyramid import CPVTPyramid
+
+    return costs(CPVTPyramid, arch)
 
 
 def costs(model_class: type, *arguments: object, **options: object) -> list[str]:
@@ -222,16 +230,14 @@ backbone alone or as a part of a detector or segmentor. The format is recognized
 
 def models_page() -> str:
     """The text of docs/models.md: models, costs, results and checkpoint formats."""
-    from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid
+    from cpvt_pyramid import ARCHS, CPVT
     from cpvt_pyramid.archs import COLUMNAR_ARCHS
 
     head = ['parameters', 'GFLOPs, 224 x 224', 'GFLOPs, 800 x 1333', 'ImageNet top-1']
     pyramids = [['`arch`', 'published as', *head, 'published weights']]
     for arch in ARCHS:
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
-        pyramids.append(
-            [f'`{arch}`', name, *costs(CPVTPyramid, arch), top1, published_weights(arch)]
-        )
+        pyramids.append([f'`{arch}`', name, *pyramid_costs(arch), top1, published_weights(arch)])
     columns = [['code', 'published as', *head]]
     for name, options, results in COLUMNS:
         for (arch, letter), top1 in zip(zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B')), results):

@@ -146,7 +146,7 @@ class Column(LoadsCheckpoints, nn.Module):
         if part in ('cls_token', 'cls_pos'):
             return self.cls_token is None
         if part == 'levels' and part in self._modules:
-            return rest[0] not in self.levels
+            return bool(rest) and rest[0] not in self.levels
         return part in ('norm', 'head') and part not in self._modules
 
     def can_do_without(self, name: str) -> bool:

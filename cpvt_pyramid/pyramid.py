@@ -202,7 +202,8 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         part, *rest = name.split('.')
         if part in ('norm', 'head', 'cls_token', 'cls_pos'):
             return True
-        return part in self._modules and rest[0].isdigit() and int(rest[0]) >= len(self.blocks)
+        stage = rest[0] if rest else ''
+        return part in self._modules and stage.isdecimal() and int(stage) >= len(self.blocks)
 
     def can_do_without(self, name: str) -> bool:
         """Whether a tensor keeps its value when a checkpoint does not hold it: the stage norms of

@@ -28,8 +28,12 @@ from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS
 
-WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
+# Keys under which training scripts store the tensors, the moving average first. mmengine's EMAHook
+# stores the average as `state_dict` and the last weights as `ema_state_dict`.
+WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict')
 PREFIXES = ('module.', 'backbone.')
+COMPILED = '_orig_mod.'  # torch.compile puts it into the names of what it wraps
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Format(NamedTuple):
@@ -144,6 +148,7 @@ INERT = (
 )
 # What tells one architecture from another; position, norms and the classifier are a choice.
 BODY = re.compile(r'(patch_embeds?|blocks)\.(?!\d+\.attn\.(relative|peg)\.)')
+POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
 CLASSIFIER = re.compile(r'(norm|head)\.|cls_token$|cls_pos$')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
@@ -209,6 +214,8 @@ def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
         model.load_state_dict(checkpoint, strict=False)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
+    if not report.loaded:
+        raise ValueError(f'{path} is empty')
     return report
 
 
@@ -271,8 +278,9 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str) -> Load
         prefix: of the module's names in it: '' or, in a larger model, the module's name and a dot.
 
     Raises:
-        ValueError: the checkpoint is of another architecture.
+        ValueError: the checkpoint is damaged or of another architecture. Nothing is changed.
     """
+    check_names(state_dict)
     ours = nn.Module.state_dict(module)
     theirs = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     if not theirs:  # a checkpoint of something else: a neck, a head
@@ -320,7 +328,7 @@ def objection_to(
     for name in report.mismatched:
         there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
         advice = ''
-        if name == 'patch_embeds.0.proj.weight':
+        if name == 'patch_embeds.0.proj.weight' and there[2:] == here[2:]:
             advice = f'. in_channels={there[1]} fits the checkpoint'
         if name.endswith('.table'):
             advice = (
@@ -328,11 +336,29 @@ def objection_to(
                 'size of image the table is interpolated'
             )
         return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
+    # No position at all is a choice; a part of it is a damaged file.
+    held = {name.split('.')[0] for name in filter(POSITION.match, theirs)}
+    lacking += [name for name in report.kept if POSITION.match(name) and name.split('.')[0] in held]
     if lacking:
-        return f'the checkpoint is of another architecture: it lacks {listed(lacking)}'
+        return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
     if besides:
         return f'the checkpoint is of another architecture: the model has no {listed(besides)}'
+    for name in report.loaded:
+        defect = defect_of(theirs[name], ours[name])
+        if defect:
+            return f'the checkpoint is damaged: {name} {defect}'
     return None
+
+
+def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
+    """Why a tensor of the right shape cannot be loaded; None if it can."""
+    if type(value) not in (Tensor, nn.Parameter):  # sharded or fake: not ours to judge
+        return None
+    if value.dtype not in DTYPES:
+        return f'has the dtype {value.dtype}; one of {", ".join(map(str, DTYPES))} loads'
+    if value.is_meta:
+        return None if ours.is_meta else 'is on the meta device and has no values'
+    return None if value.isfinite().all() else 'has values that are not finite'
 
 
 def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, int]]:
@@ -342,13 +368,13 @@ def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, int]]:
         if f'patch_embeds.{i}.proj.weight' not in tensors:
             return stages
         blocks = {name.split('.')[2] for name in tensors if name.startswith(f'blocks.{i}.')}
-        stages.append((len(tensors[f'patch_embeds.{i}.proj.weight']), len(blocks)))
+        stages.append((*tensors[f'patch_embeds.{i}.proj.weight'].shape[:1], len(blocks)))
 
 
 def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
     """The key in `ARCHS` or `COLUMNAR_ARCHS` of the model with these tensors, or None."""
     if 'patch_embed.proj.weight' in tensors:
-        dim = len(tensors['patch_embed.proj.weight'])
+        dim = tensors['patch_embed.proj.weight'].shape[:1].numel()
         depth = len({name.split('.')[1] for name in tensors if name.startswith('blocks.')})
         return next(
             (k for k, a in COLUMNAR_ARCHS.items() if (a.dim, a.depth) == (dim, depth)), None
@@ -361,25 +387,55 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
 
 def described(tensors: dict[str, Tensor]) -> str:
     """The name of an architecture, or its numbers where it has none."""
-    dims, depths = zip(*shape_of(tensors))
+    dims, depths = zip(*((stage[0], stage[-1]) for stage in shape_of(tensors)))
     return arch_of(tensors) or f'of dims {dims} and depths {depths}'
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
     more = f' and {len(names) - most} more' if len(names) > most else ''
-    return ', '.join(names[:most]) + more
+    return ', '.join(name[:100] for name in names[:most]) + more
 
 
 def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
-    """The tensors of a model inside a checkpoint, without wrapper and prefix."""
+    """The tensors of a model inside a checkpoint, without wrapper and prefix.
+
+    Raises:
+        ValueError: names or tensors are damaged.
+    """
     for wrapper in WRAPPERS:
         if isinstance(checkpoint.get(wrapper), dict):
             checkpoint = checkpoint[wrapper]
-    for prefix in PREFIXES:
-        inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
-        if inner:  # mmpretrain has the classifier beside the backbone
-            checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
-    return {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+    check_names(checkpoint)
+    checkpoint = {k.replace(COMPILED, ''): v for k, v in checkpoint.items()}
+    found = True
+    while found:  # DDP inside of an average gives two
+        found = False
+        for prefix in PREFIXES:
+            inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
+            if inner:  # mmpretrain has the classifier next to the backbone
+                found = True
+                checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
+    tensors = {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+    check_storage(tensors)
+    return tensors
+
+
+def check_names(names: Iterable) -> None:
+    """Raise a ValueError unless all keys are strings."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f'the names of tensors must be strings, got {name!r}')
+
+
+def check_storage(tensors: dict[str, Tensor]) -> None:
+    """Raise a ValueError unless all tensors are dense and of a sane size."""
+    for name, value in tensors.items():
+        if value.layout != torch.strided or value.is_quantized:
+            raise ValueError(f'{name[:100]} is sparse or quantized; only dense tensors load')
+        if value.numel() > 2**32:
+            raise ValueError(
+                f'the checkpoint is damaged: {name[:100]} has {value.numel()} elements'
+            )
 
 
 def format_of(names: Iterable[str]) -> str:
@@ -408,7 +464,9 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in tensors.items():
         name = rename(name, pairs)
         if '.attn.attn.in_proj_' in name:
-            stem, kind = name.split('.attn.attn.in_proj_')
+            stem, _, kind = name.partition('.attn.attn.in_proj_')
+            if value.dim() == 0 or len(value) % 3:
+                raise ValueError(f'{name} must have rows of q, k and v, got {tuple(value.shape)}')
             dim = len(value) // 3
             ours[f'{stem}.attn.q.{kind}'], ours[f'{stem}.attn.kv.{kind}'] = value.split(
                 [dim, 2 * dim]
@@ -418,9 +476,11 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if form.pointwise and '.mlp.' in name and value.dim() == 4:
             value = value.flatten(1)
         if name.endswith('.table') and form.flat_tables:
+            if value.dim() != 3:
+                raise ValueError(f'{name} must have the shape (1, N, C), got {tuple(value.shape)}')
             side = math.isqrt(value.shape[1])
             if value.shape[1] - side**2 not in (0, 1):
-                raise ValueError(f'{name} has {value.shape[1]} entries; only square ones are read')
+                raise ValueError(f'{name} must be square, got {value.shape[1]} entries')
             if value.shape[1] > side**2:
                 ours['cls_pos'] = value[:, :1]
                 value = value[:, 1:]

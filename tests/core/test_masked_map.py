@@ -118,10 +118,11 @@ def test_convolution(kernel, stride, dilation, heights, widths, unit, seed):
         (nn.Upsample(scale_factor=0.5, mode='bilinear'), 8),
         (nn.Upsample(scale_factor=0.5), 8),
         (nn.AdaptiveAvgPool2d(1), None),
-        (nn.AdaptiveAvgPool2d((2, 3)), None),
+        (nn.AdaptiveAvgPool2d((1, 1)), None),
+        (nn.AdaptiveAvgPool2d(3), None),
         (nn.AdaptiveAvgPool2d(6), None),
         (nn.AdaptiveMaxPool2d(1), None),
-        (nn.AdaptiveMaxPool2d((3, 2)), None),
+        (nn.AdaptiveMaxPool2d(3), None),
         (nn.Softmax(dim=1), 4),
         (nn.Softmax2d(), 4),
         (nn.GELU(), 4),
@@ -149,7 +150,7 @@ def test_operation(conv, stride):
 
 @FEW
 @given(
-    bins=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    bins=st.integers(1, 7),
     heights=st.lists(sides, min_size=2, max_size=2),
     widths=st.lists(sides, min_size=2, max_size=2),
     align_corners=st.booleans(),
@@ -235,6 +236,8 @@ def test_nearest_upsampling_to_odd_sizes(side, valid):
         lambda x: x + torch.zeros(4, 4, 4, 28, 24),
         lambda x: x + map_of(),  # of another batch
         lambda x: F.adaptive_avg_pool2d(x, (None, 2)),
+        lambda x: F.adaptive_avg_pool2d(x, (14, 24)),
+        lambda x: F.adaptive_max_pool2d(x, (5, 5)),
         lambda x: F.conv2d(F.adaptive_avg_pool2d(x, 3), torch.ones(1, 4, 3, 3), padding=1),
         lambda x: F.interpolate(F.adaptive_avg_pool2d(x, 2), (5, 5), mode='bilinear'),
         lambda x: torch.cat([x, x], dim=2),
@@ -246,6 +249,15 @@ def test_nearest_upsampling_to_odd_sizes(side, valid):
 def test_other_operations_give_plain_tensors(f):
     y = f(map_of())
     assert type(y[0] if isinstance(y, tuple) else y) is Tensor
+
+
+def test_adaptive_pooling_to_the_size_of_a_coarser_map():
+    """As BFP brings finer levels to one size: cells must stay where they are."""
+    sizes = ((48, 72), (96, 40), (64, 96))
+    x = map_of(sizes, size=(96, 96))
+    for f in (F.adaptive_max_pool2d, F.adaptive_avg_pool2d):
+        y = assert_as_alone(lambda x, f=f: f(x, (x.shape[2] // 2, x.shape[3] // 2)), x, sizes)
+        assert y.cells == Cells(x.cells.region, 8)
 
 
 def test_where_nothing_is_known_functions_are_pytorchs_own():

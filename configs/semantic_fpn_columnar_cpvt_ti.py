@@ -6,7 +6,7 @@ _base_ = 'semantic_fpn_cpvt_s.py'
 model = dict(
     backbone=dict(
         _delete_=True,
-        type='CPVT', arch='cpvt_tiny', drop_path_rate=0.1, out_channels=256,
+        type='DenseCPVT', arch='cpvt_tiny', drop_path_rate=0.1, out_channels=256,
         position='learned+peg', peg=dict(after=[0, 1, 2, 3, 4, 5], zero_init=True),
         init_cfg=dict(type='Pretrained', checkpoint='timm://deit_tiny_patch16_224.fb_in1k')),
     neck=None)

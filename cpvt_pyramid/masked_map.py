@@ -110,6 +110,22 @@ def masked(x: Tensor, cells: Optional[Cells]) -> Tensor:
     return x
 
 
+@torch.compiler.disable  # dynamo cannot trace the change of class
+def masked_maps(
+    maps: Sequence[Tensor], valid: Tensor, size: Sequence[int], strides: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """The maps of a padded batch as `MaskedMap`s of one region.
+
+    Args:
+        maps: (B, C, h, w) each.
+        valid: (B, 2), true height and width of each image in pixels.
+        size: H and W of the batch in pixels.
+        strides: of the maps, in pixels.
+    """
+    region = Region(valid, size)
+    return tuple(masked(x, Cells(region, stride)) for x, stride in zip(maps, strides))
+
+
 def cells_of(x: Any) -> Optional[Cells]:
     """The cells of a map, or None if it is not a `MaskedMap` or has changed its shape."""
     cells = x.cells if isinstance(x, MaskedMap) else None
@@ -339,9 +355,11 @@ def interpolate(
 def adaptive_avg_pool2d(
     function: Callable, input: Tensor, output_size: Union[int, Sequence[Optional[int]]]
 ) -> Tensor:
-    """Means over equal parts of each image."""
+    """k x k bins: means over equal parts of each image. For a size, see `grid_factor`."""
     cells, size = cells_of(input), pair(output_size)
-    if cells is None or cells.pooled or None in size:
+    if factor := grid_factor(cells, output_size):
+        return avg_pool2d(F.avg_pool2d, input, factor)
+    if not by_bins(cells, output_size):
         return function(input, output_size)
     rows, columns = (
         parts / parts.sum(-1, keepdim=True).clamp(min=1)
@@ -356,9 +374,12 @@ def adaptive_max_pool2d(
     output_size: Union[int, Sequence[Optional[int]]],
     return_indices: bool = False,
 ) -> Any:
-    """Maxima over equal parts of each image; 0 if it has no cells."""
+    """k x k bins: maxima over equal parts of each image, 0 if it has no cells. For a size, see
+    `grid_factor`."""
     cells, size = cells_of(input), pair(output_size)
-    if cells is None or cells.pooled or None in size or return_indices:
+    if not return_indices and (factor := grid_factor(cells, output_size)):
+        return max_pool2d(F.max_pool2d, input, factor)
+    if return_indices or not by_bins(cells, output_size):
         return function(input, output_size, return_indices)
     x = input
     for axis, bins in zip((2, 3), bins_of(cells, size)):
@@ -476,6 +497,26 @@ def resized_cells(cells: Cells, x: Tensor, size: Any, scale_factor: Any) -> Opti
         exact = all(a == b * down for a, b in zip(old, new))
     fits = resized.region.map_size(resized.stride) == new
     return resized if exact and fits else None
+
+
+def by_bins(cells: Optional[Cells], output_size: Any) -> bool:
+    """Whether adaptive pooling is to divide each image: into `k` x `k` bins, or into one.
+
+    A height and width are the size of some map, not a number of bins.
+    """
+    if cells is None or cells.pooled:
+        return False
+    return isinstance(output_size, int) or tuple(output_size) == (1, 1)
+
+
+def grid_factor(cells: Optional[Cells], output_size: Any) -> Optional[int]:
+    """The factor by which adaptive pooling to a height and width coarsens the grid, if it does."""
+    if cells is None or cells.pooled or by_bins(cells, output_size) or None in output_size:
+        return None
+    (rows, odd_rows), (columns, odd_columns) = (
+        divmod(old, new) for old, new in zip(cells.region.map_size(cells.stride), pair(output_size))
+    )
+    return rows if rows == columns and not odd_rows and not odd_columns else None
 
 
 def bins_of(cells: Cells, size: tuple[int, int]) -> list[Tensor]:

@@ -1,8 +1,8 @@
-"""All that knows mmengine, mmdet and mmseg. Importing it registers the backbones and what the
-tools put into the configs that they run; `detection` and `segmentation` below it register the
-rest."""
+"""The plugin for mmengine, MMDetection and MMSegmentation. Importing it registers the backbones, an
+optimizer constructor, an optimizer wrapper and two checkpoint schemes, and changes nothing else.
+`detection` and `segmentation` register each framework's data preprocessor."""
 
 from . import amp, checkpoints, optim  # noqa: F401 (they register things)
-from .backbone import CPVT, CPVTPyramid
+from .backbone import CPVTPyramid, DenseCPVT
 
-__all__ = ['CPVT', 'CPVTPyramid']
+__all__ = ['CPVTPyramid', 'DenseCPVT']

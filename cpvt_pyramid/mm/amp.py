@@ -1,4 +1,4 @@
-"""Mixed precision that mmengine's `AmpOptimWrapper` does not have: bfloat16, on any device."""
+"""Training in bfloat16 on any device, which mmengine's `AmpOptimWrapper` does not offer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import nn
 
 @OPTIM_WRAPPERS.register_module()
 class BFloat16OptimWrapper(OptimWrapper):
-    """Runs the model in bfloat16, on a CPU or a GPU.
+    """Run the model in bfloat16 autocast, on a CPU or a GPU.
 
     bfloat16 has the range of float32, so gradients do not vanish and losses need no scaling.
     """

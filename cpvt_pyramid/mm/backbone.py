@@ -3,25 +3,26 @@
 import copy
 from typing import Any, Optional, Union
 
+import torch
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from .. import columnar, pyramid
-from ..mask import pixel_mask
+from ..masked_map import masked_maps
 from ..weights import LoadReport
-from .valid_region import REGION, valid_of
+from .valid_region import split_validity
 
 
 class Configured:
-    """Mixed into a core class, before it: mmengine's `init_cfg`, and the validity channel.
+    """Mixin for a core class, before it in the bases: `init_cfg` and the validity channel.
 
     Args:
-        *args: as of the core class.
+        *args: see the core class.
         init_cfg: mmengine's initialization config, for example
             `dict(type='Pretrained', checkpoint='twins_pcpvt_small.safetensors')`.
-        **options: as of the core class, which refuses what it does not know.
+        **options: see the core class, which refuses unknown ones.
     """
 
     def __init__(
@@ -31,12 +32,19 @@ class Configured:
         self.init_cfg = copy.deepcopy(init_cfg)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        """As of the core class; `image` may have a validity channel (see `valid_region.py`)."""
+        """The core class's maps, contiguous; of a padded batch each is a `MaskedMap`.
+
+        Args:
+            image: (B, in_channels, H, W), or one channel more: the validity channel.
+            valid: see the core class; read from the validity channel if there is one.
+        """
         if image.shape[1] == self.in_channels + 1:
-            image, validity = image.split([self.in_channels, 1], dim=1)
-            valid = valid_of(validity)
-        REGION.announce(pixel_mask(valid, image))
-        return super().forward(image, valid)
+            image, valid = split_validity(image)
+        # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
+        maps = tuple(x.contiguous() for x in super().forward(image, valid))
+        if valid is None or torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return maps
+        return masked_maps(maps, valid, image.shape[2:], self.strides)
 
     def log_load_report(self, report: LoadReport) -> None:
         print_log(str(report), logger='current')
@@ -44,9 +52,9 @@ class Configured:
 
 @MODELS.register_module()
 class CPVTPyramid(Configured, pyramid.CPVTPyramid, BaseModule):
-    """`cpvt_pyramid.CPVTPyramid` in a config; its arguments, and `init_cfg`."""
+    """`cpvt_pyramid.CPVTPyramid` for configs: its arguments, and `init_cfg`."""
 
 
 @MODELS.register_module()
-class CPVT(Configured, columnar.DenseCPVT, BaseModule):
-    """`cpvt_pyramid.DenseCPVT` in a config; its arguments, and `init_cfg`."""
+class DenseCPVT(Configured, columnar.DenseCPVT, BaseModule):
+    """`cpvt_pyramid.DenseCPVT` for configs: its arguments, and `init_cfg`."""

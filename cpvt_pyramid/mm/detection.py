@@ -1,4 +1,4 @@
-"""What is registered for MMDetection alone."""
+"""The data preprocessor for MMDetection."""
 
 from mmdet.models.data_preprocessors import DetDataPreprocessor
 from mmengine.registry import MODELS
@@ -8,4 +8,4 @@ from .valid_region import AppendsValidity
 
 @MODELS.register_module()
 class ValidRegionDetDataPreprocessor(AppendsValidity, DetDataPreprocessor):
-    """mmdet's DetDataPreprocessor, with the validity channel that `CPVTPyramid` reads."""
+    """mmdet's DetDataPreprocessor, which appends the validity channel to padded batches."""

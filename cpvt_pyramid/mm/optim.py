@@ -1,4 +1,4 @@
-"""Layer-wise decay of the learning rate: the nearer a layer is to the image, the less it moves."""
+"""Layer-wise learning rate decay: the closer a layer is to the image, the lower its rate."""
 
 from typing import Optional
 
@@ -12,13 +12,13 @@ from ..pyramid import CPVTPyramid
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayConstructor(DefaultOptimWrapperConstructor):
-    """mmengine's constructor, with a learning rate for each layer of a backbone.
+    """mmengine's constructor with a learning rate for each layer of the backbone.
 
     Args:
-        optim_wrapper_cfg: as of `DefaultOptimWrapperConstructor`.
-        paramwise_cfg: as of `DefaultOptimWrapperConstructor`, all of whose options work besides
-            `layer_decay`, above 0 and at most 1: the factor from each layer to the one before it,
-            beginning at what comes after the backbone, which keeps the whole rate.
+        optim_wrapper_cfg: see `DefaultOptimWrapperConstructor`.
+        paramwise_cfg: options of `DefaultOptimWrapperConstructor`, and `layer_decay` in (0, 1]:
+            the ratio of the rate of each layer to that of the next. Everything after the backbone
+            has the full rate.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None) -> None:
@@ -26,25 +26,25 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
         decay = self.paramwise_cfg.get('layer_decay')
         if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ValueError(
-                f'paramwise_cfg.layer_decay={decay!r}; a factor above 0 and at most 1, such as 0.8'
+                f'paramwise_cfg.layer_decay must be in (0, 1], such as 0.8, got {decay!r}'
             )
 
     def add_params(
         self, params: list[dict], module: nn.Module, prefix: str = '', **options: object
     ) -> None:
         super().add_params(params, module, prefix=prefix, **options)
-        if prefix:  # mmengine calls it for each part of the model
+        if prefix:  # called recursively, for each submodule
             return
         scales = {}
         for part in module.modules():
             if not isinstance(part, (CPVTPyramid, DenseCPVT)):
                 continue
             for name, parameter in part.named_parameters():
-                layers_behind = part.num_layers - 1 - part.layer_of(name)
-                scales[parameter] = self.paramwise_cfg['layer_decay'] ** layers_behind
+                layers_after = part.num_layers - 1 - part.layer_of(name)
+                scales[parameter] = self.paramwise_cfg['layer_decay'] ** layers_after
         if not scales:
             raise ValueError(
-                'layer_decay is for models with a CPVTPyramid or a CPVT, and this one has none'
+                'layer_decay needs a CPVTPyramid or a DenseCPVT in the model; found neither'
             )
         for group in params:
             scale = scales.get(group['params'][0], 1.0)

@@ -1,4 +1,4 @@
-"""What is registered for MMSegmentation alone."""
+"""The data preprocessor for MMSegmentation."""
 
 from mmengine.registry import MODELS
 from mmseg.models.data_preprocessor import SegDataPreProcessor
@@ -8,4 +8,4 @@ from .valid_region import AppendsValidity
 
 @MODELS.register_module()
 class ValidRegionSegDataPreProcessor(AppendsValidity, SegDataPreProcessor):
-    """mmseg's SegDataPreProcessor, with the validity channel that `CPVTPyramid` reads."""
+    """mmseg's SegDataPreProcessor, which appends the validity channel to padded batches."""

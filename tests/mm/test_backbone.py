@@ -1,8 +1,8 @@
 """The registered class: found by name from every family, and initialized by mmengine."""
 
+import json
 import subprocess
 import sys
-from urllib.error import URLError
 
 import pytest
 import torch
@@ -10,14 +10,14 @@ from mmdet.registry import MODELS as MMDET
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import DefaultScope
-from mmengine.runner import CheckpointLoader, load_checkpoint
+from mmengine.runner import load_checkpoint
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
 from reference import randomize, same_maps
 from safetensors.torch import save_file
 
 import cpvt_pyramid
-from cpvt_pyramid.mm import CPVTPyramid, backbone, checkpoints
+from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT, backbone, checkpoints
 from cpvt_pyramid.mm.valid_region import with_validity
 
 
@@ -40,7 +40,7 @@ def test_built_by_name(registry, name):
 
 
 @pytest.mark.parametrize('registry', [ROOT, MMDET, MMSEG, MMPRETRAIN], ids=lambda r: r.scope)
-@pytest.mark.parametrize('name', ['CPVT', 'cpvt_pyramid.CPVT'])
+@pytest.mark.parametrize('name', ['DenseCPVT', 'cpvt_pyramid.DenseCPVT'])
 def test_columnar_model_is_built_by_name(registry, name):
     model = registry.build(dict(type=name, arch='cpvt_tiny', peg=dict(after=[0, 1])))
     assert isinstance(model, cpvt_pyramid.DenseCPVT) and list(model.pos_block) == ['0', '1']
@@ -51,7 +51,7 @@ def test_columnar_model_from_a_classifier_in_a_padded_batch(tmp_path):
     classifier = randomize(cpvt_pyramid.CPVT(arch, num_classes=5))
     torch.save({'model': classifier.state_dict()}, tmp_path / 'classifier.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'classifier.pth'))
-    model = backbone.CPVT(arch, init_cfg=init_cfg).eval()
+    model = backbone.DenseCPVT(arch, init_cfg=init_cfg).eval()
     model.init_weights()
     assert torch.equal(model.blocks[1].attn.qkv.weight, classifier.blocks[1].attn.qkv.weight)
     images = torch.randn(2, 3, 40, 50)
@@ -59,7 +59,8 @@ def test_columnar_model_from_a_classifier_in_a_padded_batch(tmp_path):
     with torch.no_grad():
         maps = model(with_validity(images, sizes))
         same_maps(maps, model(images, torch.tensor(sizes)), rtol=0, atol=0)
-        same_maps([x[:1, :, :, :9] for x in maps[1:2]], model(images[:1, :, :40, :33])[1:2])
+        alone = model(images[:1, :, :40, :33])
+        same_maps([maps[1][:1, :, :10, :9]], [alone[1]])
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
@@ -80,6 +81,58 @@ def test_is_the_core_model():
     image = torch.randn(1, 3, 45, 67)
     with torch.no_grad():
         same_maps(model(image), core(image), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('size', [(64, 96), (45, 67)])
+@pytest.mark.parametrize('arch', ['pcpvt_nano', 'cpvt_tiny'])
+def test_maps_are_contiguous(arch, size):
+    """mmcv's operators read raw NCHW memory. A channels-last view silently gives wrong results."""
+    build = CPVTPyramid if arch == 'pcpvt_nano' else DenseCPVT
+    model = build(arch).eval()
+    images = torch.randn(2, 3, *size)
+    for batch in (images, with_validity(images, [size, (20, 50)])):
+        assert all(x.is_contiguous() for x in model(batch))
+
+
+def test_maps_of_a_padded_batch_know_their_region():
+    model = CPVTPyramid('pcpvt_nano', out_indices=(1, 3)).eval()
+    images = torch.randn(2, 3, 64, 96)
+    assert {type(x) for x in model(images)} == {torch.Tensor}
+    for maps in (
+        model(with_validity(images, [(33, 96), (64, 20)])),
+        model(images, torch.tensor([(33, 96), (64, 20)])),
+    ):
+        assert [x.cells.stride for x in maps] == [8, 32]
+        assert maps[0].cells.region is maps[1].cells.region
+        for x in maps:
+            valid = x.cells.region.sides(x.cells.stride).T.tolist()
+            stride = x.cells.stride
+            assert valid == [[-(-33 // stride), 96 // stride], [64 // stride, -(-20 // stride)]]
+
+
+def test_windows_that_lie_wholly_in_the_padding():
+    """Sliding windows crop the validity channel with the image."""
+    model = randomize(CPVTPyramid('pcpvt_nano')).eval()
+    batch = with_validity(torch.randn(2, 3, 64, 96), [(64, 96), (30, 40)])
+    with torch.no_grad():
+        for top, left in ((0, 0), (0, 48), (32, 0), (32, 48)):
+            window = batch[:, :, top : top + 32, left : left + 48]
+            for x in model(window):
+                assert x.isfinite().all()
+                inside = (30 > top) and (40 > left)
+                assert x[1].any() == inside
+
+
+def test_exported_graphs_have_plain_maps():
+    model = CPVTPyramid('pcpvt_nano').eval()
+    batch = with_validity(torch.randn(2, 3, 64, 96), [(33, 96), (64, 20)])
+    with torch.no_grad():
+        expected = [x.as_subclass(torch.Tensor) for x in model(batch)]
+        traced = torch.jit.trace(model, batch, check_trace=False)
+        exported = torch.export.export(model, (batch,)).module()
+        for maps in (traced(batch), exported(batch)):
+            assert {type(x) for x in maps} == {torch.Tensor}
+            same_maps(maps, expected)
 
 
 def test_unknown_arguments_fail():
@@ -122,16 +175,11 @@ def test_load_from_fills_the_backbone_of_a_detector(tmp_path):
 def test_report_of_what_loaded(tmp_path, monkeypatch):
     printed = []
     monkeypatch.setattr(backbone, 'print_log', lambda message, **_: printed.append(message))
-    weights = nano_weights()
-    weights.pop('pos_block.3.proj.0.bias')
-    torch.save(weights | {'extra.weight': torch.ones(1)}, tmp_path / 'a.pth')
+    torch.save(nano_weights() | {'extra.weight': torch.ones(1)}, tmp_path / 'a.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'a.pth'))
-    CPVTPyramid('pcpvt_nano', init_cfg=init_cfg).init_weights()
+    CPVTPyramid('pcpvt_nano', stage_norm=True, init_cfg=init_cfg).init_weights()
     (out,) = printed
-    total = len(weights) + 1
-    assert f'loaded {total - 1} of {total} tensors of the backbone' in out
-    assert 'not in the checkpoint and left as they were: pos_block.3.proj.0.bias' in out
-    assert 'not in the model: extra.weight' in out
+    assert 'norm_list.0.weight' in out and 'extra.weight' in out
 
 
 def test_almost_nothing_matches(tmp_path):
@@ -161,16 +209,8 @@ def test_offline(monkeypatch):
         raise OSError('no network')
 
     monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
-    with pytest.raises(ConnectionError, match='Offline.*model.safetensors of timm/some_model'):
+    with pytest.raises(ConnectionError, match='offline.*model.safetensors of timm/some_model'):
         checkpoints.load_from_timm('timm://some_model')
-
-    def load_url(*_args: str, **_options: object) -> dict:
-        raise URLError('no network')
-
-    monkeypatch.setattr('mmengine.runner.checkpoint.load_url', load_url)
-    address = 'https://example.org/weights.pth'
-    with pytest.raises(ConnectionError, match=f'no weights from {address} .no network.. Offline'):
-        CheckpointLoader.load_checkpoint(address)
 
 
 def test_published_custom_keys_reach_the_peg():
@@ -196,3 +236,77 @@ def test_default_scope_is_untouched():
     before = DefaultScope.get_current_instance()
     MMSEG.build(dict(type='CPVTPyramid', arch='pcpvt_nano'))
     assert DefaultScope.get_current_instance() is before
+
+
+SNAPSHOT = """
+import json, logging, os, signal, sys, warnings
+import mmengine.hooks, mmengine.model, mmengine.optim, mmengine.runner, safetensors.torch
+import torch, torch._dynamo
+from mmengine.registry import root
+from mmengine.runner import CheckpointLoader
+from torch.nn.modules import module
+
+def state():
+    registries = [r for r in vars(root).values() if isinstance(r, mmengine.registry.Registry)]
+    return {
+        'names': sorted(
+            f'{r.name} {name} {id(entry)}' for r in registries
+            for name, entry in r.module_dict.items()),
+        'children': sorted(f'{r.name} {scope}' for r in registries for scope in r.children),
+        'schemes': [f'scheme {k} {id(v)}' for k, v in CheckpointLoader._schemes.items()],
+        'environment': sorted(os.environ.items()),
+        'hooks': [f'{k} {v}' for k, v in vars(module).items() if k.startswith('_global_')],
+        'logging': [
+            f'{name} {logger.level} {logger.handlers} {logger.propagate}'
+            for name, logger in [('root', logging.root), *logging.root.manager.loggerDict.items()]
+            if isinstance(logger, logging.Logger) and not name.startswith('cpvt_pyramid')],
+        'warnings': [str(f) for f in warnings.filters],
+        'torch': [
+            str(f()) for f in (
+                torch.get_default_dtype, torch.get_num_threads, torch.is_grad_enabled,
+                torch.are_deterministic_algorithms_enabled, torch.get_rng_state,
+                torch.get_float32_matmul_precision)],
+        'methods': [
+            f'{c.__module__}.{c.__name__}.{k} {id(v)}' for c in
+            (torch.Tensor, torch.nn.Module, torch.nn.Conv2d, torch.nn.Linear,
+             mmengine.runner.Runner, mmengine.optim.OptimWrapper, mmengine.model.BaseModule)
+            for k, v in vars(c).items() if callable(v)],
+        'process': [str(sys.excepthook), str(signal.getsignal(signal.SIGTERM)), str(sys.path)],
+    }
+
+before = state()
+import cpvt_pyramid.mm
+after = state()
+print(json.dumps({
+    key: [[str(x) for x in after[key] if x not in before[key]],
+          [str(x) for x in before[key] if x not in after[key]]] for key in before}))
+"""
+
+
+def test_importing_the_plugin_registers_its_names_and_changes_nothing_else():
+    result = subprocess.run([sys.executable, '-c', SNAPSHOT], capture_output=True, text=True)
+    changes = json.loads(result.stdout.splitlines()[-1])
+    added = {' '.join(entry.split()[:-1]) for entry in changes['names'][0] + changes['schemes'][0]}
+    assert added == {
+        'model CPVTPyramid',
+        'model DenseCPVT',
+        'optimizer wrapper constructor LayerDecayConstructor',
+        'optim_wrapper BFloat16OptimWrapper',
+        'scheme timm://',
+        r'scheme .*\.safetensors$',
+    }
+    assert not changes['names'][1] and not changes['schemes'][1]
+    for key in set(changes) - {'names', 'schemes'}:
+        assert changes[key] == [[], []], key
+
+
+def test_importing_the_core_loads_no_framework():
+    code = (
+        'import sys, cpvt_pyramid\n'
+        'cpvt_pyramid.CPVTPyramid, cpvt_pyramid.DenseCPVT\n'
+        'import cpvt_pyramid.masked_map\n'
+        'print([n for n in sys.modules if n.split(".")[0] in ("mmengine", "mmcv", "mmdet", "timm")'
+        ' or n.startswith("cpvt_pyramid.mm")])'
+    )
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.stdout.strip() == '[]', result.stderr

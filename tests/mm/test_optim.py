@@ -6,7 +6,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
-from cpvt_pyramid.mm import CPVT, CPVTPyramid
+from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT
 
 
 class Detector(nn.Module):
@@ -54,7 +54,7 @@ def test_tables_and_stage_norms_have_their_layer():
 
 
 def test_the_columnar_model_has_layers_too():
-    model = nn.ModuleDict({'backbone': CPVT(dict(dim=16, heads=2, depth=3), out_channels=8)})
+    model = nn.ModuleDict({'backbone': DenseCPVT(dict(dim=16, heads=2, depth=3), out_channels=8)})
     found = rates(model, layer_decay=0.5)
     for name, layers_behind in (
         ('levels.0.conv.weight', 0),
@@ -88,7 +88,7 @@ def test_frozen_stages_are_left_out():
 
 @pytest.mark.parametrize('decay', [None, 0, 1.5, '0.8'])
 def test_a_factor_that_is_none_fails(decay):
-    with pytest.raises(ValueError, match='layer_decay='):
+    with pytest.raises(ValueError, match='layer_decay must be'):
         rates(Detector(), layer_decay=decay)
 
 

@@ -1,7 +1,5 @@
 """An image's features in MMDetection and MMSegmentation: the same alone and in a padded batch."""
 
-from types import MethodType
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,6 @@ from mmengine.structures import InstanceData
 from mmseg.structures import SegDataSample
 from reference import randomize
 from support import ROOT
-
-from cpvt_pyramid.mm.valid_region import REGION, ValidRegionConv, at_size
 
 CONFIGS = ROOT / 'configs'
 DEMOS = ['demo/retinanet_cpvt_nano.py', 'demo/semantic_fpn_cpvt_nano.py']
@@ -67,66 +63,6 @@ def test_a_batch_without_padding_has_no_channel(name):
     assert inputs(model, images).shape == (2, 3, *size)
     images[1] = images[1][:, :150]
     assert inputs(model, images).shape == (2, 4, *size)
-
-
-def test_neck_and_head_do_not_depend_on_the_batch():
-    """From C3 to P6: at stride 64 the maps of the batch and of the image alone are ceil-sized."""
-
-    def outputs(model: torch.nn.Module, images: list) -> list:
-        with torch.no_grad():
-            necks = model.neck(model.backbone(inputs(model, images)))
-            return [necks, *model.bbox_head(necks)]
-
-    def drift(model: torch.nn.Module) -> float:
-        images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
-        drifts = []
-        for one, many in zip(outputs(model, images[:1]), outputs(model, images)):
-            for level, (alone, joint) in enumerate(zip(one, many)):
-                h, w = (-(-side // 2 ** (level + 3)) for side in SIZES[0])
-                far = (alone[0] - joint[0, :, : alone.shape[2], : alone.shape[3]])[:, :h, :w]
-                drifts.append((far.abs().max() / alone.abs().max()).item())
-        assert len(drifts) == 12
-        return max(drifts)
-
-    model = build(DEMOS[0])
-    assert drift(model) < 1e-5
-    for module in model.modules():
-        if isinstance(module, ValidRegionConv):
-            module.forward = MethodType(torch.nn.Conv2d.forward, module)
-    assert drift(model) > 1e-2
-
-
-def test_a_batch_without_padding_is_as_with_plain_convolutions():
-    conv, plain = ValidRegionConv(3, 4, 3, padding=1), torch.nn.Conv2d(3, 4, 3, padding=1)
-    plain.load_state_dict(conv.state_dict())
-    x = torch.randn(2, 3, 9, 7)
-    REGION.announce(torch.zeros(2, 36, 28, 1, dtype=torch.bool))
-    assert not conv(x).any()
-    model = build(DEMOS[0])
-    model.backbone(torch.zeros(2, 3, 36, 28))  # nothing of which is padding
-    assert torch.equal(conv(x), plain(x))
-
-
-def test_convolutions_over_regions_of_interest_are_refused():
-    REGION.announce(torch.ones(2, 36, 28, 1, dtype=torch.bool))
-    with pytest.raises(ValueError, match='5 maps of a batch of 2 images'):
-        ValidRegionConv(3, 4, 3)(torch.randn(5, 3, 7, 7))
-    REGION.announce(None)
-
-
-@pytest.mark.parametrize('divisor', [1, 3, 5, 8])
-def test_the_region_at_the_size_of_a_map(divisor):
-    """A cell is inside if it begins inside, for any size that maps of the batch can have."""
-    height, width = 50, 37
-    inside = torch.zeros(1, 1, 96, 64, dtype=torch.bool)
-    inside[..., :height, :width] = True
-    for stride in (1, 2, 4, 8, 16, 32, 64) if divisor == 1 else (divisor,):
-        cut = inside[..., : 96 // divisor * divisor, : 64 // divisor * divisor]
-        size = tuple(-(-side // stride) for side in cut.shape[-2:])
-        at = at_size(cut, size)
-        assert tuple(at.shape[-2:]) == size
-        assert at[0, 0, :, 0].sum() == -(-height // stride)
-        assert at[0, 0, 0].sum() == -(-width // stride)
 
 
 def labelled(images: list) -> list:

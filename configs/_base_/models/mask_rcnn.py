@@ -5,7 +5,6 @@ model = dict(
     data_preprocessor=dict(pad_mask=True),
     neck=dict(
         type='FPN',
-        conv_cfg=dict(type='ValidRegionConv'),
         in_channels=[64, 128, 320, 512],
         out_channels=256,
         num_outs=5),

@@ -4,7 +4,6 @@ model = dict(
     type='RetinaNet',
     neck=dict(
         type='FPN',
-        conv_cfg=dict(type='ValidRegionConv'),
         in_channels=[64, 128, 320, 512],
         out_channels=256,
         start_level=1,
@@ -12,7 +11,6 @@ model = dict(
         num_outs=5),
     bbox_head=dict(
         type='RetinaHead',
-        conv_cfg=dict(type='ValidRegionConv'),
         num_classes=80,
         in_channels=256,
         feat_channels=256,

@@ -3,13 +3,11 @@ _base_ = 'segmentor.py'
 model = dict(
     neck=dict(
         type='FPN',
-        conv_cfg=dict(type='ValidRegionConv'),
         in_channels=[64, 128, 320, 512],
         out_channels=256,
         num_outs=4),
     decode_head=dict(
         type='FPNHead',
-        conv_cfg=dict(type='ValidRegionConv'),
         in_channels=[256, 256, 256, 256],
         in_index=[0, 1, 2, 3],
         feature_strides=[4, 8, 16, 32],

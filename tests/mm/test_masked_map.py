@@ -1,0 +1,319 @@
+"""Necks and heads of MMDetection and MMSegmentation on padded batches: an image's outputs are those
+that it has alone, also when compiled, checkpointed, and with RoIs."""
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from mmdet.structures import DetDataSample
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
+from reference import randomize
+from support import ROOT
+from torch import Tensor, nn
+
+from cpvt_pyramid import masked_map
+from cpvt_pyramid.masked_map import MaskedMap
+from cpvt_pyramid.mm import backbone
+from cpvt_pyramid.mm.valid_region import with_validity
+
+SIZES = [(50, 70), (97, 41), (64, 96)]
+OTHER = [(128, 96), (33, 20), (70, 90)]  # padded to the same size
+CHANNELS = [32, 64, 128, 192]  # of pcpvt_nano
+
+
+def batch_of(images: Sequence[Tensor], divisor: int = 32) -> Tensor:
+    """The images stacked and padded, as the data preprocessors do it."""
+    height, width = (
+        -(-max(sides) // divisor) * divisor for sides in zip(*(x.shape[1:] for x in images))
+    )
+    batch = torch.zeros(len(images), 3, height, width)
+    for cell, image in zip(batch, images):
+        cell[:, : image.shape[1], : image.shape[2]] = image
+    return with_validity(batch, [image.shape[1:] for image in images])
+
+
+def images_of(sizes: Sequence[tuple[int, int]] = SIZES) -> list[Tensor]:
+    return [torch.randn(3, *size) for size in sizes]
+
+
+def build(part: dict, scope: str) -> nn.Module:
+    init_default_scope(scope)
+    return randomize(MODELS.build(part)).eval()
+
+
+def pyramid() -> nn.Module:
+    return build(dict(type='CPVTPyramid', arch='pcpvt_nano'), 'mmdet')
+
+
+def flat(outputs: object) -> list[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs.as_subclass(Tensor)]
+    return [x for part in outputs for x in flat(part)]
+
+
+def size_at(image: Tensor, stride: int) -> tuple[int, int]:
+    return -(-image.shape[-2] // stride), -(-image.shape[-1] // stride)
+
+
+def drift(model: Callable[[Tensor], object], divisor: int = 32) -> float:
+    """How far the maps of an image in a batch are from its own, relative to the largest value."""
+    images = images_of()
+    farthest = 0.0
+    with torch.no_grad():
+        together = flat(model(batch_of(images, divisor)))
+        for i, image in enumerate(images):
+            own = batch_of([image], divisor)
+            for alone, joint in zip(flat(model(own)), together, strict=True):
+                strides = (2**k for k in range(2, 9))
+                stride = next(s for s in strides if size_at(own, s) == alone.shape[2:])
+                h, w = size_at(image, stride)
+                far = (alone[0, :, :h, :w] - joint[i, :, :h, :w]).abs().max()
+                farthest = max(farthest, (far / alone[0, :, :h, :w].abs().max()).item())
+    return farthest
+
+
+FPN = dict(type='FPN', in_channels=CHANNELS, out_channels=16, num_outs=5)
+NECKS = {
+    'FPN': FPN,
+    'FPN with GroupNorm': dict(
+        FPN, norm_cfg=dict(type='GN', num_groups=4), no_norm_on_lateral=True
+    ),
+    'RetinaNet FPN': dict(FPN, start_level=1, add_extra_convs='on_input'),
+    'PAFPN': dict(FPN, type='PAFPN'),
+    'HRFPN': dict(FPN, type='HRFPN'),
+    'DINO': dict(
+        type='ChannelMapper',
+        in_channels=CHANNELS,
+        out_channels=16,
+        kernel_size=1,
+        act_cfg=None,
+        norm_cfg=dict(type='GN', num_groups=4),
+        num_outs=5,
+    ),
+    'BFP': [FPN, dict(type='BFP', in_channels=16, num_levels=5, refine_level=2)],
+}
+SEGMENTATION = dict(
+    channels=16, num_classes=7, norm_cfg=dict(type='BN'), align_corners=False, dropout_ratio=0
+)
+HEADS = {
+    'UPerHead': dict(
+        SEGMENTATION,
+        type='UPerHead',
+        in_channels=CHANNELS,
+        in_index=[0, 1, 2, 3],
+        pool_scales=(1, 2, 3, 6),
+    ),
+    'PSPHead': dict(SEGMENTATION, type='PSPHead', in_channels=192, in_index=3),
+    'ASPPHead': dict(
+        SEGMENTATION, type='ASPPHead', in_channels=192, in_index=3, dilations=(1, 2, 3)
+    ),
+    'FCNHead': dict(SEGMENTATION, type='FCNHead', in_channels=128, in_index=2),
+    'SegformerHead': dict(
+        SEGMENTATION, type='SegformerHead', in_channels=CHANNELS, in_index=[0, 1, 2, 3]
+    ),
+}
+
+
+@pytest.mark.parametrize('name', NECKS)
+def test_necks(name, monkeypatch):
+    neck, pixels = build(NECKS[name], 'mmdet'), pyramid()
+    # At a divisor of 1 sizes are not multiples of the strides, which some necks do not take.
+    for divisor in (32, 1) if name == 'DINO' else (32,):
+        assert drift(lambda batch: neck(pixels(batch)), divisor) < 1e-5
+    monkeypatch.setattr(backbone, 'masked_maps', lambda maps, *_: maps)
+    assert drift(lambda batch: neck(pixels(batch))) > 1e-2
+
+
+@pytest.mark.parametrize('name', HEADS)
+def test_segmentation_heads(name, monkeypatch):
+    head, pixels = build(HEADS[name], 'mmseg'), pyramid()
+    assert drift(lambda batch: head(pixels(batch))) < 1e-5
+    monkeypatch.setattr(backbone, 'masked_maps', lambda maps, *_: maps)
+    assert drift(lambda batch: head(pixels(batch))) > 1e-3
+
+
+def test_heads_that_are_not_about_the_grid_alone_still_run():
+    """OCRNet gathers class vectors, ISANet permutes cells: they drift, and nothing is erased."""
+    pixels = pyramid()
+    batch = batch_of(images_of())
+    fcn = build(dict(HEADS['FCNHead'], in_channels=192, in_index=3), 'mmseg')
+    ocr = dict(SEGMENTATION, type='OCRHead', in_channels=192, in_index=3, ocr_channels=8)
+    ocr = build(ocr, 'mmseg')
+    isa = dict(SEGMENTATION, type='ISAHead', in_channels=192, in_index=3)
+    isa = build(dict(isa, isa_channels=8, down_factor=(2, 2)), 'mmseg')
+    with torch.no_grad():
+        maps = pixels(batch)
+        contexts = []
+        ocr.spatial_gather_module.register_forward_hook(lambda *of: contexts.append(of[2]))
+        assert ocr(maps, fcn(maps)).isfinite().all() and isa(maps).isfinite().all()
+    assert contexts[0].abs().sum(1).min() > 0  # of each class
+
+
+@pytest.fixture
+def mask_rcnn() -> nn.Module:
+    cfg = Config.fromfile(ROOT / 'configs/mask_rcnn_cpvt_s.py')
+    init_default_scope(cfg.default_scope)
+    cfg.model.backbone.update(arch='pcpvt_nano', init_cfg=None)
+    cfg.model.neck.update(in_channels=CHANNELS, out_channels=16)
+    cfg.model.rpn_head.update(in_channels=16, feat_channels=16)
+    head = cfg.model.roi_head
+    head.bbox_roi_extractor.out_channels = head.mask_roi_extractor.out_channels = 16
+    head.bbox_head.update(in_channels=16, fc_out_channels=32)
+    head.mask_head.update(in_channels=16, conv_out_channels=16, num_convs=1)
+    return randomize(MODELS.build(cfg.model))
+
+
+@pytest.mark.parametrize('padded', [False, True])
+def test_roi_features(mask_rcnn, padded):
+    """RoIAlign reads raw NCHW memory: of channels-last maps it took other cells, silently."""
+    images = images_of(SIZES if padded else [(64, 96)] * 2)
+    batch = batch_of(images)
+    rois = torch.tensor([[0, 3, 4, 40, 45], [1, 0, 10, 30, 60], [1, 5, 5, 12, 14]]).float()
+    extractor = mask_rcnn.roi_head.bbox_roi_extractor
+    maps = mask_rcnn.neck(mask_rcnn.backbone(batch))
+    copies = [
+        x.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format) for x in maps
+    ]
+    inputs = [x.requires_grad_() for x in copies]
+    features = extractor(maps[:4], rois)
+    expected = extractor(tuple(inputs[:4]), rois)
+    torch.testing.assert_close(features, expected, rtol=0, atol=0)
+    weight = torch.rand_like(expected)
+    gradients = torch.autograd.grad((features * weight).sum(), maps[:4], allow_unused=True)
+    references = torch.autograd.grad((expected * weight).sum(), inputs[:4], allow_unused=True)
+    assert any(x is not None for x in references)
+    for ours, theirs in zip(gradients, references):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours.as_subclass(Tensor), theirs)
+
+
+def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for size in sizes:
+        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1, 1)))
+        sample.gt_instances = InstanceData(
+            bboxes=torch.tensor([[2.0, 3.0, 18.0, 16.0]]), labels=torch.zeros(1, dtype=torch.long)
+        )
+        samples.append(sample)
+    images = [
+        torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=generator) for size in sizes
+    ]
+    return {'inputs': images, 'data_samples': samples}
+
+
+@pytest.fixture
+def retinanet() -> nn.Module:
+    cfg = Config.fromfile(ROOT / 'configs/retinanet_cpvt_s.py')
+    init_default_scope(cfg.default_scope)
+    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, init_cfg=None, drop_path_rate=0.0)
+    cfg.model.neck.update(in_channels=list(ONE_BLOCK_EACH['dims']), out_channels=16)
+    cfg.model.bbox_head.update(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3)
+    return randomize(MODELS.build(cfg.model)).eval()
+
+
+ONE_BLOCK_EACH = dict(  # compiles in seconds
+    dims=(8, 16, 24, 32),
+    heads=(1, 2, 3, 4),
+    mlp_ratios=(2, 2, 2, 2),
+    depths=(1, 1, 1, 1),
+    sr_ratios=(8, 4, 2, 1),
+)
+COMPILED = {
+    'backbone': lambda model, **options: setattr(
+        model, 'backbone', torch.compile(model.backbone, **options)
+    ),
+    'backbone.compile()': lambda model, **options: model.backbone.compile(**options),
+    'neck': lambda model, **options: setattr(model, 'neck', torch.compile(model.neck, **options)),
+    'head': lambda model, **options: model.bbox_head.compile(**options),
+    'forward': lambda model, **options: setattr(
+        model, 'forward', torch.compile(model.forward, **options)
+    ),
+}
+
+
+@pytest.mark.parametrize('part', COMPILED)
+def test_compiled_parts_of_a_detector(part, retinanet):
+    """On padded batches one after the other; a thread-local region was silently the last one's."""
+    torch._dynamo.reset()
+    compiled = copy.deepcopy(retinanet)
+    COMPILED[part](compiled, backend='eager' if part == 'forward' else 'aot_eager')
+    with torch.no_grad():
+        for sizes in (SIZES, OTHER, [(128, 96)] * 3):
+            data = retinanet.data_preprocessor(data_for(sizes))
+            ours = flat(compiled(**data, mode='tensor'))
+            theirs = flat(retinanet(**data, mode='tensor'))
+            for a, b in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('part', ['backbone', 'train_step'])
+def test_compiled_training_steps(part, retinanet):
+    """`train_step` is what mmengine's `compile` key compiles."""
+    torch._dynamo.reset()
+    losses = []
+    for compiled in (False, True):
+        model = copy.deepcopy(retinanet).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        wrapper = OptimWrapper(optimizer)
+        step = model.train_step
+        if compiled and part == 'backbone':
+            model.backbone.compile(backend='aot_eager')
+        elif compiled:
+            step = torch.compile(step, backend='eager')
+        for seed, sizes in enumerate((SIZES, OTHER)):
+            found = step(data_for(sizes, seed), wrapper)
+            losses.append({name: value.item() for name, value in found.items()})
+    for eager, ours in zip(losses[:2], losses[2:]):
+        assert ours == pytest.approx(eager, rel=1e-4)
+
+
+def test_hrfpn_with_checkpointing():
+    """A recomputed neck sees its own batch: after another forward, and in another thread."""
+
+    def run(with_cp: bool, thread: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        pixels = pyramid()
+        neck = build(dict(NECKS['HRFPN'], with_cp=with_cp), 'mmdet')
+        first, second = (batch_of(images_of(sizes)) for sizes in (SIZES, OTHER))
+        total = sum(x.square().sum() for x in neck(pixels(first)))
+        neck(pixels(second))
+        if thread:
+            worker = threading.Thread(target=total.backward)
+            worker.start()
+            worker.join()
+        else:
+            total.backward()
+        return [p.grad for part in (pixels, neck) for p in part.parameters()]
+
+    expected = run(with_cp=False, thread=False)
+    for thread in (False, True):
+        for ours, theirs in zip(run(with_cp=True, thread=thread), expected):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_predictions_are_plain_tensors(retinanet):
+    data = retinanet.data_preprocessor(data_for(SIZES))
+    with torch.no_grad():
+        maps = retinanet.extract_feat(data['inputs'])
+        assert {type(x) for x in maps} == {MaskedMap}
+        found = retinanet(**data, mode='predict')
+    for sample in found:
+        for value in sample.pred_instances.values():
+            assert type(value.tensor if hasattr(value, 'tensor') else value) is Tensor
+
+
+def test_an_unpadded_batch_meets_no_subclass(retinanet, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError('a MaskedMap')
+
+    monkeypatch.setattr(masked_map, 'masked', refuse)
+    data = retinanet.data_preprocessor(data_for([(64, 96)] * 2))
+    with torch.no_grad():
+        assert {type(x) for x in flat(retinanet(**data, mode='tensor'))} == {Tensor}

@@ -35,7 +35,7 @@ model = dict(
             neg_iou_thr=0.4,
             min_pos_iou=0,
             ignore_iof_thr=-1),
-        sampler=dict(type='PseudoSampler'),  # focal loss looks at every anchor
+        sampler=dict(type='PseudoSampler'),  # focal loss uses all anchors
         allowed_border=-1,
         pos_weight=-1,
         debug=False),

@@ -1,7 +1,7 @@
 # Semantic FPN on ADE20K with the columnar CPVT-Ti (arXiv 2102.10882) and the simple feature pyramid
 # of ViTDet (arXiv 2203.16527) instead of an FPN. Nothing is published for it; the recipe is that of
-# semantic_fpn_cpvt_s.py. No weights are published for CPVT-Ti, so it starts as DeiT-Ti, with PEGs that
-# start at zero.
+# semantic_fpn_cpvt_s.py. No weights are published for CPVT-Ti, so it starts as DeiT-Ti, with PEGs
+# that start at zero.
 #   tools/dist_train.sh configs/semantic_fpn_columnar_cpvt_ti.py 8
 _base_ = 'semantic_fpn_cpvt_s.py'
 model = dict(

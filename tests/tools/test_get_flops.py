@@ -6,14 +6,6 @@ from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.flops import Counter
 
 get_flops = load_tool('get_flops')
-RESNET = """
-default_scope = 'mmseg'
-model = dict(
-    type='EncoderDecoder',
-    backbone=dict(type='ResNetV1c', depth=50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
-    decode_head=dict(type='FCNHead', in_channels=2048, in_index=3, channels=8, num_classes=3),
-    test_cfg=dict(mode='whole'))
-"""
 
 
 def test_a_detector():
@@ -29,9 +21,8 @@ def test_a_detector():
     assert rows['bbox_head.cls_convs'].flops > 0
 
 
-def test_a_model_of_mm_itself(tmp_path, capsys):
-    (tmp_path / 'fcn.py').write_text(RESNET)
-    assert get_flops.main([str(tmp_path / 'fcn.py'), '--size', '64', '64', '--depth', '1']) == 0
+def test_a_model_of_mm_itself(fcn, capsys):
+    assert get_flops.main([str(fcn), '--size', '64', '64', '--depth', '1']) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ['parameters', 'GFLOPs', 'share']
     assert 'ResNetV1c' in out and 'FCNHead' in out and '100.0%' in out

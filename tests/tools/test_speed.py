@@ -167,14 +167,6 @@ def test_an_interrupted_run_keeps_finished_results(monkeypatch, capsys, tmp_path
 
 RETINANET = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
 SEMANTIC_FPN = str(ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py')
-RESNET = """
-default_scope = 'mmseg'
-model = dict(
-    type='EncoderDecoder',
-    backbone=dict(type='ResNetV1c', depth=50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
-    decode_head=dict(type='FCNHead', in_channels=2048, in_index=3, channels=8, num_classes=3),
-    test_cfg=dict(mode='whole'))
-"""
 
 
 @pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
@@ -266,10 +258,9 @@ def test_memory_of_a_config():
         ('--plot nowhere/a.png', 'no such directory'),
     ],
 )
-def test_mistakes(arguments, complaint, capsys, tmp_path, monkeypatch):
+def test_mistakes(arguments, complaint, capsys, tmp_path, monkeypatch, fcn):
     monkeypatch.chdir(tmp_path)
     Path('there.json').touch()
-    Path('fcn.py').write_text(RESNET)
     Path('sincos.py').write_text(f"""
 _base_ = '{RETINANET}'
 model = dict(backbone=dict(position='sincos'))

@@ -64,9 +64,10 @@ def infer(
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.files import make_folder
     from cpvt_pyramid.runner.inputs import find_inputs, is_video, result_names
-    from cpvt_pyramid.runner.large_images import LargeImages, ReadError, tile_options
+    from cpvt_pyramid.runner.large_images import LargeImages, tile_options
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.prediction import dataset_meta
+    from cpvt_pyramid.runner.raster import ReadError
 
     tiling = tile_options(batch_size, tile, overlap, memory, inexact)
     cfg = load_config(config, cfg_options)

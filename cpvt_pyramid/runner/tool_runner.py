@@ -66,7 +66,7 @@ def one_cycles_by_group(
     # The wrapper's groups: with several, it has one more than the optimizer, for the log.
     ratios = [group['lr'] / base if base else 1.0 for group in optim_wrapper.param_groups]
     result = []
-    for config in schedulers if isinstance(schedulers, list) else [schedulers]:
+    for config in schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]:
         peak = config.get('eta_max') if isinstance(config, dict) else None
         if isinstance(peak, (int, float)) and is_one_cycle(config) and set(ratios) != {1.0}:
             config = {**copy.deepcopy(config), 'eta_max': [peak * ratio for ratio in ratios]}

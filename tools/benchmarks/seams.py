@@ -58,7 +58,7 @@ def seams(
         cfg_options (KEY=VALUE): override settings of the config, for example
             model.backbone.window_padding=zero
     """
-    from cpvt_pyramid.runner import large_images
+    from cpvt_pyramid.runner import large_images, raster
     from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
@@ -72,9 +72,9 @@ def seams(
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
     try:
-        with large_images.open_image(Path(image)) as file:
-            pixels = large_images.row_reader(file)(0, file.height)
-    except large_images.ReadError as error:
+        with raster.open_image(Path(image)) as file:
+            pixels = raster.row_reader(file)(0, file.height)
+    except raster.ReadError as error:
         raise UserError(f'{image}: {error}') from error
     if max(pixels.shape[1:]) <= tile:
         raise UserError(f'{image} fits into one tile of {tile}; choose a smaller --tile')

@@ -79,7 +79,7 @@ class MaskedMap(Tensor):
     SyncBatchNorm in training returns a plain tensor, as all functions with their own backward do.
     """
 
-    cells: Optional[Cells]  # None: nothing is known any more
+    cells: Optional[Cells] = None  # None: acts as a plain tensor
 
     @classmethod
     @torch.compiler.disable
@@ -138,20 +138,17 @@ def clear(x: Tensor, cells: Cells, value: float = 0) -> Tensor:
 
 
 def shared_cells(result: Tensor, operands: Sequence[Any]) -> Optional[Cells]:
-    """The cells that a result has from its operands: those of all maps of its size, if they
-    agree. Other maps must be pooled to one cell for each image of the same region."""
-    found = None
-    for x in operands:
-        if isinstance(x, MaskedMap):
-            cells = cells_of(x)
-            if cells is None:
-                return None
-            spread = cells.pooled and x.shape[2:] == (1, 1)
-            if found is None or (found.pooled and found.region is cells.region):
-                found = cells
-            elif found != cells and not (spread and found.region is cells.region):
-                return None
-    return found if found is not None and found.fit(result) else None
+    """The cells that a result has from those of its operands that are `MaskedMap`s, if they agree.
+
+    One pooled cell for each image goes with any map of the same region.
+    """
+    maps = [x for x in operands if isinstance(x, MaskedMap)]
+    known = {cells_of(x) for x in maps}
+    spread = {cells_of(x) for x in maps if x.shape[2:] == (1, 1) and x.cells and x.cells.pooled}
+    if None in known or len({cells.region for cells in known}) != 1:
+        return None
+    found = (known - spread) or known
+    return found.pop() if len(found) == 1 and next(iter(found)).fit(result) else None
 
 
 # Rules: each is called with the function, the arguments, and MaskedMap's handling turned off.

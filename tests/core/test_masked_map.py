@@ -206,6 +206,11 @@ def test_nearest_upsampling_to_odd_sizes(side, valid):
     assert y[0, 0, 0, :valid].tolist() == [i // 2 for i in range(valid)]
 
 
+def square(x: Tensor) -> Tensor:
+    region = Region(torch.tensor(SIZES), (96, 96))
+    return masked(x[..., :24, :24].clone(), Cells(region, 4))
+
+
 @pytest.mark.parametrize(
     'f',
     [
@@ -240,6 +245,8 @@ def test_nearest_upsampling_to_odd_sizes(side, valid):
         lambda x: F.adaptive_max_pool2d(x, (5, 5)),
         lambda x: F.conv2d(F.adaptive_avg_pool2d(x, 3), torch.ones(1, 4, 3, 3), padding=1),
         lambda x: F.interpolate(F.adaptive_avg_pool2d(x, 2), (5, 5), mode='bilinear'),
+        lambda x: (lambda y: F.adaptive_avg_pool2d(y, 6) + F.avg_pool2d(y, 4))(square(x)),
+        lambda x: F.adaptive_avg_pool2d(F.avg_pool2d(x, 2), 3) + F.adaptive_avg_pool2d(x, 3),
         lambda x: torch.cat([x, x], dim=2),
         lambda x: torch.stack([x]),
         lambda x: F.unfold(x, 2),

@@ -63,17 +63,17 @@ def one_cycles_by_group(
     optimizer's own `lr`, and the others keep their ratio to it. A list for `eta_max` is kept.
     """
     base = optim_wrapper.optimizer.defaults['lr']
-    # The wrapper's groups: with several, it has one more than the optimizer, for the log.
     ratios = [group['lr'] / base if base else 1.0 for group in optim_wrapper.param_groups]
+    # With several groups the wrapper has one more than the optimizer, the last, for the log.
+    trained = ratios[: len(optim_wrapper.optimizer.param_groups)]
     result = []
     for config in schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]:
         peak = config.get('eta_max') if isinstance(config, dict) else None
         if isinstance(peak, (int, float)) and is_one_cycle(config) and set(ratios) != {1.0}:
             config = {**copy.deepcopy(config), 'eta_max': [peak * ratio for ratio in ratios]}
-            low, high = (f'{value:.4g}' for value in (peak * min(ratios), peak * max(ratios)))
             logger.info(
                 f'{config["type"]}: eta_max={peak:.4g} is scaled by the learning rate of each '
-                f'parameter group: from {low} to {high}'
+                f'parameter group: from {peak * min(trained):.4g} to {peak * max(trained):.4g}'
             )
         result.append(config)
     return result

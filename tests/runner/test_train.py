@@ -225,6 +225,7 @@ def test_a_one_cycle_schedule_respects_layer_decay_and_auto_scale_lr(configs):
         assert group['initial_lr'] == pytest.approx(group['max_lr'] / 25)
     log = next(Path('work').rglob('*.log')).read_text()
     assert 'OneCycleLR: eta_max=0.002 is scaled by the learning rate of each parameter group' in log
+    assert ' to 0.00025\n' in log
 
 
 @pytest.mark.parametrize('eta_max', [1e-3, [1e-3, 1e-3]])

@@ -1,6 +1,4 @@
-"""The slow, obvious version: the pyramid written from the papers, a token or a window at a time,
-and weights to test it with.
-"""
+"""The slow, obvious version: the pyramid written from the papers, a token or a window at a time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,22 +13,6 @@ from cpvt_pyramid import ARCHS, Arch
 TINY_SVT = Arch(
     (8, 16, 24, 32), (1, 2, 3, 4), (2, 2, 2, 2), (2, 2, 2, 2), window=7, stage_norm=True
 )
-
-
-def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Weights that are random but not tiny, biases and norms too, so that nothing is tested on
-    zeros. Scaled so that activations stay of order one in the deepest variant."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() > 1 and len(parameter) == 1:  # a table, a class token
-            value = 0.5 * noise
-        elif parameter.dim() > 1:
-            value = 0.5 * noise / math.sqrt(parameter[0].numel())
-        else:
-            value = 0.1 * noise + ('norm' in name and name.endswith('weight'))
-        parameter.data.copy_(value)
-    return model
 
 
 def reference_maps(

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmpretrain.models import VisionTransformer
-from reference import bicubic, padded, randomize, reference_levels, reference_tokens, same_maps
+from ports import randomize
+from reference import bicubic, padded, reference_levels, reference_tokens, same_maps
 from support import load
 
 from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, PEG, ColumnarArch, DenseCPVT, load_weights, ops

@@ -3,7 +3,8 @@ bakes "no pad" in, and other sizes come out in the wrong shape without an error.
 
 import pytest
 import torch
-from reference import randomize, same_maps
+from ports import randomize
+from reference import same_maps
 
 from cpvt_pyramid import CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch

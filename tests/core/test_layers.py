@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import kept, randomize
+from ports import randomize
+from reference import kept
 
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
 

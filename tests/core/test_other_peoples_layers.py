@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference import TINY_SVT, randomize
+from ports import randomize
+from reference import TINY_SVT
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, prune

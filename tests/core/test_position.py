@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import randomize
+from ports import randomize
 
 from cpvt_pyramid import PEG, PosCNN
 from cpvt_pyramid.layers import Grid

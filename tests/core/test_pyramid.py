@@ -9,7 +9,8 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import TINY_SVT, padded, randomize, reference_maps, same_maps
+from ports import randomize
+from reference import TINY_SVT, padded, reference_maps, same_maps
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, ops
 

@@ -12,6 +12,7 @@ import torch
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import PCPVT
 from PIL import Image
+from ports import randomize
 from reference import (
     bilinear,
     everywhere,
@@ -20,7 +21,6 @@ from reference import (
     layer_norm,
     patches,
     pointwise,
-    randomize,
     reference_maps,
     same_maps,
 )

@@ -13,7 +13,8 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import load_checkpoint
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
-from reference import randomize, same_maps
+from ports import randomize
+from reference import same_maps
 from safetensors.torch import save_file
 
 import cpvt_pyramid

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
-from reference import randomize
+from ports import randomize
 from support import ROOT
 from torch import Tensor, nn
 

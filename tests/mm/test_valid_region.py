@@ -10,7 +10,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from mmseg.structures import SegDataSample
-from reference import randomize
+from ports import randomize
 from support import ROOT
 
 CONFIGS = ROOT / 'configs'

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import kept, randomize
+from ports import randomize
+from reference import kept
 
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.layers import WindowAttention

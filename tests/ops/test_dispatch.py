@@ -7,7 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
-from reference import TINY_SVT, randomize, same_maps
+from ports import randomize
+from reference import TINY_SVT, same_maps
 
 from cpvt_pyramid import CPVTPyramid, ops
 from cpvt_pyramid.ops import dispatch

@@ -6,10 +6,10 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test lint lock table
+.PHONY: help setup demo demo-seg test test-foreign lint lock table drift-table
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup:  ## create or complete the environment in .venv
 	@tools/setup_env.sh
@@ -32,6 +32,12 @@ demo-seg: demo  ## the same for a segmentor with the detector's backbone
 
 test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+
+test-foreign: setup  ## test the backbone in all detectors and segmentors of the mm packages
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign
+
+drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
+	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write
 
 lint: setup  ## check the style
 	.venv/bin/ruff check .

@@ -266,13 +266,9 @@ def is_plain(layer: nn.Module) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether calling a module runs more than the `forward` of its class."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or 'forward' in module.__dict__
-        or all_modules._has_any_global_hook()
+    kinds = ('forward_hooks', 'forward_pre_hooks', 'backward_hooks', 'backward_pre_hooks')
+    return 'forward' in module.__dict__ or any(
+        getattr(module, f'_{kind}') or getattr(all_modules, f'_global_{kind}') for kind in kinds
     )
 
 

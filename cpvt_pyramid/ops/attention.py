@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import onednn_takes, stays_whole
-from .products import AT_A_TIME, differentiable, product, summed_outer, times
+from .dispatch import graph_is_exported, onednn_takes, stays_whole
+from .products import AT_A_TIME, affine, differentiable, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
@@ -30,7 +30,7 @@ def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
 ) -> Tensor:
     # Exports serve one batch size in one call; torch.export would specialize the loop.
-    if torch.compiler.is_exporting() or q.shape[0] <= MAX_BATCH:
+    if graph_is_exported() or q.shape[0] <= MAX_BATCH:
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     parts = [x.split(MAX_BATCH) for x in (q, k, v)]
     parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))
@@ -75,7 +75,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
     k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
     for b, head, rows in parts_of(q, k):
         weights = softmax(q[b, head, rows], k[b, head], bias, b)
-        out[b, head, rows] = product(weights, v[b, head])
+        out[b, head, rows] = affine(weights, v[b, head])
     return out
 
 
@@ -101,7 +101,7 @@ class _Attention(torch.autograd.Function):
             of_q, of_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
             weights = softmax(of_q, k[b, head], bias, b)
             grad_v[b, head] += summed_outer(weights, of_grad)
-            of_scores = product(of_grad, v[b, head])  # of the weights, then of the scores
+            of_scores = affine(of_grad, v[b, head])  # of the weights, then of the scores
             of_scores = torch.ops.aten._softmax_backward_data(of_scores, weights, -1, weights.dtype)
             grad_k[b, head] += summed_outer(of_scores, of_q)
             grad_q[b, head, rows] = times(of_scores, k[b, head])
@@ -117,7 +117,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
 
 def softmax(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
     """Attention weights of a part (rows, M), from keys that are `scaled`."""
-    scores = product(q, k, None if bias is None else bias[image])
+    scores = affine(q, k, None if bias is None else bias[image])
     return torch.softmax(scores, dim=-1, out=scores)
 
 

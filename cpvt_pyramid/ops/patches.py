@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from .dispatch import graph_is_captured, stays_whole, use_plain
-from .products import autocast, differentiable, gradients, product
+from .products import affine, autocast, differentiable, gradients
 
 
 def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class _PatchConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return product(patches(x, weight.shape[-1]), as_rows(weight), bias)
+        return affine(patches(x, weight.shape[-1]), as_rows(weight), bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:

@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)
-    return product(x, weight, bias)
+    return affine(x, weight, bias)
 
 
 @stays_whole(lambda x, *layers: x.new_empty(x.shape))
@@ -63,7 +63,7 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     else:
         weight1, bias1, weight2, bias2 = layers
         parts = [
-            product(product(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts
+            affine(affine(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts
         ]
     out = torch.cat(parts) if len(parts) > 1 else parts[0]
     return out.unflatten(0, x.shape[:-1])
@@ -93,7 +93,7 @@ def autocast(*operands: Tensor) -> Sequence[Tensor]:
     return [x if x.dtype == torch.float64 else x.to(dtype) for x in operands]
 
 
-def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
+def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
     """x @ weight.T + bias, then a GELU if asked for; without gradient."""
     if onednn_takes(x):
         activation, variant = ('gelu', 'none') if gelu else ('none', '')
@@ -108,7 +108,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return product(x, weight, bias)
+        return affine(x, weight, bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
@@ -133,12 +133,12 @@ class _MLP(torch.autograd.Function):
     ) -> Tensor:
         hidden = None
         if keep:
-            hidden = product(x, weight1, bias1)
+            hidden = affine(x, weight1, bias1)
         ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden)
         if SKIP_OUTPUT.get():
             return x.new_empty(*x.shape[:-1], len(weight2))
-        activated = F.gelu(hidden) if keep else product(x, weight1, bias1, gelu=True)
-        return product(activated, weight2, bias2)
+        activated = F.gelu(hidden) if keep else affine(x, weight1, bias1, gelu=True)
+        return affine(activated, weight2, bias2)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
@@ -148,7 +148,7 @@ class _MLP(torch.autograd.Function):
         x, weight1, bias1, weight2, _ = inputs
         *need_first, need_weight2, need_bias2, _ = ctx.needs_input_grad
         if hidden is None:
-            hidden = product(x, weight1, bias1)
+            hidden = affine(x, weight1, bias1)
         grad_weight2 = summed_outer(grad, F.gelu(hidden)) if need_weight2 else None
         grad_hidden = times(grad, weight2)
         torch.ops.aten.gelu_backward(grad_hidden, hidden, grad_input=grad_hidden)
@@ -179,12 +179,12 @@ def gradients(
 
 def times(grad: Tensor, weight: Tensor) -> Tensor:
     """grad @ weight: the gradient of a linear layer's input."""
-    return product(grad, weight.t())
+    return affine(grad, weight.t())
 
 
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
     if grad.shape[1] <= x.shape[1]:  # oneDNN is fastest with the smaller side first
-        return product(grad.t(), x.t())
-    return product(x.t(), grad.t()).t()
+        return affine(grad.t(), x.t())
+    return affine(x.t(), grad.t()).t()

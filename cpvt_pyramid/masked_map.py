@@ -67,7 +67,8 @@ class Cells(NamedTuple):
     pooled: bool = False
 
     def fit(self, x: Tensor) -> bool:
-        if x.dim() != 4 or len(x) != len(self.region.valid):
+        valid = self.region.valid
+        if x.dim() != 4 or len(x) != len(valid) or x.device != valid.device:
             return False
         return self.pooled or tuple(x.shape[2:]) == self.region.map_size(self.stride)
 
@@ -122,7 +123,7 @@ def masked_maps(
         size: H and W of the batch in pixels.
         strides: of the maps, in pixels.
     """
-    region = Region(valid, size)
+    region = Region(valid.to(maps[0].device), size)
     return tuple(masked(x, Cells(region, stride)) for x, stride in zip(maps, strides))
 
 

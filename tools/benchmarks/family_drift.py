@@ -71,7 +71,7 @@ def family_drift(*, families: Sequence[str] = (), write: bool = False) -> None:
 
     for name in families:
         if name not in FAMILIES:
-            raise UserError(f'unknown family {name!r}; choose from {", ".join(FAMILIES)}')
+            raise UserError(f'unknown family {name!r}; choose from {"; ".join(FAMILIES)}')
     if write and families:
         raise UserError('--write measures all families; leave out --families')
     drifts = measure(families or list(FAMILIES))

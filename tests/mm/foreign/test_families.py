@@ -19,6 +19,7 @@ from families import (
     Drift,
     batch,
     build,
+    distance,
     drift,
     made_contiguous,
     outputs,
@@ -114,3 +115,34 @@ def test_channels_last_maps_are_noticed():
     ours = results(model, data)
     with made_contiguous(model), pytest.raises(AssertionError):
         assert_same(ours, results(model, data))
+
+
+@pytest.mark.parametrize('channels_last', [False, True])
+def test_drift_is_measured_inside_the_image(channels_last):
+    """An image of 40 x 70 pixels in maps at stride 16: 3 x 5 cells, alone and in a batch of two."""
+    alone, joint = torch.ones(1, 7, 4, 6), torch.ones(2, 7, 8, 8)
+    joint[1] = joint[0, :, 3:] = joint[0, :, :, 5:] = 9
+    joint[0, :, 2, 4] = 1.5
+    if channels_last:  # the shapes, as of YOLACT's prototypes
+        alone, joint = alone.permute(0, 2, 3, 1), joint.permute(0, 2, 3, 1)
+    sizes = (40, 70), (64, 96), (128, 128)
+    assert distance(alone, joint, *sizes) == pytest.approx(0.5)
+    assert distance(alone, alone.expand(2, -1, -1, -1), *sizes) == 0
+    # Queries: of layers, images, queries and channels.
+    queries = torch.ones(3, 1, 5, 4)
+    changed = torch.cat([queries, 9 * queries], dim=1)
+    assert distance(queries, changed, *sizes) == 0
+    changed[2, 0, 4] = 3
+    assert distance(queries, changed, *sizes) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    'arguments, complaint',
+    [
+        (['--families', 'YOLOv9'], "unknown family 'YOLOv9'; choose from RetinaNet; "),
+        (['--families', 'DINO', '--write'], 'leave out --families'),
+    ],
+)
+def test_mistakes(arguments, complaint, capsys):
+    assert family_drift.main(arguments) == 2
+    assert complaint in capsys.readouterr().err

@@ -157,18 +157,10 @@ class LearnedPosition(nn.Module):
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        height, width = x.shape[1:3]
+        size = x.shape[1:3]
         if mask is None:
-            return x + self.at(height, width)
-        tables = (
-            F.pad(self.at(h, w), (0, 0, 0, width - w, 0, height - h))
-            for h, w in zip(*(side.clamp(min=1).tolist() for side in valid_sizes(mask)))
-        )
-        return x + torch.cat(list(tables))
-
-    def at(self, height: int, width: int) -> Tensor:
-        """The table at a size, (1, height, width, C)."""
-        return ops.resize_table(self.table, height, width, self.mode)
+            return x + ops.resize_table(self.table, *size, self.mode)
+        return x + ops.resize_table_each(self.table, *valid_sizes(mask), size, self.mode)
 
 
 class SinCosPosition(nn.Module):

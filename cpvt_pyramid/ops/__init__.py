@@ -11,7 +11,7 @@ from .dispatch import plain
 from .norm import layer_norm
 from .patches import ceil_div, merge_windows, patch_conv, split_windows
 from .products import cast_once, linear, mlp
-from .resize import resize_table
+from .resize import resize_table, resize_table_each
 
 __all__ = [
     'attend',
@@ -26,5 +26,6 @@ __all__ = [
     'patch_conv',
     'plain',
     'resize_table',
+    'resize_table_each',
     'split_windows',
 ]

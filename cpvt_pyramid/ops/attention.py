@@ -131,7 +131,8 @@ def parts_of(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
 
 def bias_of(mask: Tensor) -> Tensor:
     """What a mask of keys adds to their scores, (B, M): 0 or minus infinity."""
-    return torch.zeros(mask[:, 0, 0].shape).masked_fill_(~mask[:, 0, 0], float('-inf'))
+    keys = mask[:, 0, 0]
+    return keys.new_zeros(keys.shape, dtype=torch.float32).masked_fill_(~keys, float('-inf'))
 
 
 def scaled(k: Tensor) -> Tensor:
@@ -140,4 +141,4 @@ def scaled(k: Tensor) -> Tensor:
 
 def empty_map(q: Tensor) -> Tensor:
     """Like q, with the heads of a token next to each other."""
-    return torch.empty(q.transpose(1, 2).shape).transpose(1, 2)
+    return q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)

@@ -62,9 +62,7 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
         parts = [_MLP.apply(part, *layers, len(parts) == 1) for part in parts]
     else:
         weight1, bias1, weight2, bias2 = layers
-        parts = [
-            affine(affine(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts
-        ]
+        parts = [affine(affine(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts]
     out = torch.cat(parts) if len(parts) > 1 else parts[0]
     return out.unflatten(0, x.shape[:-1])
 

@@ -1,5 +1,9 @@
-"""Resizing of a position table."""
+"""Resizing of a position table.
 
+Shapes: B batch, H x W map, h x w table, C channels.
+"""
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -7,16 +11,68 @@ from .dispatch import graph_is_captured
 
 
 def resize_table(table: Tensor, height: int, width: int, mode: str) -> Tensor:
-    """A table (1, h, w, C) interpolated to (1, height, width, C).
+    """A table interpolated to the size of a map.
 
     Args:
-        table: the table.
-        height: of the result.
-        width: of the result.
+        table: (1, h, w, C).
+        height: H.
+        width: W.
         mode: 'bilinear' or 'bicubic', as in `F.interpolate` with `align_corners=False`.
+
+    Returns:
+        (1, H, W, C).
     """
     # A captured graph serves other sizes, too, so that it always interpolates.
     if not graph_is_captured() and (height, width) == table.shape[1:3]:
         return table
     table = F.interpolate(table.permute(0, 3, 1, 2), (height, width), mode=mode)
     return table.permute(0, 2, 3, 1)
+
+
+def resize_table_each(
+    table: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int], mode: str
+) -> Tensor:
+    """A table interpolated to the size of each image of a padded batch, and zero outside.
+
+    The sizes may be on a GPU: they are not read on the host.
+
+    Args:
+        table: (1, h, w, C).
+        heights: (B,), of the images.
+        widths: (B,), of the images.
+        size: H and W.
+        mode: as in `resize_table`.
+
+    Returns:
+        (B, H, W, C).
+    """
+    dtype = torch.promote_types(table.dtype, torch.float32)
+    rows = interpolation_weights(heights.to(dtype), size[0], table.shape[1], mode)
+    columns = interpolation_weights(widths.to(dtype), size[1], table.shape[2], mode)
+    tall = torch.einsum('bHh,hwc->bHwc', rows.to(table.dtype), table[0])
+    return torch.einsum('bWw,bHwc->bHWc', columns.to(table.dtype), tall)
+
+
+def interpolation_weights(sides: Tensor, length: int, entries: int, mode: str) -> Tensor:
+    """Weights (B, length, entries) of `F.interpolate` from `entries` values to `sides` (B,) values.
+
+    Rows from `sides` on are zero. The dtype is that of `sides`.
+    """
+    at = torch.arange(length, device=sides.device, dtype=sides.dtype)
+    source = (at + 0.5) * (entries / sides.clamp(min=1)[:, None]) - 0.5  # (B, length)
+    if mode == 'bilinear':
+        source = source.clamp(min=0)
+    first = source.floor()
+    t = (source - first)[..., None]
+    # The taps around a source position, clamped to the table's border.
+    if mode == 'bilinear':
+        offsets, taps = (0, 1), [1 - t, t]
+    else:  # Keys' cubic convolution with a = -0.75, PyTorch's choice
+        a = -0.75
+        near = [((a + 2) * u - (a + 3)) * u * u + 1 for u in (t, 1 - t)]
+        far = [((a * u - 5 * a) * u + 8 * a) * u - 4 * a for u in (t + 1, 2 - t)]
+        offsets, taps = (-1, 0, 1, 2), [far[0], *near, far[1]]
+    index = torch.stack([first + offset for offset in offsets], dim=-1).long().clamp(0, entries - 1)
+    weights = torch.zeros(*source.shape, entries, device=sides.device, dtype=sides.dtype)
+    weights = weights.scatter_add(2, index, torch.cat(taps, dim=-1))
+    return weights * (at < sides[:, None])[..., None]

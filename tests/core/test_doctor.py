@@ -82,12 +82,19 @@ def test_missing_mm_packages(machine) -> None:
     assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
 
 
+def test_the_oldest_torch_is_said_once_everywhere() -> None:
+    oldest = '.'.join(map(str, doctor.OLDEST_TORCH))
+    assert f"'torch>={oldest}'" in (ROOT / 'setup.py').read_text()
+    assert f'torch {oldest} or newer' in (ROOT / 'README.md').read_text()
+    assert f'torch=={oldest}.' in (ROOT / 'requirements/oldest-torch.txt').read_text()
+
+
 def test_torch_versions(machine) -> None:
     machine()
     assert doctor.torch().state == 'FAIL' and doctor.torch().fix.endswith('torch torchvision')
-    machine(torch='2.0.1+cpu')
-    assert doctor.torch().state == 'FAIL' and '2.1' in doctor.torch().detail
-    machine(torch='2.1.0')
+    machine(torch='2.3.1+cpu')
+    assert doctor.torch().state == 'FAIL' and '2.4' in doctor.torch().detail
+    machine(torch='2.4.0')
     assert doctor.torch().state == 'ok'
     machine(torch='2.14.0')  # mmcv would not compile
     assert doctor.torch().state == 'note' and 'torch==2.13.0' in doctor.torch().fix

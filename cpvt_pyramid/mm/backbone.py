@@ -11,18 +11,19 @@ from torch import Tensor
 
 from .. import columnar, pyramid
 from ..masked_map import masked_maps
+from ..ops.dispatch import graph_is_captured, graph_is_exported
 from ..weights import LoadReport
-from .valid_region import split_validity
+from .valid_region import check_validity, split_validity
 
 
 class Configured:
-    """Mixin for a core class, before it in the bases: `init_cfg` and the validity channel.
+    """Mixin, listed before the core class: adds `init_cfg` and the validity channel.
 
     Args:
         *args: see the core class.
         init_cfg: mmengine's initialization config, for example
             `dict(type='Pretrained', checkpoint='twins_pcpvt_small.safetensors')`.
-        **options: see the core class, which refuses unknown ones.
+        **options: see the core class, which raises an error for unknown ones.
     """
 
     def __init__(
@@ -32,17 +33,22 @@ class Configured:
         self.init_cfg = copy.deepcopy(init_cfg)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        """The core class's maps, contiguous; of a padded batch each is a `MaskedMap`.
+        """The core class's maps, contiguous. For a padded batch, each is a `MaskedMap`.
 
         Args:
-            image: (B, in_channels, H, W), or one channel more: the validity channel.
+            image: (B, in_channels, H, W), optionally with the validity channel as the last one.
             valid: see the core class; read from the validity channel if there is one.
+
+        Raises:
+            ValueError: the image has a channel more, which is not a validity channel.
         """
         if image.shape[1] == self.in_channels + 1:
+            if not graph_is_captured():
+                check_validity(image, self.in_channels)
             image, valid = split_validity(image)
         # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
         maps = tuple(x.contiguous() for x in super().forward(image, valid))
-        if valid is None or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if valid is None or graph_is_exported() or torch.jit.is_tracing():
             return maps
         return masked_maps(maps, valid, image.shape[2:], self.strides)
 

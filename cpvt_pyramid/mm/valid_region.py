@@ -1,4 +1,4 @@
-"""How the backbone learns which part of a padded batch is image.
+"""Tells the backbone which part of a padded batch is image.
 
 A data preprocessor appends a channel to the images, 1 inside an image and 0 in the padding, and the
 backbone splits it off. The channel survives sliding windows, wrappers and DDP. A batch without
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mask import pixel_mask
+
 
 class AppendsValidity:
-    """Mixin for a data preprocessor, before the class whose `forward` pads and stacks.
+    """Mixin, listed before the data preprocessor class that pads and stacks.
 
     Args:
         *args: see that class.
@@ -28,7 +30,7 @@ class AppendsValidity:
     def forward(self, data: dict, training: bool = False) -> dict:
         sizes = [image.shape[-2:] for image in data['inputs']]
         data = super().forward(data, training)
-        if training and self.batch_augments is not None:  # these may resize or pad
+        if training and self.batch_augments is not None:  # which may resize or pad
             samples = zip(data['data_samples'], sizes)
             sizes = [sample.get('img_shape', size) for sample, size in samples]
         if self.valid_region:
@@ -57,8 +59,23 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
 def split_validity(images: Tensor) -> tuple[Tensor, Tensor]:
     """Images without their validity channel, and their true heights and widths (B, 2).
 
-    Both are 0 where a sliding window lies wholly in the padding.
+    Both are 0 if a sliding window lies entirely in the padding.
     """
     inside = images[:, -1] > 0.5
     valid = torch.stack([inside[:, :, 0].sum(1), inside[:, 0].sum(1)], dim=1)
     return images[:, :-1], valid
+
+
+def check_validity(images: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless the last channel is one that `with_validity` appends.
+
+    An image of four channels without `in_channels=4` would be taken for a padded RGB image.
+    """
+    _, valid = split_validity(images)
+    channel = images[:, -1:]
+    if not torch.equal(channel, pixel_mask(valid, images).permute(0, 3, 1, 2).to(channel.dtype)):
+        raise ValueError(
+            f'got an image of {in_channels + 1} channels, but in_channels={in_channels} and the '
+            f'last channel is not a validity channel. For images of {in_channels + 1} channels set '
+            f'in_channels={in_channels + 1} in the backbone'
+        )

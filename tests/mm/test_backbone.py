@@ -311,3 +311,20 @@ def test_importing_the_core_loads_no_framework():
     )
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert result.stdout.strip() == '[]', result.stderr
+
+
+@pytest.mark.parametrize('fourth', ['depth', 'alpha', 'half-transparent', 'hole'])
+def test_a_fourth_channel_that_is_no_validity_is_an_error(fourth):
+    """It was taken for one, and the features of half of the image became zero."""
+    model = CPVTPyramid('pcpvt_nano').eval()
+    image = torch.randn(2, 4, 64, 64)
+    if fourth == 'alpha':
+        image[:, 3] = (image[:, 3] > 0).float()
+    elif fourth == 'half-transparent':
+        image[:, 3] = 0.7
+    elif fourth == 'hole':
+        image[:, 3] = 1
+        image[:, 3, 20:30, 20:30] = 0
+    with pytest.raises(ValueError, match='in_channels=3 and the last .* set in_channels=4'):
+        model(image)
+    CPVTPyramid('pcpvt_nano', in_channels=4)(image)

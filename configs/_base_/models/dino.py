@@ -5,7 +5,6 @@ model = dict(
     num_queries=900,
     with_box_refine=True,
     as_two_stage=True,
-    data_preprocessor=dict(pad_size_divisor=1),
     backbone=dict(out_indices=(1, 2, 3)),
     neck=dict(
         type='ChannelMapper',

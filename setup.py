@@ -41,7 +41,7 @@ setup(
     packages=find_packages(include=['cpvt_pyramid*']),
     cmdclass={'build_py': BuildWithConfigs},
     python_requires='>=3.10',
-    install_requires=['torch>=2.4'],
+    install_requires=['torch>=2.7'],
     extras_require={
         'mm': [
             'onedl-mmengine>=0.10.12',

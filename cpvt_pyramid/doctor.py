@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
-OLDEST_TORCH = (2, 4)
+OLDEST_TORCH = (2, 7)
 NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
 MARK = 'finding '  # prefix of the second process's lines for the first
 TIMEOUT = 300  # seconds per probe; the first `import torch` from a cold disk is slow

@@ -5,12 +5,12 @@
     timm.create_model('svt_base', features_only=True)      # the four maps of `CPVTPyramid`
     timm.create_model('pcpvt_small', position='learned')   # options of `CPVTPyramid` pass through
 
-A pyramid is named as in `ARCHS`. The columnar CPVT of the paper is `cpvt_tiny`, `cpvt_small` or
-`cpvt_base`, with `_0to5` behind it where PEG follows blocks 0 to 5 and not block 0 alone, and
-`_gap` where the classifier sees the mean of the map and there is no class token.
+Pyramids have their names in `ARCHS`. The columnar CPVT of the paper is `cpvt_tiny`, `cpvt_small` or
+`cpvt_base`. The suffix `_0to5` means a PEG after each of blocks 0 to 5 instead of block 0 alone;
+`_gap` means average pooling instead of a class token.
 
-Parameters have the names of the published checkpoints, so that what timm's training script
-writes loads into a backbone, and every format that `weights.py` reads loads here.
+Parameters have the names of the published checkpoints, so that checkpoints of timm's training
+script load into the backbones, and every format that `weights.py` reads loads here.
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens.
 """
@@ -42,17 +42,17 @@ UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(relative|peg)\.
 
 
 class Classifier(nn.Module):
-    """What timm expects of a model, on a trunk that is the next of the bases.
+    """The interface that timm expects of a model, mixed into a trunk.
 
     Args:
-        arch: the trunk's.
-        num_classes: of the classifier; 0: none, and the model gives pooled features.
+        arch: of the trunk.
+        num_classes: of the classifier; 0: no classifier, the model returns pooled features.
         in_chans: channels of the image.
-        global_pool: what the classifier sees: 'avg', the mean of the map; 'token', a class token,
-            which a model without this option does not have; '': nothing is pooled.
+        global_pool: input of the classifier: 'avg', the mean of the map; 'token', the class token,
+            which only models with this option have; '': the map, not pooled.
         drop_rate: dropout before the classifier.
-        proj_drop_rate: the trunk's `drop_rate`, as timm calls it.
-        **options: the trunk's other options; it refuses what it does not know.
+        proj_drop_rate: timm's name for the trunk's `drop_rate`.
+        **options: other options of the trunk; unknown ones are an error.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Classifier(nn.Module):
         self.reset_classifier(num_classes, global_pool)
 
     def forward(self, x: Tensor) -> Union[Tensor, tuple[Tensor, Tensor]]:
-        """Logits (B, num_classes); twice the same in distilled training."""
+        """Logits (B, num_classes); in distilled training a pair of the same logits."""
         x = self.forward_head(self.forward_features(x))
         return (x, x) if self.distilled_training and self.training else x
 
@@ -90,7 +90,7 @@ class Classifier(nn.Module):
         return self.forward_intermediates(x, indices=1)[0]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits, or what the classifier sees, of what `forward_features` returns."""
+        """Logits from the result of `forward_features`, or the input of the classifier."""
         if self.global_pool == 'token':
             x = x[:, 0]
         elif self.global_pool == 'avg':
@@ -107,15 +107,15 @@ class Classifier(nn.Module):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> Union[list[Tensor], tuple[Tensor, list[Tensor]]]:
-        """The result of `forward_features`, and maps on the way to it.
+        """The result of `forward_features`, and intermediate maps.
 
         Args:
             x: image.
-            indices: which maps; a number: so many of the last; None: all.
+            indices: which maps; a number n: the last n; None: all.
             norm: apply the final norm to the maps that have its channels.
-            stop_early: end at the last of these maps, which is then the result.
+            stop_early: stop at the last of these maps, which is then the result.
             output_fmt: of the maps, 'NCHW' or 'NHWC'.
-            intermediates_only: return the maps alone.
+            intermediates_only: return only the maps.
         """
         if output_fmt not in ('NCHW', 'NHWC'):
             raise ValueError(f"output_fmt={output_fmt!r}; 'NCHW' or 'NHWC'")
@@ -135,7 +135,7 @@ class Classifier(nn.Module):
     def prune_intermediate_layers(
         self, indices: Union[int, list[int]] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove what these maps of `forward_intermediates` do not need.
+        """Remove the layers that these maps of `forward_intermediates` do not need.
 
         Returns:
             The indices, counted from the first map.
@@ -143,7 +143,7 @@ class Classifier(nn.Module):
         wanted, last = feature_take_indices(len(self.blocks), indices)
         cut = last < len(self.blocks) - 1
         if cut:
-            self.cut_behind(last)
+            self.cut_after(last)
             self.num_features = self.head_hidden_size = self.feature_info[last]['num_chs']
         if cut or prune_norm:
             self.norm = nn.Identity()
@@ -155,7 +155,7 @@ class Classifier(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        """A new classifier, with another pooling if one is given."""
+        """Replace the classifier and, if given, the pooling."""
         pool = self.global_pool if global_pool is None else global_pool
         if pool not in POOLS or (pool == 'token' and self.cls_token is None):
             raise ValueError(
@@ -174,9 +174,9 @@ class Classifier(nn.Module):
         set_checkpointing(self, enable)
 
     def set_distilled_training(self, enable: bool = True) -> None:
-        """Lets timm's `TokenDistillationTask` teach the classifier by labels and by a teacher at
-        once, as DeiT without a distillation token (arXiv 2012.12877, section 4): in training
-        both of the logits that the task asks for are the classifier's."""
+        """Let timm's `TokenDistillationTask` train the classifier on labels and on a teacher, like
+        DeiT without a distillation token (arXiv 2012.12877, section 4): in training, both logits
+        that the task expects are the classifier's."""
         self.distilled_training = enable
 
     def no_weight_decay(self) -> set[str]:
@@ -188,14 +188,14 @@ class Classifier(nn.Module):
 
 
 class PyramidTrunk(CPVTPyramid):
-    """A pyramid that a class token can join at its last stage, as published for PVT
+    """A pyramid with an optional class token in its last stage, as published for PVT
     (arXiv 2102.12122, section 4.1).
 
     Args:
-        arch: as of `CPVTPyramid`.
-        class_token: whether one does. The last stage must attend to all of its tokens.
-        stage_norm: as of `CPVTPyramid`; classifiers are published without.
-        **options: as of `CPVTPyramid`.
+        arch: see `CPVTPyramid`.
+        class_token: whether there is one. The last stage must attend to all of its tokens.
+        stage_norm: see `CPVTPyramid`; the published classifiers have none.
+        **options: see `CPVTPyramid`.
     """
 
     def __init__(
@@ -248,15 +248,15 @@ class PyramidTrunk(CPVTPyramid):
         first, x = grid.split(x)
         return first, self.norm_list[last](x)
 
-    def cut_behind(self, last: int) -> None:
-        """Remove the stages behind this one."""
+    def cut_after(self, last: int) -> None:
+        """Remove the stages after this one."""
         for name, part in self.named_children():
             if isinstance(part, nn.ModuleList):  # of one entry for each stage
                 setattr(self, name, part[: last + 1])
         self.cls_token = self.cls_pos = None
 
     def layer_of(self, name: str) -> int:
-        """As of `CPVTPyramid`, of the classifier's parameters, too."""
+        """As in `CPVTPyramid`, including the classifier's parameters."""
         part = name.split('.')[0]
         if part in ('norm', 'head'):
             return self.num_layers - 1
@@ -289,8 +289,8 @@ class ColumnTrunk(Column):
             first, tokens = grid.split(x)
             yield first if grid.class_tokens else None, tokens
 
-    def cut_behind(self, last: int) -> None:
-        """Remove the blocks behind this one, and their PEGs."""
+    def cut_after(self, last: int) -> None:
+        """Remove the blocks after this one, and their PEGs."""
         self.blocks = self.blocks[: last + 1]
         self.pos_block = nn.ModuleDict(
             {i: peg for i, peg in self.pos_block.items() if int(i) <= last}
@@ -298,14 +298,14 @@ class ColumnTrunk(Column):
 
 
 class PyramidClassifier(Classifier, PyramidTrunk):
-    """A pyramid with a final norm, a pooling and a linear layer behind it."""
+    """A pyramid followed by a norm, pooling and a linear layer."""
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         return self.stage_of if coarse else self.layer_of
 
 
 class ColumnClassifier(Classifier, ColumnTrunk):
-    """The columnar CPVT with a final norm, a pooling and a linear layer behind it."""
+    """The columnar CPVT followed by a norm, pooling and a linear layer."""
 
 
 def join(first: Optional[Tensor], x: Tensor, norm: nn.Module) -> Tensor:

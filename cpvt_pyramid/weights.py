@@ -19,7 +19,6 @@ import math
 import pickle
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -132,7 +131,7 @@ FORMATS = {
         class_entry=True,
     ),
 }
-# What a training of mmengine or timm leaves in its files beside tensors and plain values.
+# Classes that checkpoints of mmengine and timm hold besides tensors and plain values.
 INERT = (
     'argparse.Namespace',
     'builtins.getattr',
@@ -154,20 +153,20 @@ FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
 
 class LoadReport(NamedTuple):
-    """What became of the tensors of a checkpoint; names are those of the model."""
+    """What happened to the tensors of a checkpoint, under the names of the model."""
 
-    loaded: list[str]  # in both, with one shape
-    kept: list[str]  # in the model alone: these keep their values
-    unused: list[str]  # in the checkpoint alone
-    mismatched: list[str]  # in both, with two shapes
+    loaded: list[str]  # in both, with the same shape
+    kept: list[str]  # only in the model: these keep their values
+    unused: list[str]  # only in the checkpoint
+    mismatched: list[str]  # in both, with different shapes
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
         parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone']
         for what, names in (
-            ('not in the checkpoint and left as they were', self.kept),
+            ('not in the checkpoint and unchanged', self.kept),
             ('not in the model', self.unused),
-            ('of another shape', self.mismatched),
+            ('with different shapes', self.mismatched),
         ):
             if names:
                 parts.append(f'{what}: {listed(names)}')
@@ -175,7 +174,7 @@ class LoadReport(NamedTuple):
 
 
 class Inert:
-    """Stands for an object, in the file of a training, that is no tensor: it does nothing."""
+    """Stands in for an object in a training's checkpoint that is not a tensor. It does nothing."""
 
     def __new__(cls, *_args: object) -> 'Inert':
         return super().__new__(cls)
@@ -190,13 +189,6 @@ def inert(name: str) -> type:
     return type(name, (Inert,), {'__module__': module})
 
 
-def made_inert() -> AbstractContextManager:
-    """While it lasts, torch reads files with `INERT` in them (torch >= 2.5; before, it refuses)."""
-    if not hasattr(torch.serialization, 'safe_globals'):
-        return nullcontext()
-    return torch.serialization.safe_globals([inert(name) for name in INERT])
-
-
 def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
     """Load a checkpoint file into a model of this package.
 
@@ -206,7 +198,7 @@ def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a whole file of tensors, or they are of another architecture.
+        ValueError: the file is damaged or empty, or the tensors have another architecture.
     """
     checkpoint = read_checkpoint(path)
     try:
@@ -220,13 +212,13 @@ def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
 
 
 def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
-    """The content of a `.pth` or `.safetensors` file, of tensors and plain values alone.
+    """Read a `.pth` or `.safetensors` file, without running code from it.
 
-    The state of a training that mmengine saves beside the tensors becomes `Inert`.
+    Other objects that mmengine and timm save become `Inert`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not whole, or holds what could run code when it is loaded.
+        ValueError: the file is damaged, or holds objects that could run code.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -236,7 +228,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
-        with made_inert():
+        with torch.serialization.safe_globals([inert(name) for name in INERT]):
             checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except ImportError:
         raise
@@ -265,7 +257,7 @@ class LoadsCheckpoints:
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def log_load_report(self, report: LoadReport) -> None:
-        """Log what became of a checkpoint's tensors."""
+        """Log what happened to the tensors of a checkpoint."""
         logging.getLogger(__name__).info('%s', report)
 
 
@@ -300,7 +292,7 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str) -> Load
 
 
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
-    """What is where, of a model's state dict and a checkpoint under the same names."""
+    """Compare a model's state dict with a checkpoint under the same names."""
     shared = [name for name in ours if name in theirs]
     return LoadReport(
         loaded=[name for name in shared if theirs[name].shape == ours[name].shape],
@@ -313,7 +305,7 @@ def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
 def objection_to(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
 ) -> Optional[str]:
-    """Why a checkpoint is not one of the model, and what to do; None if it is."""
+    """Why a checkpoint does not fit the model, and what to do; None if it fits."""
     lacking, besides = (list(filter(BODY.match, names)) for names in (report.kept, report.unused))
     if not any(map(BODY.match, theirs)):
         return (

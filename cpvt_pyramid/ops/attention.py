@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import graph_is_exported, onednn_takes, stays_whole
+from .dispatch import onednn_takes, stays_whole
 from .products import AT_A_TIME, affine, differentiable, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
@@ -30,7 +30,7 @@ def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
 ) -> Tensor:
     # Exports serve one batch size in one call; torch.export would specialize the loop.
-    if graph_is_exported() or q.shape[0] <= MAX_BATCH:
+    if torch.compiler.is_exporting() or q.shape[0] <= MAX_BATCH:
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     parts = [x.split(MAX_BATCH) for x in (q, k, v)]
     parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))

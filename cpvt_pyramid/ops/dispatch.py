@@ -49,11 +49,6 @@ def graph_is_captured() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def graph_is_exported() -> bool:
-    """Whether this call is exported. PyTorch before 2.7 does not tell that from compilation."""
-    return getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)()
-
-
 def use_plain() -> bool:
     """Whether the plain version runs: it was selected, or a graph is captured."""
     return _plain or graph_is_captured()
@@ -99,7 +94,7 @@ def stays_whole(like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]]
             whole = (
                 not _plain
                 and torch.compiler.is_compiling()
-                and not graph_is_exported()
+                and not torch.compiler.is_exporting()
                 and not torch.is_grad_enabled()
                 and float32_on_cpu(x)
             )

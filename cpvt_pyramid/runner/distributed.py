@@ -72,7 +72,8 @@ class TotalBatchHook(Hook):
     Off by default, because published recipes train without it. To turn it on, put this into a
     config::
 
-        custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.runner.distributed'])
+        custom_imports = dict(
+            imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.runner.distributed'])
         custom_hooks = [dict(type='TotalBatchHook')]
 
     mmdet's anchor heads (RetinaNet) divide the loss of each process by its own number of positive

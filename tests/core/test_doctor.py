@@ -92,9 +92,9 @@ def test_the_oldest_torch_is_said_once_everywhere() -> None:
 def test_torch_versions(machine) -> None:
     machine()
     assert doctor.torch().state == 'FAIL' and doctor.torch().fix.endswith('torch torchvision')
-    machine(torch='2.3.1+cpu')
-    assert doctor.torch().state == 'FAIL' and '2.4' in doctor.torch().detail
-    machine(torch='2.4.0')
+    machine(torch='2.6.0+cpu')
+    assert doctor.torch().state == 'FAIL' and '2.7' in doctor.torch().detail
+    machine(torch='2.7.0')
     assert doctor.torch().state == 'ok'
     machine(torch='2.14.0')  # mmcv would not compile
     assert doctor.torch().state == 'note' and 'torch==2.13.0' in doctor.torch().fix

@@ -163,7 +163,13 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
         raise ValueError(f'no known architecture has these tensors: {listed(list(ours))}')
     stages = shape_of(ours)
     table = ours.get('pos_embeds.0.table', ours.get('pos_embed.table'))
-    pegs = sorted({int(name.split('.')[1]) for name in ours if name.startswith('pos_block.')})
+    peg_names = [name.split('.')[1] for name in ours if name.startswith('pos_block.')]
+    pegs = sorted({int(name) for name in peg_names if name.lstrip('-').isdecimal()})
+    if table is None and not pegs:
+        raise ValueError(f'{arch} must have a PEG (pos_block) or a table; the checkpoint has none')
+    for name in ('patch_embeds.0.proj.weight', 'pos_embeds.0.table', 'pos_embed.table'):
+        if name in ours and ours[name].dim() != 4:
+            raise ValueError(f'{name} must have 4 dimensions, got {tuple(ours[name].shape)}')
     kinds = ['learned'] * (table is not None) + ['peg'] * bool(pegs)
     options = dict(
         position='+'.join(kinds) or 'none',

@@ -1,4 +1,4 @@
-"""Without the mm packages (`make test-torch`) the files that compare with their models are left out."""
+"""Without the mm packages (`make test-torch`), leave out the files that compare with their models."""
 
 import importlib.util
 import re

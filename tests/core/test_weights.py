@@ -337,12 +337,14 @@ def test_archs_are_told_from_their_tensors(arch):
         (
             dict(arch=TINY['pcpvt']),
             dict(arch=TINY['svt']),
-            'the checkpoint is of another architecture or damaged: it lacks blocks.0.0.attn.q.weight',
+            'the checkpoint is of another architecture or damaged: it lacks '
+            'blocks.0.0.attn.q.weight',
         ),
         (
             dict(arch=TINY['pcpvt']),
             dict(arch=TINY['pcpvt'], out_indices=(0, 1)),
-            'the checkpoint is of another architecture or damaged: it lacks patch_embeds.2.proj.weight',
+            'the checkpoint is of another architecture or damaged: it lacks '
+            'patch_embeds.2.proj.weight',
         ),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from foreign import classifier_of_mmpretrain, of_mmdet, of_mmseg, of_timm
+from mutations import BAD, NAMES
 from safetensors.torch import load_file
 from support import ROOT, load_tool
 from torch import nn
@@ -178,3 +179,43 @@ def test_help_is_quick():
     command = [sys.executable, '-X', 'importtime', ROOT / 'tools/convert_weights.py', '--help']
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.stdout.startswith('usage: convert_weights ') and ' torch\n' not in ended.stderr
+
+
+@pytest.mark.parametrize('defect', BAD)
+def test_bad_values_are_refused_in_one_line(defect, tmp_path, capsys):
+    weights = of_timm('pcpvt').state_dict()
+    for name in (
+        'patch_embeds.0.proj.weight',
+        'blocks.1.0.attn.kv.weight',
+        'pos_block.2.proj.0.bias',
+    ):
+        if defect == 'sparse' and weights[name].dim() > 2:
+            continue
+        torch.save(weights | {name: BAD[defect](weights[name])}, tmp_path / 'bad.pth')
+        refused(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    'missing', ['pos_block.', 'pos_block.2.', 'blocks.0.1.norm1.', 'patch_embeds.3']
+)
+def test_missing_parts_are_refused(missing, tmp_path, capsys):
+    weights = of_timm('pcpvt').state_dict()
+    weights = {k: v for k, v in weights.items() if not k.startswith(missing)}
+    torch.save(weights, tmp_path / 'bad.pth')
+    refused(tmp_path, capsys)
+
+
+@pytest.mark.parametrize('name', NAMES, ids=lambda n: repr(n)[:40])
+def test_strange_names_give_one_line_at_most(name, tmp_path, capsys):
+    torch.save({**of_timm('pcpvt').state_dict(), name: torch.ones(3)}, tmp_path / 'odd.pth')
+    status = tool.main([str(tmp_path / 'odd.pth'), '--to', 'mmseg', '--out', str(tmp_path / 'out')])
+    assert status in (0, 2)
+    assert len(capsys.readouterr().err.splitlines()) == (1 if status else 0)
+
+
+def refused(folder, capsys):
+    status = tool.main([str(folder / 'bad.pth'), '--to', 'mmseg', '--out', str(folder / 'out')])
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 1000
+    assert not list(folder.glob('out/*'))

@@ -1,4 +1,4 @@
-"""Without the mm packages (`make test-torch`), leave out the files that compare with their models."""
+"""Leave out the files that compare with models of the mm packages where these are missing."""
 
 import importlib.util
 import re

@@ -99,8 +99,8 @@ def test_maps_and_gradients_are_the_same(name, valid, path):
 @pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
 @pytest.mark.parametrize('name', MODELS)
 def test_bfloat16_is_near(name, valid, way):
-    """Eight bits of mantissa: a percent of the maps after some ten layers, and a few of the whole
-    gradient."""
+    """Eight bits of mantissa: a percent of the maps after some ten layers, and a few percent of the
+    whole gradient."""
     model = randomize(MODELS[name]()).train()
     maps, grads = run(model, IMAGE, valid)
     if way == 'bfloat16':
@@ -109,5 +109,6 @@ def test_bfloat16_is_near(name, valid, way):
         with torch.autocast('cpu', torch.bfloat16):
             near, near_grads = run(model, IMAGE, valid)
     near_grads, grads = (torch.cat([g.float().flatten() for g in x]) for x in (near_grads, grads))
-    for a, b in zip((*near, near_grads), (*maps, grads)):
+    for a, b in zip(near, maps):
         assert (a.float() - b).norm() < 0.03 * b.norm()
+    assert (near_grads - grads).norm() < 0.06 * grads.norm()

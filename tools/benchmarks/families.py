@@ -362,8 +362,8 @@ REASONS = {
         ),
     ),
     'positions in the padded batch': Reason(
-        'Coordinates, grids or position encodings span the padded size. (Mask2Former has attention '
-        'without padding mask besides.)',
+        'Coordinates, grids or position encodings span the padded size. `ValidRegionDINO` is a '
+        'DINO without this. Mask2Former also has attention without padding mask.',
         (
             'SOLO', 'Decoupled SOLO', 'Decoupled SOLO, light', 'SOLOv2', 'DINO', 'DDQ',
             'Mask2Former', 'Mask2Former, panoptic', 'Mask2Former (segmentation)',

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import timm
+import torch
 from safetensors.torch import save_file
 from support import ROOT, load_tool
 
@@ -33,6 +34,15 @@ def test_plain_pytorch(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith('loaded 300 of 300 tensors')
     assert '(1, 64, 107, 160), (1, 128, 54, 80), (1, 320, 27, 40), (1, 512, 14, 20)' in out
+
+
+def test_timm():
+    (block,) = [b for b in blocks('python') if 'timm.create_model' in b]
+    names = {}
+    exec(block.replace('pretrained=True', 'pretrained=False'), names)  # its weights are on a hub
+    with torch.no_grad():
+        assert names['model'].eval()(torch.randn(1, 3, 64, 64)).shape == (1, 1000)
+        assert len(names['backbone'].eval()(torch.randn(1, 3, 64, 64))) == 4
 
 
 def test_every_command_is_tested():

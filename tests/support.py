@@ -8,11 +8,17 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import torch
 from torch import nn
 
 from cpvt_pyramid.weights import LoadReport
 
 ROOT = Path(__file__).parents[1]
+# False in `make test-torch`, which tests the oldest supported PyTorch.
+PINNED_TORCH = (
+    f'torch=={torch.__version__.partition("+")[0]}'
+    in (ROOT / 'requirements/requirements.txt').read_text()
+)
 
 
 def load_tool(name: str) -> ModuleType:

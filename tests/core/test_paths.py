@@ -7,6 +7,7 @@ import pytest
 import torch
 from ports import randomize
 from reference import TINY_SVT, same_maps
+from support import PINNED_TORCH
 
 from cpvt_pyramid import CPVTPyramid, DenseCPVT, ops
 from cpvt_pyramid.archs import ColumnarArch
@@ -111,4 +112,5 @@ def test_bfloat16_is_near(name, valid, way):
     near_grads, grads = (torch.cat([g.float().flatten() for g in x]) for x in (near_grads, grads))
     for a, b in zip(near, maps):
         assert (a.float() - b).norm() < 0.03 * b.norm()
-    assert (near_grads - grads).norm() < 0.06 * grads.norm()
+    # The oneDNN of PyTorch 2.7 is coarser in the gradients of bfloat16 convolutions.
+    assert (near_grads - grads).norm() < (0.06 if PINNED_TORCH else 0.12) * grads.norm()

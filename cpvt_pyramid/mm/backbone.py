@@ -43,9 +43,9 @@ class Configured:
             ValueError: the image has a channel more, which is not a validity channel.
         """
         if image.shape[1] == self.in_channels + 1:
+            image, channel, valid = split_validity(image)
             if not graph_is_captured():
-                check_validity(image, self.in_channels)
-            image, valid = split_validity(image)
+                check_validity(channel, valid, self.in_channels)
         # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
         maps = tuple(x.contiguous() for x in super().forward(image, valid))
         if valid is None or torch.compiler.is_exporting() or torch.jit.is_tracing():

@@ -56,24 +56,24 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat([images, channel], dim=1)
 
 
-def split_validity(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images without their validity channel, and their true heights and widths (B, 2).
+def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, their validity channel (B, 1, H, W), and their true heights and widths (B, 2).
 
-    Both are 0 if a sliding window lies entirely in the padding.
+    Height and width are 0 if a sliding window lies entirely in the padding.
     """
-    inside = images[:, -1] > 0.5
+    images, channel = images[:, :-1], images[:, -1:]
+    inside = channel[:, 0] > 0.5
     valid = torch.stack([inside[:, :, 0].sum(1), inside[:, 0].sum(1)], dim=1)
-    return images[:, :-1], valid
+    return images, channel, valid
 
 
-def check_validity(images: Tensor, in_channels: int) -> None:
-    """Raise a ValueError unless the last channel is one that `with_validity` appends.
+def check_validity(channel: Tensor, valid: Tensor, in_channels: int) -> None:
+    """Raise a ValueError unless the channel is one that `with_validity` appends.
 
     An image of four channels without `in_channels=4` would be taken for a padded RGB image.
     """
-    _, valid = split_validity(images)
-    channel = images[:, -1:]
-    if not torch.equal(channel, pixel_mask(valid, images).permute(0, 3, 1, 2).to(channel.dtype)):
+    expected = pixel_mask(valid, channel).permute(0, 3, 1, 2)
+    if not torch.equal(channel, expected.to(channel.dtype)):
         raise ValueError(
             f'got an image of {in_channels + 1} channels, but in_channels={in_channels} and the '
             f'last channel is not a validity channel. For images of {in_channels + 1} channels set '

@@ -31,6 +31,7 @@ Importing this file imports neither torch nor mm, so that `--help` is quick; a t
 inside its function.
 """
 
+import errno
 import inspect
 import os
 import re
@@ -66,12 +67,13 @@ def run_command(
 ) -> int:
     """Call a function with options from the command line.
 
-    A `UserError` and an interrupt end it with one line on stderr.
+    A `UserError`, an interrupt and a full disk end it with one line on stderr.
 
     Args:
         function: declares the options, see above; it may return an exit status.
         argv: the arguments, by default those of the process.
-        interrupted: shown after an interrupt; `{name}` is replaced by an option's value.
+        interrupted: shown after an interrupt or on a full disk; `{name}` is replaced by an option's
+            value.
 
     Returns:
         The exit status.
@@ -85,13 +87,14 @@ def run_command(
 def run_tool(
     name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
 ) -> int:
-    """Call a tool's function; turn errors of the user and interrupts into one line on stderr.
+    """Call a tool's function; turn errors of the user, interrupts and a full disk into one line on
+    stderr.
 
     Args:
         name: of the tool, for that line.
         function: what to call; it may return an exit status.
         options: its keyword arguments.
-        interrupted: shown after an interrupt.
+        interrupted: shown after an interrupt or on a full disk.
 
     Returns:
         The exit status.
@@ -111,6 +114,9 @@ def run_tool(
             line, status = f'interrupted; {interrupted}', INTERRUPTED
         elif any(isinstance(cause, SystemExit) and cause.code == TERMINATED for cause in causes):
             line, status = f'terminated; {interrupted}', TERMINATED
+        elif full := next(filter(is_disk_full, causes), None):
+            where = f' for {full.filename}' if full.filename else ''
+            line, status = f'no space left on the disk{where}; {interrupted}', 2
         else:
             raise
     finally:
@@ -118,6 +124,10 @@ def run_tool(
     if rank() == 0:
         print(f'{name}: {line}', file=sys.stderr)
     return status
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:

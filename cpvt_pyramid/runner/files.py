@@ -10,6 +10,13 @@ from typing import Union
 from .command import UserError
 
 
+def check_file(path: Union[str, Path]) -> None:
+    """Check that a file can be written to `path`, and create its folder."""
+    if Path(path).is_dir():
+        raise UserError(f'{path} must be a file to write, but it is a folder')
+    make_folder(Path(path).parent)
+
+
 def make_folder(path: Union[str, Path]) -> Path:
     """Create a folder, unless it exists, and check that it is writable."""
     try:
@@ -25,13 +32,17 @@ def make_folder(path: Union[str, Path]) -> Path:
 def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
     """A hidden path next to `path` to write to; it is renamed to `path` on success.
 
-    On any failure `path` keeps its previous content.
+    On any failure `path` keeps its previous content. An OSError names it.
     """
     path = Path(path)
     partial = path.with_name(f'.{path.name}.partial')
     try:
         yield partial
         os.replace(partial, path)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(partial)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -32,6 +32,26 @@ def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, caps
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):
+    (tmp_path / 'file').write_text('before')
+
+    def write() -> None:
+        with files.atomic_write(tmp_path / 'file'), open('/dev/full', 'w') as full:
+            full.write('ha')
+
+    def build() -> None:
+        try:
+            write()
+        except OSError as error:  # as registries of mm do with what a constructor raises
+            raise type(error)(f'in Hook: {error}') from None
+
+    for function in (write, build):
+        assert run_tool('tool', function, {}, 'try again') == 2
+        said = f'tool: no space left on the disk for {tmp_path}/file; try again\n'
+        assert capsys.readouterr().err == said
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['before']
+
+
 def test_other_errors_are_raised():
     with pytest.raises(ZeroDivisionError):
         run_tool('tool', lambda: 1 // 0, {}, 'try again')

@@ -93,7 +93,7 @@ def infer(
             except ReadError as error:
                 skip(path, error)
     else:
-        predictor = inference.Predictor(model, cfg, meta, batch_size, score_thr)
+        predictor = inference.ModelPredictor(model, cfg, meta, batch_size, score_thr)
         images = [(path, name) for path, name in named if not is_video(path)]
         if images:
             inference.infer_images(predictor, images, folder, skip)

@@ -254,9 +254,11 @@ def _oklab(rgb: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which matplotlib ships; size in pixels."""
-    import matplotlib
-
+    """DejaVu Sans, which matplotlib ships, or else Pillow's own font; size in pixels."""
+    try:
+        import matplotlib
+    except ImportError:
+        return ImageFont.load_default(size)
     name = 'DejaVuSans-Bold.ttf' if bold else 'DejaVuSans.ttf'
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / 'fonts' / 'ttf' / name, size)
 

@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
     data: dict  # the output of the pipeline
 
 
-class Predictor:
+class ModelPredictor:
     """A model with its test pipeline.
 
     A detector whose data preprocessor marks the padding takes images of different sizes in a batch.
@@ -110,7 +110,7 @@ def image_pipeline(cfg: Config) -> Compose:
 
 
 def infer_images(
-    predictor: Predictor,
+    predictor: ModelPredictor,
     named: Sequence[tuple[Path, str]],
     folder: Path,
     skip: Callable[[Path, Exception], None],
@@ -138,7 +138,7 @@ def infer_images(
             bar.update()
 
 
-def infer_video(predictor: Predictor, path: Path, name: str, folder: Path) -> None:
+def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) -> None:
     """Write NAME.overlay.mp4 and, except for semantic segmentors, one JSON line per frame to
     NAME.detections.jsonl or NAME.segments.jsonl.
 

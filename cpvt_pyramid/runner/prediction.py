@@ -1,6 +1,5 @@
 """Predictions of detectors, semantic and panoptic segmentors, as pictures and as files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -19,6 +18,7 @@ from torch import nn
 from .configs import leaves
 from .drawing import class_palette, draw_boxes, draw_segmentation
 from .files import atomic_write, distinct_name
+from .records import detection_records, label_picture, write_list
 
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
 
@@ -97,16 +97,7 @@ def found_boxes(sample: BaseDataElement, score_thr: float) -> BaseDataElement:
 def detections(sample: BaseDataElement, meta: dict, score_thr: float) -> list[dict]:
     """The boxes of a prediction as JSON values; boxes are x1, y1, x2, y2 in pixels."""
     found = found_boxes(sample, score_thr)
-    classes = meta['classes']
-    return [
-        {
-            'box': [round(float(v), 2) for v in box],
-            'label': int(label),
-            'class': classes[label] if label < len(classes) else str(label),
-            'score': round(float(score), 4),
-        }
-        for box, label, score in zip(found.bboxes, found.labels, found.scores)
-    ]
+    return detection_records(found.bboxes, found.scores, found.labels, meta['classes'])
 
 
 def label_map(sample: BaseDataElement) -> np.ndarray:
@@ -154,19 +145,6 @@ def panoptic_segments(
     return numbers, segments
 
 
-def labels_image(sample: BaseDataElement, meta: dict) -> Image.Image:
-    """A segmentor's prediction as an image whose pixel values are class indices.
-
-    Viewers show it in the colours of the classes, or in grey if there are more than 256.
-    """
-    labels = label_map(sample)
-    if len(meta['classes']) > 256:
-        return Image.fromarray(labels.astype(np.uint16))
-    image = Image.fromarray(labels.astype(np.uint8), mode='P')
-    image.putpalette([int(v) for color in meta['palette'] for v in color])
-    return image
-
-
 def write_detections(
     path: Path, image: Union[str, Path], sample: BaseDataElement, meta: dict, score_thr: float,
     **more: Any,
@@ -175,14 +153,6 @@ def write_detections(
     write_list(
         path, {'image': str(image), **more}, 'detections', detections(sample, meta, score_thr)
     )
-
-
-def write_list(path: Path, head: dict[str, Any], name: str, items: Sequence[dict]) -> None:
-    """Write a JSON object with a list, one line per field and per item."""
-    fields = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in head.items())
-    lines = ',\n  '.join(map(json.dumps, items))
-    with atomic_write(path) as file:
-        file.write_text(f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')
 
 
 def write_results(
@@ -207,7 +177,7 @@ def write_results(
         write_list(folder / f'{name}.segments.json', {'image': str(path)}, 'segments', segments)
     elif 'pred_sem_seg' in sample:
         with atomic_write(folder / f'{name}.labels.png') as file:
-            labels_image(sample, meta).save(file, 'PNG')
+            label_picture(label_map(sample), meta['classes'], meta['palette']).save(file, 'PNG')
     else:
         write_detections(folder / f'{name}.detections.json', path, sample, meta, score_thr)
 

@@ -126,10 +126,10 @@ def test_a_limited_number_of_images_waits_for_others_of_their_size(untrained, mo
     monkeypatch.setattr(inference, 'WAITING', 3)
     cfg = load_config(untrained['segmentor'][0])
     model = build_model(cfg, 'cpu')
-    predictor = inference.Predictor(model, cfg, {'classes': DIGITS}, 3, 0.3)
+    predictor = inference.ModelPredictor(model, cfg, {'classes': DIGITS}, 3, 0.3)
     batches = []
     monkeypatch.setattr(
-        inference.Predictor, '_predict',
+        inference.ModelPredictor, '_predict',
         lambda self, batch: batches.append([p.source for p in batch]) or iter(()),
     )  # fmt: skip
     images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
@@ -295,13 +295,13 @@ def test_frames_of_a_video_are_not_held(untrained, monkeypatch):
     """Each batch is predicted before the frames of the next are read."""
     film('a.avi', 6, (51, 90))
     events = []
-    prepare, predict = inference.Predictor.prepare, inference.Predictor._predict
+    prepare, predict = inference.ModelPredictor.prepare, inference.ModelPredictor._predict
     monkeypatch.setattr(
-        inference.Predictor, 'prepare',
+        inference.ModelPredictor, 'prepare',
         lambda self, source, image: events.append(source) or prepare(self, source, image),
     )  # fmt: skip
     monkeypatch.setattr(
-        inference.Predictor, '_predict',
+        inference.ModelPredictor, '_predict',
         lambda self, batch: events.append('predict') or predict(self, batch),
     )  # fmt: skip
     assert infer.main([*untrained['segmentor'], 'a.avi', '--batch-size', '2']) == 0

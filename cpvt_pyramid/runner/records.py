@@ -1,0 +1,55 @@
+"""What is written for the prediction of an image, as JSON values and as pictures.
+
+Imports neither torch nor mm: models of mm (`prediction.py`) and exported models
+(`cpvt_pyramid.runtime`) write the same files.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from .files import atomic_write
+
+
+def detection_records(
+    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+) -> list[dict]:
+    """Detections as JSON values.
+
+    boxes: (N, 4), x1, y1, x2, y2 in pixels. scores, labels: (N,).
+    """
+    return [
+        {
+            'box': [round(float(v), 2) for v in box],
+            'label': int(label),
+            'class': classes[label] if label < len(classes) else str(label),
+            'score': round(float(score), 4),
+        }
+        for box, score, label in zip(boxes, scores, labels)
+    ]
+
+
+def label_picture(
+    labels: np.ndarray, classes: Sequence[str], palette: Sequence[tuple[int, int, int]]
+) -> Image.Image:
+    """A label map (H, W) as an image whose pixel values are class indices.
+
+    Viewers show it in the colours of the classes, or in grey if there are more than 256.
+    """
+    if len(classes) > 256:
+        return Image.fromarray(labels.astype(np.uint16))
+    image = Image.fromarray(labels.astype(np.uint8)).convert('P')
+    image.putpalette([int(v) for color in palette for v in color])
+    return image
+
+
+def write_list(path: Path, head: dict[str, Any], name: str, items: Sequence[dict]) -> None:
+    """Write a JSON object with a list, one line per field and per item."""
+    fields = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in head.items())
+    lines = ',\n  '.join(map(json.dumps, items))
+    with atomic_write(path) as file:
+        file.write_text(f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')

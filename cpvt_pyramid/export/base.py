@@ -1,0 +1,129 @@
+"""What an exportable model is: a module from pixels to final results, of tensors alone.
+
+Shapes: B batch, H x W image in pixels.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops import ceil_div
+from .extent import Extent
+
+# Sides in a graph are multiples of this, the largest stride of the pyramids: then the sizes of all
+# maps are products of one symbol, which makes them comparable.
+STRIDE = 32
+
+
+class Preprocessing(NamedTuple):
+    """What happens to the pixels before the model.
+
+    Args:
+        mean: of the channels, subtracted.
+        std: of the channels, divided by.
+        divisor: the model pads each image with zeros to a multiple of it.
+        bgr: whether the model takes blue first. The images are RGB, and so are mean and std.
+        marks_padding: whether the model is told what is padding. False: it takes the multiple of
+            `divisor` for the image.
+    """
+
+    mean: Sequence[float] = (123.675, 116.28, 103.53)
+    std: Sequence[float] = (58.395, 57.12, 57.375)
+    divisor: int = 1
+    bgr: bool = False
+    marks_padding: bool = True
+
+
+class Exportable(nn.Module):
+    """A model as it is exported: `forward(images, valid)` is the graph.
+
+    A subclass defines `stages` and `reference`, and sets `task`, `output_names` and `details`.
+    The outputs are those of the contract in docs/deployment.md. Nothing in `stages` may depend on
+    the values of sizes in Python: they are symbols while the graph is captured.
+
+    Args:
+        preprocessing: of the images.
+
+    Attributes:
+        task: 'detection', 'instance', 'segmentation', 'features' or 'classification'.
+        output_names: names of the outputs, among those of the stages.
+        details: further metadata of this kind of model, such as `{'nms': {...}}`.
+    """
+
+    task: str
+    output_names: tuple[str, ...]
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+        self.details: dict[str, Any] = {}
+        for name in ('mean', 'std'):
+            values = torch.tensor(getattr(preprocessing, name), dtype=torch.float32)
+            self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
+
+    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+        """All that the verification compares, in the order of computation, and the outputs.
+
+        Args:
+            images: (B, 3, H, W) float32, RGB from 0 to 255, padded at the right and bottom.
+            valid: (B, 2) int64, true height and width of each image; None: nothing is padding.
+
+        Returns:
+            By name: 'map_0', ... of the backbone, 'logits_0', ... of the head, and what
+            `output_names` lists.
+        """
+        raise NotImplementedError
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        """The outputs for one image alone, computed by the original model, not by `stages`.
+
+        Args:
+            image: (1, 3, H, W) float32, RGB from 0 to 255.
+
+        Returns:
+            Some or all of `output_names`, as the graph returns them.
+        """
+        raise NotImplementedError
+
+    def forward(self, images: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """The outputs, in the order of `output_names`; for the arguments see `stages`."""
+        stages = self.stages(images, valid)
+        return tuple(stages[name] for name in self.output_names)
+
+    def preprocess(
+        self, images: Tensor, valid: Optional[Tensor]
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """Normalize and pad.
+
+        Returns:
+            (B, 3, H', W'), sides multiples of the divisor, zero where there is no image; and the
+            `valid` that the model is to be given, (B, 2): None where it takes all for image.
+        """
+        divisor, (height, width) = self.preprocessing.divisor, images.shape[2:]
+        if valid is None:
+            if divisor > 1 and not divides(divisor, height, width):
+                sides = [
+                    torch.full_like(images[:, 0, 0, 0], n, dtype=torch.int64)
+                    for n in (height, width)
+                ]
+                valid = torch.stack(sides, dim=1)
+        x = (images - self.mean) / self.std
+        if self.preprocessing.bgr:
+            x = x.flip(1)
+        if valid is None:
+            return x, None
+        stride = math.lcm(divisor, STRIDE)
+        bottom, right = (ceil_div(side, stride) * stride - side for side in (height, width))
+        x = F.pad(Extent(*valid.unbind(1)).clear(x), (0, right, 0, bottom))
+        if not self.preprocessing.marks_padding:
+            valid = ceil_div(valid, divisor) * divisor
+        return x, valid
+
+
+def divides(divisor: int, *sides: Any) -> bool:
+    """Whether a number divides the sides; in a graph for all sizes it does not."""
+    return all(isinstance(side, int) and side % divisor == 0 for side in sides)

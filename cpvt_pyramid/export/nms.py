@@ -1,0 +1,95 @@
+"""Non-maximum suppression with a fixed number of outputs, in batches, as one operator of a graph.
+
+Shapes: B batch, N candidates, K results.
+"""
+
+import torch
+from torch import Tensor
+
+UNUSED = -1  # the label of rows after the last result
+
+
+@torch.library.custom_op('cpvt_pyramid::nms', mutates_args=())
+def survives(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Which boxes no better box overlaps by more than a threshold.
+
+    An operator, because the number of survivors is not known to a graph. In ONNX it becomes
+    NonMaxSuppression, see `onnx_file`.
+
+    Args:
+        boxes: (B, N, 4), x1 y1 x2 y2.
+        scores: (B, N); candidates with 0 or less neither survive nor suppress others.
+        iou_threshold: of intersection over union.
+
+    Returns:
+        (B, N) booleans.
+    """
+    from torchvision.ops import nms
+
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    for box, score, keep in zip(boxes, scores, kept):
+        (used,) = torch.nonzero(score > 0, as_tuple=True)
+        keep[used[nms(box[used], score[used], iou_threshold)]] = True
+    return kept
+
+
+@survives.register_fake
+def _(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    return torch.empty_like(scores, dtype=torch.bool)
+
+
+def batched_nms(
+    boxes: Tensor, scores: Tensor, groups: Tensor, iou_threshold: float, agnostic: bool = False
+) -> Tensor:
+    """The scores (B, N), 0 for the boxes that non-maximum suppression removes.
+
+    As mmcv's `batched_nms`: boxes of different groups do not suppress each other, because each
+    group is moved to a place of its own.
+
+    Args:
+        boxes: (B, N, 4), x1 y1 x2 y2.
+        scores: (B, N), 0 or less for candidates that are to be ignored.
+        groups: (B, N) integers, such as labels or pyramid levels.
+        iou_threshold: of intersection over union.
+        agnostic: ignore the groups.
+    """
+    if not agnostic:
+        place = boxes.amax((1, 2), keepdim=True) + 1  # (B, 1, 1)
+        boxes = boxes + groups[..., None].to(boxes.dtype) * place
+    return scores * survives(boxes, scores, iou_threshold)
+
+
+def best(
+    scores: Tensor, boxes: Tensor, labels: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best candidates, best first; candidates with a score of 0 or less are unused rows.
+
+    Args:
+        scores: (B, N), N at least `count`.
+        boxes: (B, N, 4).
+        labels: (B, N) integers.
+        count: K.
+
+    Returns:
+        Boxes (B, K, 4), scores (B, K), labels (B, K), and their indices (B, K).
+    """
+    scores, index = scores.topk(count)
+    used = scores > 0
+    boxes = take(boxes, index) * used[..., None]
+    labels = labels.gather(1, index).masked_fill(~used, UNUSED)
+    return boxes, scores * used, labels, index
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows (B, K, C) of x (B, N, C) by index (B, K)."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best scores (B, count) of (B, N), and their indices, whatever N is.
+
+    Where N is smaller, scores of 0 follow, with the last index.
+    """
+    padded = torch.cat([scores, scores.new_zeros(scores.shape[0], count)], dim=1)
+    found, index = padded.topk(count)
+    return found, index.clamp(max=scores.shape[1] - 1)

@@ -158,8 +158,9 @@ def one_line(error: Exception, length: int = 300) -> str:
 
 def parser_of(function: Callable) -> ArgumentParser:
     """The parser of the options that a function declares."""
+    file = Path(inspect.getfile(function))
     parser = ArgumentParser(
-        prog=Path(inspect.getfile(function)).stem,
+        prog=file.parent.name if file.stem == '__main__' else file.stem,
         description=function.__globals__['__doc__'],
         formatter_class=RawDescriptionHelpFormatter,
     )

@@ -1,5 +1,6 @@
 """Loading configs and reading what they name."""
 
+import ast
 import difflib
 import inspect
 from argparse import ArgumentParser
@@ -36,6 +37,40 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     if cfg.get('custom_imports'):
         import_modules_from_strings(**cfg.custom_imports)
     return cfg
+
+
+def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
+    """The config that mmengine stores in the checkpoints of a training, with its custom imports
+    done; `path` is named in errors.
+
+    The text is read, not executed: a checkpoint may come from anywhere.
+    """
+    text = checkpoint.get('meta', {}).get('cfg')
+    if not isinstance(text, str):
+        raise UserError(
+            f'{path} must be a checkpoint of a training, which has its config inside; run others '
+            'with tools/infer.py CONFIG CHECKPOINT'
+        )
+    try:
+        body = ast.parse(text).body
+        cfg = Config({node.targets[0].id: literal(node.value) for node in body})
+    except (AttributeError, SyntaxError, ValueError) as error:
+        raise UserError(f'{path}: the config inside is not readable: {one_line(error)}') from error
+    if cfg.get('custom_imports'):
+        import_modules_from_strings(**cfg.custom_imports)
+    return cfg
+
+
+def literal(node: ast.expr) -> Any:
+    """The value of an expression of literals and calls of `dict` with keywords."""
+    if isinstance(node, ast.Call) and getattr(node.func, 'id', None) == 'dict' and not node.args:
+        return {keyword.arg: literal(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.Dict):
+        return {literal(key): literal(value) for key, value in zip(node.keys, node.values)}
+    if isinstance(node, (ast.List, ast.Tuple)):
+        values = [literal(value) for value in node.elts]
+        return values if isinstance(node, ast.List) else tuple(values)
+    return ast.literal_eval(node)
 
 
 def merge_options(cfg: Config, options: Sequence[str]) -> None:

@@ -80,6 +80,17 @@ def draw_boxes(
     return picture
 
 
+def tint_masks(
+    image: np.ndarray, masks: np.ndarray, colors: Sequence[Color], strength: float = 0.5
+) -> np.ndarray:
+    """The image (H, W, 3) with masks (N, H, W) in their colours; earlier masks are on top."""
+    tinted = image.copy()
+    for mask, color in list(zip(masks, colors))[::-1]:
+        mixed = (1 - strength) * image[mask] + strength * np.array(color)
+        tinted[mask] = mixed.round().astype(np.uint8)
+    return tinted
+
+
 def draw_frames(
     image: np.ndarray,
     boxes: np.ndarray,

@@ -1,0 +1,15 @@
+"""Exported models on numpy, Pillow and onnxruntime or OpenVINO, without torch and mm.
+
+from cpvt_pyramid.runtime import Predictor
+
+found = Predictor('model.onnx')('photo.jpg')
+found.draw().save('overlay.png')
+
+python -m cpvt_pyramid.runtime model.onnx 'photos/*.jpg' --out-dir predictions
+"""
+
+from ..runner.command import UserError
+from .predictor import Predictor
+from .results import Detections, LabelMap
+
+__all__ = ['Detections', 'LabelMap', 'Predictor', 'UserError']

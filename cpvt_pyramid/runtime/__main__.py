@@ -1,0 +1,80 @@
+"""Run an exported detector or segmentor on images, without torch and mm.
+
+For each image NAME it writes a picture, NAME.overlay.png, and the predictions, as tools/infer.py:
+  detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
+  semantic segmentor    NAME.labels.png, class indices as pixel values
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Literal, Optional
+
+from ..runner.command import one_line, run_command
+
+
+def predict_files(
+    model: str,
+    inputs: Sequence[str],
+    out_dir: str = 'predictions',
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    batch_size: int = 1,
+    score_thr: Optional[float] = None,
+    size: Optional[int] = None,
+) -> int:
+    """Run an exported model on images.
+
+    Args:
+        model (MODEL): a .onnx file of tools/export.py, or a checkpoint of a training where torch
+            and mm are installed.
+        inputs (INPUT): an image, a folder, a quoted pattern such as 'photos/**/*.jpg', or - for a
+            list of paths on stdin.
+        out_dir (DIR): folder for the results.
+        backend: what runs the model.
+        batch_size (N): images at a time.
+        score_thr (SCORE): leave out boxes with a lower score; by default the model's threshold.
+        size (PIXELS): shorter side of the model's input; by default that of the training.
+
+    Returns:
+        The exit status: 1 if some inputs could not be read, else 0.
+    """
+    from tqdm import tqdm
+
+    from ..runner.files import make_folder
+    from ..runner.inputs import find_inputs, is_video, result_names
+    from .images import load_image
+    from .predictor import Predictor
+
+    predictor = Predictor(model, backend, batch_size, score_thr, size)
+    paths = find_inputs(inputs)
+    folder = make_folder(out_dir)
+    done, waiting = 0, []
+
+    def predict() -> int:
+        results = predictor([image for _, _, image in waiting])
+        for (path, name, _), result in zip(waiting, results):
+            result.write(folder, name, str(path))
+        waiting.clear()
+        return len(results)
+
+    for path, name in tqdm(
+        list(zip(paths, result_names(paths, folder))), unit='image', disable=None
+    ):
+        try:
+            if is_video(path):
+                raise OSError('videos need OpenCV; give the model to tools/infer.py')
+            waiting.append((path, name, load_image(path)))
+        except OSError as error:
+            tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
+        if len(waiting) == batch_size:
+            done += predict()
+    done += predict()
+    print(f'{done} of {len(paths)} done: results in {folder}')
+    return int(done < len(paths))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(predict_files, argv, 'finished results are in {out_dir}')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Reading and resizing images as the data pipelines of mm do, with Pillow and numpy."""
+
+from pathlib import Path
+from typing import Union
+
+import numpy as np
+from PIL import Image, ImageOps
+
+Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
+
+
+def load_image(source: Source) -> np.ndarray:
+    """An image as (H, W, 3) RGB uint8: upright, without alpha, 16 bits reduced to 8.
+
+    Raises:
+        OSError: not a complete image.
+        ValueError: an array of another shape or dtype.
+    """
+    if isinstance(source, np.ndarray):
+        if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
+            raise ValueError(
+                'an image array must be (height, width, 3) RGB uint8, '
+                f'got {source.shape} {source.dtype}'
+            )
+        return source
+    if isinstance(source, Image.Image):
+        return _upright(source)
+    path = Path(source)
+    if not path.is_file():
+        raise OSError('no such file')
+    if not path.stat().st_size:
+        raise OSError('the file is empty')
+    try:
+        with Image.open(path) as image:
+            return _upright(image)
+    except Exception as error:  # Pillow raises many kinds on a truncated file
+        raise OSError(f'not a complete image: {error}') from error
+
+
+def _upright(image: Image.Image) -> np.ndarray:
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith('I;16'):  # Pillow would clip it
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.array(image.convert('RGB'))
+
+
+def rescaled_size(size: tuple[int, int], short: float, long: float) -> tuple[int, int]:
+    """The largest (height, width) of the same aspect ratio with sides up to `short` and `long`.
+
+    As mmcv's `rescale_size` computes it.
+    """
+    scale = min(long / max(size), short / min(size))
+    return max(int(size[0] * scale + 0.5), 1), max(int(size[1] * scale + 0.5), 1)
+
+
+def neighbours(new: int, old: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of `new` samples along an axis of `old`, its two neighbours and the second's weight.
+
+    The first of the two is -1, and the second `old`, where there is no neighbour.
+    """
+    position = ((np.arange(new) + 0.5) * (old / new) - 0.5).astype(np.float32)
+    first = np.floor(position)
+    return first.astype(int), first.astype(int) + 1, position - first
+
+
+def resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Bilinear resizing of an image (H, W, C) uint8 to (height, width), bit-identical to OpenCV.
+
+    OpenCV rounds the weights to 11 bits, sums along rows exactly, and drops 4 bits of each sum and
+    16 of its product before it sums along columns.
+    """
+    if image.shape[:2] == tuple(size):
+        return image
+    height, width = image.shape[:2]
+    top, bottom, v = neighbours(size[0], height)
+    left, right, u = neighbours(size[1], width)
+    u = np.where((left < 0) | (right >= width), 0, u)  # along columns OpenCV keeps both weights
+    left, right = left.clip(0), right.clip(max=width - 1)
+
+    def fixed(weight: np.ndarray) -> np.ndarray:
+        return np.rint(weight * np.float32(2048)).astype(np.int32)[:, None]
+
+    def across(rows: np.ndarray) -> np.ndarray:
+        lines = image[rows.clip(0, height - 1)].astype(np.int32)
+        return (lines[:, left] * fixed(1 - u) + lines[:, right] * fixed(u)) >> 4
+
+    above = (across(top) * fixed(1 - v)[..., None]) >> 16
+    below = (across(bottom) * fixed(v)[..., None]) >> 16
+    return ((above + below + 2) >> 2).astype(np.uint8)
+
+
+def resize_scores(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Bilinear resizing of a map (H, W) float32 to (height, width)."""
+    for axis in (0, 1):
+        first, second, weight = neighbours(size[axis], scores.shape[axis])
+        weight = weight if axis else weight[:, None]
+        last = scores.shape[axis] - 1
+        scores = scores.take(first.clip(0), axis) * (1 - weight) + (
+            scores.take(second.clip(max=last), axis) * weight
+        )
+    return scores
+
+
+def resize_labels(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize a label map (H, W): each pixel takes the label with the largest bilinear weight."""
+    if labels.shape == tuple(size):
+        return labels
+    top, bottom, v = neighbours(size[0], labels.shape[0])
+    left, right, u = neighbours(size[1], labels.shape[1])
+    rows = [top.clip(0), bottom.clip(max=labels.shape[0] - 1)]
+    columns = [left.clip(0), right.clip(max=labels.shape[1] - 1)]
+    corners = [labels[y][:, x] for y in rows for x in columns]
+    result = corners[0]
+    mixed = np.nonzero(np.any([corner != result for corner in corners[1:]], axis=0))
+    votes = np.stack([corner[mixed] for corner in corners])  # (4, N)
+    v, u = v[mixed[0]], u[mixed[1]]
+    weights = np.stack([(1 - v) * (1 - u), (1 - v) * u, v * (1 - u), v * u])
+    totals = (weights[:, None] * (votes[:, None] == votes)).sum(0)  # of each corner's label
+    result[mixed] = np.take_along_axis(votes, totals.argmax(0)[None], 0)[0]
+    return result

@@ -1,0 +1,244 @@
+"""From images to predictions at their own size.
+
+Shapes: images (B, C, H, W), padded at the right and bottom; `valid` (B, 2), the true height and
+width of each in pixels.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional, Protocol, Union
+
+import numpy as np
+
+from ..runner.command import UserError, one_line
+from ..runner.drawing import class_palette
+from .images import Source, load_image, rescaled_size, resize_image, resize_labels, resize_scores
+from .masks import enlarge_masks, paste_masks
+from .results import Detections, LabelMap
+from .sessions import Session, open_session
+
+FORMAT = 1  # of the metadata
+EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
+TASKS = ('detection', 'instance', 'segmentation')
+Result = Union[Detections, LabelMap]
+
+
+class Model(Protocol):
+    """What a `Predictor` runs: an exported model, or one of mm."""
+
+    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Result]:
+        """The results of images (H, W, 3) RGB uint8 that pass the model together."""
+        ...
+
+
+class Predictor:
+    """A model that predicts from images of any size.
+
+    Args:
+        model: a file written by tools/export.py, or, where torch and the mm packages are
+            installed, a checkpoint of a training, whose config is inside.
+        backend: 'onnxruntime' or 'openvino'; not used for a checkpoint.
+        batch_size: images of a list that pass the model together.
+        score_thr: leave out boxes with a lower score; None takes the model's own threshold.
+        size: shorter side of the model's input in pixels; None takes that of the training.
+
+    Raises:
+        UserError: the model cannot be opened; one line that says why.
+    """
+
+    def __init__(
+        self,
+        model: Union[str, Path],
+        backend: str = 'onnxruntime',
+        batch_size: int = 1,
+        score_thr: Optional[float] = None,
+        size: Optional[int] = None,
+    ) -> None:
+        for name, value in (('batch_size', batch_size), ('size', size)):
+            if value is not None and value < 1:
+                raise UserError(f'{name} must be at least 1, got {value}')
+        if score_thr is not None and not 0 <= score_thr <= 1:
+            raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
+        self.batch_size, self.score_thr = batch_size, score_thr
+        path = Path(model).expanduser()
+        if path.suffix in EXPORTED:
+            backend = 'openvino' if path.suffix == '.xml' else backend
+            self.model: Model = ExportedModel(path, backend, size)
+        else:
+            self.model = _trained(path, size)
+
+    def __call__(self, images: Union[Source, Sequence[Source]]) -> Union[Result, list[Result]]:
+        """Predict.
+
+        Args:
+            images: a path, a Pillow image, an array (H, W, 3) RGB uint8, or a list of these.
+
+        Returns:
+            `Detections` or a `LabelMap`, or a list of these.
+
+        Raises:
+            OSError: not a complete image.
+        """
+        if not isinstance(images, (list, tuple)):
+            return self([images])[0]
+        results = []
+        for start in range(0, len(images), self.batch_size):
+            batch = [load_image(source) for source in images[start : start + self.batch_size]]
+            results += self.model.predict(batch, self.score_thr)
+        return results
+
+
+def _trained(path: Path, size: Optional[int]) -> Model:
+    """The model in a training checkpoint."""
+    if size is not None:
+        raise UserError(
+            f'size is for exported models; {path} takes its size from the config of its training'
+        )
+    try:
+        from .trained import TrainedModel
+    except ImportError as error:
+        raise UserError(
+            f'{path} is not an exported model ({", ".join(EXPORTED)}), and checkpoints of a '
+            f"training need torch and mm; pip install 'cpvt_pyramid[mm]' ({error})"
+        ) from error
+    return TrainedModel(path)
+
+
+class ExportedModel:
+    """A model exported by tools/export.py, with its pre- and post-processing.
+
+    Args:
+        path: the file.
+        backend: 'onnxruntime' or 'openvino'.
+        size: shorter side of the input in pixels; None takes that in the file.
+
+    Attributes:
+        about: the metadata in the file; docs/deployment.md lists its keys.
+    """
+
+    def __init__(self, path: Path, backend: str, size: Optional[int] = None) -> None:
+        self.path = path
+        self.session: Session = open_session(path, backend)
+        self.about = _metadata(path, self.session.metadata)
+        self.classes = self.about['classes']
+        self.palette = class_palette(self.classes, self.about['palette'])
+        resize = self.about['resize']
+        self.resize = resize and (resize['short'], resize['long'])
+        if size is not None:
+            self.resize = size, size / resize['short'] * resize['long'] if resize else math.inf
+
+    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Result]:
+        resized = [self.to_input_size(image) for image in images]
+        outputs = self.run(resized)
+        score_thr = self.about['score_thr'] if score_thr is None else score_thr
+        results = []
+        for image, small, output in zip(images, resized, outputs):
+            common = {'image': image, 'classes': self.classes, 'palette': self.palette}
+            if self.about['task'] == 'segmentation':
+                results.append(LabelMap(labels=own_labels(output, small, image), **common))
+            else:
+                found = own_detections(output, small, image, score_thr, self.about['masks'])
+                results.append(Detections(**found, **common))
+        return results
+
+    def to_input_size(self, image: np.ndarray) -> np.ndarray:
+        """Resize an image (H, W, 3) for the model."""
+        size = rescaled_size(image.shape[:2], *self.resize) if self.resize else image.shape[:2]
+        room = [fixed or math.inf for fixed in self.session.shapes['images'][2:]]
+        scale = min(limit / length for limit, length in zip(room, size))
+        if scale < 1:
+            size = tuple(max(int(length * scale), 1) for length in size)
+        return resize_image(image, size)
+
+    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """The outputs for each image (H, W, 3) RGB uint8, as they are, in one batch if possible."""
+        count, _, height, width = self.session.shapes['images']
+        sizes = [image.shape[:2] for image in images]
+        together = 'valid' in self.session.shapes or len(set(sizes)) == 1
+        if len(images) > (count or len(images) if together else 1):
+            return [output for image in images for output in self.run([image])]
+        room = height or max(size[0] for size in sizes), width or max(size[1] for size in sizes)
+        batch = np.zeros((count or len(images), 3, *room), np.float32)
+        valid = np.ones((len(batch), 2), np.int64)  # a batch of fixed size may have idle places
+        valid[: len(images)] = sizes
+        for place, image in zip(batch, images):
+            place[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+        inputs = {'images': batch, 'valid': valid}
+        try:
+            outputs = self.session.run({name: inputs[name] for name in self.session.shapes})
+        except Exception as error:  # the backends' own kinds
+            raise UserError(
+                f'{self.path} failed on images of {batch.shape}: {one_line(error)}'
+            ) from error
+        return [{name: value[i] for name, value in outputs.items()} for i in range(len(images))]
+
+
+def _metadata(path: Path, text: Optional[str]) -> dict[str, Any]:
+    """The exporter's metadata, checked."""
+    if text is None:
+        raise UserError(
+            f'{path} was not written by tools/export.py (no metadata cpvt_pyramid); export the '
+            'model with it'
+        )
+    try:
+        about = json.loads(text)
+        number, task, raw = about['format'], about['task'], about['raw']
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{path}: damaged metadata: {one_line(error)}') from error
+    if number != FORMAT:
+        raise UserError(
+            f'{path}: its format must be {FORMAT}, got {number}; export the model again, or update '
+            'cpvt_pyramid'
+        )
+    if task not in TASKS:
+        raise UserError(f'{path}: its task must be one of {", ".join(TASKS)}, got {task}')
+    if raw:
+        raise UserError(
+            f'{path} was exported with --raw and returns boxes before NMS; export it without'
+        )
+    return about
+
+
+def own_labels(output: dict[str, np.ndarray], small: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """The label map of an image from the model's output for `small`, the image as it was given."""
+    (height, width), size = small.shape[:2], image.shape[:2]
+    if 'labels' in output:
+        return resize_labels(output['labels'][:height, :width], size)
+    scores = output['probabilities'][:, :height, :width]
+    if size == (height, width):
+        return scores.argmax(0).astype(_label_dtype(len(scores)))
+    labels, best = np.zeros(size, _label_dtype(len(scores))), np.full(size, -np.inf, np.float32)
+    for label, plane in enumerate(scores):  # one at a time: all take 150 floats a pixel for ADE20K
+        plane = resize_scores(plane, size)
+        labels[plane > best] = label
+        np.maximum(best, plane, out=best)
+    return labels
+
+
+def _label_dtype(classes: int) -> type:
+    return np.uint8 if classes <= 256 else np.int32
+
+
+def own_detections(
+    output: dict[str, np.ndarray],
+    small: np.ndarray,
+    image: np.ndarray,
+    score_thr: float,
+    masks: Optional[str],
+) -> dict[str, np.ndarray]:
+    """The arguments of `Detections`, in pixels of an image, from the model's output for `small`.
+
+    masks: 'box' or 'image', what the output's masks cover, or None.
+    """
+    size = image.shape[:2]
+    scale = small.shape[0] / size[0], small.shape[1] / size[1]
+    keep = (output['scores'] >= score_thr) & (output['labels'] >= 0)
+    found = {name: output[name][keep] for name in ('boxes', 'scores', 'labels')}
+    found['boxes'] = found['boxes'] / np.array([scale[1], scale[0]] * 2, np.float32)
+    if masks == 'box':
+        found['masks'] = paste_masks(output['masks'][keep], found['boxes'], size)
+    elif masks == 'image':
+        found['masks'] = enlarge_masks(output['masks'][keep], scale, size)
+    return found

@@ -1,0 +1,93 @@
+"""Opening a model file in onnxruntime or OpenVINO."""
+
+from pathlib import Path
+from typing import Optional, Protocol
+
+import numpy as np
+
+from ..runner.command import UserError, one_line
+
+KEY = 'cpvt_pyramid'  # of the metadata
+
+
+class Session(Protocol):
+    """A model file, ready to run.
+
+    Attributes:
+        metadata: what the exporter wrote, JSON text; None if the file has none.
+        shapes: the shape of each input, by name; None for a dimension of any length.
+    """
+
+    metadata: Optional[str]
+    shapes: dict[str, list[Optional[int]]]
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
+
+
+class OnnxRuntime:
+    """A session of onnxruntime, on a GPU if onnxruntime-gpu is installed and finds one."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        wanted = ('CUDAExecutionProvider', 'CPUExecutionProvider')
+        available = onnxruntime.get_available_providers()
+        providers = [name for name in wanted if name in available]
+        self.session = onnxruntime.InferenceSession(str(path), options, providers)
+        self.metadata = self.session.get_modelmeta().custom_metadata_map.get(KEY)
+        self.names = [output.name for output in self.session.get_outputs()]
+        self.shapes = {
+            value.name: [n if isinstance(n, int) else None for n in value.shape]
+            for value in self.session.get_inputs()
+        }
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, self.session.run(self.names, inputs)))
+
+
+class OpenVino:
+    """A model compiled by OpenVINO for the CPU in float32, from ONNX or OpenVINO's own format."""
+
+    def __init__(self, path: Path) -> None:
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(path)
+        place = ['framework', KEY]
+        self.metadata = model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
+        # On processors with bfloat16, OpenVINO's default is less precise.
+        self.model = core.compile_model(model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
+        self.names = [output.get_any_name() for output in self.model.outputs]
+        self.shapes = {
+            value.get_any_name(): [
+                n.get_length() if n.is_static else None for n in value.partial_shape
+            ]
+            for value in self.model.inputs
+        }
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        results = self.model(inputs)
+        return {name: results[i] for i, name in enumerate(self.names)}
+
+
+BACKENDS = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+
+
+def open_session(path: Path, backend: str) -> Session:
+    """Open a model file.
+
+    Raises:
+        UserError: no such file, backend or package, or not a complete model.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
+    if not path.is_file():
+        raise UserError(f'no model at {path}')
+    try:
+        return BACKENDS[backend](path)
+    except ImportError as error:
+        raise UserError(f'cannot import {backend}; pip install {backend} ({error})') from error
+    except Exception as error:  # the backends' own kinds
+        raise UserError(f'{path} is not a complete model: {one_line(error)}') from error

@@ -6,7 +6,7 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test test-torch test-foreign lint lock table drift-table
+.PHONY: help setup demo demo-seg test test-torch test-foreign lint lock table drift-table gpu-report
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test-torch: setup  ## test the core on the oldest supported torch, in .venv-olde
 	test -d .venv-oldest-torch || $(PY) -m venv .venv-oldest-torch
 	$(PY) -m uv pip install --quiet --python .venv-oldest-torch/bin/python -r requirements/oldest-torch.txt
 	PYTHONPATH=. OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 tests/core tests/ops
+
+gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md
+	$(PY) tools/benchmarks/gpu_report.py
 
 drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write

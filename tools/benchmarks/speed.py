@@ -71,7 +71,7 @@ from cpvt_pyramid.runner.command import UserError, run_command  # noqa: E402
 OURS = ('ours', 'ours_cp', 'ours_plain')  # as is; activation checkpointing; plain operations
 NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
 COMPILED = '_compiled'  # suffix of the name of a compiled model
-STEPS, DTYPES = ('forward', 'train'), ('float32', 'bfloat16', 'float16')
+STEPS, DTYPES = ('forward', 'train'), ('float32', 'tf32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
 WARM_UP = 2  # steps
 OPERATORS = 8  # rows of a profile
@@ -84,7 +84,7 @@ class Case(NamedTuple):
     """A workload."""
 
     step: str  # one of STEPS
-    dtype: str  # of weights and image
+    dtype: str  # of weights and image, one of DTYPES
     height: int  # pixels
     width: int
     batch: int
@@ -98,10 +98,10 @@ class Case(NamedTuple):
 
     def image(self) -> Tensor:
         image = torch.randn(self.batch, 3, self.height, self.width)
-        return image.to(self.device, getattr(torch, self.dtype))
+        return image.to(self.device, torch_dtype(self.dtype))
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        model = model.to(self.device, getattr(torch, self.dtype))
+        model = model.to(self.device, torch_dtype(self.dtype))
         if self.config:
             model.targets = targets(model, self)
         return model.train(self.step == 'train')
@@ -136,7 +136,7 @@ def speed(
         config: measure the detector or segmentor of this config file, with each model as its
             backbone, instead of backbones alone
         sizes (SIDE|HxW): of the images, in pixels
-        dtypes: of weights and images
+        dtypes: of weights and images; tf32 is float32 whose products a GPU rounds to TF32
         steps: what to measure
         batch (N): images per step
         device: torch device, for example cuda
@@ -176,6 +176,7 @@ def speed(
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
+            select_tf32(dtype == 'tf32')
             if dtype not in results['rates']:
                 results['rates'][dtype] = rates = machine_rates(device, dtype)
                 print(rates_line(dtype, rates))
@@ -194,8 +195,18 @@ def speed(
                 write_json(results, json)
     finally:
         torch.set_num_threads(threads_before)
+        select_tf32(False)
         if plot and results['rows']:
             draw(results, plot)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return torch.float32 if name == 'tf32' else getattr(torch, name)
+
+
+def select_tf32(enable: bool) -> None:
+    """Whether a GPU may round the factors of float32 products and convolutions to TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enable
 
 
 def find_arch(arch: str | None, config: str | None) -> str:
@@ -609,7 +620,7 @@ def machine_rates(device: str, dtype: str) -> dict[str, float]:
     512 channels; by torch and, on a CPU, by oneDNN called directly.
     """
     large = 8192 if device.startswith('cuda') else 2048
-    options = dict(device=device, dtype=getattr(torch, dtype))
+    options = dict(device=device, dtype=torch_dtype(dtype))
     products = {'torch': torch.nn.functional.linear}
     if device == 'cpu' and torch.backends.mkldnn.is_available() and dtype != 'float16':
         products['oneDNN'] = lambda x, weight: torch.ops.mkldnn._linear_pointwise(

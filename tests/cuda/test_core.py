@@ -1,0 +1,297 @@
+"""The models on a GPU: the maps and gradients of the CPU, on every path."""
+
+import contextlib
+
+import pytest
+import torch
+from gpu import (
+    DEVICE,
+    SMALL,
+    VALID,
+    VARIANTS,
+    assert_near,
+    images,
+    maps_and_gradients,
+    twins,
+)  # fmt: skip
+from ports import randomize
+
+from cpvt_pyramid import CPVTPyramid, ops
+from cpvt_pyramid.layers import WindowAttention, set_checkpointing
+from cpvt_pyramid.ops import attention
+from cpvt_pyramid.ops.attention import MAX_BATCH
+
+small = pytest.mark.parametrize('name', SMALL)
+padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
+FLOAT32, BFLOAT16, FLOAT16, TF32 = 1e-4, 0.06, 0.02, 0.01  # relative errors of the norm
+
+
+def to_device(valid):
+    return None if valid is None else valid.to(DEVICE)
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_every_variant_equals_the_cpu(name):
+    on_cpu, on_gpu = twins(VARIANTS[name])
+    image = images(1, (96, 64))
+    with torch.inference_mode():
+        expected, got = on_cpu.eval()(image), on_gpu.eval()(image.to(DEVICE))
+    expected, got = ([x] if torch.is_tensor(x) else x for x in (expected, got))
+    assert_near(got, expected, FLOAT32)
+
+
+@small
+@padded
+def test_gradients_equal_the_cpu(name, valid):
+    on_cpu, on_gpu = twins(SMALL[name])
+    expected = maps_and_gradients(on_cpu, images(), valid)
+    assert_near(
+        maps_and_gradients(on_gpu, images().to(DEVICE), to_device(valid)), expected, FLOAT32
+    )
+
+
+@small
+@padded
+def test_an_image_of_a_padded_batch_equals_the_image_alone(name, valid):
+    model = twins(SMALL[name])[1].eval()
+    batch = images().to(DEVICE)
+    with torch.inference_mode():
+        maps = model(batch, to_device(valid))
+        for i, (height, width) in enumerate(VALID.tolist() if valid is not None else [(100, 75)]):
+            alone = model(batch[i : i + 1, :, :height, :width])
+            inside = [x[i : i + 1, :, : y.shape[2], : y.shape[3]] for x, y in zip(maps, alone)]
+            assert_near(inside, alone, FLOAT32)
+
+
+@contextlib.contextmanager
+def tf32():
+    torch.set_float32_matmul_precision('high')
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+
+
+PRECISIONS = {
+    'tf32': (tf32, TF32),
+    'bfloat16': (lambda: torch.autocast(DEVICE, torch.bfloat16), BFLOAT16),
+    'float16': (lambda: torch.autocast(DEVICE, torch.float16), FLOAT16),
+}
+
+
+@small
+@padded
+@pytest.mark.parametrize('precision', PRECISIONS)
+def test_lower_precision_is_near(name, valid, precision):
+    on_cpu, on_gpu = twins(SMALL[name])
+    expected = maps_and_gradients(on_cpu, images(), valid)
+    context, tolerance = PRECISIONS[precision]
+    with context():
+        got = maps_and_gradients(on_gpu, images().to(DEVICE), to_device(valid))
+    maps = len(on_gpu.channels)
+    assert_near(got[:maps], expected[:maps], tolerance)
+    gradients = [torch.cat([g.double().cpu().flatten() for g in x[maps:]]) for x in (got, expected)]
+    assert_near([gradients[0]], [gradients[1]], 2 * tolerance)
+
+
+@small
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_weights_of_lower_precision(name, dtype):
+    on_cpu, on_gpu = twins(SMALL[name])
+    with torch.inference_mode():
+        expected = on_cpu.eval()(images())
+        got = on_gpu.eval().to(dtype)(images().to(DEVICE, dtype))
+    assert {x.dtype for x in got} == {dtype}
+    assert_near(got, expected, BFLOAT16)
+
+
+@small
+def test_training_in_float16_with_loss_scaling(name):
+    """An overflow skips the step and halves the scale; then the loss falls."""
+    model = twins(SMALL[name])[1].train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**40)
+    batch, losses = images().to(DEVICE), []
+    for _ in range(60):
+        with torch.autocast(DEVICE, torch.float16):
+            loss = sum(x.float().square().mean() for x in model(batch))
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert scaler.get_scale() < 2.0**40
+    assert losses[-1] < losses[0]
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@small
+@padded
+def test_checkpointing_changes_nothing_but_memory(name, valid):
+    model = twins(SMALL[name])[1].train()
+    batch, valid = images(4, (224, 224)).to(DEVICE), None if valid is None else VALID.repeat(2, 1)
+    peaks, results = [], []
+    for enable in (False, True):
+        set_checkpointing(model, enable)
+        results.append(maps_and_gradients(model, batch, to_device(valid)))
+        torch.cuda.reset_peak_memory_stats()
+        maps_and_gradients(model, batch, to_device(valid))
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert_near(results[1], results[0], FLOAT32)
+    assert peaks[1] < peaks[0]
+
+
+@small
+@padded
+def test_plain_operations(name, valid):
+    model = twins(SMALL[name])[1].train()
+    batch, valid = images().to(DEVICE), to_device(valid)
+    expected = maps_and_gradients(model, batch, valid)
+    with ops.plain():
+        assert_near(maps_and_gradients(model, batch, valid), expected, FLOAT32)
+
+
+@small
+def test_channels_last(name):
+    model = twins(SMALL[name])[1].train()
+    batch = images().to(DEVICE)
+    expected = maps_and_gradients(model, batch)
+    last = torch.channels_last
+    got = maps_and_gradients(model.to(memory_format=last), batch.to(memory_format=last))
+    assert_near(got, expected, FLOAT32)
+
+
+@small
+@pytest.mark.parametrize('dynamic', [False, True], ids=['fixed', 'dynamic'])
+def test_compiled_for_inference(name, dynamic):
+    model = twins(SMALL[name])[1].eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, dynamic=dynamic, fullgraph=True)
+    for size in ((100, 75), (64, 128)):
+        image = images(2, size).to(DEVICE)
+        with torch.inference_mode():
+            assert_near(compiled(image), model(image), FLOAT32)
+            valid = to_device(VALID.clamp(max=64))
+            assert_near(compiled(image, valid), model(image, valid), FLOAT32)
+
+
+@small
+@padded
+def test_compiled_training(name, valid):
+    """With fixed sizes; dynamic ones fail in torch 2.13 (docs/performance.md)."""
+    model = twins(SMALL[name])[1].train()
+    batch, valid = images().to(DEVICE), to_device(valid)
+    expected = maps_and_gradients(model, batch, valid)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, dynamic=False)
+    assert_near(maps_and_gradients(compiled, batch, valid), expected, FLOAT32)
+
+
+@small
+@padded
+def test_cuda_graph(name, valid):
+    """A captured pass replays on other images, and on other true sizes."""
+    model = twins(SMALL[name])[1].eval()
+    batch, valid = images().to(DEVICE), to_device(valid)
+    with torch.inference_mode():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # as PyTorch asks for: a warm-up on another stream
+            model(batch, valid)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            maps = model(batch, valid)
+        batch.copy_(torch.randn_like(batch))
+        if valid is not None:
+            valid.copy_(valid.flip(0))
+        graph.replay()
+        assert_near([x.clone() for x in maps], model(batch, valid), FLOAT32)
+
+
+def test_more_windows_than_cuda_takes_in_a_batch():
+    """Fused kernels refuse a batch above 65,535; so many windows have a map of 1800 x 1800."""
+    layer = randomize(WindowAttention(32, 1, 7)).to(DEVICE).eval()
+    side = 7 * 260
+    x = torch.randn(1, side, side, 32, device=DEVICE, requires_grad=True)
+    assert (side // 7) ** 2 > MAX_BATCH
+    whole = layer(x, None)
+    (grad,) = torch.autograd.grad(whole.square().mean(), x)
+    part = layer(x[:, :70, :140], None)
+    assert_near([whole[:, :70, :140]], [part], FLOAT32)
+    assert grad.isfinite().all()
+
+
+@padded
+def test_large_attention_uses_a_fused_kernel(valid):
+    """The scores of all heads, 2 * 4096 * 16384 * 4 bytes, are never in memory."""
+    q = torch.randn(1, 2, 16384, 32, device=DEVICE, dtype=torch.bfloat16)
+    k = v = torch.randn(1, 2, 4096, 32, device=DEVICE, dtype=torch.bfloat16)
+    mask = None
+    if valid is not None:
+        mask = torch.ones(1, 1, 1, 4096, dtype=torch.bool, device=DEVICE)
+        mask[..., 3000:] = False
+    with torch.inference_mode():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = attention.attend(q, k, v, mask, 0.0)
+        used = torch.cuda.max_memory_allocated() - before
+        keys = slice(None) if mask is None else slice(0, 3000)
+        scores = q.float() @ k[:, :, keys].float().transpose(2, 3) / 32**0.5
+        expected = (scores.softmax(-1) @ v[:, :, keys].float()).transpose(1, 2).flatten(2)
+    assert_near([out], [expected], BFLOAT16)
+    assert used < 2 * 4096 * 16384 * 2 / 4
+
+
+@small
+@padded
+@pytest.mark.parametrize('with_cp', [False, True], ids=['kept', 'checkpointed'])
+def test_a_training_step_never_waits_for_the_gpu(name, valid, with_cp):
+    model = SMALL[name](drop_path_rate=0.2, with_cp=with_cp).to(DEVICE).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    batch, valid = images().to(DEVICE), to_device(valid)
+
+    def step():
+        with torch.autocast(DEVICE, torch.bfloat16):
+            maps = model(batch, valid)
+        sum(x.float().square().mean() for x in maps).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # kernels load, and the optimizer makes its state
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+
+
+def test_many_sizes_do_not_leak():
+    model = CPVTPyramid('pcpvt_nano').to(DEVICE).eval()
+    with torch.inference_mode():
+        model(torch.randn(1, 3, 256, 256, device=DEVICE))
+        before = torch.cuda.memory_allocated()
+        for side in range(33, 256, 31):
+            model(torch.randn(1, 3, side, 300 - side, device=DEVICE))
+        assert torch.cuda.memory_allocated() <= before
+
+
+def test_the_model_follows_its_input_to_the_gpu_and_back():
+    """Nothing that depends on the device stays from an earlier call."""
+    on_cpu, on_gpu = twins(lambda: CPVTPyramid('pcpvt_nano', position='sincos+peg'))
+    image = images()
+    with torch.inference_mode():
+        expected = on_gpu.eval()(image.to(DEVICE), VALID)  # sizes on the CPU
+        assert_near(on_gpu.cpu()(image, VALID.to(DEVICE)), expected, FLOAT32)
+        assert_near(on_cpu.eval()(image, VALID), expected, FLOAT32)
+
+
+def test_out_of_memory_leaves_the_model_usable():
+    model = CPVTPyramid('pcpvt_nano').to(DEVICE).eval()
+    side = int((torch.cuda.mem_get_info()[0] / 24) ** 0.5)
+    image = torch.zeros(1, 3, side, side, device=DEVICE)  # half of the free memory
+    with torch.inference_mode():
+        with pytest.raises(torch.OutOfMemoryError):
+            model(image)
+        del image
+        torch.cuda.empty_cache()
+        assert model(images().to(DEVICE))[0].isfinite().all()

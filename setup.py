@@ -1,4 +1,4 @@
-"""The torch-only core has one dependency; the frameworks are extras.
+"""Exported models run without torch, which is therefore an extra, like the frameworks.
 
 mmcv is in no extra: its operators must be compiled with torch at hand, which an ordinary
 `pip install` does not do. `python -m cpvt_pyramid.doctor` gives the command.
@@ -29,6 +29,9 @@ class BuildWithConfigs(build_py):
         shutil.copy(here / 'model-index.yml', target)
 
 
+TORCH = ['torch>=2.7']
+RUNTIME = ['onnxruntime']
+
 version = re.search(r"__version__ = '(.*)'", (here / 'cpvt_pyramid/__init__.py').read_text())[1]
 
 setup(
@@ -41,18 +44,22 @@ setup(
     packages=find_packages(include=['cpvt_pyramid*']),
     cmdclass={'build_py': BuildWithConfigs},
     python_requires='>=3.10',
-    install_requires=['torch>=2.7'],
+    install_requires=['numpy', 'pillow>=10.1', 'tqdm'],
     extras_require={
+        'torch': TORCH,
+        'runtime': RUNTIME,
+        'openvino': ['openvino'],
+        'app': [*RUNTIME, 'gradio'],
         'mm': [
+            *TORCH,
             'onedl-mmengine>=0.10.12',
             'onedl-mmdetection>=3.5.1',
             'onedl-mmsegmentation>=1.4.2',
             'safetensors',
-            'tqdm',
         ],
         'large': ['rasterio'],  # infer.py --tile
-        'timm': ['timm>=1.0'],
-        'export': ['onnx', 'onnxruntime', 'onnxscript'],
+        'timm': [*TORCH, 'timm>=1.0'],
+        'export': [*TORCH, *RUNTIME, 'onnx', 'onnxscript'],
         'dev': [
             'hypothesis',
             'pytest',

@@ -1,8 +1,9 @@
 """Position-aware pyramid backbones for detection and segmentation."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-# Imported on first use: `python -m cpvt_pyramid.doctor` must run where torch does not import.
+# Imported on first use: `cpvt_pyramid.runtime` and `cpvt_pyramid.doctor` run without torch.
 _PUBLIC = {
     'ARCHS': 'archs',
     'Arch': 'archs',
@@ -15,6 +16,17 @@ _PUBLIC = {
     'PosCNN': 'position',
     'load_weights': 'weights',
 }
+if TYPE_CHECKING:
+    from .archs import ARCHS as ARCHS
+    from .archs import COLUMNAR_ARCHS as COLUMNAR_ARCHS
+    from .archs import Arch as Arch
+    from .archs import ColumnarArch as ColumnarArch
+    from .columnar import CPVT as CPVT
+    from .columnar import DenseCPVT as DenseCPVT
+    from .position import PEG as PEG
+    from .position import PosCNN as PosCNN
+    from .pyramid import CPVTPyramid as CPVTPyramid
+    from .weights import load_weights as load_weights
 
 __all__ = list(_PUBLIC)
 __version__ = '0.1.0'
@@ -23,4 +35,14 @@ __version__ = '0.1.0'
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'.{_PUBLIC[name]}', __name__), name)
+    try:
+        return getattr(import_module(f'.{_PUBLIC[name]}', __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != 'torch':
+            raise
+        text = f"{name} needs PyTorch, which is not installed; pip install '{__name__}[torch]'"
+        raise ImportError(text) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -31,6 +31,7 @@ class Configured:
     ) -> None:
         super().__init__(*args, **options)
         self.init_cfg = copy.deepcopy(init_cfg)
+        self.validity_checked = False
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The core class's maps, contiguous. For a padded batch, each is a `MaskedMap`.
@@ -44,8 +45,10 @@ class Configured:
         """
         if image.shape[1] == self.in_channels + 1:
             image, channel, valid = split_validity(image)
-            if not graph_is_captured():
+            # Only until a padded batch has passed: reading the result waits for the GPU.
+            if not (self.validity_checked or graph_is_captured()):
                 check_validity(channel, valid, self.in_channels)
+                self.validity_checked = not channel.all()
         # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
         maps = tuple(x.contiguous() for x in super().forward(image, valid))
         if valid is None or torch.compiler.is_exporting() or torch.jit.is_tracing():

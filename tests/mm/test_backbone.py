@@ -328,3 +328,19 @@ def test_a_fourth_channel_that_is_no_validity_is_an_error(fourth):
     with pytest.raises(ValueError, match='in_channels=3 and the last .* set in_channels=4'):
         model(image)
     CPVTPyramid('pcpvt_nano', in_channels=4)(image)
+
+
+def test_validity_is_checked_until_a_padded_batch_has_passed(monkeypatch):
+    """Each check waits for the GPU. An opaque alpha channel proves nothing."""
+    checks = []
+    real = backbone.check_validity
+    monkeypatch.setattr(backbone, 'check_validity', lambda *a: (checks.append(1), real(*a)))
+    model = CPVTPyramid('pcpvt_nano').eval()
+    image = torch.randn(1, 4, 64, 64)
+    image[:, 3] = 1
+    model(image)
+    model(image)
+    image[:, 3, 40:] = 0
+    for _ in range(3):
+        model(image)
+    assert len(checks) == 3

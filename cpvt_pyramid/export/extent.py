@@ -212,12 +212,12 @@ def interpolate(
 ) -> Tensor:
     """Nearest by the factor of the padded map, which is whole; bilinear by that of each image."""
     old, new = extent_of(input), None
-    if old is not None and size is not None:
+    factors = [] if scale_factor is None else [int(factor) for factor in pair(scale_factor)]
+    if factors and factors == list(pair(scale_factor)):  # a whole size, in a graph a symbol
+        size, scale_factor = [n * f for n, f in zip(input.shape[2:], pair(factors))], None
+        new = old and old.changed(*((factor, 0, 1) for factor in pair(factors)))
+    elif old is not None and size is not None:
         new = context.known.get(str(tuple(size)))
-    elif old is not None and all(float(factor).is_integer() for factor in pair(scale_factor)):
-        factors = [int(factor) for factor in pair(scale_factor)]
-        new = old.changed(*((factor, 0, 1) for factor in factors))
-        size = [side * factor for side, factor in zip(input.shape[2:], factors)]
     if new is None:
         return function(input, size, scale_factor, mode, align_corners, *options, **more)
     if mode == 'nearest':

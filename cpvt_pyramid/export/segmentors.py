@@ -6,10 +6,13 @@ Shapes: B batch, H x W image in pixels.
 import copy
 from typing import Optional
 
+import torch
 import torch.nn.functional as F
+from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 
 from ..runner.command import UserError
+from ..runner.samples import data_sample
 from .base import Exportable
 from .detectors import preprocessing_of
 from .extent import EachImage
@@ -91,8 +94,7 @@ class Enlarge(nn.Module):
         self.factor, self.mode, self.align_corners = factor, mode, align_corners
 
     def forward(self, x: Tensor) -> Tensor:
-        size = [side * self.factor for side in x.shape[2:]]
-        return F.interpolate(x, size, None, self.mode, self.align_corners)
+        return F.interpolate(x, None, self.factor, self.mode, self.align_corners)
 
 
 def replace_upsampling(head: nn.Module) -> None:
@@ -100,9 +102,7 @@ def replace_upsampling(head: nn.Module) -> None:
     for parent in list(head.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Upsample) and not child.size:
-                if not float(child.scale_factor).is_integer():
-                    raise UserError(
-                        f'only whole factors of upsampling can be exported, not {child.scale_factor}'
-                    )
                 factor = int(child.scale_factor)
+                if factor != child.scale_factor:
+                    raise UserError(f'scale_factor={child.scale_factor} must be whole in exports')
                 setattr(parent, name, Enlarge(factor, child.mode, child.align_corners))

@@ -31,25 +31,25 @@ def draw_boxes(
     classes: Sequence[str],
     palette: Sequence[Color] | None = None,
     scale: int | None = None,
+    masks: np.ndarray | None = None,
 ) -> Image.Image:
     """The image with boxes, each with its class name and, where scores are given, its score.
 
     image: (H, W, 3). boxes: (K, 4). labels: (K,), indices into `classes`. scores: (K,), 0 to 1.
     palette: a colour per class; None takes `class_palette`.
     scale: integer factor by which the image is enlarged first; None takes `readable_scale`.
+    masks: (K, H, W) boolean, tinted and outlined in the colours of the boxes.
     """
     image = _checked_image(image)
     boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
     labels = np.asarray(labels, dtype=int).reshape(-1)
-    if len(labels) != len(boxes) or (scores is not None and len(scores) != len(boxes)):
-        raise ValueError(
-            f'boxes, labels and scores must have the same length, got {len(boxes)}, {len(labels)} '
-            f'and {None if scores is None else len(scores)}'
-        )
+    given = {'boxes': boxes, 'labels': labels, 'scores': scores, 'masks': masks}
+    lengths = {name: len(values) for name, values in given.items() if values is not None}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f'{", ".join(lengths)} must have the same length, got {lengths}')
     palette = class_palette(classes, palette)
     picture = _enlarged(image, scale)
-    factor = picture.width / image.shape[1]
-    draw = ImageDraw.Draw(picture)
+    factor = picture.width // image.shape[1]
     line = max(3, round(max(picture.size) / 320))
     letters = font(max(14.0, max(picture.size) / 36))
 
@@ -60,6 +60,9 @@ def draw_boxes(
         order = np.argsort(np.asarray(scores), kind='stable')
     frames = [_inside(box * factor, picture.size) for box in boxes]
     colors = [palette[label % len(palette)] for label in labels]
+    if masks is not None and len(masks):
+        picture = _with_masks(picture, masks, order, colors)
+    draw = ImageDraw.Draw(picture)
     names = [classes[label] if label < len(classes) else str(label) for label in labels]
     if scores is not None:
         names = [f'{name} {float(score):.2f}' for name, score in zip(names, scores)]
@@ -78,17 +81,6 @@ def draw_boxes(
         draw.rectangle(chips[i], colors[i])
         draw.text((x1 + 4, (y1 + y2) / 2), names[i], _ink_on(colors[i]), letters, anchor='lm')
     return picture
-
-
-def tint_masks(
-    image: np.ndarray, masks: np.ndarray, colors: Sequence[Color], strength: float = 0.5
-) -> np.ndarray:
-    """The image (H, W, 3) with masks (N, H, W) in their colours; earlier masks are on top."""
-    tinted = image.copy()
-    for mask, color in list(zip(masks, colors))[::-1]:
-        mixed = (1 - strength) * image[mask] + strength * np.array(color)
-        tinted[mask] = mixed.round().astype(np.uint8)
-    return tinted
 
 
 def draw_frames(
@@ -153,14 +145,8 @@ def draw_segmentation(
     grey = picture.mean(-1, keepdims=True)
     mixed = np.where(painted[..., None], 0.3 * grey + 0.7 * colors, 0.6 * grey + 0.4 * picture)
 
-    width = max(1, round(max(label_map.shape) / 500))
-    edge = np.zeros(label_map.shape, dtype=bool)
-    for d in range(1, width + 1):
-        edge[d:] |= segments[d:] != segments[:-d]
-        edge[:-d] |= segments[d:] != segments[:-d]
-        edge[:, d:] |= segments[:, d:] != segments[:, :-d]
-        edge[:, :-d] |= segments[:, d:] != segments[:, :-d]
-    mixed[edge & painted] = colors[edge & painted]
+    outline = _edges(segments) & painted
+    mixed[outline] = colors[outline]
     picture = Image.fromarray(mixed.round().astype(np.uint8))
 
     if not legend or not present:
@@ -286,6 +272,35 @@ def _enlarged(image: np.ndarray, scale: int | None) -> Image.Image:
     scale = scale or readable_scale(height, width)
     picture = Image.fromarray(image)
     return picture.resize((width * scale, height * scale), Image.Resampling.BICUBIC)
+
+
+def _with_masks(
+    picture: Image.Image, masks: np.ndarray, order: Sequence[int], colors: Sequence[Color]
+) -> Image.Image:
+    """The picture with masks (K, H, W), enlarged to its size, the last in `order` on top."""
+    instances = np.zeros(masks.shape[1:], int)  # from 1 on; 0 outside the masks
+    for i in order:
+        instances[masks[i]] = i + 1
+    factor = picture.height // len(instances)
+    instances = instances.repeat(factor, 0).repeat(factor, 1)
+    colors = np.array([(0, 0, 0), *colors], np.float32)[instances]
+    inside, pixels = instances > 0, np.array(picture, np.float32)
+    pixels = np.where(
+        inside[..., None], 0.4 * pixels.mean(-1, keepdims=True) + 0.6 * colors, pixels
+    )
+    pixels[_edges(instances)] = INK
+    return Image.fromarray(pixels.round().astype(np.uint8))
+
+
+def _edges(segments: np.ndarray) -> np.ndarray:
+    """Where a map (h, w) of segment ids changes, as booleans; wider in a larger picture."""
+    edge = np.zeros(segments.shape, dtype=bool)
+    for d in range(1, max(1, round(max(segments.shape) / 500)) + 1):
+        edge[d:] |= segments[d:] != segments[:-d]
+        edge[:-d] |= segments[d:] != segments[:-d]
+        edge[:, d:] |= segments[:, d:] != segments[:, :-d]
+        edge[:, :-d] |= segments[:, d:] != segments[:, :-d]
+    return edge
 
 
 def _stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ Imports neither torch nor mm: models of mm (`prediction.py`) and exported models
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from PIL import Image
@@ -16,13 +16,17 @@ from .files import atomic_write
 
 
 def detection_records(
-    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+    masks: Optional[np.ndarray] = None,
 ) -> list[dict]:
     """Detections as JSON values.
 
-    boxes: (N, 4), x1, y1, x2, y2 in pixels. scores, labels: (N,).
+    boxes: (N, 4), x1, y1, x2, y2 in pixels. scores, labels: (N,). masks: (N, H, W) boolean.
     """
-    return [
+    records = [
         {
             'box': [round(float(v), 2) for v in box],
             'label': int(label),
@@ -31,6 +35,27 @@ def detection_records(
         }
         for box, score, label in zip(boxes, scores, labels)
     ]
+    for record, mask in zip(records, () if masks is None else masks):
+        record['mask'] = run_lengths(mask)
+    return records
+
+
+def run_lengths(mask: np.ndarray) -> dict[str, Any]:
+    """COCO's compressed run-length encoding of a mask (H, W)."""
+    pixels = mask.ravel(order='F')
+    borders = np.flatnonzero(pixels[1:] != pixels[:-1]) + 1
+    counts = np.diff(borders, prepend=0, append=len(pixels)).tolist()
+    if pixels[0]:
+        counts.insert(0, 0)
+    text = ''
+    for i, count in enumerate(counts):
+        rest = count - counts[i - 2] if i > 2 else count
+        # Groups of 5 bits, the lowest first; bit 5 says that more follow, bit 4 is the sign.
+        while not -16 <= rest < 16:
+            text += chr((rest & 31 | 32) + 48)
+            rest >>= 5
+        text += chr((rest & 31) + 48)
+    return {'size': list(mask.shape), 'counts': text}
 
 
 def label_picture(

@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from ..runner.command import UserError
-from ..runner.drawing import Color, draw_boxes, draw_segmentation, tint_masks
+from ..runner.drawing import Color, draw_boxes, draw_segmentation
 from ..runner.files import atomic_write
-from ..runner.records import detection_records, label_picture, write_list
+from ..runner.records import detection_records, label_picture, run_lengths, write_list
 
 if TYPE_CHECKING:
     import supervision
@@ -54,12 +54,11 @@ class Detections:
         )
 
     def draw(self) -> Image.Image:
-        """The image with boxes, names and scores; small images are enlarged."""
-        image = self.image
-        if self.masks is not None:
-            colors = [self.palette[label % len(self.palette)] for label in self.labels]
-            image = tint_masks(image, self.masks, colors)
-        return draw_boxes(image, self.boxes, self.labels, self.scores, self.classes, self.palette)
+        """The image with boxes, masks, names and scores; small images are enlarged."""
+        return draw_boxes(
+            self.image, self.boxes, self.labels, self.scores, self.classes, self.palette,
+            masks=self.masks,
+        )  # fmt: skip
 
     def to_supervision(self) -> 'supervision.Detections':
         """As `supervision.Detections`, with class names under `data['class_name']`."""
@@ -103,7 +102,7 @@ class Detections:
             source: the image's path, for the JSON file.
         """
         save_picture(self.draw(), folder / f'{name}.overlay.png')
-        items = detection_records(self.boxes, self.scores, self.labels, self.classes)
+        items = detection_records(self.boxes, self.scores, self.labels, self.classes, self.masks)
         write_list(folder / f'{name}.detections.json', {'image': source}, 'detections', items)
 
 
@@ -173,24 +172,6 @@ def bounding_box(mask: np.ndarray) -> list[int]:
     """x1, y1, x2, y2 of the pixels of a mask (H, W), which must not be empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-
-
-def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """COCO's compressed run-length encoding of a mask (H, W)."""
-    pixels = mask.ravel(order='F')
-    borders = np.flatnonzero(pixels[1:] != pixels[:-1]) + 1
-    counts = np.diff(borders, prepend=0, append=len(pixels)).tolist()
-    if pixels[0]:
-        counts.insert(0, 0)
-    text = ''
-    for i, count in enumerate(counts):
-        rest = count - counts[i - 2] if i > 2 else count
-        # Groups of 5 bits, the lowest first; bit 5 says that more follow, bit 4 is the sign.
-        while not -16 <= rest < 16:
-            text += chr((rest & 31 | 32) + 48)
-            rest >>= 5
-        text += chr((rest & 31) + 48)
-    return {'size': list(mask.shape), 'counts': text}
 
 
 def _supervision() -> Any:

@@ -67,6 +67,28 @@ def test_most_certain_box_is_on_top() -> None:
         assert picture.getpixel((140, 180)) == on_top  # on the lower edge
 
 
+def test_masks_are_tinted_and_outlined_the_most_certain_on_top() -> None:
+    red, blue = (250, 0, 0), (0, 0, 250)
+    masks = np.zeros((2, 100, 200), bool)
+    masks[0, 20:60, 30:90] = masks[1, 40:80, 60:160] = True
+    masks[0, 30:40, 40:50] = False
+    boxes = [[30, 20, 90, 60], [60, 40, 160, 80]]
+    for scores, on_top in (([0.9, 0.4], red), ([0.4, 0.9], blue)):
+        picture = draw_boxes(GREY, boxes, [0, 1], scores, CLASSES[:2], [red, blue], masks=masks)
+        plain = draw_boxes(GREY, boxes, [0, 1], scores, CLASSES[:2], [red, blue])
+        assert picture.size == plain.size == (400, 200)  # twice as large
+        tint = {color: tuple(round(0.4 * 128 + 0.6 * v) for v in color) for color in (red, blue)}
+        assert picture.getpixel((110, 70)) == tint[red]
+        assert picture.getpixel((260, 120)) == tint[blue]
+        assert picture.getpixel((150, 100)) == tint[on_top]  # in both
+        assert picture.getpixel((79, 70)) == picture.getpixel((80, 70)) == drawing.INK  # the hole
+        assert picture.getpixel((90, 70)) == picture.getpixel((370, 180)) == (128,) * 3
+    nothing = draw_boxes(GREY, [], [], [], CLASSES, masks=np.zeros((0, 28, 28), bool))
+    assert count(nothing, (128, 128, 128)) == 400 * 200
+    with pytest.raises(ValueError, match="'masks': 1"):
+        draw_boxes(GREY, boxes, [0, 1], None, CLASSES, masks=masks[:1])
+
+
 def test_names_stay_inside_and_clear_of_each_other() -> None:
     frame, size, picture = (100, 100, 200, 200), (40, 16), (400, 300)
     taken = []

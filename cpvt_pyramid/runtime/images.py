@@ -31,7 +31,9 @@ def load_image(source: Source) -> np.ndarray:
     if not path.stat().st_size:
         raise OSError('the file is empty')
     try:
-        with Image.open(path) as image:
+        # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the pixels if
+        # its EXIF data rotate it.
+        with path.open('rb') as file, Image.open(file) as image:
             return _upright(image)
     except Exception as error:  # Pillow raises many kinds on a truncated file
         raise OSError(f'not a complete image: {error}') from error

@@ -28,8 +28,11 @@ def enlarge_masks(
         scale: height and width of the input in relation to those of the image, without padding.
         size: height and width of the image.
     """
-    v, u = ((np.arange(n) + 0.5) * s / CELL - 0.5 for n, s in zip(size, scale))
-    v, u = (p.clip(0, n - 1) for p, n in zip((v, u), probabilities.shape[1:]))
+    v, u = (
+        # Cells of padding, which those of another batch may not have, are not read.
+        ((np.arange(n) + 0.5) * s / CELL - 0.5).clip(0, np.ceil(n * s / CELL) - 1)
+        for n, s in zip(size, scale)
+    )
     masks = np.zeros((len(probabilities), *size), bool)
     for mask, grid in zip(masks, probabilities):
         mask[:] = sample(grid, v, u) > 0.5

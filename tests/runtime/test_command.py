@@ -1,0 +1,138 @@
+"""python -m cpvt_pyramid.runtime, and installations without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import ROOT
+
+from cpvt_pyramid.runtime import Predictor
+from cpvt_pyramid.runtime.__main__ import main
+
+
+@pytest.fixture
+def folder(photos) -> Path:
+    """Four images, of which two have one stem, a torn one and a video."""
+    Path('in').mkdir()
+    for name, photo in zip(('a.png', 'a.jpg', 'b.png', 'c.png'), photos):
+        Image.fromarray(photo).save(Path('in', name))
+    Path('in/torn.jpg').write_bytes(Path('in/a.jpg').read_bytes()[:500])
+    Path('in/clip.mp4').write_bytes(b'a video')
+    return Path('in')
+
+
+@pytest.mark.parametrize('name, kind', [('detection', 'detections.json'), ('labels', 'labels.png')])
+def test_files(model, folder, name, kind, capsys):
+    path = model(name)
+    assert main([str(path), 'in', '--batch-size', '3']) == 1
+    said = capsys.readouterr()
+    assert 'runtime: skipped in/torn.jpg: not a complete image' in said.err
+    assert 'runtime: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
+    assert said.out == '4 of 6 done: results in predictions\n'
+    names = {'a': 'a.jpg', 'a-2': 'a.png', 'b': 'b.png', 'c': 'c.png'}
+    written = {file.name for file in Path('predictions').iterdir()}
+    assert written == {f'{n}.{end}' for n in names for end in ('overlay.png', kind)}
+    for result, file in names.items():
+        expected = Predictor(path)(folder / file)
+        picture = Image.open(f'predictions/{result}.overlay.png')
+        np.testing.assert_array_equal(np.array(picture), np.array(expected.draw()))
+        if name == 'labels':
+            labels = Image.open(f'predictions/{result}.labels.png')
+            np.testing.assert_array_equal(np.array(labels), expected.labels)
+            assert labels.getpalette()[:6] == [255, 0, 0, 0, 255, 0]
+            continue
+        content = json.loads(Path(f'predictions/{result}.detections.json').read_text())
+        assert content['image'] == f'in/{file}'
+        assert len(content['detections']) == len(expected)
+        found = content['detections'][0]
+        np.testing.assert_allclose(found['box'], expected.boxes[0], atol=0.01)
+        assert (found['label'], found['class']) == (1, 'one')
+
+
+def test_options(model, folder):
+    command = [str(model('detection')), 'in/a.png', '--out-dir', 'out', '--score-thr', '0.1']
+    assert main([*command, '--backend', 'openvino', '--size', '20']) == 0
+    found = json.loads(Path('out/a.detections.json').read_text())['detections']
+    assert [item['class'] for item in found] == ['one', 'zero']
+
+
+def foreign_model() -> None:
+    import onnx
+
+    text = '<ir_version: 10, opset_import: ["" : 18]> m (float[1] x) => (float[1] y) {y = Abs(x)}'
+    onnx.save(onnx.parser.parse_model(text), 'foreign.onnx')
+
+
+@pytest.mark.parametrize(
+    'arguments, complaint',
+    [('no.onnx in', 'no model at no.onnx'),
+     ('torn.onnx in', 'torn.onnx is not a complete model: '),
+     ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
+     ('foreign.onnx in', 'foreign.onnx was not written by tools/export.py'),
+     ('detection.onnx nowhere', 'no image or folder at nowhere'),
+     ('detection.onnx in --batch-size 0', 'batch_size must be at least 1'),
+     ('in/a.png in', 'in/a.png is not a complete checkpoint'),
+     ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png')],
+)  # fmt: skip
+def test_mistakes(model, folder, arguments, complaint, capsys):
+    whole = model('detection').read_bytes()
+    Path('torn.onnx').write_bytes(whole[: len(whole) // 2])
+    foreign_model()
+    assert main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('runtime: ') and complaint in line
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+def test_a_backend_that_is_not_installed(model, folder, backend, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, backend, None)
+    assert main([str(model('detection')), 'in', '--backend', backend]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'pip install {backend}' in line
+
+
+# What `pip install cpvt_pyramid[runtime]` does not install.
+BARE = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm', 'cv2',
+             'matplotlib', 'onnx', 'openvino', 'scipy', 'rasterio'):
+    sys.modules[name] = None
+"""
+
+
+def bare(code: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, '-c', BARE + code]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_exported_models_run_without_torch(model, folder):
+    code = f'from cpvt_pyramid.runtime.__main__ import main; sys.exit(main([{str(model("box"))!r}, '
+    done = bare(code + "'in/a.png', '--out-dir', 'bare']))")
+    assert (done.returncode, done.stderr) == (0, '')
+    assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
+    for text in ('bare', 'full'):
+        assert len(json.loads(Path(text, 'a.detections.json').read_text())['detections']) == 1
+
+
+def test_checkpoints_of_a_training_need_torch():
+    done = bare("from cpvt_pyramid.runtime import Predictor; Predictor('epoch_12.pth')")
+    assert last_line(done).startswith('cpvt_pyramid.runner.command.UserError: epoch_12.pth is not')
+    assert "pip install 'cpvt_pyramid[mm]'" in last_line(done)
+
+
+def test_the_package_without_torch():
+    done = bare(
+        'import cpvt_pyramid; assert "CPVTPyramid" in dir(cpvt_pyramid)\n'
+        'from cpvt_pyramid import CPVTPyramid'
+    )
+    expected = 'ImportError: CPVTPyramid needs PyTorch, which is not installed; pip install '
+    assert last_line(done) == expected + "'cpvt_pyramid[torch]'"
+
+
+def last_line(done: subprocess.CompletedProcess) -> str:
+    return done.stderr.splitlines()[-1]

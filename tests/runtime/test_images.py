@@ -1,0 +1,113 @@
+"""Reading and resizing equal OpenCV's, with which the data pipelines of mm work."""
+
+import io
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from mmcv.image import imfrombytes, rescale_size
+from PIL import Image
+
+from cpvt_pyramid.runtime import images
+
+RNG = np.random.default_rng(0)
+NOISE = RNG.integers(0, 256, (23, 17, 3), dtype=np.uint8)
+PICTURE = Image.fromarray(cv2.resize(NOISE, (97, 130), interpolation=cv2.INTER_CUBIC))
+
+
+def test_resizing_is_bit_identical_to_opencv():
+    shapes = RNG.integers(1, 200, (150, 4)).tolist()
+    shapes += [(64, 80, 32, 40), (64, 80, 32, 60), (50, 1, 7, 9), (1, 50, 9, 7), (3, 3, 3, 3)]
+    for h, w, height, width in shapes:
+        image = RNG.integers(0, 256, (h, w, 3), dtype=np.uint8)
+        expected = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+        actual = images.resize_image(image, (height, width))
+        assert actual.dtype == np.uint8 and (actual == expected).all(), (h, w, height, width)
+
+
+def test_sizes_are_those_of_mmcv():
+    for h, w, short, long in RNG.integers(1, 2000, (500, 4)).tolist():
+        width, height = rescale_size((w, h), (max(short, long), min(short, long)))
+        expected = max(height, 1), max(width, 1)
+        assert images.rescaled_size((h, w), *sorted((short, long))) == expected
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+SIXTEEN = Image.fromarray(RNG.integers(0, 2**16, (30, 20), dtype=np.uint16))
+FILES = {
+    'jpeg': encoded(PICTURE, 'JPEG', quality=90),
+    'progressive': encoded(PICTURE, 'JPEG', progressive=True, subsampling=1),
+    'grey': encoded(PICTURE.convert('L'), 'JPEG'),
+    'alpha': encoded(Image.fromarray(np.dstack([NOISE, NOISE[..., :1]])), 'PNG'),
+    'grey and alpha': encoded(PICTURE.convert('LA'), 'PNG'),
+    'palette': encoded(PICTURE.quantize(50), 'PNG', transparency=3),
+    'bits': encoded(PICTURE.convert('1'), 'PNG'),
+    'sixteen bits': encoded(SIXTEEN, 'PNG'),
+    'sixteen bits, tiff': encoded(SIXTEEN, 'TIFF'),
+    'bmp': encoded(PICTURE, 'BMP'),
+    'webp': encoded(PICTURE, 'WEBP'),
+} | {
+    f'{kind}, orientation {n}': encoded(PICTURE, kind, exif=turned(n))
+    for kind in ('JPEG', 'PNG', 'TIFF')
+    for n in range(1, 9)
+}
+
+
+@pytest.mark.parametrize('kind', FILES)
+def test_files_are_read_as_mmcv_reads_them(kind):
+    Path('file').write_bytes(FILES[kind])
+    expected = imfrombytes(FILES[kind])[..., ::-1]
+    np.testing.assert_array_equal(images.load_image('file'), expected)
+
+
+def test_other_sources():
+    np.testing.assert_array_equal(images.load_image(NOISE), NOISE)
+    np.testing.assert_array_equal(images.load_image(PICTURE), np.array(PICTURE))
+    upright = Image.open(io.BytesIO(FILES['PNG, orientation 6']))
+    assert images.load_image(upright).shape == (97, 130, 3)
+    for wrong in (NOISE[..., 0], NOISE.astype(float), NOISE[:0]):
+        with pytest.raises(ValueError, match=r'\(height, width, 3\) RGB uint8, got'):
+            images.load_image(wrong)
+
+
+@pytest.mark.parametrize(
+    'content, complaint',
+    [(b'', 'the file is empty'), (b'text', 'not a complete image'), (None, 'no such file'),
+     (FILES['jpeg'][:2000], 'not a complete image')],
+)  # fmt: skip
+def test_files_that_are_not_images(content, complaint):
+    if content is not None:
+        Path('file.jpg').write_bytes(content)
+    with pytest.raises(OSError, match=complaint):
+        images.load_image('file.jpg')
+
+
+def test_label_maps_take_the_label_of_largest_weight():
+    labels = RNG.integers(0, 4, (9, 7), dtype=np.uint8)
+    for size in ((9, 7), (40, 33), (5, 4), (1, 30)):
+        weights = [images.resize_scores((labels == i).astype(np.float32), size) for i in range(4)]
+        resized = images.resize_labels(labels, size)
+        chosen = np.take_along_axis(np.stack(weights), resized[None], 0)[0]
+        np.testing.assert_allclose(chosen, np.max(weights, axis=0), atol=1e-6)
+
+
+def test_scores_are_resized_as_torch_does():
+    import torch
+    from torch.nn.functional import interpolate
+
+    scores = RNG.random((9, 14)).astype(np.float32)
+    for size in ((40, 33), (5, 4), (1, 30)):
+        expected = interpolate(torch.from_numpy(scores)[None, None], size, mode='bilinear')[0, 0]
+        np.testing.assert_allclose(images.resize_scores(scores, size), expected, atol=1e-5)

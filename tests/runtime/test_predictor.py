@@ -1,0 +1,198 @@
+"""Predictions at the size of each image, alone and in padded batches."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
+from PIL import Image
+from pycocotools import mask as coco_mask
+
+from cpvt_pyramid.runtime import Detections, LabelMap, Predictor, UserError
+from cpvt_pyramid.runtime.images import rescaled_size, resize_image
+from cpvt_pyramid.runtime.masks import enlarge_masks, paste_masks
+
+
+def assert_same(first, second):
+    for name in ('boxes', 'scores', 'labels', 'masks'):
+        np.testing.assert_array_equal(getattr(first, name, None), getattr(second, name, None))
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+def test_boxes_are_in_pixels_of_the_image(model, photos, backend):
+    found = Predictor(model('detection'), backend)(photos[0])
+    height, width = photos[0].shape[:2]
+    small = resize_image(photos[0], rescaled_size((height, width), 40, 60))
+    np.testing.assert_allclose(found.boxes, [[0, 0, width, height]], rtol=1e-6)
+    np.testing.assert_allclose(found.scores, [small.max() / 255], rtol=1e-6)
+    assert found.labels.tolist() == [1] and found.masks is None and len(found) == 1
+    both = Predictor(model('detection'), backend, score_thr=0.1)(photos[0])
+    centre = [width / 4, height / 4, width * 3 / 4, height / 2]
+    np.testing.assert_allclose(both.boxes[1], centre, rtol=1e-6)
+    assert both.labels.tolist() == [1, 0]
+    assert_same(both.above(found.scores[0]), found)
+
+
+@pytest.mark.parametrize(
+    'name, backend',
+    [(name, 'onnxruntime') for name in (
+        'detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid', 'fixed')]
+    + [('box', 'openvino'), ('labels without valid', 'openvino')],
+)  # fmt: skip
+def test_a_batch_changes_nothing(model, photos, name, backend):
+    path = model(name)
+    together = Predictor(path, backend, batch_size=3)(photos)
+    assert len(together) == len(photos)
+    for photo, result in zip(photos, together):
+        assert result.image is photo
+        assert_same(Predictor(path, backend)(photo), result)
+
+
+def test_images_of_every_kind(model, photos):
+    Image.fromarray(photos[0]).save('a.png')
+    predictor = Predictor(model('labels'))
+    expected = predictor(photos[0])
+    for source in ('a.png', Image.open('a.png')):
+        assert_same(predictor(source), expected)
+    assert predictor([]) == []
+
+
+def test_images_fit_into_a_fixed_size(model, photos):
+    found = Predictor(model('fixed', resize={'short': 100, 'long': 300}))(photos)
+    for photo, result in zip(photos, found):
+        height, width = photo.shape[:2]
+        np.testing.assert_allclose(result.boxes[0], [0, 0, width, height], rtol=1e-6)
+
+
+def test_the_size_of_the_input(model, photos):
+    predictor = Predictor(model('labels'), size=20)
+    assert predictor.model.to_input_size(photos[0]).shape == (20, 29, 3)
+    assert predictor.model.to_input_size(photos[3]).shape == (5, 30, 3)  # at most 60 / 40 of 20
+    unresized = Predictor(model('labels', resize=None))
+    assert unresized.model.to_input_size(photos[0]) is photos[0]
+    assert Predictor(model('labels', resize=None), size=20).model.resize == (20, float('inf'))
+
+
+def test_label_maps_have_the_size_of_the_image(model, photos):
+    for name in ('labels', 'probabilities'):
+        for photo in photos:
+            labels = Predictor(model(name))(photo).labels
+            assert labels.shape == photo.shape[:2] and labels.dtype == np.uint8
+            # The model compares colour channels, which resizing changes only near edges.
+            assert (labels == photo.argmax(-1)).mean() > 0.9
+
+
+def test_masks_inside_boxes_are_those_of_mmdet():
+    rng = np.random.default_rng(0)
+    corners = rng.uniform(-5, 60, (20, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(1, 40, (20, 2))], 1).clip(0, 70)
+    boxes = boxes.astype(np.float32)
+    grids = rng.random((20, 28, 28)).astype(np.float32)
+    image = torch.from_numpy(grids)[:, None]
+    expected = _do_paste_mask(image, torch.from_numpy(boxes), 70, 90, False)[0] >= 0.5
+    actual = paste_masks(grids, boxes, (70, 90))
+    assert expected.any() and (actual == expected.numpy()).mean() > 0.9999
+
+
+def test_masks_of_images_are_resized():
+    grids = np.zeros((2, 10, 12), np.float32)  # of an input of 32 x 40, padded to 40 x 48
+    grids[0, 2:4], grids[1, :, 5:10] = 1, 1  # rows 8 to 16; columns 20 to 40
+    masks = enlarge_masks(grids, (0.5, 0.5), (64, 80))  # of an image twice that size
+    expected = np.zeros((2, 64, 80), bool)
+    expected[0, 16:32], expected[1, :, 40:] = True, True
+    np.testing.assert_array_equal(masks, expected)
+
+
+def test_masks(model, photos):
+    found = Predictor(model('box'), score_thr=0.1)(photos[0])
+    height, width = photos[0].shape[:2]
+    assert found.masks.shape == (2, height, width) and found.masks.dtype == bool
+    np.testing.assert_array_equal(found.masks[0, height // 2], np.arange(width) + 0.5 <= width / 2)
+    photo = np.zeros((40, 60, 3), np.uint8)
+    photo[:, 20:40, 0], photo[8:16, :, 1] = 255, 255
+    found = Predictor(model('image'), score_thr=0.1)(photo)
+    np.testing.assert_array_equal(found.masks, np.moveaxis(photo, -1, 0)[:2] > 0)
+
+
+def test_coco_results(model, photos):
+    found = Predictor(model('box'), score_thr=0.1)(photos[0])
+    first, second = found.to_coco(image_id=7, category_ids=(4, 5, 6))
+    assert (first['image_id'], first['category_id'], second['category_id']) == (7, 5, 4)
+    assert found.to_coco()[0]['category_id'] == 2
+    height, width = photos[0].shape[:2]
+    np.testing.assert_allclose(second['bbox'], [width / 4, height / 4, width / 2, height / 4])
+    assert second['score'] == pytest.approx(found.scores[1])
+    for result, mask in zip((first, second), found.masks):
+        np.testing.assert_array_equal(coco_mask.decode(result['segmentation']), mask)
+    labels = Predictor(model('labels'))(photos[0])
+    results = labels.to_coco()
+    assert [result['category_id'] for result in results] == [1, 2, 3]
+    for i, result in enumerate(results):
+        decoded = coco_mask.decode(result['segmentation'])
+        np.testing.assert_array_equal(decoded, labels.labels == i)
+
+
+def test_supervision(model, photos, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'supervision', None)
+    with pytest.raises(UserError, match='pip install supervision'):
+        Predictor(model('detection'))(photos[0]).to_supervision()
+    stand_in = ModuleType('supervision')
+    stand_in.Detections = SimpleNamespace
+    monkeypatch.setitem(sys.modules, 'supervision', stand_in)
+    found = Predictor(model('box'))(photos[0])
+    given = found.to_supervision()
+    assert given.xyxy is found.boxes and given.mask is found.masks
+    assert given.data['class_name'].tolist() == ['one']
+    labels = Predictor(model('labels'))(photos[0])
+    given = labels.to_supervision()
+    assert given.class_id.tolist() == [0, 1, 2] and given.mask.sum() == labels.labels.size
+    for (x1, y1, x2, y2), mask in zip(given.xyxy.astype(int), given.mask):
+        assert mask[y1:y2, x1:x2].sum() == mask.sum() and mask[y1].any() and mask[:, x2 - 1].any()
+
+
+def test_pictures(model, photos):
+    for name, kind in (('box', Detections), ('labels', LabelMap)):
+        result = Predictor(model(name))(photos[0])
+        picture = result.draw()
+        assert isinstance(result, kind) and picture.width % photos[0].shape[1] == 0
+        assert len(picture.getcolors(2**20)) > 3
+
+
+@pytest.mark.parametrize(
+    'changes, complaint',
+    [({'format': 2}, 'its format must be 1, got 2'),
+     ({'task': 'features'}, 'task must be one of detection, instance, segmentation, got features'),
+     ({'raw': True}, 'exported with --raw')],
+)  # fmt: skip
+def test_files_for_something_else(model, changes, complaint):
+    with pytest.raises(UserError, match=complaint):
+        Predictor(model('detection', **changes))
+
+
+@pytest.mark.parametrize(
+    'options, complaint',
+    [({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
+     ({'size': -1}, 'size must be at least 1, got -1'),
+     ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
+     ({'backend': 'tensorrt'}, "one of onnxruntime, openvino, got 'tensorrt'")],
+)  # fmt: skip
+def test_options_that_make_no_sense(model, options, complaint):
+    with pytest.raises(UserError, match=complaint):
+        Predictor(model('detection'), **options)
+
+
+def test_a_model_that_fails_on_an_image(model, photos):
+    path = model('fixed')
+    predictor = Predictor(path)
+    predictor.model.session.shapes['images'] = [None, 3, None, None]  # believes in any size
+    with pytest.raises(UserError, match=rf'{path} failed on images of \(1, 3, 40, 58\): '):
+        predictor(photos[0])
+
+
+def test_openvinos_own_format(model, photos):
+    import openvino
+
+    openvino.save_model(openvino.Core().read_model(model('box')), 'box.xml', False)
+    assert_same(Predictor('box.xml')(photos[0]), Predictor(model('box'), 'openvino')(photos[0]))

@@ -6,10 +6,11 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test test-torch test-foreign lint lock table drift-table gpu-report
+.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign \
+	lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 setup:  ## create or complete the environment in .venv
 	@tools/setup_env.sh
@@ -36,10 +37,16 @@ test: setup  ## run the tests
 test-foreign: setup  ## test the backbone in all detectors and segmentors of the mm packages
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign
 
-test-torch: setup  ## test the core on the oldest supported torch, in .venv-oldest-torch
-	test -d .venv-oldest-torch || $(PY) -m venv .venv-oldest-torch
-	$(PY) -m uv pip install --quiet --python .venv-oldest-torch/bin/python -r requirements/oldest-torch.txt
-	PYTHONPATH=. OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 tests/core tests/ops
+test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
+	@tools/setup_env.sh oldest-torch
+	OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 tests/core tests/ops
+
+test-original-mm:  ## test with the original OpenMMLab packages, in .venv-original-mm
+	@tools/setup_env.sh original-mm
+	OMP_NUM_THREADS=1 .venv-original-mm/bin/python -m pytest -n 2 tests/mm tests/runner
+
+fuzz: setup  ## 1000 cases of each fuzz test, some 20 minutes
+	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
 gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md
 	$(PY) tools/benchmarks/gpu_report.py

@@ -1,0 +1,120 @@
+"""Image files of every kind, whole and damaged: pixels, or an OSError that says why not.
+
+Both readers, that of the tools (OpenCV, as in mm's pipelines) and that of exported models (Pillow),
+see the same picture.
+"""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from damage import damaged
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from cpvt_pyramid.runner.prediction import read_image
+from cpvt_pyramid.runtime.images import load_image
+
+FUZZ = settings.get_profile('fuzz')
+READERS = {'tools': read_image, 'runtime': load_image}
+# Modes that each format stores.
+MODES = {
+    'PNG': ['1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I;16'],
+    'JPEG': ['L', 'RGB', 'CMYK'],
+    'BMP': ['1', 'L', 'P', 'RGB'],
+    'TIFF': ['1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16', 'F'],
+    'WEBP': ['RGB', 'RGBA'],
+    'GIF': ['L', 'P'],
+}
+sides = st.sampled_from([1, 2, 3, 7, 16, 33, 64])
+
+
+@st.composite
+def image_files(draw) -> tuple[bytes, tuple[int, int], bool]:
+    """An image file, its upright (height, width), and whether every reader must agree on it."""
+    kind = draw(st.sampled_from(list(MODES)))
+    mode = draw(st.sampled_from(MODES[kind]))
+    height, width = draw(sides), draw(sides)
+    noise = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
+    image = Image.fromarray(noise)
+    if mode == 'I;16':
+        image = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
+    else:
+        image = image.convert(mode)
+    options, turned = {}, False
+    if kind in ('JPEG', 'PNG', 'WEBP', 'TIFF') and draw(st.booleans()):
+        orientation = draw(st.integers(0, 9))  # 1 to 8 are orientations
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options['exif'], turned = exif, 5 <= orientation <= 8
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    # OpenCV ignores the orientation of WebP; decoders differ in how they convert CMYK and alpha.
+    exact = kind in ('PNG', 'BMP', 'TIFF') and mode in ('1', 'L', 'P', 'RGB')
+    return file.getvalue(), (width, height) if turned else (height, width), exact
+
+
+def pixels_or_error(name: str, path) -> np.ndarray | None:
+    try:
+        pixels = READERS[name](path)
+    except OSError as error:
+        assert '\n' not in str(error)[:-1] and len(str(error)) < 400
+        return None
+    assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.size
+    return pixels
+
+
+@settings(FUZZ)
+@given(drawn=image_files())
+def test_whole_files(drawn, tmp_path_factory):
+    content, size, exact = drawn
+    path = tmp_path_factory.mktemp('image', numbered=True) / 'image'
+    path.write_bytes(content)
+    of_tools, of_runtime = (pixels_or_error(name, path) for name in READERS)
+    assert of_runtime is not None and of_runtime.shape[:2] == size
+    if exact:
+        np.testing.assert_array_equal(of_tools[..., ::-1], of_runtime)  # BGR and RGB
+
+
+@pytest.mark.parametrize('reader', READERS)
+@settings(FUZZ)
+@given(data=st.data())
+def test_damaged_files(reader, data, tmp_path_factory):
+    path = tmp_path_factory.mktemp('image', numbered=True) / 'image'
+    path.write_bytes(data.draw(damaged(data.draw(image_files())[0])))
+    pixels_or_error(reader, path)
+
+
+@pytest.mark.parametrize('mode', ['L', 'P', 'RGB', 'RGBA'])
+@pytest.mark.parametrize('orientation', [3, 6])
+def test_a_rotated_tiff_is_not_scrambled(mode, orientation, tmp_path):
+    """Pillow's own loading of a path scrambles all of these but RGB."""
+    noise = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
+    image, exif = Image.fromarray(noise).convert(mode), Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / 'a.tif', exif=exif)
+    turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_270}[orientation]
+    expected = np.asarray(image.transpose(turn).convert('RGB'))
+    np.testing.assert_array_equal(load_image(tmp_path / 'a.tif'), expected)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    body = kind + content
+    return struct.pack('>I', len(content)) + body + struct.pack('>I', zlib.crc32(body))
+
+
+@pytest.mark.parametrize('reader', READERS)
+@pytest.mark.parametrize(
+    'width, height', [(100_000, 100_000), (2**31 - 1, 1), (0, 5), (100_000, 1)]
+)
+def test_a_file_that_declares_more_than_it_has(reader, width, height, tmp_path):
+    """No attempt to allocate what a header of 60 bytes promises."""
+    header = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
+    content = (
+        b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', zlib.compress(b'0' * 9))
+    )
+    (tmp_path / 'bomb.png').write_bytes(content + chunk(b'IEND', b''))
+    assert pixels_or_error(reader, tmp_path / 'bomb.png') is None

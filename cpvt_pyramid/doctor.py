@@ -2,7 +2,8 @@
 
     python -m cpvt_pyramid.doctor
 
-The exit status is 0 if nothing is broken, otherwise 1. Packages are found by their metadata, and
+With names of rows as arguments, it shows only those. The exit status is 0 if nothing is broken,
+otherwise 1. Packages are found by their metadata, and
 tested by running them. This happens in a second process, because an operator library built for
 another torch can crash. This module imports only the standard library; each probe imports what it
 tests.
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -53,11 +56,17 @@ TESTED = {
     'onedl-mmcv': '2.3.6',
     'onedl-mmdetection': '3.5.1',
     'onedl-mmsegmentation': '1.4.2',
-    # The original family, tried with this torch; the tests do not run with it.
+    # The original family, of requirements/original-mm.txt.
     'mmengine': '0.10.7',
     'mmcv': '2.1.0',
     'mmdet': '3.3.0',
     'mmsegmentation': '1.2.2',
+}
+# The environments of tools/setup_env.sh and the commands that complete them.
+ENVIRONMENTS = {
+    '.venv': 'make setup',
+    '.venv-original-mm': 'tools/setup_env.sh original-mm',
+    '.venv-oldest-torch': 'tools/setup_env.sh oldest-torch',
 }
 OPTIONAL = {  # by import name: distributions, purpose
     'timm': (('timm',), 'the models registered in timm'),
@@ -183,15 +192,20 @@ def device() -> Finding:
         ]
         torch.ones(1, device='cuda').add(1).item()
         return Finding('device', 'ok', f'CUDA {torch.version.cuda}: {", ".join(names)}')
-    threads = f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores'
-    driver = Path('/proc/driver/nvidia/version').exists()
-    if driver and torch.version.cuda is None:
-        detail = f'{threads}; this torch is built for the CPU only, but there is an NVIDIA GPU'
-        return Finding('device', 'warn', detail, torch_pair())
-    if driver and os.environ.get('CUDA_VISIBLE_DEVICES') is None:
-        detail = f'{threads}; torch {torch.__version__} cannot use the NVIDIA GPU'
-        return Finding('device', 'warn', detail, 'nvidia-smi  # does the driver see the GPU?')
-    return Finding('device', 'ok', threads)
+    built = f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU only'
+    detail = (
+        f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores; '
+        f'torch is built for {built}'
+    )
+    if not nvidia_gpu() or os.environ.get('CUDA_VISIBLE_DEVICES') is not None:
+        return Finding('device', 'ok', detail)
+    detail += ' and cannot use the NVIDIA GPU'
+    if torch.version.cuda is not None:
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            detail += f': {first_line(error)}'
+    return Finding('device', 'warn', detail, torch_pair(for_gpu=True))
 
 
 def torchvision_operators() -> Finding | None:
@@ -234,8 +248,10 @@ def mmcv_operators() -> Finding | None:
         return finding
     if built == 'not available':
         detail = 'built for the CPU only, but there is a GPU'
-        fix = f'{mmcv_command()}  # with nvcc; or hide the GPU: export CUDA_VISIBLE_DEVICES='
-        return Finding(name, 'FAIL', detail, fix)
+        hidden = 'or hide the GPU: export CUDA_VISIBLE_DEVICES='
+        if mmcv_built_for().endswith('-cpu'):
+            hidden = f'after installing the CUDA {torch.version.cuda} toolkit with nvcc; {hidden}'
+        return Finding(name, 'FAIL', detail, f'{mmcv_command()}  # {hidden}')
     kept = nms(*(x.cuda() for x in two_boxes(torch)), 0.5)[1].tolist()
     return two_kept(f'{name} on CUDA {built}', kept, mmcv_command())
 
@@ -294,6 +310,63 @@ def forwards(name: str, model, torch) -> Finding:
     return Finding(name, 'ok', 'CPVTPyramid gives maps at strides 4, 8, 16, 32')
 
 
+# ---------------------------------------------------------------------------------- the machine
+
+
+def nvidia_gpu() -> bool:
+    """Whether there is an NVIDIA GPU, even one that torch cannot use."""
+    if list(Path('/dev').glob('nvidia[0-9]*')):
+        return True
+    try:
+        listed = subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.stdout.startswith('GPU ')
+
+
+def mmcv_built_for() -> str:
+    """What mmcv's operators have to be compiled for here: torch, Python and the device.
+
+    The device is 'cuda-' and the GPU's architectures if torch can use a GPU and there is nvcc, or
+    with FORCE_CUDA=1; otherwise 'cpu'. tools/setup_env.sh names the folder of a compiled wheel so.
+
+    Raises:
+        ValueError: an operator library for CUDA cannot be compiled with this torch and this nvcc.
+    """
+    import torch
+
+    logging.getLogger('torch.utils.cpp_extension').setLevel(logging.ERROR)  # "No CUDA runtime"
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
+    nvcc, built = Path(CUDA_HOME or '') / 'bin' / 'nvcc', torch.version.cuda
+    forced = os.environ.get('FORCE_CUDA') == '1'
+    usable = torch.cuda.is_available() and built and nvcc.exists()
+    if not forced and not usable:
+        return f'{name}-cpu'
+    if not built:
+        raise ValueError(f'FORCE_CUDA=1 requires a torch for CUDA, got {torch.__version__}')
+    if not nvcc.exists():
+        raise ValueError('FORCE_CUDA=1 requires nvcc; install it or set CUDA_HOME')
+    said = subprocess.run([nvcc, '--version'], capture_output=True, text=True).stdout
+    version = said.partition('release ')[2].partition(',')[0]
+    if release(version)[0] != release(built)[0]:
+        raise ValueError(
+            f'nvcc is CUDA {version} and torch is built for CUDA {built}, but both must have the '
+            f'same major version; set TORCH (see tools/setup_env.sh --help) or CUDA_HOME, or hide '
+            f'the GPU with CUDA_VISIBLE_DEVICES='
+        )
+    gpus = range(torch.cuda.device_count())
+    architectures = os.environ.get('TORCH_CUDA_ARCH_LIST') or ';'.join(
+        sorted({'{}.{}'.format(*torch.cuda.get_device_capability(gpu)) for gpu in gpus})
+    )
+    if not architectures:
+        raise ValueError(
+            "FORCE_CUDA=1 without a GPU requires TORCH_CUDA_ARCH_LIST, for example '8.0;9.0'"
+        )
+    return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", architectures)}'
+
+
 # --------------------------------------------------------------------------------- the commands
 
 
@@ -317,18 +390,28 @@ def uninstall() -> str:
     return f'{python_command()} -m {tool}'
 
 
-def set_up() -> str:
-    """`make setup` if this is the environment of the checkout's Makefile, else ''."""
-    if Path(sys.prefix) != ROOT / '.venv' or not (ROOT / 'tools' / 'setup_env.sh').exists():
+def set_up(torch: str = '') -> str:
+    """The command that completes this environment if tools/setup_env.sh made it, else ''.
+
+    torch: another build of torch, as the variable TORCH of that script.
+    """
+    prefix = Path(sys.prefix)
+    command = ENVIRONMENTS.get(prefix.name)
+    if prefix.parent != ROOT or command is None or not (ROOT / 'tools/setup_env.sh').exists():
         return ''
     go = '' if Path.cwd() == ROOT else f'cd {ROOT} && '
-    return f'{go}rm -f .venv/complete && make setup'
+    choice = f'TORCH={torch} ' if torch else ''
+    return f'{go}rm -f {prefix.name}/complete && {choice}{command}'
 
 
-def torch_pair() -> str:
-    """Install matching versions of torch and torchvision from one index."""
+def torch_pair(for_gpu: bool = False) -> str:
+    """Install matching versions of torch and torchvision from one index.
+
+    for_gpu: the build that the driver of the NVIDIA GPU supports, which only uv can choose.
+    """
     pair = ' '.join(f'{name}=={TESTED[name]}' for name in ('torch', 'torchvision'))
-    return set_up() or f'{install()} --force-reinstall {pair}'
+    backend = '--torch-backend auto ' if for_gpu and present('uv') else ''
+    return set_up('auto' if for_gpu else '') or f'{install()} --force-reinstall {backend}{pair}'
 
 
 def opencv_command() -> str:
@@ -466,14 +549,13 @@ TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
 ]
 
 
-def examine() -> Iterator[Finding]:
-    """Yield the findings as they arrive."""
+def examine(rows: Collection[str]) -> Iterator[Finding]:
+    """Yield the findings of these rows as they arrive."""
     for name, look in LOOKS:
-        finding = attempted(name, look, lambda: '')
-        if finding:
+        if name in rows and (finding := attempted(name, look, lambda: '')):
             yield finding
     if present('torch'):
-        yield from tried_apart()
+        yield from tried_apart([name for name, _, _ in TRIALS if name in rows])
 
 
 def attempted(
@@ -485,18 +567,22 @@ def attempted(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  a package may call sys.exit on import
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         command = known_fix(f'{type(error).__name__}: {error}') or fix()
-        return Finding(name, 'FAIL', f'{type(error).__name__}: {message}'[:200], command)
+        return Finding(name, 'FAIL', f'{type(error).__name__}: {first_line(error)}'[:200], command)
 
 
-def tried_apart() -> Iterator[Finding]:
+def first_line(error: BaseException) -> str:
+    """Of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def tried_apart(names: Sequence[str]) -> Iterator[Finding]:
     """Run the trials in a second process, and in a new one after each crash."""
     done = 0
-    while done < len(TRIALS):
+    while done < len(names):
         code = (
             f'import sys; sys.path[:] = {[*sys.path, str(ROOT)]!r}; '
-            f'from cpvt_pyramid import doctor; doctor.report_trials({done})'
+            f'from cpvt_pyramid import doctor; doctor.report_trials({names[done:]!r})'
         )
         late = threading.Event()
         with tempfile.TemporaryFile('w+', errors='replace') as errors:
@@ -505,28 +591,28 @@ def tried_apart() -> Iterator[Finding]:
                 stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True,
             )  # fmt: skip
             try:
-                while done < len(TRIALS) and (line := answer_in_time(child, late)):
-                    done += 1
+                while done < len(names) and (line := answer_in_time(child, late)):
                     answer = json.loads(line.removeprefix(MARK))
                     if answer:
                         yield Finding(**answer)
-                    if done == 1 and answer['state'] == 'FAIL':
+                    if names[done] == 'torch runs' and answer['state'] == 'FAIL':
                         return  # nothing else can work without torch
+                    done += 1
             finally:
                 child.kill()
                 status = child.wait()
                 child.stdout.close()
             errors.seek(0)
             last = (errors.read().strip().splitlines() or [''])[-1]
-        if done < len(TRIALS):
-            name, _, fix = TRIALS[done]
+        if done < len(names):
+            fix = next(fix for name, _, fix in TRIALS if name == names[done])
             detail = f'crashed ({ending(status)})' + f': {last}' * bool(last)
             if late.is_set():
                 detail = f'timed out after {TIMEOUT} seconds'
-            yield Finding(name, 'FAIL', detail[:200], known_fix(last) or fix())
-            done += 1
-            if done == 1:
+            yield Finding(names[done], 'FAIL', detail[:200], known_fix(last) or fix())
+            if names[done] == 'torch runs':
                 return
+            done += 1
 
 
 def answer_in_time(child: subprocess.Popen, late: threading.Event) -> str:
@@ -548,24 +634,30 @@ def ending(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f'status {status}'
 
 
-def report_trials(first: int) -> None:
-    """Run the trials from number `first` in the second process; print a line of JSON for each."""
+def report_trials(names: Sequence[str]) -> None:
+    """Run trials in the second process; print a line of JSON for each."""
     # Output of packages, even from native code, must not mix with these lines.
     lines = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)
-    for name, probe, fix in TRIALS[first:]:
-        finding = attempted(name, probe, fix)
-        print(f'{MARK}{json.dumps(finding and asdict(finding))}', file=lines, flush=True)
+    for name, probe, fix in TRIALS:
+        if name in names:
+            finding = attempted(name, probe, fix)
+            print(f'{MARK}{json.dumps(finding and asdict(finding))}', file=lines, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
     plain = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         'python -m cpvt_pyramid.doctor', description=__doc__, formatter_class=plain
-    ).parse_args(argv)
-    width = max(len(name) for name, *_ in (*LOOKS, *TRIALS))
+    )
+    names = [name for name, *_ in (*LOOKS, *TRIALS)]
+    parser.add_argument('rows', nargs='*', metavar='ROW', help=', '.join(names))
+    rows = parser.parse_args(argv).rows or names
+    if unknown := set(rows) - set(names):
+        parser.error(f'no row {", ".join(map(repr, sorted(unknown)))}; see --help')
+    width = max(map(len, rows))
     broken, shown = 0, set()
-    for found in examine():
+    for found in examine(rows):
         broken += found.state == 'FAIL'
         print(f'{found.state:>4}  {found.name:<{width}}  {found.detail}', flush=True)
         if found.fix:

@@ -1,104 +1,167 @@
 #!/usr/bin/env bash
-# Create or complete the environment .venv in the checkout. Safe to run at any time.
+# usage: tools/setup_env.sh [original-mm | oldest-torch]
 #
-#   PYTHON=python3.11            the interpreter for .venv
+# Create or complete an environment in the checkout: .venv with everything that is used here,
+# .venv-original-mm with the original OpenMMLab packages, or .venv-oldest-torch for the tests of the
+# core. Safe to run at any time. Environment variables:
+#   PYTHON=python3.11            the interpreter
+#   TORCH=cpu                    the build of torch: cpu, a CUDA version such as cu126, auto (the
+#                                newest that the GPU's driver supports), or default (that of the
+#                                package index). Remembered; a new choice replaces the environment.
+#   FORCE_CUDA=1                 compile mmcv's operators for CUDA on a machine without a GPU, for
+#                                the architectures in TORCH_CUDA_ARCH_LIST
 #   MMCV_WHEEL=path/to/mmcv.whl  use this wheel instead of compiling mmcv's operators
-#   CPVT_WHEEL_CACHE=folder      keep the compiled wheel here (default ~/.cache/cpvt_pyramid)
+#   CPVT_WHEEL_CACHE=folder      keep compiled wheels here (default ~/.cache/cpvt_pyramid)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { echo "setup: $*" >&2; exit 1; }
+py() { "$venv/bin/python" "$@"; }
 
+constraints=/dev/null
 case "${1:-}" in
-  "") ;;
-  -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  "") venv=.venv requirements=(requirements/requirements.txt requirements/mmcv.txt) ;;
+  original-mm)
+    venv=.venv-original-mm requirements=(requirements/original-mm.txt)
+    constraints=requirements/requirements.txt
+    ;;
+  oldest-torch) venv=.venv-oldest-torch requirements=(requirements/oldest-torch.txt) ;;
+  -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
   *) fail "unknown argument $1; see $0 --help" ;;
 esac
 
+[ "$(uname -s)" = Linux ] ||
+  fail "this works on Linux only (x86-64, or aarch64 with glibc 2.35 or newer), not on $(uname -s);" \
+    "elsewhere, pip install '.[torch]' installs the backbones"
+
 python=${PYTHON:-python3.11}
 cache=${CPVT_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpvt_pyramid}
+present=$(cat "$venv/torch" 2>/dev/null || echo default)
+torch=${TORCH:-$present}
+[[ $torch =~ ^(default|auto|cpu|cu[0-9]+)$ ]] ||
+  fail "TORCH must be cpu, a CUDA version such as cu126, auto or default, got $torch"
 
-# Nothing to do if these files have not changed.
-stamp=$(cat requirements/*.txt tools/setup_env.sh setup.py | sha256sum)
-if [ "$(cat .venv/complete 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}" ]; then
-  .venv/bin/python -c '' 2>/dev/null && exit 0
+# Nothing to do if neither these files nor what the builds depend on have changed.
+inputs() {
+  cat "${requirements[@]}" "$constraints" requirements/overrides.txt tools/setup_env.sh setup.py
+  echo "$torch ${FORCE_CUDA:-} ${TORCH_CUDA_ARCH_LIST:-} ${CUDA_HOME:-} ${CUDA_VISIBLE_DEVICES--}"
+  command -v nvcc || true
+  nvidia-smi -L 2>/dev/null | sed 's/(UUID.*//' || ls /dev/nvidia[0-9]* 2>/dev/null || true
+}
+stamp=$(inputs | sha256sum)
+if [ "$(cat "$venv/complete" 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}" ]; then
+  py -c '' 2>/dev/null && exit 0
 fi
 
+mmcv=$(cat "${requirements[@]}" | grep -E '^(onedl-)?mmcv==' || true)
 command -v "$python" >/dev/null || fail "$python not found; set PYTHON=... to a Python 3.11"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 [ "$version" = 3.11 ] || fail "$python is Python $version; set PYTHON=... to a Python 3.11"
-command -v g++ >/dev/null || [ -n "${MMCV_WHEEL:-}" ] ||
+[ -z "$mmcv" ] || [ -n "${MMCV_WHEEL:-}" ] || command -v g++ >/dev/null ||
   fail "g++ not found; install a C++ compiler for mmcv's operators, or set MMCV_WHEEL=... to a wheel"
 
-# One set-up at a time; a second one waits.
-exec 9>.setup.lock
+# One set-up of an environment at a time; a second one waits.
+exec 9>"$venv.lock"
 if ! flock -n 9; then
-  echo "setup: waiting for another set-up of this checkout"
+  echo "setup: waiting for another set-up of $venv"
   flock 9
 fi
 
-echo "setup: installing packages"
-# Replace an incomplete .venv, or one whose interpreter is gone.
-.venv/bin/python -m uv --version >/dev/null 2>&1 || {
-  rm -rf .venv
-  "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+if [ -e "$venv" ] && [ "$torch" != "$present" ]; then
+  # An installed torch of any build satisfies the requirement, and would stay.
+  echo "setup: replacing $venv, in which torch is '$present'"
+  rm -rf "$venv"
+fi
+echo "setup: installing packages into $venv"
+# Replace an incomplete environment, or one whose interpreter is gone.
+py -m uv --version >/dev/null 2>&1 || {
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+  py -m pip install --quiet --disable-pip-version-check \
     "$(grep -o '^uv==[^ ]*' requirements/requirements.txt)"
 }
-.venv/bin/python -m uv pip install --quiet --no-deps --compile-bytecode --python .venv/bin/python -r requirements/requirements.txt
+install() { py -m uv pip install --quiet --python "$venv/bin/python" "$@"; }
 
-install_wheel() {
-  .venv/bin/python -m uv pip install --quiet --python .venv/bin/python --no-deps --reinstall "$1"
+backend=() left_out='^(onedl-)?mmcv=='
+if [ "$torch" != default ]; then
+  backend=(--torch-backend "$torch")
+  left_out+='|^(nvidia-|cuda-|triton)' # each build of torch depends on its own versions of these
+fi
+pins() { grep -vE "$left_out" "$1" || true; }
+install "${backend[@]}" --compile-bytecode --override requirements/overrides.txt \
+  --constraint <(pins "$constraints") -r <(pins "${requirements[0]}") ||
+  fail "cannot install the packages with TORCH=$torch"
+echo "$torch" >"$venv/torch"
+
+install_wheel() { install --no-deps --reinstall "$1"; }
+# For CUDA, on this machine's GPU if there is one. A build for CUDA also works without one.
+operators_work() {
+  py - "$mmcv" "$built_for" 2>/dev/null <<'PYTHON'
+import sys
+from importlib.metadata import version
+import torch
+from mmcv.ops import get_compiling_cuda_version, nms
+
+(name, pinned), built_for = sys.argv[1].split('=='), sys.argv[2]
+assert version(name) == pinned
+if not built_for.endswith('-cpu'):
+    assert get_compiling_cuda_version() != 'not available'
+    if torch.cuda.is_available():
+        nms(torch.ones(1, 4).cuda(), torch.ones(1).cuda(), 0.5)
+PYTHON
 }
-operators_load() { .venv/bin/python -c 'import mmcv.ops' 2>/dev/null; }
 
-mmcv=$(grep -v '^#' requirements/mmcv.txt)
+# torch, Python and the device: what the compiled code depends on.
+built_for=$([ -z "$mmcv" ] || py - <<'PYTHON'
+import sys
+from cpvt_pyramid.doctor import mmcv_built_for
+try:
+    print(mmcv_built_for())
+except ValueError as error:
+    sys.exit(f'setup: {error}')
+PYTHON
+)
 if [ -n "${MMCV_WHEEL:-}" ]; then
   [ -f "$MMCV_WHEEL" ] || fail "no file at MMCV_WHEEL=$MMCV_WHEEL"
   install_wheel "$MMCV_WHEEL"
-  operators_load || fail "the operators in $MMCV_WHEEL do not load with this torch and Python; unset MMCV_WHEEL to compile them"
-elif ! .venv/bin/python -c "from importlib.metadata import version; assert version('${mmcv%==*}') == '${mmcv#*==}'" 2>/dev/null || ! operators_load; then
-  # The compiled code depends on mmcv, torch, Python and the kind of device.
-  tag=$(.venv/bin/python - <<'EOF'
-import sys, torch
-from torch.utils.cpp_extension import CUDA_HOME
-device = 'cuda' if torch.cuda.is_available() and CUDA_HOME else 'cpu'
-print(f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}-{device}')
-EOF
-  )
-  # Without nvcc, hide the GPU, so that mmcv is compiled for the CPU only.
-  [[ $tag == *-cuda ]] || export CUDA_VISIBLE_DEVICES=
-  folder=$cache/${mmcv/==/-}-$tag
+  operators_work || fail "the operators in $MMCV_WHEEL do not work with $built_for; unset MMCV_WHEEL to compile them"
+elif [ -n "$mmcv" ] && ! operators_work; then
+  folder=$cache/${mmcv/==/-}-$built_for
   mkdir -p "$folder"
   exec 8>"$folder/lock"
   flock -n 8 || { echo "setup: waiting for another set-up to compile mmcv"; flock 8; }
-  wheel=$(find "$folder" -maxdepth 1 -name "*.whl" -print -quit)
-  if [ -z "$wheel" ]; then
-    echo "setup: compiling mmcv's operators, only this once (15 to 30 minutes on 2 cores; log: $folder/build.log)"
+  wheel() { find "$folder" -maxdepth 1 -name "*_$(uname -m).whl" -print -quit; }
+  if [ -z "$(wheel)" ]; then
+    echo "setup: compiling mmcv's operators, only this once (for a CPU 15 to 30 minutes on 2 cores; log: $folder/build.log)"
     # The sources are kept until the wheel is complete, so that an interrupted build can continue.
     if [ ! -d "$folder/source" ]; then
       rm -rf "$folder/download"
-      .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+      py -m pip download --quiet --disable-pip-version-check --no-deps \
         --no-build-isolation --no-binary :all: --dest "$folder/download" "$mmcv"
       mkdir "$folder/download/source"
       tar -xzf "$folder"/download/*.tar.gz -C "$folder/download/source" --strip-components 1
       mv "$folder/download/source" "$folder/source"
     fi
-    # An isolated build finds no torch and silently leaves out the operators.
-    PATH=$PWD/.venv/bin:$PATH MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} \
-      .venv/bin/python -m pip wheel -v --disable-pip-version-check --no-deps --no-build-isolation \
-      --wheel-dir "$folder/built" "$folder/source" 2>&1 |
+    # An isolated build finds no torch and silently leaves out the operators. mmcv compiles for
+    # any GPU that torch sees, even without nvcc.
+    {
+      [[ $built_for != *-cpu ]] || export CUDA_VISIBLE_DEVICES=
+      PATH=$PWD/$venv/bin:$PATH MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} \
+        py -m pip wheel -v --disable-pip-version-check --no-deps --no-build-isolation \
+        --wheel-dir "$folder/built" "$folder/source" 2>&1
+    } |
       tee "$folder/build.log" | grep --line-buffered -oE '\[[0-9]+/[0-9]+\]' ||
       fail "cannot compile mmcv; see $folder/build.log"
     mv "$folder"/built/*.whl "$folder"/
     rm -rf "$folder/built" "$folder/source" "$folder/download"
-    wheel=$(find "$folder" -maxdepth 1 -name "*.whl" -print -quit)
   fi
-  install_wheel "$wheel"
-  operators_load || fail "mmcv's operators do not load; remove $folder and run again"
+  install_wheel "$(wheel)"
+  operators_work || fail "mmcv's operators do not work; remove $folder and run again"
   exec 8>&-
 fi
 
-.venv/bin/python -m uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
-printf '%s\n' "$stamp" >.venv/complete
+install --no-deps --no-build-isolation --editable .
+# What torch and mmcv were built for, and whether they can use this machine's GPU.
+py -m cpvt_pyramid.doctor device 'mmcv operators' || true
+printf '%s\n' "$stamp" >"$venv/complete"
 echo "setup: complete"

@@ -5,11 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from support import ROOT
+from torch.utils import cpp_extension
 
 from cpvt_pyramid import doctor
 
@@ -31,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         found = {modules.get(name, name) for name in versions}
         monkeypatch.setattr(metadata, 'version', version)
         monkeypatch.setattr(doctor, 'present', found.__contains__)
-        monkeypatch.setattr(doctor, 'set_up', lambda: '')
+        monkeypatch.setattr(doctor, 'set_up', lambda torch='': '')
 
     return pretend
 
@@ -161,14 +164,109 @@ def test_environment_of_a_checkout_is_fixed_by_make(monkeypatch, tmp_path) -> No
     assert doctor.mmcv_command() == f'cd {tmp_path} && rm -f .venv/complete && make setup'
     monkeypatch.chdir(tmp_path)
     assert doctor.mmcv_command() == 'rm -f .venv/complete && make setup'
+    assert doctor.torch_pair(for_gpu=True) == 'rm -f .venv/complete && TORCH=auto make setup'
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv-original-mm'))
+    command = 'rm -f .venv-original-mm/complete && tools/setup_env.sh original-mm'
+    assert doctor.mmcv_command() == command
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv-of-mine'))
+    assert doctor.set_up() == ''
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path) -> None:
+    """A machine with an NVIDIA GPU, as nvidia-smi says."""
+    program = tmp_path / 'nvidia-smi'
+    program.write_text('#!/bin/sh\necho "GPU 0: NVIDIA H100 (UUID: GPU-1)"')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+
+
+@pytest.fixture
+def cuda(monkeypatch, tmp_path) -> Callable:
+    """Pretends that torch is built for a version of CUDA and can or cannot use a GPU."""
+
+    def pretend(built: str | None, available: bool) -> None:
+        monkeypatch.setattr(torch.version, 'cuda', built)
+        monkeypatch.setattr(torch.cuda, 'is_available', lambda: available)
+        monkeypatch.setattr(torch.cuda, 'device_count', lambda: int(available))
+        monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda i: (9, 0))
+
+    monkeypatch.setattr(cpp_extension, 'CUDA_HOME', str(tmp_path))
+    for name in ('FORCE_CUDA', 'TORCH_CUDA_ARCH_LIST'):
+        monkeypatch.delenv(name, raising=False)
+    return pretend
+
+
+def add_nvcc(folder: Path, release: str) -> None:
+    (folder / 'bin').mkdir(exist_ok=True)
+    (folder / 'bin/nvcc').write_text(f'#!/bin/sh\necho "tools, release {release}, V{release}.88"')
+    (folder / 'bin/nvcc').chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    'built, cause', [(None, 'the CPU only and cannot use'), ('13.0', 'driver is too old')]
+)
+def test_a_gpu_that_torch_cannot_use(gpu, cuda, machine, monkeypatch, built, cause) -> None:
+    def init() -> None:
+        raise RuntimeError('The NVIDIA driver is too old\nPlease update')
+
+    machine(uv='0.13')
+    cuda(built, available=False)
+    monkeypatch.setattr(torch.cuda, 'init', init)
+    found = doctor.device()
+    assert found.state == 'warn' and cause in found.detail
+    assert '--torch-backend auto torch==' in found.fix
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')  # hidden on purpose
+    assert doctor.device().state == 'ok'
+
+
+def test_what_mmcv_is_built_for(cuda, monkeypatch, tmp_path) -> None:
+    name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
+    cuda('13.0', available=True)
+    assert doctor.mmcv_built_for() == f'{name}-cpu'  # no nvcc
+    add_nvcc(tmp_path, '13.1')
+    assert doctor.mmcv_built_for() == f'{name}-cuda-9.0'
+    monkeypatch.setenv('TORCH_CUDA_ARCH_LIST', '8.0; 9.0+PTX')
+    assert doctor.mmcv_built_for() == f'{name}-cuda-8.0_9.0+PTX'
+    cuda('13.0', available=False)
+    assert doctor.mmcv_built_for() == f'{name}-cpu'
+    monkeypatch.setenv('FORCE_CUDA', '1')
+    assert doctor.mmcv_built_for() == f'{name}-cuda-8.0_9.0+PTX'
+
+
+def test_what_mmcv_cannot_be_built_for(cuda, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv('FORCE_CUDA', '1')
+    cuda('13.0', available=False)
+    with pytest.raises(ValueError, match='requires nvcc'):
+        doctor.mmcv_built_for()
+    add_nvcc(tmp_path, '13.0')
+    with pytest.raises(ValueError, match='requires TORCH_CUDA_ARCH_LIST'):
+        doctor.mmcv_built_for()
+    cuda('12.6', available=True)
+    with pytest.raises(ValueError, match='nvcc is CUDA 13.0 and torch is built for CUDA 12.6'):
+        doctor.mmcv_built_for()
+    cuda(None, available=False)
+    with pytest.raises(ValueError, match='requires a torch for CUDA'):
+        doctor.mmcv_built_for()
+
+
+def test_operators_without_the_gpu(cuda, monkeypatch, tmp_path) -> None:
+    from mmcv import ops
+
+    monkeypatch.setattr(ops, 'get_compiling_cuda_version', lambda: 'not available')
+    cuda('13.0', available=True)
+    found = doctor.mmcv_operators()
+    assert found.state == 'FAIL' and 'after installing the CUDA 13.0 toolkit' in found.fix
+    add_nvcc(tmp_path, '13.0')
+    assert 'after installing' not in doctor.mmcv_operators().fix
 
 
 def test_pins_are_those_of_the_requirements() -> None:
-    lines = ''.join(p.read_text() for p in (ROOT / 'requirements').glob('*'))
+    names = ('requirements', 'mmcv', 'original-mm')
+    lines = ''.join((ROOT / f'requirements/{name}.txt').read_text() for name in names)
     pinned = dict(re.findall(r'^([\w-]+)==([\w.]+)', lines, re.MULTILINE))
-    fork = {name: v for name, v in doctor.TESTED.items() if name not in sum(
-        doctor.ORIGINAL.values(), ())}  # fmt: skip
-    assert len(fork) == 6 and fork == {name: pinned.get(name) for name in fork}
+    assert doctor.TESTED == {name: pinned.get(name) for name in doctor.TESTED}
 
 
 @pytest.mark.parametrize('name', [name for name, _, _ in doctor.TRIALS])
@@ -269,8 +367,17 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
 
 def test_probe_that_hangs_times_out(monkeypatch) -> None:
     monkeypatch.setattr(doctor, 'TIMEOUT', 0.02)  # less than any import of torch
-    (found,) = doctor.tried_apart()
+    (found,) = doctor.tried_apart(['torch runs', 'device'])
     assert found.state == 'FAIL' and 'timed out after' in found.detail
+
+
+def test_rows_can_be_chosen(capsys) -> None:
+    assert doctor.main(['Python', 'timm']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[:2]] == ['Python', 'timm'] and len(lines) == 4
+    with pytest.raises(SystemExit):
+        doctor.main(['mmcv', 'no such'])
+    assert "no row 'no such'" in capsys.readouterr().err
 
 
 def test_importing_it_imports_nothing_else() -> None:

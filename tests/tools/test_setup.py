@@ -1,4 +1,4 @@
-"""The set-up script, without installing anything."""
+"""The set-up script, without installing anything: the interpreter is a fake."""
 
 import shutil
 import subprocess
@@ -7,32 +7,71 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+# An interpreter for the script: it logs its arguments, makes empty environments and wheels that
+# name the device that they were compiled for, and reports that device as $DEVICE.
+FAKE = r"""#!/bin/sh
+echo "$@" >> log
+venv=$(dirname "$(dirname "$0")")
+after() { shift; while [ "$1" != "$flag" ]; do shift; done; echo "$2"; }
+for flag in -r --constraint; do
+  case "$*" in *" $flag "*) echo "$flag" $(grep -o '^[^ #]*' "$(after - "$@")") >> log ;; esac
+done
+case "$*" in
+  "-c "*version_info*) echo 3.11 ;;
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m pip download "*) flag=--dest; folder=$(after "$@")
+    mkdir "$folder" && tar -czf "$folder/mmcv.tar.gz" --files-from /dev/null ;;
+  "-m pip wheel "*) flag=--wheel-dir; folder=$(after "$@")
+    mkdir "$folder" && echo "${CUDA_VISIBLE_DEVICES-$DEVICE}" > "$folder/mmcv_$(uname -m).whl"
+    echo "[1/1]" ;;
+  *.whl) for wheel; do :; done; cp "$wheel" "$venv/wheel" ;;
+  "-") echo "torch-cp311-${DEVICE:-cpu}" ;;
+  "- "*-cpu) [ -e "$venv/wheel" ] ;;
+  "- "*) [ -e "$venv/wheel" ] && [ "torch-cp311-$(cat "$venv/wheel")" = "$3" ] ;;
+esac
+"""
+
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of the files that the script reads."""
+    """A copy of the files that the script reads, and programs in bin/."""
     for folder in ('requirements', 'tools'):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns('__pyc*'))
     shutil.copy(ROOT / 'setup.py', tmp_path)
+    program(tmp_path / 'bin/g++', '#!/bin/sh\n')
+    program(tmp_path / 'bin/python3.11', FAKE)
     return tmp_path
 
 
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    path = f'{checkout}/bin:/usr/bin:/bin'
     return subprocess.run(
         ['tools/setup_env.sh', *arguments],
         cwd=checkout,
-        env={'PATH': '/usr/bin:/bin', 'HOME': str(checkout), **environment},
+        env={'PATH': path, 'HOME': str(checkout), **environment},
         capture_output=True,
         text=True,
     )
 
 
-def python(checkout: Path, version: str) -> str:
-    """A program that prints a Python version and can do nothing else."""
-    path = checkout / 'python'
-    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo {version} || exit 1\n')
-    path.chmod(0o755)
-    return str(path)
+def complete(checkout: Path, *arguments: str, **environment: str) -> list[str]:
+    """Run the script successfully; returns the calls of the interpreter."""
+    log = checkout / 'log'
+    log.unlink(missing_ok=True)
+    done = run(checkout, *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return log.read_text().splitlines()
+
+
+def compiled(calls: list[str]) -> bool:
+    return any(call.startswith('-m pip wheel') for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +79,14 @@ def python(checkout: Path, version: str) -> str:
     [
         (('--fast',), {}, 'unknown argument --fast'),
         ((), {'PYTHON': 'python-of-yore'}, 'python-of-yore not found; set PYTHON=... to'),
-        ((), {'PYTHON': '3.9'}, 'is Python 3.9; set PYTHON=... to a Python 3.11'),
+        ((), {'PYTHON': 'bin/python3.9'}, 'is Python 3.9; set PYTHON=... to a Python 3.11'),
+        ((), {'TORCH': 'cuda'}, 'TORCH must be cpu, a CUDA version such as cu126'),
+        ((), {'PATH': 'mac:/usr/bin:/bin'}, 'works on Linux only (x86-64, or aarch64'),
     ],
 )
 def test_mistakes(checkout, arguments, environment, complaint):
-    if environment.get('PYTHON') == '3.9':
-        environment = {'PYTHON': python(checkout, '3.9')}
+    program(checkout / 'bin/python3.9', '#!/bin/sh\necho 3.9')
+    program(checkout / 'mac/uname', '#!/bin/sh\necho Darwin')
     done = run(checkout, *arguments, **environment)
     assert done.returncode == 1 and done.stdout == ''
     (line,) = done.stderr.splitlines()
@@ -57,17 +98,65 @@ def test_help(checkout):
     assert done.returncode == 0 and 'MMCV_WHEEL=path/to/mmcv.whl' in done.stdout
 
 
-def test_a_complete_environment_is_kept_and_a_broken_one_is_noticed(checkout):
-    files = [*sorted((checkout / 'requirements').glob('*.txt')), checkout / 'tools/setup_env.sh',
-             checkout / 'setup.py']  # fmt: skip
-    content = b''.join(file.read_bytes() for file in files)
-    stamp = subprocess.run(['sha256sum'], input=content, capture_output=True).stdout
-    (checkout / '.venv/bin').mkdir(parents=True)
-    (checkout / '.venv/complete').write_bytes(stamp)
-    shutil.copy(python(checkout, ''), checkout / '.venv/bin/python')
-    assert run(checkout, PYTHON='not needed').returncode == 0
+def test_a_complete_environment_is_kept_and_a_broken_one_is_replaced(checkout):
+    assert compiled(complete(checkout))
+    assert complete(checkout) == ['-c ']  # only whether the interpreter starts
     (checkout / '.venv/bin/python').unlink()
-    assert 'not needed not found' in run(checkout, PYTHON='not needed').stderr
+    calls = complete(checkout)
+    assert '-m venv .venv' in calls and not compiled(calls)  # the wheel is in the cache
+
+
+def test_operators_are_compiled_for_the_gpu_that_appears(checkout):
+    wheel = checkout / '.venv/wheel'
+    complete(checkout, DEVICE='cpu')
+    assert wheel.read_text() == '\n'
+    program(checkout / 'bin/nvidia-smi', '#!/bin/sh\necho "GPU 0: H100 (UUID: $RANDOM)"')
+    assert compiled(complete(checkout, DEVICE='cuda-9.0')) and wheel.read_text() == 'cuda-9.0\n'
+    assert complete(checkout, DEVICE='cuda-9.0') == ['-c ']
+    # For another GPU too, but not for a machine without one.
+    program(checkout / 'bin/nvidia-smi', '#!/bin/sh\necho "GPU 0: A100 (UUID: 1)"')
+    assert compiled(complete(checkout, DEVICE='cuda-8.0')) and wheel.read_text() == 'cuda-8.0\n'
+    (checkout / 'bin/nvidia-smi').unlink()
+    assert not compiled(complete(checkout, DEVICE='cpu')) and wheel.read_text() == 'cuda-8.0\n'
+
+
+def test_force_cuda(checkout):
+    wheel = checkout / '.venv/wheel'
+    complete(checkout)
+    assert compiled(complete(checkout, FORCE_CUDA='1', DEVICE='cuda-9.0'))
+    assert wheel.read_text() == 'cuda-9.0\n'
+    # It is cached as what it is.
+    shutil.rmtree(checkout / '.venv')
+    assert not compiled(complete(checkout)) and wheel.read_text() == '\n'
+    assert not compiled(complete(checkout, FORCE_CUDA='1', DEVICE='cuda-9.0'))
+    assert wheel.read_text() == 'cuda-9.0\n'
+
+
+def test_builds_of_torch(checkout):
+    default = complete(checkout)
+    assert not any('--torch-backend' in call for call in default)
+    assert any(' nvidia-cublas==' in call for call in default)
+    cpu = complete(checkout, TORCH='cpu')
+    assert '-m venv .venv' in cpu  # the other build satisfies the requirements
+    assert any('--torch-backend cpu' in call and '-r ' in call for call in cpu)
+    assert any(' torch==' in call for call in cpu) and not any(' nvidia-' in call for call in cpu)
+    # The choice is remembered, also when a requirement changes.
+    assert complete(checkout) == complete(checkout, TORCH='cpu') == ['-c ']
+    (checkout / 'requirements/mmcv.txt').write_text('onedl-mmcv==9.9\n')
+    assert any('--torch-backend cpu' in call for call in complete(checkout))
+    assert '-m venv .venv' in complete(checkout, TORCH='default')
+
+
+def test_other_environments(checkout):
+    calls = complete(checkout, 'original-mm')
+    assert '-m venv .venv-original-mm' in calls and not (checkout / '.venv').exists()
+    (packages,) = [call for call in calls if call.startswith('-r ')]
+    (constraints,) = [call for call in calls if call.startswith('--constraint ')]
+    assert ' mmdet==3.3.0 ' in packages and ' mmcv' not in packages
+    assert ' numpy==' in constraints
+    assert any(call.startswith('- mmcv==2.1.0 ') for call in calls) and compiled(calls)
+    calls = complete(checkout, 'oldest-torch')
+    assert any(' torch==2.7.1 ' in call for call in calls) and not compiled(calls)
 
 
 def test_no_host_of_an_index_is_pinned():

@@ -3,7 +3,7 @@
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional
 
@@ -44,37 +44,43 @@ def test(
         tta: test-time augmentation: merge predictions at several sizes, flipped and not, as
             tta_model and tta_pipeline of the config say, or else at 3 sizes.
         cfg_options (KEY=VALUE): override settings of the config, for example
-            test_dataloader.batch_size=8.
+            test_dataloader.num_workers=8.
         launcher: what started the processes.
     """
     from cpvt_pyramid.runner import checks, prediction
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
-    from cpvt_pyramid.runner.distributed import join_processes, leave_processes
-    from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
+    from cpvt_pyramid.runner.files import check_file, make_folder
+    from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
 
-    cfg = load_config(config, cfg_options)
-    checks.check_data(cfg, 'test')
-    weights = fetch_checkpoint(checkpoint)
     if out and not out.endswith(('.pkl', '.pickle')):
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
-    # Not the folder of the training: mmengine writes the config it runs, under the same name.
-    cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
-    if tta:
-        use_augmentation(cfg)
-    if show_dir:
-        hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
-        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-    cfg.load_from, cfg.resume = checkpoint, False
-    join_processes(cfg, launcher)
-    runner = ToolRunner.from_cfg(cfg)
-    load_whole_model(runner.model, weights, checkpoint)
-    checks.check_classes(cfg, runner.model, 'test')
-    if out:
-        make_folder(Path(out).parent)
-        runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))
-    metrics = runner.test()
+    with all_or_none(launcher):
+        cfg = load_config(config, cfg_options)
+        checks.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+        checks.check_data(cfg, 'test')
+        weights = fetch_checkpoint(checkpoint)
+        if out:
+            check_file(out)
+        # Not the folder of the training: mmengine writes the config it runs, under the same name.
+        cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
+        if tta:
+            use_augmentation(cfg)
+        if show_dir:
+            hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
+            cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+        cfg.load_from, cfg.resume = checkpoint, False
+        join_processes(cfg, launcher)
+    with config_mistakes(cfg):
+        runner = ToolRunner.from_cfg(cfg)
+        with all_or_none(launcher):
+            load_whole_model(runner.model, weights, checkpoint)
+            checks.check_classes(cfg, runner.model, 'test')
+        if out:
+            runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))
+        metrics = runner.test()
     if rank() == 0:
         width = max(map(len, metrics), default=0)
         for name, value in metrics.items():
@@ -86,17 +92,31 @@ def use_augmentation(cfg: 'Config') -> None:
     """Wrap the model and the test pipeline for test-time augmentation."""
     from cpvt_pyramid.runner.configs import leaves
 
+    if cfg.default_scope == 'mmdet' and has_masks(cfg.model):
+        raise UserError('--tta merges boxes, and mmdet cannot merge masks: test without --tta')
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
     cfg.model = {**wrapper, 'module': cfg.model}
     for dataset in leaves(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.get('tta_pipeline') or augmented(dataset.pipeline)
 
 
+def has_masks(model: Mapping) -> bool:
+    """Whether a detector's config has a head for instance masks or panoptic segments."""
+    heads = ('mask_head', 'panoptic_head')
+    return any(model.get(name) or model.get('roi_head', {}).get(name) for name in heads)
+
+
 def augmented(pipeline: Sequence[dict]) -> list[dict]:
     """The test pipeline at 3 sizes, each flipped and not."""
-    resize = next(i for i, step in enumerate(pipeline) if step['type'].endswith('Resize'))
+    from cpvt_pyramid.runner.configs import kind_of
+
+    resize = next((i for i, step in enumerate(pipeline) if kind_of(step) == 'Resize'), None)
+    if resize is None or 'scale' not in pipeline[resize]:
+        raise UserError('--tta needs tta_pipeline, or a Resize with a scale in the test pipeline')
+    scale = pipeline[resize]['scale']
+    width_height = scale if isinstance(scale, (list, tuple)) else (scale, scale)
     sizes = [
-        {**pipeline[resize], 'scale': tuple(round(factor * s) for s in pipeline[resize]['scale'])}
+        {**pipeline[resize], 'scale': tuple(round(factor * s) for s in width_height)}
         for factor in TTA_SCALES
     ]
     flips = [{'type': 'RandomFlip', 'prob': prob} for prob in (0.0, 1.0)]
@@ -108,7 +128,7 @@ def augmented(pipeline: Sequence[dict]) -> list[dict]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(test, argv)
+    return run_command(test, argv, 'the test is not finished')
 
 
 if __name__ == '__main__':

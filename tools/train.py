@@ -38,32 +38,37 @@ def train(
     """
     from cpvt_pyramid.runner import checks
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
-    from cpvt_pyramid.runner.distributed import join_processes, leave_processes
+    from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
     from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.resume import make_resumable
     from cpvt_pyramid.runner.tool_runner import ToolRunner
 
-    cfg = load_config(config, cfg_options)
-    checks.check_data(cfg, 'train', 'val')
-    checks.check_checkpoints(cfg)
-    if amp:
-        use_mixed_precision(cfg)
-    if auto_scale_lr:
-        if not cfg.get('auto_scale_lr', {}).get('base_batch_size'):
-            raise UserError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config')
-        cfg.auto_scale_lr.enable = True
-    cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config)))
-    choose_start(cfg, resume)
-    make_resumable(cfg)
-    join_processes(cfg, launcher)
-    runner = ToolRunner.from_cfg(cfg)
-    if cfg.get('resume'):
-        load_whole_model(runner.model, fetch_checkpoint(cfg.load_from), cfg.load_from)
-    else:
-        checks.check_weights(runner)
-    checks.check_classes(cfg, runner.model, 'train', 'val')
-    runner.train()
+    with all_or_none(launcher):
+        cfg = load_config(config, cfg_options)
+        checks.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
+        checks.check_data(cfg, 'train', 'val')
+        checks.check_checkpoints(cfg)
+        if amp:
+            use_mixed_precision(cfg)
+        if auto_scale_lr:
+            if not cfg.get('auto_scale_lr', {}).get('base_batch_size'):
+                raise UserError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config')
+            cfg.auto_scale_lr.enable = True
+        cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config)))
+        choose_start(cfg, resume)
+        make_resumable(cfg)
+        join_processes(cfg, launcher)
+    with config_mistakes(cfg):
+        runner = ToolRunner.from_cfg(cfg)
+        with all_or_none(launcher):
+            if cfg.get('resume'):
+                load_whole_model(runner.model, fetch_checkpoint(cfg.load_from), cfg.load_from)
+            else:
+                checks.check_weights(runner)
+            checks.check_classes(cfg, runner.model, 'train', 'val')
+        runner.train()
     leave_processes()
 
 
@@ -71,8 +76,10 @@ def use_mixed_precision(cfg: 'Config') -> None:
     """float16 with a dynamic loss scale on a GPU, bfloat16 on a CPU."""
     from mmengine.device import get_device
 
+    from cpvt_pyramid.runner.configs import kind_of
+
     wrapper = cfg.optim_wrapper
-    kind = wrapper.get('type', 'OptimWrapper')
+    kind = kind_of(wrapper) or 'OptimWrapper'
     if kind not in ('OptimWrapper', 'AmpOptimWrapper', 'BFloat16OptimWrapper'):
         raise UserError(f'--amp needs an OptimWrapper in the config, got {kind}')
     if get_device() == 'cpu':

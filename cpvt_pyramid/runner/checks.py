@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ..weights import listed, prepare_state_dict
 from .command import UserError
-from .configs import as_list, is_local, leaves
+from .configs import as_list, dataset_class, is_local, kind_of, leaves
 from .models import fetch_checkpoint
 
 # How to point a config at data elsewhere, or how to make them, by the end of data_root.
@@ -26,6 +25,20 @@ ADVICE = {
     'sample/coco': 'Create it with: python tools/demo/sample_dataset.py',
     'sample/ade/ADEChallengeData2016': 'Create it with: python tools/demo/sample_dataset.py',
 }
+
+
+# Settings
+
+
+def check_settings(cfg: Config, *required: str) -> None:
+    """Check that a config has these keys, and that its training has a length."""
+    for key in required:
+        if not cfg.get(key):
+            raise UserError(f'the config must set {key}')
+    for key in ('max_epochs', 'max_iters', 'val_interval'):
+        value = (cfg.get('train_cfg') or {}).get(key, 1)
+        if isinstance(value, (int, float)) and value < 1:
+            raise UserError(f'train_cfg.{key} must be at least 1, got {value}')
 
 
 # Files
@@ -63,7 +76,7 @@ def check_data(cfg: Config, *splits: str) -> None:
         for metric in as_list(cfg.get(f'{split}_evaluator')):
             path = metric.get('ann_file')
             if path and is_local(path) and not Path(path).exists():
-                raise UserError(f'no annotations at {clean(path)}, which {metric.type} reads')
+                raise UserError(f'no annotations at {clean(path)}, which {kind_of(metric)} reads')
 
 
 def check_panopticapi(cfg: Config, *splits: str) -> None:
@@ -71,7 +84,7 @@ def check_panopticapi(cfg: Config, *splits: str) -> None:
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         for dataset in leaves(loader.dataset) if loader else ():
-            panoptic = dataset.type == 'CocoPanopticDataset'
+            panoptic = kind_of(dataset) == 'CocoPanopticDataset'
             if panoptic and importlib.util.find_spec('panopticapi') is None:
                 raise UserError(
                     f'the {split} data are panoptic, and mmdet reads them with panopticapi: '
@@ -103,12 +116,17 @@ def check_checkpoints(cfg: Config) -> None:
 def pretrained(config: Any) -> Iterator[str]:
     """The checkpoints in the `init_cfg` of a model and of its parts."""
     if isinstance(config, dict):
-        if config.get('type') == 'Pretrained':
+        if is_pretrained(config):
             yield config['checkpoint']
         config = list(config.values())
     if isinstance(config, (list, tuple)):
         for value in config:
             yield from pretrained(value)
+
+
+def is_pretrained(init_cfg: Any) -> bool:
+    """Whether an `init_cfg` is one of mmengine's PretrainedInit, registered as Pretrained."""
+    return isinstance(init_cfg, dict) and kind_of(init_cfg) in ('Pretrained', 'PretrainedInit')
 
 
 # Weights
@@ -123,7 +141,7 @@ def check_weights(runner: Runner) -> None:
         if not hasattr(module, 'has_no_use_for'):  # not a backbone of this package
             continue
         init_cfg = getattr(module, 'init_cfg', None)
-        if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
+        if is_pretrained(init_cfg):
             path, prefix = init_cfg['checkpoint'], init_cfg.get('prefix')
             tensors = fetch_checkpoint(path)['state_dict']
             if prefix:
@@ -173,16 +191,20 @@ def check_backbone(module: nn.Module, tensors: dict[str, Tensor], prefix: str, p
 def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
     """Check that heads, data sets and annotation files agree about the classes.
 
+    `check_classes = False` in the config leaves this out, for example for a head that has more
+    classes than the data.
+
     Args:
         cfg: the config.
         model: the model built from it.
         *splits: of train, val and test.
     """
+    if not cfg.get('check_classes', True):
+        return
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         for dataset in leaves(loader.dataset) if loader else ():
-            with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
-                kind = registry.get(dataset.type)
+            kind = dataset_class(dataset, cfg.default_scope)
             if not hasattr(kind, '_load_metainfo'):  # not one of mmengine's data sets
                 continue
             classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
@@ -202,11 +224,14 @@ def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
         name = re.sub(r'^module\.', '', name)
         is_head = re.search(r'(?<!rpn_)(?<!semantic_)head(\.\d+)?$', name)
         count = getattr(module, 'num_classes', None)
+        if getattr(module, 'class_agnostic', False):  # a mask head with one mask for all classes
+            continue
         if is_head and isinstance(count, int) and count != classes:
             key = 'num_things_classes' if hasattr(module, 'num_things_classes') else 'num_classes'
             raise UserError(
                 f'model.{name} has {count} classes but the {split} data have {classes}: set '
-                f'model.{name}.{key}={classes}, or change the classes of the data'
+                f'model.{name}.{key}={classes}, or change the classes of the data. If both are '
+                'right, set check_classes=False'
             )
 
 

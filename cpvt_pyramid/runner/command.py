@@ -60,6 +60,10 @@ class UserError(Exception):
     """An error that the user can fix. Its message is one line: what is wrong and what to do."""
 
 
+class Stopped(Exception):
+    """Ends a process without a line of its own, because another process prints it."""
+
+
 def run_command(
     function: Callable[..., Optional[int]],
     argv: Optional[Sequence[str]] = None,
@@ -78,10 +82,20 @@ def run_command(
     Returns:
         The exit status.
     """
+    wait_passively()
     parser = parser_of(function)
     options = vars(parser.parse_args(argv))
     options.pop('local_rank', None)
     return run_tool(parser.prog, function, options, interrupted.format(**options))
+
+
+def wait_passively() -> None:
+    """Let OpenMP's threads sleep where they wait, unless the environment says how they wait.
+
+    To be called before torch is imported. See `cpvt_pyramid.ops.threads`.
+    """
+    if not {'GOMP_SPINCOUNT', 'KMP_BLOCKTIME'} & os.environ.keys():
+        os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
 
 
 def run_tool(
@@ -105,6 +119,8 @@ def run_tool(
             for message in IGNORED_WARNINGS:
                 warnings.filterwarnings('ignore', message)
             return function(**options) or 0
+    except Stopped:
+        return 2
     except UserError as error:
         line, status = str(error), 2
     except BaseException as error:
@@ -123,6 +139,8 @@ def run_tool(
         signal.signal(signal.SIGTERM, default)
     if rank() == 0:
         print(f'{name}: {line}', file=sys.stderr)
+    elif status == 2:  # may be the only process with this error; an interrupt ends all of them
+        print(f'{name}: rank {rank()}: {line}', file=sys.stderr)
     return status
 
 

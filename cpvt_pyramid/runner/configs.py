@@ -6,9 +6,10 @@ import inspect
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mmengine.config import Config, DictAction
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
@@ -16,9 +17,11 @@ from .command import UserError, one_line
 
 # Top-level keys of a config that are not arguments of mmengine's Runner.
 OTHER_KEYS = (
-    'activation_checkpointing', 'compile', 'custom_imports', 'efficient_conv_bn_eval',
-    'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model', 'tta_pipeline',
+    'activation_checkpointing', 'check_classes', 'compile', 'custom_imports',
+    'efficient_conv_bn_eval', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model',
+    'tta_pipeline',
 )  # fmt: skip
+FRAMEWORKS = 'mmdet', 'mmseg'
 
 
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
@@ -32,10 +35,15 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     if 'model' not in cfg:
         raise UserError(f'{path} has no model; is it a part of a config?')
     merge_options(cfg, options)
-    if cfg.get('default_scope') not in ('mmdet', 'mmseg'):
-        raise UserError(f'{path} must set default_scope to mmdet or mmseg')
     if cfg.get('custom_imports'):
-        import_modules_from_strings(**cfg.custom_imports)
+        try:
+            import_modules_from_strings(**cfg.custom_imports)
+        except ImportError as error:
+            raise UserError(f'custom_imports of {path}: {one_line(error)}') from error
+    # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
+    cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))
+    if cfg.default_scope not in FRAMEWORKS:
+        raise UserError(f'{path} must set default_scope to mmdet or mmseg')
     return cfg
 
 
@@ -108,6 +116,29 @@ def leaves(dataset: dict) -> Iterator[dict]:
         yield from leaves(child)
     if not inner:
         yield dataset
+
+
+def kind_of(config: dict) -> str:
+    """The name of the class in `type`, which may be a class, or a string with a scope or module."""
+    kind = config.get('type') or ''
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', '')
+
+
+def dataset_class(dataset: dict, scope: str) -> type:
+    """The class of a data set's config."""
+    if not isinstance(dataset.type, str):
+        return dataset.type
+    with DATASETS.switch_scope_and_registry(scope) as registry:
+        kind = registry.get(dataset.type)
+    if kind is None:
+        raise UserError(f'{scope} has no data set {dataset.type!r}')
+    return kind
+
+
+def framework_of(kind: Any) -> Optional[str]:
+    """The framework that a class is from or inherits from, if it is a class."""
+    packages = [c.__module__.partition('.')[0] for c in getattr(kind, '__mro__', ())]
+    return next((package for package in packages if package in FRAMEWORKS), None)
 
 
 def as_list(value: Any) -> list:

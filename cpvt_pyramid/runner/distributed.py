@@ -1,47 +1,94 @@
 """Several processes: joining and leaving them, and the option to train on their total batch."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Optional
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import all_reduce
+from mmengine.dist import all_gather_object, all_reduce, get_dist_info, init_dist
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
+from mmengine.utils.dl_utils import set_multi_processing
 from torch import Tensor
 
-from .command import RANKS, UserError
+from .command import RANKS, Stopped, UserError
+from .configs import kind_of
 
 
-def join_processes(cfg: Config, launcher: str) -> None:
-    """Set a config up for a launcher (none, pytorch, slurm or mpi); on CPUs, connect at once."""
-    cfg.launcher = launcher
+@contextmanager
+def all_or_none(launcher: str) -> Iterator[None]:
+    """Let an error of one process inside this context end all processes.
+
+    Connects the processes, also those that fail before they join.
+
+    Args:
+        launcher: none, pytorch, slurm or mpi.
+
+    Raises:
+        Stopped: another process has an error, or reports the same one.
+    """
+    check_launcher(launcher)
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    if launcher != 'none':
+        connect(launcher, {})
+        messages = all_gather_object(None if error is None else f'{type(error)} {error}')
+        rank, _ = get_dist_info()
+        if any(messages):
+            torch.distributed.destroy_process_group()
+            if not error or messages.index(messages[rank]) < rank:
+                raise Stopped from error
+    if error:
+        raise error
+
+
+def check_launcher(launcher: str) -> None:
+    """Check that a launcher started this process, and that it can be used on this device."""
     if launcher == 'none':
         return
     if RANKS[launcher] not in os.environ:
         raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
+    if launcher != 'pytorch' and get_device() == 'cpu':
+        raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
+
+
+def join_processes(cfg: Config, launcher: str) -> None:
+    """Set a config up for a launcher (none, pytorch, slurm or mpi), and connect."""
+    cfg.launcher = launcher
+    if launcher != 'none' and get_device() == 'cpu':
+        # mmengine assumes a GPU for each process.
+        cfg.model_wrapper_cfg = {
+            'type': 'MMDistributedDataParallel',
+            'device_ids': None,
+            'broadcast_buffers': False,
+            'find_unused_parameters': cfg.get('find_unused_parameters', False),
+        }
+        cfg.sync_bn = None
+        replace_sync_batch_norms(cfg.model)
+    connect(launcher, cfg.get('env_cfg') or {})
+
+
+def connect(launcher: str, env_cfg: dict) -> None:
+    """Connect the processes of a launcher, unless they are connected."""
+    if launcher == 'none' or torch.distributed.is_initialized():
+        return
+    if get_device() == 'cpu':
+        torch.distributed.init_process_group('gloo')
+        return
     if launcher == 'mpi':
         local_rank = os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK', '0')
         os.environ.setdefault('LOCAL_RANK', local_rank)  # mmengine reads it to choose the GPU
-    if get_device() != 'cpu':
-        return
-    # mmengine assumes a GPU for each process.
-    if launcher != 'pytorch':
-        raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
-    cfg.model_wrapper_cfg = {
-        'type': 'MMDistributedDataParallel',
-        'device_ids': None,
-        'broadcast_buffers': False,
-        'find_unused_parameters': cfg.get('find_unused_parameters', False),
-    }
-    cfg.sync_bn = None
-    replace_sync_batch_norms(cfg.model)
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group('gloo')
+    # As mmengine's Runner does it, in this order.
+    set_multi_processing(**env_cfg.get('mp_cfg', {}), distributed=True)
+    init_dist(launcher, **env_cfg.get('dist_cfg', {}))
 
 
 def leave_processes() -> None:
@@ -57,7 +104,7 @@ def leave_processes() -> None:
 def replace_sync_batch_norms(config: Any) -> None:
     """Replace every SyncBN in a config by BN: SyncBN has no CPU kernel."""
     if isinstance(config, dict):
-        if config.get('type') in ('SyncBN', 'MMSyncBN'):
+        if kind_of(config) in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
             config['type'] = 'BN'
         config = list(config.values())
     if isinstance(config, (list, tuple)):

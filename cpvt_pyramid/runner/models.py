@@ -21,6 +21,7 @@ from torch import nn
 
 from .command import UserError, one_line
 from .configs import is_local
+from .mistakes import config_mistakes
 
 
 def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
@@ -29,21 +30,12 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
     config = dict(cfg.model)
     if cfg.get('data_preprocessor'):
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with model_errors():
+    with config_mistakes(cfg):
         model = revert_sync_batchnorm(MODELS.build(config)).eval()
     try:
         return model.to(device or get_device())
     except (RuntimeError, AssertionError) as error:
         raise UserError(f'no device {device}: {one_line(error, 100)}') from error
-
-
-@contextmanager
-def model_errors() -> Iterator[None]:
-    """Report what a model's constructor refuses, such as an unknown arch, as a user's error."""
-    try:
-        yield
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f'cannot build the model: {one_line(error)}') from error
 
 
 def fetch_checkpoint(path: Union[str, Path]) -> dict:

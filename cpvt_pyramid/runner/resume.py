@@ -27,6 +27,7 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS
 from mmengine.runner import Runner
 from torch.utils.data import Dataset, Sampler
 
+from .configs import kind_of
 from .files import atomic_write
 
 SAMPLE, ITERATION = 0, 1  # first numbers of the two kinds of seeds, so that they never coincide
@@ -36,10 +37,10 @@ def make_resumable(cfg: Config) -> None:
     """Add the classes of this file to a training config. Idempotent."""
     hooks = cfg.get('default_hooks') or {}
     checkpoint = hooks.get('checkpoint') or {'type': 'CheckpointHook', 'interval': 1}
-    if checkpoint['type'] == 'CheckpointHook':
+    if kind_of(checkpoint) == 'CheckpointHook':
         cfg.default_hooks = {**hooks, 'checkpoint': {**checkpoint, 'type': 'WholeCheckpointHook'}}
     loader = cfg.train_dataloader
-    if loader.sampler.type != 'SeededSampler':
+    if kind_of(loader.sampler) != 'SeededSampler':
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), {'type': 'SeedHook'}]
         loader.sampler = {'type': 'SeededSampler', 'sampler': loader.sampler}
         loader.dataset = {'type': 'SeededDataset', 'dataset': loader.dataset}

@@ -10,17 +10,22 @@ from mmengine.optim import OptimWrapper
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner import Runner
-from torch import nn
+from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
 from . import distributed, resume  # noqa: F401 (register hooks, samplers and data sets)
-from .models import download_errors, model_errors, trusted_checkpoints
+from .models import download_errors, trusted_checkpoints
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(
     r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
     r'"(FileClient|HardDiskBackend)"'
 )
+
+
+def raise_active(record: logging.LogRecord) -> None:
+    """What a log file does on a full disk; by default it would print a traceback for each line."""
+    raise  # noqa: PLE0704 (logging calls it while it handles the error)
 
 
 class ToolRunner(Runner):
@@ -30,13 +35,18 @@ class ToolRunner(Runner):
     def build_logger(self, *args: Any, **options: Any) -> MMLogger:
         logger = super().build_logger(*args, **options)
         for handler in logger.handlers:
-            if not isinstance(handler, logging.FileHandler):
+            if isinstance(handler, logging.FileHandler):
+                handler.handleError = raise_active
+            else:
                 handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
         return logger
 
-    def build_model(self, model: Union[nn.Module, dict]) -> nn.Module:
-        with model_errors():
-            return super().build_model(model)
+    @staticmethod
+    def build_dataloader(dataloader: Union[DataLoader, dict], **options: Any) -> DataLoader:
+        loader = Runner.build_dataloader(dataloader, **options)
+        if not len(loader.dataset):  # over which an InfiniteSampler would iterate forever
+            raise ValueError('there are no images in the data set, or all are filtered out')
+        return loader
 
     def _init_model_weights(self) -> None:
         with trusted_checkpoints(), download_errors('the weights in an init_cfg'):

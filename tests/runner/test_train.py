@@ -286,6 +286,7 @@ def test_two_processes_with_the_hook_are_one_with_the_total_batch(configs):
 def test_several_processes_get_no_hook_that_the_config_does_not_name(configs, monkeypatch):
     monkeypatch.setenv('RANK', '0')
     monkeypatch.setattr(distributed, 'get_device', lambda: 'cuda')
+    monkeypatch.setattr(distributed, 'connect', lambda *_: None)
     cfg = load_config(configs['detector'])
     distributed.join_processes(cfg, 'pytorch')
     assert cfg.launcher == 'pytorch' and not cfg.get('custom_hooks')

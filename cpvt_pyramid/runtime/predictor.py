@@ -4,6 +4,7 @@ Shapes: images (B, C, H, W), padded at the right and bottom; `valid` (B, 2), the
 width of each in pixels.
 """
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -65,7 +66,8 @@ class Predictor:
         path = Path(model).expanduser()
         if path.suffix in EXPORTED:
             backend = 'openvino' if path.suffix == '.xml' else backend
-            self.model: Model = ExportedModel(path, backend, size)
+            exported = ExportedModel(path, backend)
+            self.model: Model = exported.with_size(size) if size else exported
         else:
             self.model = _trained(path, size)
 
@@ -112,13 +114,13 @@ class ExportedModel:
     Args:
         path: the file.
         backend: 'onnxruntime' or 'openvino'.
-        size: shorter side of the input in pixels; None takes that in the file.
 
     Attributes:
         about: the metadata in the file; docs/deployment.md lists its keys.
+        resize: the longest shorter and longer side of the input in pixels, or None.
     """
 
-    def __init__(self, path: Path, backend: str, size: Optional[int] = None) -> None:
+    def __init__(self, path: Path, backend: str = 'onnxruntime') -> None:
         self.path = path
         self.session: Session = open_session(path, backend)
         self.about = _metadata(path, self.session.metadata)
@@ -126,8 +128,12 @@ class ExportedModel:
         self.palette = class_palette(self.classes, self.about['palette'])
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
-        if size is not None:
-            self.resize = size, size / resize['short'] * resize['long'] if resize else math.inf
+
+    def with_size(self, short: int) -> 'ExportedModel':
+        """The same model with another shorter side of the input, and the longer in proportion."""
+        other = copy.copy(self)
+        other.resize = short, short / self.resize[0] * self.resize[1] if self.resize else math.inf
+        return other
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Result]:
         resized = [self.to_input_size(image) for image in images]

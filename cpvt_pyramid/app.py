@@ -1,0 +1,189 @@
+"""A web page to try an exported model: predictions for an image, alone and in a padded batch.
+
+A second image joins the first in a batch, and the page shows how much that changes the predictions
+for the first.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+import numpy as np
+from PIL import Image
+
+from .runner.command import UserError, one_line, run_command
+from .runner.inputs import IMAGES
+from .runtime.images import load_image
+from .runtime.predictor import ExportedModel, Result
+from .runtime.results import Detections
+
+if TYPE_CHECKING:
+    import gradio
+
+SIZES = (32, 1333)  # pixels, of the slider
+
+
+def compare(
+    model: ExportedModel,
+    image: Optional[Image.Image],
+    second: Optional[Image.Image],
+    size: int,
+    score: float,
+) -> tuple[Optional[Image.Image], Optional[Image.Image], str]:
+    """Predictions for an image, alone and in a batch with a second one.
+
+    Args:
+        model: an exported model.
+        image: None returns nothing.
+        second: None returns only the first picture.
+        size: shorter side of the input, in pixels.
+        score: leave out boxes with a lower score.
+
+    Returns:
+        A picture of the prediction alone, one in the batch, and a sentence about both.
+    """
+    if image is None:
+        return None, None, ''
+    model, first = model.with_size(size), load_image(image)
+    (alone,) = model.predict([first], score)
+    if second is None:
+        return alone.draw(), None, f'{summary(alone)}.'
+    batch = [first, load_image(second)]
+    together = model.predict(batch, score)[0]
+    height, width = np.max([model.to_input_size(image).shape[:2] for image in batch], axis=0)
+    text = (
+        f'{summary(alone)}. In a batch with the second image, padded to {width} x {height}: '
+        f'{difference(alone, together)}.'
+    )
+    return alone.draw(), together.draw(), text
+
+
+def summary(result: Result) -> str:
+    if isinstance(result, Detections):
+        return f'{len(result)} {"box" if len(result) == 1 else "boxes"}'
+    shares = np.bincount(result.labels.ravel(), minlength=len(result.classes)) / result.labels.size
+    order = [i for i in np.argsort(-shares) if shares[i]][:5]
+    return ', '.join(f'{result.classes[i]} {shares[i]:.1%}' for i in order)
+
+
+def difference(alone: Result, together: Result) -> str:
+    """How two predictions for an image differ, in words."""
+    if not isinstance(alone, Detections):
+        changed = int((alone.labels != together.labels).sum())
+        return f'{changed} of {alone.labels.size} pixels have another class'
+    if not np.array_equal(alone.labels, together.labels):
+        return f'other boxes, {len(together)} instead of {len(alone)}'
+    if not len(alone):
+        return 'no boxes either'
+    pixels, scores = (
+        np.abs(getattr(alone, name) - getattr(together, name)).max() for name in ('boxes', 'scores')
+    )
+    text = f'the same boxes to within {pixels:.1g} pixels, and scores to within {scores:.1g}'
+    if alone.masks is None:
+        return text
+    return f'{text}; {int((alone.masks != together.masks).sum())} mask pixels differ'
+
+
+def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Blocks':
+    """The page, not yet served.
+
+    Args:
+        model: an exported model.
+        samples: images to pick from.
+    """
+    os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing leaves this machine
+    import gradio
+
+    def compared(*inputs: Any) -> tuple:
+        try:
+            return compare(model, *inputs)
+        except UserError as error:
+            raise gradio.Error(str(error)) from error
+
+    size = model.resize[0] if model.resize else 512
+    detects = model.about['task'] != 'segmentation'
+    given = {'type': 'pil', 'sources': ['upload', 'clipboard'], 'height': 260}
+    drawn = {
+        'interactive': False,
+        'format': 'png',
+        'height': 420,
+        'buttons': ['download', 'fullscreen'],
+    }
+    with gradio.Blocks(title=model.path.name) as page:
+        about = f'{model.about.get("arch", "")}, {model.about["task"]}'
+        gradio.Markdown(
+            f'## {model.path.name}\n{about}. Drop an image or pick a sample. A second image '
+            'joins it in a padded batch, which changes nothing.'
+        )
+        with gradio.Row():
+            image = gradio.Image(label='Image', **given)
+            second = gradio.Image(label='Second image, in the same batch', **given)
+            with gradio.Column():
+                side = gradio.Slider(
+                    *(min(SIZES[0], size), max(SIZES[1], size), size), step=1,
+                    label='Shorter side of the input, in pixels',
+                )  # fmt: skip
+                score = gradio.Slider(
+                    0, 1, model.about['score_thr'], step=0.01, label='Lowest score', visible=detects
+                )
+                text = gradio.Textbox(label='Result', lines=4)
+        with gradio.Row():
+            pictures = [gradio.Image(label=label, **drawn) for label in ('Alone', 'In the batch')]
+        if samples:
+            files = [str(path) for path in samples]
+            with gradio.Row():
+                gradio.Examples(files, image, label='Samples')
+                gradio.Examples(files, second, label='Samples for the second image')
+        gradio.on(
+            [image.change, second.change, side.release, score.release],
+            compared,
+            [image, second, side, score],
+            [*pictures, text],
+            api_name='compare',
+        )
+    return page
+
+
+def serve(
+    model: str,
+    samples: Optional[str] = None,
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    host: str = '127.0.0.1',
+    port: int = 7860,
+) -> None:
+    """Serve the page until it is interrupted.
+
+    Args:
+        model (MODEL): a .onnx file of tools/export.py.
+        samples (DIR): folder of images to pick from; by default that of the model.
+        backend: what runs the model.
+        host: address to listen on; 0.0.0.0 lets other machines in.
+        port: port to listen on.
+    """
+    exported = ExportedModel(Path(model), backend)
+    folder = Path(samples or Path(model).parent)
+    if not folder.is_dir():
+        raise UserError(f'no folder at {folder}')
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES)
+    try:
+        page = build_page(exported, files)
+    except ImportError as error:
+        raise UserError(
+            f"cannot import gradio; pip install 'cpvt_pyramid[app]' ({error})"
+        ) from error
+    try:
+        page.launch(
+            server_name=host, server_port=port, allowed_paths=[str(folder)], footer_links=[]
+        )
+    except OSError as error:
+        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(serve, argv, 'the page is closed')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The web page: its function, the page as a client sees it, and mistakes on the command line."""
+
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gradio_client import Client, handle_file
+from PIL import Image
+
+from cpvt_pyramid import app
+from cpvt_pyramid.runtime import Predictor
+from cpvt_pyramid.runtime.predictor import ExportedModel
+
+
+@pytest.fixture
+def pictures(photos) -> list[Image.Image]:
+    return [Image.fromarray(photo) for photo in photos]
+
+
+def test_an_image_alone_and_in_a_batch(model, pictures):
+    boxes, labels = ExportedModel(model('detection')), ExportedModel(model('labels'))
+    assert app.compare(boxes, None, pictures[0], 40, 0.3) == (None, None, '')
+    alone, together, text = app.compare(boxes, pictures[0], None, 40, 0.3)
+    expected = Predictor('detection.onnx')(pictures[0]).draw()
+    assert (together, text) == (None, '1 box.')
+    np.testing.assert_array_equal(np.array(alone), np.array(expected))
+    alone, together, text = app.compare(boxes, pictures[0], pictures[1], 20, 0.1)
+    np.testing.assert_array_equal(np.array(alone), np.array(together))
+    assert text == (
+        '2 boxes. In a batch with the second image, padded to 29 x 30: '
+        'the same boxes to within 0 pixels, and scores to within 0.'
+    )
+    assert app.compare(boxes, *pictures[:2], 20, 1.0)[2].endswith(': no boxes either.')
+    _, _, text = app.compare(labels, *pictures[:2], 40, 0.3)
+    assert text.count('%') == 3 and text.endswith(': 0 of 12103 pixels have another class.')
+
+
+def test_a_batch_that_changes_something_is_noticed(model, pictures, monkeypatch):
+    """The page must be able to say that."""
+    model = ExportedModel(model('box'))
+    honest = model.predict([np.array(pictures[3])], 0.1)[0]
+    assert len(honest) == 2
+    assert app.difference(honest, honest.above(honest.scores[0])) == 'other boxes, 1 instead of 2'
+    honest.boxes.setflags(write=True)
+    moved = model.predict([np.array(pictures[3])], 0.1)[0]
+    moved.boxes[0, 2] += 0.5
+    moved.masks[1, :2, :2] ^= True
+    expected = 'the same boxes to within 0.5 pixels, and scores to within 0; 4 mask pixels differ'
+    assert app.difference(honest, moved) == expected
+
+
+def test_the_page_is_served(model, pictures):
+    for i, picture in enumerate(pictures[:2]):
+        picture.save(f'{i}.png')
+    page = app.build_page(ExportedModel(model('detection')), [Path('0.png'), Path('1.png')])
+    try:
+        _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name='127.0.0.1')
+        client = Client(address, verbose=False, httpx_kwargs={'trust_env': False})
+        files = handle_file('0.png'), handle_file('1.png')
+        alone, together, text = client.predict(*files, 40, 0.1, api_name='/compare')
+    finally:
+        page.close()
+    assert text.startswith('2 boxes. In a batch')
+    with Image.open(alone) as first, Image.open(together) as second:
+        np.testing.assert_array_equal(np.array(first), np.array(second))
+
+
+@pytest.mark.parametrize(
+    'arguments, complaint',
+    [('no.onnx', 'no model at no.onnx'),
+     ('detection.onnx --samples nowhere', 'no folder at nowhere')],
+)  # fmt: skip
+def test_mistakes(model, arguments, complaint, capsys):
+    model('detection')
+    assert app.main(arguments.split()) == 2
+    assert complaint in one_line_of(capsys)
+
+
+def test_without_gradio(model, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'gradio', None)
+    assert app.main([str(model('detection'))]) == 2
+    assert "pip install 'cpvt_pyramid[app]'" in one_line_of(capsys)
+
+
+def test_a_port_in_use(model, capsys):
+    with socket.socket() as other:
+        other.bind(('127.0.0.1', 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert app.main([str(model('detection')), '--port', str(port)]) == 2
+    assert f'cannot listen on 127.0.0.1:{port}: ' in one_line_of(capsys)
+
+
+def one_line_of(capsys: pytest.CaptureFixture) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    return line

@@ -2,14 +2,16 @@
 """Run a detector or a segmentor on images and videos.
 
 For each image NAME it writes a picture, NAME.overlay.png, and the predictions:
-  detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
+  detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels and, if the model
+                        predicts instance masks, each as COCO run-length encoding
   semantic segmentor    NAME.labels.png, class indices as pixel values
   panoptic segmentor    NAME.segments.png, segment ids as pixel values, and NAME.segments.json
 For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segments.jsonl, one line
 per frame.
 
-With --tile, images of any size are processed in tiles at their own resolution, and label maps are
-GeoTIFFs, NAME.labels.tif. The same command resumes a run that was killed.
+With --tile, images of any size are processed in tiles at their own resolution; label maps are
+GeoTIFFs, NAME.labels.tif, and detections are boxes without masks. The same command resumes a run
+that was killed.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import one_line, run_command
+from cpvt_pyramid.runner.command import UserError, one_line, run_command
 
 
 def infer(
@@ -33,6 +35,7 @@ def infer(
     tile: Optional[int] = None,
     overlap: Optional[int] = None,
     memory: Optional[str] = None,
+    gpu_memory: Optional[str] = None,
     inexact: bool = False,
     cfg_options: Sequence[str] = (),
 ) -> int:
@@ -49,7 +52,10 @@ def infer(
         score_thr (SCORE): leave out boxes with a lower score.
         tile (PIXELS): split images into tiles of this size, for example 1024.
         overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
-        memory (SIZE): memory limit of the process with --tile, for example 2GiB.
+        memory (SIZE): memory limit of the process with --tile, for example 2GiB. With a GPU this is
+            the host's memory, which includes CUDA's libraries.
+        gpu_memory (SIZE): limit with --tile of the GPU memory that PyTorch allocates. CUDA itself
+            needs some hundred MiB more.
         inexact: let the tiles of a batch pass the model together. Faster on a GPU, but rounding
             then depends on the batch size; without it, results are bit-identical for all.
         cfg_options (KEY=VALUE): override settings of the config, for example
@@ -69,7 +75,9 @@ def infer(
     from cpvt_pyramid.runner.prediction import dataset_meta
     from cpvt_pyramid.runner.raster import ReadError
 
-    tiling = tile_options(batch_size, tile, overlap, memory, inexact)
+    if not 0 <= score_thr <= 1:  # refuses nan too
+        raise UserError(f'--score-thr must be in [0, 1], got {score_thr}')
+    tiling = tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
     cfg = load_config(config, cfg_options)
     paths = find_inputs(inputs)
     folder = make_folder(out_dir)
@@ -88,8 +96,9 @@ def infer(
         large = LargeImages(model, cfg, weights, meta, tiling, folder, score_thr)
         for path, name in named:
             try:
-                if not large.write(path, name):
-                    print(f'{path}: already done')
+                with inference.gpu_memory_errors('reduce --tile or --batch-size'):
+                    if not large.write(path, name):
+                        print(f'{path}: already done')
             except ReadError as error:
                 skip(path, error)
     else:
@@ -101,7 +110,7 @@ def infer(
             if is_video(path):
                 try:
                     inference.infer_video(predictor, path, name, folder)
-                except OSError as error:
+                except ReadError as error:
                     skip(path, error)
     print(f'{len(paths) - len(skipped)} of {len(paths)} done: results in {folder}')
     return min(len(skipped), 1)

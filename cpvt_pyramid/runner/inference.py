@@ -20,7 +20,8 @@ from torch import nn
 from tqdm import tqdm
 
 from ..mm.valid_region import AppendsValidity
-from .configs import leaves
+from .command import UserError
+from .configs import kind_of, leaves
 from .files import atomic_write
 from .prediction import (
     detections,
@@ -29,6 +30,7 @@ from .prediction import (
     read_image,
     write_results,
 )
+from .raster import ReadError
 
 FRAME_RATE = 25  # for videos that do not declare one
 WAITING = 64  # the most images that wait in memory for others of their size
@@ -68,7 +70,14 @@ class ModelPredictor:
         self.pads = marks_padding and cfg.default_scope == 'mmdet'
 
     def prepare(self, source: Any, image: np.ndarray) -> Prepared:
-        return Prepared(source, image, self.pipeline({'img': image, 'img_id': 0}))
+        try:
+            data = self.pipeline({'img': image, 'img_id': 0})
+        except cv2.error as error:
+            height, width = image.shape[:2]
+            raise ReadError(
+                f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
+            ) from error
+        return Prepared(source, image, data)
 
     def predict(
         self, images: Iterable[Prepared]
@@ -90,21 +99,30 @@ class ModelPredictor:
     def _predict(
         self, batch: Sequence[Prepared]
     ) -> Iterator[tuple[Any, np.ndarray, BaseDataElement]]:
-        with torch.no_grad():
+        with torch.no_grad(), gpu_memory_errors('reduce --batch-size or use --tile'):
             samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
         for prepared, sample in zip(batch, samples):
             yield prepared.source, prepared.image, sample
+
+
+@contextmanager
+def gpu_memory_errors(advice: str) -> Iterator[None]:
+    """Report that the memory of the GPU is too small, or limited, as a user's error."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(f'too little GPU memory; {advice}') from error
 
 
 def image_pipeline(cfg: Config) -> Compose:
     """The config's test pipeline, for images in memory and without annotations."""
     steps = []
     for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
-        if step.type.endswith('LoadImageFromFile'):
+        if kind_of(step).endswith('LoadImageFromFile'):
             steps.append(
                 {'type': 'LoadImageFromNDArray', 'to_float32': step.get('to_float32', False)}
             )
-        elif not re.search(r'Load\w*Annotations$', step.type):
+        elif not re.search(r'Load\w*Annotations$', kind_of(step)):
             steps.append(step)
     return Compose(steps)
 
@@ -128,7 +146,7 @@ def infer_images(
         for path, name in named:
             try:
                 yield predictor.prepare((path, name), read_image(path))
-            except (OSError, cv2.error) as error:  # not a complete image, or too thin to resize
+            except ReadError as error:
                 skip(path, error)
                 bar.update()
 
@@ -145,11 +163,11 @@ def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) 
     Frames are read when they are needed.
 
     Raises:
-        OSError: not a video, or one that ends early; frames before the end have results.
+        ReadError: not a video, or one that ends early; frames before the end have results.
     """
     video = mmcv.VideoReader(str(path))
     if not video.width:
-        raise OSError('OpenCV cannot read this video')
+        raise ReadError('OpenCV cannot read this video')
     frames = (predictor.prepare(i, frame) for i, frame in enumerate(video))
     done = 0
     with ExitStack() as stack:
@@ -175,21 +193,29 @@ def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) 
             done += 1
             bar.update()
     if done < video.frame_cnt or not done:
-        raise OSError(f'ends after {done} of {video.frame_cnt} frames')
+        raise ReadError(f'ends after {done} of {video.frame_cnt} frames')
 
 
 @contextmanager
 def video_writer(path: Path, size: tuple[int, int], frame_rate: float) -> Iterator[cv2.VideoWriter]:
-    """An atomic writer for frames (H, W, 3) BGR of a size (width, height)."""
+    """An atomic writer for frames (H, W, 3) BGR of a size (width, height).
+
+    Raises:
+        ReadError: the format does not allow frames of this size.
+        UserError: the disk is full, which OpenCV does not report.
+    """
     with atomic_write(path) as partial:
         draft = partial.with_name(partial.name + path.suffix)  # OpenCV chooses the format by suffix
         rate = frame_rate if 0 < frame_rate < math.inf else FRAME_RATE
+        draft.touch()  # OSError with the reason if this is not allowed
         writer = cv2.VideoWriter(str(draft), cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
         try:
             if not writer.isOpened():
-                raise OSError(f'OpenCV cannot write a video of {size[0]} x {size[1]} pixels')
+                raise ReadError(f'OpenCV cannot write a video of {size[0]} x {size[1]} pixels')
             yield writer
             writer.release()
+            if not cv2.VideoCapture(str(draft)).isOpened():  # its index is written last
+                raise UserError(f'cannot write all of {path}; is the disk full?')
             os.replace(draft, partial)
         finally:
             writer.release()

@@ -42,15 +42,17 @@ class Tiling(NamedTuple):
     overlap: int  # overlap of neighbouring tiles in pixels
     batch_size: int = 1
     exact: bool = True
-    memory: Optional[int] = None  # limit for the whole process, in bytes
+    memory: Optional[int] = None  # limit for the resident memory of the process, in bytes
+    gpu_memory: Optional[int] = None  # limit for what PyTorch allocates on the GPU, in bytes
 
 
 def tile_options(
     batch_size: int,
     tile: Optional[int],
     overlap: Optional[int],
-    memory: Optional[str],
-    inexact: bool,
+    memory: Optional[str] = None,
+    gpu_memory: Optional[str] = None,
+    inexact: bool = False,
 ) -> Optional[Tiling]:
     """The tiling that the command-line options describe; None without --tile.
 
@@ -59,20 +61,25 @@ def tile_options(
     """
     if batch_size < 1:
         raise UserError(f'--batch-size must be at least 1, got {batch_size}')
+    limits = {'memory': memory, 'gpu-memory': gpu_memory}
     if tile is None:
-        for name, value in (('overlap', overlap), ('memory', memory), ('inexact', inexact)):
+        for name, value in {'overlap': overlap, **limits, 'inexact': inexact}.items():
             if value:
                 raise UserError(f'--{name} needs --tile')
         return None
     overlap = tile // 4 // 32 * 32 if overlap is None else overlap
     try:
         TileGrid((1, 1), tile, overlap)
-        return Tiling(tile, overlap, batch_size, not inexact, memory and parse_bytes(memory))
+        sizes = [
+            None if text is None else parse_bytes(text, f'--{name}')
+            for name, text in limits.items()
+        ]
     except ValueError as error:
         raise UserError(str(error)) from error
+    return Tiling(tile, overlap, batch_size, not inexact, *sizes)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str) -> int:
     """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
     number, unit = text.strip().rstrip('iBb'), ''
     if number and number[-1].upper() in UNITS:
@@ -82,7 +89,7 @@ def parse_bytes(text: str) -> int:
     except ValueError:
         size = math.nan
     if not 0 < size < math.inf:
-        raise ValueError(f'--memory must be a size such as 2GiB, got {text!r}')
+        raise ValueError(f'{option} must be a size such as 2GiB, got {text!r}')
     return int(size * UNITS[unit])
 
 
@@ -141,23 +148,29 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
 
 
 def check_memory_ahead(
-    image: 'DatasetReader', tiles: Tiling, predict: Callable[[Tensor], Any]
+    image: 'DatasetReader', tiles: Tiling, predict: Callable[[Tensor], Any], on_gpu: bool
 ) -> None:
     """Predict from two smaller tiles whether the tiles of an image fit into the memory limit.
 
     Raises:
         UserError: they do not.
     """
-    sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 32)), []
+    sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
     for side in sides:
         output = predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
         peaks.append(memory.peak())
-    growth = (peaks[1] - peaks[0]) / max(sides[1] ** 2 - sides[0] ** 2, 1)  # bytes per pixel
-    expected = peaks[0] + growth * (tiles.tile**2 - sides[0] ** 2)
+    if peaks[0] > tiles.memory:
+        raise UserError(
+            f'the process needs {gibibytes(peaks[0])} even for a tile of {sides[0]}, but --memory '
+            f'is {gibibytes(tiles.memory)}'
+        )
+    # On a GPU, what the process gains are CUDA's kernels, however large the tile.
+    growth = 0 if on_gpu else (peaks[1] - peaks[0]) / (sides[1] ** 2 - sides[0] ** 2)
+    expected = peaks[1] + growth * (tiles.tile**2 - sides[1] ** 2)
     if isinstance(output, Tensor):
-        # Partial sums for the next tile, and the scores of the other tiles of a batch.
-        pixels = tiles.tile * (tiles.overlap + (tiles.batch_size - 1) * tiles.tile)
-        expected += 4 * output.shape[1] * pixels
+        # Partial sums for the next tile, and the scores that `expected` does not have yet.
+        scores = 1 if on_gpu else tiles.batch_size - 1
+        expected += 4 * output.shape[1] * tiles.tile * (tiles.overlap + scores * tiles.tile)
     expected += 2 * 3 * tiles.tile * image.width  # a strip, while the next one is assembled
     expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
     if expected > tiles.memory:
@@ -171,9 +184,25 @@ def check_memory(tiles: Tiling) -> None:
 
 def too_much(size: float, tiles: Tiling) -> str:
     return (
-        f'tiles of {tiles.tile} need {size / 2**30:.2f} GiB but --memory is '
-        f'{tiles.memory / 2**30:.2f} GiB; reduce --tile, --overlap or --batch-size'
+        f'tiles of {tiles.tile} need {gibibytes(size)} but --memory is {gibibytes(tiles.memory)}; '
+        'reduce --tile, --overlap or --batch-size'
     )
+
+
+def gibibytes(size: float) -> str:
+    return f'{size / 2**30:.2f} GiB'
+
+
+def limit_gpu_memory(size: int, device: torch.device) -> None:
+    """Let PyTorch raise an OutOfMemoryError before it allocates more than `size` bytes.
+
+    Raises:
+        UserError: the device is not a GPU.
+    """
+    if device.type != 'cuda':
+        raise UserError(f'--gpu-memory needs a GPU, but the model is on the device {device}')
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), device)
 
 
 # From file to file
@@ -196,7 +225,7 @@ class LargeImages:
         score_thr: boxes of a lower score are left out.
 
     Raises:
-        UserError: the model is panoptic.
+        UserError: the model is panoptic, or not on a GPU whose memory is to be limited.
     """
 
     def __init__(
@@ -219,6 +248,9 @@ class LargeImages:
         self.detects = cfg.default_scope == 'mmdet'
         self.predict = detector_boxes(model) if self.detects else segmentor_scores(model)
         device = next(model.parameters()).device
+        self.on_gpu = device.type != 'cpu'
+        if tiles.gpu_memory:
+            limit_gpu_memory(tiles.gpu_memory, device)
         self.about = fingerprint(cfg, weights, device)
         self.about |= {'tile': tiles.tile, 'overlap': tiles.overlap}
         if not tiles.exact:
@@ -240,7 +272,7 @@ class LargeImages:
             if is_result_of(result, key):
                 return False
             if self.tiles.memory:
-                check_memory_ahead(image, self.tiles, self.predict)
+                check_memory_ahead(image, self.tiles, self.predict, self.on_gpu)
             try:
                 journal = Journal(self.folder / f'.{name}.partial', about)
             except ValueError as error:
@@ -255,9 +287,12 @@ class LargeImages:
                 journal.remove()
                 raise
             except OSError as error:
-                raise UserError(f'{path}: {error}; the same command resumes') from error
+                reason = error.__cause__ or error  # rasterio refers to the cause
+                raise UserError(
+                    f'cannot write the results of {path}: {reason}; the same command resumes'
+                ) from error
             finally:
-                journal.lock.close()
+                journal.close()
             journal.remove()
         return True
 

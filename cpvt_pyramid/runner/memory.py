@@ -1,10 +1,16 @@
-"""Memory of this process, in bytes. Exact on Linux; elsewhere an upper bound."""
+"""Memory of this process, in bytes. Exact on Linux; on macOS an upper bound; not on Windows."""
 
 import ctypes
 import gc
-import resource
 import sys
 from pathlib import Path
+
+from .command import UserError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 
 def resident() -> int:
@@ -23,6 +29,8 @@ def of_process(field: str) -> int:
     try:
         return in_bytes('/proc/self/status', field)
     except OSError:  # not used on Linux, where getrusage includes the parent process
+        if resource is None:
+            raise UserError('memory can be measured on Linux and macOS only') from None
         unit = 1 if sys.platform == 'darwin' else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -1,5 +1,6 @@
 """Predictions of detectors, semantic and panoptic segmentors, as pictures and as files."""
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -9,15 +10,16 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.evaluator import DumpResults
 from mmengine.hooks import Hook
-from mmengine.registry import DATASETS, HOOKS
+from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from PIL import Image
 from torch import nn
 
-from .configs import leaves
+from .configs import dataset_class, leaves
 from .drawing import class_palette, draw_boxes, draw_segmentation
 from .files import atomic_write, distinct_name
+from .raster import ReadError
 from .records import detection_records, label_picture, write_list
 
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
@@ -27,20 +29,20 @@ def read_image(path: Union[str, Path]) -> np.ndarray:
     """The image at `path` as the data pipelines read it, (H, W, 3) BGR, upright.
 
     Raises:
-        OSError: not a complete image. OpenCV alone would fill in missing pixels.
+        ReadError: not a complete image. OpenCV alone would fill in missing pixels.
     """
     if not Path(path).is_file():
-        raise OSError('no such file')
+        raise ReadError('no such file')
     if not Path(path).stat().st_size:
-        raise OSError('the file is empty')
+        raise ReadError('the file is empty')
     try:
         with Image.open(path) as image:
             image.load()
     except Exception as error:  # Pillow raises many kinds on a truncated file
-        raise OSError(f'not a complete image: {error}') from error
+        raise ReadError(f'not a complete image: {error}') from error
     array = mmcv.imread(path)
     if array is None:
-        raise OSError('OpenCV cannot read this kind of image')
+        raise ReadError('OpenCV cannot read this kind of image')
     return array
 
 
@@ -51,8 +53,8 @@ def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
     the checkpoint's, where mmseg stores random colours if none are declared.
     """
     dataset = next(leaves(cfg[f'{split}_dataloader'].dataset))
-    with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
-        declared = {**registry.get(dataset.type).METAINFO, **dataset.get('metainfo', {})}
+    kind = dataset_class(dataset, cfg.default_scope)
+    declared = {**kind.METAINFO, **dataset.get('metainfo', {})}
     trained = checkpoint.get('meta', {}).get('dataset_meta') or {}
     classes = {k.lower(): v for k, v in {**declared, **trained}.items()}.get('classes', ())
     return {'classes': classes, 'palette': class_palette(classes, declared.get('palette'))}
@@ -83,21 +85,27 @@ def draw_prediction(
         return draw_segmentation(rgb, label_map(sample), meta['classes'], meta['palette'], legend)
     found = found_boxes(sample, score_thr)
     return draw_boxes(
-        rgb, found.bboxes, found.labels, found.scores, meta['classes'], meta['palette']
-    )
+        rgb, found.bboxes, found.labels, found.scores, meta['classes'], meta['palette'],
+        masks=found.get('masks'),
+    )  # fmt: skip
 
 
 def found_boxes(sample: BaseDataElement, score_thr: float) -> BaseDataElement:
-    """The detections with at least this score, as arrays, best first."""
+    """The detections with at least this score, as arrays, best first: `bboxes`, `scores`, `labels`
+    and, of models that predict them, boolean `masks`."""
     found = sample.pred_instances
     found = found[found.scores >= score_thr].cpu().numpy()
+    if 'masks' in found:
+        found.masks = found.masks.astype(bool)  # Mask2Former's are floats
     return found[found.scores.argsort()[::-1].copy()]
 
 
 def detections(sample: BaseDataElement, meta: dict, score_thr: float) -> list[dict]:
-    """The boxes of a prediction as JSON values; boxes are x1, y1, x2, y2 in pixels."""
+    """The detections of a prediction as JSON values, see `detection_records`."""
     found = found_boxes(sample, score_thr)
-    return detection_records(found.bboxes, found.scores, found.labels, meta['classes'])
+    return detection_records(
+        found.bboxes, found.scores, found.labels, meta['classes'], found.get('masks')
+    )
 
 
 def label_map(sample: BaseDataElement) -> np.ndarray:
@@ -207,16 +215,24 @@ class PictureHook(Hook):
         for sample in outputs:
             name = distinct_name(Path(sample.img_path).stem, self.names)
             picture = draw_prediction(read_image(sample.img_path), sample, meta, self.score_thr)
-            picture.save(self.folder / f'{name}.png')
+            with atomic_write(self.folder / f'{name}.png') as file:
+                picture.save(file, 'PNG')
 
 
 def results_dump(scope: str, path: str) -> DumpResults:
     """A metric that pickles all predictions to `path`, which must end in .pkl or .pickle."""
     if scope == 'mmdet':
-        from mmdet.evaluation import DumpDetResults  # compresses the masks
+        from mmdet.evaluation import DumpDetResults as Dump  # compresses the masks
+    else:
+        Dump = DumpSegResults
 
-        return DumpDetResults(path)
-    return DumpSegResults(path)
+    class AtomicDump(Dump):
+        def compute_metrics(self, results: list) -> dict:
+            with atomic_write(path) as partial, partial.open('wb') as file:
+                pickle.dump(results, file)
+            return {}
+
+    return AtomicDump(path)
 
 
 class DumpSegResults(DumpResults):

@@ -12,21 +12,31 @@ Shapes: image (3, H, W); tiles (B, 3, h, w); scores (B, K, h, w) of K classes; b
 x1, y1, x2, y2 in pixels. A span is a half-open range of pixels along an axis, [start, stop).
 """
 
-import fcntl
+import errno
+import io
 import itertools
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import NamedTuple, Optional, TextIO, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
+CHUNK = 2**20  # bytes written at a time
+# Raised by file systems without locks, for example Lustre as it is mounted by default.
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 Span = tuple[int, int]
 ReadRows = Callable[[int, int], Tensor]  # start, stop -> (3, stop - start, W); in rising order
@@ -110,6 +120,9 @@ class TileGrid:
 class Journal:
     """The progress of a run, in a folder, so that the run can resume after a kill.
 
+    Where the file system or the platform has no file locks, it warns that it cannot tell whether
+    another run uses the folder.
+
     Args:
         folder: for all files of the run; created if needed.
         about: what the result depends on, as JSON values.
@@ -125,15 +138,16 @@ class Journal:
         self.folder = Path(folder)
         self.about = json.loads(json.dumps(about))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = open(self.folder / 'lock', 'w')
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.rows = self._rows_done()
+            self.lock = locked(self.folder / 'lock')
         except BlockingIOError:
-            self.lock.close()
             raise ValueError(f'another run is using {self.folder}') from None
+        if self.lock is None:
+            warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
+        try:
+            self.rows = self._rows_done()
         except ValueError:
-            self.lock.close()
+            self.close()
             raise
 
     def _rows_done(self) -> int:
@@ -164,8 +178,32 @@ class Journal:
         """Remove the folder of a finished run, its state first."""
         for path in (self.folder / 'state.json', *self.folder.iterdir()):
             path.unlink(missing_ok=True)
-        self.lock.close()
+        self.close()
         self.folder.rmdir()
+
+    def close(self) -> None:
+        """Let another run use the folder."""
+        if self.lock is not None:
+            self.lock.close()
+
+
+def locked(path: Path) -> Optional[TextIO]:
+    """The file at `path`, locked until it is closed; None if locks are not supported.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    if fcntl is None:
+        return None
+    file = path.open('w')
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if error.errno in UNSUPPORTED:
+            return None
+        raise
+    return file
 
 
 def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Tensor]:
@@ -232,7 +270,11 @@ def allocate(path: Path, length: int) -> None:
     """Create a file of `length` bytes. Raises OSError on a full disk; writing to a sparse mapped
     file would kill the process instead."""
     with path.open('wb') as file:
-        os.posix_fallocate(file.fileno(), 0, length)
+        if hasattr(os, 'posix_fallocate'):
+            os.posix_fallocate(file.fileno(), 0, length)
+            return
+        for start in range(0, length, CHUNK):  # macOS and Windows
+            file.write(bytes(min(CHUNK, length - start)))
 
 
 def flush(path: Path) -> None:
@@ -366,7 +408,9 @@ def detect(
         for tile in batches(strip, grid.columns, predict, batch_size, exact):
             found.append(tuple(part.cpu() for part in tile))
             progress(1)
-        torch.save(found, path)
+        contents = io.BytesIO()  # writing it raises OSError on a full disk, torch.save RuntimeError
+        torch.save(found, contents)
+        path.write_bytes(contents.getbuffer())
         flush(path)
         journal.done(row + 1)
     rows = (torch.load(journal.folder / f'found-{row}.pt') for row in range(len(grid.rows)))

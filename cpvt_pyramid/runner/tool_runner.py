@@ -25,7 +25,7 @@ FILE_ONLY = re.compile(
 
 def raise_active(record: logging.LogRecord) -> None:
     """What a log file does on a full disk; by default it would print a traceback for each line."""
-    raise  # noqa: PLE0704 (logging calls it while it handles the error)
+    raise  # logging calls this while it handles the error
 
 
 class ToolRunner(Runner):

@@ -64,7 +64,7 @@ def seams(
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
     for overlap in overlaps:
-        large_images.tile_options(1, tile, overlap, None, False)
+        large_images.tile_options(1, tile, overlap)
     cfg = load_config(config, cfg_options)
     if cfg.default_scope != 'mmseg':
         raise UserError(f'{config} must be the config of a segmentor')

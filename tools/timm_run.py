@@ -33,6 +33,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     # Like `python SCRIPT`: import the timm next to the script, if there is one.
     sys.path[0] = str(args.script.resolve().parent)
     sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+    from cpvt_pyramid.runner.command import wait_passively
+
+    wait_passively()
     try:
         import timm  # noqa: F401
     except ImportError as error:

@@ -12,6 +12,7 @@ from .norm import layer_norm
 from .patches import ceil_div, merge_windows, patch_conv, split_windows
 from .products import cast_once, linear, mlp
 from .resize import resize_table, resize_table_each
+from .threads import throttle_spinning
 
 __all__ = [
     'attend',
@@ -28,4 +29,5 @@ __all__ = [
     'resize_table',
     'resize_table_each',
     'split_windows',
+    'throttle_spinning',
 ]

@@ -1,5 +1,7 @@
 import functools
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import matplotlib.image
@@ -237,6 +239,26 @@ def test_memory_of_a_config():
     assert 1 < tool.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
 
 
+def test_waiting_on_busy_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, 'WAITS', ('passive', 'throttled'))
+    started, start = [], tool.subprocess.Popen
+
+    def recorded(*args: object, **options: object) -> subprocess.Popen:
+        started.append(start(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(tool.subprocess, 'Popen', recorded)
+    options = dict(arch='pcpvt_nano', sizes=['32'], rounds=2, busy=True, threads=1)
+    passive, throttled = rows_of(tmp_path, **options)
+    assert (passive['model'], throttled['model']) == ('ours, passive', 'ours, throttled')
+    assert passive['ratio'] == 1 and throttled['ratio'] > 0
+    for row in (passive, throttled):
+        assert len(row['rounds_ms']) == 2 and row['idle_ms'] > 0
+    busy = [process for process in started if process.args[-1] == tool.BUSY]
+    assert len(busy) == os.cpu_count()
+    assert all(process.poll() is not None for process in started)
+
+
 @pytest.mark.parametrize(
     ('arguments', 'complaint'),
     [
@@ -244,6 +266,7 @@ def test_memory_of_a_config():
         (f'--config {RETINANET} --models ours resnet50', 'as --models, not resnet50'),
         (f'--config {RETINANET} --models ours swin_tiny', 'as --models, not swin_tiny'),
         (f'--config {RETINANET} --compile', '--compile measures backbones'),
+        ('--busy --compile', '--busy measures on a CPU; leave --compile'),
         ('--config no.py', 'no config at no.py'),
         ('--config fcn.py', 'fcn.py: the backbone must be CPVTPyramid, got ResNetV1c'),
         ('--config sincos.py', 'sincos.py: remove position'),

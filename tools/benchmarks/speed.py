@@ -32,6 +32,14 @@ are computed. Where a model selects by score, small differences become large one
     graphs  number of graphs compiled for this size (0: earlier ones are reused), and graph breaks;
             training needs one more, to compare the maps
 
+With --busy, each model is measured with every way in which OpenMP's threads can wait for each
+other, in a process of its own, while one other process per core computes:
+
+    passive    they sleep (OMP_WAIT_POLICY=passive), as in all tools of this repository
+    throttled  they spin for microseconds (`cpvt_pyramid.ops.throttle_spinning`)
+    default    they spin for milliseconds
+    idle ms    the median without the other processes
+
 --plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
 --compile adds each model compiled; on a CPU its memory is not measured. --profile lists the
 operators with the largest share of self time, on the GPU if there is one.
@@ -55,18 +63,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+# ruff: noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import UserError, run_command, wait_passively
+
+wait_passively()  # before torch is imported
+
+import ports
 import torch
+from ports import Maps, ports_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-
-import ports  # noqa: E402
-from ports import Maps, ports_of  # noqa: E402
-
-from cpvt_pyramid import ARCHS, CPVTPyramid, ops  # noqa: E402
-from cpvt_pyramid.flops import Counter  # noqa: E402
-from cpvt_pyramid.runner.command import UserError, run_command  # noqa: E402
+from cpvt_pyramid import ARCHS, CPVTPyramid, ops
+from cpvt_pyramid.flops import Counter
 
 OURS = ('ours', 'ours_cp', 'ours_plain')  # as is; activation checkpointing; plain operations
 NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
@@ -77,7 +87,11 @@ WARM_UP = 2  # steps
 OPERATORS = 8  # rows of a profile
 BOXES = 7  # per training image of a detector
 MIB = 2**20
-CHILD = '--measure-memory'  # first argument of the process that measures it
+# First argument of a process that measures memory, or time in rounds.
+MEMORY_CHILD, TIME_CHILD = '--measure-memory', '--measure-time'
+WAIT_VARIABLES = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'KMP_BLOCKTIME')
+WAITS = ('passive', 'throttled', 'default')  # see --busy
+BUSY = 'while True: pass'  # a process that keeps a core busy
 
 
 class Case(NamedTuple):
@@ -123,6 +137,7 @@ def speed(
     with_cp: bool = False,
     plain: bool = False,
     profile: bool = False,
+    busy: bool = False,
     no_memory: bool = False,
     json: str | None = None,
     plot: str | None = None,
@@ -131,7 +146,8 @@ def speed(
 
     Args:
         models (NAME): ours, ours_cp, ours_plain, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
-            convnext_tiny, resnet50; by default ours and all ports of the architecture
+            convnext_tiny, resnet50; by default ours and, without --busy, all ports of the
+            architecture
         arch: of ours and of the ports; by default that of the config, or pcpvt_small
         config: measure the detector or segmentor of this config file, with each model as its
             backbone, instead of backbones alone
@@ -146,18 +162,21 @@ def speed(
         with_cp: add ours with activation checkpointing, as ours_cp
         plain: add ours with plain operations, as ours_plain
         profile: list the operators with the largest share of a step's time
+        busy: measure time on busy cores, for each way in which OpenMP's threads wait
         no_memory: measure time only
         json (FILE): write machine, options, rates and rows to this file, after each table
         plot (FILE): draw cost over resolution into this file
     """
     if config and compile:
         raise UserError('--compile measures backbones; leave --config out')
+    if busy and (compile or profile or device != 'cpu'):
+        raise UserError('--busy measures on a CPU; leave --compile, --profile and --device out')
     arch = find_arch(arch, config)
     pixels = [parse_size(text) for text in sizes]
     check(arch, pixels, batch, device, threads, rounds, (json, plot))
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
-    models = models or ['ours', *ports_of(arch)]
+    models = models or ['ours', *([] if busy else ports_of(arch))]
     if with_cp or plain:
         ours = ['ours', *['ours_cp'] * with_cp, *['ours_plain'] * plain]
         models = [*ours, *(name for name in models if name not in ours)]
@@ -170,17 +189,20 @@ def speed(
         'rows': [],
     }
     try:
-        contestants = build_all(tuple(dict.fromkeys(models)), arch, config)
+        contestants = {} if busy else build_all(tuple(dict.fromkeys(models)), arch, config)
         if compile:
             contestants = with_compiled(contestants)
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             select_tf32(dtype == 'tf32')
-            if dtype not in results['rates']:
+            if not busy and dtype not in results['rates']:
                 results['rates'][dtype] = rates = machine_rates(device, dtype)
                 print(rates_line(dtype, rates))
-            rows = measure(contestants, arch, case, rounds, not no_memory)
+            if busy:
+                rows = measure_busy(tuple(dict.fromkeys(models)), arch, case, rounds)
+            else:
+                rows = measure(contestants, arch, case, rounds, not no_memory)
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
@@ -448,12 +470,18 @@ def measure(
             times[name].append(elapsed(step, case.device))
         say(f'{case}: round {i + 1} of {rounds}')
     for name, seconds in times.items():
-        row, base = rows[name], next(iter(times.values()))
-        row['ms'] = 1e3 * statistics.median(seconds)
-        row['rounds_ms'] = [1e3 * t for t in seconds]
-        row['ratio'] = statistics.median(seconds) / statistics.median(base)
-        row['ratio_spread'] = middle_half([t / b for t, b in zip(seconds, base)])
+        rows[name] |= compared(seconds, next(iter(times.values())))
     return list(rows.values())
+
+
+def compared(seconds: Sequence[float], base: Sequence[float]) -> dict:
+    """What a row says about the times of its rounds and of the first model's."""
+    return {
+        'ms': 1e3 * statistics.median(seconds),
+        'rounds_ms': [1e3 * t for t in seconds],
+        'ratio': statistics.median(seconds) / statistics.median(base),
+        'ratio_spread': middle_half([t / b for t, b in zip(seconds, base)]),
+    }
 
 
 def run(model: nn.Module, image: Tensor, step: str) -> None:
@@ -494,6 +522,84 @@ def middle_half(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method='inclusive')
     return low, high
+
+
+def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> list[dict]:
+    """A row for each model and each of WAITS, with every core busy.
+
+    Args:
+        names: of the models.
+        arch, case, rounds: as in `speed`.
+    """
+    idle, loaded = {}, {}
+    with contextlib.ExitStack() as stack:
+        children = {
+            f'{name}, {waits}': stack.enter_context(time_child(name, arch, case, waits))
+            for name in names
+            for waits in WAITS
+        }
+        for times, load in ((idle, contextlib.nullcontext()), (loaded, busy_cores())):
+            with load:
+                for i in range(rounds):
+                    for name, child in children.items():
+                        times.setdefault(name, []).append(next_time(child))
+                    say(f'{case}: {"idle" if times is idle else "busy"}, round {i + 1} of {rounds}')
+    base = next(iter(loaded.values()))
+    return [
+        {'model': name, **case._asdict(), 'idle_ms': 1e3 * statistics.median(idle[name])}
+        | compared(seconds, base)
+        for name, seconds in loaded.items()
+    ]
+
+
+@contextlib.contextmanager
+def time_child(name: str, arch: str, case: Case, waits: str) -> Iterator[subprocess.Popen]:
+    """A process that runs `time_rounds`, with OpenMP's threads waiting in one of WAITS."""
+    environment = {key: value for key, value in os.environ.items() if key not in WAIT_VARIABLES}
+    # Its default, in words, so that the child keeps it.
+    policy = {'GOMP_SPINCOUNT': '300000'} if waits != 'passive' else {'OMP_WAIT_POLICY': 'passive'}
+    arguments = json.dumps([name, arch, case, torch.get_num_threads(), waits == 'throttled'])
+    with subprocess.Popen(
+        [sys.executable, __file__, TIME_CHILD, arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | policy,
+    ) as child:  # fmt: skip
+        next_time(child)
+        yield child
+        child.stdin.close()
+
+
+def next_time(child: subprocess.Popen) -> float:
+    """The seconds of one more step of a child of `time_child`."""
+    child.stdin.write('\n')
+    child.stdin.flush()
+    line = child.stdout.readline()
+    if not line:
+        raise UserError('a measuring process ended; its last lines are above')
+    return float(line)
+
+
+def time_rounds(name: str, arch: str, case: Case, threads: int, throttle: bool) -> None:
+    """Print the seconds of a step for each line of the standard input."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    if throttle:
+        ops.throttle_spinning()
+    image = case.image()
+    model = case.prepared(build_all([name], arch, case.config)[name])
+    for _ in sys.stdin:
+        print(elapsed(functools.partial(run, model, image, case.step), case.device), flush=True)
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """One busy process per core, until the context ends."""
+    processes = [subprocess.Popen([sys.executable, '-c', BUSY]) for _ in range(os.cpu_count())]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def with_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
@@ -567,7 +673,7 @@ def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tenso
         run(model, image, case.step)
         return (torch.cuda.max_memory_allocated(case.device) - before) / MIB
     child = json.dumps([name, arch, case, torch.get_num_threads()])
-    done = subprocess.run([sys.executable, __file__, CHILD, child], capture_output=True)
+    done = subprocess.run([sys.executable, __file__, MEMORY_CHILD, child], capture_output=True)
     if done.returncode:
         lines = done.stderr.decode().strip().splitlines()
         raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
@@ -673,6 +779,7 @@ def table(case: Case, rows: Sequence[dict]) -> str:
     """The rows of a case in aligned columns, without empty columns."""
     columns = {
         'model': lambda row: row['model'],
+        'idle ms': lambda row: f'{row["idle_ms"]:.1f}',
         'ms': lambda row: f'{row["ms"]:.1f}',
         'ratio': lambda row: '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread']),
         'MiB': lambda row: f'{row["peak_mib"]:.0f}',
@@ -793,9 +900,13 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == [CHILD]:
+    if argv[:1] == [MEMORY_CHILD]:
         name, arch, case, threads = json.loads(argv[1])
         print(peak_of_this_process(name, arch, Case(*case), threads))
+        return 0
+    if argv[:1] == [TIME_CHILD]:
+        name, arch, case, threads, throttle = json.loads(argv[1])
+        time_rounds(name, arch, Case(*case), threads, throttle)
         return 0
     return run_command(speed, argv, 'finished results are above')
 

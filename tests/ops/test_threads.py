@@ -1,0 +1,99 @@
+"""OpenMP threads wait without spinning: in tools, and in processes that have imported torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support import ROOT
+
+# Where another OpenMP than libgomp is in use, or one core alone, nothing spins to begin with.
+SPUN = """
+import sys, time, torch
+torch.set_num_threads(2)
+x = torch.zeros(2**18)
+
+def spun():
+    x.add_(1)
+    start = time.process_time()
+    for _ in range(10):
+        x.add_(1)
+        time.sleep(0.02)
+    return time.process_time() - start
+
+before = spun()
+from cpvt_pyramid.ops import throttle_spinning
+throttle_spinning()
+throttle_spinning()
+print(before, spun(), sys.modules['threading'].active_count())
+"""
+# torch is never imported: what is tried is whether the tool would have been in time.
+TOOLS = """
+import os, pathlib, runpy, sys
+
+class Stop(BaseException):
+    pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] == 'torch':
+            raise Stop(os.environ.get('OMP_WAIT_POLICY'))
+
+sys.meta_path.insert(0, Finder())
+for path in sorted(pathlib.Path('tools').rglob('*.py')):
+    text = path.read_text()
+    if 'run_command(' not in text and path.stem != 'timm_run':
+        continue
+    os.environ.pop('OMP_WAIT_POLICY', None)
+    arguments = [__file__] if path.stem == 'timm_run' else ['--help']
+    sys.argv = [str(path), *arguments]
+    sys.path[0] = str(path.parent)
+    try:
+        runpy.run_path(str(path), run_name='__main__')
+        waits = None
+    except Stop as stop:
+        waits = stop.args[0]
+    except SystemExit:
+        waits = os.environ.get('OMP_WAIT_POLICY')
+    print('TOOL', path.stem, waits)
+"""
+
+
+def run(code: str, **environment: str) -> str:
+    names = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'KMP_BLOCKTIME', 'OMP_NUM_THREADS')
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
+        env=kept | environment | {'PYTHONPATH': str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='libgomp is what PyTorch for Linux ships')
+def test_throttled_threads_hardly_spin():
+    # At 10 ms each, ten regions spin for 0.1 s.
+    spinning, throttled, threads = run(SPUN, GOMP_SPINCOUNT='300000').split()
+    assert float(throttled) < 0.03 and (float(spinning) > 0.05 or os.cpu_count() == 1)
+    assert int(threads) == 2
+
+
+def test_every_tool_waits_passively_before_it_imports_torch(tmp_path):
+    script = tmp_path / 'tools.py'
+    script.write_text(TOOLS)
+    code = f'import runpy; runpy.run_path({str(script)!r})'
+    lines = [line.split()[1:] for line in run(code).splitlines() if line.startswith('TOOL')]
+    assert {'train', 'infer', 'speed', 'timm_run'} < {name for name, _ in lines}
+    assert [name for name, waits in lines if waits != 'passive'] == []
+
+
+def test_what_the_user_chose_is_kept(monkeypatch):
+    from cpvt_pyramid.runner.command import wait_passively
+
+    monkeypatch.setenv('OMP_WAIT_POLICY', 'active')
+    wait_passively()
+    assert os.environ['OMP_WAIT_POLICY'] == 'active'
+    monkeypatch.delenv('OMP_WAIT_POLICY')
+    monkeypatch.setenv('GOMP_SPINCOUNT', '10')
+    wait_passively()
+    assert 'OMP_WAIT_POLICY' not in os.environ

@@ -35,6 +35,16 @@ def test_peg_adds_a_depthwise_convolution(kernel_size):
     torch.testing.assert_close(peg(x), x + convolved(x, peg.proj[0], padding=kernel_size // 2))
 
 
+@pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('conv', ['depthwise', 'separable', 'dense'])
+def test_gradients_have_the_strides_of_their_weights(conv, memory_format):
+    """Otherwise DDP warns: "Grad strides do not match bucket view strides"."""
+    peg = PosCNN(8, conv=conv).to(memory_format=memory_format)
+    peg(torch.randn(2, 5, 6, 8, requires_grad=True)).sum().backward()
+    for name, parameter in peg.named_parameters():
+        assert parameter.grad.stride() == parameter.stride(), name
+
+
 def test_separable_and_dense_pegs():
     x = torch.randn(2, 5, 6, 8)
     dense = randomize(PosCNN(8, conv='dense'))

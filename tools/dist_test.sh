@@ -7,9 +7,10 @@ usage: dist_test.sh CONFIG CHECKPOINT NPROC [OPTION OF test.py ...]
 NPROC processes on this machine share the test set of CONFIG. Environment variables:
   NNODES=1, NODE_RANK=0    number of machines, and index of this one
   MASTER_ADDR, PORT        address of the first machine and a port on it; needed if NNODES > 1
-  PYTHON                   the interpreter; by default python, or .venv's if no environment is active
+  PYTHON                   the interpreter; by default that of the active environment, or .venv's
 USAGE
 }
+# shellcheck source=tools/launchers.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launchers.sh"
 
 (( $# >= 3 )) || die "needs CONFIG, CHECKPOINT and NPROC; see --help"

@@ -7,9 +7,10 @@ usage: dist_train.sh CONFIG NPROC [OPTION OF train.py ...]
 NPROC processes on this machine train CONFIG together. Environment variables:
   NNODES=1, NODE_RANK=0    number of machines, and index of this one
   MASTER_ADDR, PORT        address of the first machine and a port on it; needed if NNODES > 1
-  PYTHON                   the interpreter; by default python, or .venv's if no environment is active
+  PYTHON                   the interpreter; by default that of the active environment, or .venv's
 USAGE
 }
+# shellcheck source=tools/launchers.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launchers.sh"
 
 (( $# >= 2 )) || die "needs CONFIG and NPROC; see --help"

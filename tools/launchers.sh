@@ -9,11 +9,15 @@ torchrun() {
   [[ $1 =~ ^[1-9][0-9]*$ ]] || die "NPROC must be a number of processes, got $1"
   [[ ${NNODES:-1} == 1 || -n ${MASTER_ADDR-} && -n ${PORT-} ]] ||
     die "several machines need MASTER_ADDR and PORT"
+  command -v "$PYTHON" > /dev/null || die "$PYTHON not found; run 'make setup', or set PYTHON"
   exec "$PYTHON" "$tools/torchrun.py" "$@"
 }
 
 if [[ " $* " =~ " -h "|" --help " ]]; then usage; exit; fi
-if [[ -z ${PYTHON-}${VIRTUAL_ENV-}${CONDA_PREFIX-} && -x $tools/../.venv/bin/python ]]; then
+# An environment that the user activated, then .venv, then what is on the path. Conda activates its
+# base environment in every shell.
+if [[ -z ${PYTHON-}${VIRTUAL_ENV-} && ${CONDA_DEFAULT_ENV:-base} == base &&
+  -x $tools/../.venv/bin/python ]]; then
   PYTHON=$tools/../.venv/bin/python
 fi
 : "${PYTHON:=python}"

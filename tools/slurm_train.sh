@@ -8,9 +8,10 @@ Environment variables:
   GPUS=8, GPUS_PER_NODE=8    GPUs of the job, and of each machine
   CPUS_PER_TASK=5            CPUs per GPU
   SRUN_ARGS                  further options for srun, for example "--time=2-0 --qos=high"
-  PYTHON                     the interpreter; by default python, or .venv's if no environment is active
+  PYTHON                     the interpreter; by default that of the active environment, or .venv's
 USAGE
 }
+# shellcheck source=tools/launchers.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launchers.sh"
 
 (( $# >= 3 )) || die "needs PARTITION, JOB_NAME and CONFIG; see --help"

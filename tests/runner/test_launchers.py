@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -40,6 +41,31 @@ def test_dist_test(configs):
     assert said.split(maxsplit=1)[1].strip() == (
         f'{TOOLS}/torchrun.py 3 {TOOLS}/test.py {config} weights.pth --launcher pytorch --tta'
     )
+
+
+@pytest.mark.parametrize(
+    'active, interpreter',
+    [
+        ({}, '.venv/bin/python'),
+        # Conda activates its base environment in every shell.
+        ({'CONDA_DEFAULT_ENV': 'base', 'CONDA_PREFIX': '/conda'}, '.venv/bin/python'),
+        ({'CONDA_DEFAULT_ENV': 'mine', 'CONDA_PREFIX': '/conda/envs/mine'}, 'bin/python'),
+        ({'VIRTUAL_ENV': '/mine'}, 'bin/python'),
+        ({'PYTHON': 'bin/py'}, 'bin/py'),
+    ],
+)
+def test_interpreter_of_the_shell_launchers(active, interpreter):
+    for name in ('dist_test.sh', 'launchers.sh'):
+        Path('tools').mkdir(exist_ok=True)
+        shutil.copy(TOOLS / name, 'tools')
+    folder = fake_program('python').parent
+    fake_program('py')
+    shutil.copytree(folder, '.venv/bin')
+    environment = {'VIRTUAL_ENV': '', 'CONDA_DEFAULT_ENV': '', 'CONDA_PREFIX': '', 'PYTHON': ''}
+    path = f'{folder}:{os.environ["PATH"]}'
+    command = ['tools/dist_test.sh', 'tools/launchers.sh', 'weights.pth', '2']
+    said = run(*command, **environment | active, PATH=path).stdout
+    assert Path(said.split()[0]).resolve() == Path(interpreter).resolve()
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,24 @@
 usage: torchrun.py NPROC SCRIPT [ARGUMENT ...]; for the environment variables, see dist_train.sh.
 """
 
+# torch is imported inside the function, so that a missing one is reported in one line.
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-import torch
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import run_tool
 
 
 def torchrun(processes: int, command: Sequence[str]) -> int:
     """Run a command in several connected processes; returns the exit status."""
+    import torch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
     gpus = torch.cuda.device_count()
     if 0 < gpus < processes:
         print(
@@ -52,4 +57,5 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(torchrun(int(sys.argv[1]), sys.argv[2:]))
+    options = {'processes': int(sys.argv[1]), 'command': sys.argv[2:]}
+    sys.exit(run_tool('torchrun', torchrun, options, 'the processes have ended'))

@@ -41,10 +41,13 @@ import warnings
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, UnionType
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 # The process index, from the variable that each launcher sets.
 RANKS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RANK'}
 # Exit statuses, as shells report them.
@@ -52,7 +55,7 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
     'faster_coco_eval is not', 'The draw is False', '`reduce_zero_label`', '.*avg_non_ignore',
-    '`broadcast_buffers`', 'Grad strides do not match',
+    '`broadcast_buffers`',
 )  # fmt: skip
 
 
@@ -71,7 +74,7 @@ def run_command(
 ) -> int:
     """Call a function with options from the command line.
 
-    A `UserError`, an interrupt and a full disk end it with one line on stderr.
+    A `UserError`, an interrupt, a full disk and a missing package end it with one line on stderr.
 
     Args:
         function: declares the options, see above; it may return an exit status.
@@ -101,8 +104,8 @@ def wait_passively() -> None:
 def run_tool(
     name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
 ) -> int:
-    """Call a tool's function; turn errors of the user, interrupts and a full disk into one line on
-    stderr.
+    """Call a tool's function; turn errors of the user, interrupts, a full disk and missing packages
+    into one line on stderr.
 
     Args:
         name: of the tool, for that line.
@@ -133,6 +136,8 @@ def run_tool(
         elif full := next(filter(is_disk_full, causes), None):
             where = f' for {full.filename}' if full.filename else ''
             line, status = f'no space left on the disk{where}; {interrupted}', 2
+        elif line := missing_package(error):
+            status = 2
         else:
             raise
     finally:
@@ -146,6 +151,34 @@ def run_tool(
 
 def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def imports_of(tool: str) -> Iterator[None]:
+    """For imports at the top of a tool: exit with one line if a package is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if line := missing_package(error):
+            print(f'{tool}: {line}', file=sys.stderr)
+            sys.exit(2)
+        raise
+
+
+def missing_package(error: BaseException) -> str:
+    """What to do if an import failed because a package is not installed; '' for other errors."""
+    if not isinstance(error, ImportError):
+        return ''
+    names = [getattr(cause, 'name', None) or '' for cause in contexts(error)]
+    package = names[-1].partition('.')[0]  # the import that failed first
+    if not package or find_spec(package) is not None:
+        return ''
+    line = f'{package} is not installed for {sys.executable}; '
+    python = ROOT / '.venv/bin/python'
+    if Path(sys.prefix) == ROOT / '.venv' or not (ROOT / 'tools/setup_env.sh').exists():
+        return f'{line}python -m cpvt_pyramid.doctor tells what to install'
+    created = '' if python.exists() else ', which `make setup` creates'
+    return f'{line}run this tool with {python}{created}'
 
 
 def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:

@@ -6,7 +6,7 @@ from typing import Literal, Optional, Union
 
 import pytest
 
-from cpvt_pyramid.runner import files
+from cpvt_pyramid.runner import command, files
 from cpvt_pyramid.runner.command import UserError, parser_of, run_command, run_tool
 
 
@@ -146,3 +146,22 @@ def test_an_error_of_the_user_is_one_line(capsys):
     assert capsys.readouterr().err == 'tool: no image at x\n'
     assert run_tool('tool', lambda: 1, {}, '') == 1
     assert run_tool('tool', lambda: None, {}, '') == 0
+
+
+def test_only_packages_that_are_not_installed_are_explained(tmp_path, monkeypatch, capsys):
+    def explained(code: str) -> bool:
+        try:
+            status = run_tool('tool', lambda: exec(code), {}, '')
+        except ImportError:
+            return False
+        assert status == 2 and capsys.readouterr().err.startswith('tool: no_such is not installed')
+        return True
+
+    assert explained('import no_such.part')
+    assert explained('try: import no_such\nexcept ImportError: raise ImportError from None')
+    assert not explained('import torch.no_such')
+    assert not explained('from torch import no_such')
+    monkeypatch.setattr(command, 'ROOT', tmp_path)  # installed, without a checkout
+    with pytest.raises(SystemExit), command.imports_of('tool'):
+        import no_such  # noqa: F401
+    assert 'python -m cpvt_pyramid.doctor tells what to install' in capsys.readouterr().err

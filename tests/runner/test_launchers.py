@@ -95,6 +95,25 @@ def test_torchrun_passes_the_exit_status_on():
     assert (ended.returncode, ended.stderr) == (2, '')
 
 
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['train.py', 'configs/retinanet_cpvt_s.py'],
+        ['get_flops.py', 'configs/retinanet_cpvt_s.py'],
+        ['convert_weights.py', 'weights.pth', '--to', 'timm'],
+        ['torchrun.py', '2', 'train.py'],
+        ['demo/sample_dataset.py'],
+        ['benchmarks/speed.py'],
+    ],
+)
+def test_outside_of_the_environment(command):
+    """-S leaves out site-packages."""
+    ended = run(sys.executable, '-S', TOOLS / command[0], *command[1:])
+    assert ended.returncode == 2 and ended.stderr.count('\n') == 1
+    assert 'is not installed for' in ended.stderr
+    assert f'run this tool with {ROOT}/.venv/bin/python' in ended.stderr
+
+
 @pytest.mark.parametrize('tool', ['train.py', 'test.py', 'infer.py'])
 def test_help_is_quick(tool):
     ended = run(sys.executable, '-X', 'importtime', TOOLS / tool, '--help')

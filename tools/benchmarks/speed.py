@@ -63,20 +63,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-# ruff: noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, run_command, wait_passively
+from cpvt_pyramid.runner.command import UserError, imports_of, run_command, wait_passively
 
 wait_passively()  # before torch is imported
 
-import ports
-import torch
-from ports import Maps, ports_of
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+with imports_of('speed'):
+    import ports
+    import torch
+    from ports import Maps, ports_of
+    from torch import Tensor, nn
+    from torch.utils._pytree import tree_leaves
 
-from cpvt_pyramid import ARCHS, CPVTPyramid, ops
-from cpvt_pyramid.flops import Counter
+    from cpvt_pyramid import ARCHS, CPVTPyramid, ops
+    from cpvt_pyramid.flops import Counter
 
 OURS = ('ours', 'ours_cp', 'ours_plain')  # as is; activation checkpointing; plain operations
 NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)

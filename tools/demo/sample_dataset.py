@@ -31,19 +31,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-import skimage.data
-from PIL import Image
-from pycocotools import mask as coco_mask
-from skimage.color import rgb2lab
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from tqdm import tqdm
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import UserError, imports_of, run_command  # noqa: E402
 
-from cpvt_pyramid.runner.command import UserError, run_command  # noqa: E402
+with imports_of('sample_dataset'):
+    import numpy as np
+    import skimage.data
+    from PIL import Image
+    from pycocotools import mask as coco_mask
+    from skimage.color import rgb2lab
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from tqdm import tqdm
 
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 SPLITS = ('train', 'val')

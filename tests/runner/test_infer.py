@@ -17,6 +17,7 @@ import rasterio
 import torch
 from mmdet.datasets import CocoPanopticDataset
 from PIL import Image
+from pycocotools import mask as coco
 from rasterio.transform import from_origin
 from support import ROOT, load_tool, run
 from tiny_mm import DIGITS
@@ -24,6 +25,7 @@ from tiny_mm import DIGITS
 from cpvt_pyramid.runner import inference, large_images, tiling
 from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.drawing import draw_boxes
 from cpvt_pyramid.runner.inputs import find_inputs, result_names
 from cpvt_pyramid.runner.models import build_model
 
@@ -137,6 +139,106 @@ def test_a_limited_number_of_images_waits_for_others_of_their_size(untrained, mo
     assert batches == [[0, 2], [1, 3], [4]] or batches == [[0, 2], [1, 3, 4]], batches
 
 
+def test_an_image_too_thin_to_resize_is_skipped(untrained, capsys):
+    Path('in').mkdir()
+    Image.fromarray(photograph(3000, 8)[:, :2]).save('in/thin.png')
+    Image.fromarray(photograph(90, 130)).save('in/whole.png')
+    assert infer.main([*untrained['segmentor'], 'in']) == 1
+    said = capsys.readouterr().err
+    assert 'infer: skipped in/thin.png: 2 x 3000 pixels are too thin to be resized' in said
+    assert 'OpenCV' not in said
+    assert sorted(os.listdir('predictions')) == ['whole.labels.png', 'whole.overlay.png']
+
+
+@pytest.mark.parametrize('score', ['nan', 'inf', '2', '-0.1'])
+def test_a_score_threshold_is_a_score(score, capsys):
+    assert infer.main(['a.py', 'a.pth', 'a.png', f'--score-thr={score}']) == 2
+    error = f'infer: --score-thr must be in [0, 1], got {float(score)}\n'
+    assert capsys.readouterr().err == error
+
+
+def out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also ...')
+
+
+def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', out_of_memory)
+    monkeypatch.setattr(large_images, 'segmentor_scores', lambda model: out_of_memory)
+    for options, advice in (
+        ([], 'reduce --batch-size or use --tile'),
+        (['--tile', '64'], 'reduce --tile or --batch-size'),
+    ):
+        assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 2
+        assert capsys.readouterr().err == f'infer: too little GPU memory; {advice}\n'
+
+
+# Instance masks
+
+
+MASK_RCNN = """
+_base_ = '{configs}/mask_rcnn_cpvt_s.py'
+model = dict(
+    backbone=dict(arch='pcpvt_nano', init_cfg=None),
+    neck=dict(in_channels=[32, 64, 128, 192], out_channels=16),
+    rpn_head=dict(in_channels=16, feat_channels=16),
+    roi_head=dict(
+        bbox_roi_extractor=dict(out_channels=16),
+        mask_roi_extractor=dict(out_channels=16),
+        bbox_head=dict(in_channels=16, fc_out_channels=16, num_classes=10),
+        mask_head=dict(in_channels=16, conv_out_channels=16, num_convs=1, num_classes=10)),
+    test_cfg=dict(rcnn=dict(max_per_img=20)))
+test_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(
+        data_root='{data}/coco', metainfo=dict(classes={classes}),
+        pipeline=[
+            dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 96), keep_ratio=True),
+            dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+            dict(type='PackDetInputs')]))
+test_evaluator = dict(ann_file='{data}/coco/annotations/instances_val2017.json')
+"""
+
+
+def masks_of(items: list[dict]) -> np.ndarray:
+    return np.stack([coco.decode(item['mask']) for item in items]).astype(bool)
+
+
+def test_instance_masks(sample_dataset, capsys):
+    config = MASK_RCNN.replace('{configs}', str(ROOT / 'configs'))
+    config = config.replace('{data}', str(sample_dataset)).replace('{classes}', repr(DIGITS))
+    Path('mask_rcnn.py').write_text(config)
+    model = build_model(load_config('mask_rcnn.py'), 'cpu')
+    for name in ('bbox_head.fc_cls', 'mask_head.conv_logits'):
+        torch.nn.init.normal_(model.roi_head.get_submodule(name).weight)
+    torch.save(model.state_dict(), 'mask_rcnn.pth')
+    command = ['mask_rcnn.py', 'mask_rcnn.pth']
+    assert infer.main([*command, f'{sample_dataset}/coco/val2017']) == 0
+    assert test_tool.main([*command, '--out', 'all.pkl', '--show-dir', 'shown']) == 0
+    for sample in pickle.loads(Path('all.pkl').read_bytes()):
+        name = Path(sample['img_path']).stem
+        items, expected = boxes(f'predictions/{name}.detections.json'), sample['pred_instances']
+        masks, count = masks_of(items), (expected['scores'] >= 0.3).sum()
+        assert len(items) == count > 0 and masks.any()
+        written, evaluated = (
+            sorted(mask['counts'] for mask in kind)  # scores may be equal
+            for kind in ([item['mask'] for item in items], expected['masks'][:count])
+        )
+        assert written == [counts.decode() for counts in evaluated]
+        with Image.open(f'predictions/{name}.overlay.png') as drawn:
+            overlay = np.array(drawn)
+        with Image.open(f'shown/{name}.png') as shown:
+            np.testing.assert_array_equal(np.array(shown), overlay)
+        with Image.open(sample['img_path']) as image:
+            found = [[item[key] for item in items] for key in ('box', 'label', 'score')]
+            plain = np.array(draw_boxes(np.array(image), *found, DIGITS))
+        factor = len(overlay) // len(masks[0])
+        inside = masks.any(0).repeat(factor, 0).repeat(factor, 1)
+        changed = (overlay != plain).any(-1)
+        near = cv2.dilate(inside.astype(np.uint8), np.ones((5, 5))).astype(bool)
+        assert changed[inside].mean() > 0.5 and changed[~near].mean() < 0.05
+
+
 # Panoptic models
 
 
@@ -174,7 +276,7 @@ PIPELINE = """[
     dict(type='LoadPanopticAnnotations'), dict(type='PackDetInputs')]"""
 
 
-@pytest.fixture(scope='module', params=PANOPTIC)
+@pytest.fixture(scope='module', params=list(PANOPTIC))
 def panoptic(request, tmp_path_factory) -> list[str]:
     """The config and a checkpoint of an untrained model with many segments."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -223,6 +325,22 @@ def test_a_panoptic_model(panoptic, capsys):
         'infer: --tile supports detectors and semantic segmentors, and (PanopticFPN|Mask2Former) '
         'is panoptic; run it without --tile\n', capsys.readouterr().err,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize('panoptic', ['mask2former'], indirect=True)
+def test_a_panoptic_model_that_predicts_instances(panoptic):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    instances = ['model.test_cfg.panoptic_on=False', 'model.test_cfg.instance_on=True']
+    command = [*panoptic, 'a.png', '--score-thr', '0', '--cfg-options', *instances]
+    assert infer.main(command) == 0
+    items = boxes('predictions/a.detections.json')
+    masks = masks_of(items)
+    assert masks.shape[1:] == (90, 130)
+    for mask, item in zip(masks, items):
+        rows, columns = np.nonzero(mask)
+        if len(rows):
+            box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            assert item['box'] == box
 
 
 # Inputs

@@ -10,7 +10,7 @@ from support import load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.configs import load_config
-from cpvt_pyramid.runner.prediction import dataset_meta
+from cpvt_pyramid.runner.prediction import dataset_meta, results_dump
 
 test_tool = load_tool('test')
 
@@ -38,6 +38,25 @@ def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
         with Image.open(sample['img_path']) as image:
             assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
     assert len(list(Path('shown').glob('*.png'))) == 4
+
+
+def test_out_must_be_a_file(untrained, capsys):
+    """Known before the test, and before its folder is made."""
+    Path('all.pkl').mkdir()
+    assert test_tool.main([*untrained['detector'], '--out', 'all.pkl']) == 2
+    error = 'test: all.pkl must be a file to write, but it is a folder\n'
+    assert capsys.readouterr().err == error
+    assert not Path('work_dirs').exists()
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+def test_predictions_are_written_whole_or_not_at_all(scope):
+    dump = results_dump(scope, 'all.pkl')
+    assert dump.compute_metrics([{'a': 1}]) == {}
+    with pytest.raises(Exception, match='pickle'):
+        dump.compute_metrics([{'a': 2}, lambda: None])
+    assert pickle.loads(Path('all.pkl').read_bytes()) == [{'a': 1}]
+    assert [path.name for path in Path().iterdir()] == ['all.pkl']
 
 
 def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped():

@@ -1,5 +1,7 @@
 """Tiled against untiled inference, with models that treat each pixel separately."""
 
+import errno
+import importlib.util
 import json
 import math
 import os
@@ -7,6 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cpvt_pyramid.runner import tiling
+from cpvt_pyramid.runner import memory, tiling
+from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.tiling import Found, Journal, TileGrid, merged, ramps, spans
 
 
@@ -177,10 +182,71 @@ def test_a_run_about_something_else_is_not_resumed(tmp_path):
     journal.done(2)
     with pytest.raises(ValueError, match='another run is using '):
         Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
-    journal.lock.close()
+    journal.close()
     with pytest.raises(ValueError, match='an unfinished run with another checkpoint; finish'):
         Journal(tmp_path / 'run', {'checkpoint': 'b', 'tile': 64})
     assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
+
+
+def labels_of(module: ModuleType, folder: Path) -> np.ndarray:
+    image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
+    grid = module.TileGrid((90, 130), 64, 32)
+    return np.array(module.segment(reader(image), grid, pointwise, module.Journal(folder, {})))
+
+
+def fresh(module: ModuleType) -> ModuleType:
+    """A second copy of a module, imported now."""
+    spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.mark.parametrize('code', ['ENOSYS', 'ENOLCK', 'EOPNOTSUPP', 'ENOTSUP'])
+def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(getattr(errno, code), 'not supported')
+
+    expected = labels_of(tiling, tmp_path / 'locked')
+    monkeypatch.setattr(tiling.fcntl, 'flock', flock)
+    with pytest.warns(UserWarning, match='no file locks here: do not start a run twice'):
+        np.testing.assert_array_equal(labels_of(tiling, tmp_path / 'unlocked'), expected)
+    with pytest.warns(UserWarning):
+        Journal(tmp_path / 'unlocked', {}).remove()
+    assert not (tmp_path / 'unlocked').exists()
+
+
+def test_other_errors_of_locks_are_raised(tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.EIO, 'broken')
+
+    monkeypatch.setattr(tiling.fcntl, 'flock', flock)
+    with pytest.raises(OSError, match='broken'):
+        Journal(tmp_path, {})
+
+
+def test_a_platform_without_locks_and_allocation(tmp_path, monkeypatch):
+    """Windows has neither, macOS has no `posix_fallocate`."""
+    monkeypatch.setitem(sys.modules, 'fcntl', None)
+    monkeypatch.delattr(os, 'posix_fallocate')
+    elsewhere = fresh(tiling)
+    elsewhere.CHUNK = 1000
+    with pytest.warns(UserWarning, match='no file locks'):
+        found = labels_of(elsewhere, tmp_path / 'elsewhere')
+    np.testing.assert_array_equal(found, labels_of(tiling, tmp_path / 'here'))
+    assert not (tmp_path / 'elsewhere/lock').exists()
+
+
+def test_memory_is_not_measured_on_windows(monkeypatch):
+    def missing(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setitem(sys.modules, 'resource', None)
+    elsewhere = fresh(memory)
+    monkeypatch.setattr(elsewhere, 'in_bytes', missing)
+    with pytest.raises(UserError, match='memory can be measured on Linux and macOS only'):
+        elsewhere.peak()
+    elsewhere.limit()
 
 
 def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
@@ -191,6 +257,14 @@ def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
     with pytest.raises(OSError, match='No space'):
         grid = TileGrid((64, 64), 64, 0)
         tiling.segment(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {}))
+
+    def detect(tiles: Tensor) -> list[Found]:
+        found = Found(torch.zeros(1, 4), torch.zeros(1), torch.zeros(1))
+        (tmp_path / 'run/found-0.pt').symlink_to('/dev/full')
+        return [found] * len(tiles)
+
+    with pytest.raises(OSError, match='No space'):
+        tiling.detect(reader(torch.zeros(3, 64, 64)), grid, detect, Journal(tmp_path / 'run', {}))
 
 
 # Detection

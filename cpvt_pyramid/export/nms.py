@@ -6,6 +6,8 @@ Shapes: B batch, N candidates, K results.
 import torch
 from torch import Tensor
 
+from ..ops.dispatch import graph_is_captured
+
 UNUSED = -1  # the label of rows after the last result
 
 
@@ -73,7 +75,7 @@ def best(
     Returns:
         Boxes (B, K, 4), scores (B, K), labels (B, K), and their indices (B, K).
     """
-    scores, index = scores.topk(count)
+    scores, index = largest(scores, count)
     used = scores > 0
     boxes = take(boxes, index) * used[..., None]
     labels = labels.gather(1, index).masked_fill(~used, UNUSED)
@@ -91,5 +93,17 @@ def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Where N is smaller, scores of 0 follow, with the last index.
     """
     padded = torch.cat([scores, scores.new_zeros(scores.shape[0], count)], dim=1)
-    found, index = padded.topk(count)
+    found, index = largest(padded, count)
     return found, index.clamp(max=scores.shape[1] - 1)
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of (B, N), descending, and their indices; of equal ones the first.
+
+    `topk` leaves the order of equal ones open. ONNX's TopK does not, nor does MMDetection, which
+    sorts. Cells in the padding all have the same score, so that it makes a difference.
+    """
+    if graph_is_captured():
+        return scores.topk(count)
+    scores, index = scores.sort(dim=1, descending=True, stable=True)
+    return scores[:, :count], index[:, :count]

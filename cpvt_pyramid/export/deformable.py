@@ -1,0 +1,116 @@
+"""Deformable attention over the maps of a padded batch, from the modules of mmcv and MMDetection.
+
+mmcv's function takes the sizes of the maps as a tensor, from whose values a graph cannot build
+maps. Here they are symbols, and reading at points is `grid_sample`.
+
+Shapes: B batch, C channels, h x w map, N tokens of all maps, Q queries, L maps, P points, d
+channels of a head.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops import ceil_div
+from .extent import Extent
+
+
+class Levels:
+    """The maps of a padded batch as one sequence of tokens, and which of them are image.
+
+    Args:
+        maps: (B, C, h, w) each.
+        strides: of the maps, in pixels.
+        valid: (B, 2), true height and width of each image in pixels.
+    """
+
+    def __init__(self, maps: Sequence[Tensor], strides: Sequence[int], valid: Tensor) -> None:
+        self.sizes = [x.shape[2:] for x in maps]
+        extents = [Extent(*ceil_div(valid, stride).unbind(1)) for stride in strides]
+        # width and height of each image in each map, (B, 2)
+        self.sides = [torch.stack(extent.sides[::-1], 1).to(torch.float32) for extent in extents]
+        self.masks = [extent.outside(size)[:, 0] for extent, size in zip(extents, self.sizes)]
+        self.outside = self.tokens(self.masks)
+
+    def tokens(self, maps: Sequence[Tensor]) -> Tensor:
+        """(B, N, ...) of (B, h, w, ...)."""
+        return torch.cat([x.flatten(1, 2) for x in maps], dim=1)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """(B, C, h, w) of each map, from tokens (B, N, C)."""
+        parts = x.transpose(1, 2).split([h * w for h, w in self.sizes], dim=2)
+        return [part.unflatten(2, size) for part, size in zip(parts, self.sizes)]
+
+    def points(self) -> list[Tensor]:
+        """(B, h, w, 2) of each map: x and y of the centres of the cells, as shares of the image."""
+        result = []
+        for (h, w), sides in zip(self.sizes, self.sides):
+            x, y = (torch.arange(n, device=sides.device) + 0.5 for n in (w, h))
+            grid = torch.stack([x.expand(h, w), y[:, None].expand(h, w)], dim=-1)
+            result.append(grid / sides[:, None, None])
+        return result
+
+    def ratios(self) -> Tensor:
+        """(B, L, 2), width and height of each image as shares of the padded batch."""
+        return torch.stack(
+            [torch.stack([sides[:, 0] / w, sides[:, 1] / h], 1)
+             for (h, w), sides in zip(self.sizes, self.sides)], dim=1
+        )  # fmt: skip
+
+
+def deformable_attention(
+    module: nn.Module, x: Tensor, position: Tensor, value: Tensor, boxes: Tensor, levels: Levels
+) -> Tensor:
+    """What mmcv's `MultiScaleDeformableAttention` returns, (B, Q, C).
+
+    Args:
+        module: of mmcv.
+        x: queries (B, Q, C), to which the result is added.
+        position: of the queries, (B, Q, C).
+        value: tokens (B, N, C) of the maps.
+        boxes: (B, Q, L, 2 or 4), centres as shares of the padded batch, and width and height.
+        levels: the maps.
+    """
+    heads, points = module.num_heads, module.num_points
+    value = module.value_proj(value).masked_fill(levels.outside[..., None], 0)
+    query = x + position
+    # float16 is too coarse for places
+    offsets = module.sampling_offsets(query).float()
+    offsets = offsets.unflatten(2, (heads, len(levels.sizes), points, 2))
+    weights = module.attention_weights(query).float().unflatten(2, (heads, -1))
+    weights = weights.softmax(-1).unflatten(3, (-1, points))  # (B, Q, heads, L, P)
+    result = 0
+    for i, ((h, w), of_level) in enumerate(zip(levels.sizes, levels.split(value))):
+        center, offset = boxes[:, :, None, i, None, :2], offsets[:, :, :, i]
+        if boxes.shape[-1] == 2:
+            offset = torch.stack([offset[..., 0] / w, offset[..., 1] / h], dim=-1)
+        else:
+            offset = offset / points * boxes[:, :, None, i, None, 2:] * 0.5
+        grid = 2 * (center + offset) - 1  # (B, Q, heads, P, 2)
+        read = F.grid_sample(
+            of_level.float().unflatten(1, (heads, -1)).flatten(0, 1),
+            grid.transpose(1, 2).flatten(0, 1),
+            align_corners=False,
+        )  # (B * heads, d, Q, P)
+        weight = weights[:, :, :, i].transpose(1, 2).flatten(0, 1)[:, None]
+        result = result + (read * weight).sum(-1)
+    result = result.unflatten(0, (-1, heads)).flatten(1, 2).transpose(1, 2)  # (B, Q, C)
+    return module.output_proj(result.to(x.dtype)) + x
+
+
+def encode(encoder: nn.Module, x: Tensor, position: Tensor, levels: Levels) -> Tensor:
+    """What MMDetection's encoder of deformable attention makes of the tokens (B, N, C).
+
+    Args:
+        encoder: of MMDetection.
+        x: the tokens.
+        position: of the tokens, (B, N, C).
+        levels: the maps.
+    """
+    points = levels.tokens(levels.points())[:, :, None] * levels.ratios()[:, None]
+    for layer in encoder.layers:
+        x = deformable_attention(layer.self_attn, x, position, x, points, levels)
+        x = layer.norms[1](layer.ffn(layer.norms[0](x)))
+    return x

@@ -1,0 +1,151 @@
+"""DINO of MMDetection, and ours.
+
+Shapes: B batch, H x W image in pixels, N tokens of all maps, Q queries, C channels, K results.
+"""
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import ceil_div
+from ..runner.command import UserError
+from .deformable import Levels, deformable_attention, encode
+from .detectors import Detector, clip
+from .nms import best, largest, take
+
+
+class DINO(Detector):
+    """Boxes from queries: the tokens with the best scores, refined by each layer of a decoder.
+
+    Each image has the result that it has alone, also of MMDetection's own DINO, which encodes boxes
+    relative to the batch. An image with fewer tokens than there are queries, for which MMDetection
+    raises an error, has as many queries as tokens.
+
+    Args:
+        model: a `DINO`.
+        raw: return the boxes and scores of all queries.
+    """
+
+    def __init__(self, model: nn.Module, raw: bool = False) -> None:
+        super().__init__(model, raw)
+        if not model.bbox_head.loss_cls.use_sigmoid:
+            raise UserError('only a DINO with bbox_head.loss_cls.use_sigmoid=True can be exported')
+        self.details['nms'] = None
+        self.details['masks'] = None
+
+    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(images, valid)
+        with context:
+            maps = self.model.neck(maps)
+        if valid is None:
+            sides = [torch.full_like(images[:, 0, 0, 0], n) for n in images.shape[2:]]
+            valid = torch.stack(sides, dim=1).long()
+        strides = list(self.model.backbone.strides)
+        while len(strides) < len(maps):
+            strides.append(2 * strides[-1])
+        divisor = self.preprocessing.divisor
+        levels = Levels(maps, strides, valid)
+        alone = Levels(maps, strides, ceil_div(valid, divisor) * divisor)
+        memory = self.memory(maps, levels)
+        logits, boxes = self.proposals(memory, levels)
+        stages |= {'memory': memory, 'logits_0': logits}
+
+        scores = logits.amax(-1).masked_fill(alone.outside, float('-inf'))
+        count = self.model.num_queries
+        nothing = scores.new_full(scores.shape[:1], float('-inf'))[:, None].expand(-1, count)
+        scores, index = largest(torch.cat([scores, nothing], dim=1), count)
+        boxes = take(boxes, index.clamp(max=boxes.shape[1] - 1)).sigmoid()
+        unused = scores == float('-inf')
+
+        scale = (
+            1 if self.encodes_shares else (levels.sides[0] / alone.sides[0]).repeat(1, 2)[:, None]
+        )
+        logits, boxes = self.decode(boxes, unused, memory, levels, scale)
+        scores = logits.sigmoid() * ~unused[..., None]  # (B, Q, classes)
+        height, width = valid.to(boxes.dtype)[:, :, None].unbind(1)  # (B, 1) each
+        x, y, w, h = boxes.unbind(-1)
+        boxes = torch.stack(
+            [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height],
+            dim=-1,
+        )
+        boxes = clip(boxes, images, valid)
+        if self.raw:
+            return stages | {'boxes': boxes, 'scores': scores}
+        classes = torch.arange(scores.shape[2], device=scores.device).expand_as(scores)
+        boxes = boxes[:, :, None].expand(-1, -1, scores.shape[2], -1)
+        count = self.model.test_cfg.get('max_per_img', count)
+        boxes, scores, labels, _ = best(
+            scores.flatten(1), boxes.flatten(1, 2), classes.flatten(1), count
+        )
+        return stages | {'boxes': boxes, 'scores': scores, 'labels': labels}
+
+    @property
+    def encodes_shares(self) -> bool:
+        """Whether the queries encode boxes relative to the image."""
+        return 'ValidRegionDINO' in (kind.__name__ for kind in type(self.model).__mro__)
+
+    def memory(self, maps: list[Tensor], levels: Levels) -> Tensor:
+        """The encoder's tokens (B, N, C)."""
+        model = self.model
+        positions = [
+            model.positional_encoding(mask).permute(0, 2, 3, 1) + of_level
+            for mask, of_level in zip(levels.masks, model.level_embed)
+        ]
+        tokens = levels.tokens([x.permute(0, 2, 3, 1) for x in maps])
+        return encode(model.encoder, tokens, levels.tokens(positions).to(tokens.dtype), levels)
+
+    def proposals(self, memory: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+        """Class logits (B, N, classes) and boxes (B, N, 4), before the sigmoid, of each token."""
+        model = self.model
+        head, last = model.bbox_head, model.decoder.num_layers
+        boxes = levels.tokens(
+            [
+                torch.cat([points, torch.full_like(points, 0.05 * 2**i)], dim=-1)
+                for i, points in enumerate(levels.points())
+            ]
+        )
+        unused = ~((boxes > 0.01) & (boxes < 0.99)).all(-1) | levels.outside
+        boxes = (boxes / (1 - boxes)).log().masked_fill(unused[..., None], float('inf'))
+        x = memory.masked_fill(unused[..., None], 0)
+        x = model.memory_trans_norm(model.memory_trans_fc(x))
+        return head.cls_branches[last](x).float(), head.reg_branches[last](x).float() + boxes
+
+    def decode(
+        self, boxes: Tensor, unused: Tensor, memory: Tensor, levels: Levels, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Class logits (B, Q, classes) and boxes (B, Q, 4), centre, width and height.
+
+        Args:
+            boxes: of the queries, as shares of the image.
+            unused: (B, Q) booleans, queries that are no query.
+            memory: (B, N, C).
+            levels: the maps.
+            scale: (B, 2), of x and y of the boxes where they are encoded.
+        """
+        from mmdet.models.layers import coordinate_to_encoding, inverse_sigmoid
+
+        model, head = self.model, self.model.bbox_head
+        scale = scale.repeat(1, 2)[:, None]  # (B, 1, 4)
+        ratios = levels.ratios().repeat(1, 1, 2)[:, None]  # (B, 1, L, 4)
+        x = model.query_embedding.weight.expand(memory.shape[0], -1, -1)
+        for i, layer in enumerate(model.decoder.layers):
+            position = coordinate_to_encoding(boxes * scale, num_feats=x.shape[2]).to(x.dtype)
+            position = model.decoder.ref_point_head(position)
+            x = layer.self_attn(
+                query=x,
+                key=x,
+                value=x,
+                query_pos=position,
+                key_pos=position,
+                key_padding_mask=unused,
+            )
+            x = layer.norms[0](x)
+            points = boxes[:, :, None] * ratios
+            x = deformable_attention(layer.cross_attn, x, position, memory, points, levels)
+            x = layer.norms[2](layer.ffn(layer.norms[1](x)))
+            before = boxes
+            boxes = (head.reg_branches[i](x).float() + inverse_sigmoid(boxes, eps=1e-3)).sigmoid()
+        x = model.decoder.norm(x)
+        boxes = head.reg_branches[i](x).float() + inverse_sigmoid(before)
+        return head.cls_branches[i](x).float(), boxes.sigmoid()

@@ -1,0 +1,249 @@
+"""Faster R-CNN and Mask R-CNN of MMDetection.
+
+Shapes: B batch, H x W image in pixels, R proposals, K results.
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import ceil_div
+from ..runner.command import UserError
+from .detectors import Detector, clip, nms_settings
+from .extent import Extent
+from .nms import best, survives, take, top
+
+
+class TwoStage(Detector):
+    """Proposals of the RPN, then boxes and masks of what RoIAlign reads at the proposals.
+
+    As in MMDetection, cells in the padding to a multiple of the divisor have proposals, and
+    RoIAlign repeats the last cells of that padding. Both are those that the image has alone, which
+    MMDetection's own are not (docs/batch_drift.md).
+
+    Args:
+        model: a detector with an `RPNHead` and a `StandardRoIHead`.
+        raw: not available, because each class has boxes of its own.
+    """
+
+    def __init__(self, model: nn.Module, raw: bool = False) -> None:
+        if raw:
+            raise UserError('--raw needs a detector with one stage; leave it out')
+        extractors = {model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor} - {None}
+        parts = [type(part).__name__ for part in (model.rpn_head, model.roi_head, *extractors)]
+        known = {'RPNHead', 'StandardRoIHead', 'SingleRoIExtractor'}
+        if not known.issuperset(parts):
+            raise UserError(
+                f'only {", ".join(sorted(known))} can be exported in a detector with two stages, '
+                f'got {", ".join(parts)}'
+            )
+        super().__init__(model)
+        self.of_proposals = nms_settings(model.rpn_head.test_cfg)
+        if model.rpn_head.test_cfg.get('nms_pre', -1) < 1:
+            raise UserError('test_cfg.rpn.nms_pre must be at least 1 to be exported')
+        self.details['nms'] = nms_settings(model.roi_head.test_cfg)
+        self.details['masks'] = 'box' if model.roi_head.with_mask else None
+        if model.roi_head.with_mask:
+            self.task = 'instance'
+            self.output_names += ('masks',)
+            self.details['masks'] = 'box'
+
+    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(images, valid)
+        with context:
+            levels = self.model.neck(maps)
+            logits, deltas = self.model.rpn_head(levels)
+        for i, level in enumerate(zip(logits, deltas)):
+            stages[f'logits_{i}'], stages[f'deltas_{i}'] = level
+        alone = None
+        if valid is not None:
+            divisor = self.preprocessing.divisor
+            alone = ceil_div(valid, divisor) * divisor
+        proposals, scores = self.proposals(logits, deltas, images, valid, alone)
+
+        head = self.model.roi_head
+        strides = head.bbox_roi_extractor.featmap_strides
+        if alone is not None:
+            levels = [
+                repeat_edge(x, Extent(*ceil_div(alone, stride).unbind(1)))
+                for x, stride in zip(levels, strides)
+            ]
+        boxes, scores, labels = self.results(levels, proposals, scores, images, valid)
+        stages |= {'boxes': boxes, 'scores': scores, 'labels': labels}
+        if head.with_mask:
+            stages['masks'] = self.masks(levels, boxes, labels)
+        return stages
+
+    def proposals(
+        self,
+        logits: Sequence[Tensor],
+        deltas: Sequence[Tensor],
+        images: Tensor,
+        valid: Optional[Tensor],
+        alone: Optional[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Boxes (B, R, 4) and their scores (B, R), 0 for those that are unused.
+
+        Args:
+            logits: of each level, (B, anchors, h, w).
+            deltas: of each level, (B, anchors * 4, h, w).
+            images: (B, 3, H, W).
+            valid: (B, 2), true height and width of each image.
+            alone: (B, 2), height and width of each image padded by itself.
+        """
+        head = self.model.rpn_head
+        settings, generator = head.test_cfg, head.prior_generator
+        count = settings['nms_pre']
+        chosen = []
+        for i, (x, delta) in enumerate(zip(logits, deltas)):
+            x = x.float().permute(0, 2, 3, 1)  # (B, h, w, anchors)
+            x = x.unflatten(-1, (-1, head.cls_out_channels))
+            x = (x.sigmoid() if head.use_sigmoid_cls else x.softmax(-1))[..., 0]
+            if alone is not None:
+                extent = Extent(*ceil_div(alone, generator.strides[i][0]).unbind(1))
+                x = x * ~extent.outside(logits[i].shape[2:]).permute(0, 2, 3, 1)
+            scores, index = top(x.flatten(1), count)
+            anchors = generator.single_level_grid_priors(
+                logits[i].shape[2:], i, dtype=torch.float32, device=x.device
+            )
+            delta = take(delta.float().permute(0, 2, 3, 1).reshape(x.shape[0], -1, 4), index)
+            boxes = head.bbox_coder.decode(anchors[index].flatten(0, 1), delta.flatten(0, 1))
+            boxes = clip(boxes.view_as(delta), images, valid)
+            smallest = settings.get('min_bbox_size', -1)
+            if smallest >= 0:
+                scores = scores * (boxes[..., 2:] - boxes[..., :2] > smallest).all(-1)
+            chosen.append((boxes, scores))
+        boxes, scores = (torch.stack(parts, dim=1) for parts in zip(*chosen))  # (B, levels, N, ...)
+        boxes, scores, _, _ = self.survivors(boxes, scores, self.of_proposals)
+        return boxes, scores
+
+    def survivors(
+        self, boxes: Tensor, scores: Tensor, nms: dict
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Non-maximum suppression in each group of boxes; what `nms.best` returns.
+
+        Args:
+            boxes: (B, groups, N, 4).
+            scores: (B, groups, N).
+            nms: settings. The labels of the result are the groups.
+        """
+        if nms['class_agnostic']:
+            keep = survives(boxes.flatten(1, 2), scores.flatten(1), nms['iou_threshold'])
+        else:
+            keep = survives(boxes.flatten(0, 1), scores.flatten(0, 1), nms['iou_threshold'])
+        scores = scores * keep.view_as(scores)
+        labels = torch.arange(scores.shape[1], device=scores.device)[:, None].expand_as(scores)
+        count = min(nms['max_per_img'], scores[0].numel())
+        return best(scores.flatten(1), boxes.flatten(1, 2), labels.flatten(1), count)
+
+    def results(
+        self,
+        levels: Sequence[Tensor],
+        proposals: Tensor,
+        scores: Tensor,
+        images: Tensor,
+        valid: Optional[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes, scores and labels.
+
+        Args:
+            levels: maps of the neck.
+            proposals: (B, R, 4).
+            scores: (B, R), 0 for proposals that are unused.
+            images: (B, 3, H, W).
+            valid: (B, 2), true height and width of each image.
+        """
+        head, nms = self.model.roi_head.bbox_head, self.details['nms']
+        rois = with_index(proposals)
+        features = pool(self.model.roi_head.bbox_roi_extractor, levels, rois)
+        logits, deltas = (x.float() for x in head(features))
+        if head.custom_cls_channels:
+            classes = head.loss_cls.get_activation(logits)[:, : head.num_classes]
+        else:
+            classes = logits.softmax(-1)[:, : head.num_classes]
+        classes = classes.view(*scores.shape, -1)  # (B, R, classes)
+        classes = classes * ((classes > nms['score_thr']) & (scores > 0)[..., None])
+
+        per_class = deltas.shape[1] // 4
+        boxes = rois[:, None, 1:].expand(-1, per_class, -1).flatten(0, 1)
+        boxes = head.bbox_coder.decode(boxes, deltas.view(-1, 4))
+        boxes = boxes.view(scores.shape[0], -1, 4)  # (B, R * per_class, 4)
+        boxes = clip(boxes, images, valid).view(*scores.shape, per_class, 4)
+        boxes = boxes.expand(-1, -1, head.num_classes, -1)
+        return self.survivors(boxes.transpose(1, 2), classes.transpose(1, 2), nms)[:3]
+
+    def masks(self, levels: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
+        """Probabilities (B, K, h, w) inside the boxes (B, K, 4)."""
+        head = self.model.roi_head
+        extractor = head.mask_roi_extractor or head.bbox_roi_extractor
+        x = head.mask_head(pool(extractor, levels, with_index(boxes)))  # (B * K, classes, h, w)
+        if not head.mask_head.class_agnostic:
+            index = labels.flatten().clamp(min=0)[:, None, None, None]
+            x = x.gather(1, index.expand(-1, -1, *x.shape[2:]))
+        return x[:, 0].float().sigmoid().unflatten(0, labels.shape)
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        """See the base class. Masks are those before MMDetection pastes them into the image."""
+        if not self.model.roi_head.with_mask:
+            return super().reference(image)
+        logits = []
+        keep = self.model.roi_head.mask_head.register_forward_hook(
+            lambda head, inputs, output: logits.append(output)
+        )
+        with keep:
+            result = super().reference(image)
+        del result['masks']
+        if logits:  # there are none without boxes
+            index = 0 if self.model.roi_head.mask_head.class_agnostic else result['labels'][0]
+            result['masks'] = logits[0][range(len(logits[0])), index].sigmoid()[None]
+        return result
+
+
+def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor:
+    """What RoIAlign reads at each RoI, on the level for its size: (R, C, h, w).
+
+    The number of RoIs of a level is unknown to a graph. So each level reads all of them, but those
+    of other levels shrunk to nothing, which takes no time and gives zeros.
+
+    Args:
+        extractor: MMDetection's `SingleRoIExtractor`.
+        levels: maps (B, C, h, w).
+        rois: (R, 5), index of the image and x1 y1 x2 y2.
+    """
+    from torchvision.ops import roi_align
+
+    chosen = extractor.map_roi_levels(rois, extractor.num_inputs)[:, None]
+    index, boxes = rois.split([1, 4], dim=1)
+    result = 0
+    for i, (layer, x) in enumerate(zip(extractor.roi_layers, levels)):
+        result = result + roi_align(
+            x.float(),  # float16 holds pixels of large images to one pixel
+            torch.cat([index, boxes * (chosen == i)], dim=1),
+            layer.output_size,
+            layer.spatial_scale,
+            layer.sampling_ratio,
+            layer.aligned,
+        )
+    return result.to(levels[0].dtype)
+
+
+def with_index(boxes: Tensor) -> Tensor:
+    """RoIs (B * K, 5), index of the image and x1 y1 x2 y2, from boxes (B, K, 4)."""
+    index = torch.arange(boxes.shape[0], device=boxes.device, dtype=boxes.dtype)
+    index = index[:, None, None].expand(-1, boxes.shape[1], 1)
+    return torch.cat([index, boxes], dim=-1).flatten(0, 1)
+
+
+def repeat_edge(x: Tensor, extent: Extent) -> Tensor:
+    """The map (B, C, h, w), with the last row and column of each image repeated once.
+
+    At the edge of a map RoIAlign repeats it, and so it finds the same at that of an image.
+    """
+    for axis, side in zip((2, 3), extent.sides):
+        at = torch.arange(x.shape[axis], device=x.device)
+        after = (at == side[:, None])[:, None]  # (B, 1, length)
+        before = x.index_select(axis, (at - 1).clamp(min=0))
+        x = torch.where(after.unsqueeze(5 - axis), before, x)
+    return x

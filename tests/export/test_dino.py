@@ -1,0 +1,90 @@
+"""DINO as it is exported finds what MMDetection's own finds, alone and in padded batches."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from ports import randomize
+from support import ROOT
+from torch import Tensor, nn
+
+from cpvt_pyramid.export.dino import DINO
+from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+
+TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
+SIZES = ((96, 128), (130, 70), (75, 190))
+
+
+def small_dino(kind: str) -> nn.Module:
+    cfg = Config.fromfile(ROOT / 'configs/dino_cpvt_s.py')
+    init_default_scope('mmdet')
+    import cpvt_pyramid.mm.detection  # noqa: F401 registers the classes
+
+    model = cfg.model
+    model.type, model.num_queries, model.bbox_head.num_classes = kind, 30, 7
+    model.backbone.update(arch=TINY, init_cfg=None)
+    model.neck.update(in_channels=TINY['dims'][1:], out_channels=32, norm_cfg=dict(num_groups=4))
+    model.positional_encoding.num_feats = 16
+    for part, layers in ((model.encoder, 1), (model.decoder, 2)):
+        part.num_layers, part.layer_cfg.ffn_cfg.feedforward_channels = layers, 32
+        for name in ('self_attn_cfg', 'cross_attn_cfg', 'ffn_cfg'):
+            if name in part.layer_cfg:
+                part.layer_cfg[name].embed_dims = 32
+    model.bbox_head.embed_dims = 32
+    model.test_cfg.max_per_img = 50
+    return randomize(MODELS.build(model), seed=1).eval()
+
+
+def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """A batch of images of these sizes, its `valid`, and each image alone."""
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, *s), generator=generator).float() for s in sizes]
+    batch = torch.zeros(len(sizes), 3, *map(max, zip(*sizes)))
+    for row, image in zip(batch, images):
+        row[:, : image.shape[1], : image.shape[2]] = image
+    return batch, torch.tensor(sizes), [image[None] for image in images]
+
+
+def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, x in expected.items():
+        atol = 0.02 if name == 'boxes' else 2e-4  # boxes in pixels
+        torch.testing.assert_close(found[name], x, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize('kind', ['ValidRegionDINO', 'DINO'])
+def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone(kind):
+    model = DINO(small_dino(kind)).eval()
+    batch, valid, alone = padded(SIZES)
+    with torch.no_grad():
+        together = dict(zip(model.output_names, model(batch, valid)))
+        for i, image in enumerate(alone):
+            expected = {name: x[0] for name, x in model.reference(image).items()}
+            assert list(expected) == ['boxes', 'scores', 'labels']
+            assert_found({name: x[i] for name, x in together.items()}, expected)
+
+
+def test_an_image_with_fewer_tokens_than_queries():
+    """MMDetection raises an error; here it has fewer queries, alone and in a batch."""
+    model = DINO(small_dino('ValidRegionDINO')).eval()
+    batch, valid, alone = padded(((32, 32), (60, 31), (96, 200)))
+    with torch.no_grad():
+        together = model(batch, valid)
+        for i, image in enumerate(alone):
+            for x, expected in zip(together, model(image)):
+                torch.testing.assert_close(x[i], expected[0], rtol=0, atol=1e-3)
+    boxes, scores, _ = (x[0] for x in together)
+    assert len(boxes[scores > 0]) > 0 and boxes.max() <= 32
+
+
+def test_onnx():
+    model = DINO(small_dino('ValidRegionDINO')).eval()
+    graph = translate(capture(model), list(model.output_names))
+    run = onnxruntime_runner(graph.SerializeToString())
+    for sizes in (SIZES, ((61, 163),)):
+        batch, valid, _ = padded(sizes)
+        found = run({'images': batch.numpy(), 'valid': valid.numpy()})
+        with torch.no_grad():
+            expected = dict(zip(model.output_names, model(batch, valid)))
+        assert_found({name: torch.from_numpy(x) for name, x in found.items()}, expected)

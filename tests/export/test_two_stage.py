@@ -1,0 +1,93 @@
+"""Mask R-CNN as it is exported finds what MMDetection's own finds, alone and in padded batches."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from ports import randomize
+from support import ROOT
+from torch import Tensor, nn
+
+from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+from cpvt_pyramid.export.two_stage import TwoStage
+from cpvt_pyramid.runner.command import UserError
+
+TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
+SIZES = ((96, 128), (130, 70), (75, 190))
+
+
+def small_mask_rcnn() -> nn.Module:
+    cfg = Config.fromfile(ROOT / 'configs/mask_rcnn_cpvt_s.py')
+    init_default_scope('mmdet')
+    import cpvt_pyramid.mm.detection  # noqa: F401 registers the classes
+
+    model = cfg.model
+    model.backbone.update(arch=TINY, init_cfg=None)
+    model.neck.update(in_channels=TINY['dims'], out_channels=16)
+    model.rpn_head.update(in_channels=16, feat_channels=16)
+    for part in ('bbox_roi_extractor', 'mask_roi_extractor'):
+        model.roi_head[part].out_channels = 16
+    model.roi_head.bbox_head.update(in_channels=16, fc_out_channels=32, num_classes=5)
+    model.roi_head.mask_head.update(
+        in_channels=16, conv_out_channels=16, num_convs=1, num_classes=5
+    )
+    model.test_cfg.rpn.update(nms_pre=100, max_per_img=60)
+    model.test_cfg.rcnn.update(max_per_img=20, score_thr=0.1)
+    return randomize(MODELS.build(model), seed=1).eval()
+
+
+def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """A batch of images of these sizes, its `valid`, and each image alone."""
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, *s), generator=generator).float() for s in sizes]
+    batch = torch.zeros(len(sizes), 3, *map(max, zip(*sizes)))
+    for row, image in zip(batch, images):
+        row[:, : image.shape[1], : image.shape[2]] = image
+    return batch, torch.tensor(sizes), [image[None] for image in images]
+
+
+def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """The results of one image; rows after the last box are unused."""
+    count = len(expected['scores'])
+    assert count > 5
+    for name, x in expected.items():
+        atol = 0.02 if name == 'boxes' else 2e-4  # boxes in pixels
+        torch.testing.assert_close(found[name][:count], x, rtol=0, atol=atol)
+    assert (found['labels'][count:] == -1).all() and not found['scores'][count:].any()
+
+
+def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone():
+    model = TwoStage(small_mask_rcnn()).eval()
+    batch, valid, alone = padded(SIZES)
+    with torch.no_grad():
+        together = dict(zip(model.output_names, model(batch, valid)))
+        for i, image in enumerate(alone):
+            expected = {name: x[0] for name, x in model.reference(image).items()}
+            assert list(expected) == ['boxes', 'scores', 'labels', 'masks']
+            assert_found({name: x[i] for name, x in together.items()}, expected)
+
+
+def test_onnx():
+    model = TwoStage(small_mask_rcnn()).eval()
+    run = onnxruntime_runner(
+        translate(capture(model), list(model.output_names)).SerializeToString()
+    )
+    for sizes in (SIZES, ((61, 163),)):
+        batch, valid, _ = padded(sizes)
+        found = run({'images': batch.numpy(), 'valid': valid.numpy()})
+        with torch.no_grad():
+            expected = dict(zip(model.output_names, model(batch, valid)))
+        for i in range(len(sizes)):
+            own = {name: torch.from_numpy(x[i]) for name, x in found.items()}
+            assert_found(own, {name: x[i] for name, x in expected.items()})
+
+
+def test_what_cannot_be_exported():
+    with pytest.raises(UserError, match='--raw needs a detector with one stage'):
+        TwoStage(small_mask_rcnn(), raw=True)
+    model = small_mask_rcnn()
+    model.roi_head.bbox_roi_extractor = nn.Identity()
+    with pytest.raises(UserError, match='RPNHead, SingleRoIExtractor, StandardRoIHead .* Identity'):
+        TwoStage(model)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SIZES = (32, 1333)  # pixels, of the slider
 
 
-def compare(
+def alone_and_together(
     model: ExportedModel,
     image: Optional[Image.Image],
     second: Optional[Image.Image],
@@ -96,9 +96,9 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
     os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing leaves this machine
     import gradio
 
-    def compared(*inputs: Any) -> tuple:
+    def predict(*inputs: Any) -> tuple:
         try:
-            return compare(model, *inputs)
+            return alone_and_together(model, *inputs)
         except UserError as error:
             raise gradio.Error(str(error)) from error
 
@@ -138,10 +138,10 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
                 gradio.Examples(files, second, label='Samples for the second image')
         gradio.on(
             [image.change, second.change, side.release, score.release],
-            compared,
+            predict,
             [image, second, side, score],
             [*pictures, text],
-            api_name='compare',
+            api_name='predict',
         )
     return page
 

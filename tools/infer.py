@@ -1,6 +1,9 @@
 #!/usr/bin/env python
 """Run a detector or a segmentor on images and videos.
 
+    python tools/infer.py CONFIG CHECKPOINT INPUT...
+    python tools/infer.py MODEL.onnx INPUT...            a model written by tools/export.py
+
 For each image NAME it writes a picture, NAME.overlay.png, and the predictions:
   detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels and, if the model
                         predicts instance masks, each as COCO run-length encoding
@@ -16,12 +19,19 @@ that was killed.
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 from cpvt_pyramid.runner.command import UserError, one_line, run_command
+
+if TYPE_CHECKING:
+    from cpvt_pyramid.runner.inference import ModelPredictor
+    from cpvt_pyramid.runner.large_images import LargeImages
+
+Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 
 
 def infer(
@@ -64,60 +74,146 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from tqdm import tqdm
-
-    from cpvt_pyramid.runner import inference
+    from cpvt_pyramid.runner import large_images
     from cpvt_pyramid.runner.configs import load_config
-    from cpvt_pyramid.runner.files import make_folder
-    from cpvt_pyramid.runner.inputs import find_inputs, is_video, result_names
-    from cpvt_pyramid.runner.large_images import LargeImages, tile_options
+    from cpvt_pyramid.runner.inference import ModelPredictor
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.prediction import dataset_meta
-    from cpvt_pyramid.runner.raster import ReadError
 
-    if not 0 <= score_thr <= 1:  # refuses nan too
-        raise UserError(f'--score-thr must be in [0, 1], got {score_thr}')
-    tiling = tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
+    check_score(score_thr)
+    tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
     cfg = load_config(config, cfg_options)
-    paths = find_inputs(inputs)
-    folder = make_folder(out_dir)
+    named, folder = names_of_results(inputs, out_dir)
     weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
     meta = dataset_meta(cfg, weights)
-    named = list(zip(paths, result_names(paths, folder)))
+    if tiling:
+        tiles = large_images.tile_model(model, cfg, weights, meta)
+        large = large_images.LargeImages(tiles, tiling, folder, score_thr)
+        return write_all(partial(write_tiles, large), named, folder)
+    predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
+    return write_all(partial(write_whole, predictor, folder), named, folder)
+
+
+def infer_exported(
+    model: str,
+    inputs: Sequence[str],
+    out_dir: str = 'predictions',
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    batch_size: int = 1,
+    score_thr: float = 0.3,
+    tile: Optional[int] = None,
+    overlap: Optional[int] = None,
+    memory: Optional[str] = None,
+    inexact: bool = False,
+) -> int:
+    """Run an exported model on images and videos.
+
+    Args:
+        model (MODEL): a .onnx file of tools/export.py, or an OpenVINO model (.xml) made from one.
+        inputs (INPUT): an image, a video, a folder of them, a quoted pattern such as
+            'photos/**/*.jpg', or - for a list of paths on stdin.
+        out_dir (DIR): folder for the results.
+        backend: what runs the model.
+        batch_size (N): images, frames or tiles at a time.
+        score_thr (SCORE): leave out boxes with a lower score.
+        tile (PIXELS): split images into tiles of this size, for example 1024.
+        overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
+        memory (SIZE): memory limit of the process with --tile, for example 2GiB.
+        inexact: let the tiles of a batch pass the model together; rounding then depends on the
+            batch size.
+
+    Returns:
+        The exit status: 1 if some inputs could not be read, else 0.
+    """
+    from cpvt_pyramid.runner.large_images import LargeImages, tile_options
+    from cpvt_pyramid.runtime.in_mm import ExportedPredictor, exported_tiles
+    from cpvt_pyramid.runtime.predictor import ExportedModel
+
+    check_score(score_thr)
+    tiling = tile_options(batch_size, tile, overlap, memory, None, inexact)
+    exported = ExportedModel(Path(model), backend)
+    named, folder = names_of_results(inputs, out_dir)
+    if tiling:
+        large = LargeImages(exported_tiles(exported, backend), tiling, folder, score_thr)
+        return write_all(partial(write_tiles, large), named, folder)
+    predictor = ExportedPredictor(exported, batch_size, score_thr)
+    return write_all(partial(write_whole, predictor, folder), named, folder)
+
+
+def check_score(score_thr: float) -> None:
+    if not 0 <= score_thr <= 1:  # refuses nan too
+        raise UserError(f'--score-thr must be in [0, 1], got {score_thr}')
+
+
+def names_of_results(inputs: Sequence[str], out_dir: str) -> tuple[list[tuple[Path, str]], Path]:
+    """The input files, each with a name for its results, and the folder for these."""
+    from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.inputs import find_inputs, result_names
+
+    paths = find_inputs(inputs)
+    folder = make_folder(out_dir)
+    return list(zip(paths, result_names(paths, folder))), folder
+
+
+def write_tiles(large: 'LargeImages', named: Sequence[tuple[Path, str]], skip: Skip) -> None:
+    """Write the results of images in tiles; call `skip` for those that cannot be read."""
+    from cpvt_pyramid.runner.inference import gpu_memory_errors
+    from cpvt_pyramid.runner.raster import ReadError
+
+    for path, name in named:
+        try:
+            with gpu_memory_errors('reduce --tile or --batch-size'):
+                if not large.write(path, name):
+                    print(f'{path}: already done')
+        except ReadError as error:
+            skip(path, error)
+
+
+def write_whole(
+    predictor: 'ModelPredictor', folder: Path, named: Sequence[tuple[Path, str]], skip: Skip
+) -> None:
+    """Write the results of images and videos; call `skip` for those that cannot be read."""
+    from cpvt_pyramid.runner.inference import infer_images, infer_video
+    from cpvt_pyramid.runner.inputs import is_video
+    from cpvt_pyramid.runner.raster import ReadError
+
+    images = [(path, name) for path, name in named if not is_video(path)]
+    if images:
+        infer_images(predictor, images, folder, skip)
+    for path, name in named:
+        if is_video(path):
+            try:
+                infer_video(predictor, path, name, folder)
+            except ReadError as error:
+                skip(path, error)
+
+
+def write_all(
+    write: Callable[[Sequence[tuple[Path, str]], Skip], None],
+    named: Sequence[tuple[Path, str]],
+    folder: Path,
+) -> int:
+    """Call `write` with the inputs, and say which were skipped; returns the exit status."""
+    from tqdm import tqdm
+
     skipped = []
 
     def skip(path: Path, error: Exception) -> None:
         tqdm.write(f'infer: skipped {path}: {one_line(error)}', file=sys.stderr)
         skipped.append(path)
 
-    if tiling:
-        large = LargeImages(model, cfg, weights, meta, tiling, folder, score_thr)
-        for path, name in named:
-            try:
-                with inference.gpu_memory_errors('reduce --tile or --batch-size'):
-                    if not large.write(path, name):
-                        print(f'{path}: already done')
-            except ReadError as error:
-                skip(path, error)
-    else:
-        predictor = inference.ModelPredictor(model, cfg, meta, batch_size, score_thr)
-        images = [(path, name) for path, name in named if not is_video(path)]
-        if images:
-            inference.infer_images(predictor, images, folder, skip)
-        for path, name in named:
-            if is_video(path):
-                try:
-                    inference.infer_video(predictor, path, name, folder)
-                except ReadError as error:
-                    skip(path, error)
-    print(f'{len(paths) - len(skipped)} of {len(paths)} done: results in {folder}')
+    write(named, skip)
+    print(f'{len(named) - len(skipped)} of {len(named)} done: results in {folder}')
     return min(len(skipped), 1)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(infer, argv, 'finished results are in {out_dir}')
+    argv = sys.argv[1:] if argv is None else argv
+    exported = any(Path(argument).suffix in ('.onnx', '.xml') for argument in argv)
+    command = infer_exported if exported else infer
+    return run_command(command, argv, 'finished results are in {out_dir}')
 
 
 if __name__ == '__main__':

@@ -96,6 +96,47 @@ def parse_bytes(text: str, option: str) -> int:
 # The model
 
 
+class TileModel(NamedTuple):
+    """A model as tiled inference needs it."""
+
+    detects: bool  # boxes; else it segments
+    predict: Callable[[Tensor], Any]  # tiles (B, 3, h, w), BGR uint8, to their scores or boxes
+    meta: dict  # `classes` and `palette`
+    about: dict  # identifies the model, as JSON values
+    device: torch.device
+    decide: Callable[[Tensor], Tensor] = tiling.best_class  # scores (K, h, w) to labels
+
+
+def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> TileModel:
+    """A model of mm for tiled inference.
+
+    Args:
+        model: a detector or a segmentor.
+        cfg: its config.
+        weights: its checkpoint.
+        meta: `classes` and `palette`.
+
+    Raises:
+        UserError: the model is panoptic.
+    """
+    if is_panoptic(model):
+        raise UserError(
+            f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
+            f'panoptic; run it without --tile'
+        )
+    device = next(model.parameters()).device
+    about = fingerprint(cfg, weights, device)
+    if cfg.default_scope == 'mmdet':
+        return TileModel(True, detector_boxes(model), meta, about, device)
+    predict = segmentor_scores(model)
+    if model.out_channels > 1:
+        return TileModel(False, predict, meta, about, device)
+    threshold = model.decode_head.threshold
+    return TileModel(
+        False, predict, meta, about, device, lambda scores: scores[0].sigmoid() > threshold
+    )
+
+
 def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A function from tiles (B, 3, h, w), BGR uint8, to a segmentor's scores (B, K, h, w)."""
     from mmseg.structures import SegDataSample
@@ -147,17 +188,16 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
 # Memory
 
 
-def check_memory_ahead(
-    image: 'DatasetReader', tiles: Tiling, predict: Callable[[Tensor], Any], on_gpu: bool
-) -> None:
+def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) -> None:
     """Predict from two smaller tiles whether the tiles of an image fit into the memory limit.
 
     Raises:
         UserError: they do not.
     """
     sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
+    on_gpu = model.device.type != 'cpu'
     for side in sides:
-        output = predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
+        output = model.predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
         peaks.append(memory.peak())
     if peaks[0] > tiles.memory:
         raise UserError(
@@ -216,46 +256,24 @@ class LargeImages:
     one. Work in progress is kept in .NAME.partial.
 
     Args:
-        model: a detector or a segmentor.
-        cfg: its config.
-        weights: its checkpoint.
-        meta: `classes` and `palette`.
+        model: the model.
         tiles: how images are split.
         folder: for the results.
         score_thr: boxes of a lower score are left out.
 
     Raises:
-        UserError: the model is panoptic, or not on a GPU whose memory is to be limited.
+        UserError: the model is not on a GPU whose memory is to be limited.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        cfg: Config,
-        weights: dict,
-        meta: dict,
-        tiles: Tiling,
-        folder: Path,
-        score_thr: float,
-    ) -> None:
-        if is_panoptic(model):
-            raise UserError(
-                f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
-                f'panoptic; run it without --tile'
-            )
-        self.model, self.meta, self.tiles = model, meta, tiles
+    def __init__(self, model: TileModel, tiles: Tiling, folder: Path, score_thr: float) -> None:
+        self.model, self.meta, self.tiles = model, model.meta, tiles
         self.folder, self.score_thr = folder, score_thr
-        self.detects = cfg.default_scope == 'mmdet'
-        self.predict = detector_boxes(model) if self.detects else segmentor_scores(model)
-        device = next(model.parameters()).device
-        self.on_gpu = device.type != 'cpu'
         if tiles.gpu_memory:
-            limit_gpu_memory(tiles.gpu_memory, device)
-        self.about = fingerprint(cfg, weights, device)
-        self.about |= {'tile': tiles.tile, 'overlap': tiles.overlap}
+            limit_gpu_memory(tiles.gpu_memory, model.device)
+        self.about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
         if not tiles.exact:
             self.about['batch size'] = tiles.batch_size
-        if self.detects:
+        if model.detects:
             self.about['score threshold'] = score_thr
 
     def write(self, path: Path, name: str) -> bool:
@@ -267,19 +285,20 @@ class LargeImages:
         """
         about = {**self.about, 'image': identity(path)}
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        result = self.folder / f'{name}{".detections.json" if self.detects else ".labels.tif"}'
+        ending = '.detections.json' if self.model.detects else '.labels.tif'
+        result = self.folder / f'{name}{ending}'
         with open_image(path) as image:
             if is_result_of(result, key):
                 return False
             if self.tiles.memory:
-                check_memory_ahead(image, self.tiles, self.predict, self.on_gpu)
+                check_memory_ahead(image, self.tiles, self.model)
             try:
                 journal = Journal(self.folder / f'.{name}.partial', about)
             except ValueError as error:
                 raise UserError(str(error)) from error
             grid = TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
             try:
-                if self.detects:
+                if self.model.detects:
                     self.write_detections(image, grid, journal, result, key)
                 else:
                     self.write_labels(image, grid, journal, result, key)
@@ -303,10 +322,10 @@ class LargeImages:
         labels = tiling.segment(
             row_reader(image),
             grid,
-            self.predict,
+            self.model.predict,
             journal,
-            np.uint8 if self.model.num_classes <= 256 else np.uint16,
-            self.is_foreground if self.model.out_channels == 1 else tiling.best_class,
+            np.uint8 if len(classes) <= 256 else np.uint16,
+            self.model.decide,
             **self.options(grid, journal),
         )
         small, step = overview(image)
@@ -319,7 +338,7 @@ class LargeImages:
         self, image: 'DatasetReader', grid: TileGrid, journal: Journal, result: Path, key: str
     ) -> None:
         found = tiling.detect(
-            row_reader(image), grid, self.predict, journal, **self.options(grid, journal)
+            row_reader(image), grid, self.model.predict, journal, **self.options(grid, journal)
         )
         sample = as_sample(found)
         small, step = overview(image)
@@ -342,9 +361,6 @@ class LargeImages:
 
         exact, batch_size = self.tiles.exact, self.tiles.batch_size
         return {'exact': exact, 'batch_size': batch_size, 'progress': progress}
-
-    def is_foreground(self, scores: Tensor) -> Tensor:
-        return scores[0].sigmoid() > self.model.decode_head.threshold
 
 
 def as_sample(found: Found) -> BaseDataElement:

@@ -165,7 +165,13 @@ class ExportedModel:
         together = 'valid' in self.session.shapes or len(set(sizes)) == 1
         if len(images) > (count or len(images) if together else 1):
             return [output for image in images for output in self.run([image])]
-        room = height or max(size[0] for size in sizes), width or max(size[1] for size in sizes)
+        largest = np.max(sizes, axis=0)
+        room = height or largest[0], width or largest[1]
+        if (largest > room).any():
+            raise UserError(
+                f'{self.path} takes images of up to {room[0]} x {room[1]}, got {largest[0]} x '
+                f'{largest[1]}; export it without --size, or reduce --tile'
+            )
         batch = np.zeros((count or len(images), 3, *room), np.float32)
         valid = np.ones((len(batch), 2), np.int64)  # a batch of fixed size may have idle places
         valid[: len(images)] = sizes

@@ -21,19 +21,19 @@ def pictures(photos) -> list[Image.Image]:
 
 def test_an_image_alone_and_in_a_batch(model, pictures):
     boxes, labels = ExportedModel(model('detection')), ExportedModel(model('labels'))
-    assert app.compare(boxes, None, pictures[0], 40, 0.3) == (None, None, '')
-    alone, together, text = app.compare(boxes, pictures[0], None, 40, 0.3)
+    assert app.alone_and_together(boxes, None, pictures[0], 40, 0.3) == (None, None, '')
+    alone, together, text = app.alone_and_together(boxes, pictures[0], None, 40, 0.3)
     expected = Predictor('detection.onnx')(pictures[0]).draw()
     assert (together, text) == (None, '1 box.')
     np.testing.assert_array_equal(np.array(alone), np.array(expected))
-    alone, together, text = app.compare(boxes, pictures[0], pictures[1], 20, 0.1)
+    alone, together, text = app.alone_and_together(boxes, pictures[0], pictures[1], 20, 0.1)
     np.testing.assert_array_equal(np.array(alone), np.array(together))
     assert text == (
         '2 boxes. In a batch with the second image, padded to 29 x 30: '
         'the same boxes to within 0 pixels, and scores to within 0.'
     )
-    assert app.compare(boxes, *pictures[:2], 20, 1.0)[2].endswith(': no boxes either.')
-    _, _, text = app.compare(labels, *pictures[:2], 40, 0.3)
+    assert app.alone_and_together(boxes, *pictures[:2], 20, 1.0)[2].endswith(': no boxes either.')
+    _, _, text = app.alone_and_together(labels, *pictures[:2], 40, 0.3)
     assert text.count('%') == 3 and text.endswith(': 0 of 12103 pixels have another class.')
 
 
@@ -59,7 +59,7 @@ def test_the_page_is_served(model, pictures):
         _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name='127.0.0.1')
         client = Client(address, verbose=False, httpx_kwargs={'trust_env': False})
         files = handle_file('0.png'), handle_file('1.png')
-        alone, together, text = client.predict(*files, 40, 0.1, api_name='/compare')
+        alone, together, text = client.predict(*files, 40, 0.1, api_name='/predict')
     finally:
         page.close()
     assert text.startswith('2 boxes. In a batch')

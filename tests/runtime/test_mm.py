@@ -1,0 +1,134 @@
+"""Where torch and mm are installed: checkpoints of a training in the runtime, and exported models
+in tools/infer.py."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import rasterio
+import torch
+from PIL import Image
+from support import load_tool
+
+from cpvt_pyramid.runner.configs import config_in_checkpoint, load_config
+from cpvt_pyramid.runtime import Predictor, UserError
+from cpvt_pyramid.runtime.__main__ import main
+
+infer = load_tool('infer')
+
+
+@pytest.fixture
+def in_files(photos) -> list[np.ndarray]:
+    Path('in').mkdir()
+    for i, photo in enumerate(photos):
+        Image.fromarray(photo).save(f'in/{i}.png')
+    return photos
+
+
+def written(folder: str) -> dict[str, object]:
+    """The predictions in a folder, by file name."""
+    return {
+        path.name: json.loads(path.read_text())
+        if path.suffix == '.json'
+        else np.array(Image.open(path))
+        for path in sorted(Path(folder).iterdir())
+    }
+
+
+def assert_same_files(first: str, second: str) -> None:
+    one, two = written(first), written(second)
+    assert one.keys() == two.keys() and one
+    for name in one:
+        np.testing.assert_equal(one[name], two[name])
+
+
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_a_checkpoint_of_a_training(untrained, in_files, kind):
+    config, weights = untrained[kind]
+    checkpoint = torch.load(weights)
+    checkpoint['meta'] = {'cfg': load_config(config).pretty_text}
+    torch.save(checkpoint, 'epoch_1.pth')
+    options = ['in', '--score-thr', '0.01', '--batch-size', '2']
+    assert main(['epoch_1.pth', *options, '--out-dir', 'ours']) == 0
+    assert infer.main([config, weights, *options, '--out-dir', 'theirs']) == 0
+    assert_same_files('ours', 'theirs')
+
+
+def test_the_config_in_a_checkpoint_is_not_executed():
+    text = "a = dict(b=[-1, (2.5, None)], c={'d e': True})"
+    assert config_in_checkpoint({'meta': {'cfg': text}}, '')._cfg_dict.to_dict() == {
+        'a': {'b': [-1, (2.5, None)], 'c': {'d e': True}}
+    }
+    for text in ('import os', "a = open('x')", 'a = dict(b=exit())', 'a.b = 1', 'a ='):
+        with pytest.raises(UserError, match='x.pth: the config inside is not readable'):
+            config_in_checkpoint({'meta': {'cfg': text}}, 'x.pth')
+    for checkpoint in ({}, {'meta': {}}, {'meta': {'cfg': 3}}):
+        with pytest.raises(UserError, match='must be a checkpoint of a training'):
+            config_in_checkpoint(checkpoint, 'x.pth')
+
+
+def test_checkpoints_have_their_own_size():
+    with pytest.raises(UserError, match='size is for exported models'):
+        Predictor('epoch_1.pth', size=100)
+
+
+@pytest.mark.parametrize('name', ['box', 'labels'])
+def test_infer_writes_what_the_runtime_writes(model, in_files, name):
+    options = [str(model(name)), 'in', '--score-thr', '0.1', '--batch-size', '3']
+    assert infer.main([*options, '--out-dir', 'tool']) == 0
+    assert main([*options, '--out-dir', 'runtime']) == 0
+    assert_same_files('tool', 'runtime')
+
+
+def test_videos(model, photos):
+    frame, size = np.ascontiguousarray(photos[0][:90, :132]), (132, 90)  # even, for the format
+    writer = cv2.VideoWriter('clip.mp4', cv2.VideoWriter_fourcc(*'mp4v'), 25, size)
+    for _ in range(3):
+        writer.write(frame)
+    writer.release()
+    assert infer.main([str(model('detection')), 'clip.mp4', '--backend', 'openvino']) == 0
+    frames = Path('predictions/clip.detections.jsonl').read_text().splitlines()
+    found = [json.loads(frame)['detections'][0]['box'] for frame in frames]
+    assert found == [[0, 0, *size]] * 3
+
+
+@pytest.mark.parametrize('name', ['labels', 'probabilities'])
+def test_label_maps_in_tiles(model, photos, name):
+    """The tiny models decide each pixel by itself, so that tiles must give what the image gives."""
+    photo = np.tile(photos[1], (1, 2, 1))
+    Image.fromarray(photo).save('big.png')
+    assert infer.main([str(model(name)), 'big.png', '--tile', '64', '--batch-size', '2']) == 0
+    with rasterio.open('predictions/big.labels.tif') as labels:
+        np.testing.assert_array_equal(labels.read(1), photo.argmax(-1))
+    assert Path('predictions/big.overlay.png').is_file()
+
+
+def test_boxes_in_tiles(model, photos, capsys):
+    Image.fromarray(photos[1]).save('big.png')
+    command = [str(model('detection')), 'big.png', '--tile', '96', '--overlap', '32']
+    assert infer.main([*command, '--score-thr', '0.01']) == 0
+    found = json.loads(Path('predictions/big.detections.json').read_text())['detections']
+    # Each tile's first box is the tile, cut by its borders: the boxes join to the whole image.
+    height, width = photos[1].shape[:2]
+    assert found[0]['box'] == [0, 0, width, height] and found[0]['class'] == 'one'
+    capsys.readouterr()
+    assert infer.main([*command, '--score-thr', '0.01']) == 0
+    assert 'already done' in capsys.readouterr().out
+    model('detection', score_thr=0.2)  # another file under the name
+    assert infer.main([*command, '--score-thr', '0.01']) == 0
+    assert 'already done' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    'arguments, complaint',
+    [('no.onnx in', 'no model at no.onnx'),
+     ('labels.onnx in --score-thr 2', '--score-thr must be in [0, 1], got 2.0'),
+     ('fixed.onnx in --tile 128', 'takes images of up to 64 x 96')],
+)  # fmt: skip
+def test_mistakes(model, in_files, arguments, complaint, capsys):
+    model('labels'), model('fixed')
+    assert infer.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('infer: ') and complaint in line

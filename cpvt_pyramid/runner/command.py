@@ -158,6 +158,8 @@ def imports_of(tool: str) -> Iterator[None]:
     """For imports at the top of a tool: exit with one line if a package is not installed."""
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except ImportError as error:
         if line := missing_package(error):
             print(f'{tool}: {line}', file=sys.stderr)

@@ -5,8 +5,10 @@ import json
 import os
 import pickle
 import re
+import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -409,6 +411,27 @@ def test_videos(untrained, capsys):
     assert overlay.get(cv2.CAP_PROP_FRAME_WIDTH) % 128 == 0
 
 
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file can grow beyond 8 KiB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_video_that_cannot_be_written_is_an_error(small_files):
+    """OpenCV does not report it."""
+    frame = np.random.default_rng(0).integers(0, 256, (240, 320, 3)).astype(np.uint8)
+    with (
+        pytest.raises(UserError, match='cannot write all of a.mp4; is the disk full?'),
+        inference.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
+    ):
+        for _ in range(9):
+            writer.write(frame)
+    assert not os.listdir()
+
+
 def test_frames_of_a_video_are_not_held(untrained, monkeypatch):
     """Each batch is predicted before the frames of the next are read."""
     film('a.avi', 6, (51, 90))
@@ -587,7 +610,9 @@ def test_the_memory_limit_holds(untrained, capsys):
     command = [config, 'many.pth', 'a.tif', '--tile', '256', '--cfg-options', classes]
     assert infer.main([*command, '--memory', '300M']) == 2
     said = capsys.readouterr().err
-    assert re.search('^infer: tiles of 256 need .* GiB but --memory is 0.29 GiB; ', said)
+    assert re.fullmatch(
+        'infer: the process needs .* GiB even for a tile of 64, but --memory is 0.29 GiB\n', said
+    )
     assert not os.listdir('predictions')
     script = [sys.executable, '-c', MEMORY.format(tools=str(TOOLS))]
     ended = run(*script, *command, '--memory', '1400M', PYTHONPATH=str(ROOT))

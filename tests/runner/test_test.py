@@ -1,8 +1,11 @@
 """test.py: evaluation, with and without test-time augmentation."""
 
+import errno
+import logging
 import pickle
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from PIL import Image
@@ -11,6 +14,7 @@ from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.prediction import dataset_meta, results_dump
+from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 test_tool = load_tool('test')
 
@@ -57,6 +61,20 @@ def test_predictions_are_written_whole_or_not_at_all(scope):
         dump.compute_metrics([{'a': 2}, lambda: None])
     assert pickle.loads(Path('all.pkl').read_bytes()) == [{'a': 1}]
     assert [path.name for path in Path().iterdir()] == ['all.pkl']
+
+
+def test_a_log_on_a_full_disk_raises_an_error(monkeypatch):
+    """By default, logging prints a traceback for each line."""
+    runner = ToolRunner.__new__(ToolRunner)
+    runner._log_dir, runner._timestamp, runner._experiment_name = '.', 'now', 'name'
+    logger = runner.build_logger()
+    (file,) = (h for h in logger.handlers if isinstance(h, logging.FileHandler))
+    logger.info('one')
+    full = mock.Mock(write=mock.Mock(side_effect=OSError(errno.ENOSPC, 'No space left')))
+    monkeypatch.setattr(file, 'stream', full)
+    with pytest.raises(OSError, match='No space'):
+        logger.info('two')
+    assert 'one' in Path(file.baseFilename).read_text()
 
 
 def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped():

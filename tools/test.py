@@ -30,6 +30,7 @@ def test(
     out: Optional[str] = None,
     show_dir: Optional[str] = None,
     tta: bool = False,
+    skip_bad: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
@@ -43,12 +44,15 @@ def test(
         show_dir (DIR): write a picture of each prediction.
         tta: test-time augmentation: merge predictions at several sizes, flipped and not, as
             tta_model and tta_pipeline of the config say, or else at 3 sizes.
+        skip_bad: test without images and annotations that have errors; see check_data.py. The
+            metrics are then those of the rest.
         cfg_options (KEY=VALUE): override settings of the config, for example
             test_dataloader.num_workers=8.
         launcher: what started the processes.
     """
     from cpvt_pyramid.runner import checks, prediction
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
+    from cpvt_pyramid.runner.data_checks import check_before_run
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
     from cpvt_pyramid.runner.files import check_file, make_folder
     from cpvt_pyramid.runner.mistakes import config_mistakes
@@ -73,6 +77,8 @@ def test(
             cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
         cfg.load_from, cfg.resume = checkpoint, False
         join_processes(cfg, launcher)
+    with all_or_none(launcher):
+        check_before_run(cfg, 'test', skip_bad=skip_bad)
     with config_mistakes(cfg):
         runner = ToolRunner.from_cfg(cfg)
         with all_or_none(launcher):

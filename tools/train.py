@@ -20,6 +20,7 @@ def train(
     amp: bool = False,
     resume: Union[bool, str] = False,
     auto_scale_lr: bool = False,
+    skip_bad: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
@@ -33,11 +34,13 @@ def train(
         resume (PATH): resume from a checkpoint; without PATH from the last complete one in the work
             dir, or from the start if there is none.
         auto_scale_lr: scale the learning rate with the total batch size.
+        skip_bad: train without images and annotations that have errors; see check_data.py.
         cfg_options (KEY=VALUE): override settings of the config, for example randomness.seed=0.
         launcher: what started the processes.
     """
     from cpvt_pyramid.runner import checks
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
+    from cpvt_pyramid.runner.data_checks import check_before_run
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
     from cpvt_pyramid.runner.files import make_folder
     from cpvt_pyramid.runner.mistakes import config_mistakes
@@ -60,6 +63,8 @@ def train(
         choose_start(cfg, resume)
         make_resumable(cfg)
         join_processes(cfg, launcher)
+    with all_or_none(launcher):
+        check_before_run(cfg, 'train', 'val', skip_bad=skip_bad)
     with config_mistakes(cfg):
         runner = ToolRunner.from_cfg(cfg)
         with all_or_none(launcher):
@@ -73,20 +78,18 @@ def train(
 
 
 def use_mixed_precision(cfg: 'Config') -> None:
-    """float16 with a dynamic loss scale on a GPU, bfloat16 on a CPU."""
+    """float16 with a dynamic loss scale on a GPU, bfloat16 on a CPU, unless the config itself names
+    an optimizer wrapper for mixed precision."""
     from mmengine.device import get_device
 
     from cpvt_pyramid.runner.configs import kind_of
 
-    wrapper = cfg.optim_wrapper
-    kind = kind_of(wrapper) or 'OptimWrapper'
-    if kind not in ('OptimWrapper', 'AmpOptimWrapper', 'BFloat16OptimWrapper'):
+    kind = kind_of(cfg.optim_wrapper) or 'OptimWrapper'
+    if kind in ('AmpOptimWrapper', 'BFloat16OptimWrapper'):
+        return
+    if kind != 'OptimWrapper':
         raise UserError(f'--amp needs an OptimWrapper in the config, got {kind}')
-    if get_device() == 'cpu':
-        plain = {k: v for k, v in wrapper.items() if k not in ('loss_scale', 'dtype', 'use_fsdp')}
-        cfg.optim_wrapper = {**plain, 'type': 'BFloat16OptimWrapper'}
-    else:
-        cfg.optim_wrapper = {**wrapper, 'type': 'AmpOptimWrapper', 'loss_scale': 'dynamic'}
+    cfg.optim_wrapper.type = 'BFloat16OptimWrapper' if get_device() == 'cpu' else 'AmpOptimWrapper'
 
 
 def choose_start(cfg: 'Config', resume: Union[bool, str]) -> None:

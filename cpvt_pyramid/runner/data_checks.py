@@ -22,11 +22,13 @@ from tqdm import tqdm
 
 from .command import UserError
 from .configs import as_list, dataset_class, is_local, kind_of, leaves
+from .distributed import of_first_process
 from .files import atomic_write, make_folder
 
 IGNORED_LABEL = 255
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
 CHUNK = 64  # images between two looks at the clock
+SECONDS = 20  # for each data set of a run; larger ones are not read completely
 SHOWN = 3  # items of a problem that its line names
 
 
@@ -407,6 +409,34 @@ def relative(path: Path, folder: Path) -> str:
 
 
 # Configs
+
+
+def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
+    """Check the contents of the data sets of a run, in its first process.
+
+    Args:
+        cfg: the config; with `skip_bad` its data sets are replaced by their good parts.
+        *splits: of train, val and test.
+        skip_bad: read all images, and continue without what has errors.
+
+    Raises:
+        UserError: there are errors, which have been printed.
+    """
+    errors, good_parts = of_first_process(
+        lambda: check_contents(
+            cfg,
+            *splits,
+            folder=Path(cfg.work_dir),
+            seconds=math.inf if skip_bad else SECONDS,
+            write_good=skip_bad,
+        )
+    )
+    if errors and not skip_bad:
+        raise UserError(
+            'the data have the errors above; correct them, or leave out what has errors with '
+            '--skip-bad'
+        )
+    use_good_parts(cfg, good_parts)
 
 
 class Contents(NamedTuple):

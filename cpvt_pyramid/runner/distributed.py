@@ -9,7 +9,13 @@ from typing import Any, Optional
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import all_gather_object, all_reduce, get_dist_info, init_dist
+from mmengine.dist import (
+    all_gather_object,
+    all_reduce,
+    broadcast_object_list,
+    get_dist_info,
+    init_dist,
+)
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
@@ -24,7 +30,8 @@ from .configs import kind_of
 def all_or_none(launcher: str) -> Iterator[None]:
     """Let an error of one process inside this context end all processes.
 
-    Connects the processes, also those that fail before they join.
+    Connects the processes, also those that fail before they join. Nothing inside the context may
+    wait for the other processes, unless they all get there.
 
     Args:
         launcher: none, pytorch, slurm or mpi.
@@ -48,6 +55,24 @@ def all_or_none(launcher: str) -> Iterator[None]:
                 raise Stopped from error
     if error:
         raise error
+
+
+def of_first_process(function: Callable[[], Any]) -> Any:
+    """What a function returns in the first process, in all of them; so with a UserError.
+
+    Args:
+        function: called in the first process alone; its result must be picklable.
+    """
+    result = [None, None]  # returned, raised
+    if get_dist_info()[0] == 0:
+        try:
+            result[0] = function()
+        except UserError as error:
+            result[1] = str(error)
+    broadcast_object_list(result)
+    if result[1]:
+        raise UserError(result[1])
+    return result[0]
 
 
 def check_launcher(launcher: str) -> None:

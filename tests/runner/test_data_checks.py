@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 from PIL import Image
+from support import load_tool
 
 from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.configs import load_config
@@ -302,3 +303,24 @@ def test_metrics_that_read_another_file(configs, tmp_path):
     cfg.val_evaluator.ann_file = str(tmp_path / 'other.json')
     with pytest.raises(UserError, match='val_evaluator reads .*other.json, but the val data are'):
         check_contents(cfg, 'val', folder=tmp_path)
+
+
+def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
+    train, test = load_tool('train'), load_tool('test')
+    damaged(configs['detector'], tmp_path).dump(tmp_path / 'config.py')
+    path = str(tmp_path / 'train.json')
+    run = [str(tmp_path / 'config.py'), '--cfg-options', 'train_cfg.max_epochs=1']
+    for split in ('val', 'test'):
+        run += [f'{split}_dataloader.dataset.ann_file={path}', f'{split}_evaluator.ann_file={path}']
+        run += [f'{split}_dataloader.dataset.data_prefix.img=train2017/']
+    assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count('data: error:') == 4
+    assert printed.err == (
+        'train: the data have the errors above; correct them, or leave out what has errors with '
+        '--skip-bad\n'
+    )
+    assert train.main([*run, '--work-dir', str(tmp_path / 'b'), '--skip-bad']) == 0
+    run.insert(1, (tmp_path / 'b/last_checkpoint').read_text())
+    assert test.main([*run, '--work-dir', str(tmp_path / 'c')]) == 2
+    assert test.main([*run, '--work-dir', str(tmp_path / 'c'), '--skip-bad']) == 0

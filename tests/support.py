@@ -14,6 +14,12 @@ from torch import nn
 from cpvt_pyramid.weights import LoadReport
 
 ROOT = Path(__file__).parents[1]
+# The shipped configs, relative to configs/.
+CONFIGS = sorted(
+    path.relative_to(ROOT / 'configs').as_posix()
+    for path in (ROOT / 'configs').rglob('*.py')
+    if '_base_' not in path.parts
+)
 # False in `make test-torch`, which tests the oldest supported PyTorch.
 PINNED_TORCH = (
     f'torch=={torch.__version__.partition("+")[0]}'

@@ -20,11 +20,7 @@ NAMES = ('detector', 'segmentor')
 PRECISIONS = {
     'float32': [],
     'float16': ['--amp'],
-    'bfloat16': [
-        '--cfg-options',
-        'optim_wrapper.type=AmpOptimWrapper',
-        'optim_wrapper.dtype=bfloat16',
-    ],
+    'bfloat16': ['--cfg-options', 'optim_wrapper.type=BFloat16OptimWrapper'],
 }
 
 

@@ -16,16 +16,10 @@ from mmdet.datasets import CocoDataset
 from mmengine.config import Config
 from mmengine.runner import Runner
 from safetensors.torch import save_file
-from support import ROOT, load_tool
+from support import CONFIGS, ROOT, load_tool
 
 from cpvt_pyramid import CPVTPyramid, DenseCPVT, mm
 from cpvt_pyramid.weights import to_format
-
-CONFIGS = sorted(
-    path.relative_to(ROOT / 'configs').as_posix()
-    for path in (ROOT / 'configs').rglob('*.py')
-    if '_base_' not in path.parts
-)
 
 
 def load(name: str) -> Config:

@@ -1,9 +1,7 @@
-"""What a config may ask of the optimizer: layer-wise decay of the learning rate, bfloat16."""
+"""What a config may ask of the optimizer: layer-wise decay of the learning rate."""
 
 import pytest
-import torch
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
 from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT
@@ -95,15 +93,3 @@ def test_a_factor_that_is_none_fails(decay):
 def test_a_model_without_a_pyramid_fails():
     with pytest.raises(ValueError, match='CPVTPyramid'):
         rates(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)
-
-
-def test_bfloat16():
-    model = nn.Linear(4, 4)
-    wrapper = OPTIM_WRAPPERS.build(
-        dict(type='BFloat16OptimWrapper', optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    )
-    with wrapper.optim_context(model):
-        out = model(torch.randn(2, 4))
-    assert out.dtype == torch.bfloat16
-    wrapper.update_params(out.float().square().sum())
-    assert model.weight.dtype == torch.float32 and model.weight.isfinite().all()

@@ -1,0 +1,254 @@
+"""bfloat16: every shipped config trains and predicts, near float32, and nothing but the parts for
+which `bfloat16` says so computes in it."""
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+
+import mmcv._ext
+import mmengine.device
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, batch, build, shrink
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.config import Config, ConfigDict
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData, PixelData
+from mmseg.structures import SegDataSample
+from ports import randomize
+from support import CONFIGS, ROOT, load_tool
+from torch import Tensor, nn
+
+from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
+from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
+
+train = load_tool('train')
+SIDE = 128
+SIZES = [(96, 128), (128, 80)]  # padded to SIDE x SIDE
+
+
+def tiny(cfg: Config) -> dict:
+    """The config's model with an eighth of the channels and few blocks."""
+    model = shrink(cfg.model.to_dict(), 8)
+    backbone = model['backbone']
+    if backbone['type'] == 'DenseCPVT':
+        arch = COLUMNAR_ARCHS[backbone['arch']]
+        backbone['arch'] = arch._replace(dim=arch.dim // 8, depth=6)._asdict()
+    else:
+        arch = ARCHS[backbone['arch']]
+        dims = tuple(dim // 8 for dim in arch.dims)
+        backbone['arch'] = arch._replace(dims=dims, depths=(2, 1, 1, 1))._asdict()
+    if cfg.default_scope == 'mmseg':
+        model['data_preprocessor']['size'] = (SIDE, SIDE)
+    if model['type'] == 'ValidRegionDINO':
+        model['bbox_head']['embed_dims'] = 256 // 8  # it takes them from no other setting
+    return model
+
+
+def data_for(model: nn.Module, sizes: list) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    images, samples = [], []
+    for height, width in sizes:
+        image = torch.randint(256, (3, height, width), generator=generator, dtype=torch.uint8)
+        meta = dict(img_shape=(height, width), ori_shape=(height, width), scale_factor=(1, 1))
+        if hasattr(model, 'decode_head'):
+            labels = PixelData(data=(image[:1] % 11).long())
+            sample = SegDataSample(metainfo=meta, gt_sem_seg=labels)
+        else:
+            masks = np.zeros((2, height, width), np.uint8)
+            masks[0, 10:50, 8:40] = masks[1, 20:90, 30:75] = 1
+            sample = DetDataSample(metainfo=meta)
+            sample.gt_instances = InstanceData(
+                bboxes=torch.tensor([[8.0, 10, 40, 50], [30, 20, 75, 90]]),
+                labels=torch.tensor([3, 5]),
+                masks=BitmapMasks(masks, height, width),
+            )
+        images.append(image)
+        samples.append(sample)
+    return {'inputs': images, 'data_samples': samples}
+
+
+def tensors(values: object) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors(value)
+    elif isinstance(values, dict):
+        yield from tensors(list(values.values()))
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[set[str]]:
+    """The modules that are called in autocast. Outside them nothing may be bfloat16, and mmcv's
+    operations, most of which have no bfloat16 kernel on a GPU, never may."""
+    called = set()
+
+    def enter(name: str, *inputs: object) -> None:
+        if torch.is_autocast_enabled('cpu'):
+            called.add(name)
+        else:
+            assert all(x.dtype != torch.bfloat16 for x in tensors(inputs)), name
+
+    def refuse(function: object, *args: object, **options: object) -> object:
+        assert all(x.dtype != torch.bfloat16 for x in tensors([args, options])), function
+        return function(*args, **options)
+
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _, args, options, name=name: enter(name, args, options), with_kwargs=True
+        )
+        for name, module in model.named_modules()
+    ]
+    operations = {k: v for k, v in vars(mmcv._ext).items() if callable(v) and k[0] != '_'}
+    for name, function in operations.items():
+        setattr(mmcv._ext, name, lambda *args, _f=function, **kw: refuse(_f, *args, **kw))
+    try:
+        yield called
+    finally:
+        for name, function in operations.items():
+            setattr(mmcv._ext, name, function)
+        for hook in hooks:
+            hook.remove()
+
+
+@cache  # configs that differ in depth or schedule alone have one tiny model
+def trained(scope: str, model: str) -> SimpleNamespace:
+    """A training step in float32 and one in bfloat16, and then a prediction."""
+    init_default_scope(scope)
+    before = randomize(MODELS.build(ConfigDict(json.loads(model))))
+    found = SimpleNamespace(logs=[])
+    for kind in (OptimWrapper, BFloat16OptimWrapper):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        after = copy.deepcopy(before).train()
+        wrapper = kind(torch.optim.SGD(after.parameters(), lr=1e-3))
+        with watched(after) as found.in_autocast:
+            found.logs.append(after.train_step(data_for(after, SIZES), wrapper))
+        found.moved = [not torch.equal(*ab) for ab in zip(before.parameters(), after.parameters())]
+        assert all(p.isfinite().all() for p in after.parameters())
+    with torch.no_grad(), watched(after), bfloat16(after):
+        found.sample, *_ = after.eval().test_step(data_for(after, SIZES[:1]))
+    return found
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_shipped_configs(name):
+    """On a CPU `--amp` is bfloat16. Plain autocast fails there in RoIAlign, and on GPUs in focal
+    loss, too."""
+    cfg = Config.fromfile(ROOT / 'configs' / name)
+    train.use_mixed_precision(cfg)
+    assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
+    result = trained(cfg.default_scope, json.dumps(tiny(cfg)))
+    expected, near = result.logs
+    assert near['loss'] != expected['loss'] and all(value.isfinite() for value in near.values())
+    torch.testing.assert_close(near['loss'], expected['loss'], rtol=0.03, atol=0)
+    assert all(result.moved)
+    parts = {name.partition('.')[0] for name in result.in_autocast}
+    heads = {'decode_head', 'auxiliary_head'} & set(cfg.model)
+    if cfg.model.get('decode_head', {}).get('type') == 'Mask2FormerHead':
+        heads.remove('decode_head')  # deformable attention
+    assert parts == {'backbone'} | heads | ({'neck'} if cfg.model.get('neck') else set())
+    if cfg.default_scope == 'mmseg':
+        assert result.sample.seg_logits.data.isfinite().all()
+    else:
+        boxes, scores = result.sample.pred_instances.bboxes, result.sample.pred_instances.scores
+        assert boxes.dtype == scores.dtype == torch.float32
+        assert len(boxes) and boxes.isfinite().all()
+
+
+@pytest.mark.foreign
+@pytest.mark.parametrize('name', FAMILIES)
+def test_families(name):
+    """Detectors and segmentors of the mm packages."""
+    model = build(FAMILIES[name])
+    data = batch(FAMILIES[name], model)
+    state = copy.deepcopy(model.state_dict())
+    with watched(model) as called, bfloat16(model):
+        losses = model.train()(**copy.deepcopy(data), mode='loss')
+        total, logs = model.parse_losses(losses)
+        total.backward()
+        model.eval().load_state_dict(state, strict=False)
+        with torch.no_grad():
+            model(**copy.deepcopy(data), mode='predict')
+    assert 'backbone' in {name.partition('.')[0] for name in called}
+    assert all(value.isfinite() for value in logs.values())
+    assert all(p.grad.isfinite().all() for p in model.backbone.parameters())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
+        return {'out': [self.head(self.backbone(x))]}
+
+
+@pytest.mark.parametrize('way', ['plain', 'forward', 'in place', 'wrapped'])
+def test_the_context_ends(way):
+    """Also for compiled modules, which are not recompiled for it in every step."""
+    model, x = Net(), torch.randn(2, 4)
+    compiled = []
+    backend = lambda graph, inputs: compiled.append(graph) or graph.forward  # noqa: E731
+    with torch.no_grad():
+        expected = model.backbone(x)
+        if way == 'forward':
+            model.forward = torch.compile(model.forward, backend=backend)
+        elif way == 'in place':
+            model.backbone.compile(backend=backend)
+        elif way == 'wrapped':
+            model.backbone = torch.compile(model.backbone, backend=backend)
+        for _ in range(3):
+            with pytest.raises(KeyError), bfloat16(model):
+                near = model.backbone(x)
+                assert model(x)['out'][0].dtype == near.dtype == torch.float32
+                assert not torch.equal(near, expected)
+                raise KeyError
+            assert torch.equal(model.backbone(x), expected)
+            model(x)
+    assert len(compiled) <= 2 and bool(compiled) == (way != 'plain')
+
+
+def test_a_model_without_known_parts():
+    model = nn.Linear(4, 4)
+    wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(2, 4)
+    with wrapper.optim_context(model):
+        out = model(x)
+    assert out.dtype == torch.float32 and not torch.equal(out, model(x))
+    wrapper.update_params(out.square().sum())
+    assert model.weight.dtype == torch.float32 and model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+@pytest.mark.parametrize(
+    'chosen',
+    [
+        dict(type='BFloat16OptimWrapper'),
+        dict(type='AmpOptimWrapper', loss_scale=512.0),
+        dict(type='AmpOptimWrapper', dtype='bfloat16'),
+        dict(type=BFloat16OptimWrapper),
+    ],
+    ids=str,
+)
+def test_amp_keeps_the_choice_of_a_config(chosen, device, monkeypatch):
+    monkeypatch.setattr(mmengine.device, 'get_device', lambda: device)
+    cfg = SimpleNamespace(optim_wrapper=ConfigDict(**chosen, optimizer=dict(type='SGD')))
+    train.use_mixed_precision(cfg)
+    assert cfg.optim_wrapper == dict(**chosen, optimizer=dict(type='SGD'))
+
+
+@pytest.mark.parametrize('kind', [{}, dict(type='OptimWrapper'), dict(type=OptimWrapper)], ids=str)
+def test_amp_is_float16_on_a_gpu(kind, monkeypatch):
+    monkeypatch.setattr(mmengine.device, 'get_device', lambda: 'cuda')
+    cfg = SimpleNamespace(optim_wrapper=ConfigDict(**kind, accumulative_counts=2))
+    train.use_mixed_precision(cfg)
+    assert cfg.optim_wrapper == dict(type='AmpOptimWrapper', accumulative_counts=2)

@@ -23,6 +23,7 @@ from .sessions import Session, open_session
 FORMAT = 1  # of the metadata
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 TASKS = ('detection', 'instance', 'segmentation')
+NEEDED = ('classes', 'palette', 'resize', 'masks', 'raw', 'score_thr')  # of the metadata
 Result = Union[Detections, LabelMap]
 
 
@@ -196,7 +197,7 @@ def _metadata(path: Path, text: Optional[str]) -> dict[str, Any]:
         )
     try:
         about = json.loads(text)
-        number, task, raw = about['format'], about['task'], about['raw']
+        number, task = about['format'], about['task']
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path}: damaged metadata: {one_line(error)}') from error
     if number != FORMAT:
@@ -206,7 +207,9 @@ def _metadata(path: Path, text: Optional[str]) -> dict[str, Any]:
         )
     if task not in TASKS:
         raise UserError(f'{path}: its task must be one of {", ".join(TASKS)}, got {task}')
-    if raw:
+    if missing := [key for key in NEEDED if key not in about]:
+        raise UserError(f'{path}: damaged metadata: no {missing[0]}')
+    if about['raw']:
         raise UserError(
             f'{path} was exported with --raw and returns boxes before NMS; export it without'
         )

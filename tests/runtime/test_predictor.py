@@ -4,6 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
@@ -169,6 +170,19 @@ def test_pictures(model, photos):
 def test_files_for_something_else(model, changes, complaint):
     with pytest.raises(UserError, match=complaint):
         Predictor(model('detection', **changes))
+
+
+@pytest.mark.parametrize(
+    'text, complaint',
+    [('{', 'Expecting'), ('3', 'subscriptable'), ('{"task": "detection"}', 'format'),
+     ('{"format": 1, "task": "detection"}', 'no classes')],
+)  # fmt: skip
+def test_damaged_metadata(model, text, complaint):
+    damaged = onnx.load(model('detection'))
+    onnx.helper.set_model_props(damaged, {'cpvt_pyramid': text})
+    onnx.save(damaged, 'damaged.onnx')
+    with pytest.raises(UserError, match=f'^damaged.onnx: damaged metadata: .*{complaint}'):
+        Predictor('damaged.onnx')
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import mmdet
@@ -622,15 +623,59 @@ def test_the_memory_limit_holds(untrained, capsys):
     assert 11 < read_labels('predictions/a.labels.tif').max() < 150
 
 
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+def test_what_cuda_loads_does_not_count_for_each_pixel(device, tmp_path, monkeypatch):
+    """The process takes 3 GiB with a tile of 256 and 0.2 GiB more with one of 512."""
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    monkeypatch.setattr(
+        large_images.memory, 'peak', iter([int(3.0 * 2**30), int(3.2 * 2**30)]).__next__
+    )
+    model = large_images.TileModel(
+        False, lambda tiles: torch.zeros(1, 5, *tiles.shape[2:]), {}, {}, torch.device(device)
+    )
+    tiles = large_images.Tiling(1024, 256, memory=int(3.5 * 2**30))
+    with large_images.open_image(Path('a.png')) as image:
+        if device == 'cuda':
+            large_images.check_memory_ahead(image, tiles, model)
+        else:
+            with pytest.raises(UserError, match='tiles of 1024 need 4.* GiB but --memory is 3.50'):
+                large_images.check_memory_ahead(image, tiles, model)
+
+
+def test_the_limit_of_gpu_memory(untrained, monkeypatch, capsys):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    command = [*untrained['segmentor'], 'a.png', '--gpu-memory', '1G']
+    for options, complaint in (
+        ([], '--gpu-memory needs --tile'),
+        (
+            ['--tile', '64', '--device', 'cpu'],
+            '--gpu-memory needs a GPU, but the model is on the device cpu',
+        ),
+    ):
+        assert infer.main([*command, *options]) == 2
+        assert capsys.readouterr().err == f'infer: {complaint}\n'
+
+    limits = []
+    total = SimpleNamespace(total_memory=8 * 2**30)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: total)
+    monkeypatch.setattr(
+        torch.cuda, 'set_per_process_memory_fraction', lambda *limit: limits.append(limit)
+    )
+    device = torch.device('cuda:1')
+    for size in (2 * 2**30, 16 * 2**30):
+        large_images.limit_gpu_memory(size, device)
+    assert limits == [(0.25, device), (1.0, device)]
+
+
 @pytest.mark.parametrize(
     'text, size',
     [('2GiB', 2**31), ('1500M', 1500 * 2**20), ('1.5g', 3 * 2**29), ('4096', 4096), ('1kB', 1024)],
 )
 def test_sizes_of_memory(text, size):
-    assert large_images.parse_bytes(text) == size
+    assert large_images.parse_bytes(text, '--memory') == size
 
 
 @pytest.mark.parametrize('text', ['', 'much', '-1G', '0', 'nan', 'inf'])
 def test_invalid_sizes_of_memory(text):
     with pytest.raises(ValueError, match='--memory must be a size such as 2GiB, got '):
-        large_images.parse_bytes(text)
+        large_images.parse_bytes(text, '--memory')

@@ -3,6 +3,7 @@
 Shapes: B batch, H x W image in pixels.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
@@ -61,6 +62,7 @@ class Exportable(nn.Module):
         super().__init__()
         self.preprocessing = preprocessing
         self.details: dict[str, Any] = {}
+        self.dtype = torch.float32
         for name in ('mean', 'std'):
             values = torch.tensor(getattr(preprocessing, name), dtype=torch.float32)
             self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
@@ -92,7 +94,15 @@ class Exportable(nn.Module):
     def forward(self, images: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The outputs, in the order of `output_names`; for the arguments see `stages`."""
         stages = self.stages(images, valid)
-        return tuple(stages[name] for name in self.output_names)
+        return tuple(in_float32(stages[name]) for name in self.output_names)
+
+    def in_half_precision(self) -> 'Exportable':
+        """A copy that computes in float16; pixels, boxes and outputs stay float32."""
+        result = copy.deepcopy(self)
+        mean, std = result.mean, result.std
+        result.half()
+        result.mean, result.std, result.dtype = mean, std, torch.float16
+        return result
 
     def preprocess(
         self, images: Tensor, valid: Optional[Tensor]
@@ -115,13 +125,17 @@ class Exportable(nn.Module):
         if self.preprocessing.bgr:
             x = x.flip(1)
         if valid is None:
-            return x, None
+            return x.to(self.dtype), None
         stride = math.lcm(divisor, STRIDE)
         bottom, right = (ceil_div(side, stride) * stride - side for side in (height, width))
         x = F.pad(Extent(*valid.unbind(1)).clear(x), (0, right, 0, bottom))
         if not self.preprocessing.marks_padding:
             valid = ceil_div(valid, divisor) * divisor
-        return x, valid
+        return x.to(self.dtype), valid
+
+
+def in_float32(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() else x
 
 
 def divides(divisor: int, *sides: Any) -> bool:

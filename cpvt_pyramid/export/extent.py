@@ -189,9 +189,10 @@ def group_norm(
     if extent is None:
         return function(input, num_groups, weight, bias, eps)
     inside = ~extent.outside(input.shape[2:])[:, :, None]  # (B, 1, 1, H, W)
-    x = input.float().unflatten(1, (num_groups, -1))  # (B, groups, C / groups, H, W)
+    x = extent.clear(input).float()
+    x = x.unflatten(1, (num_groups, -1))  # (B, groups, C / groups, H, W)
     count = inside.sum((2, 3, 4), keepdim=True).clamp(min=1) * x.shape[2]
-    x = x - (x * inside).sum((2, 3, 4), keepdim=True) / count
+    x = x - x.sum((2, 3, 4), keepdim=True) / count
     variance = (x * inside).square().sum((2, 3, 4), keepdim=True) / count
     x = (x * (variance + eps).rsqrt()).flatten(1, 2).to(input.dtype)
     if weight is not None:

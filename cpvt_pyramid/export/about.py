@@ -1,0 +1,94 @@
+"""The metadata of an exported model; docs/deployment.md describes the keys."""
+
+import hashlib
+from importlib.metadata import version
+from typing import Any, Optional
+
+from torch import nn
+
+from .. import __version__
+from .base import STRIDE, Exportable
+
+FORMAT = 1
+SCORE_THR = 0.3  # what runtimes show by default, as tools/infer.py
+
+
+def metadata(
+    model: Exportable, weights: nn.Module, config: dict[str, Any], graph: dict[str, Any]
+) -> dict[str, Any]:
+    """The metadata of an exported model.
+
+    Args:
+        model: the exportable model.
+        weights: the original model, whose weights are hashed.
+        config: what the config says, see `about_config`.
+        graph: how it is exported: `inputs`, `size`, `dtype`, `license`.
+    """
+    packages = ('torch', 'onnx', 'onnxruntime')
+    return {
+        'format': FORMAT,
+        'task': model.task,
+        'classes': [],
+        'palette': [],
+        'mean': list(model.preprocessing.mean),
+        'std': list(model.preprocessing.std),
+        'stride': STRIDE,
+        'resize': None,
+        'masks': None,
+        'raw': 'scores' in model.output_names and 'labels' not in model.output_names,
+        'nms': None,
+        'outputs': list(model.output_names),
+        'weights_sha256': hash_of(weights),
+        'versions': {'cpvt_pyramid': __version__} | {name: version(name) for name in packages},
+        'score_thr': SCORE_THR,
+        **model.details,
+        **config,
+        **graph,
+    }
+
+
+def hash_of(model: nn.Module) -> str:
+    """SHA-256 of the names and values of all weights, in the order of their names."""
+    result = hashlib.sha256()
+    for name, x in sorted(model.state_dict().items()):
+        result.update(name.encode())
+        result.update(x.detach().cpu().contiguous().numpy().tobytes())
+    return result.hexdigest()
+
+
+def about_config(cfg: Any, checkpoint: dict) -> tuple[dict[str, Any], Optional[str]]:
+    """What a config says about its model: classes, palette, resizing and architecture.
+
+    Args:
+        cfg: mmengine's Config.
+        checkpoint: of the model, for the classes it was trained on.
+
+    Returns:
+        Entries of the metadata; and a warning about a test pipeline that does more than that.
+    """
+    from ..runner.configs import leaves
+    from ..runner.prediction import dataset_meta
+
+    meta = dataset_meta(cfg, checkpoint)
+    steps = [
+        step
+        for step in next(leaves(cfg.test_dataloader.dataset)).pipeline
+        if not step.type.rpartition('.')[2].startswith(('Load', 'Pack'))
+    ]
+    resize = warning = None
+    for step in steps:
+        if step.type.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
+            resize = {'short': min(step.scale), 'long': max(step.scale)}
+        else:
+            warning = (
+                f'the test pipeline has a step {dict(step)}, which the file does not describe; '
+                'give it images as that step leaves them'
+            )
+    backbone = cfg.model.backbone
+    result = {
+        'classes': list(meta['classes']),
+        'palette': [[int(v) for v in color] for color in meta['palette']],
+        'resize': resize,
+        'arch': f'{cfg.model.type}, {backbone.type} {backbone.get("arch", "")}'.strip(),
+    }
+    return result, warning

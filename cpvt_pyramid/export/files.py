@@ -1,0 +1,186 @@
+"""Writing an exported model: capture, comparison with PyTorch, and only then the file."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+from ..runner.command import UserError, one_line
+from ..runner.files import atomic_write
+from .about import metadata
+from .base import Exportable
+from .onnx_file import (
+    AllStages,
+    ExportError,
+    capture,
+    onnxruntime_runner,
+    set_metadata,
+    translate,
+    with_outputs,
+)
+from .verification import Check, Runner, verify, write_report
+
+
+class Settings(NamedTuple):
+    """How a model is exported.
+
+    Args:
+        format: 'onnx', 'torch' or 'aotinductor'.
+        size: fixed height and width of the images, or None.
+        half: in float16.
+        has_valid: whether the graph takes padded batches.
+        license: of the weights, for the metadata.
+    """
+
+    format: str = 'onnx'
+    size: Optional[tuple[int, int]] = None
+    half: bool = False
+    has_valid: bool = True
+    license: str = 'not stated'
+
+
+def write_verified(
+    path: Path,
+    model: Exportable,
+    weights: nn.Module,
+    config: dict[str, Any],
+    images: Sequence[np.ndarray],
+    settings: Settings,
+    progress: Callable[[Sequence], Sequence] = list,
+) -> list[Path]:
+    """Export a model to a file, if it gives the results of PyTorch.
+
+    Args:
+        path: of the file.
+        model: what is exported, in evaluation mode.
+        weights: the original model, whose weights are hashed.
+        config: entries of the metadata that the config knows.
+        images: real images for the comparison, (H, W, 3) RGB.
+        settings: how it is exported.
+        progress: wraps the batches of the comparison, such as `tqdm`.
+
+    Returns:
+        The files that were written: the model and the report.
+
+    Raises:
+        UserError: it cannot be exported, or gives other results; the message names the stage. The
+            report is written nevertheless, the file is not.
+    """
+    dtype = torch.float16 if settings.half else torch.float32
+    about = metadata(
+        model,
+        weights,
+        config,
+        {
+            'inputs': ['images', 'valid'] if settings.has_valid else ['images'],
+            'size': settings.size,
+            'dtype': str(dtype).removeprefix('torch.'),
+            'license': settings.license,
+        },
+    )
+    graph = model.in_half_precision() if settings.half else model
+
+    def compare(run: Runner) -> list[Check]:
+        try:
+            return verify(model, run, images, settings.size, settings.has_valid, dtype, progress)
+        except Exception as error:
+            raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
+
+    write = {'onnx': write_onnx, 'torch': write_torch, 'aotinductor': write_aotinductor}
+    try:
+        with atomic_write(path) as partial:
+            checks = write[settings.format](partial, graph, about, settings, compare)
+            report = write_report(path, about, checks)
+            failed = [check for check in checks if not check.passed]
+            if failed:
+                worst = failed[0]
+                raise ExportError(
+                    f'comparison: {worst.stage} differs by {worst.error:.2g} ({worst.unit}, at '
+                    f'most {worst.tolerance:.2g}) on images of {" ".join(worst.sizes)}; see '
+                    f'{report[1]}'
+                )
+    except ExportError as error:
+        raise UserError(f'{path} was not written; {one_line(error)}') from error
+    return [path, *report]
+
+
+def write_onnx(
+    path: Path,
+    graph: Exportable,
+    about: dict[str, Any],
+    settings: Settings,
+    compare: Callable[[Runner], list[Check]],
+) -> list[Check]:
+    """Capture with all stages, compare, then write the model with the outputs alone."""
+    stages = AllStages(graph)
+    program = capture(stages, settings.has_valid, settings.size)
+    model = translate(program, stages.names)
+    checks = compare(onnxruntime_runner(model.SerializeToString()))
+    model = with_outputs(model, graph.output_names)
+    set_metadata(model, about)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    onnxruntime_runner(str(path))  # which reads and checks the file itself
+    return checks
+
+
+def write_torch(
+    path: Path,
+    graph: Exportable,
+    about: dict[str, Any],
+    settings: Settings,
+    compare: Callable[[Runner], list[Check]],
+) -> list[Check]:
+    """An archive of torch.export; only its outputs are compared."""
+    program = capture(graph, settings.has_valid, settings.size)
+    draft = path.with_name(f'{path.name}.pt2')  # PyTorch checks the suffix
+    try:
+        torch.export.save(program, draft, extra_files={'cpvt_pyramid.json': json.dumps(about)})
+        module = torch.export.load(draft).module()
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return compare(torch_runner(module, graph.output_names))
+
+
+def write_aotinductor(
+    path: Path,
+    graph: Exportable,
+    about: dict[str, Any],
+    settings: Settings,
+    compare: Callable[[Runner], list[Check]],
+) -> list[Check]:
+    """A package of AOTInductor; only its outputs are compared."""
+    program = capture(graph, settings.has_valid, settings.size)
+    draft = path.with_name(f'{path.name}.pt2')
+    try:
+        with torch.no_grad():
+            torch._inductor.aoti_compile_and_package(
+                program,
+                package_path=str(draft),
+                inductor_configs={'aot_inductor.metadata': {'cpvt_pyramid': json.dumps(about)}},
+            )
+        package = torch._inductor.aoti_load_package(str(draft))
+        os.replace(draft, path)
+    except Exception as error:
+        raise ExportError(f'AOTInductor: {type(error).__name__}: {error}') from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return compare(torch_runner(package, graph.output_names))
+
+
+def torch_runner(module: Callable, names: Sequence[str]) -> Runner:
+    """Runs a module of tensors: from inputs to outputs, by name."""
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            outputs = module(*(torch.from_numpy(x) for x in inputs.values()))
+        return dict(zip(names, (x.numpy() for x in outputs)))
+
+    return run

@@ -1,0 +1,173 @@
+"""From an exportable model to an ONNX model: capture by torch.export, and translation."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Optional, Union
+
+import onnx
+import onnxscript.optimizer
+import torch
+from onnxscript import opset18 as op
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from .base import Exportable, in_float32
+from .nms import survives
+
+OPSET = 18
+
+# The example at which a graph for all sizes is captured: two images of unequal sides, that need
+# padding on both axes, with maps of several cells at a stride of 128. A batch of one and a map of
+# one cell would become constants.
+EXAMPLE = 2, 333, 490
+
+
+class ExportError(RuntimeError):
+    """A stage of the export failed; the message begins with its name."""
+
+
+class AllStages(nn.Module):
+    """An exportable model as a graph that returns all its stages.
+
+    Args:
+        model: the exportable model.
+
+    Attributes:
+        names: of the stages, in the order in which they are returned.
+    """
+
+    def __init__(self, model: Exportable) -> None:
+        super().__init__()
+        self.model = model
+        with torch.no_grad():
+            self.names = list(model.stages(torch.zeros(1, 3, 64, 64), None))
+
+    def forward(self, images: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        return tuple(in_float32(x) for x in self.model.stages(images, valid).values())
+
+
+def capture(
+    model: nn.Module, has_valid: bool = True, size: Optional[tuple[int, int]] = None
+) -> ExportedProgram:
+    """The graph of an exportable model, by torch.export.
+
+    Args:
+        model: an `Exportable`, or `AllStages` of it.
+        has_valid: whether the graph has the input `valid`.
+        size: H and W, if they are fixed. The batch is dynamic nevertheless.
+
+    Raises:
+        ExportError: PyTorch cannot capture the model.
+    """
+    batch, height, width = EXAMPLE if size is None else (EXAMPLE[0], *size)
+    arguments = [torch.zeros(batch, 3, height, width)]
+    shapes = [{0: Dim.DYNAMIC} if size else dict.fromkeys((0, 2, 3), Dim.DYNAMIC)]
+    if has_valid:
+        arguments.append(torch.tensor([[height, width], [height // 2, width // 2]]))
+        shapes.append({0: Dim.DYNAMIC})
+    try:
+        with torch.no_grad(), no_cache():
+            program = torch.export.export(
+                model, tuple(arguments), dynamic_shapes=tuple(shapes), strict=False
+            )
+    except Exception as error:  # many kinds, from all of PyTorch
+        raise ExportError(f'torch.export: {type(error).__name__}: {error}') from error
+    # Guards refuse sizes at which a reshape would not copy, such as those of a single window. The
+    # graph is right there, too, which the comparison with PyTorch shows.
+    if hasattr(program, '_guards_code'):
+        program._guards_code = []
+    return program
+
+
+def translate(program: ExportedProgram, outputs: list[str]) -> onnx.ModelProto:
+    """A captured graph in ONNX's standard operators.
+
+    Raises:
+        ExportError: a part of the graph has no translation.
+    """
+    inputs = [spec.arg.name for spec in program.graph_signature.input_specs
+              if spec.kind.name == 'USER_INPUT']  # fmt: skip
+    try:
+        with no_cache():
+            model = torch.onnx.export(
+                program,
+                input_names=inputs,
+                output_names=outputs,
+                opset_version=OPSET,
+                dynamo=True,
+                custom_translation_table={survives._opoverload: nms_in_onnx},
+                verbose=False,
+            ).model_proto
+    except Exception as error:
+        raise ExportError(f'translation to ONNX: {type(error).__name__}: {error}') from error
+    tidy(model)
+    return model
+
+
+def no_cache() -> AbstractContextManager:
+    """Without PyTorch's cache of shapes, which with symbols takes longer than it saves."""
+    return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+
+
+def nms_in_onnx(boxes: Any, scores: Any, iou_threshold: float) -> Any:
+    """`nms.survives` by NonMaxSuppression, which lists survivors, image by image."""
+    count = op.Shape(scores, start=1, end=2)
+    chosen = op.NonMaxSuppression(
+        boxes,
+        op.Unsqueeze(scores, op.Constant(value_ints=[1])),
+        count,
+        op.Constant(value_floats=[iou_threshold]),
+        op.Constant(value_floats=[0.0]),
+    )  # (survivors, 3): image, class 0, candidate
+    places = op.Gather(chosen, op.Constant(value_ints=[0, 2]), axis=1)
+    ones = op.Expand(op.Constant(value_int=1), op.Shape(chosen, start=0, end=1))
+    none = op.Expand(op.Constant(value_int=0), op.Shape(scores))
+    return op.Cast(op.ScatterND(none, places, ones), to=onnx.TensorProto.BOOL)
+
+
+def tidy(model: onnx.ModelProto) -> None:
+    """Name the dynamic dimensions of the inputs, and remove what only the exporter needs, such as
+    the source lines of each node."""
+    symbols = {}
+    for value in model.graph.input:
+        for dim, name in zip(value.type.tensor_type.shape.dim, ('batch', '', 'height', 'width')):
+            if dim.dim_param and name:
+                symbols[dim.dim_param] = dim.dim_param = symbols.get(dim.dim_param, name)
+    for value in model.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:  # others are formulas, which the format has no room for
+                known = symbols.get(dim.dim_param)
+                dim.Clear() if known is None else setattr(dim, 'dim_param', known)
+    del model.graph.value_info[:]
+    for part in (model.graph, *model.graph.node, *model.graph.input, *model.graph.output,
+                 *model.graph.initializer):  # fmt: skip
+        del part.metadata_props[:]
+        part.doc_string = ''
+
+
+def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The model with only these outputs, and without the nodes that only others need."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    outputs = {value.name: value for value in model.graph.output}
+    del result.graph.output[:]
+    result.graph.output.extend(outputs[name] for name in names)
+    onnxscript.optimizer.remove_unused_nodes(result)
+    return result
+
+
+def set_metadata(model: onnx.ModelProto, about: dict[str, Any]) -> None:
+    """Write the metadata, which docs/deployment.md describes, into a model."""
+    onnx.helper.set_model_props(model, {'cpvt_pyramid': json.dumps(about)})
+
+
+def onnxruntime_runner(model: Union[bytes, str]) -> Callable:
+    """Runs a model, a path or its bytes, on the CPU: from inputs to outputs, by name."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, ['CPUExecutionProvider'])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs)))

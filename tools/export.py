@@ -1,0 +1,162 @@
+#!/usr/bin/env python
+"""Export a trained model to one file that serves images of all sizes and padded batches.
+
+    python tools/export.py configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
+    python tools/export.py pcpvt_small twins_pcpvt_small.safetensors --out backbone.onnx
+
+The file holds the whole model, from pixels to final boxes or labels, and is written only after it
+gave the results of PyTorch on real images. The comparison is in NAME.report.md and .json next to
+it. docs/deployment.md says what the inputs and outputs are, and how to run it.
+"""
+
+# torch and mm, which take seconds to import, are imported inside functions: --help is quick.
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import UserError, run_command
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+
+def export(
+    config: str,
+    checkpoint: str,
+    *,
+    out: str,
+    format: Literal['onnx', 'torch', 'aotinductor'] = 'onnx',
+    size: Optional[str] = None,
+    half: bool = False,
+    no_valid: bool = False,
+    raw: bool = False,
+    probabilities: bool = False,
+    backbone: bool = False,
+    images: Sequence[str] = (),
+    license: str = 'not stated',
+    cfg_options: Sequence[str] = (),
+) -> None:
+    """Export a model.
+
+    Args:
+        config: config file, for example configs/retinanet_cpvt_s.py, or the name of an
+            architecture, for example pcpvt_small, for the backbone (cpvt_*: the classifier) alone.
+        checkpoint: weights of the model, a path or an address.
+        out (FILE): file to write, such as model.onnx, or model.pt2 for the other formats.
+        format: onnx, with standard operators; torch, an archive of torch.export; or aotinductor,
+            compiled for this machine.
+        size (HxW): fixed height and width of the images, for runtimes that need them.
+        half: weights and computation in float16.
+        no_valid: no input for the true sizes of the images; batches must not be padded.
+        raw: of a detector, boxes and scores before non-maximum suppression.
+        probabilities: of a segmentor, those of all classes instead of labels.
+        backbone: the maps of the backbone of a config alone.
+        images (IMAGE): photographs or folders for the comparison with PyTorch; by default those of
+            the config's test set, or else those of scikit-image.
+        license (TEXT): licence of the weights, for the metadata.
+        cfg_options (KEY=VALUE): override settings of the config, for example
+            model.test_cfg.score_thr=0.1.
+    """
+    from tqdm import tqdm
+
+    from cpvt_pyramid.export.files import Settings, write_verified
+    from cpvt_pyramid.export.models import exportable
+    from cpvt_pyramid.runner.files import check_file
+
+    path = Path(out)
+    suffix = '.onnx' if format == 'onnx' else '.pt2'
+    if path.suffix != suffix:
+        raise UserError(f'--out must end in {suffix} for --format {format}, got {out}')
+    if path.exists():
+        raise UserError(f'{out} exists; remove it, or choose another name')
+    check_file(path)
+    settings = Settings(format, parse_size(size), half, not no_valid, license)
+    model, about, folder = load(config, checkpoint, cfg_options, backbone)
+    photographs = find_photographs(images, folder)
+    graph = exportable(model, raw, probabilities, backbone)
+    files = write_verified(path, graph, model, about, photographs, settings, tqdm)
+    print(f'wrote {", ".join(map(str, files))}')
+
+
+def parse_size(text: Optional[str]) -> Optional[tuple[int, int]]:
+    """Height and width from text such as '800x1344'."""
+    if text is None:
+        return None
+    height, _, width = text.partition('x')
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise UserError(f'--size must be HEIGHTxWIDTH, such as 800x1344, got {text}')
+    return int(height), int(width)
+
+
+def load(
+    config: str, checkpoint: str, cfg_options: Sequence[str], backbone: bool
+) -> tuple['nn.Module', dict[str, Any], Optional[Path]]:
+    """The model with its weights, the metadata from its config, and the folder of its test set."""
+    from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
+
+    if config in ARCHS or config in COLUMNAR_ARCHS:
+        return load_backbone(config, checkpoint), {'arch': config}, None
+
+    from cpvt_pyramid.export.about import about_config
+    from cpvt_pyramid.runner.configs import leaves, load_config
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+
+    cfg = load_config(config, cfg_options)
+    weights = fetch_checkpoint(checkpoint)
+    model = build_model(cfg, 'cpu')
+    load_whole_model(model, weights, checkpoint)
+    about, warning = about_config(cfg, weights)
+    if warning:
+        print(f'export: {warning}', file=sys.stderr)
+    data = next(leaves(cfg.test_dataloader.dataset))
+    prefix = data.get('data_prefix', {})
+    folder = Path(data.get('data_root') or '', prefix.get('img', prefix.get('img_path', '')))
+    return model, about, folder
+
+
+def load_backbone(arch: str, checkpoint: str) -> 'nn.Module':
+    """A model of this package with its weights."""
+    from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, load_weights
+
+    model = (CPVTPyramid if arch in ARCHS else CPVT)(arch).eval()
+    try:
+        load_weights(model, checkpoint)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f'cannot load {checkpoint}: {error}') from error
+    return model
+
+
+def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.ndarray']:
+    """Up to eight images, (H, W, 3) RGB."""
+    import numpy as np
+    from PIL import Image
+
+    from cpvt_pyramid.runner.inputs import IMAGES, find_inputs
+
+    own = list(folder.iterdir()) if folder and folder.is_dir() else []
+    if inputs or any(path.suffix.lower() in IMAGES for path in own):
+        found = [p for p in find_inputs(inputs or [str(folder)]) if p.suffix.lower() in IMAGES]
+        try:
+            return [np.array(Image.open(path).convert('RGB')) for path in found[:8]]
+        except OSError as error:
+            raise UserError(f'--images: not a complete image: {error}') from error
+    try:
+        import skimage.data
+    except ImportError as error:
+        raise UserError(
+            'the comparison with PyTorch needs photographs: give some with --images, or pip '
+            'install scikit-image'
+        ) from error
+    names = ('astronaut', 'chelsea', 'coffee', 'rocket', 'retina')
+    return [getattr(skimage.data, name)() for name in names]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(export, argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -8,6 +8,7 @@ channels of a head.
 """
 
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,14 @@ from torch import Tensor, nn
 
 from ..ops import ceil_div
 from .extent import Extent
+
+
+def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:
+    """(B, 2), height and width of each image; None: those of the batch (B, C, H, W)."""
+    if valid is not None:
+        return valid
+    sides = [torch.full_like(images[:, 0, 0, 0], n, dtype=torch.int64) for n in images.shape[2:]]
+    return torch.stack(sides, dim=1)
 
 
 class Levels:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..ops import ceil_div
 from ..runner.command import UserError
-from .deformable import Levels, deformable_attention, encode
+from .deformable import Levels, deformable_attention, encode, true_sizes
 from .detectors import Detector, clip
 from .nms import best, largest, take
 
@@ -38,9 +38,7 @@ class DINO(Detector):
         maps, context, stages = self.maps(images, valid)
         with context:
             maps = self.model.neck(maps)
-        if valid is None:
-            sides = [torch.full_like(images[:, 0, 0, 0], n) for n in images.shape[2:]]
-            valid = torch.stack(sides, dim=1).long()
+        valid = true_sizes(images, valid)
         strides = list(self.model.backbone.strides)
         while len(strides) < len(maps):
             strides.append(2 * strides[-1])

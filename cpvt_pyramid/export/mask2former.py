@@ -1,0 +1,255 @@
+"""Mask2Former: of MMSegmentation for the class of each pixel, of MMDetection for instances.
+
+Both attend to all of the padded image, and encode positions relative to it. Here it is each image
+padded by itself, so that its result is the one that it has alone.
+
+Shapes: B batch, H x W image in pixels, h x w map, N tokens, Q queries, C channels, K results.
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..columnar import crop
+from ..ops import ceil_div
+from ..runner.command import UserError
+from ..runner.samples import data_sample
+from .base import Exportable, Preprocessing
+from .deformable import Levels, encode, true_sizes
+from .detectors import Detector, preprocessing_of
+from .extent import EachImage, Extent
+from .nms import best, largest
+from .two_stage import repeat_edge
+
+
+class Mask2FormerSegmentor(Exportable):
+    """The class of each pixel: that with the largest sum, over the queries, of class probability
+    times mask.
+
+    Args:
+        model: an `EncoderDecoder` with a `Mask2FormerHead`, tested on whole images.
+        probabilities: return the share of each class in the sums instead, (B, classes, H, W).
+    """
+
+    task = 'segmentation'
+
+    def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
+        if model.test_cfg.get('mode', 'whole') != 'whole':
+            raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')
+        padding = model.data_preprocessor.test_cfg or {}
+        super().__init__(preprocessing_of(model)._replace(divisor=padding.get('size_divisor') or 1))
+        check(self.preprocessing, model.decode_head)
+        self.model = model
+        self.output_names = ('probabilities',) if probabilities else ('labels',)
+
+    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+        x, of_model = self.preprocess(images, valid)
+        backbone = self.model.backbone
+        maps = backbone(x, of_model)
+        stages = {f'map_{i}': x for i, x in enumerate(maps)}
+        context = EachImage(maps, of_model, backbone.strides)
+        if self.model.with_neck:
+            with context:
+                maps = self.model.neck(maps)
+        divisor = self.preprocessing.divisor
+        alone = ceil_div(true_sizes(images, valid), divisor) * divisor
+        head = self.model.decode_head
+        stages['features'], classes, masks = predict(head, maps, context, alone)
+        masks = F.interpolate(masks, x.shape[2:], mode='bilinear', align_corners=False)
+        masks = crop(masks.permute(0, 2, 3, 1), *images.shape[2:])  # (B, H, W, Q)
+        pixels = masks.sigmoid() @ classes.softmax(-1)[:, None, :, :-1]
+        if 'labels' in self.output_names:
+            dtype = torch.uint8 if head.num_classes <= 256 else torch.int32
+            return stages | {'labels': pixels.argmax(-1).to(dtype)}
+        pixels = pixels / pixels.sum(-1, keepdim=True)
+        return stages | {'probabilities': pixels.permute(0, 3, 1, 2)}
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        """See the base class."""
+        blue_first = image[0].flip(0)  # as OpenCV reads images
+        samples = [data_sample(True, tuple(image.shape[2:]))]
+        found = self.model.test_step({'inputs': [blue_first], 'data_samples': samples})[0]
+        if 'labels' in self.output_names:
+            return {'labels': found.pred_sem_seg.data}
+        sums = found.seg_logits.data[None]
+        return {'probabilities': sums / sums.sum(1, keepdim=True)}
+
+
+class Mask2Former(Detector):
+    """Masks and classes of the queries, best first. The boxes are those of the masks.
+
+    The masks are (B, K, H / 4, W / 4), of the image padded to a multiple of 32.
+
+    Args:
+        model: a `Mask2Former` of MMDetection, whose instances are returned if it is panoptic.
+        raw: not available, because masks are not suppressed.
+    """
+
+    task = 'instance'
+
+    def __init__(self, model: nn.Module, raw: bool = False) -> None:
+        if raw:
+            raise UserError('--raw needs a detector with non-maximum suppression; leave it out')
+        if not model.test_cfg.get('instance_on', False):
+            raise UserError('only instances can be exported; set test_cfg.instance_on=True')
+        super().__init__(model)
+        check(self.preprocessing, model.panoptic_head)
+        self.output_names += ('masks',)
+        self.details['nms'] = None
+        self.details['masks'] = 'image'
+
+    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(images, valid)
+        if self.model.with_neck:
+            with context:
+                maps = self.model.neck(maps)
+        valid = true_sizes(images, valid)
+        divisor = self.preprocessing.divisor
+        alone = ceil_div(valid, divisor) * divisor
+        head = self.model.panoptic_head
+        stages['features'], logits, masks = predict(head, maps, context, alone)
+
+        classes = logits.softmax(-1)[..., :-1]  # (B, Q, classes)
+        count = classes.shape[2]
+        scores, index = largest(classes.flatten(1), self.model.test_cfg.get('max_per_image', 100))
+        labels, query = index % count, index // count
+        scores = scores * (labels < head.num_things_classes)
+        masks = masks.gather(1, query[..., None, None].expand(-1, -1, *masks.shape[2:]))
+        size = [4 * side for side in masks.shape[2:]]
+        pixels = F.interpolate(masks, size, mode='bilinear', align_corners=False)
+        inside = (pixels > 0) & ~Extent(*valid.unbind(1)).outside(size)  # (B, K, H, W)
+        area = inside.sum((2, 3))
+        scores = scores * ((pixels.sigmoid() * inside).sum((2, 3)) / (area + 1e-6))
+        boxes = torch.stack([*ends(inside.any(2)), *ends(inside.any(3))], dim=-1)
+        boxes, scores, labels, index = best(
+            scores, boxes[..., [0, 2, 1, 3]], labels, scores.shape[1]
+        )
+        masks = masks.gather(1, index[..., None, None].expand(-1, -1, *masks.shape[2:]))
+        return stages | {
+            'boxes': boxes, 'scores': scores, 'labels': labels, 'masks': masks.sigmoid()
+        }  # fmt: skip
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        """See the base class. Masks are left out: MMDetection's have the size of the image."""
+        result = super().reference(image)
+        del result['masks']
+        return result
+
+
+def check(preprocessing: Preprocessing, head: nn.Module) -> None:
+    """Raise a UserError unless all maps divide the padded image, and the head can be exported."""
+    if preprocessing.divisor % 32:
+        raise UserError(
+            f'images of a Mask2Former must be padded to a multiple of 32, got {preprocessing.divisor}; '
+            'in data_preprocessor set test_cfg.size_divisor=32, or pad_size_divisor=32 of a detector'
+        )
+    decoder = head.pixel_decoder
+    kind = type(decoder).__name__
+    if kind != 'MSDeformAttnPixelDecoder' or len(decoder.lateral_convs) != 1:
+        raise UserError(
+            'the pixel decoder of a Mask2Former must be an MSDeformAttnPixelDecoder with one map '
+            f'that is not encoded, got {kind} with {len(decoder.lateral_convs)}'
+        )
+
+
+def predict(
+    head: nn.Module, maps: Sequence[Tensor], context: EachImage, alone: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a `Mask2FormerHead` predicts with its last layer.
+
+    Args:
+        head: of MMSegmentation or MMDetection.
+        maps: (B, C, h, w) each, fine to coarse.
+        context: in which convolutions and norms give each image its own result.
+        alone: (B, 2), height and width of each image padded by itself.
+
+    Returns:
+        Features of the pixels (B, C, h, w), class logits (B, Q, classes + 1), and mask logits
+        (B, Q, h, w), which may be resized without a mixture of image and padding.
+    """
+    features, maps, levels = pixel_decoder(head.pixel_decoder, maps, context, alone)
+    keys, positions = [], []
+    for i, (x, mask) in enumerate(zip(maps, levels.masks)):
+        x = head.decoder_input_projs[i](x).flatten(2).transpose(1, 2)
+        keys.append(x + head.level_embed.weight[i])
+        position = head.decoder_positional_encoding(mask).flatten(2).transpose(1, 2)
+        positions.append(position.to(x.dtype))
+    query = head.query_feat.weight.expand(features.shape[0], -1, -1)
+    place = head.query_embed.weight.expand(features.shape[0], -1, -1)
+    decoder = head.transformer_decoder
+    masks = mask_logits(head, query, features)
+    for i, layer in enumerate(decoder.layers):
+        level = i % len(maps)
+        query = layer(
+            query=query,
+            key=keys[level],
+            value=keys[level],
+            query_pos=place,
+            key_pos=positions[level],
+            cross_attn_mask=attention_mask(masks, levels.masks[level], head.num_heads),
+            query_key_padding_mask=None,
+            key_padding_mask=None,
+        )
+        masks = mask_logits(head, query, features)
+    masks = repeat_edge(masks.float(), Extent(*ceil_div(alone, 4).unbind(1)))
+    return features, head.cls_embed(decoder.post_norm(query)).float(), masks
+
+
+def pixel_decoder(
+    decoder: nn.Module, maps: Sequence[Tensor], context: EachImage, alone: Tensor
+) -> tuple[Tensor, list[Tensor], Levels]:
+    """What an `MSDeformAttnPixelDecoder` returns: features of the pixels, and maps from coarse to
+    fine; and these as levels. For the arguments see `predict`."""
+    coarse = list(zip(maps, decoder.strides))[::-1][: decoder.num_encoder_levels]
+    levels = Levels(*zip(*coarse), alone)
+    with context:
+        projected = [conv(x) for conv, (x, _) in zip(decoder.input_convs, coarse)]
+    tokens = levels.tokens([x.permute(0, 2, 3, 1) for x in projected])
+    positions = levels.tokens(
+        [
+            decoder.postional_encoding(mask).permute(0, 2, 3, 1) + of_level
+            for mask, of_level in zip(levels.masks, decoder.level_encoding.weight)
+        ]
+    )
+    encoded = levels.split(encode(decoder.encoder, tokens, positions.to(tokens.dtype), levels))
+    extent = Extent(*ceil_div(alone, coarse[-1][1]).unbind(1))
+    finer = F.interpolate(
+        repeat_edge(encoded[-1], extent), maps[0].shape[2:], mode='bilinear', align_corners=False
+    )
+    with context:
+        x = decoder.output_convs[0](decoder.lateral_convs[0](maps[0]) + finer)
+        features = decoder.mask_feature(x)
+    return features, encoded[: decoder.num_outs], levels
+
+
+def mask_logits(head: nn.Module, query: Tensor, features: Tensor) -> Tensor:
+    """(B, Q, h, w) of queries (B, Q, C) and pixels (B, C, h, w)."""
+    embedding = head.mask_embed(head.transformer_decoder.post_norm(query))
+    return (embedding @ features.flatten(2)).unflatten(2, features.shape[2:])
+
+
+def attention_mask(masks: Tensor, outside: Tensor, heads: int) -> Tensor:
+    """Booleans (B * heads, Q, N), True where a query does not look: outside its mask, or if that is
+    empty, outside the image.
+
+    Args:
+        masks: logits (B, Q, h, w).
+        outside: (B, h', w') of the level whose tokens are the keys.
+        heads: of the attention.
+    """
+    masks = F.interpolate(masks, outside.shape[1:], mode='bilinear', align_corners=False)
+    outside = outside.flatten(1)[:, None]  # (B, 1, N)
+    not_in_mask = (masks.flatten(2).sigmoid() < 0.5) | outside
+    mask = torch.where(not_in_mask.all(-1, keepdim=True), outside, not_in_mask)
+    return mask[:, None].expand(-1, heads, -1, -1).flatten(0, 1)
+
+
+def ends(used: Tensor) -> tuple[Tensor, Tensor]:
+    """The first True of each row (..., n), and the one after the last; 0 if there is none."""
+    at = torch.arange(used.shape[-1], device=used.device, dtype=torch.float32)
+    last = ((at + 1) * used).amax(-1)
+    first = at.masked_fill(~used, float('inf')).amin(-1).minimum(last)
+    return first, last

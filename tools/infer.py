@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, one_line, run_command
+try:
+    from cpvt_pyramid.runner.command import UserError, one_line, run_command
+except KeyboardInterrupt:  # before run_command can handle it
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from cpvt_pyramid.runner.inference import ModelPredictor

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, rank, run_command
+try:
+    from cpvt_pyramid.runner.command import UserError, rank, run_command
+except KeyboardInterrupt:  # before run_command can handle it
+    sys.exit(130)
 
 TTA_SCALES = (0.75, 1.0, 1.25)  # relative to the test pipeline
 TTA_MODELS = {

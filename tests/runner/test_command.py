@@ -1,10 +1,12 @@
 """Command lines from functions, and how they end."""
 
 import signal
+import sys
 from collections.abc import Sequence
 from typing import Literal, Optional, Union
 
 import pytest
+from support import ROOT, run
 
 from cpvt_pyramid.runner import command, files
 from cpvt_pyramid.runner.command import UserError, parser_of, run_command, run_tool
@@ -30,6 +32,23 @@ def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, caps
     assert run_tool('tool', write, {}, 'try again') == status
     assert capsys.readouterr().err == f'tool: {said}; try again\n'
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    'tool, module',
+    [
+        ('train', 'argparse'),
+        ('test', 'argparse'),
+        ('infer', 'argparse'),
+        ('torchrun', 'torch'),
+        ('demo/sample_dataset', 'skimage'),
+    ],
+)
+def test_an_interrupt_during_imports_is_no_traceback(tool, module, tmp_path):
+    (tmp_path / f'{module}.py').write_text('raise KeyboardInterrupt')
+    ended = run(sys.executable, ROOT / f'tools/{tool}.py', '1', 'x', PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 130
+    assert ended.stderr in ('', f'{tool}: interrupted; the processes have ended\n')
 
 
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):

@@ -2,7 +2,7 @@
 
     construction   anything raised while mmengine builds an object from the config
     keyword        a call with an unknown keyword argument that is a key of the config
-    misfit         a layer of torch that gets another number of channels than it was built for
+    misfit         a layer that gets another number of channels than it was built for
     refusal        a `raise` or `assert` of an OpenMMLab package or of this one
 
 These end in one line. All other exceptions are bugs and keep their traceback. A bug can look like
@@ -69,7 +69,8 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
     layers = [self_of(frame) for frame in modules if frame.f_code.co_name == 'forward']
     keyword = re.search("unexpected keyword argument '(.*?)'", str(error))
     keyword_at = [path for path, inner in dicts_in(cfg) if keyword and keyword[1] in inner]
-    origin = list(contexts(error))[-1]
+    # mmengine catches some errors and raises others of the same type.
+    origin = [e for e in contexts(error) if type(e) is type(error)][-1]
     if builds:
         setting = first_dict(builds[-1])
         where = setting and path_of(setting, cfg) or 'the config'

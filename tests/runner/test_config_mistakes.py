@@ -1,0 +1,204 @@
+"""Mistakes in a config end in one line that names the setting; bugs keep their traceback."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import DefaultSampler
+from mmengine.model import BaseModule
+from mmengine.registry import DATA_SAMPLERS
+from mmengine.runner import Runner
+from support import load_tool
+
+from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.runner.mistakes import config_mistakes
+
+TOOLS = {name: load_tool(name) for name in ('train', 'test')}
+SHORT = (
+    'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2', 'val_cfg=None',
+    'val_dataloader=None', 'val_evaluator=None',
+)  # fmt: skip
+UNEQUAL = 'test_dataloader.dataset.pipeline.1'
+
+TRAINING = [
+    (
+        'train_dataloader.dataset.pipelin=[]',
+        'train_dataloader.dataset (CocoDataset): BaseDataset.__init__() got an unexpected keyword '
+        "argument 'pipelin'",
+    ),
+    (
+        'train_dataloader.dataset.pipeline.2.scal=3',
+        'train_dataloader.dataset.pipeline.2 (Resize): Resize.__init__() got an unexpected keyword',
+    ),
+    (
+        'train_dataloader.dataset.filter_cfg.min_size=10000',
+        'train_dataloader: there are no images in the data set, or all are filtered out',
+    ),
+    ('train_dataloader.batch_size=0', 'train_dataloader: batch_size should be a positive integer'),
+    (
+        'train_dataloader.persistent_workers=True',
+        'train_dataloader: persistent_workers option needs num_workers > 0; set '
+        'persistent_workers=False with it',
+    ),
+    ('train_dataloader=None', 'the config must set train_dataloader'),
+    ('train_cfg.max_epochs=0', 'train_cfg.max_epochs must be at least 1, got 0'),
+    ('train_cfg.max_epoch=1', 'train_cfg (EpochBasedTrainLoop): EpochBasedTrainLoop.__init__()'),
+    (
+        'optim_wrapper.type=AmpOptimWrapper',
+        'optim_wrapper (AmpOptimWrapper): ``AmpOptimizerWrapper`` is only available',
+    ),
+    (
+        'optim_wrapper.optimizer.type=AdamV',
+        'optim_wrapper (OptimWrapper): None is not a callable object; there is no class of '
+        'the name in optimizer.type',
+    ),
+    (
+        'optim_wrapper.optimizer.lrr=0.1',
+        'optim_wrapper.optimizer (AdamW): AdamW.__init__() got an unexpected keyword '
+        "argument 'lrr'",
+    ),
+    (
+        'optim_wrapper.clip_grad.max_nom=1',
+        'optim_wrapper.clip_grad: clip_grad_norm_() got an unexpected keyword argument',
+    ),
+    (
+        'param_scheduler.0.milestone=1',
+        'param_scheduler.0 (MultiStepLR): MultiStepParamScheduler.__init__() got an unexpected',
+    ),
+    (
+        'default_hooks.checkpoint.interva=1',
+        'default_hooks.checkpoint: Runner.save_checkpoint() got an unexpected keyword argument',
+    ),
+    ('default_hooks.logger.interval=0', 'default_hooks.logger (LoggerHook): interval must be'),
+    (
+        'default_hooks.logger.type=Loger',
+        'default_hooks.logger (Loger): Loger is not in the mmdet::',
+    ),
+    ('model.type=RetinNet', 'model (RetinNet): RetinNet is not in the mmdet::model registry'),
+    (
+        'model.backbone.drop_path=0.1',
+        'model.backbone (CPVTPyramid): CPVTPyramid.__init__() got an unexpected keyword',
+    ),
+    (
+        'model.neck.in_channels=[1,2,3,4]',
+        'model.neck.lateral_convs.0.conv (Conv2d) does not fit its input: Given groups=1',
+    ),
+    (
+        'model.neck.in_channels=[32,64,128]',
+        'model.neck (FPN): assert len(inputs) == len(self.in_channels)',
+    ),
+    ('randomness.sede=1', 'the config: Runner.set_randomness() got an unexpected keyword argument'),
+    ('custom_imports.imports=nothing.here', 'custom_imports of CONFIG: Failed to import nothing'),
+]
+
+
+@pytest.mark.parametrize('option, complaint', TRAINING)
+def test_mistakes_in_a_training(option, complaint, configs, capsys):
+    config = str(configs['detector'])
+    key = option.partition('=')[0]
+    others = [other for other in SHORT if not other.startswith(key)]
+    assert TOOLS['train'].main([config, '--cfg-options', *others, option]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith('train: ' + complaint.replace('CONFIG', config))
+    assert ('traceback.txt' in line) == Path('work_dirs/detector/traceback.txt').is_file()
+
+
+@pytest.mark.parametrize(
+    'model, options, complaint',
+    [
+        (
+            'segmentor',
+            f'test_dataloader.batch_size=4 {UNEQUAL}.scale=None {UNEQUAL}.scale_factor=1.0',
+            'model.data_preprocessor (ValidRegionSegDataPreProcessor): The image size in a batch '
+            'should be the same; set test_dataloader.batch_size=1',
+        ),
+        (
+            'detector',
+            f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96) --tta',
+            '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline',
+        ),
+        ('detector', 'test_dataloader=None', 'the config must set test_dataloader'),
+    ],
+)
+def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys):
+    options, tta, _ = options.partition(' --tta')
+    command = [*untrained[model], *tta.split(), '--cfg-options', *options.split()]
+    assert TOOLS['test'].main(command) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f'test: {complaint}')
+
+
+@pytest.mark.parametrize('model', [{'roi_head': {'mask_head': {'a': 1}}}, {'mask_head': {'a': 1}}])
+def test_masks_cannot_be_merged(model):
+    with pytest.raises(UserError, match='mmdet cannot merge masks: test without --tta'):
+        TOOLS['test'].use_augmentation(Config({'default_scope': 'mmdet', 'model': model}))
+
+
+# What is not a mistake
+
+
+class Buggy(BaseModule):
+    def __init__(self, raises: Callable[[], object]) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 1)
+        self.raises = raises
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.raises()
+        return self.conv(image)
+
+
+@pytest.mark.parametrize(
+    'raises, image',
+    [
+        (lambda: None + 1, torch.ones(1, 3, 2, 2)),
+        (lambda: {}['work_dir'], torch.ones(1, 3, 2, 2)),
+        (lambda: (lambda a: a)(b=1), torch.ones(1, 3, 2, 2)),
+        (lambda: int('a'), torch.ones(1, 3, 2, 2)),
+        (lambda: None, torch.ones(1, 3, 2, 2, dtype=torch.float64)),  # a dtype of ours, not a size
+    ],
+)
+def test_bugs_keep_their_traceback(raises, image, tmp_path):
+    cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy'}})
+    with pytest.raises(Exception) as raised, config_mistakes(cfg):
+        Buggy(raises)(image)
+    assert raised.type is not UserError and not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_is_none_either():
+    """mmengine and data loaders may raise another error while they handle it."""
+
+    def interrupted(**_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError('worker exited unexpectedly') from None
+
+    cfg = Config({'sampler': {'type': interrupted}})
+    with pytest.raises(RuntimeError), config_mistakes(cfg):
+        DATA_SAMPLERS.build(cfg.sampler)
+
+
+def test_a_bug_in_a_constructor_is_found_in_the_file(tmp_path):
+    """It looks like a mistake in the config."""
+
+    def broken(**_: object) -> None:
+        raise AttributeError('no such attribute')
+
+    cfg = Config({'work_dir': str(tmp_path), 'sampler': {'type': broken, 'shuffle': True}})
+    with pytest.raises(UserError, match=r'^sampler \(broken\): no such attribute \(traceback: /'):
+        with config_mistakes(cfg):
+            DATA_SAMPLERS.build(cfg.sampler)
+    text = (tmp_path / 'traceback.txt').read_text()
+    assert text.startswith('Traceback') and 'in broken' in text
+
+
+def test_the_setting_is_the_most_similar_one():
+    loader = {'sampler': {'type': DefaultSampler, 'shuffle': True, 'dataset': None}}
+    cfg = Config({'val': {'sampler': {'type': DefaultSampler, 'shuffle': False}}, 'train': loader})
+    with (
+        pytest.raises(UserError, match=r'^train.sampler \(DefaultSampler\): '),
+        config_mistakes(cfg),
+    ):
+        Runner.build_dataloader({'dataset': [], **loader})

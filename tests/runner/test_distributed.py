@@ -1,0 +1,84 @@
+"""Two processes, of which one or both have an error before the training."""
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support import load_tool
+
+from cpvt_pyramid.runner.command import UserError, run_tool
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.distributed import all_or_none
+
+train = load_tool('train')
+
+
+def in_two_processes(function: Callable[[int], int]) -> list[tuple[int, str]]:
+    """Exit status and stderr of `function(rank)` in each of two processes."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+
+    def work(rank: int) -> None:
+        os.environ |= {'RANK': str(rank), 'WORLD_SIZE': '2', 'LOCAL_RANK': str(rank)}
+        os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
+        sys.stderr = Path(f'stderr{rank}').open('w', buffering=1)
+        os._exit(function(rank))  # without the exit handlers of pytest
+
+    fork = multiprocessing.get_context('fork')
+    processes = [fork.Process(target=work, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()  # none waits
+    return [(p.exitcode, Path(f'stderr{rank}').read_text()) for rank, p in enumerate(processes)]
+
+
+def test_data_that_one_process_lacks(configs, sample_dataset):
+    load_config(configs['detector'])  # imports mm once, and not in each process
+
+    def run(rank: int) -> int:
+        data = sample_dataset / 'coco' if rank == 0 else 'nowhere'
+        options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('train', 'val')]
+        command = [str(configs['detector']), '--launcher', 'pytorch', '--cfg-options', *options]
+        return train.main(command)
+
+    (status, silent), (other_status, line) = in_two_processes(run)
+    assert (status, other_status) == (2, 2) and silent == ''
+    assert line.startswith(f'train: rank 1: no train data at {os.getcwd()}/nowhere/annotations/')
+    assert line.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    'messages, lines',
+    [
+        (['no data', 'no data'], ['tool: no data\n', '']),
+        (['no data', 'no checkpoint'], ['tool: no data\n', 'tool: rank 1: no checkpoint\n']),
+        (['no data', None], ['tool: no data\n', '']),
+    ],
+)
+def test_each_error_is_printed_once(messages, lines):
+    def fail(message: str) -> None:
+        with all_or_none('pytorch'):
+            if message:
+                raise UserError(message)
+
+    ended = in_two_processes(lambda rank: run_tool('tool', fail, {'message': messages[rank]}, ''))
+    assert ended == [(2, line) for line in lines]
+
+
+def test_processes_without_an_error_go_on():
+    def total() -> int:
+        for _ in range(2):
+            with all_or_none('pytorch'):
+                value = torch.ones(1)
+        torch.distributed.all_reduce(value)
+        return int(value)
+
+    assert in_two_processes(lambda rank: run_tool('tool', total, {}, '')) == [(2, '')] * 2

@@ -5,14 +5,14 @@ Shapes: B batch, H x W image in pixels, C channels.
 
 from typing import Optional
 
-import torch
 from torch import Tensor, nn
 
+from ..columnar import crop
 from ..ops import ceil_div
 from .base import Exportable, Preprocessing
 
 
-class Features(Exportable):
+class BackboneGraph(Exportable):
     """The maps of a backbone, (B, C, ceil(H / stride), ceil(W / stride)), zero in the padding.
 
     Args:
@@ -31,7 +31,14 @@ class Features(Exportable):
         x, valid = self.preprocess(images, valid)
         maps = self.backbone(x, valid)
         if valid is not None:  # then the graph has padded the images
-            maps = [crop(x, images, stride) for x, stride in zip(maps, self.backbone.strides)]
+            sizes = (
+                [ceil_div(side, stride) for side in images.shape[2:]]
+                for stride in self.backbone.strides
+            )
+            maps = [
+                crop(x.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
+                for x, size in zip(maps, sizes)
+            ]
         return dict(zip(self.output_names, maps))
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
@@ -41,7 +48,7 @@ class Features(Exportable):
         )
 
 
-class Classifier(Exportable):
+class ClassifierGraph(Exportable):
     """The logits (B, classes) of the columnar model.
 
     Args:
@@ -61,14 +68,3 @@ class Classifier(Exportable):
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
         return {'logits': self.model((image - self.mean) / self.std)}
-
-
-def crop(x: Tensor, images: Tensor, stride: int) -> Tensor:
-    """The top left of a map, as large as the map of these images at a stride.
-
-    Not a slice: torch.export would specialize on whether there is something to crop.
-    """
-    rows, columns = (
-        torch.arange(ceil_div(side, stride), device=x.device) for side in images.shape[2:]
-    )
-    return x.index_select(2, rows).index_select(3, columns)

@@ -95,181 +95,174 @@ class EachImage(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         return rule(self, function, *args, **(kwargs or {}))
 
+    # Rules: each is called with the function and its arguments.
+
+    def element_wise(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Each cell of the result depends on the same cell of the operands."""
+        result = function(*args, **kwargs)
+        operands = args[0] if args and isinstance(args[0], (tuple, list)) else args
+        extent = extent_of(*operands, *kwargs.values())
+        if extent is not None and isinstance(result, Tensor) and result.dim() == 4:
+            self.mark(result, extent)
+        return result
+
+    def conv2d(
+        self,
+        function: Callable,
+        input: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor] = None,
+        stride: Union[int, tuple] = 1,
+        padding: Union[int, tuple] = 0,
+        dilation: Union[int, tuple] = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        options = (stride, padding, dilation)
+        extent = extent_of(input)
+        if extent is None:
+            return function(input, weight, bias, *options, groups)
+        result = function(extent.clear(input), weight, bias, *options, groups)
+        return self.mark(result, extent.changed(*windows(weight.shape[2:], *options)))
+
+    def conv_transpose2d(
+        self,
+        function: Callable,
+        input: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor] = None,
+        stride: Union[int, tuple] = 1,
+        padding: Union[int, tuple] = 0,
+        output_padding: Union[int, tuple] = 0,
+        groups: int = 1,
+        dilation: Union[int, tuple] = 1,
+    ) -> Tensor:
+        options = (stride, padding, output_padding, groups, dilation)
+        extent = extent_of(input)
+        if extent is None:
+            return function(input, weight, bias, *options)
+        result = function(extent.clear(input), weight, bias, *options)
+        axes = zip(weight.shape[2:], *map(pair, (stride, padding, output_padding, dilation)))
+        formula = ((s, d * (k - 1) + more + 1 - s - 2 * p, 1) for k, s, p, more, d in axes)
+        return self.mark(result, extent.changed(*formula))
+
+    def max_pool2d(
+        self,
+        function: Callable,
+        input: Tensor,
+        kernel_size: Union[int, tuple],
+        stride: Union[int, tuple, None] = None,
+        padding: Union[int, tuple] = 0,
+        dilation: Union[int, tuple] = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        options = (kernel_size, stride or kernel_size, padding, dilation)
+        extent = extent_of(input)
+        if extent is None or ceil_mode or return_indices:
+            return function(input, *options, ceil_mode, return_indices)
+        result = function(extent.clear(input, torch.finfo(input.dtype).min), *options)
+        return self.mark(result, extent.changed(*windows(*options)))
+
+    def group_norm(
+        self,
+        function: Callable,
+        input: Tensor,
+        num_groups: int,
+        weight: Optional[Tensor] = None,
+        bias: Optional[Tensor] = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Mean and variance over the cells inside each image."""
+        extent = extent_of(input)
+        if extent is None:
+            return function(input, num_groups, weight, bias, eps)
+        inside = ~extent.outside(input.shape[2:])[:, :, None]  # (B, 1, 1, H, W)
+        x = extent.clear(input).float()
+        x = x.unflatten(1, (num_groups, -1))  # (B, groups, C / groups, H, W)
+        count = inside.sum((2, 3, 4), keepdim=True).clamp(min=1) * x.shape[2]
+        x = x - x.sum((2, 3, 4), keepdim=True) / count
+        variance = (x * inside).square().sum((2, 3, 4), keepdim=True) / count
+        x = (x * (variance + eps).rsqrt()).flatten(1, 2).to(input.dtype)
+        if weight is not None:
+            x = x * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+        return self.mark(x, extent)
+
+    def interpolate(
+        self,
+        function: Callable,
+        input: Tensor,
+        size: Optional[Sizes] = None,
+        scale_factor: Union[float, Sequence[float], None] = None,
+        mode: str = 'nearest',
+        align_corners: Optional[bool] = None,
+        *options: Any,
+        **more: Any,
+    ) -> Tensor:
+        """Nearest by the whole factor of the padded map; bilinear by that of each image."""
+        old, new = extent_of(input), None
+        factors = [] if scale_factor is None else [int(factor) for factor in pair(scale_factor)]
+        if factors and factors == list(pair(scale_factor)):  # a whole size, in a graph a symbol
+            size, scale_factor = [n * f for n, f in zip(input.shape[2:], pair(factors))], None
+            new = old and old.changed(*((factor, 0, 1) for factor in pair(factors)))
+        elif old is not None and size is not None:
+            new = self.known.get(str(tuple(size)))
+        if new is None:
+            return function(input, size, scale_factor, mode, align_corners, *options, **more)
+        if mode == 'nearest':
+            return self.mark(function(input, size, mode=mode), new)
+        rows, columns = (
+            resize_weights(*sides, align_corners)
+            for sides in zip(old.sides, input.shape[2:], new.sides, size)
+        )
+        return self.mark(resample(rows, input, columns), new)
+
+    def adaptive_avg_pool2d(
+        self, function: Callable, input: Tensor, output_size: Union[int, Sequence[int]]
+    ) -> Tensor:
+        """Means over equal parts of each image."""
+        size, counts = input.shape[2:], pair(output_size)
+        extent = extent_of(input)
+        sides = extent.sides if extent else [torch.full((1,), n, device=input.device) for n in size]
+        rows, columns = map(pool_weights, sides, size, counts)
+        result = resample(rows, input, columns)
+        if extent is not None:
+            result.extent = Extent(*(torch.full_like(side, n) for side, n in zip(sides, counts)))
+        return result
+
+    def mean(
+        self,
+        function: Callable,
+        input: Tensor,
+        dim: Union[int, Sequence[int], None] = None,
+        keepdim: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        """Over both axes of the map: of each image."""
+        dims = {d % 4 for d in pair(dim)} if dim is not None else set()
+        if extent_of(input) is None or dims != {2, 3}:
+            return function(input, *(() if dim is None else (dim, keepdim)), **options)
+        result = self.adaptive_avg_pool2d(F.adaptive_avg_pool2d, input, 1)
+        return result if keepdim else result.flatten(1)
+
+
+RULES: dict[Callable, Callable] = {
+    **dict.fromkeys(
+        named(ELEMENT_WISE + CASTS) + [torch.cat, torch.concat], EachImage.element_wise
+    ),
+    F.conv2d: EachImage.conv2d,
+    F.conv_transpose2d: EachImage.conv_transpose2d,
+    F.max_pool2d: EachImage.max_pool2d,
+    F.group_norm: EachImage.group_norm,
+    F.interpolate: EachImage.interpolate,
+    F.adaptive_avg_pool2d: EachImage.adaptive_avg_pool2d,
+    **dict.fromkeys((torch.mean, Tensor.mean), EachImage.mean),
+}
+
 
 def extent_of(*operands: Any) -> Optional[Extent]:
     """The extent of the first operand that has one."""
     found = (getattr(x, 'extent', None) for x in operands if isinstance(x, Tensor))
     return next((extent for extent in found if extent is not None), None)
-
-
-# Rules: each is called with the context, the function and its arguments.
-
-
-def element_wise(context: EachImage, function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Each cell of the result depends on the same cell of the operands."""
-    result = function(*args, **kwargs)
-    operands = args[0] if args and isinstance(args[0], (tuple, list)) else args
-    extent = extent_of(*operands, *kwargs.values())
-    if extent is not None and isinstance(result, Tensor) and result.dim() == 4:
-        context.mark(result, extent)
-    return result
-
-
-def conv2d(
-    context: EachImage,
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple] = 0,
-    dilation: Union[int, tuple] = 1,
-    groups: int = 1,
-) -> Tensor:
-    options = (stride, padding, dilation)
-    extent = extent_of(input)
-    if extent is None:
-        return function(input, weight, bias, *options, groups)
-    result = function(extent.clear(input), weight, bias, *options, groups)
-    return context.mark(result, extent.changed(*windows(weight.shape[2:], *options)))
-
-
-def conv_transpose2d(
-    context: EachImage,
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple] = 0,
-    output_padding: Union[int, tuple] = 0,
-    groups: int = 1,
-    dilation: Union[int, tuple] = 1,
-) -> Tensor:
-    options = (stride, padding, output_padding, groups, dilation)
-    extent = extent_of(input)
-    if extent is None:
-        return function(input, weight, bias, *options)
-    result = function(extent.clear(input), weight, bias, *options)
-    axes = zip(weight.shape[2:], *map(pair, (stride, padding, output_padding, dilation)))
-    formula = ((s, d * (k - 1) + more + 1 - s - 2 * p, 1) for k, s, p, more, d in axes)
-    return context.mark(result, extent.changed(*formula))
-
-
-def max_pool2d(
-    context: EachImage,
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    dilation: Union[int, tuple] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    options = (kernel_size, stride or kernel_size, padding, dilation)
-    extent = extent_of(input)
-    if extent is None or ceil_mode or return_indices:
-        return function(input, *options, ceil_mode, return_indices)
-    result = function(extent.clear(input, torch.finfo(input.dtype).min), *options)
-    return context.mark(result, extent.changed(*windows(*options)))
-
-
-def group_norm(
-    context: EachImage,
-    function: Callable,
-    input: Tensor,
-    num_groups: int,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Mean and variance over the cells inside each image."""
-    extent = extent_of(input)
-    if extent is None:
-        return function(input, num_groups, weight, bias, eps)
-    inside = ~extent.outside(input.shape[2:])[:, :, None]  # (B, 1, 1, H, W)
-    x = extent.clear(input).float()
-    x = x.unflatten(1, (num_groups, -1))  # (B, groups, C / groups, H, W)
-    count = inside.sum((2, 3, 4), keepdim=True).clamp(min=1) * x.shape[2]
-    x = x - x.sum((2, 3, 4), keepdim=True) / count
-    variance = (x * inside).square().sum((2, 3, 4), keepdim=True) / count
-    x = (x * (variance + eps).rsqrt()).flatten(1, 2).to(input.dtype)
-    if weight is not None:
-        x = x * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
-    return context.mark(x, extent)
-
-
-def interpolate(
-    context: EachImage,
-    function: Callable,
-    input: Tensor,
-    size: Optional[Sizes] = None,
-    scale_factor: Union[float, Sequence[float], None] = None,
-    mode: str = 'nearest',
-    align_corners: Optional[bool] = None,
-    *options: Any,
-    **more: Any,
-) -> Tensor:
-    """Nearest by the factor of the padded map, which is whole; bilinear by that of each image."""
-    old, new = extent_of(input), None
-    factors = [] if scale_factor is None else [int(factor) for factor in pair(scale_factor)]
-    if factors and factors == list(pair(scale_factor)):  # a whole size, in a graph a symbol
-        size, scale_factor = [n * f for n, f in zip(input.shape[2:], pair(factors))], None
-        new = old and old.changed(*((factor, 0, 1) for factor in pair(factors)))
-    elif old is not None and size is not None:
-        new = context.known.get(str(tuple(size)))
-    if new is None:
-        return function(input, size, scale_factor, mode, align_corners, *options, **more)
-    if mode == 'nearest':
-        return context.mark(function(input, size, mode=mode), new)
-    rows, columns = (
-        resize_weights(*sides, align_corners)
-        for sides in zip(old.sides, input.shape[2:], new.sides, size)
-    )
-    return context.mark(product(rows, input, columns), new)
-
-
-def adaptive_avg_pool2d(
-    context: EachImage, function: Callable, input: Tensor, output_size: Union[int, Sequence[int]]
-) -> Tensor:
-    """Means over equal parts of each image."""
-    size, counts = input.shape[2:], pair(output_size)
-    extent = extent_of(input)
-    sides = extent.sides if extent else [torch.full((1,), n, device=input.device) for n in size]
-    rows, columns = map(pool_weights, sides, size, counts)
-    result = product(rows, input, columns)
-    if extent is not None:
-        result.extent = Extent(*(torch.full_like(side, n) for side, n in zip(sides, counts)))
-    return result
-
-
-def mean(
-    context: EachImage,
-    function: Callable,
-    input: Tensor,
-    dim: Union[int, Sequence[int], None] = None,
-    keepdim: bool = False,
-    **options: Any,
-) -> Tensor:
-    """Over both axes of the map: of each image."""
-    dims = {d % 4 for d in pair(dim)} if dim is not None else set()
-    if extent_of(input) is None or dims != {2, 3}:
-        return function(input, *(() if dim is None else (dim, keepdim)), **options)
-    result = adaptive_avg_pool2d(context, F.adaptive_avg_pool2d, input, 1)
-    return result if keepdim else result.flatten(1)
-
-
-RULES: dict[Callable, Callable] = {
-    **dict.fromkeys(named(ELEMENT_WISE + CASTS) + [torch.cat, torch.concat], element_wise),
-    F.conv2d: conv2d,
-    F.conv_transpose2d: conv_transpose2d,
-    F.max_pool2d: max_pool2d,
-    F.group_norm: group_norm,
-    F.interpolate: interpolate,
-    F.adaptive_avg_pool2d: adaptive_avg_pool2d,
-    **dict.fromkeys((torch.mean, Tensor.mean), mean),
-}
 
 
 # What the rules compute with.
@@ -329,7 +322,7 @@ def pool_weights(side: Tensor, length: Union[int, torch.SymInt], count: int) -> 
     return inside / (stop - start).clamp(min=1)
 
 
-def product(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
+def resample(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
     """rows @ x @ columns^T, for each image and channel."""
     rows, columns = rows[:, None].to(x.dtype), columns[:, None].transpose(2, 3).to(x.dtype)
     return rows @ (x @ columns)

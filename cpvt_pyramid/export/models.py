@@ -8,7 +8,7 @@ from torch import nn
 from ..columnar import CPVT, Column
 from ..pyramid import CPVTPyramid
 from ..runner.command import UserError
-from .backbones import Classifier, Features
+from .backbones import BackboneGraph, ClassifierGraph
 from .base import Exportable, Preprocessing
 
 EXPORTED = (
@@ -39,13 +39,17 @@ def exportable(
     if raw and (own or segments or backbone):
         raise UserError('--raw needs a detector; leave it out')
     if isinstance(model, CPVT):
-        return Classifier(model, Preprocessing())
+        return ClassifierGraph(model, Preprocessing())
     if own:
-        return Features(model, Preprocessing())
+        return BackboneGraph(model, Preprocessing())
     if backbone:
         from .detectors import preprocessing_of
 
-        return Features(model.backbone, preprocessing_of(model)._replace(divisor=1))
+        return BackboneGraph(model.backbone, preprocessing_of(model)._replace(divisor=1))
+    if segments and type(model.decode_head).__name__ == 'Mask2FormerHead':
+        from .mask2former import Mask2FormerSegmentor
+
+        return Mask2FormerSegmentor(model, probabilities)
     if segments:
         from .segmentors import Segmentor
 

@@ -6,7 +6,7 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign \
+.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm \
 	lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
@@ -50,6 +50,9 @@ fuzz: setup  ## 1000 cases of each fuzz test, some 20 minutes
 
 gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md
 	$(PY) tools/benchmarks/gpu_report.py
+
+test-timm: setup  ## run timm's own tests of models over ours
+	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2
 
 drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write

@@ -126,7 +126,8 @@ class Column(LoadsCheckpoints, nn.Module):
         """The tokens of an image with its pixel mask, before the first block, and their grid."""
         x, mask = self.patch_embed(image.permute(0, 2, 3, 1), mask)  # (B, H, W, C)
         x = self.pos_embed(x, mask)
-        grid = Grid(*x.shape[1:3], int(self.cls_token is not None), mask)
+        height, width = x.shape[1:3]
+        grid = Grid(height, width, int(self.cls_token is not None), mask)
         x = self.pos_drop(with_class_token(self, x.flatten(1, 2)))  # (B, T, C)
         return self.encode(x, grid, after=-1), grid
 

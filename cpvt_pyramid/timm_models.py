@@ -17,6 +17,7 @@ Shapes: B batch, H x W map, C channels, N = H * W tokens.
 
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -24,14 +25,19 @@ from typing import Any, Optional, Union
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
+from timm.models import (
+    build_model_with_cfg,
+    generate_default_cfgs,
+    register_model,
+    register_notrace_module,
+)
+from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .columnar import Column, token, with_class_token
-from .layers import Grid, LayerNorm, set_checkpointing
-from .position import LearnedPosition
+from .layers import Block, Grid, LayerNorm, PatchEmbed, set_checkpointing
+from .position import Conv, LearnedPosition, PosCNN, SinCosPosition
 from .pyramid import CPVTPyramid, init_weights
 from .weights import tensors_of, to_ours
 
@@ -39,6 +45,9 @@ POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
 # What weight decay leaves alone, as in the code of DeiT and Twins: tables, tokens and PEGs.
 UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(relative|peg)\.')
+# Modules that a graph of torch.fx calls instead of looking inside.
+for _module in (Block, LayerNorm, LearnedPosition, PatchEmbed, PosCNN, SinCosPosition):
+    register_notrace_module(_module)
 
 
 class Classifier(nn.Module):
@@ -50,6 +59,7 @@ class Classifier(nn.Module):
         in_chans: channels of the image.
         global_pool: input of the classifier: 'avg', the mean of the map; 'token', the class token,
             which only models with this option have; '': the map, not pooled.
+        img_size: timm's name for the trunk's `pretrain_img_size`.
         drop_rate: dropout before the classifier.
         proj_drop_rate: timm's name for the trunk's `drop_rate`.
         **options: other options of the trunk; unknown ones are an error.
@@ -62,6 +72,7 @@ class Classifier(nn.Module):
         num_classes: int = 1000,
         in_chans: int = 3,
         global_pool: str = 'avg',
+        img_size: int = 224,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         **options: Any,
@@ -70,6 +81,7 @@ class Classifier(nn.Module):
             arch,
             class_token=global_pool == 'token',
             in_channels=in_chans,
+            pretrain_img_size=img_size,
             drop_rate=proj_drop_rate,
             **options,
         )
@@ -158,7 +170,8 @@ class Classifier(nn.Module):
         """Replace the classifier and, if given, the pooling."""
         pool = self.global_pool if global_pool is None else global_pool
         if pool not in POOLS or (pool == 'token' and self.cls_token is None):
-            raise ValueError(
+            # The type that timm's models raise, and that its tools expect.
+            raise AssertionError(
                 f"global_pool={pool!r}; 'avg', '' or, where the model was created so, 'token'"
             )
         self.num_classes = num_classes
@@ -170,8 +183,24 @@ class Classifier(nn.Module):
         init_weights(self.head)
         self.head.train(self.training)
 
+    def init_weights(self) -> None:
+        """Draw all weights, for example of a model that was created on the meta device."""
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, (nn.Linear, nn.Conv2d)):
+                init_weights(module)
+                if self.peg_starts_at_zero and isinstance(module, Conv):
+                    nn.init.zeros_(module.weight)
+            else:  # tables and tokens
+                for parameter in module.parameters(recurse=False):
+                    nn.init.trunc_normal_(parameter, std=0.02)
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         set_checkpointing(self, enable)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return Traced(self, self.in_chans)
 
     def set_distilled_training(self, enable: bool = True) -> None:
         """Let timm's `TokenDistillationTask` train the classifier on labels and on a teacher, like
@@ -240,7 +269,8 @@ class PyramidTrunk(CPVTPyramid):
         last = len(self.blocks) - 1
         x, _ = self.patch_embeds[last](x)
         x = self.peg(last, -1)(self.pos_embeds[last](x))
-        grid = Grid(*x.shape[1:3], class_tokens=1)
+        height, width = x.shape[1:3]
+        grid = Grid(height, width, class_tokens=1)
         x = with_class_token(self, x.flatten(1, 2))  # (B, 1 + N, C)
         for j, block in enumerate(self.blocks[last]):
             x = block(x[:, None])[:, 0]  # a map with one row
@@ -308,6 +338,47 @@ class ColumnClassifier(Classifier, ColumnTrunk):
     """The columnar CPVT followed by a norm, pooling and a linear layer."""
 
 
+class Features(FeatureGetterNet):
+    """What `features_only` returns: the maps of a classifier without its head."""
+
+    def init_weights(self) -> None:
+        self.model.init_weights()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.model.set_grad_checkpointing(enable)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return Traced(self, self.model.in_chans)
+
+
+class Traced(nn.Module):
+    """What `torch.jit.script` compiles in place of a model: its trace, for any batch and size.
+
+    The layers use Python beyond what TorchScript compiles, but nothing that it cannot trace.
+
+    Args:
+        model: in evaluation mode; a trace has no other.
+        in_chans: channels of the image.
+    """
+
+    def __init__(self, model: nn.Module, in_chans: int) -> None:
+        super().__init__()
+        if model.training:
+            raise ValueError(
+                'torch.jit.script needs a model in evaluation mode; call model.eval() before it'
+            )
+        self.eval()
+        # Of a size that every layer pads, so that the trace serves others.
+        image = next(model.parameters()).new_zeros(2, in_chans, 70, 90)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', torch.jit.TracerWarning)
+            self.model = torch.jit.trace(model, image, check_trace=False, strict=False)
+
+    def forward(self, x: Tensor):  # noqa: ANN201 the model's, which TorchScript infers
+        assert not self.training, 'a scripted model cannot be trained; call eval()'
+        return self.model(x)
+
+
 def join(first: Optional[Tensor], x: Tensor, norm: nn.Module) -> Tensor:
     """A normed map (B, H, W, C) as (B, C, H, W) or, with a class token, as (B, 1 + N, C)."""
     if first is None:
@@ -340,14 +411,17 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
     """
 
     def create(pretrained: bool = False, **options: Any) -> nn.Module:
-        if model_cls is PyramidClassifier and options.get('features_only'):
-            options.setdefault('global_pool', 'avg')  # as `CPVTPyramid`, without a class token
+        if options.get('features_only'):
+            if model_cls is PyramidClassifier:
+                options.setdefault('global_pool', 'avg')  # as `CPVTPyramid`, without a class token
+            if options.get('feature_cls', 'getter') == 'getter':
+                options['feature_cls'] = Features
         return build_model_with_cfg(
             partial(build, model_cls),
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg=dict(out_indices=4, feature_cls='getter'),
+            feature_cfg=dict(out_indices=4),
             **published | options,
         )
 
@@ -372,13 +446,14 @@ def pretrained_cfg(**source: Any) -> dict[str, Any]:
 
 
 def source_of(name: str) -> tuple[str, dict[str, Any]]:
-    """The key in `default_cfgs` of a pyramid, and where its published weights are."""
+    """The key in `default_cfgs` of a pyramid, the size of its map if it has no class token, and
+    where its published weights are."""
     family, size = name.split('_')
     if family == 'pvt':
-        return f'{name}.in1k', dict(url=PVT_WEIGHTS.format(name))
+        return f'{name}.in1k', dict(pool_size=None, url=PVT_WEIGHTS.format(name))
     if size == 'nano':
-        return name, {}
-    return f'{name}.in1k', dict(hf_hub_id=f'timm/twins_{name}.in1k')
+        return name, dict(pool_size=(7, 7))
+    return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=f'timm/twins_{name}.in1k')
 
 
 def pegs_and_pools(name: str) -> dict[str, dict[str, Any]]:
@@ -399,10 +474,16 @@ COLUMNS = {
 }
 default_cfgs = generate_default_cfgs(
     {
-        key: pretrained_cfg(pool_size=(7, 7), first_conv='patch_embeds.0.proj', **source)
+        key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)
         for key, source in map(source_of, ARCHS)
     }
-    | {name: pretrained_cfg(first_conv='patch_embed.proj') for name in COLUMNS}
+    | {
+        name: pretrained_cfg(
+            pool_size=None if options['global_pool'] == 'token' else (14, 14),
+            first_conv='patch_embed.proj',
+        )
+        for name, options in COLUMNS.items()
+    }
 )
 for _name, _arch in ARCHS.items():
     _pool = 'token' if _arch.position == 'learned' else 'avg'

@@ -28,6 +28,9 @@ class DINO(Detector):
     """
 
     def __init__(self, model: nn.Module, raw: bool = False) -> None:
+        kind = type(model).__name__
+        if kind not in ('DINO', 'ValidRegionDINO'):
+            raise UserError(f'only DINO and ValidRegionDINO can be exported, got a {kind}')
         super().__init__(model, raw)
         if not model.bbox_head.loss_cls.use_sigmoid:
             raise UserError('only a DINO with bbox_head.loss_cls.use_sigmoid=True can be exported')
@@ -77,11 +80,6 @@ class DINO(Detector):
             scores.flatten(1), boxes.flatten(1, 2), classes.flatten(1), count
         )
         return stages | {'boxes': boxes, 'scores': scores, 'labels': labels}
-
-    @property
-    def encodes_shares(self) -> bool:
-        """Whether the queries encode boxes relative to the image."""
-        return 'ValidRegionDINO' in (kind.__name__ for kind in type(self.model).__mro__)
 
     def memory(self, maps: list[Tensor], levels: Levels) -> Tensor:
         """The encoder's tokens (B, N, C)."""

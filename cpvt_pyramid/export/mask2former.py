@@ -143,8 +143,9 @@ def check(preprocessing: Preprocessing, head: nn.Module) -> None:
     """Raise a UserError unless all maps divide the padded image, and the head can be exported."""
     if preprocessing.divisor % 32:
         raise UserError(
-            f'images of a Mask2Former must be padded to a multiple of 32, got {preprocessing.divisor}; '
-            'in data_preprocessor set test_cfg.size_divisor=32, or pad_size_divisor=32 of a detector'
+            'a Mask2Former needs images padded to a multiple of 32 to be exported, got '
+            f'{preprocessing.divisor}; set data_preprocessor.test_cfg.size_divisor=32, or '
+            'data_preprocessor.pad_size_divisor=32 for instances'
         )
     decoder = head.pixel_decoder
     kind = type(decoder).__name__

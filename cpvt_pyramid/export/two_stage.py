@@ -31,24 +31,29 @@ class TwoStage(Detector):
     def __init__(self, model: nn.Module, raw: bool = False) -> None:
         if raw:
             raise UserError('--raw needs a detector with one stage; leave it out')
-        extractors = {model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor} - {None}
-        parts = [type(part).__name__ for part in (model.rpn_head, model.roi_head, *extractors)]
-        known = {'RPNHead', 'StandardRoIHead', 'SingleRoIExtractor'}
-        if not known.issuperset(parts):
+        head = model.roi_head
+        names = 'bbox_roi_extractor', 'mask_roi_extractor'  # the latter only with masks
+        extractors = [getattr(head, name) for name in names if hasattr(head, name)]
+        layers = [layer for part in extractors for layer in getattr(part, 'roi_layers', ())]
+        parts = getattr(model, 'rpn_head', None), head, *extractors, *layers
+        kinds = sorted({type(part).__name__ for part in parts})
+        known = ['RPNHead', 'RoIAlign', 'SingleRoIExtractor', 'StandardRoIHead']
+        if kinds != known:
             raise UserError(
-                f'only {", ".join(sorted(known))} can be exported in a detector with two stages, '
-                f'got {", ".join(parts)}'
+                f'only a detector with {", ".join(known)} can be exported in two stages, '
+                f'got {", ".join(kinds)}'
             )
+        if any(layer.pool_mode != 'avg' for layer in layers):
+            raise UserError('only RoIAlign with pool_mode=avg can be exported')
         super().__init__(model)
         self.of_proposals = nms_settings(model.rpn_head.test_cfg)
         if model.rpn_head.test_cfg.get('nms_pre', -1) < 1:
             raise UserError('test_cfg.rpn.nms_pre must be at least 1 to be exported')
-        self.details['nms'] = nms_settings(model.roi_head.test_cfg)
-        self.details['masks'] = 'box' if model.roi_head.with_mask else None
-        if model.roi_head.with_mask:
+        self.details['nms'] = nms_settings(head.test_cfg)
+        self.details['masks'] = 'box' if head.with_mask else None
+        if head.with_mask:
             self.task = 'instance'
             self.output_names += ('masks',)
-            self.details['masks'] = 'box'
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
@@ -177,8 +182,8 @@ class TwoStage(Detector):
     def masks(self, levels: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
         """Probabilities (B, K, h, w) inside the boxes (B, K, 4)."""
         head = self.model.roi_head
-        extractor = head.mask_roi_extractor or head.bbox_roi_extractor
-        x = head.mask_head(pool(extractor, levels, with_index(boxes)))  # (B * K, classes, h, w)
+        x = pool(head.mask_roi_extractor, levels, with_index(boxes))
+        x = head.mask_head(x)  # (B * K, classes, h, w)
         if not head.mask_head.class_agnostic:
             index = labels.flatten().clamp(min=0)[:, None, None, None]
             x = x.gather(1, index.expand(-1, -1, *x.shape[2:]))

@@ -1,20 +1,14 @@
 """DINO as it is exported finds what MMDetection's own finds, alone and in padded batches."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
-from ports import randomize
+from mmengine.registry import init_default_scope
 from support import ROOT
+from tiny_export import SIZES, TINY, built, check_in_onnxruntime, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.dino import DINO
-from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
-
-TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
-SIZES = ((96, 128), (130, 70), (75, 190))
 
 
 def small_dino(kind: str) -> nn.Module:
@@ -34,17 +28,7 @@ def small_dino(kind: str) -> nn.Module:
                 part.layer_cfg[name].embed_dims = 32
     model.bbox_head.embed_dims = 32
     model.test_cfg.max_per_img = 50
-    return randomize(MODELS.build(model), seed=1).eval()
-
-
-def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A batch of images of these sizes, its `valid`, and each image alone."""
-    generator = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (3, *s), generator=generator).float() for s in sizes]
-    batch = torch.zeros(len(sizes), 3, *map(max, zip(*sizes)))
-    for row, image in zip(batch, images):
-        row[:, : image.shape[1], : image.shape[2]] = image
-    return batch, torch.tensor(sizes), [image[None] for image in images]
+    return built(model)
 
 
 def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -79,12 +63,4 @@ def test_an_image_with_fewer_tokens_than_queries():
 
 
 def test_onnx():
-    model = DINO(small_dino('ValidRegionDINO')).eval()
-    graph = translate(capture(model), list(model.output_names))
-    run = onnxruntime_runner(graph.SerializeToString())
-    for sizes in (SIZES, ((61, 163),)):
-        batch, valid, _ = padded(sizes)
-        found = run({'images': batch.numpy(), 'valid': valid.numpy()})
-        with torch.no_grad():
-            expected = dict(zip(model.output_names, model(batch, valid)))
-        assert_found({name: torch.from_numpy(x) for name, x in found.items()}, expected)
+    check_in_onnxruntime(DINO(small_dino('ValidRegionDINO')).eval(), assert_found)

@@ -1,22 +1,18 @@
 """Mask2Former as it is exported gives what mm's own gives, alone and in padded batches."""
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
-from ports import randomize
+from mmengine.registry import init_default_scope
 from support import ROOT
+from tiny_export import SIZES, TINY, built, check_in_onnxruntime, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.mask2former import Mask2Former, Mask2FormerSegmentor
-from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
 from cpvt_pyramid.runner.command import UserError
-
-TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
-SIZES = ((96, 128), (130, 70), (75, 190))
 
 
 def make_small(head: dict) -> None:
@@ -29,10 +25,6 @@ def make_small(head: dict) -> None:
         for name in ('self_attn_cfg', 'cross_attn_cfg', 'ffn_cfg'):
             if name in part.layer_cfg:
                 part.layer_cfg[name].embed_dims = 32
-
-
-def built(model: dict) -> nn.Module:
-    return randomize(MODELS.build(model), seed=1).eval()
 
 
 def small_segmentor() -> nn.Module:
@@ -50,11 +42,83 @@ def small_segmentor() -> nn.Module:
     return built(model)
 
 
-def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A batch of images of these sizes, its `valid`, and each image alone."""
-    generator = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (3, *s), generator=generator).float() for s in sizes]
-    batch = torch.zeros(len(sizes), 3, *map(max, zip(*sizes)))
-    for row, image in zip(batch, images):
-        row[:, : image.shape[1], : image.shape[2]] = image
-    return batch, torch.tensor(sizes), [image[None] for image in images]
+def small_detector(name: str = '') -> nn.Module:
+    """MMDetection's own config with our backbone."""
+    import mmdet
+
+    import cpvt_pyramid.mm.detection  # noqa: F401 registers the classes
+
+    configs = Path(mmdet.__file__).parent / '.mim/configs/mask2former'
+    model = Config.fromfile(configs / f'mask2former_r50_8xb2-lsj-50e_coco{name}.py').model
+    init_default_scope('mmdet')
+    model.data_preprocessor.update(type='ValidRegionDetDataPreprocessor', batch_augments=None)
+    model.backbone = dict(type='CPVTPyramid', arch=TINY)
+    make_small(model.panoptic_head)
+    model.test_cfg.max_per_image = 20
+    return built(model)
+
+
+def test_segmentor_gives_each_image_of_a_padded_batch_the_result_of_mmseg_alone():
+    batch, valid, alone = padded(SIZES)
+    segmentor = small_segmentor()
+    for name in ('probabilities', 'labels'):
+        model = Mask2FormerSegmentor(segmentor, probabilities=name == 'probabilities').eval()
+        with torch.no_grad():
+            (together,) = model(batch, valid)
+            for found, image in zip(together, alone):
+                expected = model.reference(image)[name][0]
+                height, width = image.shape[2:]
+                found = found[..., :height, :width].to(expected.dtype)
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_detector_gives_each_image_of_a_padded_batch_the_result_of_mmdet_alone():
+    model = Mask2Former(small_detector()).eval()
+    batch, valid, alone = padded(SIZES)
+    with torch.no_grad():
+        together = dict(zip(model.output_names, model(batch, valid)))
+        for i, image in enumerate(alone):
+            expected = {name: x[0] for name, x in model.reference(image).items()}
+            assert list(expected) == ['boxes', 'scores', 'labels']
+            for name, x in expected.items():
+                torch.testing.assert_close(together[name][i], x, rtol=1e-5, atol=1e-5)
+            # The masks have the boxes that MMDetection has found in the masks of the pixels.
+            masks = F.interpolate(together['masks'][i][None], scale_factor=4, mode='bilinear')[0]
+            inside = masks[:, : image.shape[2], : image.shape[3]] > 0.5
+            for mask, (left, top, right, bottom) in zip(inside, expected['boxes']):
+                rows, columns = torch.nonzero(mask, as_tuple=True)
+                if len(rows):
+                    ends = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()])
+                    assert (ends - torch.stack([left, top, right, bottom])).abs().max() <= 4
+
+
+def assert_same_instances(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, x in expected.items():
+        atol = 0 if name == 'labels' else 1.0 if name == 'boxes' else 1e-3
+        torch.testing.assert_close(found[name], x, rtol=0, atol=atol)
+
+
+def assert_same_pixels(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    found, expected = found['probabilities'], expected['probabilities']
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_segmentor_in_onnx():
+    check_in_onnxruntime(
+        Mask2FormerSegmentor(small_segmentor(), probabilities=True).eval(), assert_same_pixels
+    )
+
+
+def test_detector_in_onnx():
+    check_in_onnxruntime(Mask2Former(small_detector()).eval(), assert_same_instances)
+
+
+def test_what_cannot_be_exported():
+    model = small_segmentor()
+    model.data_preprocessor.test_cfg = None
+    with pytest.raises(UserError, match='multiple of 32 to be exported, got 1; set data_prep'):
+        Mask2FormerSegmentor(model)
+    model = small_detector('-panoptic')
+    model.test_cfg.instance_on = False
+    with pytest.raises(UserError, match='set test_cfg.instance_on=True'):
+        Mask2Former(model)

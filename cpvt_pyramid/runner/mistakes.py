@@ -84,6 +84,8 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
             where = module_name(refusing, modules)
         else:
             where = 'the config' if refusing is None else type(refusing).__name__
+    elif message := refusal_of_worker(str(error)):
+        return f'while loading data: {message}'
     else:
         return None
     return f'{where}: {complaint(origin)}'
@@ -114,6 +116,18 @@ def is_refusal(step: TracebackType) -> bool:
     package = step.tb_frame.f_globals.get('__name__', '').partition('.')[0]
     raises = step.tb_frame.f_code.co_code[step.tb_lasti] == opmap['RAISE_VARARGS']
     return raises and package in REFUSING
+
+
+def refusal_of_worker(text: str) -> Optional[str]:
+    """The message of a refusal in a data worker, of whose traceback only the text arrives."""
+    calls = re.findall(r'File "(.*?)", line .*\n +(.*)', text)
+    if 'in DataLoader worker process' not in text or not calls:
+        return None
+    file, source = calls[-1]
+    raises = source.startswith(('raise ', 'assert ')) and not {*Path(file).parts}.isdisjoint(
+        REFUSING
+    )
+    return text.splitlines()[-1] if raises else None
 
 
 def module_name(module: nn.Module, calls: list[FrameType]) -> str:

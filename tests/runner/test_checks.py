@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from foreign import of_mmseg, of_timm
+from mmdet.models import FCNMaskHead
 from support import load_tool
 
 from cpvt_pyramid.runner import checks
+from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.runner.tool_runner import ToolRunner
@@ -171,6 +173,24 @@ def test_load_from(load_from, files, runner, caplog):
         'These start from random weights: bbox_head.retina_cls.weight, bbox_head.retina_cls.bias'
     )
     assert (random in log) == (load_from == 'classes.pth')
+
+
+def test_a_class_agnostic_mask_head_may_have_any_number_of_classes():
+    def detector(class_agnostic: bool) -> torch.nn.Module:
+        head = FCNMaskHead(1, 8, 8, 8, num_classes=80, class_agnostic=class_agnostic)
+        return torch.nn.ModuleDict({'roi_head': torch.nn.ModuleDict({'mask_head': head})})
+
+    checks.check_head_classes(detector(True), 10, 'train')
+    with pytest.raises(UserError, match='model.roi_head.mask_head has 80 classes but the train'):
+        checks.check_head_classes(detector(False), 10, 'train')
+
+
+def test_the_class_check_can_be_left_out(files, runner, capsys):
+    command = [files['DETECTOR.py'], '--cfg-options', 'model.bbox_head.num_classes=80']
+    assert TOOLS['train'].main(command) == 2
+    assert capsys.readouterr().err.endswith('If both are right, set check_classes=False\n')
+    with pytest.raises(Began):
+        TOOLS['train'].main([*command, 'check_classes=False'])
 
 
 def test_categories_are_found_anywhere_in_the_file(tmp_path):

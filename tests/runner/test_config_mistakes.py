@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import mmengine
 import pytest
 import torch
 from mmengine.config import Config
@@ -11,6 +12,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import DATA_SAMPLERS
 from mmengine.runner import Runner
 from support import load_tool
+from torch._utils import ExceptionWrapper
 
 from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.mistakes import config_mistakes
@@ -133,6 +135,24 @@ def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys)
 def test_masks_cannot_be_merged(model):
     with pytest.raises(UserError, match='mmdet cannot merge masks: test without --tta'):
         TOOLS['test'].use_augmentation(Config({'default_scope': 'mmdet', 'model': model}))
+
+
+def from_worker(function: Callable[[], object]) -> None:
+    """Raise the error of a function as a data loader does it for its workers."""
+    try:
+        function()
+    except Exception:
+        wrapper = ExceptionWrapper(where='in DataLoader worker process 0')
+    wrapper.reraise()
+
+
+def test_a_transform_that_refuses_its_data_in_a_worker(tmp_path):
+    cfg = Config({'work_dir': str(tmp_path)})
+    message = '^while loading data: TypeError: Unsupported format: unknown '
+    with pytest.raises(UserError, match=message), config_mistakes(cfg):
+        from_worker(lambda: mmengine.load('x.unknown'))
+    with pytest.raises(TypeError), config_mistakes(cfg):
+        from_worker(lambda: None + 1)
 
 
 # What is not a mistake

@@ -112,12 +112,13 @@ def check_coco(path: Path, folder: Path, seconds: float = math.inf) -> Checked:
     """
     content = read_coco(path)
     defects, images, bad = Defects(), {}, set()
-    categories = check_categories(content['categories'], defects)
+    categories = category_ids(content, path)
+    key_kind = str if isinstance(content['images'][0].get('id'), str) else int
     for index, image in enumerate(content['images']):
         name = image.get('file_name')
         at = name if isinstance(name, str) and name else f'image {index}'
         key = image.get('id')
-        problem = image_record_problem(image)
+        problem = image_record_problem(image, key_kind)
         if problem is None and key in images:
             problem = 'images with the id of another image'
         if problem:
@@ -130,7 +131,11 @@ def check_coco(path: Path, folder: Path, seconds: float = math.inf) -> Checked:
 
     good, seen, boxes = [], set(), set()
     for index, annotation in enumerate(content['annotations']):
-        image = images.get(annotation.get('image_id')) if is_key(annotation, 'image_id') else None
+        image = (
+            images.get(annotation.get('image_id'))
+            if is_key(annotation, 'image_id', key_kind)
+            else None
+        )
         at = f'annotation {annotation.get("id", index)}' + (
             f' of {image["file_name"]}' if image else ''
         )
@@ -189,26 +194,31 @@ def read_coco(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_categories(categories: Sequence[dict], defects: Defects) -> set:
-    """The ids of the categories."""
+def category_ids(content: dict[str, Any], path: Path) -> set:
+    """The ids of the categories.
+
+    Raises:
+        UserError: one has no id or name, or the same as another.
+    """
     ids, names = set(), set()
-    for index, category in enumerate(categories):
-        key, name = category.get('id'), category.get('name')
+    for category in content['categories']:
+        name = category.get('name')
         if not is_key(category, 'id') or not isinstance(name, str):
-            defects.error('categories without id and name', f'category {index}')
-        elif key in ids or name in names:
-            defects.error('categories that are listed twice', name)
-        if is_key(category, 'id'):
-            ids.add(key)
-        names.add(str(name))
+            raise UserError(
+                f'{path}: each category must have a number as id and a name, got {category}'[:300]
+            )
+        if category['id'] in ids or name in names:
+            raise UserError(f'{path} lists the category {category} twice, by its id or name'[:300])
+        ids.add(category['id'])
+        names.add(name)
     return ids
 
 
-def image_record_problem(image: dict) -> Optional[str]:
+def image_record_problem(image: dict, key_kind: type) -> Optional[str]:
     if not isinstance(image.get('file_name'), str) or not image['file_name']:
         return 'images without file_name'
-    if not is_key(image, 'id'):
-        return 'images without id'
+    if not is_key(image, 'id', key_kind):
+        return f'images without an id of type {key_kind.__name__}'
     sides = image.get('width'), image.get('height')
     if not all(is_number(side) and side >= 1 for side in sides):
         return 'images without width and height'
@@ -218,7 +228,7 @@ def image_record_problem(image: dict) -> Optional[str]:
 def annotation_problem(annotation: dict, image: Optional[dict], categories: set) -> Optional[str]:
     """What makes an annotation unusable, or None."""
     if not is_key(annotation, 'id'):
-        return 'annotations without id'
+        return 'annotations without a number as id'
     if image is None:
         return 'annotations of images that are not listed'
     if not is_key(annotation, 'category_id') or annotation['category_id'] not in categories:
@@ -252,9 +262,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def is_key(record: dict, field: str) -> bool:
-    """Whether a record has an id that can be looked up."""
-    return isinstance(record.get(field), (int, str)) and not isinstance(record[field], bool)
+def is_key(record: dict, field: str, kind: type = int) -> bool:
+    """Whether a record has an id, which pycocotools sorts and puts into arrays."""
+    value = record.get(field)
+    in_range = not isinstance(value, int) or abs(value) < 2**63
+    return isinstance(value, kind) and not isinstance(value, bool) and in_range
 
 
 # Label maps

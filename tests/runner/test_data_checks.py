@@ -76,6 +76,15 @@ def test_a_good_file(coco):
         ('{"images": [], "annotations": [], "categories": []}', 'has no images'),
         ('{"images": [3], "annotations": [], "categories": []}', "each of 'images' must be"),
         ('[' * 100_000, 'is not complete JSON'),
+        (
+            '{"images": [{}], "annotations": [], "categories": [{"id": 1}]}',
+            'each category must have a number as id and a name',
+        ),
+        (
+            '{"images": [{}], "annotations": [], "categories": '
+            '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
+            'lists the category .* twice, by its id or name',
+        ),
     ],
 )
 def test_not_a_coco_file(text, complaint, tmp_path):
@@ -127,7 +136,13 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 10', 4, 7),
     (change('annotations', 2, image_id=...), 'images that are not listed', 'annotation 10', 4, 7),
     (change('annotations', 2, id=0), 'id of another annotation', 'annotation 0 of b.jpg', 4, 7),
-    (change('annotations', 2, id=...), 'annotations without id', 'annotation 2 of b.jpg', 4, 7),
+    (
+        change('annotations', 2, id=...),
+        'annotations without a number as id',
+        'annotation 2 of b.jpg',
+        4,
+        7,
+    ),
     (change('annotations', 2, area=...), 'annotations without area', 'annotation 10', 4, 8),
     (change('annotations', 2, iscrowd=...), 'annotations without iscrowd', 'annotation 10', 4, 8),
     (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
@@ -135,6 +150,8 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     (change('images', 1, width=33), 'another size than the width and height of', 'b.jpg', 3, 6),
     (change('images', 1, file_name=...), 'images without file_name', 'image 1', 3, 6),
     (change('images', 1, id=0), 'id of another image', 'b.jpg', 3, 6),
+    (change('images', 1, id='1'), 'images without an id of type int', 'b.jpg', 3, 6),
+    (change('images', 1, id=2**70), 'images without an id of type int', 'b.jpg', 3, 6),
     (change('images', 1, file_name='x.jpg'), 'images that are missing', 'x.jpg', 3, 6),
     (write('b.jpg', b''), 'images that are empty files', 'b.jpg', 3, 6),
     (write('b.jpg', b'hello'), 'images that are not complete', 'b.jpg', 3, 6),

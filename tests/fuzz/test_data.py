@@ -1,0 +1,167 @@
+"""Annotations and label maps with any defect: the check reports them, and mm reads the rest."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+from damage import damaged
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmdet.datasets import CocoDataset
+from mmdet.evaluation import CocoMetric
+from mmengine.config import Config
+from PIL import Image
+
+from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.runner.data_checks import check_coco, check_label_maps
+
+FUZZ = settings.get_profile('fuzz')
+SIZE = (24, 32)
+NAMES = ['a.jpg', 'b.jpg', 'ü ö.jpg']
+COCO = {
+    'info': {},
+    'images': [
+        {'id': i, 'file_name': name, 'width': SIZE[1], 'height': SIZE[0]}
+        for i, name in enumerate(NAMES)
+    ],
+    'categories': [{'id': 7, 'name': 'cat'}, {'id': 9, 'name': 'dog'}],
+    'annotations': [
+        {
+            'id': i,
+            'image_id': i % 3,
+            'category_id': 7 + 2 * (i % 2),
+            'bbox': [2.5, 3, 8 + i, 9],
+            'area': 72,
+            'iscrowd': 0,
+            'segmentation': [[2, 3, 10, 3, 10, 12]],
+        }
+        for i in range(6)
+    ],
+}
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, 1, 2, 7, 8, -1, 10**30, 0.5, math.nan, math.inf, 1e308, -1e308]),
+    st.text(max_size=3),
+    st.sampled_from(['a.jpg', '../a.jpg', '/a.jpg', '7']),
+    st.lists(st.sampled_from([0, 3, -5, 1e9, math.nan, None, '1']), max_size=5),
+    st.just({}),
+)
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('images')
+    for name in NAMES:
+        Image.new('RGB', SIZE[::-1]).save(folder / name)
+    return folder
+
+
+@st.composite
+def annotations(draw) -> dict:
+    """A good COCO file after one to five changes of records or of its lists."""
+    content = copy.deepcopy(COCO)
+    for _ in range(draw(st.integers(1, 5))):
+        name = draw(st.sampled_from(['images', 'categories', 'annotations', 'annotations']))
+        records, change = content.get(name), draw(st.integers(0, 9))
+        if change == 0 and draw(st.booleans()):
+            content[name] = draw(values)
+        elif not isinstance(records, list) or not records:
+            continue
+        elif change == 1:
+            records.pop(draw(st.integers(0, len(records) - 1)))
+        elif change == 2:
+            records.append(copy.deepcopy(draw(st.sampled_from(records))))
+        elif change == 3:
+            records[draw(st.integers(0, len(records) - 1))] = draw(values)
+        else:
+            record = draw(st.sampled_from(records))
+            if isinstance(record, dict) and record:
+                field = draw(st.sampled_from(sorted(record)))
+                record[field] = draw(values)
+                if change == 4:
+                    del record[field]
+    return content
+
+
+def check_and_read(folder, content: str) -> None:
+    """Check a COCO file. Without errors, mm's data set and metric read it; with errors, what is
+    left has none."""
+    path = folder / 'coco.json'
+    path.write_text(content)
+    try:
+        checked = check_coco(path, folder)
+    except UserError as error:
+        assert len(str(error)) < 400 + len(str(path)) and '\n' not in str(error)
+        return
+    if any(problem.is_error for problem in checked.problems):
+        path = folder / 'clean.json'
+        if not checked.write_clean(path):
+            return
+        again = check_coco(path, folder)
+        left = [problem.kind for problem in again.problems if problem.is_error]
+        assert left in ([], ['annotation files without annotations'])
+        if left:
+            return
+    names = [category['name'] for category in json.loads(path.read_text())['categories']]
+    metainfo = {'classes': tuple(names)}
+    data = CocoDataset(
+        ann_file=str(path), data_prefix={'img': str(folder)}, metainfo=metainfo, pipeline=[],
+        serialize_data=False,
+    )  # fmt: skip
+    for info in data.data_list:
+        for instance in info['instances']:
+            assert np.isfinite(instance['bbox']).all() and 0 <= instance['bbox_label'] < len(names)
+    metric = CocoMetric(ann_file=str(path), metric='bbox')
+    metric.dataset_meta = metainfo
+    box = np.array([[2.0, 3, 10, 12]])
+    for info in data.data_list:
+        found = {'bboxes': box, 'scores': np.ones(1), 'labels': np.zeros(1, int)}
+        prediction = {'img_id': info['img_id'], **found}
+        ground_truth = {'img_id': info['img_id'], 'width': info['width'], 'height': info['height']}
+        metric.results.append((ground_truth, prediction))
+    metric.evaluate(len(metric.results))
+
+
+@settings(FUZZ)
+@given(content=annotations())
+def test_annotations(content, images):
+    check_and_read(images, json.dumps(content))
+
+
+@settings(FUZZ)
+@given(data=st.data())
+def test_damaged_annotation_files(data, images):
+    content = data.draw(damaged(json.dumps(COCO).encode()))
+    (images / 'coco.json').write_bytes(content)
+    try:
+        check_and_read(images, content.decode())
+    except UnicodeDecodeError:
+        with pytest.raises(UserError):
+            check_coco(images / 'coco.json', images)
+
+
+@settings(FUZZ)
+@given(data=st.data())
+def test_label_maps(data, tmp_path_factory):
+    """Without an error, the labels are those of classes, or ignored, and of the image's size."""
+    root = tmp_path_factory.mktemp('labels', numbered=True)
+    Image.new('RGB', SIZE[::-1]).save(root / 'a.jpg')
+    size = data.draw(st.sampled_from([SIZE, SIZE, SIZE, (1, 1), SIZE[::-1]]))
+    labels = np.zeros(size, np.uint8)
+    labels[0, 0] = data.draw(st.integers(0, 255))
+    image = Image.fromarray(labels).convert(data.draw(st.sampled_from(['L', 'L', 'P', 'RGB', '1'])))
+    image.save(root / 'a.png')
+    if data.draw(st.booleans()):
+        whole = (root / 'a.png').read_bytes()
+        (root / 'a.png').write_bytes(data.draw(damaged(whole)))
+    config = Config(
+        dict(type='BaseSegDataset', data_root=str(root), metainfo=dict(classes=('a', 'b', 'c')))
+        | dict(data_prefix=dict(img_path='', seg_map_path=''), pipeline=[])
+    )
+    problems = check_label_maps(config, 'mmseg').problems
+    if not problems:
+        got = np.asarray(Image.open(root / 'a.png'))
+        assert got.shape == SIZE and set(np.unique(got)) <= {0, 1, 2, 255}

@@ -9,7 +9,8 @@ fails in many detectors. `bfloat16` limits autocast to the parts that gain most 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, Optional
 
 import torch
 from mmengine.optim import OptimWrapper
@@ -31,19 +32,32 @@ def bfloat16(model: nn.Module) -> Iterator[None]:
     Args:
         model: a detector, a segmentor or a classifier, also inside DDP.
     """
-    parts = [part for name, part in model.named_modules() if PARTS.fullmatch(name)] or [model]
-    replaced = [(part, dict(vars(part))) for part in parts if not uses_mmcv_operations(part)]
-    device = next(model.parameters()).device.type
-    for part, _ in replaced:
-        part.forward = in_bfloat16(part.forward, device)
+    replaced = replace_forward(model)
     try:
         yield
     finally:
-        for part, attributes in replaced:
-            if 'forward' in attributes:  # a compiled or checkpointed one
-                part.forward = attributes['forward']
-            else:
-                del part.forward
+        restore_forward(replaced)
+
+
+@torch.compiler.disable  # in a compiled train_step dynamo would delete what it never set
+def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable]]]:
+    """Let the parts run in bfloat16; returns them and their own `forward`, if not their class's."""
+    parts = [part for name, part in model.named_modules() if PARTS.fullmatch(name)] or [model]
+    parts = [part for part in parts if not uses_mmcv_operations(part)]
+    replaced = [(part, vars(part).get('forward')) for part in parts]
+    device = next(model.parameters()).device.type
+    for part in parts:
+        part.forward = in_bfloat16(part.forward, device)
+    return replaced
+
+
+@torch.compiler.disable
+def restore_forward(replaced: list[tuple[nn.Module, Optional[Callable]]]) -> None:
+    for part, forward in replaced:
+        if forward is None:
+            del part.forward
+        else:
+            part.forward = forward
 
 
 def uses_mmcv_operations(part: nn.Module) -> bool:
@@ -53,6 +67,7 @@ def uses_mmcv_operations(part: nn.Module) -> bool:
 def in_bfloat16(function: Callable, device: str) -> Callable:
     """The function in autocast, with results in float32."""
 
+    @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, torch.bfloat16):
             result = function(*args, **kwargs)

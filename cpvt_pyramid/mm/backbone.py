@@ -7,7 +7,7 @@ import torch
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import columnar, pyramid
 from ..masked_map import masked_maps
@@ -41,8 +41,11 @@ class Configured:
             valid: see the core class; read from the validity channel if there is one.
 
         Raises:
-            ValueError: the image has a channel more, which is not a validity channel.
+            ValueError: the image has a channel more, which is not a validity channel; or mmengine's
+                `activation_checkpointing` names this backbone.
         """
+        if self.training and not (torch.is_grad_enabled() or graph_is_captured()):
+            refuse_reentrant_checkpointing(self)
         if image.shape[1] == self.in_channels + 1:
             image, channel, valid = split_validity(image)
             # Only until a padded batch has passed: reading the result waits for the GPU.
@@ -57,6 +60,22 @@ class Configured:
 
     def log_load_report(self, report: LoadReport) -> None:
         print_log(str(report), logger='current')
+
+
+def refuse_reentrant_checkpointing(backbone: nn.Module) -> None:
+    """Raise a ValueError if mmengine's `activation_checkpointing` has wrapped the forward pass.
+
+    It is reentrant: outputs have a gradient only if an input has one, and images have none.
+    """
+    forward = backbone.forward
+    while forward is not None:
+        home = getattr(forward, '__globals__', {}).get('__name__')
+        if home == 'mmengine.runner.activation_checkpointing':
+            raise ValueError(
+                'activation_checkpointing of the whole backbone would leave it without gradients; '
+                'set model.backbone.with_cp=True instead'
+            )
+        forward = getattr(forward, '__wrapped__', None)
 
 
 @MODELS.register_module()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from mmdet.registry import MODELS as MMDET
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import DefaultScope
-from mmengine.runner import load_checkpoint
+from mmengine.runner import load_checkpoint, turn_on_activation_checkpointing
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
 from ports import randomize
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 
 import cpvt_pyramid
 from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT, backbone, checkpoints
+from cpvt_pyramid.mm.amp import bfloat16
 from cpvt_pyramid.mm.valid_region import with_validity
 
 
@@ -344,3 +346,19 @@ def test_validity_is_checked_until_a_padded_batch_has_passed(monkeypatch):
     for _ in range(3):
         model(image)
     assert len(checks) == 3
+
+
+@pytest.mark.parametrize('context', [bfloat16, nullcontext])
+def test_activation_checkpointing_of_mmengine_is_an_error(context):
+    """It is reentrant, and an image has no gradient: the backbone silently did not train."""
+    model = torch.nn.Module()
+    model.backbone = CPVTPyramid('pcpvt_nano')
+    image = torch.randn(1, 3, 32, 32)
+    with torch.no_grad(), context(model):  # as a teacher in training mode
+        model.backbone(image)
+    turn_on_activation_checkpointing(model, ['backbone'])
+    with context(model), pytest.raises(ValueError, match='set model.backbone.with_cp=True instead'):
+        model.backbone(image)
+    model.eval()
+    with torch.no_grad(), context(model):
+        model.backbone(image)

@@ -217,6 +217,20 @@ def test_the_context_ends(way):
     assert len(compiled) <= 2 and bool(compiled) == (way != 'plain')
 
 
+def test_a_compiled_training_step():
+    """dynamo deleted the replaced `forward` twice."""
+    model, x = Net(), torch.randn(2, 4)
+    wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def loss() -> Tensor:
+        with wrapper.optim_context(model):
+            return model(x)['out'][0].sum()
+
+    expected = loss()
+    assert torch.equal(torch.compile(loss, backend='aot_eager')(), expected)
+    assert not torch.equal(model(x)['out'][0].sum(), expected)
+
+
 def test_a_model_without_known_parts():
     model = nn.Linear(4, 4)
     wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -70,17 +70,24 @@ def test_predictions_equal_the_cpu(name, untrained, sample_dataset):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_tiles_within_a_memory_budget(name, untrained, tmp_path):
+def test_tiles_within_a_memory_budget(name, untrained, tmp_path, capsys):
     config, checkpoint = untrained[name]
     noise = np.random.default_rng(0).integers(0, 255, (700, 900, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / 'scene.png')
     infer, out = load_tool('infer'), tmp_path / 'out'
-    options = ['--tile', '256', '--memory', '1GiB', '--device', DEVICE, '--out-dir', str(out)]
+    options = ['--tile', '256', '--device', DEVICE, '--out-dir', str(out)]
+    command = [config, checkpoint, str(tmp_path / 'scene.png'), *options, '--gpu-memory']
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    assert infer.main([config, checkpoint, str(tmp_path / 'scene.png'), *options]) == 0
-    assert torch.cuda.max_memory_allocated() - before < 2**30
+    try:
+        assert infer.main([*command, '1MiB']) == 2
+        error = 'infer: too little GPU memory; reduce --tile or --batch-size\n'
+        assert capsys.readouterr().err.endswith(error)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        assert infer.main([*command, '1GiB']) == 0
+        assert torch.cuda.max_memory_reserved() <= 2**30
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert list(out.iterdir())
 
 

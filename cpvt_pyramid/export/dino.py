@@ -37,17 +37,21 @@ class DINO(Detector):
         self.details['nms'] = None
         self.details['masks'] = None
 
+    @property
+    def strides(self) -> list[int]:
+        """Of the maps that the neck returns: those of the backbone, and coarser ones."""
+        first = list(self.model.backbone.strides)
+        coarser = self.model.num_feature_levels - len(first)
+        return first + [first[-1] * 2**i for i in range(1, coarser + 1)]
+
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
         with context:
             maps = self.model.neck(maps)
         valid = true_sizes(images, valid)
-        strides = list(self.model.backbone.strides)
-        while len(strides) < len(maps):
-            strides.append(2 * strides[-1])
         divisor = self.preprocessing.divisor
-        levels = Levels(maps, strides, valid)
-        alone = Levels(maps, strides, ceil_div(valid, divisor) * divisor)
+        levels = Levels(maps, self.strides, valid)
+        alone = Levels(maps, self.strides, ceil_div(valid, divisor) * divisor)
         memory = self.memory(maps, levels)
         logits, boxes = self.proposals(memory, levels)
         stages |= {'memory': memory, 'logits_0': logits}
@@ -59,9 +63,9 @@ class DINO(Detector):
         boxes = take(boxes, index.clamp(max=boxes.shape[1] - 1)).sigmoid()
         unused = scores == float('-inf')
 
-        scale = (
-            1 if self.encodes_shares else (levels.sides[0] / alone.sides[0]).repeat(1, 2)[:, None]
-        )
+        scale = levels.sides[0] / alone.sides[0]  # MMDetection encodes shares of the padded image
+        if type(self.model).__name__ == 'ValidRegionDINO':
+            scale = torch.ones_like(scale)
         logits, boxes = self.decode(boxes, unused, memory, levels, scale)
         scores = logits.sigmoid() * ~unused[..., None]  # (B, Q, classes)
         height, width = valid.to(boxes.dtype)[:, :, None].unbind(1)  # (B, 1) each
@@ -80,6 +84,19 @@ class DINO(Detector):
             scores.flatten(1), boxes.flatten(1, 2), classes.flatten(1), count
         )
         return stages | {'boxes': boxes, 'scores': scores, 'labels': labels}
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        """See the base class. A small image gets as many queries as tokens, see the class."""
+        model, divisor = self.model, self.preprocessing.divisor
+        height, width = (ceil_div(side, divisor) * divisor for side in image.shape[2:])
+        tokens = sum(ceil_div(height, s) * ceil_div(width, s) for s in self.strides)
+        count, embedding = model.num_queries, model.query_embedding
+        try:
+            model.num_queries = min(count, tokens)
+            model.query_embedding = nn.Embedding.from_pretrained(embedding.weight[:tokens])
+            return super().reference(image)
+        finally:
+            model.num_queries, model.query_embedding = count, embedding
 
     def memory(self, maps: list[Tensor], levels: Levels) -> Tensor:
         """The encoder's tokens (B, N, C)."""

@@ -8,7 +8,9 @@ from support import ROOT
 from tiny_export import SIZES, TINY, built, check_in_onnxruntime, padded
 from torch import Tensor, nn
 
+from cpvt_pyramid.export.detectors import Detector
 from cpvt_pyramid.export.dino import DINO
+from cpvt_pyramid.runner.command import UserError
 
 
 def small_dino(kind: str) -> nn.Module:
@@ -52,15 +54,22 @@ def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone(kind):
 def test_an_image_with_fewer_tokens_than_queries():
     """MMDetection raises an error; here it has fewer queries, alone and in a batch."""
     model = DINO(small_dino('ValidRegionDINO')).eval()
-    batch, valid, alone = padded(((32, 32), (60, 31), (96, 200)))
+    batch, valid, (small, _) = padded(((31, 32), (96, 200)))
+    with torch.no_grad(), pytest.raises(RuntimeError, match='out of range'):
+        Detector.reference(model, small)
     with torch.no_grad():
-        together = model(batch, valid)
-        for i, image in enumerate(alone):
-            for x, expected in zip(together, model(image)):
-                torch.testing.assert_close(x[i], expected[0], rtol=0, atol=1e-3)
-    boxes, scores, _ = (x[0] for x in together)
-    assert len(boxes[scores > 0]) > 0 and boxes.max() <= 32
+        together = dict(zip(model.output_names, model(batch, valid)))
+        expected = {name: x[0] for name, x in model.reference(small).items()}
+    assert_found({name: x[0] for name, x in together.items()}, expected)
+    assert model.model.num_queries == len(model.model.query_embedding.weight) == 30
 
 
 def test_onnx():
     check_in_onnxruntime(DINO(small_dino('ValidRegionDINO')).eval(), assert_found)
+
+
+def test_its_kin_cannot_be_exported():
+    kin = small_dino('DINO')
+    kin.__class__ = type('DDQDETR', (type(kin),), {})
+    with pytest.raises(UserError, match='only DINO and ValidRegionDINO .* got a DDQDETR'):
+        DINO(kin)

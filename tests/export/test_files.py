@@ -1,0 +1,161 @@
+"""Files are written after comparison with PyTorch, and are right at sizes of one and many windows,
+with and without padding."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from ports import randomize
+from torch import Tensor
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.archs import Arch
+from cpvt_pyramid.export import verification
+from cpvt_pyramid.export.base import Exportable, Preprocessing
+from cpvt_pyramid.export.files import Settings, write_verified
+from cpvt_pyramid.export.models import exportable
+from cpvt_pyramid.export.nms import batched_nms, best
+from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+from cpvt_pyramid.runner.command import UserError
+
+# One stage, of a block with windows and a global one.
+SVT = Arch((16,), (2,), (2,), (2,), sr_ratios=(8,), window=7, stage_norm=True)
+
+
+def photographs() -> list[np.ndarray]:
+    return [np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)]
+
+
+def small_model() -> Exportable:
+    torch.manual_seed(0)
+    return exportable(randomize(CPVTPyramid(SVT, out_indices=(0,))).eval())
+
+
+def write(path: Path, **settings: object) -> list[Path]:
+    model = small_model()
+    about = {'arch': 'svt', 'classes': ['a', 'b']}
+    return write_verified(path, model, model.backbone, about, photographs(), Settings(**settings))
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write(tmp_path_factory.mktemp('exported') / 'model.onnx')
+
+
+# Of 7 x 4 pixels are a window: one window, less than one, a multiple, no multiple, one row.
+@pytest.mark.parametrize('size', [(28, 28), (5, 3), (112, 56), (75, 90), (20, 300), (33, 1)])
+def test_every_number_of_windows(exported, size):
+    model, run = small_model(), onnxruntime_runner(str(exported[0]))
+    images = torch.rand(3, 3, *size) * 255
+    valid = torch.tensor([size, (size[0] // 2 + 1, size[1]), (1, 1)])
+    (found,) = run({'images': images.numpy(), 'valid': valid.numpy()}).values()
+    with torch.no_grad():
+        for row, image, (height, width) in zip(torch.from_numpy(found), images, valid.tolist()):
+            (expected,) = model.reference(image[None, :, :height, :width]).values()
+            inside = row[:, : expected.shape[2], : expected.shape[3]]
+            torch.testing.assert_close(inside, expected[0], rtol=1e-4, atol=1e-4)
+            assert row.abs().sum() == pytest.approx(inside.abs().sum(), rel=1e-5)  # zero outside
+
+
+def test_the_file_describes_itself(exported):
+    session = onnxruntime.InferenceSession(str(exported[0]), providers=['CPUExecutionProvider'])
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    assert shapes == {'images': ['batch', 3, 'height', 'width'], 'valid': ['batch', 2]}
+    about = json.loads(session.get_modelmeta().custom_metadata_map['cpvt_pyramid'])
+    assert about['format'] == 1 and about['task'] == 'features'
+    assert about['classes'] == ['a', 'b'] and about['arch'] == 'svt'
+    assert len(about['weights_sha256']) == 64 and about['versions']['torch'] == torch.__version__
+    model = onnx.load(exported[0])
+    assert {node.domain for node in model.graph.node} == {''}
+    assert [(opset.domain, opset.version >= 18) for opset in model.opset_import] == [('', True)]
+    assert b'/' + Path(__file__).parts[1].encode() not in exported[0].read_bytes()  # no paths
+
+
+def test_the_report_lists_every_comparison(exported):
+    data, table = exported[1:]
+    report = json.loads(data.read_text())
+    assert report['passed'] and len(report['checks']) >= len(verification.BATCHES)
+    sizes = {tuple(check['sizes']) for check in report['checks']}
+    assert ('160x213', '213x160', '97x130') in sizes and ('211x1341',) in sizes
+    assert table.read_text().count('| yes |') == len(report['checks'])
+
+
+@pytest.mark.parametrize(
+    'settings',
+    [
+        {'size': (50, 70)},
+        {'size': (64, 96), 'has_valid': False, 'half': True},
+        {'format': 'torch'},
+    ],
+    ids=str,
+)
+def test_other_files(settings, tmp_path):
+    files = write(tmp_path / 'model.file', **settings)
+    assert all(file.stat().st_size for file in files)
+
+
+def test_a_difference_is_found_and_leaves_no_file(tmp_path, monkeypatch):
+    """A difference in one image of a padded batch."""
+    path = tmp_path / 'model.onnx'
+    reference = type(small_model()).reference
+
+    def wrong(self: Exportable, image: Tensor) -> dict[str, Tensor]:
+        found = reference(self, image)
+        return {k: x * (1 + 0.01 * (image.shape[2:] == (97, 130))) for k, x in found.items()}
+
+    monkeypatch.setattr(type(small_model()), 'reference', wrong)
+    monkeypatch.setattr(verification, 'BATCHES', verification.BATCHES[4:])
+    with pytest.raises(UserError, match='was not written; comparison: map_0 differs by'):
+        write(path, format='torch')
+    assert [file.name for file in tmp_path.iterdir()] == [
+        'model.report.json',
+        'model.report.md',
+    ] or {file.name for file in tmp_path.iterdir()} == {'model.report.json', 'model.report.md'}
+
+
+def test_failures_name_their_stage(tmp_path, monkeypatch):
+    def branches(self: Exportable, images: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        return {'map_0': images * 2 if images.sum() > 0 else images}
+
+    monkeypatch.setattr(type(small_model()), 'stages', branches)
+    with pytest.raises(UserError, match='model.onnx was not written; torch.export: '):
+        write(tmp_path / 'model.onnx')
+    assert not list(tmp_path.iterdir())
+
+
+class Suppression(Exportable):
+    """Non-maximum suppression alone; the images are scores and coordinates."""
+
+    task, output_names = 'detection', ('boxes', 'scores', 'labels')
+
+    def stages(self, images: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        first, size, scores = images.flatten(2).unbind(1)  # (B, N) each
+        boxes = torch.stack([first, first, first + size, first + size], dim=-1)
+        labels = (scores * 1000).long() % 3
+        scores = batched_nms(boxes, scores, labels, 0.5)
+        return dict(zip(self.output_names, best(scores, boxes, labels, 20)))
+
+
+def test_suppression_in_onnx_is_that_of_mmcv():
+    from mmcv.ops import batched_nms as mmcv_nms
+
+    model = Suppression(Preprocessing())
+    run = onnxruntime_runner(
+        translate(capture(model, False, (10, 30)), list(model.output_names)).SerializeToString()
+    )
+    images = torch.rand(3, 3, 10, 30) * torch.tensor([60, 60, 1.0])[:, None, None]
+    images[2, 2] = 0  # an image without candidates
+    found = run({'images': images.numpy()})
+    for i, (first, size, scores) in enumerate(images.flatten(2).unbind()):
+        boxes = torch.stack([first, first, first + size, first + size], dim=-1)[scores > 0]
+        scores = scores[scores > 0]
+        labels = (scores * 1000).long() % 3
+        kept, index = mmcv_nms(boxes, scores, labels, dict(type='nms', iou_threshold=0.5))
+        count = min(len(kept), 20)
+        assert (found['labels'][i] >= 0).sum() == count
+        np.testing.assert_allclose(found['boxes'][i, :count], kept[:count, :4], atol=1e-5)
+        np.testing.assert_array_equal(found['labels'][i, :count], labels[index][:count])

@@ -1,0 +1,144 @@
+"""What is exported gives each image of a padded batch the result of the original model alone."""
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from ports import randomize
+from support import ROOT
+from torch import Tensor, nn
+
+from cpvt_pyramid.export.base import Exportable
+from cpvt_pyramid.export.models import exportable
+from cpvt_pyramid.runner.command import UserError
+
+# The first is a multiple of 32, the others are odd; all need padding in the batch.
+SIZES = (96, 128), (131, 70), (75, 191)
+ARCH = dict(dims=(8, 16, 16, 32), heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
+DIMS = list(ARCH['dims'])
+
+
+def built(name: str, **changes: dict) -> nn.Module:
+    """The model of a config, tiny and with random weights."""
+    cfg = Config.fromfile(ROOT / f'configs/{name}.py')
+    init_default_scope(cfg.default_scope)
+    package = 'detection' if cfg.default_scope == 'mmdet' else 'segmentation'
+    __import__(f'cpvt_pyramid.mm.{package}')
+    cfg.model.backbone.update(arch=ARCH, init_cfg=None)
+    cfg.merge_from_dict({f'model.{key}': value for key, value in changes.items()})
+    return randomize(MODELS.build(cfg.model), seed=1).eval()
+
+
+def retinanet(**changes: object) -> nn.Module:
+    head = dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=5)
+    # Cells in the padding have equal scores, in no particular order: less than the threshold.
+    test_cfg = dict(score_thr=0.95, nms_pre=500, max_per_img=60)
+    return built(
+        'retinanet_cpvt_s', neck=dict(in_channels=DIMS, out_channels=16), bbox_head=head,
+        test_cfg=test_cfg, **changes,
+    )  # fmt: skip
+
+
+def semantic_fpn(**changes: object) -> nn.Module:
+    head = dict(in_channels=[16] * 4, channels=16, num_classes=5)
+    return built(
+        'semantic_fpn_cpvt_s', neck=dict(in_channels=DIMS, out_channels=16), decode_head=head,
+        **changes,
+    )  # fmt: skip
+
+
+def upernet(**changes: object) -> nn.Module:
+    return built(
+        'upernet_svt_s', decode_head=dict(in_channels=DIMS, channels=16, num_classes=5),
+        auxiliary_head=None, **{'backbone.arch': {**ARCH, 'window': 7}}, **changes,
+    )  # fmt: skip
+
+
+def padded(sizes=SIZES) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """A batch of images of these sizes, its `valid`, and each image alone."""
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (1, 3, *s), generator=generator).float() for s in sizes]
+    batch = torch.zeros(len(sizes), 3, *map(max, zip(*sizes)))
+    for place, image in zip(batch, images):
+        place[:, : image.shape[2], : image.shape[3]] = image
+    return batch, torch.tensor(sizes), images
+
+
+def assert_each_alone(model: Exportable) -> None:
+    """The outputs of a padded batch are those of the original model for each image."""
+    batch, valid, images = padded()
+    with torch.no_grad():
+        together = dict(zip(model.output_names, model.eval()(batch, valid)))
+        for i, image in enumerate(images):
+            alone = dict(zip(model.output_names, model(image)))
+            for name, x in model.reference(image).items():
+                for found in (together[name][i], alone[name][0]):
+                    found = found[tuple(slice(n) for n in x.shape[1:])]
+                    torch.testing.assert_close(found, x[0], rtol=1e-4, atol=1e-3, check_dtype=False)
+
+
+@pytest.mark.parametrize('marks_padding', [True, False])
+def test_retinanet(marks_padding):
+    model = exportable(retinanet(**{'data_preprocessor.valid_region': marks_padding}))
+    assert model.reference(padded()[2][0])['scores'].shape[1] > 5
+    assert_each_alone(model)
+
+
+def test_retinanet_returns_unused_rows_as_such():
+    model = exportable(retinanet())
+    with torch.no_grad():
+        found = model.reference(padded()[2][0])['scores'].shape[1]
+        boxes, scores, labels = model(padded()[2][0])
+    assert found < 60 and boxes.shape == (1, 60, 4)
+    assert (labels[0, :found] >= 0).all() and (labels[0, found:] == -1).all()
+    assert not scores[0, found:].any() and not boxes[0, found:].any()
+
+
+def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
+    from mmcv.ops import batched_nms
+
+    original = retinanet(**{'test_cfg.nms_pre': 100_000})
+    model = exportable(original, raw=True)
+    (image,) = padded(SIZES[1:2])[2]
+    with torch.no_grad():
+        boxes, scores = (x[0] for x in model(image))
+        expected = model.reference(image)
+    keep = (scores > 0.95) & (boxes[:, 2:] > boxes[:, :2]).all(-1, keepdim=True)
+    index, labels = keep.nonzero().unbind(1)
+    kept, _ = batched_nms(boxes[index], scores[keep], labels, original.test_cfg['nms'])
+    torch.testing.assert_close(kept[:60, :4], expected['boxes'][0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize('make', [semantic_fpn, upernet])
+def test_segmentors(make):
+    original = make()
+    assert len(exportable(original).reference(padded()[2][0])['labels'].unique()) > 1
+    for probabilities in (False, True):
+        assert_each_alone(exportable(original, probabilities=probabilities))
+
+
+def test_backbone_of_a_detector():
+    assert_each_alone(exportable(retinanet(), backbone=True))
+
+
+def test_channels_of_a_model_that_takes_blue_first():
+    changes = {'data_preprocessor.bgr_to_rgb': False, 'data_preprocessor.std': [50.0, 60.0, 70.0]}
+    model = exportable(semantic_fpn(**changes), probabilities=True)
+    assert list(model.preprocessing.std) == [70.0, 60.0, 50.0]  # of red, green, blue
+    assert_each_alone(model)
+
+
+@pytest.mark.parametrize(
+    ('make', 'options', 'message'),
+    [
+        (lambda: retinanet(**{'test_cfg.nms.type': 'soft_nms'}), {}, 'plain NMS'),
+        (lambda: retinanet(**{'test_cfg.nms_pre': -1}), {}, 'nms_pre'),
+        (retinanet, {'probabilities': True}, 'needs a segmentor'),
+        (semantic_fpn, {'raw': True}, 'needs a detector'),
+        (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
+        (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
+    ],
+)
+def test_refusals(make, options, message):
+    with pytest.raises(UserError, match=message):
+        exportable(make(), **options)

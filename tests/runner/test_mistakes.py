@@ -87,6 +87,12 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
             'DETECTOR.py --amp --cfg-options optim_wrapper.type=ApexOptimWrapper',
             '--amp needs an OptimWrapper in the config, got ApexOptimWrapper',
         ),
+        (
+            'train',
+            'DETECTOR.py --amp --cfg-options activation_checkpointing=backbone',
+            'the config: activation_checkpointing of the whole backbone would leave it without '
+            'gradients; set model.backbone.with_cp=True instead',
+        ),
         ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),
         ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth does not fit the model'),

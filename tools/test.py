@@ -99,11 +99,11 @@ def test(
 
 def use_augmentation(cfg: 'Config') -> None:
     """Wrap the model and the test pipeline for test-time augmentation."""
-    from cpvt_pyramid.runner.configs import leaves
+    from cpvt_pyramid.runner.configs import kind_of, leaves
 
-    if cfg.default_scope == 'mmdet' and has_masks(cfg.model):
-        raise UserError('--tta merges boxes, and mmdet cannot merge masks: test without --tta')
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
+    if kind_of(wrapper) == 'DetTTAModel' and has_masks(cfg.model):
+        raise UserError('--tta merges boxes, and mmdet cannot merge masks: test without --tta')
     cfg.model = {**wrapper, 'module': cfg.model}
     for dataset in leaves(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.get('tta_pipeline') or augmented(dataset.pipeline)
@@ -112,7 +112,7 @@ def use_augmentation(cfg: 'Config') -> None:
 def has_masks(model: Mapping) -> bool:
     """Whether a detector's config has a head for instance masks or panoptic segments."""
     heads = ('mask_head', 'panoptic_head')
-    return any(model.get(name) or model.get('roi_head', {}).get(name) for name in heads)
+    return any(model.get(name) or (model.get('roi_head') or {}).get(name) for name in heads)
 
 
 def augmented(pipeline: Sequence[dict]) -> list[dict]:

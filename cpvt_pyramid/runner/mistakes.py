@@ -11,7 +11,7 @@ one of the four; so the traceback of a run is written to its work dir.
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dis import opmap
 from pathlib import Path
@@ -68,12 +68,13 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
     modules = [frame for frame in frames if isinstance(self_of(frame), nn.Module)]
     layers = [self_of(frame) for frame in modules if frame.f_code.co_name == 'forward']
     keyword = re.search("unexpected keyword argument '(.*?)'", str(error))
-    keyword_at = [path for path, inner in dicts_in(cfg) if keyword and keyword[1] in inner]
+    settings = list(dicts_in(cfg.to_dict()))
+    keyword_at = [path for path, inner in settings if keyword and keyword[1] in inner]
     # mmengine catches some errors and raises others of the same type.
     origin = [e for e in contexts(error) if type(e) is type(error)][-1]
     if builds:
         setting = first_dict(builds[-1])
-        where = setting and path_of(setting, cfg) or 'the config'
+        where = setting and path_of(setting, settings) or 'the config'
     elif keyword_at:
         where = keyword_at[0]
     elif layers and isinstance(error, RuntimeError) and MISFIT.search(str(error)):
@@ -124,10 +125,8 @@ def refusal_of_worker(text: str) -> Optional[str]:
     if 'in DataLoader worker process' not in text or not calls:
         return None
     file, source = calls[-1]
-    raises = source.startswith(('raise ', 'assert ')) and not {*Path(file).parts}.isdisjoint(
-        REFUSING
-    )
-    return text.splitlines()[-1] if raises else None
+    ours = any(package in Path(file).parts for package in REFUSING)
+    return text.splitlines()[-1] if ours and source.startswith(('raise ', 'assert ')) else None
 
 
 def module_name(module: nn.Module, calls: list[FrameType]) -> str:
@@ -159,24 +158,24 @@ def first_dict(frame: FrameType) -> Optional[dict]:
     return next((value for value in arguments if isinstance(value, dict)), None)
 
 
-def path_of(setting: dict, cfg: Config) -> Optional[str]:
-    """Where in a config a setting is, for example `model.backbone (CPVTPyramid)`.
+def path_of(setting: dict, settings: Sequence[tuple[str, dict]]) -> Optional[str]:
+    """Where among the settings of a config one is, for example `model.backbone (CPVTPyramid)`.
 
     Builders get copies, often with entries added or removed. The setting is the one of the same
     type with the most entries in common.
     """
     kind = kind_of(setting)
     best, most = None, 0
-    for path, candidate in dicts_in(cfg):
-        common = sum(k in setting and setting[k] == v for k, v in candidate.items())
+    for path, candidate in settings:
+        common = sum(k in setting and repr(setting[k]) == repr(v) for k, v in candidate.items())
         if path and kind_of(candidate) == kind and common > most:
             best, most = path, common
     return f'{best} ({kind})' if best and kind else best or kind or None
 
 
-def dicts_in(value: Any, path: str = '', wrapped: bool = False) -> Iterator[tuple[str, dict]]:
+def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
     """The dicts inside a config, with their paths as in --cfg-options."""
-    if isinstance(value, (dict, Config)):
+    if isinstance(value, dict):
         yield path, value
         # The wrappers of resume.py are not in the user's config.
         hidden = ('dataset', 'sampler') if kind_of(value).startswith('Seeded') else ()

@@ -215,7 +215,7 @@ def test_a_bug_in_a_constructor_is_found_in_the_file(tmp_path):
 
 
 def test_the_setting_is_the_most_similar_one():
-    loader = {'sampler': {'type': DefaultSampler, 'shuffle': True, 'dataset': None}}
+    loader = {'sampler': {'type': DefaultSampler, 'shuffle': True, 'round': 2}}
     cfg = Config({'val': {'sampler': {'type': DefaultSampler, 'shuffle': False}}, 'train': loader})
     with (
         pytest.raises(UserError, match=r'^train.sampler \(DefaultSampler\): '),

@@ -267,17 +267,7 @@ class DenseCPVT(Column):
         )
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        """The maps of an image.
-
-        Args:
-            image: (B, in_channels, H, W), of any size from 1 x 1.
-            valid: (B, 2), the true height and width of each image in pixels, if the batch is
-                padded at the right and bottom. Features inside an image then equal those of the
-                image alone, and are zero outside. None: nothing is padding.
-
-        Returns:
-            For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
-        """
+        """The maps of an image. Arguments and result are those of `CPVTPyramid.forward`."""
         mask = pixel_mask(valid, image)
         _, x, coarse = self.features(image, valid)
         out = []

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .ops.resize import interpolation_weights
+
 
 class Region:
     """The images of a padded batch, each in the top left corner.
@@ -326,7 +328,7 @@ def interpolate(
         map_size = whole.region.map_size(whole.stride)
         if bilinear and size is not None and pair(size) == map_size:
             rows, columns = (
-                tents(side, length, cell_count, align_corners)
+                interpolation_weights(side.float(), length, cell_count, mode, bool(align_corners))
                 for side, length, cell_count in zip(
                     whole.region.sides(whole.stride), map_size, input.shape[2:]
                 )
@@ -528,19 +530,6 @@ def bins_of(cells: Cells, size: tuple[int, int]) -> list[Tensor]:
         at = torch.arange(length, device=side.device)
         result.append((at >= start) & (at < stop))
     return result
-
-
-def tents(side: Tensor, length: int, count: int, align_corners: Optional[bool]) -> Tensor:
-    """(B, length, count), weights of bilinear interpolation from `count` cells to the first
-    `side` (B,) of `length` cells. Zero for those after them."""
-    at = torch.arange(length, device=side.device, dtype=torch.float32)
-    sides = side[:, None].clamp(min=1)
-    if align_corners:
-        source = at * (count - 1) / (sides - 1).clamp(min=1)
-    else:
-        source = (at + 0.5) * count / sides - 0.5
-    distance = source.clamp(0, count - 1)[..., None] - torch.arange(count, device=side.device)
-    return (1 - distance.abs()).clamp(min=0) * (at < side[:, None])[..., None]
 
 
 def product(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:

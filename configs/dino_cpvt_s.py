@@ -4,8 +4,8 @@
 # except:
 #   - A moving average of the weights, over about the last 5,000 steps, is evaluated and saved. It
 #     is less noisy than the last weights and costs nothing.
-#   - Use --amp (float16) and not bfloat16: deformable attention rounds its sampling points to the
-#     precision of the values, and the 8 bits of bfloat16 are too few.
+#   - Mixed precision (--amp). BFloat16OptimWrapper works, too: it leaves deformable attention, whose
+#     sampling points need more than 8 bits, in float32.
 #   tools/dist_train.sh configs/dino_cpvt_s.py 8 --amp
 _base_ = [
     '_base_/models/dino.py', '_base_/datasets/coco_detection_3x.py',

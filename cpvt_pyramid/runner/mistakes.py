@@ -4,9 +4,10 @@
     keyword        a call with an unknown keyword argument that is a key of the config
     misfit         a layer that gets another number of channels than it was built for
     refusal        a `raise` or `assert` of an OpenMMLab package or of this one
+    loss           another process of the run ended, and has said why
 
 These end in one line. All other exceptions are bugs and keep their traceback. A bug can look like
-one of the four; so the traceback of a run is written to its work dir.
+one of these; so the traceback of a run is written to its work dir.
 """
 
 import re
@@ -30,6 +31,7 @@ BUILDERS = (
 )  # fmt: skip
 REFUSING = 'cpvt_pyramid', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'
 MISFIT = re.compile('channels|shapes cannot be multiplied|normalized_shape|running_mean')
+LOST = re.compile('Connection (closed|reset) by peer|remote process exited')  # gloo, NCCL
 # What to do, where a message does not say it.
 ADVICE = {
     'The image size in a batch should be the same': 'set test_dataloader.batch_size=1',
@@ -85,6 +87,8 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
             where = module_name(refusing, modules)
         else:
             where = 'the config' if refusing is None else type(refusing).__name__
+    elif isinstance(error, RuntimeError) and LOST.search(str(error)):
+        return 'the connection to another process is lost; its output says why'
     elif message := refusal_of_worker(str(error)):
         return f'while loading data: {message}'
     else:

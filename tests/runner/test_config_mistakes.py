@@ -62,22 +62,10 @@ TRAINING = [
         "argument 'lrr'",
     ),
     (
-        'optim_wrapper.clip_grad.max_nom=1',
-        'optim_wrapper.clip_grad: clip_grad_norm_() got an unexpected keyword argument',
-    ),
-    (
-        'param_scheduler.0.milestone=1',
-        'param_scheduler.0 (MultiStepLR): MultiStepParamScheduler.__init__() got an unexpected',
-    ),
-    (
         'default_hooks.checkpoint.interva=1',
         'default_hooks.checkpoint: Runner.save_checkpoint() got an unexpected keyword argument',
     ),
     ('default_hooks.logger.interval=0', 'default_hooks.logger (LoggerHook): interval must be'),
-    (
-        'default_hooks.logger.type=Loger',
-        'default_hooks.logger (Loger): Loger is not in the mmdet::',
-    ),
     ('model.type=RetinNet', 'model (RetinNet): RetinNet is not in the mmdet::model registry'),
     (
         'model.backbone.drop_path=0.1',

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.config import Config
 from support import load_tool
 
 from cpvt_pyramid.runner.command import UserError, run_tool
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.distributed import all_or_none
+from cpvt_pyramid.runner.mistakes import config_mistakes
 
 train = load_tool('train')
 
@@ -71,6 +73,22 @@ def test_each_error_is_printed_once(messages, lines):
 
     ended = in_two_processes(lambda rank: run_tool('tool', fail, {'message': messages[rank]}, ''))
     assert ended == [(2, line) for line in lines]
+
+
+def test_a_process_that_ends_later_ends_the_others_without_a_traceback():
+    def work() -> None:
+        with all_or_none('pytorch'):
+            pass
+        if os.environ['RANK'] == '1':
+            raise UserError('no more data')
+        with config_mistakes(Config()):
+            torch.distributed.barrier()
+
+    (status, line), (other_status, other_line) = in_two_processes(
+        lambda rank: run_tool('tool', work, {}, '')
+    )
+    assert (status, other_status) == (2, 2) and other_line == 'tool: rank 1: no more data\n'
+    assert line == 'tool: the connection to another process is lost; its output says why\n'
 
 
 def test_processes_without_an_error_go_on():

@@ -1,0 +1,29 @@
+"""The models in examples/: small, stated licence, and right on the images next to them."""
+
+import pytest
+from support import ROOT
+
+from cpvt_pyramid.runtime import Predictor
+
+EXAMPLES = ROOT / 'examples'
+# Digits that anyone sees in the images, by their (x, y) in pixels, with score at least 0.5.
+DIGITS = {
+    '1.jpg': {'seven': (70, 100), 'one': (175, 115)},
+    '2.jpg': {'nine': (80, 30), 'zero': (73, 100)},
+}
+
+
+@pytest.mark.parametrize('path', sorted(EXAMPLES.glob('*.onnx')), ids=lambda path: path.stem)
+def test_models_are_small_and_have_a_licence(path):
+    assert path.stat().st_size <= 5e6
+    assert Predictor(path).model.about['license'] == 'Apache-2.0'
+    assert path.with_suffix('.report.md').is_file()
+
+
+def test_the_detector():
+    predictor = Predictor(EXAMPLES / 'digits-detection.onnx', score_thr=0.5, batch_size=2)
+    for found, digits in zip(predictor([EXAMPLES / name for name in DIGITS]), DIGITS.values()):
+        names = [found.classes[label] for label in found.labels]
+        for digit, (x, y) in digits.items():
+            x1, y1, x2, y2 = found.boxes[names.index(digit)]
+            assert x1 < x < x2 and y1 < y < y2

@@ -43,5 +43,7 @@ def encode_unscaled_boxes(
     """Replace a decoder layer's `query_pos` by that of the boxes relative to the image."""
     ratios = options['valid_ratios'][:, :1]  # (B, 1, 2)
     boxes = options['reference_points'][:, :, 0] / torch.cat([ratios, ratios], dim=-1)
-    encoding = coordinate_to_encoding(boxes, num_feats=options['query_pos'].shape[-1])
+    # The original mmdet encodes a coordinate in half as many numbers as the fork.
+    num_feats = ref_point_head.layers[0].in_features // 4
+    encoding = coordinate_to_encoding(boxes, num_feats=num_feats)
     return args, options | {'query_pos': ref_point_head(encoding)}

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from support import CONFIGS, ROOT, load_tool
 
 from cpvt_pyramid import CPVTPyramid, DenseCPVT, mm
+from cpvt_pyramid.doctor import installed
 from cpvt_pyramid.weights import to_format
 
 
@@ -176,8 +177,11 @@ def test_weights_are_of_the_architecture(name):
 
 @pytest.mark.parametrize('name', CONFIGS)
 def test_trains_evaluates_and_predicts(
-    name, data, sample_dataset, tmp_path, downloads, monkeypatch
+    name, data, sample_dataset, tmp_path, downloads, monkeypatch, request
 ):
+    if installed(('mmsegmentation',)) and 'semantic_fpn_cpvt_nano' in name:
+        reason = 'the original looks up class weights of ignored pixels'
+        request.applymarker(pytest.mark.xfail(raises=IndexError, reason=reason, strict=True))
     monkeypatch.setattr(Config, 'pretty_text', '')  # takes longer to lay out than a step to train
     monkeypatch.setenv('COCO_ROOT', f'{data}/coco')
     monkeypatch.setenv('ADE_ROOT', f'{data}/ade/ADEChallengeData2016')

@@ -29,8 +29,13 @@ WORTH_ONEDNN = 2**20
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
 ) -> Tensor:
-    # Exports serve one batch size in one call; torch.export would specialize the loop.
-    if torch.compiler.is_exporting() or q.shape[0] <= MAX_BATCH:
+    if torch.compiler.is_exporting():
+        # One call serves all batch sizes; torch.export would specialize the loop. ONNX looks for
+        # rows without keys if the mask is boolean, in passes over all scores.
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, float('-inf'))
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+    if q.shape[0] <= MAX_BATCH:
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     parts = [x.split(MAX_BATCH) for x in (q, k, v)]
     parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))

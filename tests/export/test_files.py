@@ -58,7 +58,7 @@ def test_every_number_of_windows(exported, size):
             (expected,) = model.reference(image[None, :, :height, :width]).values()
             inside = row[:, : expected.shape[2], : expected.shape[3]]
             torch.testing.assert_close(inside, expected[0], rtol=1e-4, atol=1e-4)
-            assert row.abs().sum() == pytest.approx(inside.abs().sum(), rel=1e-5)  # zero outside
+            assert row.count_nonzero() == inside.count_nonzero()  # zero outside
 
 
 def test_the_file_describes_itself(exported):
@@ -111,10 +111,8 @@ def test_a_difference_is_found_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(verification, 'BATCHES', verification.BATCHES[4:])
     with pytest.raises(UserError, match='was not written; comparison: map_0 differs by'):
         write(path, format='torch')
-    assert [file.name for file in tmp_path.iterdir()] == [
-        'model.report.json',
-        'model.report.md',
-    ] or {file.name for file in tmp_path.iterdir()} == {'model.report.json', 'model.report.md'}
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {'model.report.json', 'model.report.md'}
 
 
 def test_failures_name_their_stage(tmp_path, monkeypatch):

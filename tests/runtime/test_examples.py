@@ -1,4 +1,4 @@
-"""The models in examples/: small, stated licence, and right on the images next to them."""
+"""The models in examples/: small, with a licence, and right on the images next to them."""
 
 import pytest
 from support import ROOT
@@ -27,3 +27,11 @@ def test_the_detector():
         for digit, (x, y) in digits.items():
             x1, y1, x2, y2 = found.boxes[names.index(digit)]
             assert x1 < x < x2 and y1 < y < y2
+
+
+def test_the_segmentor():
+    predictor = Predictor(EXAMPLES / 'digits-segmentation.onnx')
+    found = predictor(EXAMPLES / '2.jpg')
+    # Points on the strokes of a nine and a zero, and on the fur.
+    names = [found.classes[found.labels[y, x]] for x, y in ((70, 63), (52, 110), (30, 30))]
+    assert names == ['nine', 'zero', 'background']

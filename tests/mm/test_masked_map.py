@@ -271,9 +271,9 @@ def test_compiled_training_steps(part):
         wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=1e-2))
         step = model.train_step
         if compiled and part == 'backbone':
-            model.backbone.compile(backend='eager')
+            model.backbone.compile(backend='aot_eager')
         elif compiled:
-            step = torch.compile(step, backend='eager')
+            step = torch.compile(step, backend='aot_eager')
         for seed, sizes in enumerate((SIZES, OTHER)):
             data = data_for(sizes, seed)
             data['data_samples'] = [

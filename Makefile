@@ -34,8 +34,8 @@ demo-seg: demo  ## the same for a segmentor with the detector's backbone
 test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-test-foreign: setup  ## test the backbone in all detectors and segmentors of the mm packages
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign
+test-foreign: setup  ## test all detectors and segmentors of the mm packages, and exports at all sizes
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign tests/export
 
 test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
 	@tools/setup_env.sh oldest-torch
@@ -43,7 +43,8 @@ test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-tor
 
 test-original-mm:  ## test with the original OpenMMLab packages, in .venv-original-mm
 	@tools/setup_env.sh original-mm
-	OMP_NUM_THREADS=1 .venv-original-mm/bin/python -m pytest -n 2 tests/mm tests/runner
+	OMP_NUM_THREADS=1 .venv-original-mm/bin/python -m pytest -n 2 \
+	  --ignore tests/mm/foreign tests/mm tests/runner
 
 fuzz: setup  ## 1000 cases of each fuzz test, some 20 minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz

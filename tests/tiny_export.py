@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Optional
 
+import pytest
 import torch
 from mmengine.registry import MODELS
 from ports import randomize
@@ -13,6 +14,7 @@ from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
 
 TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
+BATCHES = SIZES, ((61, 163),)
 
 
 def built(config: dict) -> nn.Module:
@@ -45,27 +47,74 @@ class Patches(nn.Module):
         return tuple(conv(x) for conv in self.convs)
 
 
-def check_in_onnxruntime(
+def check_graphs(
     model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
 ) -> None:
-    """Compare the results of each image, at sizes and in batches that the graph has not seen.
+    """Compare PyTorch's graph at sizes that it has not seen, and ONNX's of one size in onnxruntime.
+    Both are for all batches.
+
+    ONNX's graph for all sizes takes ten times as long, see `check_onnx_at_all_sizes`.
 
     Args:
         model: its backbone is replaced by `Patches`.
         compare: takes what was found in one image, and what is expected.
     """
     model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    graph = translate(capture(model), list(model.output_names))
+    graph = capture(model).module()
+    for sizes in BATCHES:
+        check(model, graph, sizes, compare)
+    largest = tuple(map(max, zip(*SIZES)))
+    run = in_onnxruntime(model, largest)
+    check(model, run, SIZES, compare)
+    check(model, run, [largest], compare)
+
+
+def check_onnx_at_all_sizes(
+    model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
+) -> None:
+    """Compare ONNX's graph in onnxruntime at sizes that it has not seen.
+
+    Args:
+        model: see `check_graphs`.
+        compare: see `check_graphs`.
+    """
+    model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
+    run = in_onnxruntime(model)
+    for sizes in BATCHES:
+        check(model, run, sizes, compare)
+
+
+def in_onnxruntime(model: Exportable, size: Optional[tuple[int, int]] = None) -> Callable:
+    """The model as an ONNX graph, from images and `valid` to the outputs."""
+    graph = translate(capture(model, size=size), list(model.output_names))
     assert {node.domain for node in graph.graph.node} == {''}
     run = onnxruntime_runner(graph.SerializeToString())
-    for sizes in (SIZES, ((61, 163),)):
-        batch, valid, _ = padded(sizes)
-        found = run({'images': batch.numpy(), 'valid': valid.numpy()})
-        with torch.no_grad():
-            expected = dict(zip(model.output_names, model(batch, valid)))
-        assert found.keys() == expected.keys()
-        for i in range(len(sizes)):
-            compare(
-                {name: torch.from_numpy(x[i]) for name, x in found.items()},
-                {name: x[i] for name, x in expected.items()},
-            )
+
+    def call(images: Tensor, valid: Tensor) -> list[Tensor]:
+        found = run({'images': images.numpy(), 'valid': valid.numpy()})
+        return [torch.from_numpy(found[name]) for name in model.output_names]
+
+    return call
+
+
+def check(
+    model: Exportable,
+    graph: Callable,
+    sizes: Sequence[tuple[int, int]],
+    compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None],
+) -> None:
+    """Compare the graph's results for each image of a batch with the model's."""
+    batch, valid, _ = padded(sizes)
+    with torch.no_grad():
+        found, expected = graph(batch, valid), model(batch, valid)
+    for i in range(len(sizes)):
+        compare(
+            dict(zip(model.output_names, (x[i] for x in found), strict=True)),
+            dict(zip(model.output_names, (x[i] for x in expected), strict=True)),
+        )
+
+
+# The second takes a minute for each model: `make test-foreign`.
+CHECKS = pytest.mark.parametrize(
+    'check', [check_graphs, pytest.param(check_onnx_at_all_sizes, marks=pytest.mark.foreign)]
+)

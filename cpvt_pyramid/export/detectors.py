@@ -64,7 +64,10 @@ class Detector(Exportable):
         return maps, context, {f'map_{i}': x for i, x in enumerate(maps)}
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """MMDetection's result for one image alone, in no more rows than there are boxes."""
+        """MMDetection's result for one image alone, in no more rows than there are boxes; none if
+        `raw`, so that the verification compares the candidates with those of `stages`."""
+        if self.raw:  # MMDetection does not return its candidates
+            return {}
         blue_first = image[0].flip(0)  # as OpenCV reads images
         data = {
             'inputs': [blue_first],

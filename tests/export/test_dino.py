@@ -5,7 +5,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from support import ROOT
-from tiny_export import SIZES, TINY, built, check_in_onnxruntime, padded
+from tiny_export import CHECKS, SIZES, TINY, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.detectors import Detector
@@ -70,8 +70,9 @@ def test_an_image_with_fewer_tokens_than_queries():
     assert model.model.num_queries == len(model.model.query_embedding.weight) == 30
 
 
-def test_onnx():
-    check_in_onnxruntime(DINO(small_dino('ValidRegionDINO', levels=2)).eval(), assert_found)
+@CHECKS
+def test_graphs(check):
+    check(DINO(small_dino('ValidRegionDINO', levels=2)).eval(), assert_found)
 
 
 def test_its_kin_cannot_be_exported():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from support import ROOT
-from tiny_export import SIZES, TINY, built, check_in_onnxruntime, padded
+from tiny_export import CHECKS, SIZES, TINY, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.mask2former import Mask2Former, Mask2FormerSegmentor
@@ -103,13 +103,15 @@ def assert_same_pixels(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-def test_segmentor_in_onnx():
+@CHECKS
+def test_graphs_of_a_segmentor(check):
     model = Mask2FormerSegmentor(small_segmentor(layers=1), probabilities=True)
-    check_in_onnxruntime(model.eval(), assert_same_pixels)
+    check(model.eval(), assert_same_pixels)
 
 
-def test_detector_in_onnx():
-    check_in_onnxruntime(Mask2Former(small_detector(layers=1)).eval(), assert_same_instances)
+@CHECKS
+def test_graphs_of_a_detector(check):
+    check(Mask2Former(small_detector(layers=1)).eval(), assert_same_instances)
 
 
 def test_what_cannot_be_exported():

@@ -102,7 +102,7 @@ def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
     (image,) = padded(SIZES[1:2])[2]
     with torch.no_grad():
         boxes, scores = (x[0] for x in model(image))
-        expected = model.reference(image)
+        expected = exportable(original).reference(image)
     keep = (scores > 0.95) & (boxes[:, 2:] > boxes[:, :2]).all(-1, keepdim=True)
     index, labels = keep.nonzero().unbind(1)
     kept, _ = batched_nms(boxes[index], scores[keep], labels, original.test_cfg['nms'])

@@ -5,7 +5,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from support import ROOT
-from tiny_export import SIZES, TINY, built, check_in_onnxruntime, padded
+from tiny_export import CHECKS, SIZES, TINY, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.two_stage import TwoStage
@@ -56,8 +56,9 @@ def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone():
             assert_found({name: x[i] for name, x in together.items()}, expected)
 
 
-def test_onnx():
-    check_in_onnxruntime(TwoStage(small_mask_rcnn(levels=2)).eval(), assert_found)
+@CHECKS
+def test_graphs(check):
+    check(TwoStage(small_mask_rcnn(levels=2)).eval(), assert_found)
 
 
 def test_what_cannot_be_exported():
@@ -65,5 +66,5 @@ def test_what_cannot_be_exported():
         TwoStage(small_mask_rcnn(), raw=True)
     model = small_mask_rcnn()
     model.roi_head.bbox_roi_extractor = nn.Identity()
-    with pytest.raises(UserError, match='got Identity, RPNHead, SingleRoI'):
+    with pytest.raises(UserError, match='got Identity, RPNHead, RoIAlign'):
         TwoStage(model)

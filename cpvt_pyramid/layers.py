@@ -73,6 +73,11 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> tuple[Tensor, Optional[Tensor]]:
         """The tokens and their mask."""
+        if x.shape[-1] != self.proj.in_channels:
+            raise ValueError(
+                f'the image must have in_channels={self.proj.in_channels} channels, '
+                f'got {x.shape[-1]}'
+            )
         x = self.drop(self.norm(self.proj(x, mask)))
         return x, subsample(mask, self.size)
 

@@ -43,12 +43,12 @@ class ExportedPredictor:
         """The source, image and prediction of each, in order."""
         images = iter(images)
         while batch := list(itertools.islice(images, self.batch_size)):
-            results = self.model.predict([rgb(image) for _, image in batch], self.score_thr)
+            results = self.model.predict([red_first(image) for _, image in batch], self.score_thr)
             for (source, image), result in zip(batch, results):
                 yield source, image, as_data_sample(result)
 
 
-def rgb(image: np.ndarray) -> np.ndarray:
+def red_first(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(image[..., ::-1])
 
 

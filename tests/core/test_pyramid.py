@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ports import randomize
 from reference import TINY_SVT, padded, reference_maps, same_maps
 
-from cpvt_pyramid import ARCHS, CPVTPyramid, ops
+from cpvt_pyramid import ARCHS, CPVTPyramid, DenseCPVT, ops
+from cpvt_pyramid.archs import ColumnarArch
 
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 
@@ -268,6 +269,15 @@ def test_other_channels_and_memory_formats():
     image = torch.randn(2, 5, 50, 70)
     with torch.no_grad():
         same_maps(model(image.to(memory_format=torch.channels_last)), model(image))
+
+
+@pytest.mark.parametrize('channels', [1, 2, 4])
+def test_an_image_of_other_channels_is_an_error(channels):
+    """oneDNN's own message names neither the image nor the option."""
+    image = torch.randn(1, channels, 32, 32)
+    for model in (CPVTPyramid('pcpvt_nano'), DenseCPVT(ColumnarArch(16, 2, 2))):
+        with pytest.raises(ValueError, match=f'must have in_channels=3 channels, got {channels}'):
+            model(image)
 
 
 def test_initial_weights():

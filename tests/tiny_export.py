@@ -60,7 +60,7 @@ def check_graphs(
         compare: takes what was found in one image, and what is expected.
     """
     model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    graph = capture(model).module()
+    graph = capture(model).module(check_guards=False)  # of maps of one cell, see `capture`
     for sizes in BATCHES:
         check(model, graph, sizes, compare)
     largest = tuple(map(max, zip(*SIZES)))

@@ -244,7 +244,7 @@ def attention_mask(masks: Tensor, outside: Tensor, heads: int) -> Tensor:
     masks = F.interpolate(masks, outside.shape[1:], mode='bilinear', align_corners=False)
     outside = outside.flatten(1)[:, None]  # (B, 1, N)
     not_in_mask = (masks.flatten(2).sigmoid() < 0.5) | outside
-    mask = torch.where(not_in_mask.all(-1, keepdim=True), outside, not_in_mask)
+    mask = (not_in_mask & ~not_in_mask.all(-1, keepdim=True)) | outside
     return mask[:, None].expand(-1, heads, -1, -1).flatten(0, 1)
 
 

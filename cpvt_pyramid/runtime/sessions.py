@@ -8,6 +8,7 @@ import numpy as np
 from ..runner.command import UserError, one_line
 
 KEY = 'cpvt_pyramid'  # of the metadata
+NAMES = {'images', 'valid', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
 class Session(Protocol):
@@ -59,9 +60,9 @@ class OpenVino:
         self.metadata = model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
         # On processors with bfloat16, OpenVINO's default is less precise.
         self.model = core.compile_model(model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
-        self.names = [output.get_any_name() for output in self.model.outputs]
+        self.names = [_name(output.get_names()) for output in self.model.outputs]
         self.shapes = {
-            value.get_any_name(): [
+            _name(value.get_names()): [
                 n.get_length() if n.is_static else None for n in value.partial_shape
             ]
             for value in self.model.inputs
@@ -70,6 +71,12 @@ class OpenVino:
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         results = self.model(inputs)
         return {name: results[i] for i, name in enumerate(self.names)}
+
+
+def _name(names: set[str]) -> str:
+    """The name that an input or output has in the file. OpenVINO adds those of values that it finds
+    to be the same."""
+    return next(iter(NAMES & names or names))
 
 
 BACKENDS = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}

@@ -65,8 +65,10 @@ MODELS = {
         INPUTS,
         'uint8[B,H,W] labels',
         """
-    best = ArgMax<axis = 1, keepdims = 0>(images)
-    labels = Cast<to = 2>(best)
+    same = Identity(images)
+    best = ArgMax<axis = 1, keepdims = 0>(same)
+    small = Cast<to = 2>(best)
+    labels = Identity(small)
 """,
     ),
     'probabilities': (

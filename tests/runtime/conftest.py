@@ -65,10 +65,10 @@ MODELS = {
         INPUTS,
         'uint8[B,H,W] labels',
         """
-    same = Identity(images)
-    best = ArgMax<axis = 1, keepdims = 0>(same)
-    small = Cast<to = 2>(best)
-    labels = Identity(small)
+    a = Identity(images)
+    best = ArgMax<axis = 1, keepdims = 0>(a)
+    b = Cast<to = 2>(best)
+    labels = Identity(b)
 """,
     ),
     'probabilities': (

@@ -30,4 +30,5 @@ param_scheduler = [
     dict(type='OneCycleLR', eta_max=1.5e-3, pct_start=0.2, total_steps=8, by_epoch=True,
          convert_to_iter_based=True)]
 optim_wrapper = dict(clip_grad=dict(max_norm=5.0, norm_type=2))
+auto_scale_lr = dict(base_batch_size=8)
 default_hooks = dict(logger=dict(interval=25))

@@ -39,4 +39,5 @@ param_scheduler = [
 optim_wrapper = dict(
     optimizer=dict(lr=2e-3), clip_grad=dict(max_norm=5.0, norm_type=2),
     paramwise_cfg=dict(custom_keys=dict(backbone=dict(lr_mult=0.2))))
+auto_scale_lr = dict(base_batch_size=8)
 default_hooks = dict(logger=dict(interval=25), checkpoint=dict(interval=300))

@@ -102,15 +102,18 @@ def check_dataset(dataset: dict, scope: str, seconds: float = math.inf) -> Optio
 # COCO
 
 
-def check_coco(path: Path, folder: Path, seconds: float = math.inf) -> Checked:
+def check_coco(
+    path: Path, folder: Path, seconds: float = math.inf, content: Optional[dict[str, Any]] = None
+) -> Checked:
     """Check a COCO file of boxes and masks, and its images.
 
     Args:
         path: the JSON file.
         folder: of the images.
         seconds: as in `check_dataset`.
+        content: of the file, where it was read before.
     """
-    content = read_coco(path)
+    content = content or read_coco(path)
     defects, images, bad = Defects(), {}, set()
     categories = category_ids(content, path)
     key_kind = str if isinstance(content['images'][0].get('id'), str) else int
@@ -464,6 +467,7 @@ def check_contents(
     folder: Path,
     seconds: float = math.inf,
     write_good: bool = False,
+    found: Sequence[Problem] = (),
 ) -> Contents:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
@@ -473,8 +477,12 @@ def check_contents(
         folder: for the report with all items of all problems, and for the lists of what is good.
         seconds: for each data set, after which no further images are read completely.
         write_good: write lists of what is good, for `use_good_parts`.
+        found: problems that are known before.
     """
-    lines, errors, good, seen = [], 0, {}, []
+    lines, errors, good, seen = [], sum(problem.is_error for problem in found), {}, []
+    lines += report_lines(found)
+    for problem in found:
+        print(f'{"error" if problem.is_error else "warning"}: {problem}')
     for split in splits:
         check_evaluators(cfg, split)
         for number, dataset in enumerate(data_of(cfg, split)):
@@ -493,7 +501,8 @@ def check_contents(
                 )
             for problem in checked.problems:
                 print(f'{name} data: {"error" if problem.is_error else "warning"}: {problem}')
-            lines += report_lines(name, checked)
+            lines.append(f'{name} data: {checked.images} images, {checked.decoded} read completely')
+            lines += report_lines(checked.problems)
             bad = sum(problem.is_error for problem in checked.problems)
             errors += bad
             if bad and write_good:
@@ -527,10 +536,9 @@ def data_of(cfg: Config, split: str) -> list[dict]:
     return list(leaves(loader.dataset)) if loader else []
 
 
-def report_lines(name: str, checked: Checked) -> Iterator[str]:
-    """All problems of a data set with all of their items."""
-    yield f'{name} data: {checked.images} images, {checked.decoded} of them read completely'
-    for problem in checked.problems:
+def report_lines(problems: Sequence[Problem]) -> Iterator[str]:
+    """All problems with all of their items."""
+    for problem in problems:
         yield f'  {"error" if problem.is_error else "warning"}: {problem.kind}'
         yield from (f'    {item}' for item in problem.items)
 

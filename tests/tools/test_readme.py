@@ -1,5 +1,6 @@
 """The README's code runs, its commands parse, and its table is current."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 from support import ROOT, load_tool
 
+from cpvt_pyramid import app
 from cpvt_pyramid.runner.command import parser_of
+from cpvt_pyramid.runtime import __main__ as runtime
 
 README = (ROOT / 'README.md').read_text()
 
@@ -47,7 +50,8 @@ def test_timm():
 
 def test_every_command_is_tested():
     known = ('make ', 'python tools/', 'tools/dist_train.sh ', 'python -m cpvt_pyramid.doctor',
-             'tools/benchmarks/model_table.py', 'pip install .')  # fmt: skip
+             'python -m cpvt_pyramid.runtime ', 'python -m cpvt_pyramid.app ',
+             'tools/benchmarks/model_table.py', "pip install '.[")  # fmt: skip
     assert len(commands()) >= 10
     assert [c for c in commands() if not c.startswith(known)] == []
 
@@ -77,6 +81,21 @@ def test_tools_understand(command, monkeypatch, tmp_path):
     options = parser_of(function).parse_args(words[1:])
     if getattr(options, 'config', None):
         assert (ROOT / options.config).is_file()
+
+
+def test_first_command(tmp_path, monkeypatch):
+    (command,) = [c for c in commands() if 'cpvt_pyramid.runtime examples/' in c]
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)[3:]
+    assert runtime.main([*words, '--out-dir', str(tmp_path)]) == 0
+    found = json.loads((tmp_path / '1.detections.json').read_text())['detections']
+    assert len(found) > 1 and (tmp_path / '1.overlay.png').is_file()
+
+
+def test_web_page_understands():
+    (command,) = [c for c in commands() if 'cpvt_pyramid.app' in c]
+    options = parser_of(app.serve).parse_args(shlex.split(command)[3:])
+    assert (ROOT / options.model).is_file()
 
 
 def test_doctor():

@@ -1,0 +1,477 @@
+"""torchvision's detectors, and a Semantic FPN, on the backbones of this package.
+
+    model = retinanet('pcpvt_small', num_classes=10)
+    losses = model(images, targets)  # as torchvision's own
+    predictions = model.eval()(images)
+
+torchvision pads images of different sizes to one batch, and its own models predict other boxes for
+an image in another batch. Here the boxes are the same:
+  - the transform passes the batch on as a `MaskedMap`, from which the backbone reads the size of
+    each image, and FPN and heads keep the padding out of the images (`mark_images`);
+  - anchors lie at fixed strides, and only inside the images (`StrideAnchors`);
+  - cells of padding are not among the candidates (`suppress_padding`);
+  - RoIAlign repeats the edge of an image where it reads across it (`EdgeRoIAlign`).
+
+Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
+from torchvision.ops.poolers import LevelMapper
+
+from .archs import ARCHS, COLUMNAR_ARCHS
+from .columnar import DenseCPVT
+from .masked_map import cells_of, clear, masked_maps
+from .pyramid import CPVTPyramid
+from .weights import WRAPPERS, compare, listed, read_checkpoint, rename
+
+Backbone = Union[str, CPVTPyramid, DenseCPVT]
+
+
+def retinanet(
+    backbone: Backbone = 'pcpvt_small',
+    *,
+    num_classes: int,
+    out_channels: int = 256,
+    extra_levels: int = 2,
+    head_convs: int = 4,
+    **options: Any,
+) -> RetinaNet:
+    """RetinaNet, with the levels and anchors of `configs/retinanet_cpvt_s.py`.
+
+    Args:
+        backbone: a name from `ARCHS` or `COLUMNAR_ARCHS`, or a backbone.
+        num_classes: labels are 0 to num_classes - 1; there is none for background.
+        out_channels: channels of FPN and head.
+        extra_levels: levels after those of the backbone, which have strides 8, 16 and 32.
+        head_convs: 3x3 convolutions, 1 to 4, before those that predict.
+        **options: of torchvision's `RetinaNet`, for example `min_size` and `max_size`.
+    """
+    if not 1 <= head_convs <= 4:
+        raise ValueError(f'head_convs must be 1 to 4, got {head_convs}')
+    body = pyramid_of(backbone, finest=8)
+    extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
+    pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
+    sizes = [[4 * s * 2 ** (i / 3) for i in range(3)] for s in pyramid.strides]
+    anchors = StrideAnchors(pyramid.strides, sizes)
+    options = {'anchor_generator': anchors, 'size_divisible': 1} | options
+    model = RetinaNet(pyramid, num_classes, **options)
+    for branch in (model.head.classification_head, model.head.regression_head):
+        branch.conv = branch.conv[:head_convs]
+    carry_regions(model, model.head.classification_head)
+    return model
+
+
+def fcos(
+    backbone: Backbone = 'pcpvt_small',
+    *,
+    num_classes: int,
+    out_channels: int = 256,
+    extra_levels: int = 2,
+    **options: Any,
+) -> FCOS:
+    """FCOS. Arguments are those of `retinanet`; out_channels a multiple of 32 (GroupNorm)."""
+    body = pyramid_of(backbone, finest=8)
+    extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
+    pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
+    anchors = StrideAnchors(pyramid.strides, [[s] for s in pyramid.strides], (1.0,))
+    options = {'anchor_generator': anchors, 'size_divisible': 1} | options
+    model = FCOS(pyramid, num_classes, **options)
+    carry_regions(model, model.head.classification_head)
+    return model
+
+
+def faster_rcnn(
+    backbone: Backbone = 'pcpvt_small',
+    *,
+    num_classes: int,
+    out_channels: int = 256,
+    **options: Any,
+) -> FasterRCNN:
+    """Faster R-CNN.
+
+    Args:
+        backbone: a name from `ARCHS` or `COLUMNAR_ARCHS`, or a backbone.
+        num_classes: with background, which is label 0.
+        out_channels: channels of the FPN.
+        **options: of torchvision's `FasterRCNN`.
+    """
+    pyramid, parts = two_stage_parts(backbone, out_channels)
+    model = FasterRCNN(pyramid, num_classes, **parts | options)
+    carry_regions(model, model.rpn.head)
+    return model
+
+
+def mask_rcnn(
+    backbone: Backbone = 'pcpvt_small',
+    *,
+    num_classes: int,
+    out_channels: int = 256,
+    **options: Any,
+) -> MaskRCNN:
+    """Mask R-CNN. Arguments are those of `faster_rcnn`, and options of torchvision's `MaskRCNN`."""
+    pyramid, parts = two_stage_parts(backbone, out_channels)
+    parts['mask_roi_pool'] = EdgeRoIAlign(14, pyramid.strides[:-1])
+    model = MaskRCNN(pyramid, num_classes, **parts | options)
+    carry_regions(model, model.rpn.head)
+    return model
+
+
+def semantic_fpn(
+    backbone: Backbone = 'pcpvt_small',
+    *,
+    num_classes: int,
+    out_channels: int = 256,
+    head_channels: int = 128,
+    dropout: float = 0.1,
+) -> 'SemanticFPN':
+    """Semantic FPN (arXiv 1901.02446), as in `configs/semantic_fpn_cpvt_s.py`.
+
+    Args:
+        backbone: a name from `ARCHS` or `COLUMNAR_ARCHS`, or a backbone.
+        num_classes: labels are 0 to num_classes - 1.
+        out_channels: channels of the FPN.
+        head_channels: channels of the head.
+        dropout: rate of the dropout of whole channels before the classifier.
+    """
+    pyramid = BackboneFPN(pyramid_of(backbone, finest=4), out_channels)
+    return SemanticFPN(pyramid, num_classes, head_channels, dropout)
+
+
+def two_stage_parts(backbone: Backbone, out_channels: int) -> tuple['BackboneFPN', dict[str, Any]]:
+    """Backbone and FPN, and the parts of `FasterRCNN` that must know about padding."""
+    pyramid = BackboneFPN(pyramid_of(backbone, finest=4), out_channels, LastLevelMaxPool(), 1)
+    return pyramid, dict(
+        rpn_anchor_generator=StrideAnchors(pyramid.strides, [[8 * s] for s in pyramid.strides]),
+        box_roi_pool=EdgeRoIAlign(7, pyramid.strides[:-1]),
+        size_divisible=1,
+    )
+
+
+def pyramid_of(backbone: Backbone, finest: int) -> nn.Module:
+    """A backbone whose first map has this stride, 4 or 8, by name or as given.
+
+    Raises:
+        ValueError: the name is unknown, or the backbone's strides are others.
+    """
+    if isinstance(backbone, str):
+        if backbone not in {**ARCHS, **COLUMNAR_ARCHS}:
+            known = ', '.join((*ARCHS, *COLUMNAR_ARCHS))
+            raise ValueError(f'unknown arch {backbone!r}; one of {known}')
+        kind = CPVTPyramid if backbone in ARCHS else DenseCPVT
+        backbone = kind(backbone, out_indices=(0, 1, 2, 3) if finest == 4 else (1, 2, 3))
+    strides = tuple(s for s in (4, 8, 16, 32) if s >= finest)
+    if tuple(backbone.strides) != strides:
+        raise ValueError(
+            f'the strides of the backbone must be {strides}, got {tuple(backbone.strides)}; '
+            f'choose out_indices'
+        )
+    return backbone
+
+
+class BackboneFPN(nn.Module):
+    """A backbone and torchvision's FPN, in the form that torchvision's detectors take.
+
+    Args:
+        body: a backbone.
+        out_channels: channels of each level.
+        extra_blocks: what appends further levels.
+        extra_levels: how many, each of twice the stride of the one before.
+
+    Attributes:
+        strides: stride of each level, in pixels.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        out_channels: int,
+        extra_blocks: Optional[ExtraFPNBlock] = None,
+        extra_levels: int = 0,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.fpn = FeaturePyramidNetwork(list(body.channels), out_channels, extra_blocks)
+        self.out_channels = out_channels
+        coarsest = body.strides[-1]
+        self.strides = (*body.strides, *(coarsest * 2**i for i in range(1, extra_levels + 1)))
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """The levels of a batch (B, 3, H, W), which is a `MaskedMap` if it is padded."""
+        cells = cells_of(image)
+        if cells is None:
+            maps = self.body(image)
+        else:
+            valid = cells.region.valid
+            maps = self.body(image.as_subclass(Tensor), valid)
+            maps = masked_maps(maps, valid, image.shape[2:], self.body.strides)
+        return self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+
+
+class ExtraLevels(ExtraFPNBlock):
+    """Further levels by 3x3 convolutions of stride 2, from the last map of the backbone.
+
+    As mm's FPN has them. torchvision's `LastLevelP6P7` has two, with a ReLU in between.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, count: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(out_channels if i else in_channels, out_channels, 3, 2, 1)
+            for i in range(count)
+        )
+        for conv in self.convs:
+            nn.init.kaiming_uniform_(conv.weight, a=1)
+            nn.init.zeros_(conv.bias)
+
+    def forward(
+        self, results: list[Tensor], x: list[Tensor], names: list[str]
+    ) -> tuple[list[Tensor], list[str]]:
+        level = x[-1]
+        for conv in self.convs:
+            level = conv(level)
+            results.append(level)
+            names.append(str(len(names)))
+        return results, names
+
+
+class StrideAnchors(AnchorGenerator):
+    """Anchors at each cell that begins inside its image; in the padding they are empty boxes.
+
+    torchvision's generator divides the size of the batch by that of the map, so that the distance
+    of the anchors depends on the padding. It also rounds their sides to whole pixels.
+
+    Args:
+        strides: of the maps, in pixels.
+        sizes: for each map, the sides of its square anchors in pixels.
+        aspect_ratios: height / width.
+    """
+
+    def __init__(
+        self,
+        strides: Sequence[int],
+        sizes: Sequence[Sequence[float]],
+        aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
+    ) -> None:
+        self.strides = tuple(strides)
+        super().__init__(tuple(map(tuple, sizes)), (tuple(aspect_ratios),) * len(sizes))
+
+    def generate_anchors(
+        self,
+        scales: Sequence[float],
+        aspect_ratios: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        device: Union[str, torch.device] = 'cpu',
+    ) -> Tensor:
+        """(len(scales) * len(aspect_ratios), 4), boxes around the origin."""
+        scales = torch.as_tensor(scales, dtype=dtype, device=device)
+        roots = torch.as_tensor(aspect_ratios, dtype=dtype, device=device).sqrt()
+        widths, heights = (scales / roots[:, None]).flatten(), (scales * roots[:, None]).flatten()
+        return torch.stack([-widths, -heights, widths, heights], dim=1) / 2
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        """(N, 4) for each image."""
+        self.set_cell_anchors(feature_maps[0].dtype, feature_maps[0].device)
+        map_sizes = [list(x.shape[-2:]) for x in feature_maps]
+        levels = self.grid_anchors(map_sizes, [[stride, stride] for stride in self.strides])
+        anchors = torch.cat(levels)
+        outside = [
+            cells.region.outside(cells.stride).flatten(1).repeat_interleave(count, dim=1)
+            for x, count in zip(feature_maps, self.num_anchors_per_location())
+            if (cells := cells_of(x))
+        ]
+        if not outside:
+            return [anchors] * len(image_list.image_sizes)
+        return list(torch.where(torch.cat(outside, dim=1)[..., None], 0, anchors))
+
+
+class EdgeRoIAlign(MultiScaleRoIAlign):
+    """RoIAlign that reads the same at the edge of a padded image as at that of a map.
+
+    There it repeats the last cells, which is why they are copied to the padding next to them.
+    Scales are those of the strides; torchvision guesses them from the first batch.
+
+    Args:
+        output_size: side of what is read from each box.
+        strides: of the maps named '0', '1', ..., in pixels.
+    """
+
+    def __init__(self, output_size: int, strides: Sequence[int]) -> None:
+        names = [str(i) for i in range(len(strides))]
+        super().__init__(names, output_size, sampling_ratio=2)
+        self.strides = tuple(strides)
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = LevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+
+    def forward(
+        self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
+    ) -> Tensor:
+        """(boxes of all images, C, output_size, output_size)."""
+        maps = {
+            name: repeat_edges(x[name], image_shapes, stride)
+            for name, stride in zip(self.featmap_names, self.strides)
+        }
+        return super().forward(maps, boxes, image_shapes)
+
+
+def repeat_edges(x: Tensor, image_sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:
+    """A map (B, C, h, w) whose first row and column of padding repeat each image's last ones."""
+    if cells_of(x) is None:
+        return x
+    x = x.as_subclass(Tensor).clone()
+    for b, (height, width) in enumerate(image_sizes):
+        rows, columns = -(-height // stride), -(-width // stride)
+        if rows < x.shape[2]:
+            x[b, :, rows] = x[b, :, rows - 1]
+        if columns < x.shape[3]:
+            x[b, :, :, columns] = x[b, :, :, columns - 1]
+    return x
+
+
+def carry_regions(model: nn.Module, head: nn.Module) -> None:
+    """Add the hooks that carry the regions of the images through a detector.
+
+    Args:
+        model: a detector of torchvision.
+        head: what scores all cells, by its `cls_logits`.
+    """
+    model.transform.register_forward_hook(mark_images)
+    head.cls_logits.register_forward_hook(suppress_padding)
+
+
+def mark_images(_transform: nn.Module, _args: tuple, output: tuple) -> None:
+    """Make the batch a `MaskedMap` of stride 1 if it is padded."""
+    images = output[0]
+    size = tuple(images.tensors.shape[2:])
+    if not torch.jit.is_tracing() and any(tuple(s) != size for s in images.image_sizes):
+        valid = torch.tensor(images.image_sizes)
+        (images.tensors,) = masked_maps([images.tensors], valid, size, [1])
+
+
+def suppress_padding(_conv: nn.Module, _args: tuple, logits: Tensor) -> Tensor:
+    """Scores 0 in the padding: not a candidate, and without loss."""
+    cells = cells_of(logits)
+    return logits if cells is None else clear(logits, cells, torch.finfo(logits.dtype).min)
+
+
+class SemanticFPN(nn.Module):
+    """Every level is convolved and upsampled to the first one's stride, then all are added.
+
+    Args:
+        backbone: with its FPN.
+        num_classes: of the logits.
+        channels: of the head.
+        dropout: rate of the dropout of whole channels before the classifier.
+    """
+
+    def __init__(
+        self, backbone: BackboneFPN, num_classes: int, channels: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.branches = nn.ModuleList()
+        for stride in backbone.strides:
+            doublings = int(math.log2(stride // backbone.strides[0]))
+            layers = []
+            for i in range(max(doublings, 1)):
+                dim = channels if i else backbone.out_channels
+                layers.append(Conv2dNormActivation(dim, channels, 3))
+                if doublings:
+                    layers.append(nn.Upsample(scale_factor=2, mode='bilinear'))
+            self.branches.append(nn.Sequential(*layers))
+        self.dropout = nn.Dropout2d(dropout)
+        self.classifier = nn.Conv2d(channels, num_classes, 1)
+
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """Logits (B, num_classes, H, W) as `out`, like torchvision's segmentation models.
+
+        Args:
+            image: (B, 3, H, W), normalized.
+            valid: (B, 2), the true height and width of each image in pixels, if the batch is
+                padded at the right and bottom. Logits inside an image then equal those of the
+                image alone.
+        """
+        height, width = image.shape[2:]
+        coarsest = self.backbone.strides[-1]
+        padding = -height % coarsest, -width % coarsest  # so that all levels are whole multiples
+        if valid is None and any(padding):
+            valid = torch.tensor([[height, width]] * len(image))
+        image = F.pad(image, (0, padding[1], 0, padding[0]))
+        if valid is not None:
+            (image,) = masked_maps([image], valid, image.shape[2:], [1])
+        levels = self.backbone(image).values()
+        first, *others = (branch(x) for branch, x in zip(self.branches, levels))
+        for x in others:
+            first = first + x
+        logits = self.classifier(self.dropout(first))
+        logits = F.interpolate(logits, scale_factor=self.backbone.strides[0], mode='bilinear')
+        return {'out': logits.as_subclass(Tensor)[..., :height, :width]}
+
+
+# (ours, mm's): the beginning of a name in a detector's or segmentor's checkpoint.
+MM_NAMES = (
+    ('backbone.body.', 'backbone.'),
+    ('backbone.fpn.inner_blocks.{i}.0.', 'neck.lateral_convs.{i}.conv.'),
+    ('backbone.fpn.layer_blocks.{i}.0.', 'neck.fpn_convs.{i}.conv.'),
+    ('head.classification_head.conv.{i}.0.', 'bbox_head.cls_convs.{i}.conv.'),
+    ('head.regression_head.conv.{i}.0.', 'bbox_head.reg_convs.{i}.conv.'),
+    ('head.classification_head.cls_logits.', 'bbox_head.retina_cls.'),
+    ('head.regression_head.bbox_reg.', 'bbox_head.retina_reg.'),
+    ('branches.{i}.{j}.0.', 'decode_head.scale_heads.{i}.{j}.conv.'),
+    ('branches.{i}.{j}.1.', 'decode_head.scale_heads.{i}.{j}.bn.'),
+    ('classifier.', 'decode_head.conv_seg.'),
+)
+
+
+def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]) -> None:
+    """Load a checkpoint of MMDetection's RetinaNet or MMSegmentation's Semantic FPN.
+
+    Args:
+        model: from `retinanet` or `semantic_fpn`, with the sizes of the config: `num_classes`,
+            `out_channels`, and `extra_levels` and `head_convs` or `head_channels`.
+        path: of the checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or does not fit the model, which is left unchanged.
+    """
+    tensors = read_checkpoint(path)
+    for wrapper in WRAPPERS:
+        tensors = tensors.get(wrapper, tensors)
+    levels = len(model.backbone.body.strides)
+    pairs = [(theirs, ours) for ours, theirs in MM_NAMES]
+    for i in range(len(model.backbone.strides) - levels):  # mm counts them with the others
+        extra = f'backbone.fpn.extra_blocks.convs.{i}.'
+        pairs.insert(1, (f'neck.fpn_convs.{levels + i}.conv.', extra))
+    tensors = {rename(name, pairs): value for name, value in tensors.items()}
+    # The backbone checks and converts its own.
+    ours, theirs = (
+        {name: x for name, x in names.items() if not name.startswith('backbone.body.')}
+        for names in (model.state_dict(), tensors)
+    )
+    report = compare(ours, theirs)
+    for what, names in (
+        ('lacks', report.kept),
+        ('has more than the model', report.unused),
+        ('has other shapes', report.mismatched),
+    ):
+        if names:
+            raise ValueError(
+                f'{path} {what}: {listed(names)}. Build the model with the sizes of its config'
+            )
+    try:
+        model.load_state_dict(tensors)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None

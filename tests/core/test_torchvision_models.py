@@ -1,0 +1,183 @@
+"""torchvision's detectors on our backbones: an image's boxes, masks and losses are those that it
+has alone, and each part that sees to it is needed."""
+
+import ast
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.ops import MultiScaleRoIAlign
+
+from cpvt_pyramid import ARCHS, CPVTPyramid, torchvision_models
+from cpvt_pyramid.torchvision_models import (
+    faster_rcnn,
+    fcos,
+    mask_rcnn,
+    retinanet,
+    semantic_fpn,
+)
+
+SIZES = dict(out_channels=64, min_size=48, max_size=140)
+DETECTORS = dict(retinanet=retinanet, fcos=fcos, faster_rcnn=faster_rcnn, mask_rcnn=mask_rcnn)
+
+
+def detector(kind: str, backbone: object = 'pcpvt_nano', **options: object) -> nn.Module:
+    """A model whose random weights give many boxes of many scores."""
+    few = {}
+    if kind.endswith('rcnn'):
+        few = dict(
+            box_detections_per_img=12,
+            box_batch_size_per_image=16,
+            rpn_post_nms_top_n_test=100,
+            rpn_post_nms_top_n_train=50,
+        )
+    model = DETECTORS[kind](backbone, num_classes=4, **SIZES, **few, **options)
+    for name, layer in model.named_modules():
+        leaf = name.rpartition('.')[2]
+        if leaf in ('cls_logits', 'cls_score'):
+            nn.init.normal_(layer.weight, std=0.3 if leaf == 'cls_logits' else 0.1)
+            nn.init.zeros_(layer.bias)
+        if leaf in ('bbox_reg', 'bbox_pred'):
+            nn.init.normal_(layer.weight, std=0.05)
+    return model.eval()
+
+
+def images() -> list[torch.Tensor]:
+    return [torch.rand(3, 61, 118), torch.rand(3, 131, 70), torch.rand(3, 48, 48)]
+
+
+@torch.no_grad()
+def difference(model: nn.Module, batch: list[torch.Tensor]) -> float:
+    """The largest one between predictions alone and in a batch: of boxes in pixels, of scores and
+    masks in percent; 1e9 if a box has no counterpart."""
+    largest = 0.0
+    for image, together in zip(batch, model(batch)):
+        (alone,) = model([image])
+        assert len(alone['boxes']) > 5
+        if len(alone['boxes']) != len(together['boxes']):
+            return 1e9
+        values = [
+            torch.cat([found['boxes'], 100 * found['scores'][:, None]], dim=1)
+            for found in (alone, together)
+        ]
+        distances = (values[0][:, None] - values[1]).abs().amax(2)
+        distances[alone['labels'][:, None] != together['labels']] = 1e9
+        nearest, index = distances.min(1)
+        largest = max(largest, nearest.max().item())
+        if 'masks' in alone:
+            masks = (alone['masks'] - together['masks'][index]).abs().amax()
+            largest = max(largest, 100 * masks.item())
+    return largest
+
+
+@pytest.mark.parametrize(
+    ('kind', 'backbone'),
+    [*((kind, 'pcpvt_nano') for kind in DETECTORS), ('retinanet', 'cpvt_tiny')],
+)
+def test_predictions_are_those_of_the_image_alone(kind, backbone):
+    assert difference(detector(kind, backbone), images()) < 0.01
+
+
+def without_hooks(model: nn.Module) -> None:
+    model.transform._forward_hooks.clear()
+
+
+def without_suppression(model: nn.Module) -> None:
+    model.head.classification_head.cls_logits._forward_hooks.clear()
+
+
+def with_guessed_strides(model: nn.Module) -> None:
+    sizes, ratios = model.anchor_generator.sizes, model.anchor_generator.aspect_ratios
+    model.anchor_generator = AnchorGenerator(sizes, ratios)
+
+
+def with_plain_roi_align(model: nn.Module) -> None:
+    pool = model.roi_heads.box_roi_pool
+    model.roi_heads.box_roi_pool = MultiScaleRoIAlign(pool.featmap_names, 7, 2)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'damage'),
+    [
+        ('retinanet', without_hooks),
+        ('retinanet', with_guessed_strides),
+        ('retinanet', without_suppression),
+        ('faster_rcnn', with_plain_roi_align),
+    ],
+)
+def test_every_part_is_needed(kind, damage):
+    model, batch = detector(kind), images()
+    assert difference(model, batch) < 0.01
+    damage(model)
+    assert difference(model, batch) > 0.05
+
+
+def targets(batch: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Two boxes for each image, one of them at its bottom right corner."""
+    result = []
+    for image in batch:
+        height, width = image.shape[1:]
+        boxes = torch.tensor([[2, 3, 30, 40], [width - 30, height - 40, width, height]]).float()
+        labels = torch.tensor([1, 3])
+        masks = torch.ones(2, height, width, dtype=torch.uint8)
+        result.append(dict(boxes=boxes, labels=labels, masks=masks))
+    return result
+
+
+def test_loss_of_a_batch_is_the_mean_of_its_images():
+    model, batch = detector('retinanet').train(), images()
+    together = model(batch, targets(batch))
+    alone = [model([image], [target]) for image, target in zip(batch, targets(batch))]
+    for name, loss in together.items():
+        torch.testing.assert_close(loss, sum(losses[name] for losses in alone) / len(batch))
+
+
+@pytest.mark.parametrize('kind', DETECTORS)
+def test_every_parameter_gets_a_gradient_from_a_padded_batch(kind):
+    model, batch = detector(kind).train(), images()
+    losses = copy.deepcopy(model)(batch, targets(batch))  # hooks survive copies
+    assert all(loss.isfinite() and loss < 100 for loss in losses.values())
+    sum(model(batch, targets(batch)).values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_logits_are_those_of_the_image_alone():
+    model = semantic_fpn(CPVTPyramid('pcpvt_nano'), num_classes=5, out_channels=16).eval()
+    sizes = torch.tensor([[61, 118], [131, 70], [32, 32]])
+    batch = torch.randn(3, 3, 131, 118)
+    with torch.no_grad():
+        together = model(batch, valid=sizes)['out']
+        assert together.shape == (3, 5, 131, 118) and type(together) is torch.Tensor
+        for image, logits, (height, width) in zip(batch, together, sizes.tolist()):
+            alone = model(image[None, :, :height, :width])['out'][0]
+            assert alone.std() > 1e-3
+            torch.testing.assert_close(logits[:, :height, :width], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize('arch', ['pcpvt_small', 'svt_small', 'pvt_tiny', 'cpvt_tiny'])
+def test_every_family_builds_by_name(arch):
+    with torch.device('meta'):
+        pyramid = retinanet(arch, num_classes=3).backbone
+    assert pyramid.strides == (8, 16, 32, 64, 128)
+    assert len(pyramid.body.channels) == 3
+
+
+def test_mistakes_name_the_way_out():
+    with pytest.raises(ValueError, match=f'unknown arch .resnet50.; one of {next(iter(ARCHS))}'):
+        retinanet('resnet50', num_classes=3)
+    with pytest.raises(ValueError, match=r'must be \(8, 16, 32\), got \(4, 8, 16, 32\)'):
+        retinanet(CPVTPyramid('pcpvt_nano'), num_classes=3)
+    with pytest.raises(ValueError, match='head_convs must be 1 to 4, got 5'):
+        retinanet('pcpvt_nano', num_classes=3, head_convs=5)
+
+
+def test_torchvision_is_all_that_is_imported_besides_the_core():
+    tree = ast.parse(Path(torchvision_models.__file__).read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    roots = {node.module.split('.')[0] for node in nodes if not node.level}
+    assert roots <= {*sys.stdlib_module_names, 'torch', 'torchvision'}

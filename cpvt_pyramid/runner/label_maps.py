@@ -161,7 +161,7 @@ def coded(
         raise UserError(
             f'the label maps have {len(codes)} colours, but {len(names)} classes have names'
         )
-    palette = [unpacked(code) if by_color else (code,) * 3 for code in codes]
+    palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
     layout = 'images and label maps in colours' if by_color else 'images and label maps in gray'
     pixels = [counts[code] for code in codes]
     return LabelMaps(

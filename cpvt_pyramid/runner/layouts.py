@@ -504,7 +504,7 @@ def yolo_classes(
     if not count:
         raise UserError(f'{files.root} has no objects and no names of classes')
     return [f'class_{i}' for i in range(count)], [
-        'no file names the classes; edit the names in the config, or add a classes.txt'
+        'no file names the classes; add a classes.txt with a name in each line and repeat this'
     ]
 
 
@@ -596,6 +596,10 @@ def read_voc(files: Files, defects: Defects, skip_bad: bool) -> Optional[Objects
         records[split].append((image, sizes[image], good))
     splits = {s: Split(coco_content(records[s], classes), files.root) for s in SPLITS if records[s]}
     notes = [f'{unlisted} images are in no list of ImageSets/Main: left out'] if unlisted else []
+    folders = {PurePosixPath(image).parent for image, _ in parsed.values()}
+    beside = [name for name in files.images if PurePosixPath(name).parent in folders]
+    alone = len(set(beside) - {image for image, _ in parsed.values()})
+    notes += [f'{alone} images have no annotation file: left out'] if alone else []
     return Objects('Pascal VOC', splits, classes, notes)
 
 
@@ -661,7 +665,7 @@ def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, tu
                 turned = image.getexif().get(0x0112) in (5, 6, 7, 8)
                 return (image.size if turned else image.size[::-1]), ''
         except Exception:  # Pillow raises many kinds on a damaged file
-            return None, 'images that are not images'
+            return None, 'images that are not complete images'
 
     found = {}
     with ThreadPoolExecutor(CHECKERS) as threads:
@@ -743,7 +747,7 @@ def stop_on_errors(defects: Defects, skip_bad: bool) -> None:
     """
     if not skip_bad and defects.errors:
         for problem in defects.problems():
-            print(f'error: {problem}')
+            print(f'{"error" if problem.is_error else "warning"}: {problem}')
         raise UserError(
             'the data have the errors above; correct them, or leave out what has errors with '
             '--skip-bad'

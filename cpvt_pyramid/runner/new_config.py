@@ -7,6 +7,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from itertools import combinations
 from keyword import iskeyword
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -242,6 +243,12 @@ def object_data(found: Objects, data: Path, out: Path, folder: Path) -> Data:
         chosen = validation_part(len(splits['train'].content['images']))
         splits['train'], splits['val'] = divide(splits['train'], chosen)
         notes.append(validation_note(splits['val'].content['images']))
+    notes += shared_note(
+        {
+            key: {str(split.folder / image['file_name']) for image in split.content['images']}
+            for key, split in splits.items()
+        }
+    )
     datasets, images, lines = {}, {}, []
     names = {c['id']: c['name'] for s in splits.values() for c in s.content['categories']}
     for name in [key for key in ('train', 'val', 'test') if key in splits]:
@@ -291,6 +298,7 @@ def label_map_data(found: LabelMaps, data: Path, out: Path, folder: Path) -> Dat
         both = [[p for p, c in zip(splits['train'], chosen) if c == part] for part in (0, 1)]
         splits['train'], splits['val'] = both
         notes.append(validation_note(splits['val']))
+    notes += shared_note({key: {p.image for p in pairs} for key, pairs in splits.items()})
     groups = {name: grouped(pairs) for name, pairs in splits.items()}
     labels = None  # the folder of converted label maps
     if found.codes or max(map(len, groups.values())) > 8:
@@ -326,7 +334,8 @@ def label_map_data(found: LabelMaps, data: Path, out: Path, folder: Path) -> Dat
             datasets[name].append(
                 dict(
                     type='BaseSegDataset', data_root=Code('data_root'), metainfo=Code('metainfo'),
-                    img_suffix=suffix, seg_map_suffix=map_suffix, **listed, reduce_zero_label=found.reduce_zero_label,
+                    img_suffix=suffix, seg_map_suffix=map_suffix, **listed,
+                    reduce_zero_label=found.reduce_zero_label,
                     pipeline=Code('train_pipeline' if name == 'train' else 'test_pipeline'))
             )  # fmt: skip
         lines.append(f'{name}: {len(splits[name])} images')
@@ -342,6 +351,15 @@ def label_map_data(found: LabelMaps, data: Path, out: Path, folder: Path) -> Dat
         [headline(found.layout, data, found.classes), *lines, *map('note: {}'.format, notes)],
         found.reduce_zero_label,
     )  # fmt: skip
+
+
+def shared_note(images: dict[str, set[str]]) -> list[str]:
+    """Notes about images in two splits."""
+    notes = []
+    for one, other in combinations(images, 2):
+        if shared := images[one] & images[other]:
+            notes.append(f'{len(shared)} images are in {one} and in {other}')
+    return notes
 
 
 def require_training_data(splits: dict, data: Path) -> None:

@@ -31,15 +31,21 @@ def yolo(sample: Path, root: Path, polygons: bool = False) -> Path:
                 low, side = np.array(a['bbox'][:2]) / size, np.array(a['bbox'][2:]) / size
                 values = [*(low + side / 2), *side]
                 if polygons:
-                    values = [*low, low[0] + side[0], low[1], *(low + side), low[0], low[1] + side[1]]
+                    values = [
+                        *low,
+                        low[0] + side[0],
+                        low[1],
+                        *(low + side),
+                        low[0],
+                        low[1] + side[1],
+                    ]
                 lines.append(' '.join(map(str, [a['category_id'] - 1, *values])))
             for kind in ('images', 'labels'):
                 (root / kind / split).mkdir(parents=True, exist_ok=True)
             shutil.copy(source, root / 'images' / split / f'{name}.jpg')
             (root / 'labels' / split / f'{name}.txt').write_text('\n'.join(lines))
     (root / 'data.yaml').write_text(
-        'path: ../somewhere/else\ntrain: images/train\nval: images/val\nnc: 10\n'
-        f'names: {CLASSES}\n'
+        f'path: ../somewhere/else\ntrain: images/train\nval: images/val\nnc: 10\nnames: {CLASSES}\n'
     )
     return root
 

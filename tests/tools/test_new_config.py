@@ -1,0 +1,401 @@
+"""The sample data set in every layout becomes a config that loads, builds and trains."""
+
+import json
+import shutil
+from pathlib import Path
+
+import disguises
+import numpy as np
+import pytest
+import torch
+from disguises import CLASSES
+from mmengine.config import Config
+from PIL import Image
+from support import ROOT, load_tool
+
+from cpvt_pyramid.runner import checks
+from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.data_checks import Defects
+from cpvt_pyramid.runner.label_maps import find_label_maps, kind_and_key, write_indices
+from cpvt_pyramid.runner.layouts import find_objects, split_of
+from cpvt_pyramid.runner.models import build_model
+from cpvt_pyramid.runner.new_config import Recipe, new_config, set_classes, source
+
+BASES = ROOT / 'configs'
+DETECTOR = BASES / 'demo/retinanet_cpvt_nano.py'
+SEGMENTOR = BASES / 'demo/semantic_fpn_cpvt_nano.py'
+
+
+def layout(kind: str, sample: Path, root: Path) -> Path:
+    if kind == 'coco':
+        return shutil.copytree(sample / 'coco', root)
+    if kind in ('yolo', 'polygons'):
+        return disguises.yolo(sample, root, polygons=kind == 'polygons')
+    if kind == 'voc':
+        return disguises.voc(sample, root)
+    return disguises.mask_folders(sample, root, kind)
+
+
+def made(data: Path, base: Path, out: Path, skip_bad: bool = False, overwrite: bool = False):
+    """The loaded config for a folder."""
+    new_config(data, base, out, skip_bad, overwrite)
+    return load_config(out)
+
+
+# Boxes
+
+
+@pytest.mark.parametrize('kind', ['coco', 'yolo', 'polygons', 'voc'])
+def test_boxes_are_those_of_the_sample(kind, sample_dataset, tmp_path):
+    root, defects = layout(kind, sample_dataset, tmp_path / 'mes données'), Defects()
+    found = find_objects(root, defects)
+    assert not defects.problems() and sorted(found.classes) == sorted(CLASSES)
+    for split in ('train', 'val'):
+        content = found.splits[split].content
+        names = {c['id']: c['name'] for c in content['categories']}
+        boxes = {}
+        for image in content['images']:
+            assert (found.splits[split].folder / image['file_name']).is_file()
+            stem = Path(image['file_name']).stem[-12:]  # without what the disguise adds
+            boxes[stem] = [
+                (names[a['category_id']], *np.round(a['bbox'], 1))
+                for a in content['annotations']
+                if a['image_id'] == image['id']
+            ]
+        for source_file, _, objects in disguises.records(sample_dataset, split):
+            expected = [(CLASSES[a['category_id'] - 1], *a['bbox']) for a in objects]
+            assert boxes.pop(source_file.stem) == expected
+        assert not boxes
+    assert all(
+        ('segmentation' in a) == (kind in ('coco', 'polygons')) for a in content['annotations']
+    )
+    assert all(a['area'] > 0 for a in content['annotations'])
+
+
+def test_a_coco_file_is_used_where_it_is(sample_dataset, tmp_path):
+    root = layout('coco', sample_dataset, tmp_path / 'data')
+    cfg = made(root, DETECTOR, tmp_path / 'my.py')
+    assert Path(cfg.data_root, cfg.train_dataloader.dataset.ann_file).samefile(
+        root / 'annotations/instances_train2017.json'
+    )
+    assert not (tmp_path / 'my_data').exists()
+    assert cfg.train_dataloader.dataset.filter_cfg == dict(filter_empty_gt=False, min_size=1)
+
+
+def test_coco_names_with_other_folders(sample_dataset, tmp_path):
+    """Names from Windows, and images in subfolders: the JSON is written again, images stay."""
+    root = layout('coco', sample_dataset, tmp_path / 'data')
+    path = root / 'annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    for number, image in enumerate(content['images']):
+        old = root / 'train2017' / image['file_name']
+        new = root / f'train2017/part {number % 2}' / image['file_name']
+        new.parent.mkdir(exist_ok=True)
+        old.rename(new)
+        image['file_name'] = f'C:\\data\\{old.name}'
+    path.write_text(json.dumps(content))
+    cfg = made(root, DETECTOR, tmp_path / 'my.py')
+    checks.check_data(cfg, 'train', 'val')
+    names = [
+        i['file_name'] for i in json.loads((tmp_path / 'my_data/train.json').read_text())['images']
+    ]
+    assert names[0].startswith('train2017/part 0/') and all((root / n).is_file() for n in names)
+
+
+def test_coco_categories_in_another_order(sample_dataset, tmp_path):
+    root = layout('coco', sample_dataset, tmp_path / 'data')
+    path = root / 'annotations/instances_val2017.json'
+    content = json.loads(path.read_text())
+    content['categories'].reverse()
+    path.write_text(json.dumps(content))
+    found = find_objects(root, Defects())
+    train, val = (found.splits[split].content for split in ('train', 'val'))
+    assert train['categories'][0]['name'] == val['categories'][0]['name'] == 'zero'
+    counts = [sum(a['category_id'] == 1 for a in c['annotations']) for c in (content, val)]
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_validation_split_by_image(sample_dataset, tmp_path):
+    root = layout('coco', sample_dataset, tmp_path / 'data')
+    (root / 'annotations/instances_val2017.json').unlink()
+    (root / 'annotations/instances_train2017.json').rename(root / 'all of it.json')
+    parts = []
+    for number in range(2):
+        lines = new_config(root, DETECTOR, tmp_path / f'my{number}.py', False, False)
+        assert any('no validation data: 1 training images' in line for line in lines)
+        files = [tmp_path / f'my{number}_data/{split}.json' for split in ('train', 'val')]
+        parts.append([json.loads(file.read_text()) for file in files])
+    assert parts[0] == parts[1]
+    ids = [{image['id'] for image in part['images']} for part in parts[0]]
+    assert len(ids[0]) == 7 and len(ids[1]) == 1 and not ids[0] & ids[1]
+    for part, own in zip(parts[0], ids):
+        assert part['annotations'] and {a['image_id'] for a in part['annotations']} <= own
+
+
+def spoil_coco(root: Path) -> None:
+    (root / 'annotations/instances_train2017.json').write_text('{"images": [{"id": 1')
+
+
+def spoil_yolo(root: Path) -> None:
+    images, labels = (sorted((root / kind / 'train').iterdir()) for kind in ('images', 'labels'))
+    images[0].write_bytes(b'')
+    images[1].write_text('no image')
+    images[2].unlink()
+    labels[3].write_text('0 0.5 0.5 0.2\n')
+    labels[4].write_text('10 0.5 0.5 0.2 0.2\n0 nan 0.5 0.2 0.2\n0 20 30 5 5\n')
+
+
+def spoil_voc(root: Path) -> None:
+    files = sorted((root / 'Annotations').glob('train*'))
+    files[0].write_text('')
+    files[1].write_text(files[1].read_text()[:80])
+    (root / f'JPEGImages/{files[2].stem}.jpg').unlink()
+    files[3].write_text(files[3].read_text().replace('xmin', 'left'))
+
+
+def spoil_masks(root: Path) -> None:
+    images, masks = (sorted((root / kind).iterdir()) for kind in ('images', 'masks'))
+    masks[0].unlink()
+    masks[1].write_bytes(b'')
+    masks[2].write_bytes(masks[2].read_bytes()[:100])
+    images[3].write_text('no image')
+
+
+@pytest.mark.parametrize(
+    'kind, base, spoil, complaints, left',
+    [
+        ('coco', DETECTOR, spoil_coco, [], 0),
+        (
+            'yolo',
+            DETECTOR,
+            spoil_yolo,
+            [
+                'images that are empty files', 'images that are not complete images',
+                'label files without an image', 'lines that are neither', 'the names, 0 to 9',
+                'no numbers', 'objects beyond the image',
+            ],
+            5,
+        ),
+        (
+            'voc',
+            DETECTOR,
+            spoil_voc,
+            ['not complete XML', 'annotation files without an image', 'without a bndbox'],
+            5,
+        ),
+        (
+            'indexed',
+            SEGMENTOR,
+            spoil_masks,
+            ['images without a label map', 'maps that are not complete', 'images that are not com'],
+            3,
+        ),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_lines_and_can_be_left_out(
+    kind, base, spoil, complaints, left, sample_dataset, tmp_path, capsys
+):
+    root = layout(kind, sample_dataset, tmp_path / 'data')
+    spoil(root)
+    command = [str(root), '--base', str(base), '--out', str(tmp_path / 'my.py')]
+    assert load_tool('new_config').main(command) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith('new_config: ') and error.count('\n') == 1
+    assert 'not complete JSON' in error or '--skip-bad' in error
+    lines = [line for line in out.splitlines() if line.startswith('error: ')]
+    for complaint in complaints:
+        assert sum(complaint in line for line in lines) == 1, complaint
+    assert len(lines) == len(complaints)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['data']
+    if not left:
+        return
+    cfg = made(root, base, tmp_path / 'my.py', skip_bad=True)
+    dataset = cfg.train_dataloader.dataset
+    text = Path(dataset.ann_file).read_text()
+    listed = json.loads(text)['images'] if kind != 'indexed' else text.splitlines()
+    assert len(listed) == left
+    assert load_tool('check_data').main([str(root), '--out-dir', str(tmp_path / 'report')]) == 1
+    report = (tmp_path / 'report/data_report.txt').read_text()
+    assert all(complaint in report for complaint in complaints)
+
+
+@pytest.mark.parametrize(
+    'kind, base, complaint',
+    [
+        ('yolo', BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but the YOLO data have boxes only'),
+        ('indexed', DETECTOR, 'none of the layouts'),
+        ('voc', SEGMENTOR, 'no label maps'),
+    ],
+)
+def test_the_base_must_fit(kind, base, complaint, sample_dataset, tmp_path):
+    root = layout(kind, sample_dataset, tmp_path / 'data')
+    with pytest.raises(UserError, match=complaint):
+        new_config(root, base, tmp_path / 'my.py', False, False)
+
+
+# Label maps
+
+
+@pytest.mark.parametrize('kind', ['indexed', 'colors', 'binary'])
+def test_label_maps_are_those_of_the_sample(kind, sample_dataset, tmp_path):
+    root, defects = layout(kind, sample_dataset, tmp_path / 'data'), Defects()
+    found = find_label_maps(root, defects)
+    assert not defects.problems() and len(found.splits['train']) == 8
+    if kind == 'colors':
+        assert found.classes == ['ground', *CLASSES]
+        assert found.palette[:2] == [(0, 0, 0), (0, 255, 60)]
+    maps = dict(disguises.label_maps(sample_dataset, 'train'))
+    by_stem = {source_file.stem: labels for source_file, labels in maps.items()}
+    for pair in found.splits['train']:
+        path = root / pair.label
+        if found.codes:
+            write_indices(path, tmp_path / 'indices.png', found)
+            path = tmp_path / 'indices.png'
+        expected = by_stem[Path(pair.image).stem.removeprefix('été ')]
+        expected = expected > 0 if kind == 'binary' else expected
+        assert (np.asarray(Image.open(path)) == expected).all()
+
+
+def test_ade_layout(sample_dataset, tmp_path):
+    cfg = made(sample_dataset / 'ade', SEGMENTOR, tmp_path / 'my.py')
+    assert cfg.metainfo.classes == ('background', *CLASSES)
+    dataset = cfg.train_dataloader.dataset
+    assert dataset.reduce_zero_label and not dataset.get('ann_file')
+    assert dataset.data_prefix.img_path.endswith('images/training')
+    assert cfg.model.decode_head.loss_decode.class_weight is None  # was for other classes
+
+
+@pytest.mark.parametrize(
+    'image, label',
+    [
+        ('images/training/a.jpg', 'annotations/training/a.png'),
+        ('CamVid/train/0001.png', 'CamVid/train_labels/0001_L.png'),
+        ('VOC2012/JPEGImages/a b.jpg', 'VOC2012/SegmentationClass/a b.png'),
+        ('valid/a_jpg.rf.12.jpg', 'valid/a_jpg.rf.12_mask.png'),
+        ('12_sat.jpg', '12_mask.png'),
+        ('scene 1/images/a.tif', 'scene 1/masks/a.tif'),
+    ],
+)
+def test_partners(image, label):
+    first, second = kind_and_key(image), kind_and_key(label)
+    assert (first[0], second[0]) == ('image', 'label') and first[1] == second[1]
+
+
+def test_splits_by_words():
+    names = ['instances_train2017.json', 'a/valid/x.json', 'TestSet/x.json', 'constrain.json']
+    assert list(map(split_of, names)) == ['train', 'val', 'test', None]
+    assert split_of('images/train_1.jpg', folders_only=True) is None
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    'base, kind',
+    [
+        ('retinanet_cpvt_s.py', 'voc'),
+        ('mask_rcnn_cpvt_s_3x.py', 'polygons'),
+        ('dino_cpvt_s.py', 'yolo'),
+        ('mask2former_cpvt_s.py', 'colors'),
+        ('semantic_fpn_cpvt_s.py', 'binary'),
+        ('upernet_cpvt_s.py', 'indexed'),
+    ],
+)
+def test_heads_and_data_of_every_recipe_agree(base, kind, sample_dataset, tmp_path):
+    cfg = made(
+        layout(kind, sample_dataset, tmp_path / 'data'), BASES / base, tmp_path / 'mon été.py'
+    )
+    checks.check_data(cfg, 'train', 'val', 'test')
+    small = dict(arch='pcpvt_nano', init_cfg=None)
+    cfg.model.backbone.update(small)
+    channels = [32, 64, 128, 192]
+    part = cfg.model.get('neck') or cfg.model.decode_head
+    part.in_channels = channels[-len(part.in_channels) :]
+    if cfg.model.get('auxiliary_head'):
+        cfg.model.auxiliary_head.in_channels = channels[2]
+    model = build_model(cfg, 'cpu')
+    checks.check_classes(cfg, model, 'train', 'val', 'test')
+
+
+@pytest.mark.parametrize(
+    'base, kind, options',
+    [
+        (DETECTOR, 'voc', ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1']),
+        (SEGMENTOR, 'colors', ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None']),
+    ],
+)
+def test_training(base, kind, options, sample_dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = layout(kind, sample_dataset, tmp_path / 'data')
+    tool = load_tool('new_config')
+    assert tool.main([str(root), '--base', str(base), '--out', 'configs here/my.py']) == 0
+    workers = [
+        f'{split}_dataloader.{setting}'
+        for split in ('train', 'val')
+        for setting in ('num_workers=0', 'persistent_workers=False')
+    ]
+    command = ['configs here/my.py', '--work-dir', 'run', '--cfg-options', *workers, *options]
+    assert load_tool('train').main(command) == 0
+    assert list(Path('run').glob('*_1.pth'))
+
+
+def test_nothing_is_overwritten_without_being_told(sample_dataset, tmp_path):
+    root = layout('voc', sample_dataset, tmp_path / 'data')
+    out = root / 'my.py'  # in the folder itself: what is written is no data
+    new_config(root, DETECTOR, out, False, False)
+    before = out.read_text(), (root / 'my_data/train.json').read_text()
+    with pytest.raises(UserError, match='--overwrite'):
+        new_config(root, DETECTOR, out, False, False)
+    new_config(root, DETECTOR, out, False, True)
+    assert (out.read_text(), (root / 'my_data/train.json').read_text()) == before
+    (root / 'my_data/thesis.txt').write_text('mine')
+    with pytest.raises(UserError, match='files of others'):
+        new_config(root, DETECTOR, out, False, True)
+    assert (root / 'my_data/thesis.txt').exists()
+
+
+def test_classes_of_nested_heads():
+    model = dict(
+        backbone=dict(num_classes=1000),
+        rpn_head=dict(num_classes=1),
+        roi_head=dict(bbox_head=[dict(num_classes=80), dict(num_classes=80)]),
+        panoptic_head=dict(
+            num_things_classes=80,
+            num_stuff_classes=53,
+            loss_cls=dict(class_weight=[1.0] * 133 + [0.1]),
+        ),
+        auxiliary_head=[dict(num_classes=5, loss_decode=dict(class_weight=[1.0] * 5))],
+    )
+    set_classes(model, 3)
+    assert model['backbone']['num_classes'] == 1000 and model['rpn_head']['num_classes'] == 1
+    assert [head['num_classes'] for head in model['roi_head']['bbox_head']] == [3, 3]
+    panoptic, (auxiliary,) = model['panoptic_head'], model['auxiliary_head']
+    assert (panoptic['num_things_classes'], panoptic['num_stuff_classes']) == (3, 0)
+    assert panoptic['loss_cls']['class_weight'] == '[1.0] * 3 + [0.1]'
+    assert auxiliary['loss_decode']['class_weight'] is None
+
+
+def test_schedules(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    detection = Config.fromfile(BASES / 'mask_rcnn_cpvt_s.py')
+    small, large = Recipe.of(detection, 500), Recipe.of(detection, 118_000)
+    assert (small.length, small.iterations, small.batch, small.lr) == (96, 24_000, 2, 2.5e-5)
+    assert (large.length, large.iterations) == (12, 708_000)
+    settings = small.settings(detection)
+    assert settings['param_scheduler'][0]['end'] == 500  # the warm-up
+    assert settings['param_scheduler'][1]['milestones'] == [64, 88]
+    segmentation = Config.fromfile(BASES / 'upernet_cpvt_s.py')
+    tiny = Recipe.of(segmentation, 10)
+    assert tiny.length == 3000
+    schedulers = tiny.settings(segmentation)['param_scheduler']
+    assert [(s['begin'], s['end']) for s in schedulers] == [(0, 300), (300, 3000)]
+
+
+def test_source_can_be_read_back():
+    value = dict(
+        a=[dict(type='X', scales=[(n, 1333) for n in range(40)])], b=(1,), c='ö \'" {x}', d=[],
+        e={'with space': None, 'class': True}, f=tuple('long name' for _ in range(20)),
+    )  # fmt: skip
+    text = source(value, 0, 0)
+    assert eval(text) == value and max(map(len, text.splitlines())) <= 100

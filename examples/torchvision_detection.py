@@ -1,0 +1,113 @@
+"""Train a RetinaNet on a folder in COCO's layout with torchvision, without mm, and evaluate it.
+
+    pip install 'cpvt_pyramid[torchvision]' pycocotools scikit-image scikit-learn
+    python tools/demo/sample_dataset.py
+    python examples/torchvision_detection.py
+
+Sizes and schedule are those of configs/demo/retinanet_cpvt_nano.py. For photographs take
+--arch pcpvt_small with the weights of a pretrained backbone, sides of 800 to 1333 pixels, and
+the defaults of `retinanet`.
+"""
+
+import argparse
+from itertools import chain, repeat
+from pathlib import Path
+
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from torch.utils.data import DataLoader, Dataset
+from torchvision.io import ImageReadMode, decode_image
+from tqdm import tqdm
+
+from cpvt_pyramid import load_weights
+from cpvt_pyramid.torchvision_models import retinanet
+
+DATA = Path(__file__).resolve().parents[1] / 'data/sample/coco'
+DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
+
+
+class CocoFolder(Dataset):
+    """Images in [0, 1] with their id, boxes x1 y1 x2 y2, and labels from 0."""
+
+    def __init__(self, root: str, split: str) -> None:
+        self.coco = COCO(f'{root}/annotations/instances_{split}.json')
+        self.folder, self.ids = f'{root}/{split}', sorted(self.coco.imgs)
+        self.categories = sorted(self.coco.cats)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict]:
+        image_id = self.ids[index]
+        path = f'{self.folder}/{self.coco.imgs[image_id]["file_name"]}'
+        image = decode_image(path, ImageReadMode.RGB) / 255
+        found = [a for a in self.coco.imgToAnns[image_id] if not a['iscrowd']]
+        found = [a for a in found if min(a['bbox'][2:]) > 0]
+        boxes = torch.tensor([a['bbox'] for a in found], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        labels = [self.categories.index(a['category_id']) for a in found]
+        return image, {'id': image_id, 'boxes': boxes, 'labels': torch.tensor(labels).long()}
+
+
+def train(model: torch.nn.Module, data: CocoFolder, steps: int, lr: float) -> None:
+    loader = DataLoader(data, 8, shuffle=True, drop_last=True, num_workers=2, collate_fn=list)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.2)
+    progress = tqdm(zip(range(steps), chain.from_iterable(repeat(loader))), total=steps)
+    for _, batch in progress:
+        images = [image.to(DEVICE) for image, _ in batch]
+        targets = [{k: target[k].to(DEVICE) for k in ('boxes', 'labels')} for _, target in batch]
+        losses = model(images, targets)
+        optimizer.zero_grad()
+        sum(losses.values()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        scheduler.step()
+        progress.set_postfix({name: f'{loss.item():.3f}' for name, loss in losses.items()})
+
+
+@torch.inference_mode()
+def evaluate(model: torch.nn.Module, data: CocoFolder) -> None:
+    results = []
+    for batch in tqdm(DataLoader(data, 8, collate_fn=list)):
+        for (_, target), found in zip(batch, model([image.to(DEVICE) for image, _ in batch])):
+            found['boxes'][:, 2:] -= found['boxes'][:, :2]
+            rows = zip(found['boxes'].tolist(), found['scores'].tolist(), found['labels'].tolist())
+            results += [
+                dict(image_id=target['id'], category_id=data.categories[c], bbox=box, score=score)
+                for box, score, c in rows
+            ]
+    if not results:  # which pycocotools cannot evaluate
+        print('no boxes found')
+        return
+    evaluation = COCOeval(data.coco, data.coco.loadRes(results), 'bbox')
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--data', default=DATA, help="folder in COCO's layout")
+    parser.add_argument('--arch', default='pcpvt_nano', help='backbone')
+    parser.add_argument('--weights', help='checkpoint of the backbone')
+    parser.add_argument('--steps', type=int, default=1200, help='of 8 images each')
+    parser.add_argument('--lr', type=float, default=1.5e-3, help='highest learning rate')
+    parser.add_argument('--out', default='retinanet.pth', help='file of the trained weights')
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    train_data, val_data = CocoFolder(args.data, 'train2017'), CocoFolder(args.data, 'val2017')
+    model = retinanet(
+        args.arch, num_classes=len(train_data.categories), out_channels=64, extra_levels=1,
+        head_convs=2, min_size=(*range(128, 193, 8), 160), max_size=256,  # the last for evaluation
+    ).to(DEVICE)  # fmt: skip
+    if args.weights:
+        load_weights(model.backbone.body, args.weights)
+    train(model.train(), train_data, args.steps, args.lr)
+    torch.save(model.state_dict(), args.out)
+    evaluate(model.eval(), val_data)
+
+
+if __name__ == '__main__':
+    main()

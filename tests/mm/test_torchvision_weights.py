@@ -1,0 +1,91 @@
+"""mm's checkpoints in torchvision's models: the same boxes and logits. And the training example."""
+
+import runpy
+import sys
+
+import pytest
+import torch
+from mmdet.structures import DetDataSample
+from support import ROOT
+
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.models import build_model
+from cpvt_pyramid.torchvision_models import load_mm_weights, retinanet, semantic_fpn
+
+
+def mm_model(commands: list[str]) -> torch.nn.Module:
+    """The model of a config and checkpoint, in evaluation mode."""
+    config, checkpoint = map(str, commands)
+    model = build_model(load_config(config), 'cpu')
+    model.load_state_dict(torch.load(checkpoint, weights_only=True)['state_dict'])
+    return model.eval()
+
+
+@torch.no_grad()
+def test_retinanet_predicts_what_mms_does(untrained):
+    theirs = mm_model(untrained['detector'])
+    # Sizes at which neither resizes, and of which a batch is padded.
+    images = [torch.randint(256, (3, *size), dtype=torch.uint8) for size in ((64, 96), (96, 64))]
+    samples = [DetDataSample(metainfo=dict(img_shape=image.shape[1:])) for image in images]
+    data = dict(inputs=[image.flip(0) for image in images], data_samples=samples)  # BGR
+    data = theirs.data_preprocessor(data, False)
+    expected = theirs.predict(data['inputs'], data['data_samples'], rescale=False)
+
+    ours = retinanet(
+        'pcpvt_nano', num_classes=10, out_channels=16, head_convs=1, min_size=64, max_size=96,
+        score_thresh=0.001, detections_per_img=100,
+    ).eval()  # fmt: skip
+    load_mm_weights(ours, untrained['detector'][1])
+    for found, sample in zip(ours([image / 255 for image in images]), expected):
+        instances = sample.pred_instances
+        assert len(instances) > 50
+        assert torch.equal(found['labels'], instances.labels)
+        torch.testing.assert_close(found['boxes'], instances.bboxes, atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(found['scores'], instances.scores, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_semantic_fpn_predicts_what_mms_does(untrained):
+    theirs, image = mm_model(untrained['segmentor']), torch.randn(2, 3, 64, 96)
+    ours = semantic_fpn('pcpvt_nano', num_classes=11, out_channels=16, head_channels=16).eval()
+    load_mm_weights(ours, untrained['segmentor'][1])
+    expected = theirs.encode_decode(image, [dict(img_shape=(64, 96))] * 2)
+    torch.testing.assert_close(ours(image)['out'], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'message'),
+    [
+        (dict(head_convs=2), 'lacks: head.classification_head.conv.1.0.weight'),
+        (
+            dict(head_convs=1, extra_levels=1),
+            'has more than the model: backbone.fpn.layer_blocks.4',
+        ),
+        (dict(head_convs=1, num_classes=9), 'has other shapes: head.classification_head.cls_log'),
+    ],
+)
+def test_other_sizes_are_refused_and_nothing_is_loaded(untrained, sizes, message):
+    model = retinanet('pcpvt_nano', **dict(num_classes=10, out_channels=16) | sizes)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=f'{message}.*Build the model with the sizes of its conf'):
+        load_mm_weights(model, untrained['detector'][1])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_example_trains_and_evaluates(sample_dataset, tmp_path, monkeypatch, capsys):
+    path, root = str(ROOT / 'examples/torchvision_detection.py'), str(sample_dataset / 'coco')
+    out = tmp_path / 'model.pth'
+    arguments = [path, '--data', root, '--steps', '1', '--out', str(out)]
+    monkeypatch.setattr(sys, 'argv', arguments)
+    runpy.run_path(path, run_name='__main__')
+    assert 'no boxes found' in capsys.readouterr().out
+    assert out.is_file()
+
+    example = runpy.run_path(path)
+    data = example['CocoFolder'](root, 'val2017')
+    answers = (
+        target | dict(scores=torch.ones(len(target['boxes'])))
+        for _, target in (data[i] for i in range(len(data)))
+    )
+    example['evaluate'](lambda images: [next(answers) for _ in images], data)
+    assert 'area=   all | maxDets=100 ] = 1.000' in capsys.readouterr().out

@@ -47,13 +47,10 @@ class Patches(nn.Module):
         return tuple(conv(x) for conv in self.convs)
 
 
-def check_graphs(
+def check_graph(
     model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
 ) -> None:
-    """Compare PyTorch's graph at sizes that it has not seen, and ONNX's of one size in onnxruntime.
-    Both are for all batches.
-
-    ONNX's graph for all sizes takes ten times as long, see `check_onnx_at_all_sizes`.
+    """Compare PyTorch's graph at sizes that it has not seen.
 
     Args:
         model: its backbone is replaced by `Patches`.
@@ -63,38 +60,23 @@ def check_graphs(
     graph = capture(model).module(check_guards=False)  # of maps of one cell, see `capture`
     for sizes in BATCHES:
         check(model, graph, sizes, compare)
-    largest = tuple(map(max, zip(*SIZES)))
-    run = in_onnxruntime(model, largest)
-    check(model, run, SIZES, compare)
-    check(model, run, [largest], compare)
 
 
-def check_onnx_at_all_sizes(
+def check_onnx(
     model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
 ) -> None:
-    """Compare ONNX's graph in onnxruntime at sizes that it has not seen.
-
-    Args:
-        model: see `check_graphs`.
-        compare: see `check_graphs`.
-    """
+    """Compare ONNX's graph in onnxruntime at sizes that it has not seen; see `check_graph`."""
     model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    run = in_onnxruntime(model)
-    for sizes in BATCHES:
-        check(model, run, sizes, compare)
+    onnx = translate(capture(model), list(model.output_names))
+    assert {node.domain for node in onnx.graph.node} == {''}
+    run = onnxruntime_runner(onnx.SerializeToString())
 
-
-def in_onnxruntime(model: Exportable, size: Optional[tuple[int, int]] = None) -> Callable:
-    """The model as an ONNX graph, from images and `valid` to the outputs."""
-    graph = translate(capture(model, size=size), list(model.output_names))
-    assert {node.domain for node in graph.graph.node} == {''}
-    run = onnxruntime_runner(graph.SerializeToString())
-
-    def call(images: Tensor, valid: Tensor) -> list[Tensor]:
+    def graph(images: Tensor, valid: Tensor) -> list[Tensor]:
         found = run({'images': images.numpy(), 'valid': valid.numpy()})
         return [torch.from_numpy(found[name]) for name in model.output_names]
 
-    return call
+    for sizes in BATCHES:
+        check(model, graph, sizes, compare)
 
 
 def check(
@@ -114,7 +96,7 @@ def check(
         )
 
 
-# The second takes a minute for each model: `make test-foreign`.
+# A translation to ONNX takes half a minute of a core: `make test-foreign`.
 CHECKS = pytest.mark.parametrize(
-    'check', [check_graphs, pytest.param(check_onnx_at_all_sizes, marks=pytest.mark.foreign)]
+    'check', [check_graph, pytest.param(check_onnx, marks=pytest.mark.foreign)]
 )

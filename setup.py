@@ -59,6 +59,7 @@ setup(
         ],
         'large': ['rasterio'],  # infer.py --tile
         'timm': [*TORCH, 'timm>=1.0'],
+        'torchvision': [*TORCH, 'torchvision>=0.22'],
         'export': [*TORCH, *RUNTIME, 'onnx', 'onnxscript'],
         'dev': [
             'hypothesis',

@@ -10,6 +10,7 @@ import pytest
 import torch
 from disguises import CLASSES
 from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 from support import ROOT, load_tool
 
@@ -19,7 +20,6 @@ from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.data_checks import Defects
 from cpvt_pyramid.runner.label_maps import find_label_maps, kind_and_key, write_indices
 from cpvt_pyramid.runner.layouts import find_objects, split_of
-from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.runner.new_config import Recipe, new_config, set_classes, source
 
 BASES = ROOT / 'configs'
@@ -294,11 +294,11 @@ def test_splits_by_words():
 @pytest.mark.parametrize(
     'base, kind',
     [
-        ('retinanet_cpvt_s.py', 'voc'),
+        ('retinanet_svt_s.py', 'voc'),
         ('mask_rcnn_cpvt_s_3x.py', 'polygons'),
         ('dino_cpvt_s.py', 'yolo'),
         ('mask2former_cpvt_s.py', 'colors'),
-        ('semantic_fpn_cpvt_s.py', 'binary'),
+        ('semantic_fpn_columnar_cpvt_ti.py', 'binary'),
         ('upernet_cpvt_s.py', 'indexed'),
     ],
 )
@@ -307,14 +307,9 @@ def test_heads_and_data_of_every_recipe_agree(base, kind, sample_dataset, tmp_pa
         layout(kind, sample_dataset, tmp_path / 'data'), BASES / base, tmp_path / 'mon été.py'
     )
     checks.check_data(cfg, 'train', 'val', 'test')
-    small = dict(arch='pcpvt_nano', init_cfg=None)
-    cfg.model.backbone.update(small)
-    channels = [32, 64, 128, 192]
-    part = cfg.model.get('neck') or cfg.model.decode_head
-    part.in_channels = channels[-len(part.in_channels) :]
-    if cfg.model.get('auxiliary_head'):
-        cfg.model.auxiliary_head.in_channels = channels[2]
-    model = build_model(cfg, 'cpu')
+    init_default_scope(cfg.default_scope)
+    with torch.device('meta'):
+        model = MODELS.build(cfg.model)
     checks.check_classes(cfg, model, 'train', 'val', 'test')
 
 
@@ -333,7 +328,12 @@ def test_training(base, kind, options, sample_dataset, tmp_path, monkeypatch):
     workers = [
         f'{split}_dataloader.{setting}'
         for split in ('train', 'val')
-        for setting in ('num_workers=0', 'persistent_workers=False')
+        for setting in (
+            'num_workers=0',
+            'persistent_workers=False',
+            'batch_size=1',
+            'dataset.indices=1',
+        )
     ]
     command = ['configs here/my.py', '--work-dir', 'run', '--cfg-options', *workers, *options]
     assert load_tool('train').main(command) == 0

@@ -68,7 +68,7 @@ def test_the_file_describes_itself(exported):
     about = json.loads(session.get_modelmeta().custom_metadata_map['cpvt_pyramid'])
     assert about['format'] == 1 and about['task'] == 'features'
     assert about['classes'] == ['a', 'b'] and about['arch'] == 'svt'
-    assert len(about['weights_sha256']) == 64 and about['versions']['torch'] == torch.__version__
+    assert len(about['weights_sha256']) == 64 and about['versions']['torch'] in torch.__version__
     model = onnx.load(exported[0])
     assert {node.domain for node in model.graph.node} == {''}
     assert [(opset.domain, opset.version >= 18) for opset in model.opset_import] == [('', True)]

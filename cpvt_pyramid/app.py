@@ -55,7 +55,7 @@ def alone_and_together(
     height, width = np.max([model.to_input_size(image).shape[:2] for image in batch], axis=0)
     text = (
         f'{summary(alone)}. In a batch with the second image, padded to {width} x {height}: '
-        f'{difference(alone, together)}.'
+        f'{difference_in_words(alone, together)}.'
     )
     return alone.draw(), together.draw(), text
 
@@ -68,7 +68,7 @@ def summary(result: Result) -> str:
     return ', '.join(f'{result.classes[i]} {shares[i]:.1%}' for i in order)
 
 
-def difference(alone: Result, together: Result) -> str:
+def difference_in_words(alone: Result, together: Result) -> str:
     """How two predictions for an image differ, in words."""
     if not isinstance(alone, Detections):
         changed = int((alone.labels != together.labels).sum())

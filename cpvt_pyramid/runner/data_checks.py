@@ -307,7 +307,7 @@ def check_label_maps(dataset: dict, scope: str, seconds: float = math.inf) -> Ch
         return ['images without a label map'] if lacks else []
 
     found, decoded = checked_until(seconds, listed, problems_of, problems_at_a_glance)
-    names = [relative(Path(info['img_path']), images) for info in listed]
+    names = [name_below(Path(info['img_path']), images) for info in listed]
     bad = {name for name, problems in zip(names, found) if problems}
     for name, problems in zip(names, found):
         for problem in problems:
@@ -419,7 +419,7 @@ def checked_until(
     return results, decoded
 
 
-def relative(path: Path, folder: Path) -> str:
+def name_below(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
 
 

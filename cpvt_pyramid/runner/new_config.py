@@ -412,12 +412,12 @@ def grouped(pairs: Sequence[Pair]) -> dict[tuple[str, str, str, str], list[str]]
     for (images, suffix, maps, map_suffix), names in by_ends.items():
         parts = os.path.commonprefix([name.split('/')[:-1] for name in names])
         prefix = '/'.join(parts)
-        key = join(images, prefix), suffix, join(maps, prefix), map_suffix
+        key = joined(images, prefix), suffix, joined(maps, prefix), map_suffix
         found[key] = sorted(name[len(prefix) :].lstrip('/') for name in names)
     return found
 
 
-def join(*parts: str) -> str:
+def joined(*parts: str) -> str:
     return '/'.join(filter(None, parts))
 
 

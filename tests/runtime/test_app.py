@@ -42,13 +42,16 @@ def test_a_batch_that_changes_something_is_noticed(model, pictures, monkeypatch)
     model = ExportedModel(model('box'))
     honest = model.predict([np.array(pictures[3])], 0.1)[0]
     assert len(honest) == 2
-    assert app.difference(honest, honest.above(honest.scores[0])) == 'other boxes, 1 instead of 2'
+    assert (
+        app.difference_in_words(honest, honest.above(honest.scores[0]))
+        == 'other boxes, 1 instead of 2'
+    )
     honest.boxes.setflags(write=True)
     moved = model.predict([np.array(pictures[3])], 0.1)[0]
     moved.boxes[0, 2] += 0.5
     moved.masks[1, :2, :2] ^= True
     expected = 'the same boxes to within 0.5 pixels, and scores to within 0; 4 mask pixels differ'
-    assert app.difference(honest, moved) == expected
+    assert app.difference_in_words(honest, moved) == expected
 
 
 def test_the_page_is_served(model, pictures):

@@ -136,6 +136,14 @@ def test_loss_of_a_batch_is_the_mean_of_its_images():
         torch.testing.assert_close(loss, sum(losses[name] for losses in alone) / len(batch))
 
 
+@pytest.mark.parametrize('kind', ['retinanet', 'fcos'])
+def test_loss_does_not_depend_on_the_padding(kind):
+    model, batch = detector(kind).train(), images()
+    expected = model(batch, targets(batch))
+    model.transform.size_divisible = 256
+    torch.testing.assert_close(model(batch, targets(batch)), expected)
+
+
 @pytest.mark.parametrize('kind', DETECTORS)
 def test_every_parameter_gets_a_gradient_from_a_padded_batch(kind):
     model, batch = detector(kind).train(), images()

@@ -287,13 +287,14 @@ class StrideAnchors(AnchorGenerator):
         map_sizes = [list(x.shape[-2:]) for x in feature_maps]
         levels = self.grid_anchors(map_sizes, [[stride, stride] for stride in self.strides])
         anchors = torch.cat(levels)
-        outside = [
-            cells.region.outside(cells.stride).flatten(1).repeat_interleave(count, dim=1)
-            for x, count in zip(feature_maps, self.num_anchors_per_location())
-            if (cells := cells_of(x))
-        ]
-        if not outside:
+        regions = [cells.region for x in feature_maps if (cells := cells_of(x))]
+        if not regions:
             return [anchors] * len(image_list.image_sizes)
+        counts = self.num_anchors_per_location()
+        outside = [
+            regions[0].outside(stride).flatten(1).repeat_interleave(count, dim=1)
+            for stride, count in zip(self.strides, counts)
+        ]
         return list(torch.where(torch.cat(outside, dim=1)[..., None], 0, anchors))
 
 

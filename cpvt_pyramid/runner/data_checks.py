@@ -93,7 +93,8 @@ def check_dataset(dataset: dict, scope: str, seconds: float = math.inf) -> Optio
     kinds = {base.__name__ for base in dataset_class(dataset, scope).__mro__}
     if kind_of(dataset) == 'CocoDataset' and dataset.get('ann_file'):
         folder = Path(root, (dataset.get('data_prefix') or {}).get('img') or '')
-        return check_coco(annotation_file(dataset), folder, seconds)
+        masks = any(step.get('with_mask') for step in dataset.get('pipeline') or ())
+        return check_coco(annotation_file(dataset), folder, seconds, masks=masks)
     if 'BaseSegDataset' in kinds:
         return check_label_maps(dataset, scope, seconds)
     return None
@@ -103,7 +104,11 @@ def check_dataset(dataset: dict, scope: str, seconds: float = math.inf) -> Optio
 
 
 def check_coco(
-    path: Path, folder: Path, seconds: float = math.inf, content: Optional[dict[str, Any]] = None
+    path: Path,
+    folder: Path,
+    seconds: float = math.inf,
+    content: Optional[dict[str, Any]] = None,
+    masks: bool = False,
 ) -> Checked:
     """Check a COCO file of boxes and masks, and its images.
 
@@ -112,36 +117,64 @@ def check_coco(
         folder: of the images.
         seconds: as in `check_dataset`.
         content: of the file, where it was read before.
+        masks: every object must have one.
     """
     content = content or read_coco(path)
-    defects, images, bad = Defects(), {}, set()
+    defects, images = Defects(), {}
     categories = category_ids(content, path)
     key_kind = str if isinstance(content['images'][0].get('id'), str) else int
     for index, image in enumerate(content['images']):
         name = image.get('file_name')
         at = name if isinstance(name, str) and name else f'image {index}'
-        key = image.get('id')
         problem = image_record_problem(image, key_kind)
-        if problem is None and key in images:
+        if problem is None and image['id'] in images:
             problem = 'images with the id of another image'
         if problem:
             defects.error(problem, at)
-            continue
-        images[key] = image
+        else:
+            images[image['id']] = image
     sizes = {folder / i['file_name']: (i['height'], i['width']) for i in images.values()}
     found, decoded = check_images(sizes, defects, seconds, 'width and height of its record')
-    bad = {key for key, image in images.items() if folder / image['file_name'] in found}
+    good_images = {
+        k: image for k, image in images.items() if folder / image['file_name'] not in found
+    }
+    annotations = [
+        annotation
+        for annotation in good_annotations(content['annotations'], images, categories, defects)
+        if annotation['image_id'] in good_images
+    ]
+    if masks:
+        annotations = [a for a in annotations if has_mask(a, images[a['image_id']], defects)]
+    if not content['annotations']:
+        defects.error('annotation files without annotations', path.name)
+    for key in good_images.keys() - {annotation['image_id'] for annotation in annotations}:
+        defects.warn('images without annotations', images[key]['file_name'])
 
-    good, seen, boxes = [], set(), set()
-    for index, annotation in enumerate(content['annotations']):
-        image = (
-            images.get(annotation.get('image_id'))
-            if is_key(annotation, 'image_id', key_kind)
-            else None
-        )
-        at = f'annotation {annotation.get("id", index)}' + (
-            f' of {image["file_name"]}' if image else ''
-        )
+    def write_clean(target: Path) -> int:
+        clean = {**content, 'images': list(good_images.values()), 'annotations': annotations}
+        with atomic_write(target) as file:
+            file.write_text(json.dumps(clean))
+        return len(good_images)
+
+    return Checked(defects.problems(), write_clean, len(content['images']), decoded)
+
+
+def good_annotations(
+    annotations: Sequence[dict], images: dict, categories: set, defects: Defects
+) -> Iterator[dict]:
+    """The annotations that can be used, with area and iscrowd.
+
+    Args:
+        annotations: of a COCO file.
+        images: of the file, by their ids.
+        categories: the ids of the categories.
+        defects: collects what is wrong with the others.
+    """
+    seen, boxes = set(), set()
+    for index, annotation in enumerate(annotations):
+        key = annotation.get('image_id')
+        image = images.get(key) if isinstance(key, (int, str)) else None
+        at = place_of(annotation, index, image)
         problem = annotation_problem(annotation, image, categories)
         if problem is None and annotation['id'] in seen:
             problem = 'annotations with the id of another annotation'
@@ -154,21 +187,22 @@ def check_coco(
             if not is_number(annotation.get(field)):
                 defects.error(f'annotations without {field}', at)
                 annotation = {**annotation, field: fix(annotation)}
-        if annotation['image_id'] not in bad:
-            good.append(annotation)
-    if not content['annotations']:
-        defects.error('annotation files without annotations', path.name)
-    annotated = {annotation['image_id'] for annotation in good}
-    for key in images.keys() - annotated - bad:
-        defects.warn('images without annotations', images[key]['file_name'])
+        yield annotation
 
-    def write_clean(target: Path) -> int:
-        kept = [image for key, image in images.items() if key not in bad]
-        with atomic_write(target) as file:
-            file.write_text(json.dumps({**content, 'images': kept, 'annotations': good}))
-        return len(kept)
 
-    return Checked(defects.problems(), write_clean, len(content['images']), decoded)
+def place_of(annotation: dict, index: int, image: Optional[dict]) -> str:
+    """For messages: 'annotation 3 of a.jpg'."""
+    at = f'annotation {annotation.get("id", index)}'
+    return f'{at} of {image["file_name"]}' if image else at
+
+
+def has_mask(annotation: dict, image: dict, defects: Defects) -> bool:
+    """Whether an annotation has polygons or a run-length encoding."""
+    mask = annotation.get('segmentation')
+    good = isinstance(mask, (list, dict)) and bool(mask)
+    if not good:
+        defects.error('objects without a mask', place_of(annotation, 0, image))
+    return good
 
 
 def read_coco(path: Path) -> dict[str, Any]:

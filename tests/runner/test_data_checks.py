@@ -193,6 +193,18 @@ def test_warnings(coco, apply, problem):
     assert any(p.kind.startswith(problem) for p in problems) if problem else not problems
 
 
+def test_objects_without_a_mask(coco, tmp_path):
+    """Where the pipeline loads masks, mm fails on them."""
+    folder, content = coco
+    for annotation in content['annotations'][1:]:
+        annotation['segmentation'] = [[1, 1, 5, 1, 5, 5]]
+    assert not found(folder, content).problems
+    checked = found(folder, content, masks=True)
+    assert [str(p) for p in checked.problems] == ['objects without a mask: annotation 0 of a.jpg']
+    checked.write_clean(tmp_path / 'clean.json')
+    assert len(json.loads((tmp_path / 'clean.json').read_text())['annotations']) == 7
+
+
 def test_a_turned_photograph_whose_record_has_its_stored_size(coco):
     """mm turns the image, but not its boxes."""
     exif = Image.Exif()

@@ -39,6 +39,15 @@ def test_plain_pytorch(tmp_path, monkeypatch, capsys):
     assert '(1, 64, 107, 160), (1, 128, 54, 80), (1, 320, 27, 40), (1, 512, 14, 20)' in out
 
 
+def test_torchvision():
+    (block,) = [b for b in blocks('python') if 'torchvision_models' in b]
+    names = {}
+    exec(block, names)
+    with torch.no_grad():
+        (found,) = names['model'].eval()([torch.rand(3, 64, 90)])
+    assert set(found) == {'boxes', 'scores', 'labels'}
+
+
 def test_timm():
     (block,) = [b for b in blocks('python') if 'timm.create_model' in b]
     names = {}

@@ -1,24 +1,22 @@
 """A config for a folder with data: recognizes its layout and adapts a recipe to it."""
 
-import math
 import os
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import combinations
-from keyword import iskeyword
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from mmengine.config import Config
 
-from .command import UserError, one_line
-from .configs import as_list, kind_of, leaves, load_config
+from .command import UserError
+from .config_source import Code, text_of_settings
+from .configs import kind_of, load_config
 from .data_checks import Defects, check_contents
 from .drawing import class_palette
 from .files import atomic_write, check_file
@@ -33,22 +31,9 @@ from .layouts import (
     validation_part,
     write_json,
 )
+from .recipes import Recipe, Scales, pipeline_of, steps
 
-# Length of a training. Steps are those of the recipe, with the images per step of the recipe.
-MIN_STEPS = 3000
-MAX_EPOCHS = 300  # instead of MIN_STEPS, for small data sets
-SEGMENTATION_EPOCHS = 100  # at least, unless the recipe is shorter
-# Images are enlarged at most by this factor for detection, as most of COCO are by its recipe.
-ENLARGED = 5 / 3
-LARGER = 2  # segmentation of large images: at most this factor of the recipe's scale
-MEMORY = 16 * 2**30  # bytes of a GPU for the recipe's images per GPU
-SMALL = 16  # pixels; objects that are smaller in the network's input are hard to find
-WIDTH = 100  # of a line of a config
 HERE = '{{ fileDirname }}'
-
-
-class Code(str):
-    """A piece of Python in a config."""
 
 
 class Data(NamedTuple):
@@ -132,21 +117,6 @@ def task_of(cfg: Config, base: Path) -> str:
     if any(step.get('with_seg') for step in loads) or 'Panoptic' in kind_of(cfg.model):
         raise UserError(f'{base} is panoptic; the base must detect objects or segment images')
     return 'instance' if any(step.get('with_mask') for step in loads) else 'detection'
-
-
-def pipeline_of(cfg: Config, split: str) -> list:
-    loader = cfg.get(f'{split}_dataloader') or cfg.train_dataloader
-    return deepcopy(next(leaves(loader.dataset)).get('pipeline') or [])
-
-
-def steps(value: Any) -> Iterator[dict]:
-    """The transforms of a pipeline, also those inside others."""
-    if isinstance(value, dict):
-        yield value
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for child in value:
-            yield from steps(child)
 
 
 # Data
@@ -470,7 +440,8 @@ def config_text(
         'Written by tools/new_config.py.\n'
         f'#   python tools/check_data.py {name}\n#   python tools/train.py {name}\n'
     )
-    return head + text_of_settings(settings, comments), [scaled.line(data), recipe.line]
+    lines = [scaled.line(data.sizes, data.objects, data.scales), recipe.line]
+    return head + text_of_settings(settings, comments), lines
 
 
 def loaders(cfg: Config, data: Data, recipe: 'Recipe') -> dict[str, Any]:
@@ -578,246 +549,3 @@ def difference(before: dict, after: dict) -> dict:
         elif key not in before or value != before[key]:
             changes[key] = value
     return changes
-
-
-class Scales(NamedTuple):
-    """How the scales of a recipe change for images of other sizes."""
-
-    before: tuple[int, ...]  # scale of the base's test images
-    scale: float  # factor on scales
-    crop: float  # factor on the crops of segmentation
-    is_segmentation: bool
-
-    @classmethod
-    def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
-        resizes = [s for s in steps(pipeline_of(cfg, 'val')) if s.get('scale')]
-        is_segmentation = task == 'segmentation'
-        if not resizes:
-            return cls((), 1, 1, is_segmentation)
-        before = tuple(resizes[0]['scale'])
-        enlarged = np.median(np.minimum(
-            max(before) / sizes.max(1), min(before) / sizes.min(1)))  # fmt: skip
-        most, limit = (1, LARGER) if is_segmentation else (ENLARGED, 1)
-        scale = min(most / enlarged, limit)
-        scale = 1 if abs(scale - 1) < 0.05 else scale
-        return cls(before, scale, min(scale, 1), is_segmentation)
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        return self.scaled(self.before)
-
-    @property
-    def comment(self) -> str:
-        if self.scale == 1:
-            return 'The base resizes to the same scale.'
-        return f'The base resizes to {self.before}.'
-
-    def line(self, data: Data) -> str:
-        heights, widths = data.sizes.T
-        line = (
-            f'images: {int(np.median(widths))} x {int(np.median(heights))} pixels (median), '
-            f'{int(widths.min())} x {int(heights.min())} at least; resized to {self.after}'
-        )
-        if len(data.objects) and self.after:
-            factors = np.minimum(
-                max(self.after) / data.sizes.max(1), min(self.after) / data.sizes.min(1)
-            )
-            sides = data.objects * factors[data.scales]
-            tiny = (sides < SMALL).mean()
-            line += f'; objects have {np.median(sides):.0f} x {np.median(sides):.0f} pixels then'
-            if tiny > 0.2:
-                line += f', and {tiny:.0%} are smaller than {SMALL}: consider a larger scale'
-        return line
-
-    def scaled(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.scaled, value))
-        return value if self.scale == 1 else max(round(value * self.scale), 32)
-
-    def crops(self, size: Sequence[int]) -> tuple[int, ...]:
-        if not self.is_segmentation:
-            return self.scaled(tuple(size))
-        return tuple(math.ceil(side * self.crop / 32) * 32 for side in size)
-
-    def pipeline(self, pipeline: Any, reduce_zero_label: bool) -> Any:
-        """A pipeline of the base with other scales."""
-        pipeline = deepcopy(pipeline)
-        for step in steps(pipeline):
-            for key in ('scale', 'scales', 'max_size'):
-                if step.get(key):
-                    step[key] = self.scaled(step[key])
-            if isinstance(step.get('crop_size'), (list, tuple)):
-                step['crop_size'] = self.crops(step['crop_size'])
-            if self.is_segmentation and kind_of(step) == 'LoadAnnotations':
-                step.pop('reduce_zero_label', None)
-                if reduce_zero_label:
-                    step['reduce_zero_label'] = True
-        return pipeline
-
-
-class Recipe(NamedTuple):
-    """Batch size, learning rate and length of a training."""
-
-    batch: int  # images per step
-    recipe_batch: int  # of the base
-    lr: Optional[float]
-    lr_before: Optional[float]
-    length: int  # epochs or iterations
-    length_before: int
-    by_epoch: bool
-    iterations: int  # in total
-    machine: str
-
-    @classmethod
-    def of(cls, cfg: Config, images: int) -> 'Recipe':
-        per_gpu = cfg.train_dataloader.get('batch_size') or 1
-        recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or per_gpu
-        batch, machine = per_gpu, 'a CPU'
-        if torch.cuda.is_available():
-            memory = torch.cuda.get_device_properties(0).total_memory
-            times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)
-            batch, machine = min(per_gpu * times, max(recipe_batch, per_gpu)), 'one GPU'
-            machine += f' of {memory / 2**30:.0f} GiB'
-        lr = cfg.optim_wrapper.get('optimizer', {}).get('lr')
-        by_epoch = 'max_epochs' in cfg.train_cfg
-        before = cfg.train_cfg.max_epochs if by_epoch else cfg.train_cfg.max_iters
-        seen = min(MIN_STEPS * recipe_batch, MAX_EPOCHS * images)
-        per_epoch = math.ceil(images / batch)
-        if by_epoch:
-            length = max(before, math.ceil(seen / images), math.ceil(MIN_STEPS / per_epoch))
-            iterations = length * per_epoch
-        else:
-            seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
-            hundreds = round(seen / batch / 100)
-            length = iterations = max(100 * hundreds, min(before, MIN_STEPS))
-        return cls(
-            batch, recipe_batch, lr and float(f'{lr * batch / recipe_batch:.3g}'), lr, length,
-            before, by_epoch, iterations, machine,
-        )  # fmt: skip
-
-    @property
-    def unit(self) -> str:
-        return 'epochs' if self.by_epoch else 'iterations'
-
-    @property
-    def length_comment(self) -> str:
-        return f'{self.iterations} iterations; the base has {self.length_before} {self.unit}.'
-
-    @property
-    def lr_comment(self) -> str:
-        return (
-            f'{self.lr_before} for {self.recipe_batch} images per step in the base; here '
-            f'{self.batch}, on {self.machine}.\n# On several GPUs: tools/dist_train.sh with '
-            '--auto-scale-lr.'
-        )
-
-    @property
-    def line(self) -> str:
-        length = f'{self.length} epochs, ' if self.by_epoch else ''
-        return (
-            f'training: {length}{self.iterations} iterations of {self.batch} images on '
-            f'{self.machine}, learning rate {self.lr}'
-        )
-
-    def settings(self, cfg: Config) -> dict[str, Any]:
-        key = 'max_epochs' if self.by_epoch else 'max_iters'
-        ratio = self.length / self.length_before
-        interval = max(round(cfg.train_cfg.get('val_interval', 1) * ratio), 1)
-        schedulers = [self.scheduler(s) for s in as_list(cfg.get('param_scheduler'))]
-        hooks = dict(checkpoint=dict(interval=interval))
-        for name, hook in (cfg.get('default_hooks') or {}).items():
-            if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
-                momentum = max(hook.get('momentum', 2e-4), 10 / self.iterations)
-                hooks[name] = dict(momentum=float(f'{momentum:.2g}'))
-        found = {'train_cfg': {key: self.length, 'val_interval': interval}}
-        if schedulers:
-            found['param_scheduler'] = schedulers
-        if self.lr:
-            found['optim_wrapper'] = dict(optimizer=dict(lr=self.lr))
-        found['auto_scale_lr'] = dict(enable=False, base_batch_size=self.batch)
-        found['default_hooks'] = hooks
-        return found
-
-    def scheduler(self, before: dict) -> dict:
-        """A scheduler of the base for this length; a warm-up stays, if it is a tenth at most."""
-        after = deepcopy(dict(before))
-        in_epochs = before.get('by_epoch', True)
-
-        def moment(value: int) -> int:
-            if not in_epochs and value <= 0.1 * self.length_before or in_epochs != self.by_epoch:
-                return min(value, self.iterations // 10)
-            return round(value * self.length / self.length_before)
-
-        for key in ('begin', 'end', 'T_max', 'total_steps', 'milestones', 'step_size'):
-            value = after.get(key)
-            if isinstance(value, list):
-                after[key] = [moment(item) for item in value]
-            elif isinstance(value, int):
-                after[key] = moment(value)
-        if after.get('eta_max') and self.lr:
-            after['eta_max'] = float(f'{after["eta_max"] * self.lr / self.lr_before:.3g}')
-        return after
-
-
-# Python
-
-
-def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]] = None) -> str:
-    """The text of a config with comments above some settings."""
-    lines = []
-    for key, value in settings.items():
-        if comments and key in comments:
-            lines.append(f'\n# {comments[key]}')
-        lines.append(f'{key} = {source(value, 0, len(key) + 3)}')
-    return '\n'.join(lines) + '\n'
-
-
-def source(value: Any, indent: int, used: int) -> str:
-    """Python source of a setting.
-
-    Args:
-        value: dicts, lists, tuples, strings, numbers.
-        indent: of the lines after the first.
-        used: characters before the value on its first line.
-    """
-    line = inline(value)
-    if used + len(line) + 1 <= WIDTH or not isinstance(value, (dict, list, tuple)) or not value:
-        return line
-    inner = indent + 4
-    space = '\n' + ' ' * inner
-    if isinstance(value, dict):
-        if all(is_name(key) for key in value):
-            items = [f'{k}={source(v, inner, inner + len(k) + 1)}' for k, v in value.items()]
-            return f'dict({space}{("," + space).join(items)})'
-        items = [f'{k!r}: {source(v, inner, inner + len(repr(k)) + 2)}' for k, v in value.items()]
-        return f'{{{space}{("," + space).join(items)}}}'
-    left, right = '()' if isinstance(value, tuple) else '[]'
-    if any(isinstance(item, (dict, list)) for item in value):
-        items = [source(item, inner, inner) for item in value]
-        return f'{left}{space}{("," + space).join(items)}{right}'
-    lines = ['']
-    for item in map(inline, value):  # as many as fit on a line
-        if lines[-1] and inner + len(lines[-1]) + len(item) + 2 > WIDTH:
-            lines.append('')
-        lines[-1] += f'{" " if lines[-1] else ""}{item},'
-    return f'{left}{space}{space.join(lines).removesuffix(",")}{right}'
-
-
-def inline(value: Any) -> str:
-    if isinstance(value, Code):
-        return str(value)
-    if isinstance(value, dict):
-        if all(is_name(key) for key in value):
-            return f'dict({", ".join(f"{k}={inline(v)}" for k, v in value.items())})'
-        return f'{{{", ".join(f"{k!r}: {inline(v)}" for k, v in value.items())}}}'
-    if isinstance(value, list):
-        return f'[{", ".join(map(inline, value))}]'
-    if isinstance(value, tuple):
-        return f'({", ".join(map(inline, value))}{"," if len(value) == 1 else ""})'
-    if isinstance(value, type):
-        raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
-    return repr(value)
-
-
-def is_name(key: Any) -> bool:
-    return isinstance(key, str) and key.isidentifier() and not iskeyword(key)

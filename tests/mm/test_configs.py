@@ -76,6 +76,9 @@ def small(cfg: Config, work_dir: Path) -> Config:
             if 'score_thr' in part:
                 # An untrained model, too, is to have boxes to judge.
                 part.update(score_thr=0.0, max_per_img=10)
+        for part in parts([cfg.model.test_cfg, cfg.model.get('train_cfg')]):
+            if 'nms_pre' in part and 'max_per_img' in part:  # of proposals
+                part.max_per_img = min(part.max_per_img, 100)
         cfg.train_cfg.update(max_epochs=1, val_interval=1)
     else:
         cfg.model.data_preprocessor.size = (96, 96)

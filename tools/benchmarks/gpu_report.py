@@ -32,7 +32,7 @@ from cpvt_pyramid.runner.files import atomic_write, make_folder  # noqa: E402
 SPEED = 'tools/benchmarks/speed.py'
 TABLE = ('model', 'ms', 'images/s', 'ratio', 'MiB', 'GFLOPs', 'x floor', 'differs', 'graphs')
 PACKAGES = ('torch', 'timm', 'onedl-mmcv', 'mmcv', 'onedl-mmdetection', 'onedl-mmsegmentation')
-OPTIONS_WHEN_SMALL = '--arch pcpvt_nano --models ours timm --sizes 64 --rounds 1 --no-memory'
+OPTIONS_WHEN_SMALL = '--arch pcpvt_nano --models ours --sizes 64 --rounds 1 --no-memory'
 
 
 class Part(NamedTuple):

@@ -332,9 +332,10 @@ def check_label_maps(dataset: dict, scope: str, seconds: float = math.inf) -> Ch
     def problems_of(info: dict) -> list[str]:
         size, problem = upright_size(Path(info['img_path']))
         problems = [f'images that {problem}'] if problem else []
-        if not problems_at_a_glance(info) and info.get('seg_map_path'):
+        lacking = problems_at_a_glance(info)
+        if not lacking and info.get('seg_map_path'):
             problems.append(label_problem(Path(info['seg_map_path']), size, valid_labels))
-        return list(filter(None, problems)) + problems_at_a_glance(info)
+        return list(filter(None, problems)) + lacking
 
     def problems_at_a_glance(info: dict) -> list[str]:
         lacks = info.get('seg_map_path') and not Path(info['seg_map_path']).is_file()

@@ -208,7 +208,7 @@ def test_cuda_graph(name, valid):
 
 
 def test_more_windows_than_cuda_takes_in_a_batch():
-    """Fused kernels refuse a batch above 65,535; so many windows have a map of 1800 x 1800."""
+    """Fused kernels refuse a batch above 65,535, the windows of a map of 1792 x 1792."""
     layer = randomize(WindowAttention(32, 1, 7)).to(DEVICE).eval()
     side = 7 * 260
     x = torch.randn(1, side, side, 32, device=DEVICE, requires_grad=True)

@@ -6,8 +6,8 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm \
-	lint lock table drift-table gpu-report fuzz
+.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm test-transformers \
+	dist lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -46,6 +46,10 @@ test-original-mm:  ## test with the original OpenMMLab packages, in .venv-origin
 	OMP_NUM_THREADS=1 .venv-original-mm/bin/python -m pytest -n 2 \
 	  --ignore tests/mm/foreign tests/mm tests/runner
 
+test-transformers:  ## test with transformers, in .venv-transformers
+	@tools/setup_env.sh transformers
+	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest tests/transformers
+
 fuzz: setup  ## 1000 cases of each fuzz test, some 20 minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
@@ -57,6 +61,12 @@ test-timm: setup  ## run timm's own tests of models over ours
 
 drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write
+
+dist: setup  ## build the wheel and the source archive in dist/, and try them in bare environments
+	rm -rf dist
+	$(PY) -m build --installer uv
+	$(PY) -m twine check --strict dist/*
+	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist
 
 lint: setup  ## check the style
 	.venv/bin/ruff check .

@@ -18,11 +18,13 @@ class BuildWithConfigs(build_py):
     """Puts the configs and tools into the package as well, in the folder where mim looks."""
 
     def run(self) -> None:
-        super().run()
         if self.editable_mode:
+            super().run()
             return
-        target = Path(self.build_lib, 'cpvt_pyramid/.mim')
-        shutil.rmtree(target, ignore_errors=True)  # what an earlier build left
+        package = Path(self.build_lib, 'cpvt_pyramid')
+        shutil.rmtree(package, ignore_errors=True)  # what an earlier build left
+        super().run()
+        target = package / '.mim'
         for folder in ('configs', 'tools'):
             ignored = shutil.ignore_patterns('__pycache__')
             shutil.copytree(here / folder, target / folder, ignore=ignored)
@@ -41,7 +43,16 @@ setup(
     long_description=(here / 'README.md').read_text(),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
+    classifiers=[
+        'Development Status :: 4 - Beta',
+        'Intended Audience :: Science/Research',
+        'Operating System :: OS Independent',
+        'Programming Language :: Python :: 3',
+        'Topic :: Scientific/Engineering :: Image Recognition',
+        'Typing :: Typed',
+    ],
     packages=find_packages(include=['cpvt_pyramid*']),
+    package_data={'cpvt_pyramid': ['py.typed']},
     cmdclass={'build_py': BuildWithConfigs},
     python_requires='>=3.10',
     install_requires=['numpy', 'pillow>=10.1', 'tqdm'],

@@ -276,7 +276,11 @@ def test_header_tells_what_is_published(model):
 
 def test_installed_package_holds_what_mim_reads(tmp_path):
     command = [sys.executable, 'setup.py', '-q', 'build_py', '--build-lib', str(tmp_path)]
+    removed = tmp_path / 'cpvt_pyramid/removed.py'  # by a build of an earlier version
+    removed.parent.mkdir()
+    removed.touch()
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert not removed.exists() and removed.with_name('py.typed').is_file()
     mim = tmp_path / 'cpvt_pyramid/.mim'
     [path] = yaml.safe_load((mim / 'model-index.yml').read_text())['Import']
     for model in yaml.safe_load((mim / path).read_text())['Models']:

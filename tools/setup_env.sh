@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# usage: tools/setup_env.sh [original-mm | oldest-torch]
+# usage: tools/setup_env.sh [original-mm | oldest-torch | transformers]
 #
 # Create or complete an environment in the checkout: .venv with everything that is used here,
-# .venv-original-mm with the original OpenMMLab packages, or .venv-oldest-torch for the tests of the
-# core. Safe to run at any time. Environment variables:
+# .venv-original-mm with the original OpenMMLab packages, .venv-oldest-torch for the tests of the
+# core, or .venv-transformers for those with transformers. Safe to run at any time. Environment variables:
 #   PYTHON=python3.11            the interpreter
 #   TORCH=cpu                    the build of torch: cpu, a CUDA version such as cu126, auto (the
 #                                newest that the GPU's driver supports), or default (that of the
@@ -26,6 +26,10 @@ case "${1:-}" in
     constraints=requirements/requirements.txt
     ;;
   oldest-torch) venv=.venv-oldest-torch requirements=(requirements/oldest-torch.txt) ;;
+  transformers)
+    venv=.venv-transformers requirements=(requirements/transformers.txt)
+    constraints=requirements/requirements.txt
+    ;;
   -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
   *) fail "unknown argument $1; see $0 --help" ;;
 esac

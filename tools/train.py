@@ -1,7 +1,12 @@
 #!/usr/bin/env python
-"""Train a detector or a segmentor. For several GPUs or processes, see dist_train.sh."""
+"""Train a detector or a segmentor. For several GPUs or processes, see dist_train.sh.
+
+After SIGTERM or SIGUSR1 it writes a checkpoint and ends with exit status 75; --resume continues. A
+second signal ends it at once.
+"""
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +17,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
-    from cpvt_pyramid.runner.command import UserError, rank, run_command
+    from cpvt_pyramid.runner.command import Preempted, UserError, exit_on_signal, rank, run_command
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
@@ -23,6 +28,8 @@ def train(
     amp: bool = False,
     resume: Union[bool, str] = False,
     auto_scale_lr: bool = False,
+    auto_scale_iters: bool = False,
+    early_stop: Optional[int] = None,
     skip_bad: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
@@ -36,7 +43,9 @@ def train(
         amp: train in mixed precision.
         resume (PATH): resume from a checkpoint; without PATH from the last complete one in the work
             dir, or from the start if there is none.
-        auto_scale_lr: scale the learning rate with the total batch size.
+        auto_scale_lr: scale the learning rate with the images in a step.
+        auto_scale_iters: scale the iterations so that training sees as many images as the recipe.
+        early_stop (N): stop after N evaluations without a better model.
         skip_bad: train without images and annotations that have errors; see check_data.py.
         cfg_options (KEY=VALUE): override settings of the config, for example randomness.seed=0.
         launcher: what started the processes.
@@ -49,8 +58,12 @@ def train(
     from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.resume import make_resumable
+    from cpvt_pyramid.runner.schedules import fit_to_batch
     from cpvt_pyramid.runner.tool_runner import ToolRunner
 
+    signal.signal(signal.SIGUSR1, exit_on_signal)  # until the training starts
+    if early_stop is not None and early_stop < 1:
+        raise UserError(f'--early-stop must be at least 1, got {early_stop}')
     with all_or_none(launcher):
         cfg = load_config(config, cfg_options)
         checks.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
@@ -58,15 +71,16 @@ def train(
         checks.check_checkpoints(cfg)
         if amp:
             use_mixed_precision(cfg)
-        if auto_scale_lr:
-            if not cfg.get('auto_scale_lr', {}).get('base_batch_size'):
-                raise UserError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config')
-            cfg.auto_scale_lr.enable = True
         cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config)))
         choose_start(cfg, resume)
+        if early_stop:
+            checks.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
+            hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 0.0}
+            cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
         make_resumable(cfg)
         join_processes(cfg, launcher)
     with all_or_none(launcher):
+        fit_to_batch(cfg, auto_scale_lr, auto_scale_iters)
         check_before_run(cfg, 'train', 'val', skip_bad=skip_bad)
     with config_mistakes(cfg):
         runner = ToolRunner.from_cfg(cfg)
@@ -76,7 +90,11 @@ def train(
             else:
                 checks.check_weights(runner)
             checks.check_classes(cfg, runner.model, 'train', 'val')
-        runner.train()
+        try:
+            runner.train()
+        except Preempted:  # in all processes
+            leave_processes()
+            raise
     leave_processes()
 
 

@@ -3,7 +3,7 @@
 import copy
 import logging
 import re
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper
@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
-from . import distributed, resume  # noqa: F401 (register hooks, samplers and data sets)
+from . import distributed, preemption, resume  # noqa: F401 (register hooks, samplers and data sets)
 from .models import download_errors, trusted_checkpoints
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
@@ -55,6 +55,14 @@ class ToolRunner(Runner):
     def load_or_resume(self) -> None:
         with trusted_checkpoints(), download_errors(str(self._load_from)):
             super().load_or_resume()
+
+    def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: Optional[dict] = None) -> None:
+        counts = getattr(optim_wrapper, '_accumulative_counts', 1)
+        if auto_scale_lr and counts > 1 and 'base_batch_size' in auto_scale_lr:
+            # mmengine compares with the images in an iteration, of which a step has several.
+            base = auto_scale_lr['base_batch_size'] / counts
+            auto_scale_lr = {**auto_scale_lr, 'base_batch_size': base}
+        super().scale_lr(optim_wrapper, auto_scale_lr)
 
     def _build_param_scheduler(
         self, scheduler: Union[dict, list], optim_wrapper: OptimWrapper

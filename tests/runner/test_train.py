@@ -199,10 +199,11 @@ def test_mixed_precision_takes_a_step_on_the_cpu(configs):
 
 
 def test_auto_scale_lr(configs):
-    """Batches of 2 where the config says 16."""
+    """Steps of 4 images, in two batches, where the config says 16."""
     command = [str(configs['detector']), '--work-dir', 'work', '--auto-scale-lr', '--cfg-options']
-    assert train.main([*command, 'train_cfg.max_epochs=1', *NO_VALIDATION]) == 0
-    assert logged(Path('work/epoch_1.pth'), 'lr')[0] == pytest.approx(1e-3 * 2 / 16)
+    one_epoch = 'train_cfg.max_epochs=1', 'optim_wrapper.accumulative_counts=2'
+    assert train.main([*command, *one_epoch, *NO_VALIDATION]) == 0
+    assert logged(Path('work/epoch_1.pth'), 'lr')[0] == pytest.approx(1e-3 * 4 / 16)
 
 
 def test_a_one_cycle_schedule_respects_layer_decay_and_auto_scale_lr(configs):

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .archs import ColumnarArch, check_heads, check_rates, find_arch
-from .layers import Block, Grid, LayerNorm, PatchEmbed, SelfAttention
+from .layers import Block, LayerNorm, PatchEmbed, SelfAttention
 from .mask import fill_outside, mean_inside, pixel_mask, subsample
 from .ops import ceil_div
-from .position import PEG, POSITIONS, parse_position, position_table
+from .position import PEG, Grid, attention_position, parse_position, position_table
 from .pyramid import init_weights
 from .weights import LoadsCheckpoints
 
@@ -31,8 +31,11 @@ class Column(LoadsCheckpoints, nn.Module):
         arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
         position: where position comes from: 'peg' (CPVT), 'learned' (a table, interpolated to
             the map; with a class token this is DeiT), 'sincos' (2-D, computed at the map's
-            size), 'relative' (in every attention, clipped to 8 rows and columns), 'none', or one
-            of them and a PEG, as in 'learned+peg'.
+            size), 'none', or, in every attention, 'rope' or 'rope-mixed' (rotary), 'alibi' (a
+            penalty in proportion to distance) or 'relative' (learned, clipped to 8 rows and
+            columns); or one of them and a PEG, as in 'learned+peg'.
+        position_options: of the encoding, see `RoPE` (`base`, `normalized`) and `RelativePosition`
+            (`reach`). None: as in its paper.
         peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: a
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
         class_token: whether there is a class token besides the map's tokens.
@@ -52,6 +55,7 @@ class Column(LoadsCheckpoints, nn.Module):
         arch: Union[str, ColumnarArch, dict] = 'cpvt_small',
         *,
         position: str = 'peg',
+        position_options: Optional[dict] = None,
         peg: Union[PEG, dict, None] = None,
         class_token: bool = True,
         pretrain_img_size: int = 224,
@@ -65,7 +69,7 @@ class Column(LoadsCheckpoints, nn.Module):
         self.arch = arch = find_arch(arch, ColumnarArch)
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        table, peg = parse_position(position, peg, known=(*POSITIONS, 'relative'))
+        kind, peg, options = parse_position(position, peg, position_options, columnar=True)
         # Blocks whose map is read: not the last, where a classifier reads the class token alone.
         # A PEG after it would never train, and neither would its relative position.
         mapped = arch.depth - (class_token and not self.reads_map)
@@ -79,18 +83,19 @@ class Column(LoadsCheckpoints, nn.Module):
         def block(index: int) -> Block:
             # A PEG for queries and keys alone is part of the following block.
             of_keys = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
-            relative = table == 'relative' and index < mapped
+            kind_here = 'none' if kind == 'relative' and index >= mapped else kind
+            encoding = attention_position(kind_here, arch.heads, arch.dim // arch.heads, options)
             attention = SelfAttention(
-                arch.dim, arch.heads, relative, of_keys, attn_drop_rate, drop_rate
+                arch.dim, arch.heads, encoding, of_keys, attn_drop_rate, drop_rate
             )
             drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
             return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path, with_cp)
 
         side = ceil_div(pretrain_img_size, arch.patch_size)
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
-        self.pos_embed = position_table(table, arch.dim, side, 'bicubic')
+        self.pos_embed = position_table(kind, arch.dim, side, 'bicubic')
         self.cls_token = token(arch.dim) if class_token else None
-        self.cls_pos = token(arch.dim) if class_token and table == 'learned' else None
+        self.cls_pos = token(arch.dim) if class_token and kind == 'learned' else None
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(block(i) for i in range(arch.depth))
         self.pos_block = nn.ModuleDict(

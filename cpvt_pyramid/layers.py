@@ -5,7 +5,7 @@ in the columnar model, where they are (B, T, C): a class token, if it has one, t
 `mask` says which tokens of a padded batch belong to their image, see `mask.py`.
 """
 
-from typing import NamedTuple, Optional, Union
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 
 from . import ops
-from .mask import fill_outside, key_mask, subsample
-from .position import RelativePosition
+from .mask import fill_outside, key_mask, score_mask, subsample
+from .position import AttentionPosition, Grid
 
 
 class Linear(nn.Linear):
@@ -91,10 +91,17 @@ class GlobalAttention(nn.Module):
         sr_ratio: the keys and values are one token for each patch of this side.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.
+        position: what position does in the attention; None: nothing.
     """
 
     def __init__(
-        self, dim: int, heads: int, sr_ratio: int, attn_drop: float = 0.0, drop: float = 0.0
+        self,
+        dim: int,
+        heads: int,
+        sr_ratio: int,
+        attn_drop: float = 0.0,
+        drop: float = 0.0,
+        position: Optional[AttentionPosition] = None,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -102,6 +109,7 @@ class GlobalAttention(nn.Module):
         self.attn_drop = attn_drop
         self.q = Linear(dim, dim)
         self.kv = Linear(dim, 2 * dim)
+        self.position = position or AttentionPosition()
         if sr_ratio > 1:
             self.sr = PatchConv(dim, dim, sr_ratio)
             self.norm = LayerNorm(dim)
@@ -113,10 +121,12 @@ class GlobalAttention(nn.Module):
         x = ops.cast_once(x)
         coarse = self.norm(self.sr(x, mask)) if self.sr_ratio > 1 else x
         q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
-        k, v = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads).unbind(2)
+        kv = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads)
+        k, v = kv.transpose(1, 3).unbind(2)
+        q, k, bias = self.position(q, k, Grid(h, w, mask=mask), self.sr_ratio)
         keys = None if mask is None else subsample(mask, self.sr_ratio).reshape(b, -1)
         dropout = self.attn_drop * self.training
-        x = ops.attend(q, k.transpose(1, 2), v.transpose(1, 2), key_mask(keys), dropout)
+        x = ops.attend(q, k, v, score_mask(key_mask(keys), bias), dropout)
         return self.drop(self.proj(x.view(b, h, w, c)))
 
 
@@ -133,6 +143,7 @@ class WindowAttention(nn.Module):
             values of a zero token, as in timm and in Twins' detection code.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.
+        position: what position does in the attention; None: nothing.
     """
 
     def __init__(
@@ -143,6 +154,7 @@ class WindowAttention(nn.Module):
         padding: str = 'mask',
         attn_drop: float = 0.0,
         drop: float = 0.0,
+        position: Optional[AttentionPosition] = None,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -150,6 +162,7 @@ class WindowAttention(nn.Module):
         self.padding = padding
         self.attn_drop = attn_drop
         self.qkv = Linear(dim, 3 * dim)
+        self.position = position or AttentionPosition()
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
@@ -157,35 +170,10 @@ class WindowAttention(nn.Module):
         shape = x.shape
         x, keys = ops.split_windows(fill_outside(x, mask), mask, self.window)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, bias = self.position(q, k, Grid(self.window, self.window))
         keys = None if self.padding == 'zero' else key_mask(keys)
-        x = ops.attend(q, k, v, keys, self.attn_drop * self.training)
+        x = ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
         return self.drop(ops.merge_windows(self.proj(x), self.window, shape))
-
-
-class Grid(NamedTuple):
-    """The map that the tokens (B, T, C) of the columnar model come from."""
-
-    height: int
-    width: int
-    class_tokens: int  # 0 or 1, before the map's
-    mask: Optional[Tensor] = None  # (B, H, W, 1)
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The class token (B, 0 or 1, C), and the map (B, H, W, C)."""
-        first, x = x.split([self.class_tokens, self.height * self.width], dim=1)
-        return first, x.unflatten(1, (self.height, self.width))
-
-    def encode(self, position: nn.Module, x: Tensor) -> Tensor:
-        """The tokens with their position added; the class token passes through untouched."""
-        first, x = self.split(x)
-        x = position(x, self.mask).flatten(1, 2)
-        return torch.cat([first, x], dim=1) if self.class_tokens else x
-
-    def keys(self) -> Optional[Tensor]:
-        """(B, 1, 1, T), True where a token may be attended to; None: everywhere."""
-        if self.mask is None:
-            return None
-        return key_mask(F.pad(self.mask.flatten(1), (self.class_tokens, 0), value=True))
 
 
 class SelfAttention(nn.Module):
@@ -194,7 +182,7 @@ class SelfAttention(nn.Module):
     Args:
         dim: channels of the tokens.
         heads: attention heads.
-        relative: whether scores depend on the key's position relative to the query.
+        position: what position does in the attention; None: nothing.
         peg: a PEG for queries and keys alone; the values are those of the tokens without it.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.
@@ -204,7 +192,7 @@ class SelfAttention(nn.Module):
         self,
         dim: int,
         heads: int,
-        relative: bool = False,
+        position: Optional[AttentionPosition] = None,
         peg: Optional[nn.Module] = None,
         attn_drop: float = 0.0,
         drop: float = 0.0,
@@ -213,7 +201,7 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.attn_drop = attn_drop
         self.qkv = Linear(dim, 3 * dim)
-        self.relative = RelativePosition(dim // heads) if relative else None
+        self.position = position or AttentionPosition()
         self.peg = peg
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
@@ -222,11 +210,8 @@ class SelfAttention(nn.Module):
         q, k, v = self.split_heads(x)  # (B, heads, T, d) each
         if self.peg is not None:
             q, k, _ = self.split_heads(grid.encode(self.peg, x))
-        mask = grid.keys()
-        if self.relative is not None:
-            scores = self.relative(q[:, :, grid.class_tokens :], grid.height, grid.width)
-            scores = F.pad(scores, (grid.class_tokens, 0, grid.class_tokens, 0))
-            mask = scores if mask is None else scores.masked_fill(~mask, float('-inf'))
+        q, k, bias = self.position(q, k, grid)
+        mask = score_mask(grid.keys(), bias)
         x = ops.attend(q, k, v, mask, self.attn_drop * self.training)
         return self.drop(self.proj(x))
 

@@ -1,9 +1,13 @@
 """Where position comes from: the PEG of CPVT (arXiv 2102.10882) and what it is compared with.
 
-Every encoding is a module that takes tokens (B, H, W, C) and their mask (see `mask.py`), and
-returns the tokens with their position added; except `RelativePosition`, which acts on attention.
+There are two kinds of encodings, each with one interface:
+- of tokens: a module takes tokens (B, H, W, C) and their mask (see `mask.py`), and returns the
+  tokens with their position added (`PosCNN`, `LearnedPosition`, `SinCosPosition`);
+- inside every attention (`AttentionPosition`): queries and keys are rotated (`RoPE`), or a bias is
+  added to their scores (`RelativePosition`, `ALiBi`).
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union
 
@@ -12,9 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
-from .mask import fill_outside, valid_sizes
+from .mask import fill_outside, key_mask, valid_sizes
 
-POSITIONS = ('peg', 'learned', 'sincos', 'none')
+# The encodings of a model, each with its options; a PEG's are in `PEG`.
+OF_ROPE = ('base', 'normalized')
+POSITIONS = {
+    'peg': (),
+    'learned': (),
+    'sincos': (),
+    'none': (),
+    'rope': OF_ROPE,
+    'rope-mixed': OF_ROPE,
+    'alibi': (),
+    'relative': ('reach',),
+}
+# Of these the queries and keys must be the same tokens.
+COLUMNAR_POSITIONS = ('relative',)
 CONVS = ('depthwise', 'separable', 'dense')
 
 
@@ -190,7 +207,162 @@ class SinCosPosition(nn.Module):
         return x + torch.cat([rows, columns], dim=2).to(x.dtype)
 
 
-class RelativePosition(nn.Module):
+class Grid(NamedTuple):
+    """The map that the queries of an attention come from."""
+
+    height: int
+    width: int
+    class_tokens: int = 0  # 0 or 1, before the map's
+    mask: Optional[Tensor] = None  # (B, H, W, 1)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of tokens (B, T, C), the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
+        first, x = x.split([self.class_tokens, self.height * self.width], dim=1)
+        return first, x.unflatten(1, (self.height, self.width))
+
+    def encode(self, position: nn.Module, x: Tensor) -> Tensor:
+        """The tokens with their position added; the class token passes through untouched."""
+        first, x = self.split(x)
+        x = position(x, self.mask).flatten(1, 2)
+        return torch.cat([first, x], dim=1) if self.class_tokens else x
+
+    def keys(self) -> Optional[Tensor]:
+        """(B, 1, 1, T), True where a token may be attended to; None: everywhere."""
+        if self.mask is None:
+            return None
+        return key_mask(F.pad(self.mask.flatten(1), (self.class_tokens, 0), value=True))
+
+    def places(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (H',) and columns (W',) of the centres of all `step` x `step` cells, in tokens."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        rows, columns = (
+            torch.arange(ops.ceil_div(side, step), device=like.device, dtype=dtype)
+            for side in (self.height, self.width)
+        )
+        return rows * step + (step - 1) / 2, columns * step + (step - 1) / 2
+
+
+class AttentionPosition(nn.Module):
+    """Position inside an attention. This one has none; others derive from it."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
+    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Queries, keys, and a bias (B, heads, T, M) of their scores, or None.
+
+        Args:
+            q: queries (B, heads, T, d): of the class token, if there is one, and of the map.
+            k: keys (B, heads, M, d): of the class token, if there is one, and of `step` x `step`
+                cells of the map.
+            grid: the map of the queries.
+            step: side of a cell, in tokens. A key is at the centre of its cell.
+        """
+        return q, k, None
+
+
+class RoPE(AttentionPosition):
+    """2-D rotary position embedding: queries and keys are rotated by angles that are linear in
+    their row and column, so that a score depends on the offset from the query to the key.
+
+    From RoPE-ViT (arXiv 2403.13298, section 3.2). Two neighbouring channels are a plane, rotated by
+    column * f_x + row * f_y. 'rope' is its RoPE-Axial: half of the planes see columns alone, the
+    other half rows, at d / 4 frequencies from 1 to about 1 / base. 'rope-mixed' is its RoPE-Mixed:
+    f_x and f_y are learned, in each layer for each head; they start as axial frequencies, turned by
+    a random angle for each head. The class token is not rotated.
+
+    Args:
+        heads: attention heads.
+        dim: d, channels of a head, a multiple of 4.
+        mixed: False for RoPE-Axial, True for RoPE-Mixed.
+        base: the ratio of the largest to the smallest frequency, nearly. None: the paper's, 100 for
+            axial and 10 for mixed.
+        normalized: coordinates from -2 pi to 2 pi across each image, whatever its size, instead of
+            counting tokens; as in DINOv3 (arXiv 2508.10104).
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        dim: int,
+        mixed: bool = False,
+        base: Optional[float] = None,
+        normalized: bool = False,
+    ) -> None:
+        super().__init__()
+        if dim % 4:
+            raise ValueError(f'channels of a head must be a multiple of 4 for RoPE, got {dim}')
+        self.base = (10 if mixed else 100) if base is None else base
+        if self.base <= 1:
+            raise ValueError(f'base of RoPE must be greater than 1, got {base}')
+        self.dim = dim
+        self.normalized = normalized
+        self.frequencies = None
+        if mixed:
+            start = self.turned_axes(torch.rand(heads, 1) * 2 * math.pi)
+            self.frequencies = nn.Parameter(start)
+
+    def turned_axes(self, angle: Tensor) -> Tensor:
+        """(2, heads, d / 2): f_x and f_y of axial frequencies, turned by an angle (heads, 1)."""
+        quarter = self.dim // 4
+        exponents = torch.arange(quarter, device=angle.device, dtype=angle.dtype) / quarter
+        frequency = self.base**-exponents
+        along, across = frequency * angle.cos(), frequency * angle.sin()
+        return torch.stack([torch.cat([along, -across], 1), torch.cat([across, along], 1)])
+
+    def forward(
+        self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
+    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        return rotate(q, self.angles(q, grid)), rotate(k, self.angles(k, grid, step)), None
+
+    def angles(self, x: Tensor, grid: Grid, step: int = 1) -> Tensor:
+        """(B or 1, heads or 1, T, d / 2), of the planes of queries or keys x."""
+        rows, columns = (at[None] for at in grid.places(step, x))
+        if self.normalized:
+            height, width = grid.height, grid.width
+            if grid.mask is not None:
+                height, width = (side.clamp(min=1)[:, None] for side in valid_sizes(grid.mask))
+            rows, columns = centered(rows, height), centered(columns, width)
+        if self.frequencies is None:
+            f_x, f_y = self.turned_axes(rows.new_zeros(1, 1))
+        else:
+            f_x, f_y = self.frequencies.to(rows.dtype)
+        of_columns = columns[:, None, None, :, None] * f_x[:, None, None]
+        of_rows = rows[:, None, :, None, None] * f_y[:, None, None]
+        angles = (of_rows + of_columns).flatten(2, 3)
+        return F.pad(angles, (0, 0, grid.class_tokens, 0))
+
+
+def centered(at: Tensor, side: Union[int, Tensor]) -> Tensor:
+    """Coordinates of tokens as angles, from -2 pi to 2 pi across an image of `side` tokens."""
+    return 2 * math.pi * ((2 * at + 1) / side - 1)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Queries or keys (B, heads, T, d), each two neighbouring channels rotated by their angle."""
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+
+
+class AttentionBias(AttentionPosition):
+    """Adds to each score what `bias` makes of the offset from the query to the key.
+
+    Nothing is added where the query or the key is the class token.
+    """
+
+    def forward(
+        self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
+    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        first = grid.class_tokens
+        bias = self.bias(q[:, :, first:], grid, step).to(q.dtype)
+        return q, k, F.pad(bias, (first, 0, first, 0)).expand(len(q), -1, -1, -1)
+
+    def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
+        """(B or 1, heads, N, M), for the queries (B, heads, N, d) of a map."""
+        raise NotImplementedError
+
+
+class RelativePosition(AttentionBias):
     """Attention scores from the distance of key and query, in rows and in columns.
 
     A learned vector for each distance is added to the key (Shaw et al., arXiv 1803.02155,
@@ -203,14 +375,16 @@ class RelativePosition(nn.Module):
 
     def __init__(self, dim: int, reach: int = 8) -> None:
         super().__init__()
+        if reach < 1:
+            raise ValueError(f'reach of relative positions must be at least 1, got {reach}')
         self.reach = reach
         self.rows, self.columns = (
             nn.Parameter(nn.init.trunc_normal_(torch.empty(2 * reach + 1, dim), std=0.02))
             for _ in range(2)
         )
 
-    def forward(self, q: Tensor, height: int, width: int) -> Tensor:
-        """(B, heads, N, N), to be added to the scores of the queries (B, heads, N, d) of a map."""
+    def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
+        height, width = grid.height, grid.width
         q = q.unflatten(2, (height, width)) * q.shape[-1] ** -0.5
         rows, columns = F.linear(q, self.rows), F.linear(q, self.columns)  # of all distances
         of_row, of_column = self.distances(height)[:, None], self.distances(width)
@@ -223,6 +397,36 @@ class RelativePosition(nn.Module):
         """(side, side), from each query to each key, as indices into a table."""
         at = torch.arange(side, device=self.rows.device)
         return (at - at[:, None]).clamp(-self.reach, self.reach) + self.reach
+
+
+class ALiBi(AttentionBias):
+    """A penalty in proportion to the Euclidean distance of key and query, of a slope for each head.
+
+    ALiBi (arXiv 2108.12409) in 2-D, as in CROMA (arXiv 2311.00566), with ALiBi's slopes: for n
+    heads, a power of two, 2^(-8 / n), 2^(-16 / n) ... 2^-8. Of other numbers the largest power of
+    two in it has those, and the other heads every second slope of the next power.
+
+    Args:
+        heads: attention heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        power = 2 ** int(math.log2(heads))
+        exponents = [8 * (i + 1) / power for i in range(power)]
+        exponents += [4 * (2 * i + 1) / power for i in range(heads - power)]
+        self.slopes = [2**-exponent for exponent in exponents]
+
+    def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
+        (rows, columns), (of_keys, of_columns) = grid.places(1, q), grid.places(step, q)
+        down = (of_keys - rows[:, None])[:, None, :, None]  # (H, 1, H', 1), from query to key
+        right = (of_columns - columns[:, None])[:, None]  # (1, W, 1, W')
+        heads = [self.penalty(head, down, right) for head in range(len(self.slopes))]
+        return torch.stack(heads).flatten(3).flatten(1, 2)[None]
+
+    def penalty(self, head: int, down: Tensor, right: Tensor) -> Tensor:
+        """(H, W, H', W'), the bias of a head, from the offsets of keys from queries."""
+        return -self.slopes[head] * (down**2 + right**2).sqrt()
 
 
 class NoPosition(nn.Module):
@@ -239,31 +443,54 @@ def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn
     return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
 
 
+def attention_position(kind: str, heads: int, dim: int, options: dict) -> AttentionPosition:
+    """What position does in an attention with heads of `dim` channels, for each of `POSITIONS`."""
+    if kind in ('rope', 'rope-mixed'):
+        return RoPE(heads, dim, mixed=kind == 'rope-mixed', **options)
+    if kind == 'relative':
+        return RelativePosition(dim, **options)
+    return ALiBi(heads) if kind == 'alibi' else AttentionPosition()
+
+
 def parse_position(
-    position: str, peg: Union[PEG, dict, None], known: Sequence[str] = POSITIONS
-) -> tuple[str, Optional[PEG]]:
-    """The table or formula added before the first block, and the PEG, of a `position` argument.
+    position: str, peg: Union[PEG, dict, None], options: Optional[dict], columnar: bool
+) -> tuple[str, Optional[PEG], dict]:
+    """The encoding without its PEG, the PEG, and the encoding's options.
 
     Args:
-        position: one of `known`, or one of them and a PEG, as in 'learned+peg'.
+        position: one of `POSITIONS`, or one of them and a PEG, as in 'learned+peg'.
         peg: the PEG, or a dict of its fields; None: the published one.
-        known: the encodings of the model.
+        options: of the encoding; None: the papers'.
+        columnar: whether the model is columnar.
 
     Raises:
-        ValueError: an unknown name, or settings of a PEG where there is none.
+        ValueError: an unknown name, an encoding that the model cannot have, or settings of what is
+            not there.
     """
     before, _, after = position.partition('+')
+    known = [name for name in POSITIONS if columnar or name not in COLUMNAR_POSITIONS]
+    if before in COLUMNAR_POSITIONS and not columnar:
+        raise ValueError(
+            f'position={before!r} needs the columnar model (CPVT, DenseCPVT), whose queries and '
+            f'keys are the same tokens; the pyramid has {", ".join(known)}'
+        )
     if before not in known or after not in ('', 'peg') or (after and before in ('peg', 'none')):
         raise ValueError(
             f'unknown position {position!r}; one of {", ".join(known)}, or one of them and a PEG, '
             f"as in 'learned+peg'"
         )
+    options = dict(options or {})
+    if not options.keys() <= set(POSITIONS[before]):
+        allowed = ', '.join(POSITIONS[before]) or 'nothing'
+        raise ValueError(
+            f'position_options of position={position!r} can hold {allowed}, got {options}'
+        )
     if 'peg' not in (before, after):
         if peg:
             raise ValueError(f'peg={peg} needs a position with a PEG, got position={position!r}')
-        return before, None
+        return before, None, options
     peg = peg if isinstance(peg, PEG) else PEG(**(peg or {}))
-    return 'none' if before == 'peg' else before, peg
+    return 'none' if before == 'peg' else before, peg, options
 
 
 def repeat_border(x: Tensor, mask: Optional[Tensor], border: int) -> Tensor:

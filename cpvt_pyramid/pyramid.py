@@ -15,7 +15,7 @@ from .archs import Arch, check_rates, check_stages, find_arch
 from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttention
 from .mask import fill_outside, pixel_mask
 from .ops import ceil_div
-from .position import PEG, NoPosition, parse_position, position_table
+from .position import PEG, NoPosition, attention_position, parse_position, position_table
 from .weights import LoadsCheckpoints
 
 PATCH_SIZES = (4, 2, 2, 2)
@@ -30,8 +30,11 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
     Args:
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
         position: where position comes from: 'peg' (CPVT), 'learned' (a table for each stage,
-            interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or
-            'learned+peg', 'sincos+peg'. None: as published, 'learned' for PVT, else 'peg'.
+            interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or,
+            in every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty in proportion
+            to distance); or one of them and a PEG, as in 'learned+peg'. Sub-sampled keys are at the
+            centres of their patches. None: as published, 'learned' for PVT, else 'peg'.
+        position_options: of the encoding, see `RoPE` (`base`, `normalized`). None: as in its paper.
         peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: as
             published. A stage with fewer blocks has no PEG where it has no block.
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
@@ -62,6 +65,7 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         arch: Union[str, Arch, dict] = 'pcpvt_small',
         *,
         position: Optional[str] = None,
+        position_options: Optional[dict] = None,
         peg: Union[PEG, dict, None] = None,
         pretrain_img_size: int = 224,
         in_channels: int = 3,
@@ -79,7 +83,14 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         self.arch = arch = find_arch(arch, Arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        table, peg = parse_position(position or arch.position, peg)
+        kind, peg, options = parse_position(
+            position or arch.position, peg, position_options, columnar=False
+        )
+        if options.get('normalized') and arch.window:
+            raise ValueError(
+                f'normalized coordinates need attention over the whole map, got an arch with '
+                f'window={arch.window}'
+            )
         if peg:
             if peg.qk_only:
                 raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
@@ -99,11 +110,13 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
 
         def attention(stage: int, index: int) -> nn.Module:
             dim, heads = arch.dims[stage], arch.heads[stage]
+            drops = dict(attn_drop=attn_drop_rate, drop=drop_rate)
+            encoding = attention_position(kind, heads, dim // heads, options)
             if arch.window and index % 2 == 0:
                 return WindowAttention(
-                    dim, heads, arch.window, window_padding, attn_drop_rate, drop_rate
+                    dim, heads, arch.window, window_padding, position=encoding, **drops
                 )
-            return GlobalAttention(dim, heads, arch.sr_ratios[stage], attn_drop_rate, drop_rate)
+            return GlobalAttention(dim, heads, arch.sr_ratios[stage], position=encoding, **drops)
 
         def block(stage: int, index: int) -> Block:
             dim, mlp_ratio = arch.dims[stage], arch.mlp_ratios[stage]
@@ -116,7 +129,7 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
             for shape in zip((in_channels, *dims[:-1]), dims, PATCH_SIZES)
         )
         self.pos_embeds = nn.ModuleList(
-            position_table(table, dim, ceil_div(pretrain_img_size, stride))
+            position_table(kind, dim, ceil_div(pretrain_img_size, stride))
             for dim, stride in zip(dims, strides)
         )
         self.blocks = nn.ModuleList(

@@ -31,7 +31,7 @@ from timm.models import (
     register_model,
     register_notrace_module,
 )
-from timm.models._features import FeatureGetterNet, feature_take_indices
+from timm.models._features import FeatureGetterNet, FeatureInfo, feature_take_indices
 from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS, Arch
@@ -44,7 +44,7 @@ from .weights import tensors_of, to_ours
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
 # What weight decay leaves alone, as in the code of DeiT and Twins: tables, tokens and PEGs.
-UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(relative|peg)\.')
+UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
 # Modules that a graph of torch.fx calls instead of looking inside.
 for _module in (Block, LayerNorm, LearnedPosition, PatchEmbed, PosCNN, SinCosPosition):
     register_notrace_module(_module)
@@ -410,13 +410,15 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
         **published: options of the class that make it the published model.
     """
 
-    def create(pretrained: bool = False, **options: Any) -> nn.Module:
+    def create(
+        pretrained: bool = False, output_stride: Optional[int] = None, **options: Any
+    ) -> nn.Module:
         if options.get('features_only'):
             if model_cls is PyramidClassifier:
                 options.setdefault('global_pool', 'avg')  # as `CPVTPyramid`, without a class token
             if options.get('feature_cls', 'getter') == 'getter':
                 options['feature_cls'] = Features
-        return build_model_with_cfg(
+        model = build_model_with_cfg(
             partial(build, model_cls),
             name,
             pretrained,
@@ -424,6 +426,16 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
             feature_cfg=dict(out_indices=4),
             **published | options,
         )
+        info = model.feature_info
+        maps = info.get_dicts() if isinstance(info, FeatureInfo) else info
+        stride = maps[-1]['reduction']
+        if output_stride not in (None, stride):
+            raise ValueError(
+                f'output_stride must be {stride}, the stride of the last map, got {output_stride}: '
+                f'stages cannot be dilated. Leave out the last maps with out_indices '
+                f'(encoder_depth in segmentation_models_pytorch)'
+            )
+        return model
 
     create.__name__ = create.__qualname__ = name
     globals()[name] = register_model(create)

@@ -146,7 +146,7 @@ INERT = (
     'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler',
 )
 # What tells one architecture from another; position, norms and the classifier are a choice.
-BODY = re.compile(r'(patch_embeds?|blocks)\.(?!\d+\.attn\.(relative|peg)\.)')
+BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
 POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
 CLASSIFIER = re.compile(r'(norm|head)\.|cls_token$|cls_pos$')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')

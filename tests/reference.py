@@ -22,11 +22,12 @@ def reference_maps(
     stages: int = 4,
     sincos: bool = False,
     zero_padding: bool = True,
+    inside: Optional[dict] = None,
 ) -> list[Tensor]:
     """The maps of one image (3, H, W), computed from the model's state dict alone.
 
     Padding does not exist here: a patch, a window or a sub-sampled key sees the pixels or tokens
-    that there are.
+    that there are. `inside`: the encoding inside each attention, see `encoder`.
     """
     arch = ARCHS[arch] if isinstance(arch, str) else arch
     weights = {name: value.detach() for name, value in model.state_dict().items()}
@@ -44,9 +45,9 @@ def reference_maps(
             of = f'blocks.{i}.{j}'
             y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
             if arch.window and j % 2 == 0:
-                x = x + windows(y, weights, of, arch.heads[i], arch.window)
+                x = x + windows(y, weights, of, arch.heads[i], arch.window, inside)
             else:
-                x = x + everywhere(y, weights, of, arch.heads[i], arch.sr_ratios[i])
+                x = x + everywhere(y, weights, of, arch.heads[i], arch.sr_ratios[i], inside)
             y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
             y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
             x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
@@ -58,10 +59,15 @@ def reference_maps(
 
 
 def reference_tokens(
-    model: nn.Module, image: Tensor, sincos: bool = False, zero_padding: bool = True
+    model: nn.Module,
+    image: Tensor,
+    sincos: bool = False,
+    zero_padding: bool = True,
+    inside: Optional[dict] = None,
 ) -> tuple[Tensor, Tensor]:
     """The class token (C, 0 or 1) and the map (C, H, W) of the columnar model of one image
-    (3, H, W), computed from the model's state dict alone."""
+    (3, H, W), computed from the model's state dict alone. `inside`: the encoding inside each
+    attention, see `encoder`."""
     weights = {name: value.detach() for name, value in model.state_dict().items()}
     arch = model.arch
     x = patches(image, arch.patch_size, *layer(weights, 'patch_embed.proj'))
@@ -77,7 +83,9 @@ def reference_tokens(
         of = f'blocks.{i}'
         tokens = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, T)
         y = layer_norm(tokens, *layer(weights, f'{of}.norm1'), 1e-6)
-        tokens = tokens + of_all_tokens(y, weights, of, arch.heads, x.shape[1:], zero_padding)
+        tokens = tokens + of_all_tokens(
+            y, weights, of, arch.heads, x.shape[1:], zero_padding, inside
+        )
         y = layer_norm(tokens, *layer(weights, f'{of}.norm2'), 1e-6)
         y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
         tokens = tokens + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
@@ -233,21 +241,109 @@ def sines_and_cosines(x: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, relative: Optional[Tensor] = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    relative: Optional[Tensor] = None,
+    encode: Optional[Callable] = None,
 ) -> Tensor:
     """Softmax attention of (C, N) queries over (C, M) keys and values, head by head; (N, M, d) is
-    added to the keys, as each query sees them."""
+    added to the keys, as each query sees them. `encode`: see `encoder`."""
     out = []
-    for qh, kh, vh in zip(q.chunk(heads), k.chunk(heads), v.chunk(heads)):
+    for head, (qh, kh, vh) in enumerate(zip(q.chunk(heads), k.chunk(heads), v.chunk(heads))):
+        bias = 0
+        if encode is not None:
+            qh, kh, bias = encode(head, qh, kh)
         scores = qh.T @ kh
         if relative is not None:
             scores = scores + torch.einsum('di,ijd->ij', qh, relative)
-        scores = scores / math.sqrt(qh.shape[0])
+        scores = scores / math.sqrt(qh.shape[0]) + bias
         out.append(vh @ torch.softmax(scores, dim=1).T)
     return torch.cat(out)
 
 
-def windows(x: Tensor, weights: dict, of: str, heads: int, size: int) -> Tensor:
+# Where a query or key is: row and column, or None for the class token.
+Place = Optional[tuple[float, float]]
+
+
+def encoder(
+    weights: dict,
+    of: str,
+    heads: int,
+    size: Sequence[int],
+    of_queries: Sequence[Place],
+    of_keys: Sequence[Place],
+    kind: str,
+    normalized: bool = False,
+) -> Callable[[int, Tensor, Tensor], tuple]:
+    """A function of a head, its queries (d, N) and keys (d, M), which returns both rotated, and
+    what is added to their scores, a token or a pair of tokens at a time.
+
+    Args:
+        weights: of the model.
+        of: the block's name in them.
+        heads: attention heads.
+        size: height and width of the map.
+        of_queries: the places of the queries.
+        of_keys: the places of the keys.
+        kind: 'rope', 'rope-mixed' or 'alibi'.
+        normalized: coordinates of RoPE from -2 pi to 2 pi.
+    """
+
+    def turned(head: int, x: Tensor, places: Sequence[Place]) -> Tensor:
+        """Each pair of channels is a complex number, multiplied by exp(i angle)."""
+        planes = len(x) // 2
+        if kind == 'rope-mixed':
+            f_x, f_y = weights[f'{of}.attn.position.frequencies'][:, head].double()
+        else:
+            f_x, f_y = torch.zeros(2, planes, dtype=torch.double)
+            for i in range(planes // 2):
+                f_x[i] = f_y[planes // 2 + i] = 100 ** (-2 * i / planes)
+        out = x.clone()
+        for token, place in enumerate(places):
+            if place is None:
+                continue
+            row, column = place
+            if normalized:
+                row = 2 * math.pi * (2 * (row + 0.5) / size[0] - 1)
+                column = 2 * math.pi * (2 * (column + 0.5) / size[1] - 1)
+            pairs = torch.view_as_complex(x[:, token].double().unflatten(0, (planes, 2)))
+            pairs = pairs * torch.exp(1j * (column * f_x + row * f_y))
+            out[:, token] = torch.view_as_real(pairs).flatten()
+        return out
+
+    def bias(head: int, query: Place, key: Place) -> float:
+        if query is None or key is None:
+            return 0.0
+        return -alibi_slopes(heads)[head] * math.dist(query, key)
+
+    def encode(head: int, q: Tensor, k: Tensor) -> tuple:
+        if kind.startswith('rope'):
+            return turned(head, q, of_queries), turned(head, k, of_keys), 0
+        return q, k, q.new_tensor([[bias(head, a, b) for b in of_keys] for a in of_queries])
+
+    return encode
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Of ALiBi (arXiv 2108.12409): a geometric sequence for a power of two, from which others take
+    what they need, and then every second of the sequence for the next power."""
+    if math.log2(heads).is_integer():
+        return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
+    power = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(power) + alibi_slopes(2 * power)[0::2][: heads - power]
+
+
+def centers(height: int, width: int, cell: int = 1) -> list[tuple[float, float]]:
+    """Of the cells of a map, row by row, in tokens."""
+    rows, columns = range(0, height, cell), range(0, width, cell)
+    return [(y + (cell - 1) / 2, x + (cell - 1) / 2) for y in rows for x in columns]
+
+
+def windows(
+    x: Tensor, weights: dict, of: str, heads: int, size: int, inside: Optional[dict] = None
+) -> Tensor:
     qkv = pointwise(x, *layer(weights, f'{of}.attn.qkv'))
     out = torch.empty_like(x)
     for top in range(0, x.shape[1], size):
@@ -255,23 +351,38 @@ def windows(x: Tensor, weights: dict, of: str, heads: int, size: int) -> Tensor:
             here = (slice(None), slice(top, top + size), slice(left, left + size))
             window = qkv[here]
             q, k, v = window.flatten(1).chunk(3)
-            out[here] = attention(q, k, v, heads).view_as(out[here])
+            at, encode = centers(*window.shape[1:]), None
+            if inside:
+                encode = encoder(weights, of, heads, window.shape[1:], at, at, **inside)
+            out[here] = attention(q, k, v, heads, encode=encode).view_as(out[here])
     return pointwise(out, *layer(weights, f'{of}.attn.proj'))
 
 
-def everywhere(x: Tensor, weights: dict, of: str, heads: int, sr_ratio: int) -> Tensor:
+def everywhere(
+    x: Tensor, weights: dict, of: str, heads: int, sr_ratio: int, inside: Optional[dict] = None
+) -> Tensor:
     coarse = x
     if sr_ratio > 1:
         coarse = patches(x, sr_ratio, *layer(weights, f'{of}.attn.sr'))
         coarse = layer_norm(coarse, *layer(weights, f'{of}.attn.norm'), 1e-5)
     q = pointwise(x, *layer(weights, f'{of}.attn.q')).flatten(1)
     k, v = pointwise(coarse, *layer(weights, f'{of}.attn.kv')).flatten(1).chunk(2)
-    out = attention(q, k, v, heads).view_as(x)
+    size, encode = x.shape[1:], None
+    if inside:
+        at, of_keys = centers(*size), centers(*size, sr_ratio)
+        encode = encoder(weights, of, heads, size, at, of_keys, **inside)
+    out = attention(q, k, v, heads, encode=encode).view_as(x)
     return pointwise(out, *layer(weights, f'{of}.attn.proj'))
 
 
 def of_all_tokens(
-    x: Tensor, weights: dict, of: str, heads: int, size: Sequence[int], zero_padding: bool
+    x: Tensor,
+    weights: dict,
+    of: str,
+    heads: int,
+    size: Sequence[int],
+    zero_padding: bool,
+    inside: Optional[dict] = None,
 ) -> Tensor:
     """Self-attention of the columnar model's tokens (C, 1, T), whose map is of a size."""
     height, width = size
@@ -282,13 +393,17 @@ def of_all_tokens(
         y = torch.cat([x[:, :, :firsts], y.flatten(1)[:, None]], dim=2)
         q, k, _ = pointwise(y, *layer(weights, f'{of}.attn.qkv'))[:, 0].chunk(3)
     relative = None
-    if f'{of}.attn.relative.rows' in weights:
+    if f'{of}.attn.position.rows' in weights:
         ys, xs = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
         relative = x.new_zeros(x.shape[2], x.shape[2], len(q) // heads)
         for name, at in (('rows', ys), ('columns', xs)):
             distance = (at[None] - at[:, None]).clamp(-8, 8)  # from the query to the key
-            relative[firsts:, firsts:] += weights[f'{of}.attn.relative.{name}'][distance + 8]
-    out = attention(q, k, v, heads, relative)[:, None]
+            relative[firsts:, firsts:] += weights[f'{of}.attn.position.{name}'][distance + 8]
+    encode = None
+    if inside:
+        at = [None] * firsts + centers(*size)
+        encode = encoder(weights, of, heads, size, at, at, **inside)
+    out = attention(q, k, v, heads, relative, encode)[:, None]
     return pointwise(out, *layer(weights, f'{of}.attn.proj'))
 
 

@@ -31,6 +31,18 @@ POSITIONS = {
     'sincos': (dict(position='sincos'), dict(sincos=True)),
     'relative': (dict(position='relative'), {}),
     'relative+peg': (dict(position='relative+peg'), {}),
+    'rope': (dict(position='rope'), dict(inside=dict(kind='rope'))),
+    'rope, normalized': (
+        dict(position='rope', position_options=dict(normalized=True)),
+        dict(inside=dict(kind='rope', normalized=True)),
+    ),
+    'rope-mixed': (dict(position='rope-mixed'), dict(inside=dict(kind='rope-mixed'))),
+    'rope-mixed+peg': (
+        dict(position='rope-mixed+peg', position_options=dict(normalized=True)),
+        dict(inside=dict(kind='rope-mixed', normalized=True)),
+    ),
+    'alibi': (dict(position='alibi'), dict(inside=dict(kind='alibi'))),
+    'alibi+peg': (dict(position='alibi+peg'), dict(inside=dict(kind='alibi'))),
     'none': (dict(position='none'), {}),
 }
 
@@ -189,7 +201,7 @@ def test_gradient_reaches_every_parameter(cls, name, valid):
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert not without
     if cls is CPVT and 'relative' in name:  # each distance has a vector of its own
-        assert model.blocks[0].attn.relative.rows.grad.any(dim=1).all()
+        assert model.blocks[0].attn.position.rows.grad.any(dim=1).all()
 
 
 def test_checkpointing_changes_nothing_but_memory():

@@ -8,8 +8,13 @@ import torch.nn.functional as F
 from ports import randomize
 
 from cpvt_pyramid import PEG, PosCNN
-from cpvt_pyramid.layers import Grid
-from cpvt_pyramid.position import LearnedPosition, NoPosition, RelativePosition, SinCosPosition
+from cpvt_pyramid.position import (
+    Grid,
+    LearnedPosition,
+    NoPosition,
+    RelativePosition,
+    SinCosPosition,
+)
 
 SIZES = [(7, 4), (3, 9)]
 
@@ -132,7 +137,7 @@ def test_relative_position(height, width):
     """Equation 4 of Shaw et al., a query and a key at a time."""
     relative = randomize(RelativePosition(6))
     q = torch.randn(2, 3, height * width, 6)
-    scores = relative(q, height, width)
+    _, _, scores = relative(q, q, Grid(height, width))
     cells = [(y, x) for y in range(height) for x in range(width)]
     for i, (y, x) in enumerate(cells):
         for j, (of_key_y, of_key_x) in enumerate(cells):

@@ -48,6 +48,9 @@ POSITIONS = {
     'separable': (dict(peg=dict(conv='separable', layers=4)), {}),
     '1x1': (dict(peg=dict(after='all', conv='dense', kernel_size=1)), {}),
     'no zeros': (dict(peg=dict(zero_padding=False)), dict(zero_padding=False)),
+    'rope': (dict(position='rope'), dict(inside=dict(kind='rope'))),
+    'rope-mixed+peg': (dict(position='rope-mixed+peg'), dict(inside=dict(kind='rope-mixed'))),
+    'alibi': (dict(position='alibi'), dict(inside=dict(kind='alibi'))),
 }
 
 
@@ -415,7 +418,16 @@ def test_layers_are_counted_from_the_image():
         (dict(window_padding='reflect'), "'mask' or 'zero'"),
         (dict(drop_path_rate=1.0), 'drop rates'),
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims and 2 depths'),
-        (dict(position='rope'), "unknown position 'rope'; one of peg, learned"),
+        (dict(position='rotary'), "unknown position 'rotary'; one of peg, learned"),
+        (dict(position='relative'), "'relative' needs the columnar model"),
+        (dict(position='rope', position_options=dict(bass=10)), 'can hold base, normalized, got'),
+        (dict(position='alibi', position_options=dict(base=10)), 'can hold nothing, got'),
+        (dict(position='rope', position_options=dict(base=1)), 'base of RoPE must be greater'),
+        (dict(arch=TINY_SVT._replace(heads=(4, 2, 3, 4)), position='rope'), 'multiple of 4 for'),
+        (
+            dict(arch='svt_small', position='rope', position_options=dict(normalized=True)),
+            'need attention over the whole map, got .*window=7',
+        ),
         (dict(position='none+peg'), 'unknown position'),
         (dict(position='learned', peg=dict(after=-1)), 'needs a position with a PEG'),
         (dict(arch='pvt_tiny', peg=dict(kernel_size=5)), 'needs a position with a PEG'),

@@ -63,7 +63,7 @@ def test_larger_steps_need_fewer_iterations():
 
 @pytest.mark.parametrize('changes, said', [
     ({}, ['a step has 4 images', 'the learning rate is for 8', '0.5 times the images']),
-    ({'optim_wrapper': {'type': 'OptimWrapper', 'accumulative_counts': 2}}, ['0.5 times the images']),
+    ({'optim_wrapper': {'accumulative_counts': 2}}, ['0.5 times the images']),
     ({'train_cfg': {'max_epochs': 2}}, ['the learning rate is for 8']),
     ({'train_dataloader': {'batch_size': 8}}, []),
     ({'auto_scale_lr': None}, []),

@@ -1,0 +1,103 @@
+"""segmentation_models_pytorch on our encoders, `tu-` and their names in timm's registry."""
+
+import pytest
+import segmentation_models_pytorch as smp
+import skimage.data
+import timm
+import torch
+from torch import Tensor, nn
+
+import cpvt_pyramid.timm_models  # noqa: F401 registers the encoders
+from cpvt_pyramid import CPVTPyramid, load_weights
+
+PLAIN = ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'UPerNet', 'Segformer')
+DILATED = ('DeepLabV3', 'DeepLabV3Plus', 'PAN')
+
+
+def photograph(height: int, width: int) -> Tensor:
+    """(1, 3, height, width), normalized."""
+    image = torch.tensor(skimage.data.chelsea()[:height, 100 : 100 + width])
+    return (image.permute(2, 0, 1)[None] / 255 - 0.45) / 0.225
+
+
+def build(kind: str, encoder: str = 'tu-pcpvt_nano', **options: object) -> nn.Module:
+    return getattr(smp, kind)(encoder, encoder_weights=None, classes=3, **options)
+
+
+def test_encoder_has_the_maps_of_the_backbone():
+    encoder = smp.encoders.get_encoder('tu-pcpvt_nano', weights=None).eval()
+    assert encoder.out_channels == [3, 0, 32, 64, 128, 192]
+    assert encoder.output_stride == 32
+    backbone = CPVTPyramid('pcpvt_nano').eval()
+    backbone.load_state_dict(encoder.model.model.state_dict())
+    image = photograph(71, 90)
+    with torch.no_grad():
+        found, expected = encoder(image)[2:], backbone(image)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        *((kind, {}) for kind in PLAIN),
+        *((kind, dict(encoder_depth=4, encoder_output_stride=16)) for kind in DILATED),
+    ],
+)
+def test_every_model_trains(kind, options):
+    model, image = (
+        build(kind, **options),
+        photograph(128, 128).repeat(2, 1, 1, 1),
+    )  # batch norm of one value
+    logits = model(image)
+    assert logits.shape == (2, 3, 128, 128)
+    nn.functional.cross_entropy(logits, torch.randint(3, (2, 128, 128))).backward()
+    gradients = {name: p.grad for name, p in model.encoder.named_parameters()}
+    assert all(grad is not None and grad.isfinite().all() for grad in gradients.values()), kind
+
+
+@pytest.mark.parametrize('encoder', ['tu-cpvt_tiny', 'tu-cpvt_tiny_0to5_gap'])
+def test_columnar_model_is_an_encoder_of_dpt(encoder):
+    small = dict(decoder_readout='ignore', decoder_intermediate_channels=(8, 8, 8, 8))
+    model = build('DPT', encoder, **small).eval()
+    with torch.no_grad():
+        assert model(photograph(64, 96)).shape == (1, 3, 64, 96)
+
+
+def test_unet_takes_any_size():
+    with torch.no_grad():
+        assert build('Unet').eval()(photograph(71, 90)).shape == (1, 3, 71, 90)
+
+
+@pytest.mark.parametrize('kind', DILATED)
+def test_dilation_is_refused(kind):
+    with pytest.raises(ValueError, match='output_stride must be 32.*got (8|16).*encoder_depth'):
+        build(kind)
+
+
+def test_output_stride_of_fewer_maps():
+    options = dict(features_only=True, out_indices=(0, 2))
+    timm.create_model('pcpvt_nano', output_stride=16, **options)
+    timm.create_model('cpvt_tiny', output_stride=16)
+    with pytest.raises(ValueError, match='must be 16, the stride of the last map, got 8'):
+        timm.create_model('pcpvt_nano', output_stride=8, **options)
+
+
+def test_weights_freezing_and_checkpointing(tmp_path):
+    source = CPVTPyramid('pcpvt_nano')
+    torch.save(source.state_dict(), tmp_path / 'backbone.pth')
+    model = build('FPN')
+    load_weights(model.encoder.model.model, tmp_path / 'backbone.pth')
+    image = photograph(64, 96)
+    model.eval().save_pretrained(tmp_path / 'model')
+    again = smp.from_pretrained(tmp_path / 'model').eval()
+    with torch.no_grad():
+        expected = model(image)
+        assert torch.equal(again(image), expected)
+        assert torch.equal(model.encoder(image)[-1], source.eval()(image)[-1])
+    model.encoder.requires_grad_(False)
+    model.encoder.model.set_grad_checkpointing()
+    out = model(image)
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+    assert all(p.grad is None for p in model.encoder.parameters())
+    assert all(p.grad is not None for p in model.decoder.parameters())

@@ -239,7 +239,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
                 f'{path} holds more than tensors: {unsafe[1]}. Such a file can run code when it '
                 f'is loaded, so it is not'
             ) from None
-        raise ValueError(f'{path} is not a whole checkpoint') from error
+        raise ValueError(f'{path} is not a complete checkpoint') from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f'{path} holds a {type(checkpoint).__name__}, not tensors by their names')
     return checkpoint

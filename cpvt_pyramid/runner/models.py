@@ -19,6 +19,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
+from ..weights import read_checkpoint
 from .command import UserError, one_line
 from .configs import is_local
 from .mistakes import config_mistakes
@@ -39,19 +40,26 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
 
 
 def fetch_checkpoint(path: Union[str, Path]) -> dict:
-    """The checkpoint at a path or address, with its tensors on the CPU under `state_dict`."""
-    if is_local(str(path)) and not Path(path).expanduser().is_file():
-        raise UserError(f'no checkpoint at {path}')
-    try:
-        with trusted_checkpoints(), download_errors(str(path)):
-            checkpoint = CheckpointLoader.load_checkpoint(
-                str(path), map_location='cpu', logger='silent'
-            )
-        return checkpoint if 'state_dict' in checkpoint else {'state_dict': checkpoint}
-    except UserError:
-        raise
-    except Exception as error:  # torch raises many kinds on a truncated or foreign file
-        raise UserError(f'{path} is not a complete checkpoint: {one_line(error)}') from error
+    """The checkpoint at a path or address, with its tensors on the CPU under `state_dict`.
+
+    No code in a file is executed. An address is read as mmengine does, which can execute code.
+    """
+    if is_local(str(path)):
+        try:
+            checkpoint = read_checkpoint(path)
+        except (FileNotFoundError, ValueError) as error:
+            raise UserError(str(error)) from error
+    else:
+        try:
+            with trusted_checkpoints(), download_errors(str(path)):
+                checkpoint = CheckpointLoader.load_checkpoint(
+                    str(path), map_location='cpu', logger='silent'
+                )
+        except UserError:
+            raise
+        except Exception as error:  # torch raises many kinds on a truncated or foreign file
+            raise UserError(f'{path} is not a complete checkpoint: {one_line(error)}') from error
+    return checkpoint if 'state_dict' in checkpoint else {'state_dict': checkpoint}
 
 
 def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path]) -> None:

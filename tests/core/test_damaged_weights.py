@@ -85,7 +85,7 @@ def test_files(tmp_path):
     whole = (tmp_path / 'file.pth').read_bytes()
     for end in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         (tmp_path / 'torn.pth').write_bytes(whole[:end])
-        with pytest.raises(ValueError, match='not a whole checkpoint'):
+        with pytest.raises(ValueError, match='not a complete checkpoint'):
             load_weights(model, tmp_path / 'torn.pth')
     for path in (tmp_path, tmp_path / 'absent.pth', '~nobody/x.pth'):
         with pytest.raises(FileNotFoundError, match='no checkpoint at'):

@@ -371,10 +371,10 @@ def write_truncated(path):
 @pytest.mark.parametrize(
     'write, complaint',
     [
-        (write_truncated, 'is not a whole checkpoint'),
-        (lambda path: path.write_text('version https://git-lfs'), 'is not a whole checkpoint'),
-        (lambda path: path.write_bytes(b''), 'is not a whole checkpoint'),
-        (lambda path: path.write_bytes(pickle.dumps(os.system)), 'is not a whole checkpoint'),
+        (write_truncated, 'is not a complete checkpoint'),
+        (lambda path: path.write_text('version https://git-lfs'), 'is not a complete checkpoint'),
+        (lambda path: path.write_bytes(b''), 'is not a complete checkpoint'),
+        (lambda path: path.write_bytes(pickle.dumps(os.system)), 'is not a complete checkpoint'),
         (lambda path: torch.save({'a': os.system}, path), 'holds more than tensors: posix.system'),
         (lambda path: torch.save({'a': nn.Linear(2, 2)}, path), 'holds more than tensors: torch'),
         (

@@ -19,19 +19,31 @@ def test_checkpoints_with_options_load_and_the_process_stays_as_it_was(family, m
     monkeypatch.delenv(FORCE, raising=False)
     seen = []
 
-    def load(path: str, **_: object) -> dict:
+    def load(*_: object, **__: object) -> dict:
         seen.append(os.environ.get(FORCE))
-        return torch.load(path)
+        return torch.load('timm.pth')
 
     if family == 'original':
         monkeypatch.delattr(mmengine.runner.checkpoint, 'get_torch_safe_globals')
     monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)
     torch.save({'state_dict': {'a': torch.ones(1)}, 'args': Namespace(lr=1)}, 'timm.pth')
     environment, allowed = dict(os.environ), set(torch.serialization.get_safe_globals())
-    assert fetch_checkpoint('timm.pth')['args'].lr == 1
+    assert fetch_checkpoint('https://a.invalid/timm.pth')['args'].lr == 1
     assert seen == [None if family == 'maintained' else '1']
     assert dict(os.environ) == environment
     assert set(torch.serialization.get_safe_globals()) == allowed
+
+
+class Payload:
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ('executed',)
+
+
+def test_a_file_executes_no_code():
+    torch.save({'state_dict': {'a': torch.ones(1)}, 'meta': Payload()}, 'a.pth')
+    with pytest.raises(UserError, match='a.pth holds more than tensors: .*mkdir. Such a file can'):
+        fetch_checkpoint('a.pth')
+    assert not os.path.exists('executed')
 
 
 def test_tensors_alone_are_a_state_dict():

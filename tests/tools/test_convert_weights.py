@@ -146,7 +146,7 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
     [
         (lambda: None, 'mmseg', 'no checkpoint at a.pth'),
         (lambda: Path('a.pth').mkdir(), 'mmseg', 'no checkpoint at a.pth'),
-        (lambda: Path('a.pth').write_text('hello'), 'mmseg', 'a.pth is not a whole checkpoint'),
+        (lambda: Path('a.pth').write_text('hello'), 'mmseg', 'a.pth is not a complete checkpoint'),
         (lambda: save({'a': os.system}), 'mmseg', 'a.pth holds more than tensors: posix.system'),
         (lambda: save(nn.Linear(2, 2)), 'mmseg', 'a.pth holds more than tensors: torch.nn'),
         (lambda: save({'a': torch.ones(2)}), 'mmseg', 'no known architecture has these tensors'),

@@ -9,6 +9,12 @@ For each image NAME it writes a picture, NAME.overlay.png, and the predictions:
                         predicts instance masks, each as COCO run-length encoding
   semantic segmentor    NAME.labels.png, class indices as pixel values
   panoptic segmentor    NAME.segments.png, segment ids as pixel values, and NAME.segments.json
+With --format, the predictions are also written for other tools:
+  coco      coco.json, one data set of all images
+  yolo      yolo/labels/NAME.txt and yolo/classes.txt
+  labelme   labelme/NAME.json
+  csv       predictions.csv, one table of all images
+  geojson   NAME.geojson, in world coordinates if the image is georeferenced, else in pixels
 For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segments.jsonl, one line
 per frame.
 
@@ -27,6 +33,7 @@ from typing import TYPE_CHECKING, Literal, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
     from cpvt_pyramid.runner.command import UserError, one_line, run_command
+    from cpvt_pyramid.runner.formats import Format, Output
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
@@ -45,6 +52,8 @@ def infer(
     device: Optional[str] = None,
     batch_size: int = 1,
     score_thr: float = 0.3,
+    format: Optional[Format] = None,
+    workers: int = 2,
     tile: Optional[int] = None,
     overlap: Optional[int] = None,
     memory: Optional[str] = None,
@@ -63,6 +72,8 @@ def infer(
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
         batch_size (N): images, frames or tiles at a time.
         score_thr (SCORE): leave out boxes with a lower score.
+        format: write the predictions in this format, too.
+        workers (N): threads that read images ahead of the model.
         tile (PIXELS): split images into tiles of this size, for example 1024.
         overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
         memory (SIZE): memory limit of the process with --tile, for example 2GiB. With a GPU this is
@@ -81,9 +92,9 @@ def infer(
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.inference import ModelPredictor
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
-    from cpvt_pyramid.runner.prediction import dataset_meta
+    from cpvt_pyramid.runner.prediction import dataset_meta, kind_of_results
 
-    check_score(score_thr)
+    check_numbers(score_thr, workers)
     tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
     cfg = load_config(config, cfg_options)
     named, folder = names_of_results(inputs, out_dir)
@@ -91,12 +102,14 @@ def infer(
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
     meta = dataset_meta(cfg, weights)
+    output = Output(folder, format, kind_of_results(model, cfg), meta['classes'])
+    output.check(named, tiled=tiling is not None)
     if tiling:
         tiles = large_images.tile_model(model, cfg, weights, meta)
         large = large_images.LargeImages(tiles, tiling, folder, score_thr)
-        return write_all(partial(write_tiles, large), named, folder)
+        return write_all(partial(write_tiles, large), named, output)
     predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-    return write_all(partial(write_whole, predictor, folder), named, folder)
+    return write_all(partial(write_whole, predictor, folder, workers), named, output)
 
 
 def infer_exported(
@@ -106,6 +119,8 @@ def infer_exported(
     backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
     batch_size: int = 1,
     score_thr: float = 0.3,
+    format: Optional[Format] = None,
+    workers: int = 2,
     tile: Optional[int] = None,
     overlap: Optional[int] = None,
     memory: Optional[str] = None,
@@ -121,6 +136,8 @@ def infer_exported(
         backend: what runs the model.
         batch_size (N): images, frames or tiles at a time.
         score_thr (SCORE): leave out boxes with a lower score.
+        format: write the predictions in this format, too.
+        workers (N): threads that read images ahead of the model.
         tile (PIXELS): split images into tiles of this size, for example 1024.
         overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
         memory (SIZE): memory limit of the process with --tile, for example 2GiB.
@@ -134,20 +151,24 @@ def infer_exported(
     from cpvt_pyramid.runtime.in_mm import ExportedPredictor, exported_tiles
     from cpvt_pyramid.runtime.predictor import ExportedModel
 
-    check_score(score_thr)
+    check_numbers(score_thr, workers)
     tiling = tile_options(batch_size, tile, overlap, memory, None, inexact)
     exported = ExportedModel(Path(model), backend)
     named, folder = names_of_results(inputs, out_dir)
+    output = Output(folder, format, exported.kind_of_results, exported.classes)
+    output.check(named, tiled=tiling is not None)
     if tiling:
         large = LargeImages(exported_tiles(exported, backend), tiling, folder, score_thr)
-        return write_all(partial(write_tiles, large), named, folder)
+        return write_all(partial(write_tiles, large), named, output)
     predictor = ExportedPredictor(exported, batch_size, score_thr)
-    return write_all(partial(write_whole, predictor, folder), named, folder)
+    return write_all(partial(write_whole, predictor, folder, workers), named, output)
 
 
-def check_score(score_thr: float) -> None:
+def check_numbers(score_thr: float, workers: int) -> None:
     if not 0 <= score_thr <= 1:  # refuses nan too
         raise UserError(f'--score-thr must be in [0, 1], got {score_thr}')
+    if workers < 0:
+        raise UserError(f'--workers must be at least 0, got {workers}')
 
 
 def names_of_results(inputs: Sequence[str], out_dir: str) -> tuple[list[tuple[Path, str]], Path]:
@@ -175,7 +196,11 @@ def write_tiles(large: 'LargeImages', named: Sequence[tuple[Path, str]], skip: S
 
 
 def write_whole(
-    predictor: 'ModelPredictor', folder: Path, named: Sequence[tuple[Path, str]], skip: Skip
+    predictor: 'ModelPredictor',
+    folder: Path,
+    workers: int,
+    named: Sequence[tuple[Path, str]],
+    skip: Skip,
 ) -> None:
     """Write the results of images and videos; call `skip` for those that cannot be read."""
     from cpvt_pyramid.runner.inference import infer_images, infer_video
@@ -184,7 +209,7 @@ def write_whole(
 
     images = [(path, name) for path, name in named if not is_video(path)]
     if images:
-        infer_images(predictor, images, folder, skip)
+        infer_images(predictor, images, folder, skip, workers)
     for path, name in named:
         if is_video(path):
             try:
@@ -196,9 +221,10 @@ def write_whole(
 def write_all(
     write: Callable[[Sequence[tuple[Path, str]], Skip], None],
     named: Sequence[tuple[Path, str]],
-    folder: Path,
+    output: Output,
 ) -> int:
-    """Call `write` with the inputs, and say which were skipped; returns the exit status."""
+    """Call `write` with the inputs, then write the format that was asked for, and say which inputs
+    were skipped; returns the exit status."""
     from tqdm import tqdm
 
     skipped = []
@@ -208,7 +234,8 @@ def write_all(
         skipped.append(path)
 
     write(named, skip)
-    print(f'{len(named) - len(skipped)} of {len(named)} done: results in {folder}')
+    output.write([(path, name) for path, name in named if path not in skipped])
+    print(f'{len(named) - len(skipped)} of {len(named)} done: results in {output.folder}')
     return min(len(skipped), 1)
 
 

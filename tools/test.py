@@ -44,7 +44,7 @@ def test(
         checkpoint: weights of the model, a path or an address.
         work_dir (DIR): folder for the log and the metrics; by default work_dirs/NAME/test.
         out (FILE.pkl): write the predictions, pickled.
-        show_dir (DIR): write a picture of each prediction.
+        show_dir (DIR): write each prediction as a picture and as infer.py writes it.
         tta: test-time augmentation: merge predictions at several sizes, flipped and not, as
             tta_model and tta_pipeline of the config say, or else at 3 sizes.
         skip_bad: test without images and annotations that have errors; see check_data.py. The

@@ -4,8 +4,12 @@ import json
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -132,6 +136,7 @@ def infer_images(
     named: Sequence[tuple[Path, str]],
     folder: Path,
     skip: Callable[[Path, Exception], None],
+    workers: int = 0,
 ) -> None:
     """Write the results of images; call `skip` for those that cannot be read.
 
@@ -140,12 +145,14 @@ def infer_images(
         named: images, and names for their results.
         folder: for the results.
         skip: called with an image that has no results, and the reason.
+        workers: threads that read images ahead; 0 reads each when it is needed.
     """
 
     def read() -> Iterator[Prepared]:
-        for path, name in named:
+        paths = [path for path, _ in named]
+        for (path, name), image in zip(named, ahead(read_image, paths, workers)):
             try:
-                yield predictor.prepare((path, name), read_image(path))
+                yield predictor.prepare((path, name), image())
             except ReadError as error:
                 skip(path, error)
                 bar.update()
@@ -154,6 +161,27 @@ def infer_images(
         for (path, name), image, sample in predictor.predict(read()):
             write_results(folder, name, path, image, sample, predictor.meta, predictor.score_thr)
             bar.update()
+
+
+def ahead(
+    function: Callable[[Any], Any], items: Sequence[Any], threads: int
+) -> Iterator[Callable[[], Any]]:
+    """For each item, in order, a function that returns or raises what `function` does for it.
+
+    Threads call it for the next items, two each, while an item is in use.
+    """
+    if not threads:
+        yield from (partial(function, item) for item in items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = deque(pool.submit(function, item) for item in items[: 2 * threads])
+        try:
+            for item in chain(items[2 * threads :], repeat(None, len(waiting))):
+                yield waiting.popleft().result
+                if item is not None:
+                    waiting.append(pool.submit(function, item))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) -> None:

@@ -346,7 +346,8 @@ class LargeImages:
         classes, palette = self.meta['classes'], self.meta['palette']
         picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)
         save_overview(picture, result)
-        write_detections(result, image.name, sample, self.meta, self.score_thr, run=key)
+        size = image.shape
+        write_detections(result, image.name, size, sample, self.meta, self.score_thr, run=key)
 
     def options(self, grid: TileGrid, journal: Journal) -> dict:
         """Keyword arguments of the tiling functions, with a progress bar."""

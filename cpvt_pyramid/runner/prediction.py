@@ -19,8 +19,9 @@ from torch import nn
 from .configs import dataset_class, leaves
 from .drawing import class_palette, draw_boxes, draw_segmentation
 from .files import atomic_write, distinct_name
+from .formats import Kind
 from .raster import ReadError
-from .records import detection_records, label_picture, write_list
+from .records import detection_records, head_of_image, label_picture, write_list
 
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
 
@@ -120,6 +121,13 @@ def is_panoptic(model: nn.Module) -> bool:
     return hasattr(model, 'panoptic_fusion_head') and settings.get('panoptic_on', True)
 
 
+def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
+    """What a model's results are, as in the names of their files."""
+    if cfg.default_scope == 'mmseg':
+        return 'labels'
+    return 'segments' if is_panoptic(model) else 'detections'
+
+
 def panoptic_ids(sample: BaseDataElement) -> np.ndarray:
     """A panoptic prediction: mmdet's segment ids (H, W)."""
     ids = sample.pred_panoptic_seg.sem_seg.cpu().numpy()  # (1, H, W)
@@ -154,13 +162,18 @@ def panoptic_segments(
 
 
 def write_detections(
-    path: Path, image: Union[str, Path], sample: BaseDataElement, meta: dict, score_thr: float,
+    path: Path,
+    image: Union[str, Path],
+    size: tuple[int, int],
+    sample: BaseDataElement,
+    meta: dict,
+    score_thr: float,
     **more: Any,
-) -> None:  # fmt: skip
-    """Write the detections in an image as JSON, one line per box. `more` holds further fields."""
-    write_list(
-        path, {'image': str(image), **more}, 'detections', detections(sample, meta, score_thr)
-    )
+) -> None:
+    """Write the detections in an image of a (height, width) as JSON, one line per box. `more` holds
+    further fields."""
+    head = {**head_of_image(image, size), **more}
+    write_list(path, head, 'detections', detections(sample, meta, score_thr))
 
 
 def write_results(
@@ -182,17 +195,19 @@ def write_results(
         numbers, segments = panoptic_segments(sample, meta)
         with atomic_write(folder / f'{name}.segments.png') as file:
             Image.fromarray(numbers.astype(np.uint16)).save(file, 'PNG')
-        write_list(folder / f'{name}.segments.json', {'image': str(path)}, 'segments', segments)
+        head = head_of_image(path, image.shape[:2])
+        write_list(folder / f'{name}.segments.json', head, 'segments', segments)
     elif 'pred_sem_seg' in sample:
         with atomic_write(folder / f'{name}.labels.png') as file:
             label_picture(label_map(sample), meta['classes'], meta['palette']).save(file, 'PNG')
     else:
-        write_detections(folder / f'{name}.detections.json', path, sample, meta, score_thr)
+        file, size = folder / f'{name}.detections.json', image.shape[:2]
+        write_detections(file, path, size, sample, meta, score_thr)
 
 
 @HOOKS.register_module()
 class PictureHook(Hook):
-    """Draws every prediction of a test into a folder.
+    """Writes every prediction of a test into a folder, as a picture and as infer.py writes it.
 
     Args:
         folder: an existing folder.
@@ -214,9 +229,8 @@ class PictureHook(Hook):
         meta = dataset_meta(runner.cfg, {})
         for sample in outputs:
             name = distinct_name(Path(sample.img_path).stem, self.names)
-            picture = draw_prediction(read_image(sample.img_path), sample, meta, self.score_thr)
-            with atomic_write(self.folder / f'{name}.png') as file:
-                picture.save(file, 'PNG')
+            path = Path(sample.img_path)
+            write_results(self.folder, name, path, read_image(path), sample, meta, self.score_thr)
 
 
 def results_dump(scope: str, path: str) -> DumpResults:

@@ -7,7 +7,7 @@ Imports neither torch nor mm: models of mm (`prediction.py`) and exported models
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 from PIL import Image
@@ -40,6 +40,11 @@ def detection_records(
     return records
 
 
+def head_of_image(path: Union[str, Path], size: tuple[int, int]) -> dict[str, Any]:
+    """What a file of records says about the image of a (height, width)."""
+    return {'image': str(path), 'width': size[1], 'height': size[0]}
+
+
 def run_lengths(mask: np.ndarray) -> dict[str, Any]:
     """COCO's compressed run-length encoding of a mask (H, W)."""
     pixels = mask.ravel(order='F')
@@ -56,6 +61,21 @@ def run_lengths(mask: np.ndarray) -> dict[str, Any]:
             rest >>= 5
         text += chr((rest & 31) + 48)
     return {'size': list(mask.shape), 'counts': text}
+
+
+def mask_of(encoded: dict[str, Any]) -> np.ndarray:
+    """The mask (H, W) of a run-length encoding, the inverse of `run_lengths`."""
+    counts, value, shift = [], 0, 0
+    for code in encoded['counts'].encode():
+        code -= 48
+        value |= (code & 31) << shift
+        shift += 5
+        if not code & 32:  # the last group of a count
+            value -= (code & 16) << shift - 4
+            counts.append(value + counts[-2] if len(counts) > 2 else value)
+            value = shift = 0
+    pixels = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    return pixels.reshape(encoded['size'], order='F')
 
 
 def label_picture(

@@ -3,6 +3,7 @@
 For each image NAME it writes a picture, NAME.overlay.png, and the predictions, as tools/infer.py:
   detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
   semantic segmentor    NAME.labels.png, class indices as pixel values
+With --format, the predictions are also written for other tools; see docs/results.md.
 """
 
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, Optional
 
 from ..runner.command import one_line, run_command
+from ..runner.formats import Format, Output
 
 
 def predict_files(
@@ -19,6 +21,7 @@ def predict_files(
     backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
     batch_size: int = 1,
     score_thr: Optional[float] = None,
+    format: Optional[Format] = None,
     size: Optional[int] = None,
 ) -> int:
     """Run an exported model on images.
@@ -32,6 +35,7 @@ def predict_files(
         backend: what runs the model.
         batch_size (N): images at a time.
         score_thr (SCORE): leave out boxes with a lower score; by default the model's threshold.
+        format: write the predictions in this format, too.
         size (PIXELS): shorter side of the model's input; by default that of the training.
 
     Returns:
@@ -47,18 +51,19 @@ def predict_files(
     predictor = Predictor(model, backend, batch_size, score_thr, size)
     paths = find_inputs(inputs)
     folder = make_folder(out_dir)
-    done, waiting = 0, []
+    named = list(zip(paths, result_names(paths, folder)))
+    output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
+    output.check(named)
+    done, waiting = [], []
 
-    def predict() -> int:
+    def predict() -> None:
         results = predictor([image for _, _, image in waiting])
         for (path, name, _), result in zip(waiting, results):
             result.write(folder, name, str(path))
+            done.append((path, name))
         waiting.clear()
-        return len(results)
 
-    for path, name in tqdm(
-        list(zip(paths, result_names(paths, folder))), unit='image', disable=None
-    ):
+    for path, name in tqdm(named, unit='image', disable=None):
         try:
             if is_video(path):
                 raise OSError('videos need OpenCV; give the model to tools/infer.py')
@@ -66,10 +71,11 @@ def predict_files(
         except OSError as error:
             tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
         if len(waiting) == batch_size:
-            done += predict()
-    done += predict()
-    print(f'{done} of {len(paths)} done: results in {folder}')
-    return int(done < len(paths))
+            predict()
+    predict()
+    output.write(done)
+    print(f'{len(done)} of {len(paths)} done: results in {folder}')
+    return int(len(done) < len(paths))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

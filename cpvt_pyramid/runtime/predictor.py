@@ -15,6 +15,7 @@ import numpy as np
 
 from ..runner.command import UserError, one_line
 from ..runner.drawing import class_palette
+from ..runner.formats import Kind
 from .images import Source, load_image, rescaled_size, resize_image, resize_labels, resize_scores
 from .masks import enlarge_masks, paste_masks
 from .results import Detections, LabelMap
@@ -29,6 +30,9 @@ Result = Union[Detections, LabelMap]
 
 class Model(Protocol):
     """What a `Predictor` runs: an exported model, or one of mm."""
+
+    kind_of_results: Kind
+    classes: Sequence[str]
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Result]:
         """The results of images (H, W, 3) RGB uint8 that pass the model together."""
@@ -127,6 +131,8 @@ class ExportedModel:
         self.about = _metadata(path, self.session.metadata)
         self.classes = self.about['classes']
         self.palette = class_palette(self.classes, self.about['palette'])
+        is_map = self.about['task'] == 'segmentation'
+        self.kind_of_results: Kind = 'labels' if is_map else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
 

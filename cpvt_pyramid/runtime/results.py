@@ -11,7 +11,13 @@ from PIL import Image
 from ..runner.command import UserError
 from ..runner.drawing import Color, draw_boxes, draw_segmentation
 from ..runner.files import atomic_write
-from ..runner.records import detection_records, label_picture, run_lengths, write_list
+from ..runner.records import (
+    detection_records,
+    head_of_image,
+    label_picture,
+    run_lengths,
+    write_list,
+)
 
 if TYPE_CHECKING:
     import supervision
@@ -103,7 +109,8 @@ class Detections:
         """
         save_picture(self.draw(), folder / f'{name}.overlay.png')
         items = detection_records(self.boxes, self.scores, self.labels, self.classes, self.masks)
-        write_list(folder / f'{name}.detections.json', {'image': source}, 'detections', items)
+        head = head_of_image(source, self.image.shape[:2])
+        write_list(folder / f'{name}.detections.json', head, 'detections', items)
 
 
 @dataclass(frozen=True)

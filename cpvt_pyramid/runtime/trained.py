@@ -11,7 +11,13 @@ from ..runner.command import UserError
 from ..runner.configs import config_in_checkpoint
 from ..runner.inference import ModelPredictor
 from ..runner.models import build_model, fetch_checkpoint, load_whole_model
-from ..runner.prediction import dataset_meta, found_boxes, is_panoptic, label_map
+from ..runner.prediction import (
+    dataset_meta,
+    found_boxes,
+    is_panoptic,
+    kind_of_results,
+    label_map,
+)
 from .results import Detections, LabelMap
 
 SCORE_THR = 0.3  # as in tools/infer.py
@@ -34,7 +40,9 @@ class TrainedModel:
         if is_panoptic(model):
             raise UserError(f'{path} is a panoptic model; run it with tools/infer.py')
         load_whole_model(model, weights, path)
+        self.kind_of_results = kind_of_results(model, cfg)
         self.meta = dataset_meta(cfg, weights)
+        self.classes = self.meta['classes']
         self.predictor = ModelPredictor(model, cfg, self.meta, 1, 0.0)
 
     def predict(

@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +143,39 @@ def test_a_limited_number_of_images_waits_for_others_of_their_size(untrained, mo
     assert batches == [[0, 2], [1, 3], [4]] or batches == [[0, 2], [1, 3, 4]], batches
 
 
+def test_images_are_read_ahead_in_order():
+    """No more than two for each thread, and an error comes where its item does."""
+    started, most = [], 0
+
+    def read(item: int) -> int:
+        started.append(item)
+        if item % 5 == 3:
+            raise ValueError(item)
+        time.sleep(0.002 * (item % 3))
+        return item
+
+    for threads in (0, 1, 3):
+        started.clear()
+        for done, result in enumerate(inference.ahead(read, range(20), threads)):
+            if done % 5 == 3:
+                with pytest.raises(ValueError, match=str(done)):
+                    result()
+            else:
+                assert result() == done
+            most = max(most, len(started) - done)
+            assert len(started) - done <= max(2 * threads, 1)
+    assert most > 1
+
+
+def test_workers_change_nothing(untrained, images):
+    for workers in ('0', '3'):
+        command = [*untrained['detector'], 'in', '--out-dir', workers, '--score-thr', '0.01']
+        assert infer.main([*command, '--workers', workers]) == 1
+    for path in Path('0').iterdir():
+        assert path.read_bytes() == Path('3', path.name).read_bytes()
+    assert infer.main([*command, '--workers', '-1']) == 2
+
+
 def test_an_image_too_thin_to_resize_is_skipped(untrained, capsys):
     Path('in').mkdir()
     Image.fromarray(photograph(3000, 8)[:, :2]).save('in/thin.png')
@@ -230,8 +264,9 @@ def test_instance_masks(sample_dataset, capsys):
         assert written == [counts.decode() for counts in evaluated]
         with Image.open(f'predictions/{name}.overlay.png') as drawn:
             overlay = np.array(drawn)
-        with Image.open(f'shown/{name}.png') as shown:
+        with Image.open(f'shown/{name}.overlay.png') as shown:
             np.testing.assert_array_equal(np.array(shown), overlay)
+        assert boxes(f'shown/{name}.detections.json') == items
         with Image.open(sample['img_path']) as image:
             found = [[item[key] for item in items] for key in ('box', 'label', 'score')]
             plain = np.array(draw_boxes(np.array(image), *found, DIGITS))

@@ -27,7 +27,8 @@ def test_evaluation_of_a_detector(untrained, tta, capsys):
     assert re.search(r'Average Precision.*\n(.*\n)*coco/bbox_mAP_50 +[\d.e-]+\n', table)
     found = pickle.loads(Path('found/all.pkl').read_bytes())
     assert len(found) == 4 and all(len(sample['pred_instances']['bboxes']) for sample in found)
-    assert len(list(Path('shown').glob('*.png'))) == 4
+    assert len(list(Path('shown').glob('*.overlay.png'))) == 4
+    assert len(list(Path('shown').glob('*.detections.json'))) == 4
     assert list(Path('work_dirs/detector/test').glob('*/*.json'))
 
 
@@ -41,7 +42,8 @@ def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
     for sample in found:
         with Image.open(sample['img_path']) as image:
             assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
-    assert len(list(Path('shown').glob('*.png'))) == 4
+    assert len(list(Path('shown').glob('*.overlay.png'))) == 4
+    assert len(list(Path('shown').glob('*.labels.png'))) == 4
 
 
 def test_out_must_be_a_file(untrained, capsys):

@@ -56,8 +56,8 @@ def train(
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
     from cpvt_pyramid.runner.files import make_folder
     from cpvt_pyramid.runner.mistakes import config_mistakes
-    from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
-    from cpvt_pyramid.runner.resume import make_resumable
+    from cpvt_pyramid.runner.models import load_whole_model
+    from cpvt_pyramid.runner.resume import make_resumable, read_training
     from cpvt_pyramid.runner.schedules import fit_to_batch
     from cpvt_pyramid.runner.tool_runner import ToolRunner
 
@@ -86,7 +86,7 @@ def train(
         runner = ToolRunner.from_cfg(cfg)
         with all_or_none(launcher):
             if cfg.get('resume'):
-                load_whole_model(runner.model, fetch_checkpoint(cfg.load_from), cfg.load_from)
+                load_whole_model(runner.model, read_training(cfg.load_from), cfg.load_from)
             else:
                 checks.check_weights(runner)
             checks.check_classes(cfg, runner.model, 'train', 'val')

@@ -1,0 +1,105 @@
+"""Train a Semantic FPN on a folder in ADE20K's layout with Lightning, and evaluate it.
+
+    pip install 'cpvt_pyramid[torchvision]' lightning torchmetrics scikit-image scikit-learn
+    python tools/demo/sample_dataset.py
+    python examples/lightning_segmentation.py
+
+Images of different sizes are padded to one batch. Their sizes go to the model, which keeps the
+padding out of the images.
+"""
+
+import argparse
+from pathlib import Path
+
+import lightning
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassJaccardIndex
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms.functional import normalize
+
+from cpvt_pyramid import load_weights
+from cpvt_pyramid.torchvision_models import semantic_fpn
+
+DATA = Path(__file__).resolve().parents[1] / 'data/sample/ade/ADEChallengeData2016'
+IGNORED = 255
+Batch = tuple[Tensor, Tensor, Tensor]  # images, their heights and widths, labels
+
+
+class AdeFolder(Dataset):
+    """Normalized images with label maps. 0 in a file is ignored, 1 is the first class."""
+
+    def __init__(self, root: str, split: str) -> None:
+        self.images = sorted(Path(root, 'images', split).glob('*.jpg'))
+        self.labels = [Path(root, 'annotations', split, f'{p.stem}.png') for p in self.images]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = decode_image(str(self.images[index]), ImageReadMode.RGB) / 255
+        labels = decode_image(str(self.labels[index]), ImageReadMode.GRAY)[0] - 1  # 0 becomes 255
+        return normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), labels.long()
+
+
+def padded(samples: list[tuple[Tensor, Tensor]]) -> Batch:
+    sizes = torch.tensor([labels.shape for _, labels in samples])
+    height, width = sizes.amax(0).tolist()
+    padding = [(0, width - w, 0, height - h) for h, w in sizes.tolist()]
+    images = [F.pad(image, p) for (image, _), p in zip(samples, padding)]
+    labels = [F.pad(labels, p, value=IGNORED) for (_, labels), p in zip(samples, padding)]
+    return torch.stack(images), sizes, torch.stack(labels)
+
+
+class Segmentor(lightning.LightningModule):
+    def __init__(self, arch: str, num_classes: int, lr: float) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = semantic_fpn(arch, num_classes=num_classes, out_channels=64, head_channels=64)
+        self.iou = MulticlassJaccardIndex(num_classes, ignore_index=IGNORED)
+
+    def training_step(self, batch: Batch, _index: int) -> Tensor:
+        images, sizes, labels = batch
+        logits = self.model(images, sizes)['out']
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED)
+        self.log('loss', loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, _index: int) -> None:
+        images, sizes, labels = batch
+        self.iou(self.model(images, sizes)['out'], labels)
+        self.log('mIoU', self.iou, prog_bar=True)
+
+    def configure_optimizers(self) -> dict:
+        optimizer = torch.optim.AdamW(self.parameters(), self.hparams.lr, weight_decay=1e-4)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.hparams.lr, steps)
+        return dict(optimizer=optimizer, lr_scheduler=dict(scheduler=scheduler, interval='step'))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--data', default=DATA, help="folder in ADE20K's layout")
+    parser.add_argument('--num-classes', type=int, default=11)
+    parser.add_argument('--arch', default='pcpvt_nano', help='backbone')
+    parser.add_argument('--weights', help='checkpoint of the backbone')
+    parser.add_argument('--epochs', type=int, default=16)
+    parser.add_argument('--lr', type=float, default=1e-3, help='highest learning rate')
+    parser.add_argument('--out', default='segmentor.ckpt', help='file of the trained weights')
+    args = parser.parse_args()
+    lightning.seed_everything(0)
+    train, val = AdeFolder(args.data, 'training'), AdeFolder(args.data, 'validation')
+    segmentor = Segmentor(args.arch, args.num_classes, args.lr)
+    if args.weights:
+        load_weights(segmentor.model.backbone.body, args.weights)
+    options = dict(batch_size=8, num_workers=2, collate_fn=padded)
+    train_loader = DataLoader(train, shuffle=True, drop_last=True, **options)
+    trainer = lightning.Trainer(max_epochs=args.epochs, gradient_clip_val=5.0, log_every_n_steps=1)
+    trainer.fit(segmentor, train_loader, DataLoader(val, **options))
+    trainer.save_checkpoint(args.out)
+
+
+if __name__ == '__main__':
+    main()

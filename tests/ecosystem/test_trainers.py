@@ -1,0 +1,76 @@
+"""The examples that train with Lightning and torchgeo, on tiny data."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+import skimage.data
+import torch
+from rasterio.transform import from_origin
+from support import ROOT
+from torchgeo.trainers import SemanticSegmentationTask
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # for the logs
+
+    def run_example(name: str, *arguments: str) -> dict:
+        path = str(ROOT / 'examples' / name)
+        monkeypatch.setattr(sys, 'argv', [path, *arguments])
+        return runpy.run_path(path, run_name='__main__')
+
+    return run_example
+
+
+def test_lightning(run, sample_dataset, capsys):
+    data = sample_dataset / 'ade/ADEChallengeData2016'
+    names = run('lightning_segmentation.py', '--data', str(data), '--epochs', '1')
+    saved = torch.load('segmentor.ckpt', weights_only=True)
+    assert saved['global_step'] == 1
+    segmentor = names['Segmentor'](**saved['hyper_parameters']).eval()
+    segmentor.load_state_dict(saved['state_dict'])
+    images, sizes, labels = names['padded'](
+        [names['AdeFolder'](data, 'validation')[i] for i in (0, 1)]
+    )
+    assert images.shape[2:] == labels.shape[1:] and (labels == names['IGNORED']).any()
+    (height, width), model = sizes[1].tolist(), segmentor.model
+    with torch.no_grad():
+        together = model(images, sizes)['out'][1, :, :height, :width]
+        alone = model(images[1:, :, :height, :width])['out'][0]
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+def write_scene(folder: Path, bands: np.ndarray, **options: object) -> None:
+    """A GeoTIFF of bands (C, H, W), of half a metre per pixel."""
+    folder.mkdir(parents=True)
+    count, height, width = bands.shape
+    place = dict(crs='EPSG:32632', transform=from_origin(500_000, 5_000_000, 0.5, 0.5))
+    shape = dict(count=count, height=height, width=width, dtype='uint8')
+    with rasterio.open(folder / 'scene.tif', 'w', **place, **shape, **options) as file:
+        file.write(bands)
+
+
+def test_torchgeo(run, tmp_path):
+    photograph = skimage.data.coffee()[:64, :80].transpose(2, 0, 1)
+    for split in ('train', 'val'):
+        write_scene(tmp_path / split / 'images', photograph)
+        write_scene(tmp_path / split / 'labels', (photograph[:1] > 120).astype('uint8'), nodata=255)
+    run(
+        'torchgeo_segmentation.py', str(tmp_path), '--num-classes', '2', '--arch', 'pcpvt_nano',
+        '--size', '64', '--tiles', '4', '--batch-size', '2', '--epochs', '1',
+    )  # fmt: skip
+    saved = torch.load('torchgeo.ckpt', weights_only=False)
+    assert saved['global_step'] == 2
+    task = SemanticSegmentationTask(**saved['hyper_parameters']).eval()
+    task.load_state_dict(saved['state_dict'])
+    with torch.no_grad():
+        assert task(torch.rand(1, 3, 64, 96)).shape == (1, 2, 64, 96)
+
+
+def test_torchgeo_says_what_deeplab_needs():
+    with pytest.raises(ValueError, match='output_stride must be 32.*encoder_depth'):
+        SemanticSegmentationTask('deeplabv3+', 'tu-pcpvt_nano', num_classes=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import ROOT
+from support import ROOT, clear_global_instances
 
 
 @pytest.fixture(autouse=True)
@@ -13,22 +13,11 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-# mmengine's classes with global instances, such as loggers that hold a captured stdout.
-GLOBAL_INSTANCES = {
-    'mmengine.logging': ('MessageHub', 'MMLogger'),
-    'mmengine.registry': ('DefaultScope',),
-    'mmengine.visualization': ('Visualizer',),
-}
-
-
 @pytest.fixture(autouse=True)
 def _no_global_instances() -> Iterator[None]:
     """Clear the global state of mmengine after each test."""
     yield
-    for module, names in GLOBAL_INSTANCES.items():
-        if module in sys.modules:
-            for name in names:
-                getattr(sys.modules[module], name)._instance_dict.clear()
+    clear_global_instances()
 
 
 @pytest.fixture(scope='session')

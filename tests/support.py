@@ -26,6 +26,21 @@ PINNED_TORCH = (
     in (ROOT / 'requirements/requirements.txt').read_text()
 )
 
+# mmengine's classes with global instances, such as loggers that hold a captured stdout.
+GLOBAL_INSTANCES = {
+    'mmengine.logging': ('MessageHub', 'MMLogger'),
+    'mmengine.registry': ('DefaultScope',),
+    'mmengine.visualization': ('Visualizer',),
+}
+
+
+def clear_global_instances() -> None:
+    """Clear the global state of mmengine, as in a fresh process."""
+    for module, names in GLOBAL_INSTANCES.items():
+        if module in sys.modules:
+            for name in names:
+                getattr(sys.modules[module], name)._instance_dict.clear()
+
 
 def load_tool(name: str) -> ModuleType:
     """The module of a tool, as in `load_tool('demo/curves')`, loaded afresh."""

@@ -5,7 +5,9 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2),
+    checkpoint=dict(
+        type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2,
+        save_best='mIoU'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'))
 env_cfg = dict(

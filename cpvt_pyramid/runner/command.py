@@ -52,6 +52,7 @@ ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 RANKS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RANK'}
 # Exit statuses, as shells report them.
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
     'faster_coco_eval is not', 'The draw is False', '`reduce_zero_label`', '.*avg_non_ignore',
@@ -61,6 +62,14 @@ IGNORED_WARNINGS = (
 
 class UserError(Exception):
     """An error that the user can fix. Its message is one line: what is wrong and what to do."""
+
+    status = 2  # of the process
+
+
+class Preempted(UserError):
+    """Ends a training that was told to stop and has written a checkpoint."""
+
+    status = STOPPED
 
 
 class Stopped(Exception):
@@ -125,7 +134,7 @@ def run_tool(
     except Stopped:
         return 2
     except UserError as error:
-        line, status = str(error), 2
+        line, status = str(error), error.status
     except BaseException as error:
         # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
         causes = list(contexts(error))

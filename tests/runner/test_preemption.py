@@ -1,0 +1,163 @@
+"""Trainings that are told to stop, at any moment, and go on as if nothing had happened."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from support import clear_global_instances, load_tool
+
+train = load_tool('train')
+
+# Averaged weights, batches by aspect ratio, an evaluation after each of 3 epochs of 3 batches.
+BY_EPOCHS = """
+_base_ = ['{base}']
+train_dataloader = dict(
+    batch_size=3, num_workers={workers},
+    batch_sampler=dict(_delete_=True, type='AspectRatioBatchSampler'))
+val_dataloader = dict(dataset=dict(indices=2))
+train_cfg = dict(val_interval=1)
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=1))
+custom_hooks = [
+    dict(type='EMAHook', ema_type='ExpMomentumEMA', momentum=0.1),
+    dict(type='EarlyStoppingHook', monitor='coco/bbox_mAP', min_delta=1.0, patience=5),
+    dict(type='Interruptions', moments={moments})]
+"""
+# Gradients of 3 iterations; checkpoints after 5 and 10 of 12, evaluations after 4, 8 and 12.
+BY_ITERATIONS = """
+_base_ = ['{base}']
+val_dataloader = dict(dataset=dict(indices=2))
+train_cfg = dict(val_interval=4)
+optim_wrapper = dict(accumulative_counts=3)
+custom_hooks = [dict(type='Interruptions', moments={moments})]
+"""
+
+
+@HOOKS.register_module()
+class Interruptions(Hook):
+    """Sends signals to this process.
+
+    Args:
+        moments: (moment, finished iterations, signal), in order; each happens once. A signal of 0
+            raises a KeyboardInterrupt, as a kill that the test survives.
+    """
+
+    priority = 'HIGHEST'
+
+    def __init__(self, moments: list[tuple[str, int, int]]) -> None:
+        self.moments = moments
+
+    def reach(self, moment: str, iterations: int) -> None:
+        log = Path('moments')
+        past = log.read_text().splitlines() if log.exists() else []
+        for entry in self.moments:
+            if tuple(entry[:2]) == (moment, iterations) and str(entry) not in past:
+                log.write_text('\n'.join([*past, str(entry)]))
+                if not entry[2]:
+                    raise KeyboardInterrupt
+                os.kill(os.getpid(), entry[2])
+
+    def after_train_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
+        self.reach('iteration', runner.iter + 1)
+
+    def after_val_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
+        self.reach('evaluation', runner.iter)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        self.reach('checkpoint', checkpoint['meta']['iter'])
+
+
+def run(template: str, base: Path, moments: list, workers: int = 0) -> list[int]:
+    """The exit statuses of a training in the folder `work` and of its resumptions."""
+    text = template.format(base=base, moments=moments, workers=workers)
+    Path('interrupted.py').write_text(text)
+    command = ['interrupted.py', '--work-dir', 'work']
+    statuses = []
+    while not statuses or statuses[-1] in (75, 130) and len(statuses) < 9:
+        statuses.append(train.main(command))
+        command = [*command[:3], '--resume']
+        clear_global_instances()
+    return statuses
+
+
+def contents(path: Path) -> dict:
+    """What of a checkpoint a training depends on, or a user reads."""
+    checkpoint = torch.load(path, weights_only=False)
+    hub = checkpoint['message_hub']['runtime_info']
+    kept = {k: v for k, v in hub.items() if k in ('best_score', 'best_ckpt', 'StoppingHook')}
+    names = 'state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers', 'gradients'
+    logs = checkpoint['message_hub']['log_scalars']
+    kept['best_ckpt'] = Path(kept['best_ckpt']).name
+    kept['losses'] = torch.from_numpy(logs['train/loss'].data[0])
+    return kept | {name: checkpoint[name] for name in names if name in checkpoint}
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        a, b = list(a.values()), list(b.values())
+    if isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            assert_same(x, y)
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b or callable(a) or np.isnan(a) and np.isnan(b)
+
+
+@pytest.fixture(scope='module')
+def whole(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of trainings that nothing interrupts."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, template in (('detector', BY_EPOCHS), ('segmentor', BY_ITERATIONS)):
+            patch.chdir(tmp_path_factory.mktemp(name))
+            assert run(template, configs[name], []) == [0]
+            folders[name] = Path('work').absolute()
+    return folders
+
+
+def test_epochs(configs, whole, capsys):
+    """The last iteration of an epoch, an evaluation, an iteration, and while writing."""
+    moments = [
+        ('iteration', 3, signal.SIGTERM.value),
+        ('evaluation', 3, signal.SIGUSR1.value),
+        ('iteration', 5, signal.SIGUSR1.value),
+        ('checkpoint', 6, signal.SIGTERM.value),
+        ('evaluation', 9, 0),
+    ]
+    statuses = run(BY_EPOCHS, configs['detector'], moments, workers=1)
+    assert statuses == [75, 75, 75, 75, 130, 0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith('train: ')]
+    assert [line.split(': ')[1].split(' received; ')[0] for line in lines[:4]] == [
+        'SIGTERM', 'SIGUSR1', 'SIGUSR1', 'SIGTERM',
+    ]  # fmt: skip
+    assert 'is the state after iteration 5: continue with the same command and --resume' in lines[2]
+    names = sorted(path.name for path in Path('work').glob('*.pth'))
+    assert names == sorted(path.name for path in whole['detector'].glob('*.pth'))
+    assert len(names) == 2 and names[1] == 'epoch_3.pth'
+    assert names[0].startswith('best_coco_bbox_mAP_epoch_')
+    for name in names:
+        assert_same(contents(Path('work', name)), contents(whole['detector'] / name))
+    assert Path('work/last_checkpoint').read_text().endswith('epoch_3.pth')
+
+
+def test_iterations(configs, whole):
+    """While gradients are accumulated; after a checkpoint that holds some; in an evaluation."""
+    moments = [
+        ('iteration', 1, signal.SIGTERM.value),
+        ('iteration', 7, 0),
+        ('evaluation', 8, signal.SIGTERM.value),
+    ]
+    assert run(BY_ITERATIONS, configs['segmentor'], moments) == [75, 130, 75, 0]
+    for name in ('iter_10.pth', 'iter_12.pth'):
+        ours = contents(Path('work', name))
+        assert_same(ours, contents(whole['segmentor'] / name))
+        assert ('gradients' in ours) == (name == 'iter_10.pth')

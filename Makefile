@@ -6,8 +6,8 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm test-transformers \
-	dist lint lock table drift-table gpu-report fuzz
+.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm \
+	test-transformers docs dist lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -61,6 +61,10 @@ test-timm: setup  ## run timm's own tests of models over ours
 
 drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write
+
+docs: setup  ## build the documentation in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo 'Open build/site/index.html'
 
 dist: setup  ## build the wheel and the source archive in dist/, and try them in bare environments
 	rm -rf dist

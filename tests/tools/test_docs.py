@@ -1,0 +1,49 @@
+"""The pages work in the repository and on the site that `make docs` builds."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
+from support import ROOT
+
+PAGES = [p for folder in ('.', 'configs', 'docs', 'examples') for p in (ROOT / folder).glob('*.md')]
+
+
+def build_site(folder: Path, **options: object) -> list[Path]:
+    build(load_config(str(ROOT / 'mkdocs.yml'), strict=True, site_dir=str(folder), **options))
+    return list(folder.rglob('*.html'))
+
+
+def test_site(tmp_path):
+    pages = {str(path.relative_to(tmp_path)): path.read_text() for path in build_site(tmp_path)}
+    assert {'index.html', 'api.html', 'recipes.html', 'source/NOTICE.html'} <= pages.keys()
+    assert 'drop_path_rate' in pages['api.html'] and 'href="deployment.html"' in pages['index.html']
+    assert 'href="source/configs/dino_cpvt_s.py.html"' in pages['models.html']
+    for name, text in pages.items():
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="([^"]+)"', text)
+        loaded += re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="([^"]+)"', text)
+        assert not [url for url in loaded if '//' in url], name
+
+
+def test_broken_links_fail(tmp_path):
+    """As mkdocs is set up, `build_site` fails if a page links to nothing."""
+    (tmp_path / 'index.md').write_text('[a page](nowhere.md)')
+    with pytest.raises(Abort):
+        build_site(tmp_path / 'site', docs_dir=str(tmp_path), nav=None, hooks=[])
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_work_on_both(page):
+    text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.M | re.S)
+    for link in re.findall(r'\]\((?!\w+:)([^)#\s]+)', text):
+        assert (page.parent / link).is_file(), link
+    # The site's Markdown needs an empty line before a list or a table, GitHub's does not.
+    for before, line in pairwise(text.splitlines()):
+        for start in (r'\s*(- |\d+\. )', r'\|'):
+            if re.match(start, line) and before.strip():
+                inside = re.match(start, before) or before.startswith((' ', '<!--'))
+                assert inside, f'an empty line must precede {line!r}'

@@ -37,7 +37,9 @@ from .masked_map import cells_of, clear, masked_maps
 from .pyramid import CPVTPyramid
 from .weights import WRAPPERS, compare, listed, read_checkpoint, rename
 
-Backbone = Union[str, CPVTPyramid, DenseCPVT]
+# A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
+# `DenseCPVT`; or one of these.
+Backbone = Union[str, dict[str, Any], CPVTPyramid, DenseCPVT]
 
 
 def retinanet(
@@ -52,7 +54,7 @@ def retinanet(
     """RetinaNet, with the levels and anchors of `configs/retinanet_cpvt_s.py`.
 
     Args:
-        backbone: a name from `ARCHS` or `COLUMNAR_ARCHS`, or a backbone.
+        backbone: see `Backbone`.
         num_classes: labels are 0 to num_classes - 1; there is none for background.
         out_channels: channels of FPN and head.
         extra_levels: levels after those of the backbone, which have strides 8, 16 and 32.
@@ -61,13 +63,9 @@ def retinanet(
     """
     if not 1 <= head_convs <= 4:
         raise ValueError(f'head_convs must be 1 to 4, got {head_convs}')
-    body = pyramid_of(backbone, finest=8)
-    extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
-    pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
-    sizes = [[4 * s * 2 ** (i / 3) for i in range(3)] for s in pyramid.strides]
-    anchors = StrideAnchors(pyramid.strides, sizes)
-    options = {'anchor_generator': anchors, 'size_divisible': 1} | options
-    model = RetinaNet(pyramid, num_classes, **options)
+    sides = [4 * 2 ** (i / 3) for i in range(3)]
+    pyramid, parts = one_stage_parts(backbone, out_channels, extra_levels, sides)
+    model = RetinaNet(pyramid, num_classes, **parts | options)
     for branch in (model.head.classification_head, model.head.regression_head):
         branch.conv = branch.conv[:head_convs]
     carry_regions(model, model.head.classification_head)
@@ -83,12 +81,8 @@ def fcos(
     **options: Any,
 ) -> FCOS:
     """FCOS. Arguments are those of `retinanet`; out_channels a multiple of 32 (GroupNorm)."""
-    body = pyramid_of(backbone, finest=8)
-    extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
-    pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
-    anchors = StrideAnchors(pyramid.strides, [[s] for s in pyramid.strides], (1.0,))
-    options = {'anchor_generator': anchors, 'size_divisible': 1} | options
-    model = FCOS(pyramid, num_classes, **options)
+    pyramid, parts = one_stage_parts(backbone, out_channels, extra_levels, [1], (1.0,))
+    model = FCOS(pyramid, num_classes, **parts | options)
     carry_regions(model, model.head.classification_head)
     return model
 
@@ -103,7 +97,7 @@ def faster_rcnn(
     """Faster R-CNN.
 
     Args:
-        backbone: a name from `ARCHS` or `COLUMNAR_ARCHS`, or a backbone.
+        backbone: see `Backbone`.
         num_classes: with background, which is label 0.
         out_channels: channels of the FPN.
         **options: of torchvision's `FasterRCNN`.
@@ -140,7 +134,7 @@ def semantic_fpn(
     """Semantic FPN (arXiv 1901.02446), as in `configs/semantic_fpn_cpvt_s.py`.
 
     Args:
-        backbone: a name from `ARCHS` or `COLUMNAR_ARCHS`, or a backbone.
+        backbone: see `Backbone`.
         num_classes: labels are 0 to num_classes - 1.
         out_channels: channels of the FPN.
         head_channels: channels of the head.
@@ -148,6 +142,25 @@ def semantic_fpn(
     """
     pyramid = BackboneFPN(pyramid_of(backbone, finest=4), out_channels)
     return SemanticFPN(pyramid, num_classes, head_channels, dropout)
+
+
+def one_stage_parts(
+    backbone: Backbone,
+    out_channels: int,
+    extra_levels: int,
+    sides: Sequence[float],
+    aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
+) -> tuple['BackboneFPN', dict[str, Any]]:
+    """Backbone and FPN, and the parts of `RetinaNet` and `FCOS` that must know about padding.
+
+    `sides` are those of the anchors, in strides of their level.
+    """
+    body = pyramid_of(backbone, finest=8)
+    extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
+    pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
+    sizes = [[side * stride for side in sides] for stride in pyramid.strides]
+    anchors = StrideAnchors(pyramid.strides, sizes, aspect_ratios)
+    return pyramid, dict(anchor_generator=anchors, size_divisible=1)
 
 
 def two_stage_parts(backbone: Backbone, out_channels: int) -> tuple['BackboneFPN', dict[str, Any]]:
@@ -161,17 +174,22 @@ def two_stage_parts(backbone: Backbone, out_channels: int) -> tuple['BackboneFPN
 
 
 def pyramid_of(backbone: Backbone, finest: int) -> nn.Module:
-    """A backbone whose first map has this stride, 4 or 8, by name or as given.
+    """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given.
 
     Raises:
         ValueError: the name is unknown, or the backbone's strides are others.
     """
     if isinstance(backbone, str):
-        if backbone not in {**ARCHS, **COLUMNAR_ARCHS}:
+        backbone = dict(arch=backbone)
+    if isinstance(backbone, dict):
+        arch = backbone.get('arch', 'pcpvt_small')
+        named = isinstance(arch, str)
+        if named and arch not in {**ARCHS, **COLUMNAR_ARCHS}:
             known = ', '.join((*ARCHS, *COLUMNAR_ARCHS))
-            raise ValueError(f'unknown arch {backbone!r}; one of {known}')
-        kind = CPVTPyramid if backbone in ARCHS else DenseCPVT
-        backbone = kind(backbone, out_indices=(0, 1, 2, 3) if finest == 4 else (1, 2, 3))
+            raise ValueError(f'unknown arch {arch!r}; one of {known}')
+        columnar = arch in COLUMNAR_ARCHS if named else hasattr(arch, 'dim') or 'dim' in arch
+        kind = DenseCPVT if columnar else CPVTPyramid
+        backbone = kind(**dict(out_indices=(0, 1, 2, 3) if finest == 4 else (1, 2, 3)) | backbone)
     strides = tuple(s for s in (4, 8, 16, 32) if s >= finest)
     if tuple(backbone.strides) != strides:
         raise ValueError(

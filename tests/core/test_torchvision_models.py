@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
-from cpvt_pyramid import ARCHS, CPVTPyramid, torchvision_models
+from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, DenseCPVT, torchvision_models
 from cpvt_pyramid.torchvision_models import (
     faster_rcnn,
     fcos,
@@ -182,6 +182,26 @@ def test_every_family_builds_by_name(arch):
         pyramid = retinanet(arch, num_classes=3).backbone
     assert pyramid.strides == (8, 16, 32, 64, 128)
     assert len(pyramid.body.channels) == 3
+
+
+@pytest.mark.parametrize(
+    ('backbone', 'kind'),
+    [
+        (dict(arch='pcpvt_nano', position='learned'), CPVTPyramid),
+        (dict(arch=dict(ARCHS['pcpvt_nano']._asdict(), depths=[1, 1, 1, 1])), CPVTPyramid),
+        (dict(position='none'), CPVTPyramid),
+        (dict(arch='cpvt_tiny', out_channels=8), DenseCPVT),
+        (dict(arch=dict(dim=16, heads=2, depth=1)), DenseCPVT),
+        (dict(arch=ColumnarArch(16, 2, 1)), DenseCPVT),
+    ],
+)
+def test_backbone_by_its_options(backbone, kind):
+    with torch.device('meta'):
+        body = semantic_fpn(backbone, num_classes=3).backbone.body
+        expected = kind(**backbone)
+    assert type(body) is kind
+    shapes = {name: x.shape for name, x in body.state_dict().items()}
+    assert shapes == {name: x.shape for name, x in expected.state_dict().items()}
 
 
 def test_mistakes_name_the_way_out():

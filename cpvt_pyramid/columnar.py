@@ -31,11 +31,11 @@ class Column(LoadsCheckpoints, nn.Module):
         arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
         position: where position comes from: 'peg' (CPVT), 'learned' (a table, interpolated to
             the map; with a class token this is DeiT), 'sincos' (2-D, computed at the map's
-            size), 'none', or, in every attention, 'rope' or 'rope-mixed' (rotary), 'alibi' (a
-            penalty in proportion to distance) or 'relative' (learned, clipped to 8 rows and
-            columns); or one of them and a PEG, as in 'learned+peg'.
-        position_options: of the encoding, see `RoPE` (`base`, `normalized`) and `RelativePosition`
-            (`reach`). None: as in its paper.
+            size), 'none', or, inside every attention, 'rope' or 'rope-mixed' (rotary), 'alibi' (a
+            penalty in proportion to distance), 'lookhere' (which adds fields of view) or 'relative'
+            (learned, clipped to 8 rows and columns); or one of them and a PEG, as in 'learned+peg'.
+        position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
+            (`view`) and `RelativePosition` (`reach`). None: as in its paper.
         peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: a
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
         class_token: whether there is a class token besides the map's tokens.
@@ -83,12 +83,18 @@ class Column(LoadsCheckpoints, nn.Module):
         def block(index: int) -> Block:
             # A PEG for queries and keys alone is part of the following block.
             of_keys = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
-            kind_here = 'none' if kind == 'relative' and index >= mapped else kind
-            encoding = attention_position(kind_here, arch.heads, arch.dim // arch.heads, options)
-            attention = SelfAttention(
-                arch.dim, arch.heads, encoding, of_keys, attn_drop_rate, drop_rate
+            depth = index / max(arch.depth - 1, 1)
+            inside = attention_position(
+                'none' if kind == 'relative' and index >= mapped else kind,
+                arch.heads,
+                arch.dim // arch.heads,
+                depth,
+                options,
             )
-            drop_path = drop_path_rate * index / max(arch.depth - 1, 1)
+            attention = SelfAttention(
+                arch.dim, arch.heads, inside, of_keys, attn_drop_rate, drop_rate
+            )
+            drop_path = drop_path_rate * depth
             return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path, with_cp)
 
         side = ceil_div(pretrain_img_size, arch.patch_size)

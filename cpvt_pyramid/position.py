@@ -4,7 +4,7 @@ There are two kinds of encodings, each with one interface:
 - of tokens: a module takes tokens (B, H, W, C) and their mask (see `mask.py`), and returns the
   tokens with their position added (`PosCNN`, `LearnedPosition`, `SinCosPosition`);
 - inside every attention (`AttentionPosition`): queries and keys are rotated (`RoPE`), or a bias is
-  added to their scores (`RelativePosition`, `ALiBi`).
+  added to their scores (`RelativePosition`, `ALiBi`, `LookHere`).
 """
 
 import math
@@ -29,9 +29,10 @@ POSITIONS = {
     'rope-mixed': OF_ROPE,
     'alibi': (),
     'relative': ('reach',),
+    'lookhere': ('view',),
 }
-# Of these the queries and keys must be the same tokens.
-COLUMNAR_POSITIONS = ('relative',)
+# Queries and keys must be the same tokens: distances are whole, and no view is empty.
+COLUMNAR_POSITIONS = ('relative', 'lookhere')
 CONVS = ('depthwise', 'separable', 'dense')
 
 
@@ -355,7 +356,7 @@ class AttentionBias(AttentionPosition):
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         first = grid.class_tokens
         bias = self.bias(q[:, :, first:], grid, step).to(q.dtype)
-        return q, k, F.pad(bias, (first, 0, first, 0)).expand(len(q), -1, -1, -1)
+        return q, k, F.pad(bias, (first, 0, first, 0)).expand(q.shape[0], -1, -1, -1)
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
         """(B or 1, heads, N, M), for the queries (B, heads, N, d) of a map."""
@@ -426,7 +427,52 @@ class ALiBi(AttentionBias):
 
     def penalty(self, head: int, down: Tensor, right: Tensor) -> Tensor:
         """(H, W, H', W'), the bias of a head, from the offsets of keys from queries."""
-        return -self.slopes[head] * (down**2 + right**2).sqrt()
+        return -self.slopes[head] * distance(down, right)
+
+
+class LookHere(ALiBi):
+    """ALiBi whose heads each look in one direction: keys outside a head's field of view are hidden.
+
+    LookHere (arXiv 2405.13985). The paper's model has 12 heads: 8 are directed, with slope 1/2; 4
+    see everything, with slopes 1/4, 1/16, 1/64, 1/256. All slopes are scaled by layer, from 1.5 at
+    the first to 0.5 at the last. Head i of the directed ones sees the directions from i * 45 to
+    i * 45 + view degrees, which are the paper's LH-180, LH-90 and LH-45. A token always sees itself
+    and, like the class token, is seen by and sees the class token without penalty.
+
+    Interpreted here: for other numbers of heads a third, rounded down, is undirected, and the
+    directions of the others are spread evenly over the circle. Hidden keys get `HIDDEN` instead of
+    minus infinity, which is as good where a token sees itself, and no NaN in the padding.
+
+    Args:
+        heads: attention heads.
+        depth: of the layer, from 0 for the first to 1 for the last.
+        view: angle of the field of view, in degrees; 180, 90 or 45 in the paper.
+    """
+
+    HIDDEN = -1e4  # exp(-1e4) is 0 in any precision
+
+    def __init__(self, heads: int, depth: float, view: float = 90) -> None:
+        super().__init__(heads)
+        if not 0 < view <= 360:
+            raise ValueError(f'view of LookHere must be an angle from 0 to 360 degrees, got {view}')
+        self.view = math.radians(view)
+        self.directed = heads - heads // 3
+        slopes = [1 / 2] * self.directed + [4.0 ** -(i + 1) for i in range(heads // 3)]
+        self.slopes = [(1.5 - depth) * slope for slope in slopes]
+
+    def penalty(self, head: int, down: Tensor, right: Tensor) -> Tensor:
+        penalty = super().penalty(head, down, right)
+        if head >= self.directed:
+            return penalty
+        center = 2 * math.pi * head / self.directed + self.view / 2  # counter-clockwise from right
+        ahead = right * math.cos(center) - down * math.sin(center)
+        # A key on the edge of the view is seen, whatever the rounding.
+        edge = distance(down, right) * math.cos(self.view / 2) - 1e-4
+        return penalty.masked_fill(ahead < edge, self.HIDDEN)
+
+
+def distance(down: Tensor, right: Tensor) -> Tensor:
+    return (down**2 + right**2).sqrt()
 
 
 class NoPosition(nn.Module):
@@ -443,12 +489,24 @@ def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn
     return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
 
 
-def attention_position(kind: str, heads: int, dim: int, options: dict) -> AttentionPosition:
-    """What position does in an attention with heads of `dim` channels, for each of `POSITIONS`."""
+def attention_position(
+    kind: str, heads: int, dim: int, depth: float, options: dict
+) -> AttentionPosition:
+    """What position does in an attention, for each of `POSITIONS`.
+
+    Args:
+        kind: the encoding.
+        heads: attention heads.
+        dim: channels of a head.
+        depth: of the layer, from 0 for the first to 1 for the last.
+        options: of the encoding.
+    """
     if kind in ('rope', 'rope-mixed'):
         return RoPE(heads, dim, mixed=kind == 'rope-mixed', **options)
     if kind == 'relative':
         return RelativePosition(dim, **options)
+    if kind == 'lookhere':
+        return LookHere(heads, depth, **options)
     return ALiBi(heads) if kind == 'alibi' else AttentionPosition()
 
 

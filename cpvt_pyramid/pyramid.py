@@ -31,10 +31,11 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
         position: where position comes from: 'peg' (CPVT), 'learned' (a table for each stage,
             interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or,
-            in every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty in proportion
-            to distance); or one of them and a PEG, as in 'learned+peg'. Sub-sampled keys are at the
-            centres of their patches. None: as published, 'learned' for PVT, else 'peg'.
-        position_options: of the encoding, see `RoPE` (`base`, `normalized`). None: as in its paper.
+            inside every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty in
+            proportion to distance); or one of them and a PEG, as in 'learned+peg'. A sub-sampled
+            key is at the centre of its patch. None: as published, 'learned' for PVT, else 'peg'.
+        position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`). None: as in
+            its paper.
         peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: as
             published. A stage with fewer blocks has no PEG where it has no block.
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
@@ -105,22 +106,24 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         self.strides = tuple(strides[i] for i in self.out_indices)
 
         used = max(self.out_indices) + 1
-        last_block = max(sum(arch.depths) - 1, 1)
         stage_norm = arch.stage_norm if stage_norm is None else stage_norm
+
+        def depth(stage: int, index: int) -> float:
+            return (sum(arch.depths[:stage]) + index) / max(sum(arch.depths) - 1, 1)
 
         def attention(stage: int, index: int) -> nn.Module:
             dim, heads = arch.dims[stage], arch.heads[stage]
+            inside = attention_position(kind, heads, dim // heads, depth(stage, index), options)
             drops = dict(attn_drop=attn_drop_rate, drop=drop_rate)
-            encoding = attention_position(kind, heads, dim // heads, options)
             if arch.window and index % 2 == 0:
                 return WindowAttention(
-                    dim, heads, arch.window, window_padding, position=encoding, **drops
+                    dim, heads, arch.window, window_padding, position=inside, **drops
                 )
-            return GlobalAttention(dim, heads, arch.sr_ratios[stage], position=encoding, **drops)
+            return GlobalAttention(dim, heads, arch.sr_ratios[stage], position=inside, **drops)
 
         def block(stage: int, index: int) -> Block:
             dim, mlp_ratio = arch.dims[stage], arch.mlp_ratios[stage]
-            drop_path = drop_path_rate * (sum(arch.depths[:stage]) + index) / last_block
+            drop_path = drop_path_rate * depth(stage, index)
             return Block(dim, attention(stage, index), mlp_ratio, drop_rate, drop_path, with_cp)
 
         dims = arch.dims[:used]

@@ -276,6 +276,8 @@ def encoder(
     of_keys: Sequence[Place],
     kind: str,
     normalized: bool = False,
+    depth: Optional[int] = None,
+    view: float = 90,
 ) -> Callable[[int, Tensor, Tensor], tuple]:
     """A function of a head, its queries (d, N) and keys (d, M), which returns both rotated, and
     what is added to their scores, a token or a pair of tokens at a time.
@@ -287,8 +289,10 @@ def encoder(
         size: height and width of the map.
         of_queries: the places of the queries.
         of_keys: the places of the keys.
-        kind: 'rope', 'rope-mixed' or 'alibi'.
+        kind: 'rope', 'rope-mixed', 'alibi' or 'lookhere'.
         normalized: coordinates of RoPE from -2 pi to 2 pi.
+        depth: layers of the model, for LookHere.
+        view: LookHere's, in degrees.
     """
 
     def turned(head: int, x: Tensor, places: Sequence[Place]) -> Tensor:
@@ -316,7 +320,16 @@ def encoder(
     def bias(head: int, query: Place, key: Place) -> float:
         if query is None or key is None:
             return 0.0
-        return -alibi_slopes(heads)[head] * math.dist(query, key)
+        distance = math.dist(query, key)
+        if kind == 'alibi':
+            return -alibi_slopes(heads)[head] * distance
+        scale = 1.5 - int(of.split('.')[1]) / (depth - 1)
+        directed = heads - heads // 3
+        if head >= directed:
+            return -scale * distance / 4 ** (head - directed + 1)
+        angle = math.degrees(math.atan2(query[0] - key[0], key[1] - query[1]))
+        turn = (angle - 360 * head / directed + 0.01) % 360  # past the first edge of the view
+        return -scale * distance / 2 if not distance or turn <= view + 0.02 else -math.inf
 
     def encode(head: int, q: Tensor, k: Tensor) -> tuple:
         if kind.startswith('rope'):

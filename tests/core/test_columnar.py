@@ -43,6 +43,11 @@ POSITIONS = {
     ),
     'alibi': (dict(position='alibi'), dict(inside=dict(kind='alibi'))),
     'alibi+peg': (dict(position='alibi+peg'), dict(inside=dict(kind='alibi'))),
+    'lookhere': (dict(position='lookhere'), dict(inside=dict(kind='lookhere', depth=3))),
+    'lookhere+peg': (
+        dict(position='lookhere+peg', position_options=dict(view=180)),
+        dict(inside=dict(kind='lookhere', depth=3, view=180)),
+    ),
     'none': (dict(position='none'), {}),
 }
 
@@ -425,6 +430,10 @@ def test_layers_for_layer_wise_rates():
         (dict(peg=PEG(after=11)), 'from -1 to 10'),  # the class token would not see it
         (dict(peg=PEG(after=11, qk_only=True), class_token=False), 'from -1 to 10'),
         (dict(peg=PEG(kernel_size=4)), 'odd'),
+        (dict(position='lookhere', position_options=dict(views=90)), 'can hold view, got'),
+        (dict(position='lookhere', position_options=dict(view=0)), 'from 0 to 360 degrees, got 0'),
+        (dict(position='relative', position_options=dict(reach=0)), 'at least 1, got 0'),
+        (dict(position='peg', position_options=dict(base=10)), 'can hold nothing, got'),
     ],
 )
 def test_mistakes_are_named(arguments, message):

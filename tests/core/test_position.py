@@ -1,18 +1,26 @@
-"""The encodings by themselves: against torch's convolutions and interpolation, and loops."""
+"""The encodings by themselves: against torch's convolutions and interpolation, timm, and loops."""
 
 import math
 
 import pytest
+import timm.layers
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ports import randomize
+from reference import same_maps
+from timm.layers import apply_rot_embed_cat
 
 from cpvt_pyramid import PEG, PosCNN
 from cpvt_pyramid.position import (
+    ALiBi,
     Grid,
     LearnedPosition,
+    LookHere,
     NoPosition,
     RelativePosition,
+    RoPE,
     SinCosPosition,
 )
 
@@ -145,6 +153,214 @@ def test_relative_position(height, width):
             column = max(-8, min(8, of_key_x - x)) + 8
             vector = relative.rows[row] + relative.columns[column]
             torch.testing.assert_close(scores[:, :, i, j], q[:, :, i] @ vector / math.sqrt(6))
+
+
+@pytest.mark.parametrize('height, width', [(1, 1), (5, 7), (14, 3)])
+@pytest.mark.parametrize('kind', ['Cat', 'DinoV3', 'Mixed'])
+def test_rope_is_timms(kind, height, width):
+    """RoPE-ViT's axial and mixed frequencies, and DINOv3's coordinates."""
+    size = dict(feat_shape=(height, width), grid_indexing='xy')
+    ours = RoPE(3, 16, mixed=kind == 'Mixed', normalized=kind == 'DinoV3')
+    if kind == 'Cat':
+        theirs = timm.layers.RotaryEmbeddingCat(16, temperature=100, in_pixels=False, **size)
+    elif kind == 'DinoV3':
+        theirs = timm.layers.RotaryEmbeddingDinoV3(16, rotate_half=False, **size)
+    else:
+        theirs = timm.layers.RotaryEmbeddingMixed(48, 1, 3, **size)
+        ours.frequencies = torch.nn.Parameter(theirs.freqs.detach()[:, 0])
+    embed = theirs.get_embed()[0] if kind == 'Mixed' else theirs.get_embed()
+    q, k = torch.randn(2, 2, 3, height * width, 16)
+    for mine, x in zip(ours(q, k, Grid(height, width)), (q, k)):
+        torch.testing.assert_close(mine, apply_rot_embed_cat(x, embed))
+
+
+def test_mixed_frequencies_start_as_axial_ones_turned():
+    rope = RoPE(4, 16, mixed=True)
+    radii = rope.frequencies.square().sum(0).sqrt()  # (heads, d / 2)
+    expected = torch.tensor([10 ** (-i / 4) for i in range(4)])
+    torch.testing.assert_close(radii, expected.repeat(2).expand(4, -1))
+    f_x, f_y = rope.frequencies.unflatten(2, (2, 4)).unbind()  # two axes at right angles
+    torch.testing.assert_close((f_x * f_y)[:, 0], -(f_x * f_y)[:, 1])
+    assert not torch.equal(rope.frequencies[:, 0], rope.frequencies[:, 1])
+
+
+@pytest.mark.parametrize('heads, slopes', [
+    (1, [2**-8]),
+    (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),
+    (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
+])  # fmt: skip
+def test_slopes_of_alibi(heads, slopes):
+    """Those of ALiBi's paper for 8 heads, and of its code for 6."""
+    assert ALiBi(heads).slopes == slopes
+
+
+def is_between(first: float, last: float):
+    return lambda right, up: (
+        (right, up) == (0, 0)
+        or (math.degrees(math.atan2(up, right)) - first + 1e-6) % 360 <= last - first + 2e-6
+    )
+
+
+# What the heads of the paper's models see, from the key's offset in columns and, upwards, rows.
+VIEWS = {
+    180: [
+        lambda right, up: right >= 0,
+        lambda right, up: right <= 0,
+        lambda right, up: up >= 0,
+        lambda right, up: up <= 0,
+        lambda right, up: right + up >= 0,
+        lambda right, up: right + up <= 0,
+        lambda right, up: up >= right,
+        lambda right, up: up <= right,
+    ],
+    90: [
+        lambda right, up: right >= 0 and up >= 0,
+        lambda right, up: right <= 0 and up >= 0,
+        lambda right, up: right <= 0 and up <= 0,
+        lambda right, up: right >= 0 and up <= 0,
+        lambda right, up: right >= abs(up),
+        lambda right, up: right <= -abs(up),
+        lambda right, up: up >= abs(right),
+        lambda right, up: up <= -abs(right),
+    ],
+    45: [is_between(first, first + 45) for first in range(0, 360, 45)],
+}
+
+
+@pytest.mark.parametrize('view', VIEWS)
+def test_lookhere_s_heads_see_what_the_paper_s_do(view):
+    """Half planes along axes and diagonals; quadrants along axes and diagonals; eighths."""
+    q = torch.randn(1, 12, 25, 4)
+    _, _, (bias,) = LookHere(12, depth=0, view=view)(q, q, Grid(5, 5))
+    seen = bias[:, 12].unflatten(1, (5, 5)) > -100  # from the center
+    for head in seen[8:]:
+        assert head.all()
+    ours = sorted(head.flatten().tolist() for head in seen[:8])
+    at = [(column - 2, 2 - row) for row in range(5) for column in range(5)]
+    assert ours == sorted([sees(*offset) for offset in at] for sees in VIEWS[view])
+
+
+def test_lookhere_s_slopes():
+    """1/2 where directed, a geometric sequence elsewhere; scaled from 1.5 to 0.5 by layer."""
+    q = torch.randn(1, 12, 25, 4)
+    for depth, scale in ((0, 1.5), (0.5, 1), (1, 0.5)):
+        _, _, (bias,) = LookHere(12, depth, view=360)(q, q, Grid(5, 5))
+        slopes = torch.tensor([1 / 2] * 8 + [1 / 4, 1 / 16, 1 / 64, 1 / 256]) * -scale
+        torch.testing.assert_close(bias[:, 0, 3], slopes * 3)  # three columns to the right
+        torch.testing.assert_close(bias[:, 24, 0], slopes * math.sqrt(32))
+        assert not bias.diagonal(dim1=1, dim2=2).any()
+
+
+SIDES = st.integers(1, 12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    size=st.tuples(SIDES, SIDES),
+    more=st.tuples(SIDES, SIDES),
+    start=st.tuples(SIDES, SIDES),
+    step=st.sampled_from([1, 2, 4]),
+    kind=st.sampled_from(['rope', 'rope-mixed', 'alibi', 'lookhere']),
+)
+def test_scores_depend_on_offsets_alone(size, more, start, step, kind):
+    """A part of a map that starts on the keys' grid has the scores that it has alone."""
+    torch.manual_seed(0)
+    encoding = {
+        'rope': lambda: RoPE(2, 8),
+        'rope-mixed': lambda: RoPE(2, 8, mixed=True),
+        'alibi': lambda: ALiBi(2),
+        'lookhere': lambda: LookHere(2, depth=0.3),
+    }[kind]().double()  # fmt: skip
+    (height, width), (top, left) = size, (step * at for at in start)
+    whole = Grid(top + height + more[0], left + width + more[1])
+    coarse = -(-whole.height // step), -(-whole.width // step)
+
+    def scores(q: torch.Tensor, k: torch.Tensor, grid: Grid) -> torch.Tensor:
+        with torch.no_grad():
+            q, k, bias = encoding(q.flatten(2, 3), k.flatten(2, 3), grid, step)
+        return q @ k.transpose(2, 3) + (0 if bias is None else bias)
+
+    q = torch.randn(1, 2, whole.height, whole.width, 8, dtype=torch.double)
+    k = torch.randn(1, 2, *coarse, 8, dtype=torch.double)
+    rows, columns = slice(top, top + height), slice(left, left + width)
+    of_keys = (
+        slice(top // step, -(-(top + height) // step)),
+        slice(left // step, -(-(left + width) // step)),
+    )
+    together = scores(q, k, whole).unflatten(3, coarse).unflatten(2, whole[:2])
+    together = together[:, :, rows, columns, of_keys[0], of_keys[1]]
+    alone = scores(q[:, :, rows, columns], k[:, :, of_keys[0], of_keys[1]], Grid(height, width))
+    torch.testing.assert_close(together.flatten(4).flatten(2, 3), alone)
+
+
+ENCODINGS = {
+    'rope': lambda: RoPE(4, 8),
+    'normalized': lambda: RoPE(4, 8, normalized=True),
+    'rope-mixed': lambda: RoPE(4, 8, mixed=True),
+    'relative': lambda: RelativePosition(8),
+    'alibi': lambda: ALiBi(4),
+    'lookhere': lambda: LookHere(4, depth=0),
+}
+
+
+@pytest.mark.parametrize('name', ENCODINGS)
+@pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16])
+def test_inside_attention_in_half_precision(name, dtype):
+    """Angles and distances are computed in single precision: at the far end of a long map an angle
+    in half precision would be anywhere."""
+    encoding = randomize(ENCODINGS[name]())
+    with torch.no_grad():
+        for parameter in encoding.parameters():  # representable in both
+            parameter.copy_(parameter.to(dtype))
+    q, k = torch.randn(2, 1, 4, 600, 8).to(dtype)
+    grid = Grid(2, 300)
+    exact = encoding(q.float(), k.float(), grid)
+    half = encoding.to(dtype)(q, k, grid)
+    for a, b in zip(half, exact):
+        assert a is None and b is None or a.dtype == dtype
+        if a is not None:
+            torch.testing.assert_close(a, b.to(dtype), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize('name', ENCODINGS)
+def test_class_token_has_no_place(name):
+    """It is not rotated, and no bias is added to its scores; the map's are what they are alone."""
+    encoding = ENCODINGS[name]()
+    q, k = torch.randn(2, 2, 4, 13, 8)
+    with_token = encoding(q, k, Grid(3, 4, class_tokens=1))
+    alone = encoding(q[:, :, 1:], k[:, :, 1:], Grid(3, 4))
+    for ours, x, expected in zip(with_token, (q, k), alone):
+        assert torch.equal(ours[:, :, 0], x[:, :, 0])
+        assert torch.equal(ours[:, :, 1:], expected)
+    bias = with_token[2]
+    if bias is not None:
+        assert not bias[:, :, 0].any() and not bias[:, :, :, 0].any()
+        torch.testing.assert_close(bias[:, :, 1:, 1:], alone[2])
+
+
+def test_inside_attention_exports():
+    """With dynamic batch, height and width."""
+
+    class Inside(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encodings = torch.nn.ModuleList(
+                [RoPE(2, 8, mixed=True, normalized=True), RelativePosition(8), LookHere(2, 0)]
+            )
+
+        def forward(self, x: torch.Tensor) -> list:
+            grid = Grid(x.shape[1], x.shape[2], mask=x[..., :1] > 0)
+            q = x.flatten(1, 2).unflatten(2, (2, 8)).transpose(1, 2)
+            found = [encoding(q, q, grid) for encoding in self.encodings]
+            return [x for of_one in found for x in of_one if x is not None]
+
+    model = randomize(Inside()).eval()
+    sizes = dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC)
+    graph = torch.export.export(model, (torch.ones(2, 5, 6, 16),), dynamic_shapes=(sizes,)).module()
+    for size in ((1, 4, 4), (3, 9, 2), (2, 2, 7)):
+        x = torch.randn(*size, 16)
+        with torch.no_grad():
+            same_maps(graph(x), model(x))
 
 
 def test_no_position():

@@ -1,9 +1,12 @@
 """The checkout and its tools, child processes, and loading with a report."""
 
 import importlib.util
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -65,3 +68,25 @@ def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
         model.load_state_dict(tensors, strict=strict)
     (report,) = reports
     return report
+
+
+def in_two_processes(function: Callable[[int], int]) -> list[tuple[int, str]]:
+    """Exit status and stderr of `function(rank)` in each of two processes."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+
+    def work(rank: int) -> None:
+        os.environ |= {'RANK': str(rank), 'WORLD_SIZE': '2', 'LOCAL_RANK': str(rank)}
+        os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
+        sys.stderr = Path(f'stderr{rank}').open('w', buffering=1)
+        os._exit(function(rank))  # without the exit handlers of pytest
+
+    fork = multiprocessing.get_context('fork')
+    processes = [fork.Process(target=work, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()  # none waits
+    return [(p.exitcode, Path(f'stderr{rank}').read_text()) for rank, p in enumerate(processes)]

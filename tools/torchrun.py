@@ -1,17 +1,24 @@
 """Start processes with torchrun, and return their exit status without a traceback of torchrun.
 
 usage: torchrun.py NPROC SCRIPT [ARGUMENT ...]; for the environment variables, see dist_train.sh.
+
+SIGTERM and SIGUSR1 are passed on to the processes, which may take their time. torchrun itself would
+kill them after 30 seconds, and dies of SIGUSR1.
 """
 
 # torch is imported inside the function, so that a missing one is reported in one line.
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import run_tool
+from cpvt_pyramid.runner.command import exit_on_signal, run_tool
 
 
 def torchrun(processes: int, command: Sequence[str]) -> int:
@@ -41,6 +48,9 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
     os.environ.setdefault('OMP_NUM_THREADS', threads)
     os.environ.setdefault('MKL_NUM_THREADS', threads)
     logging.disable()
+    os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = 'SIGINT,SIGHUP,SIGQUIT'
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, pass_on)
     try:
         run(parse_args([*options, *command]))
     except ChildFailedError as error:
@@ -54,6 +64,25 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def pass_on(number: int, frame: Optional[FrameType]) -> None:
+    """Send a signal to the child processes; without any, exit."""
+    processes = list(children())
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+    if not processes:
+        exit_on_signal(number, frame)
+
+
+def children() -> Iterator[int]:
+    """The ids of the processes that this one has started."""
+    for path in Path('/proc').glob('[0-9]*/stat'):
+        with suppress(OSError):
+            parent = path.read_text().rpartition(')')[2].split()[1]
+            if int(parent) == os.getpid():
+                yield int(path.parent.name)
 
 
 if __name__ == '__main__':

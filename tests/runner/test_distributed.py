@@ -1,16 +1,11 @@
 """Two processes, of which one or both have an error before the training."""
 
-import multiprocessing
 import os
-import socket
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from mmengine.config import Config
-from support import load_tool
+from support import in_two_processes, load_tool
 
 from cpvt_pyramid.runner.command import UserError, run_tool
 from cpvt_pyramid.runner.configs import load_config
@@ -18,28 +13,6 @@ from cpvt_pyramid.runner.distributed import all_or_none
 from cpvt_pyramid.runner.mistakes import config_mistakes
 
 train = load_tool('train')
-
-
-def in_two_processes(function: Callable[[int], int]) -> list[tuple[int, str]]:
-    """Exit status and stderr of `function(rank)` in each of two processes."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-
-    def work(rank: int) -> None:
-        os.environ |= {'RANK': str(rank), 'WORLD_SIZE': '2', 'LOCAL_RANK': str(rank)}
-        os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
-        sys.stderr = Path(f'stderr{rank}').open('w', buffering=1)
-        os._exit(function(rank))  # without the exit handlers of pytest
-
-    fork = multiprocessing.get_context('fork')
-    processes = [fork.Process(target=work, args=(rank,)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        process.kill()  # none waits
-    return [(p.exitcode, Path(f'stderr{rank}').read_text()) for rank, p in enumerate(processes)]
 
 
 def test_data_that_one_process_lacks(configs, sample_dataset):

@@ -3,7 +3,10 @@
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,25 @@ def test_torchrun_passes_the_exit_status_on():
     Path('fails.py').write_text('import sys; sys.exit(2)')
     ended = run(sys.executable, TOOLS / 'torchrun.py', '2', 'fails.py')
     assert (ended.returncode, ended.stderr) == (2, '')
+
+
+def test_torchrun_passes_signals_on():
+    """Also one that it would die of; the processes take their time."""
+    Path('waits.py').write_text(
+        'import os, signal, sys, time\n'
+        'def stop(*_):\n'
+        '    time.sleep(0.1)\n'
+        '    sys.exit(75)\n'
+        'signal.signal(signal.SIGUSR1, stop)\n'
+        "open('ready' + os.environ['RANK'], 'w').close()\n"
+        'time.sleep(60)\n'
+    )
+    started = subprocess.Popen([sys.executable, TOOLS / 'torchrun.py', '2', 'waits.py'])
+    while not (Path('ready0').exists() and Path('ready1').exists()):
+        assert started.poll() is None
+        time.sleep(0.05)
+    started.send_signal(signal.SIGUSR1)
+    assert started.wait(60) == 75
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from support import clear_global_instances, load_tool
+from support import clear_global_instances, in_two_processes, load_tool
+
+from cpvt_pyramid.runner.configs import load_config
 
 train = load_tool('train')
 
@@ -92,7 +95,7 @@ def contents(path: Path) -> dict:
     kept = {k: v for k, v in hub.items() if k in ('best_score', 'best_ckpt', 'StoppingHook')}
     names = 'state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers', 'gradients'
     logs = checkpoint['message_hub']['log_scalars']
-    kept['best_ckpt'] = Path(kept['best_ckpt']).name
+    kept['best_ckpt'] = Path(kept.get('best_ckpt', '')).name
     kept['losses'] = torch.from_numpy(logs['train/loss'].data[0])
     return kept | {name: checkpoint[name] for name in names if name in checkpoint}
 
@@ -161,3 +164,44 @@ def test_iterations(configs, whole):
         ours = contents(Path('work', name))
         assert_same(ours, contents(whole['segmentor'] / name))
         assert ('gradients' in ours) == (name == 'iter_10.pth')
+
+
+TWO_PROCESSES = """
+_base_ = ['{base}']
+train_cfg = dict(max_epochs=2)
+train_dataloader = dict(batch_size=1)
+val_cfg = val_dataloader = val_evaluator = None
+custom_hooks = [dict(type='Interruptions', moments={moments})]
+"""
+
+
+def test_two_processes(configs, capsys):
+    """A signal to the second process in mid-epoch stops both; one process cannot go on."""
+    load_config(configs['detector'])  # imports mm once, and not in each process
+    for rank in range(2):
+        moments = [('iteration', 2, signal.SIGTERM.value)] if rank else []
+        text = TWO_PROCESSES.format(base=configs['detector'], moments=moments)
+        Path(f'process{rank}').mkdir()  # each has its own log of interruptions
+        Path(f'process{rank}/two.py').write_text(text)
+
+    def training(*options: str) -> Callable[[int], int]:
+        def work(rank: int) -> int:
+            os.chdir(f'process{rank}')
+            return train.main(['two.py', '--launcher', 'pytorch', *options])
+
+        return work
+
+    (status, line), (other_status, silent) = in_two_processes(training('--work-dir', '../work'))
+    assert (status, other_status) == (75, 75) and silent == ''
+    stopped = f'train: SIGTERM received; {Path("work").absolute()}/preempted.pth is the state after'
+    assert f'{stopped} iteration 2: continue with the same command and --resume\n' in line
+    assert train.main(['process0/two.py', '--work-dir', 'work', '--resume']) == 2
+    assert (
+        'train: the checkpoint was written in mid-epoch by 2 processes with 1 images each, 4 '
+        'batches per epoch; resume with the same number of processes, images and batches (now 1 '
+        'process with 1 images each, 8 batches), or from a checkpoint at the end of an epoch\n'
+    ) in capsys.readouterr().err
+    resumed = in_two_processes(training('--work-dir', '../work', '--resume'))
+    whole = in_two_processes(training('--work-dir', '../whole'))
+    assert [status for status, _ in resumed + whole] == [0] * 4
+    assert_same(contents(Path('work/epoch_2.pth')), contents(Path('whole/epoch_2.pth')))

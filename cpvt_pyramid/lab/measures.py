@@ -1,0 +1,590 @@
+"""The questions about what a model knows, for the lab's trained models and for any other."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..position import PosCNN
+from . import figures
+from .laboratory import Lab, Variant, metric_of
+from .probes import (
+    KINDS,
+    RINGS,
+    Subject,
+    attention_weights,
+    fit_probe,
+    has_padded_convolutions,
+    images_of,
+    padding_drift,
+    padding_pattern,
+    photographs,
+    position_similarity,
+    probe_position,
+    shift_drift,
+    token_norms,
+    with_replicated_borders,
+)  # fmt: skip
+from .questions import described
+from .report import Finding, Table
+from .runs import Result, Settings, answer, evaluate, one_thread
+from .scenes import Scenes
+from .statistics import estimate
+
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area
+SHIFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pixels
+MOVED_CELLS = 4  # of the pictures for shifts, beyond the training size
+STEADY = ('leftmost', 'topmost', 'above', 'pattern', 'control')  # answers that shifts keep
+GAP = {
+    'none, GAP': Variant('none', class_token=False),
+    'learned, GAP': Variant('learned', class_token=False),
+    'peg, GAP': Variant('peg', class_token=False),
+}
+RANDOM_INPUT = 'Input: noise, images of one color, and crops of photographs in random orientation.'
+
+
+class Group(NamedTuple):
+    """A row of a table: the same model with several seeds, or one model for several images."""
+
+    name: str
+    subjects: list[Subject]  # one for each seed
+    runs: list[Result]  # their trainings; none for a model from elsewhere
+    side: int  # of the images, in pixels
+    images: int  # per seed
+
+    def stages(self) -> list[str]:
+        count = len(self.subjects[0].maps(torch.zeros(2, 3, self.side, self.side)))
+        kind = 'block' if self.runs and self.runs[0].settings.model == 'column' else 'map'
+        return [f'{kind} {i}' for i in range(count)]
+
+
+def groups_of(
+    lab: Lab, models: Sequence[Subject], side: int, images: int, gap: bool = False
+) -> list[Group]:
+    """The given models, or if there are none the lab's trained ones.
+
+    Args:
+        lab: trains what is missing.
+        models: to measure instead.
+        side: of their images, in pixels.
+        images: per seed.
+        gap: also the lab's models that read the mean of the map.
+    """
+    if models:
+        return [Group(s.name, [s] * lab.seeds, [], side, images) for s in models]
+    groups = []
+    for model in lab.preset.models:
+        variants = {**lab.encodings(model), **(GAP if gap and model == 'column' else {})}
+        for one in lab.train(variants, model):
+            name = one.name if len(lab.preset.models) == 1 else f'{model} {one.name}'
+            loaded = [run.load() for run in one.runs]
+            subjects = [Subject(name, m) for m in loaded]
+            groups.append(Group(name, subjects, one.runs, 6 * loaded[0].cell, images))
+    return groups
+
+
+def over_seeds(lab: Lab, group: Group, measure: Callable, label: str) -> list:
+    """`measure(subject, seed)` of each seed, with one thread."""
+    with one_thread():
+        seeds = range(lab.seed, lab.seed + lab.seeds)
+        pairs = list(zip(group.subjects, seeds))
+        return [measure(s, seed) for s, seed in tqdm(pairs, f'{label} {group.name}', disable=None)]
+
+
+def shown(values: Sequence[float], percent: bool = True, sign: bool = False) -> str:
+    """A cell of a table; a dash where there is no value."""
+    values = np.asarray(values, float)
+    finite = np.isfinite(values)
+    return estimate(values).show(percent, sign) if finite.all() else '-'
+
+
+def source_of(groups: Sequence[Group]) -> str:
+    if groups[0].runs:
+        return 'The trained models of the question "encodings", one for each seed.'
+    return (
+        f'Models that were given, {groups[0].side} x {groups[0].side} pixels; the intervals are '
+        'over images, not over trainings.'
+    )
+
+
+# probe
+
+
+def probe(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+    """Where position lives: what can be read from features, and what padding puts there."""
+    groups = groups_of(lab, models, side, images=24)
+    r2, ppp, data = [], [], {}
+    header: list[str] = []
+    rows_of_figure = []
+    for group in groups:
+        stages = group.stages()
+        header = header if len(header) > len(stages) else stages
+        arms = {'as it is': lambda s: s}
+        if has_padded_convolutions(group.subjects[0].model) or has_zero_pegs(group.subjects[0]):
+            arms['replicated border'] = lambda s: Subject(
+                s.name, with_replicated_borders(s.model), s.channels
+            )
+        for arm, change in arms.items():
+            name = f'{group.name}, {arm}'
+
+            def measure(
+                subject: Subject, seed: int, group: Group = group, change: Callable = change
+            ) -> dict:
+                subject = change(subject)
+                margin = -(-group.side // 4 // 32) * 32
+                large = photographs(group.images, group.side + 2 * margin, seed, 'test')
+                return {
+                    **{
+                        kind: probe_position(
+                            subject, images_of(kind, group.images, group.side, seed), seed
+                        )
+                        for kind in KINDS
+                    },
+                    'ppp': padding_pattern(subject, large, margin),
+                }
+
+            found = over_seeds(lab, group, measure, 'probe')
+            for kind in KINDS:
+                r2.append([name, kind, *(
+                    shown([f[kind][i].r2 for f in found], percent=False)
+                    for i in range(len(stages)))])  # fmt: skip
+            for metric in ('mae', 'snr'):
+                ppp.append([name, metric.upper(), *(
+                    shown([getattr(f['ppp'][i], metric) for f in found], percent=False)
+                    for i in range(len(stages)))])  # fmt: skip
+            data[name] = [
+                {**{kind: [{'r2': r.r2, 'rings': r.rings, 'penalty': r.probe.penalty}
+                           for r in f[kind]] for kind in KINDS},
+                 'ppp': [{'mae': p.mae, 'snr': p.snr, 'map': p.map.tolist()} for p in f['ppp']]}
+                for f in found
+            ]  # fmt: skip
+            rows_of_figure.append((name, found))
+    r2, ppp = ([row + [''] * (len(header) + 2 - len(row)) for row in rows] for rows in (r2, ppp))
+    tables = [
+        Table('R squared of row and column, held-out images', ['', 'images', *header], r2),
+        Table('Position-information pattern from padding (PPP), photographs',
+              ['', 'metric', *header], ppp),
+    ]  # fmt: skip
+    draw_probe(lab.folder / 'probe.png', rows_of_figure)
+    notes = [
+        source_of(groups),
+        RANDOM_INPUT,
+        'Ridge regression from standardized features to row and column, fitted on half of the '
+        'images and measured on the others; the penalty is chosen on a third of the first half. '
+        'R squared can be negative: worse than a constant guess.',
+        'Replicated border: the same weights, but every padded convolution repeats the border '
+        'instead of adding zeros.',
+        'PPP (arXiv 2206.01202): the mean over images of the difference between features with the '
+        "model's own padding and with real pixels in place of the padding. MAE is in standard "
+        'deviations of the features; SNR is the energy of that mean over the variance of the '
+        'difference across images. How we read the paper is in docs/position.md.',
+    ]
+    return Finding('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
+                   described(lab))  # fmt: skip
+
+
+def has_zero_pegs(subject: Subject) -> bool:
+    return any(isinstance(m, PosCNN) and not m.border for m in subject.model.modules())
+
+
+def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
+    """For each model R squared by stage and by distance from the border, and its pattern."""
+    most = max(len(found[0]['ppp']) for _, found in rows)
+    shade = {'noise': '#2c7fb8', 'constant': figures.GREY, 'natural': figures.ACCENT}
+    size = (2.9 * (2 + 0.62 * most), 1.9 * len(rows) + 0.5)
+    ratios = {'width_ratios': [1.4, 1.4, *[1] * most]}
+    with figures.figure(path, len(rows), 2 + most, size, gridspec_kw=ratios) as (fig, axes):
+        top = [
+            max(
+                np.mean([f['ppp'][i].map.max() for f in found])
+                for _, found in rows
+                if i < len(found[0]['ppp'])
+            )
+            for i in range(most)
+        ]
+        for (name, found), line in zip(rows, axes):
+            stages = len(found[0]['ppp'])
+            for kind in KINDS:
+                values = np.array([[r.r2 for r in f[kind]] for f in found])
+                line[0].plot(values.mean(0).clip(-0.1), 'o-', ms=3, color=shade[kind], label=kind)
+                rings = np.array([f[kind][-1].rings for f in found])
+                middle = (np.arange(RINGS) + 0.5) / RINGS
+                line[1].plot(middle, rings.mean(0).clip(-0.1), 'o-', ms=3, color=shade[kind])
+            for axis in line[:2]:
+                axis.set_ylim(-0.14, 1.04)
+            line[0].set_xticks(range(stages))
+            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5)
+            for i, axis in enumerate(line[2:]):
+                figures.bare(axis)
+                if i < stages:
+                    mean = torch.stack([f['ppp'][i].map for f in found]).mean(0)
+                    axis.imshow(mean, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
+        axes[0, 0].legend(fontsize=7.5)
+        axes[0, 0].set_title('R² by stage')
+        axes[0, 1].set_title('R², last stage: border to center')
+        for i, axis in enumerate(axes[0, 2:]):
+            axis.set_title(f'PPP, stage {i}\n0 to {top[i]:.2g}')
+
+
+# padding
+
+
+def padding(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+    """Batch padding as a false position signal, with and without the mask."""
+    groups = groups_of(lab, models, side, images=16)
+    data, drift_rows, moved_rows, curves = {}, [], [], {}
+    metric_rows = []
+    for group in groups:
+        for masked in (False, True) if group.subjects[0].masks else (False,):
+            name = f'{group.name}, {"masked" if masked else "unmasked"}'
+
+            def measure(
+                subject: Subject, seed: int, group: Group = group, masked: bool = masked
+            ) -> list:
+                images = photographs(group.images, group.side, seed, 'test')
+                probes = [fit_probe(m, seed) for m in subject.maps(images)]
+                return [padding_drift(subject, images, s, masked, probes) for s in SHARES]
+
+            found = over_seeds(lab, group, measure, 'padding')
+            last = [[of_share[-1] for of_share in f] for f in found]
+            drift_rows.append(
+                [name, *(shown([f[i].features for f in last]) for i in range(len(SHARES)))]
+            )
+            moved_rows.append(
+                [name, *(shown([f[i].displacement for f in last]) for i in range(len(SHARES)))]
+            )
+            curves[name] = {
+                'features': [[100 * s.features for s in f] for f in last],
+                'displacement': [[100 * s.displacement for s in f] for f in last],
+            }
+            data[name] = {'drift': [[[stage._asdict() for stage in s] for s in f] for f in found]}
+            if group.runs:
+                changes = over_seeds(
+                    lab, Group(group.name, group.runs, group.runs, 0, 0),
+                    lambda run, seed, masked=masked: padded_metrics(
+                        run, masked, lab.preset.scaled_pictures), 'padded answers',
+                )  # fmt: skip
+                data[name]['metrics'] = changes
+                for metric in ('position', 'mIoU', 'AP'):
+                    values = [[metric_of(c, metric) - metric_of(f[0], metric) for c in f]
+                              for f in changes]  # fmt: skip
+                    curves[name][metric] = [[100 * v for v in row] for row in values]
+                    metric_rows.append(
+                        [
+                            name,
+                            metric,
+                            *(shown([v[i] for v in values], sign=True) for i in range(len(SHARES))),
+                        ]
+                    )
+    shares = [f'{share:.0%}' for share in SHARES]
+    tables = [
+        Table('Drift of the last map inside the images, % of its norm', ['', *shares], drift_rows),
+        Table('Displacement of the probed position, % of the side', ['', *shares], moved_rows),
+    ]
+    if metric_rows:
+        tables.append(Table('Change of the answers, in points', ['', 'metric', *shares],
+                            metric_rows))  # fmt: skip
+    draw_padding(lab.folder / 'padding.png', curves)
+    notes = [
+        source_of(groups),
+        'Photographs alone, and with zeros at the right and bottom until the given share of the '
+        'area is padding. Masked: the model is told the true sizes (`valid`). A masked model that '
+        'is exact drifts by rounding only.',
+    ]
+    return Finding('padding', 'Does batch padding look like a position?', notes, tables,
+                   ['padding.png'], data, described(lab))  # fmt: skip
+
+
+def padded_metrics(result: Result, masked: bool, pictures: int) -> list[dict[str, float]]:
+    """The metrics of a trained model for each share of padding."""
+    model = result.load()
+    scenes = result.settings.draw('test', pictures, stream=0)
+    side = scenes.image.shape[2]
+    sizes = [round(side * (1 - share) ** -0.5) for share in SHARES]
+    return [evaluate(model, scenes, pad=(size, size), masked=masked) for size in sizes]
+
+
+def draw_padding(path: Path, curves: dict[str, dict[str, list]]) -> None:
+    titles = {'features': 'drift of the features, %', 'displacement': 'displacement, % of side',
+              'position': 'position tasks, points', 'mIoU': 'mIoU, points',
+              'AP': 'AP50, points'}  # fmt: skip
+    present = [t for t in titles if t in next(iter(curves.values()))]
+    names = list(dict.fromkeys(name.rsplit(', ', 1)[0] for name in curves))
+    shade = figures.colors(names)
+    with figures.figure(path, 1, len(present), (3.4 * len(present), 4.6)) as (fig, axes):
+        for axis, title in zip(axes.flat, present):
+            for name, values in curves.items():
+                model, arm = name.rsplit(', ', 1)
+                mean = np.array([[v for v in row] for row in values[title]]).mean(0)
+                axis.plot([100 * s for s in SHARES], mean, '-' if arm == 'unmasked' else '--',
+                          color=shade[model], marker='o', ms=2.5,
+                          label=model if arm == 'unmasked' else None)  # fmt: skip
+            axis.set_title(titles[title])
+            axis.set_xlabel('padding, % of the area')
+        figures.legend_below(fig, axes.flat[0].get_legend_handles_labels()[0])
+        fig.suptitle('Batch padding: unmasked (solid) and masked (dashed)')
+
+
+# shift
+
+
+def shift(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+    """Translations: whether features move with the picture, and answers stay."""
+    groups = groups_of(lab, models, side, images=16, gap=True)
+    data, rows, answers, drifts, kept = {}, [], [], {}, {}
+    for group in groups:
+
+        def measure(subject: Subject, seed: int, group: Group = group) -> list:
+            images = photographs(group.images, group.side + max(SHIFTS), seed, 'test')
+            return [shift_drift(subject, images, group.side, s) for s in SHIFTS]
+
+        found = over_seeds(lab, group, measure, 'shift')
+        data[group.name] = {'drift': [[[s._asdict() for s in one] for one in f] for f in found]}
+        for part in ('interior', 'border'):
+            values = np.array([[100 * getattr(one[-1], part) for one in f] for f in found])
+            drifts[group.name, part] = values
+            rows.append([group.name, part, *(shown(v / 100) for v in values.T)])
+        if group.runs:
+            same = over_seeds(
+                lab, Group(group.name, group.runs, group.runs, 0, 0),
+                lambda run, seed: consistency(run, lab.preset.scaled_pictures), 'answers',
+            )  # fmt: skip
+            data[group.name]['consistency'] = same
+            moves = list(same[0])
+            kept[group.name] = np.array([[100 * s[m] for m in moves] for s in same])
+            answers.append([group.name, *(shown([s[m] for s in same]) for m in moves)])
+    pixels = [f'{s} px' for s in SHIFTS]
+    tables = [Table('Drift of the last map, % of its norm', ['', 'part', *pixels], rows)]
+    if answers:
+        tables.append(Table('Same answer after a shift, % of pictures and tasks',
+                            ['', *(f'{m} px' for m in moves)], answers))  # fmt: skip
+    draw_shift(lab.folder / 'shift.png', drifts, kept, moves if answers else [])
+    notes = [
+        source_of(groups),
+        'Two crops of the same image, one lower and further right by the given number of pixels, '
+        'compared where both see the same pixels. Border: within a quarter of the side of an edge '
+        'of either crop. Where the shift is no multiple of the stride, the first map is '
+        'interpolated, and the drift contains what sub-sampling loses.',
+        'Answers: the same larger picture through two windows, both of which contain the digits; '
+        'of the tasks whose answer a shift does not change. Published: Twins falls from 80.6 to '
+        '62.4 % under shifts of a few pixels (arXiv 2306.07470).',
+    ]
+    return Finding('shift', 'Do features move with the picture?', notes, tables, ['shift.png'],
+                   data, described(lab))  # fmt: skip
+
+
+def consistency(result: Result, pictures: int) -> dict[int, float]:
+    """The share of answers that stay the same after a shift down and right, for each shift that
+    keeps the digits in view."""
+    model, settings = result.load(), result.settings
+    window, most = settings.grid, MOVED_CELLS // 2
+    scenes = moved_scenes(settings, pictures, window + most, most)
+    side, cell = window * model.cell, model.cell
+    first = answer(model, scenes.image[..., :side, :side])
+    found = {}
+    for s in sorted(
+        {*(x for x in SHIFTS if x <= most * cell), *range(cell, most * cell + 1, cell)}
+    ):
+        second = answer(model, scenes.image[..., s : s + side, s : s + side])
+        same = [
+            (first.logits[t].argmax(1) == second.logits[t].argmax(1)).double().mean()
+            for t in STEADY
+        ]
+        found[s] = float(np.mean(same))
+    return found
+
+
+def moved_scenes(settings: Settings, pictures: int, cells: int, most: int) -> Scenes:
+    """Test pictures of cells x cells whose digits are at least `most` cells from every edge."""
+    found: list[Scenes] = []
+    stream, count = 0, 0
+    while count < pictures:
+        scenes = settings.draw('test', 4 * pictures, stream, (cells, cells))
+        ok = torch.stack([scenes.rows, scenes.columns])
+        ok = ((ok >= most) & (ok < cells - most)).all(2).all(0)
+        found.append(
+            scenes._replace(
+                **{name: getattr(scenes, name)[ok] for name in scenes._fields if name != 'grid'}
+            )
+        )
+        count += int(ok.sum())
+        stream += 1_000_000  # far from the streams of training
+    joined = {name: torch.cat([getattr(s, name) for s in found])[:pictures]
+              for name in Scenes._fields if name != 'grid'}  # fmt: skip
+    return Scenes(**joined, grid=(cells, cells))
+
+
+def draw_shift(path: Path, drifts: dict, kept: dict[str, np.ndarray], moves: Sequence[int]) -> None:
+    names = list(dict.fromkeys(name for name, _ in drifts))
+    columns = 3 if kept else 2
+    with figures.figure(path, 1, columns, (4.6 * columns, 5)) as (fig, axes):
+        for axis, part in zip(axes.flat, ('interior', 'border')):
+            values = {name: drifts[name, part] for name in names}
+            lines = figures.curves(axis, SHIFTS, values)
+            axis.set_title(f'drift of the last map, {part}, %')
+        if kept:
+            figures.curves(axes[0, 2], moves, kept)
+            axes[0, 2].set_title('same answer after the shift, %')
+        for axis in axes.flat:
+            axis.set_xlabel('shift, pixels')
+        figures.legend_below(fig, lines)
+
+
+# attention
+
+
+def attention(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+    """What chosen queries attend to, and where the position signal is similar."""
+    groups = groups_of(lab, models, side, images=32)
+    data, pictures, rows = {}, [], []
+    with one_thread():
+        for number, group in enumerate(groups):
+            subject = group.subjects[0]
+            images = images_of('natural', group.images, group.side, lab.seed)
+            weights = attention_weights(subject, images[:1])
+            maps = subject.maps(images)
+            similar = [position_similarity(m) for m in maps]
+            spread = [neighbours(s) for s in similar]
+            rows.append([group.name, *(f'{near:.2f} / {far:.2f}' for near, far in spread)])
+            data[group.name] = {'similarity': [dict(near=n, far=f) for n, f in spread],
+                                'attentions': len(weights)}  # fmt: skip
+            name = f'attention-{number}.png'
+            draw_attention(lab.folder / name, group.name, images[0], weights, maps, similar)
+            pictures.append(name)
+    width = max(map(len, rows))
+    rows = [row + [''] * (width - len(row)) for row in rows]
+    header = ['', *(f'map {i}' for i in range(width - 1))]
+    table = Table('Cosine similarity of the position signal: neighbours / opposite ends of the map',
+                  header, rows)  # fmt: skip
+    notes = [
+        source_of(groups) + ' Pictures show the first seed.',
+        'Attention: the weights of three queries, averaged over the heads, on a photograph; '
+        'attentions within windows are left out. Similarity: of the position signal (the mean '
+        'over photographs at a place, less the mean over places) of five places with all others.',
+    ]
+    return Finding('attention', 'What is attended to?', notes, [table], pictures, data,
+                   described(lab))  # fmt: skip
+
+
+def neighbours(similarity: Tensor) -> tuple[float, float]:
+    """The mean similarity of horizontal and vertical neighbours, and of opposite places."""
+    h, w = similarity.shape[:2]
+    down = torch.stack([similarity[i, j, i + 1, j] for i in range(h - 1) for j in range(w)])
+    right = torch.stack([similarity[i, j, i, j + 1] for i in range(h) for j in range(w - 1)])
+    far = torch.stack([similarity[i, j, h - 1 - i, w - 1 - j] for i in range(h) for j in range(w)
+                       if (i, j) != (h - 1 - i, w - 1 - j)])  # fmt: skip
+    return float(torch.cat([down, right]).mean()), float(far.mean())
+
+
+def draw_attention(
+    path: Path, name: str, image: Tensor, weights: Sequence[Tensor], maps: Sequence[Tensor],
+    similar: Sequence[Tensor],
+) -> None:  # fmt: skip
+    columns = max(len(maps), min(len(weights), 8), 1)
+    chosen = [
+        weights[i] for i in np.linspace(0, len(weights) - 1, min(len(weights), 8)).astype(int)
+    ]
+    rows = 5 + (3 if chosen else 0)
+    spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7))
+    places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
+    with figures.figure(path, rows, columns + 1, (1.6 * (columns + 1), 1.65 * rows)) as (fig, axes):
+        for axis in axes.flat:
+            figures.bare(axis)
+        for row, spot in enumerate(spots if chosen else ()):
+            axis = axes[row, 0]
+            low, high = image.min(), image.max()
+            figures.show_picture(axis, (image - low) / (high - low) * 2 - 1)
+            side = image.shape[1]
+            axis.plot(spot[1] * side, spot[0] * side, 'o', ms=7, mfc='none', mec='red', mew=2)
+            axis.set_title('query' if row == 0 else '', fontsize=9)
+            for column, of_layer in enumerate(chosen):
+                grid = query_map(of_layer, spot)
+                if grid is not None:
+                    axes[row, 1 + column].imshow(grid, cmap='viridis')
+                if row == 0:
+                    axes[row, 1 + column].set_title(f'attention {column}', fontsize=9)
+        first = rows - 5
+        for row, place in enumerate(places):
+            axes[first + row, 0].set_title('similarity to' if row == 0 else '', fontsize=9)
+            blank = np.zeros((9, 9))
+            blank[tuple(round(8 * p) for p in place)] = 1
+            axes[first + row, 0].imshow(blank, cmap='Greys')
+            for column, of_map in enumerate(similar):
+                h, w = of_map.shape[:2]
+                at = round(place[0] * (h - 1)), round(place[1] * (w - 1))
+                axes[first + row, 1 + column].imshow(of_map[at], cmap='RdBu_r', vmin=-1, vmax=1)
+                if row == 0:
+                    axes[first + row, 1 + column].set_title(f'map {column}', fontsize=9)
+        fig.suptitle(f'{name}: attention of three queries, similarity of the position signal')
+
+
+def query_map(weights: Tensor, spot: tuple[float, float]) -> Tensor | None:
+    """(h, w), the attention of the query at a spot, averaged over heads; None if the keys are no
+    square map. A class token, if there is one, is left out."""
+    mean = weights.mean(0)
+    sides = [math.isqrt(n) for n in mean.shape]
+    first = [n - side**2 for n, side in zip(mean.shape, sides)]
+    if not all(extra in (0, 1) for extra in first) or sides[1] < 2:
+        return None
+    mean = mean[first[0] :, first[1] :]
+    at = [min(sides[0] - 1, int(s * sides[0])) for s in spot]
+    return mean[at[0] * sides[0] + at[1]].view(sides[1], sides[1])
+
+
+# registers
+
+
+def registers(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+    """High-norm tokens by stage and input size."""
+    groups = groups_of(lab, models, side, images=12)
+    data, rows, grids = {}, [], []
+    for group in groups:
+        for scale in (1, 2):
+
+            def measure(
+                subject: Subject, seed: int, group: Group = group, scale: int = scale
+            ) -> list:
+                images = photographs(group.images, group.side * scale, seed, 'test')
+                return token_norms(subject, images)
+
+            found = over_seeds(lab, group, measure, 'registers')
+            name = f'{group.name}, {group.side * scale} px'
+            stages = range(len(found[0]))
+            for title in ('largest', 'share'):
+                rows.append([name, {'largest': 'largest / median', 'share': '% above 4 medians'}[
+                    title], *(shown([getattr(f[i], title) for f in found], title == 'share')
+                              for i in stages)])  # fmt: skip
+            data[name] = [[{'largest': n.largest, 'share': n.share} for n in f] for f in found]
+            grids.append((name, [n.norms[0] / n.norms.median() for n in found[0]]))
+    width = max(map(len, rows))
+    rows = [row + [''] * (width - len(row)) for row in rows]
+    table = Table('High-norm tokens', ['', '', *(f'map {i}' for i in range(width - 2))], rows)
+    most = width - 2
+    path = lab.folder / 'registers.png'
+    with figures.figure(path, len(grids), most, (1.9 * most + 1.2, 1.9 * len(grids))) as (
+        fig,
+        axes,
+    ):
+        for (name, norms), line in zip(grids, axes):
+            for axis in line:
+                figures.bare(axis)
+            for i, (axis, grid) in enumerate(zip(line, norms)):
+                picture = axis.imshow(grid, vmin=0, vmax=4, cmap='inferno')
+                axis.set_title(f'map {i}, up to {float(grid.max()):.1f}', fontsize=8)
+            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8)
+        fig.colorbar(picture, ax=axes, shrink=0.5, label='norm / median')
+    notes = [
+        source_of(groups),
+        'Norms of the tokens on photographs, in medians of their map. arXiv 2309.16588 finds '
+        'outliers in large models after long training; tiny models need not have any.',
+    ]
+    return Finding('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
+                   data, described(lab))  # fmt: skip
+
+
+MEASURED = dict(probe=probe, padding=padding, shift=shift, attention=attention, registers=registers)

@@ -1,0 +1,496 @@
+"""Measurements of where a model knows about position, for any module that returns maps.
+
+    subject = Subject('ConvNeXt-T', timm.create_model('convnext_tiny', features_only=True))
+    probe_position(subject, images_of('noise', 32, 224))
+
+A map is (B, C, h, w). Images are (B, 3, H, W), normalized to mean 0 and deviation 1.
+"""
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..position import PosCNN
+from .models import LabModel, maps_of
+from .scenes import PHOTOGRAPHS
+
+KINDS = ('noise', 'constant', 'natural')
+PENALTIES = (1e-4, 1e-2, 1.0)  # of the ridge regression, for a sample and standardized features
+RINGS = 4  # from the border to the center
+SAMPLES = 6000  # tokens of a regression
+HIGH_NORM = 4.0  # times the median
+
+
+class Subject:
+    """A model to be measured.
+
+    Args:
+        name: for tables.
+        model: returns a map or several, (B, C, h, w) or, as timm's Swin, (B, h, w, C); one map is
+            enough. A columnar model of ours gives the map after each block.
+        channels: of each map, where channels may come last. None: what `model.feature_info` says,
+            as timm's models do, or that all come first.
+    """
+
+    def __init__(
+        self, name: str, model: nn.Module, channels: Optional[Sequence[int]] = None
+    ) -> None:
+        self.name = name
+        self.model = model.eval()
+        info = getattr(model, 'feature_info', None)
+        self.channels = info.channels() if channels is None and info is not None else channels
+        body = model.backbone if isinstance(model, LabModel) else model
+        self.masks = 'valid' in inspect.signature(body.forward).parameters or hasattr(body, 'embed')
+
+    @torch.no_grad()
+    def maps(self, image: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
+        """The maps of images, 8 at a time."""
+        parts = []
+        for i in range(0, len(image), 8):
+            sizes = None if valid is None else valid[i : i + 8]
+            found = self.call(image[i : i + 8], sizes)
+            parts.append([self.channels_first(j, m) for j, m in enumerate(found)])
+        return [torch.cat(stage) for stage in zip(*parts)]
+
+    def call(self, image: Tensor, valid: Optional[Tensor]) -> Sequence[Tensor]:
+        if isinstance(self.model, LabModel):
+            return self.model.maps(image, valid)
+        found = maps_of(self.model, image, valid)
+        found = list(found.values()) if isinstance(found, dict) else found
+        return [found] if isinstance(found, Tensor) else list(found)
+
+    def channels_first(self, index: int, map_: Tensor) -> Tensor:
+        if map_.ndim != 4:
+            raise ValueError(
+                f'{self.name} must return maps (B, C, h, w), but map {index} is '
+                f'{tuple(map_.shape)}; wrap the model so that it returns maps'
+            )
+        last = self.channels is not None and map_.shape[1] != self.channels[index]
+        return (map_.permute(0, 3, 1, 2) if last else map_).float()
+
+
+def images_of(kind: str, count: int, side: int, seed: int = 0, split: str = 'test') -> Tensor:
+    """Images (count, 3, side, side) of 'noise', of one color each, or from photographs."""
+    if kind == 'natural':
+        return photographs(count, side, seed, split)
+    draw = torch.Generator().manual_seed(seed)
+    if kind == 'noise':
+        return torch.randn(count, 3, side, side, generator=draw)
+    return torch.randn(count, 3, 1, 1, generator=draw).expand(-1, -1, side, side).contiguous()
+
+
+def photographs(count: int, side: int, seed: int, split: str) -> Tensor:
+    """Random square crops of photographs, mirrored at random, normalized."""
+    import skimage.data
+    from skimage.color import gray2rgb
+
+    rng = np.random.default_rng([seed, 1])
+    sources = []
+    for name in PHOTOGRAPHS[split]:
+        pixels = getattr(skimage.data, name)()
+        pixels = gray2rgb(pixels) if pixels.ndim == 2 else pixels
+        sources.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+    crops = []
+    for i in range(count):
+        source = sources[i % len(sources)]
+        least = min(source.shape[1:])
+        length = int(rng.integers(least // 2, least + 1))
+        y, x = (int(rng.integers(s - length + 1)) for s in source.shape[1:])
+        crop = source[None, :, y : y + length, x : x + length]
+        crop = F.interpolate(crop, (side, side), mode='bilinear', antialias=True)[0]
+        # Photographs have a top and a bottom; what a picture shows must not tell where.
+        crop = torch.rot90(crop, int(rng.integers(4)), (1, 2))
+        crops.append(crop.flip(2) if rng.random() < 0.5 else crop)
+    image = torch.stack(crops)
+    return (image - image.mean((2, 3), keepdim=True)) / image.std((2, 3), keepdim=True)
+
+
+# Ridge regression from features to positions
+
+
+class Probe(NamedTuple):
+    """A linear map from standardized features to row and column, each from -1 to 1."""
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor  # (C, 2)
+    penalty: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Positions (..., 2) of features (..., C)."""
+        return ((x.double() - self.mean) * self.scale) @ self.weight
+
+
+class ProbeResult(NamedTuple):
+    """How well a stage's features tell positions, on held-out images."""
+
+    r2: float  # of rows and columns together
+    rings: list[float]  # the same at growing distance from the border; NaN where nothing varies
+    probe: Probe
+
+
+def positions_like(map_: Tensor) -> Tensor:
+    """(B, h, w, 2), row and column of each token of a map, from -1 to 1 at its borders."""
+    b, _, h, w = map_.shape
+    rows, columns = ((2 * torch.arange(n) + 1) / n - 1 for n in (h, w))
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing='ij'), dim=-1)
+    return grid.double().expand(b, -1, -1, -1)
+
+
+def fit_probe(map_: Tensor, seed: int = 0) -> Probe:
+    """Ridge regression; the penalty is the best of `PENALTIES` on a third of the images."""
+    x, y = map_.permute(0, 2, 3, 1), positions_like(map_)
+    third = max(1, len(x) // 3)
+    if len(x) < 2:
+        raise ValueError('a probe needs at least 2 images')
+    best = max(
+        PENALTIES,
+        key=lambda penalty: r_squared(
+            solve(x[third:], y[third:], penalty, seed)(x[:third]), y[:third]
+        ),
+    )
+    return solve(x, y, best, seed)
+
+
+def solve(x: Tensor, y: Tensor, penalty: float, seed: int) -> Probe:
+    """The ridge regression of positions (..., 2) on features (..., C)."""
+    x, y = x.reshape(-1, x.shape[-1]).double(), y.reshape(-1, 2)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:SAMPLES]
+    x, y = x[order], y[order]
+    mean, spread = x.mean(0), x.std(0)
+    scale = torch.where(spread > 1e-6 * (1e-12 + spread.max()), 1 / spread.clamp(min=1e-30), 0)
+    x = (x - mean) * scale
+    gram = x.T @ x + penalty * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
+    return Probe(mean, scale, torch.linalg.solve(gram, x.T @ y), penalty)
+
+
+def r_squared(predicted: Tensor, target: Tensor) -> float:
+    """1 - squared error / variance, of rows and columns together; NaN if nothing varies."""
+    predicted, target = predicted.reshape(-1, 2), target.reshape(-1, 2)
+    total = (target - target.mean(0)).square().sum()
+    return float(1 - (predicted - target).square().sum() / total) if total > 0 else math.nan
+
+
+def probe_position(subject: Subject, images: Tensor, seed: int = 0) -> list[ProbeResult]:
+    """Where position can be read from a model, stage by stage; half of the images are held out."""
+    half = len(images) // 2
+    results = []
+    for map_ in subject.maps(images):
+        probe = fit_probe(map_[:half], seed)
+        held_out = map_[half:]
+        predicted = probe(held_out.permute(0, 2, 3, 1))
+        target = positions_like(held_out)
+        # 0 at the border and 1 in the center; the same for a map of any size
+        depth = 1 - target.abs().amax(-1)
+        ring = (depth * RINGS).long().clamp(max=RINGS - 1)
+        rings = [r_squared(predicted[ring == i], target[ring == i]) for i in range(RINGS)]
+        results.append(ProbeResult(r_squared(predicted, target), rings, probe))
+    return results
+
+
+# The position-information pattern from padding (arXiv 2206.01202)
+
+
+class Pattern(NamedTuple):
+    """What padding adds to a stage's features wherever it is, whatever the image shows."""
+
+    mae: float  # mean size of the pattern / standard deviation of the features
+    snr: float  # energy of the pattern / variance of what it hides in
+    map: Tensor  # (h, w), its norm over the channels / that of the features' deviation
+
+
+def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Pattern]:
+    """PPP: the mean over images of the difference that padding makes.
+
+    The features of an image's center, cropped, so that the model pads it in its own way, minus the
+    features at the same place of the whole image, where real pixels are in place of the padding.
+    Averaged over images, what depends on them vanishes and the pattern remains. We read the paper's
+    two metrics as: MAE, the mean absolute value of the pattern, here in units of the features'
+    standard deviation so that models can be compared; SNR, the energy of the pattern over the
+    variance across images of the same difference, where the part of the energy that the finite
+    number of images explains is subtracted. With global attention the whole image has other keys,
+    too, and an absolute encoding other values: then the pattern holds more than padding.
+
+    Args:
+        subject: the model.
+        images: (B, 3, H, W), at least 2, larger than the crop by `margin` on all sides.
+        margin: in pixels, a multiple of every stride.
+    """
+    if len(images) < 2:
+        raise ValueError(f'a pattern is a mean over at least 2 images, got {len(images)}')
+    height, width = (side - 2 * margin for side in images.shape[2:])
+    if min(height, width) < 1:
+        raise ValueError(f'images must be larger than twice the margin {margin}')
+    crop = images[..., margin : margin + height, margin : margin + width]
+    results = []
+    for padded, whole in zip(subject.maps(crop), subject.maps(images)):
+        stride = round(height / padded.shape[2])
+        if margin % stride:
+            raise ValueError(f'margin={margin} must be a multiple of the stride {stride}')
+        at = margin // stride
+        real = whole[:, :, at : at + padded.shape[2], at : at + padded.shape[3]]
+        difference = padded - real
+        pattern, noise = difference.mean(0), difference.var(0)
+        spread = real.std().clamp(min=1e-12)
+        energy = (pattern.square().sum() - noise.sum() / len(images)).clamp(min=0)
+        snr = float(energy / noise.sum()) if noise.sum() > 0 else (math.inf if energy > 0 else 0.0)
+        of_place = pattern.square().mean(0).sqrt() / spread
+        results.append(Pattern(float(pattern.abs().mean() / spread), snr, of_place))
+    return results
+
+
+# Borders
+
+
+def with_replicated_borders(model: nn.Module) -> nn.Module:
+    """A copy whose padded convolutions repeat the border instead of adding zeros."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, PosCNN):
+            convolution = module.proj[0]
+            first = convolution[0] if isinstance(convolution, nn.Sequential) else convolution
+            module.border = first.kernel_size[0] // 2
+            for part in module.proj.modules():
+                if isinstance(part, nn.Conv2d):
+                    part.padding = (0, 0)
+    inside_pegs = {part for m in model.modules() if isinstance(m, PosCNN) for part in m.modules()}
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module not in inside_pegs:
+            padding = module.padding
+            if padding != 'valid' and any(np.atleast_1d(padding) != 0):
+                module.padding_mode = 'replicate'
+    return model
+
+
+def has_padded_convolutions(model: nn.Module) -> bool:
+    """Whether `with_replicated_borders` changes anything."""
+    return any(
+        isinstance(m, nn.Conv2d) and m.padding_mode == 'zeros' and m.padding != 'valid'
+        and any(np.atleast_1d(m.padding) != 0)
+        for m in model.modules()
+    )  # fmt: skip
+
+
+# Batch padding
+
+
+class Drift(NamedTuple):
+    """What batch padding does to a stage's features inside the images."""
+
+    features: float  # mean norm of the change / mean norm
+    displacement: float  # mean distance between the probed positions, in shares of the side
+
+
+def padding_drift(
+    subject: Subject, images: Tensor, share: float, masked: bool, probes: Sequence[Probe]
+) -> list[Drift]:
+    """How batch padding at the right and bottom changes features, stage by stage.
+
+    Args:
+        subject: the model.
+        images: (B, 3, H, W).
+        share: of the padded picture's area that is padding, from 0 up to but not 1.
+        masked: whether the model is told what is padding.
+        probes: of each stage, from images without padding.
+    """
+    if masked and not subject.masks:
+        raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
+    height, width = images.shape[2:]
+    grow = (1 - share) ** -0.5
+    extra = [round(side * grow) - side for side in (height, width)]
+    padded = F.pad(images, (0, extra[1], 0, extra[0]))
+    valid = torch.tensor([[height, width]] * len(images)) if masked else None
+    results = []
+    for alone, inside, probe in zip(subject.maps(images), subject.maps(padded, valid), probes):
+        inside = inside[:, :, : alone.shape[2], : alone.shape[3]]
+        change = (inside - alone).norm(dim=1).mean() / alone.norm(dim=1).mean().clamp(min=1e-12)
+        before, after = (probe(m.permute(0, 2, 3, 1)) for m in (alone, inside))
+        # Positions go from -1 to 1: half of a distance is a share of the side.
+        moved = (after - before).norm(dim=-1).mean() / 2
+        results.append(Drift(float(change), float(moved)))
+    return results
+
+
+# Shifts
+
+
+class ShiftDrift(NamedTuple):
+    """How features that should move with the picture differ."""
+
+    interior: float  # mean norm of the difference / mean norm, away from the border
+    border: float  # the same within `BORDER` of the border
+
+
+BORDER = 0.25  # share of the map's side that is border, on each side
+
+
+def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list[ShiftDrift]:
+    """Features of two crops of the same images, one `shift` pixels lower and further right,
+    compared where both see the same pixels.
+
+    Where the shift is no multiple of a stride, the first crop's map is interpolated bilinearly at
+    the shifted positions: then the drift contains what sub-sampling loses.
+
+    Args:
+        subject: the model.
+        images: (B, 3, H, W), at least side + shift high and wide.
+        side: of the crops, in pixels.
+        shift: in pixels, at least 0.
+    """
+    if min(images.shape[2:]) < side + shift or shift < 0:
+        raise ValueError(
+            f'images must be at least side + shift = {side + shift} pixels high and wide, got '
+            f'{images.shape[2]} x {images.shape[3]}'
+        )
+    first = subject.maps(images[..., :side, :side])
+    second = subject.maps(images[..., shift : side + shift, shift : side + shift])
+    results = []
+    for a, b in zip(first, second):
+        cells = a.shape[2]
+        offset = shift * cells / side  # in tokens
+        common = math.floor(cells - offset + 1e-9)
+        if common < 1:
+            results.append(ShiftDrift(math.nan, math.nan))
+            continue
+        moved, b = read_at(a, offset, common), b[:, :, :common, :common]
+        difference, size = (moved - b).norm(dim=1), b.norm(dim=1)  # (B, common, common)
+        # Its distance from the nearest border of either crop, in shares of the side.
+        at = torch.arange(common)
+        near = torch.minimum(torch.minimum(at, cells - 1 - at),
+                             torch.minimum(at + offset, cells - 1 - at - offset))  # fmt: skip
+        near = torch.minimum(near[:, None], near) / cells
+        of_border = (near < BORDER).expand_as(size)
+        ratio = [
+            float(difference[part].mean() / size[part].mean().clamp(min=1e-12))
+            if part.any() else math.nan
+            for part in (~of_border, of_border)
+        ]  # fmt: skip
+        results.append(ShiftDrift(*ratio))
+    return results
+
+
+def read_at(map_: Tensor, offset: float, count: int) -> Tensor:
+    """(B, C, count, count): a map from `offset` tokens on, interpolated bilinearly."""
+    whole = math.floor(offset + 1e-9)
+    part = offset - whole
+    if part < 1e-9:
+        return map_[:, :, whole : whole + count, whole : whole + count]
+    for axis in (2, 3):
+        low = map_.narrow(axis, whole, count)
+        high = map_.narrow(axis, whole + 1, count)
+        map_ = low * (1 - part) + high * part
+    return map_
+
+
+# Attention
+
+
+class Attention(NamedTuple):
+    """One call of an attention."""
+
+    weights: Tensor  # (B, heads, queries, keys)
+    output: Tensor
+
+
+class Recorder(TorchFunctionMode):
+    """Records the weights of every `scaled_dot_product_attention`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            self.found.append(weights_of(*args, **kwargs))
+        return function(*args, **kwargs)
+
+
+def weights_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The weights that `scaled_dot_product_attention` computes and does not return."""
+    scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, float('-inf'))
+        else:
+            scores = scores + attn_mask
+    return scores.softmax(-1)
+
+
+@contextmanager
+def recorded_attention() -> Iterator[list[Tensor]]:
+    """The weights (B, heads, queries, keys) of every attention within the block, in order."""
+    with Recorder() as recorder:
+        yield recorder.found
+
+
+def attention_weights(subject: Subject, image: Tensor) -> list[Tensor]:
+    """The attention weights (heads, queries, keys) of each global attention, for one image.
+
+    Attentions in windows fold their windows into the batch and are left out.
+
+    Args:
+        subject: the model.
+        image: (1, 3, H, W).
+    """
+    with torch.no_grad(), recorded_attention() as found:
+        subject.call(image, None)
+    return [weights[0] for weights in found if len(weights) == 1]
+
+
+def position_similarity(map_: Tensor) -> Tensor:
+    """(h, w, h, w): cosine similarity of each place's position signal with every other's.
+
+    The signal is the mean over images of the features at a place, less the mean over all places:
+    what a place has whatever the image shows. For a model with a table before its first block this
+    is the figure of ViT (arXiv 2010.11929, figure 7), for a PEG that of CPVT.
+    """
+    signal = map_.mean(0)
+    signal = signal - signal.mean((1, 2), keepdim=True)
+    flat = F.normalize(signal.flatten(1), dim=0)
+    h, w = map_.shape[2:]
+    return (flat.T @ flat).view(h, w, h, w)
+
+
+# Registers
+
+
+class Norms(NamedTuple):
+    """Sizes of a stage's tokens."""
+
+    norms: Tensor  # (B, h, w)
+    largest: float  # largest / median
+    share: float  # of tokens above HIGH_NORM medians
+
+
+def token_norms(subject: Subject, images: Tensor) -> list[Norms]:
+    """High-norm tokens (Darcet et al., arXiv 2309.16588): they call a token an outlier above a
+    norm that divides the two modes of DINOv2. Models have different scales: here, above 4 medians.
+    """
+    results = []
+    for map_ in subject.maps(images):
+        norms = map_.norm(dim=1)
+        ratio = norms / norms.median().clamp(min=1e-12)
+        high = float((ratio > HIGH_NORM).float().mean())
+        results.append(Norms(norms, float(ratio.max()), high))
+    return results

@@ -1,0 +1,290 @@
+"""The questions about trained models: which encoding, where a PEG belongs, which sizes it bears."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from . import figures
+from .laboratory import Lab, Trained, metric_of
+from .report import Finding, Table
+from .runs import Result, evaluate, in_parallel, one_thread, write_text
+from .scenes import draw_scenes
+from .statistics import Estimate, difference, estimate, holm
+from .tasks import POSITION_TASKS, TASKS, ceilings
+
+ASPECTS = {'1:1': (6, 6), '1:2': (4, 8), '1:4': (4, 16)}  # grids of pictures, in cells
+MEASURES = {
+    'position': 'tasks that need position',
+    'control': 'control task',
+    'mIoU': 'segmentor, mIoU',
+    'AP': 'detector, AP50',
+}
+SIGNIFICANT = 0.05
+
+PROTOCOL = (
+    'One model answers all questions at once: a linear classifier for each task, a detector '
+    '(which digit is where; it needs no position, because a token knows its place in the output) '
+    'and a segmentor (ink of the leftmost digit, other ink, rest; it needs position). Every '
+    'variant is tuned and trained in the same way: {rates} peak learning rates, one run each with '
+    'a seed and pictures that appear in no table; the rate with the best mean accuracy over the '
+    "tasks is used for all seeds. Intervals are 95% of Student's t over seeds (weights, training "
+    'pictures and test pictures all change with the seed). "Position" is the mean of the tasks '
+    'that need position, chosen before the first run. Failed runs are counted and stay in the '
+    'means.'
+)
+CEILING = (
+    'A bag of patches knows which digits there are and not where. Its best possible accuracy is '
+    'computed by going through all arrangements, and is the first row. A model without position '
+    'cannot exceed it but for chance; with {pictures} test pictures a share of one half has a '
+    'standard error of {error:.1%}.'
+)
+
+
+def protocol(lab: Lab) -> list[str]:
+    pictures = lab.preset.pictures
+    return [
+        PROTOCOL.format(rates=len(lab.preset.rates)),
+        CEILING.format(pictures=pictures, error=0.5 / math.sqrt(pictures)),
+    ]
+
+
+def described(lab: Lab) -> dict:
+    """The settings of a question, for its file."""
+    seeds = list(range(lab.seed, lab.seed + lab.seeds))
+    return {**lab.preset._asdict(), 'seeds': seeds}
+
+
+def encodings(lab: Lab) -> Finding:
+    """Which encoding: all of them with the same size, data, budget and tuning."""
+    tables, data, pictures = [], {}, []
+    for model in lab.preset.models:
+        trained = lab.train(lab.encodings(model), model)
+        tables += comparison(trained, f'Accuracy in %, {model}', reference='peg')
+        data[model] = data_of(trained)
+        name = f'encodings-{model}.png'
+        draw_comparison(lab.folder / name, trained)
+        pictures.append(name)
+    example = 'encodings-pictures.png'
+    draw_examples(lab.folder / example, lab.seed)
+    return Finding(
+        'encodings', 'Which encoding?', protocol(lab), tables, [example, *pictures], data,
+        described(lab),
+    )  # fmt: skip
+
+
+def placement(lab: Lab) -> Finding:
+    """Where a PEG belongs and what it is made of: CPVT's ablations."""
+    trained = lab.train(lab.placements())
+    name = 'placement.png'
+    draw_comparison(lab.folder / name, trained)
+    notes = [
+        *protocol(lab),
+        "Blocks 0 to 5 of the paper's 12 are the first half of the blocks here. The paper's "
+        '27x27 kernel covers its map of 14x14 tokens; the one here, 11x11, covers 6x6.',
+    ]
+    tables = comparison(trained, 'Accuracy in %, columnar model', reference='after block 0')
+    return Finding(
+        'placement', 'Where does a PEG belong?', notes, tables, [name], data_of(trained),
+        described(lab),
+    )  # fmt: skip
+
+
+def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[Table]:
+    """Every variant's metrics; and its paired difference from a reference."""
+    bag = ceilings((6, 6))
+    bag['position'] = metric_of(bag, 'position')
+    columns = ('position', *TASKS, 'reading', 'mIoU', 'AP')
+    columns = [name for name in columns if name != 'reading']
+    rows = [['bag of patches, ceiling',
+             *(f'{100 * bag[name]:.1f}' if name in bag else '' for name in columns),
+             '', '', '', '']]  # fmt: skip
+    for one in trained:
+        failed = sum(run.failed for run in one.runs)
+        rows.append(
+            [one.name, *(estimate(one.scores(name)).show() for name in columns),
+             str(len(one.runs)), str(failed), f'{one.lr:g}', one.variant.paper]
+        )  # fmt: skip
+    header = ['', *columns, 'seeds', 'failed', 'lr', 'paper, ImageNet']
+    tables = [Table(title, header, rows)]
+    base = next((one for one in trained if one.name == reference), None)
+    if base is None or len(base.runs) < 2:
+        return tables
+    others = [one for one in trained if one is not base]
+    found = {
+        metric: [difference(one.scores(metric), base.scores(metric)) for one in others]
+        for metric in MEASURES
+    }
+    adjusted = holm([d.p for d in found['position']])
+    rows = [
+        [one.name, *(found[metric][i].show(sign=True) for metric in MEASURES),
+         f'{adjusted[i]:.3f}', verdict(found['position'][i], adjusted[i])]
+        for i, one in enumerate(others)
+    ]  # fmt: skip
+    header = ['', *MEASURES.values(), 'p, adjusted', 'position']
+    tables.append(Table(
+        f'Difference from "{reference}" in points, paired by seed; p for the tasks that need '
+        f'position, adjusted for {len(others)} comparisons (Holm)', header, rows,
+    ))  # fmt: skip
+    return tables
+
+
+def verdict(found: Estimate, p: float) -> str:
+    if not p < SIGNIFICANT:
+        return 'cannot tell'
+    return 'better' if found.mean > 0 else 'worse'
+
+
+def data_of(trained: Sequence[Trained]) -> list[dict]:
+    """Every run of the tables, for JSON."""
+    return [
+        {'name': one.name, 'paper': one.variant.paper,
+         'runs': [{'settings': asdict(run.settings), 'metrics': run.metrics, 'losses': run.losses,
+                   'failure': run.failure, 'seconds': run.seconds} for run in one.runs]}
+        for one in trained
+    ]  # fmt: skip
+
+
+def draw_comparison(path: Path, trained: Sequence[Trained]) -> None:
+    bag = ceilings((6, 6))
+    names = ['position', *POSITION_TASKS, 'control', 'mIoU']
+    titles = {'position': 'position (mean of five)', 'mIoU': 'segmentor, mIoU'}
+    height = 0.26 * len(trained) + 0.8
+    with figures.figure(path, 2, 4, (13, 2 * height), sharey=True) as (fig, axes):
+        for axis, name in zip(axes.flat, names):
+            values = {one.name: 100 * one.scores(name) for one in trained}
+            ceiling = bag.get(name, metric_of(bag, 'position') if name == 'position' else None)
+            figures.dots(axis, values, None if ceiling is None else 100 * ceiling)
+            axis.set_title(titles.get(name, name))
+        fig.suptitle(
+            'Accuracy in %: seeds, mean and 95% interval; dashed, the ceiling of a bag of patches'
+        )
+
+
+def draw_examples(path: Path, seed: int) -> None:
+    """Four test pictures with their answers."""
+    from .tasks import labels_of
+
+    scenes = draw_scenes('test', 4, seed, cell=16)
+    numpy = [x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)]
+    labels = labels_of(*numpy, scenes.grid)
+    corners = ('top left', 'top right', 'bottom left', 'bottom right')
+    pairs = ('A and B', 'B and C', 'C and A')
+    with figures.figure(path, 1, 4, (11.5, 3.9)) as (fig, axes):
+        for i, axis in enumerate(axes.flat):
+            text = (
+                f'leftmost {labels["leftmost"][i]}, topmost {labels["topmost"][i]}\n'
+                f'A above B: {"yes" if labels["above"][i] else "no"}\n'
+                f'A: {corners[labels["quadrant"][i]]}\n'
+                f'closest: {pairs[labels["pattern"][i]]}\nlargest: {labels["control"][i]}'
+            )
+            figures.show_picture(axis, scenes.image[i], text)
+        fig.suptitle('Test pictures and their answers: A is red, B green, C blue')
+
+
+# Resolution
+
+
+def resolution(lab: Lab) -> Finding:
+    """Which sizes an encoding bears: trained at one size, tested at others."""
+    tables, data, pictures = [], {}, []
+    for model in lab.preset.models:
+        trained = lab.train(lab.encodings(model), model)
+        cell = trained[0].runs[0].settings.build().cell
+        tests = tests_of(lab.preset.scales, cell)
+        runs = [run for one in trained for run in one.runs]
+        jobs = [(scaled, (run, tests, lab.preset.scaled_pictures)) for run in runs]
+        found = iter(in_parallel(jobs, lab.workers, 'resolution'))
+        of_variant = {one.name: [next(found) for _ in one.runs] for one in trained}
+        data[model] = of_variant
+        tables += [resolution_table(of_variant, tests, name, model) for name in MEASURES]
+        name = f'resolution-{model}.png'
+        draw_resolution(lab.folder / name, of_variant, lab.preset.scales)
+        pictures.append(name)
+    notes = [
+        'Models trained at 6x6 cells, without any further training. Canvas: more or fewer cells of '
+        'the same size, so that objects keep their size in pixels. Zoom: the same picture, '
+        'resized. Aspect ratios: canvases of 6x6, 4x8 and 4x16 cells, and the 6x6 picture '
+        'stretched to the same ratio at the same area. Zoom also changes what a digit looks like '
+        'to a token: the control task, which needs no position, says how much of a loss is that.',
+        f'{lab.preset.scaled_pictures} test pictures for each size; 95% intervals over seeds.',
+        'The paper, top-1 on ImageNet, trained at 224, zoomed to 384 / 448 / 512: DeiT-tiny with '
+        'its learned table 72.2 to 71.2 / 68.8 / 65.9, CPVT-Ti (0 to 5) 73.4 to 74.2 / 72.6 / '
+        '70.8. RoPE-ViT (arXiv 2403.13298), DeiT-III-S, 224 to 384: absolute 80.4 to 79.4, axial '
+        '80.9 to 80.0, mixed 80.9 to 81.8.',
+    ]
+    return Finding(
+        'resolution', 'Which sizes does an encoding bear?', notes, tables, pictures, data,
+        described(lab),
+    )  # fmt: skip
+
+
+def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:
+    """For each test the grid of its pictures and the size they are resized to, or None."""
+    tests = {}
+    for scale in scales:
+        side = max(3, round(6 * scale))
+        tests[f'canvas {scale:g}'] = ((side, side), None)
+    for scale in scales:
+        side = round(6 * cell * scale)
+        tests[f'zoom {scale:g}'] = ((6, 6), (side, side))
+    for name, grid in list(ASPECTS.items())[1:]:
+        tests[f'canvas {name}'] = (grid, None)
+        ratio = grid[1] / grid[0]
+        size = tuple(round(6 * cell * f) for f in (ratio**-0.5, ratio**0.5))
+        tests[f'stretch {name}'] = ((6, 6), size)
+    return tests
+
+
+def scaled(result: Result, tests: dict[str, tuple], pictures: int) -> dict[str, dict[str, float]]:
+    """The metrics of a trained model in each test; kept in a file next to the run's."""
+    path = result.path.with_name(f'{result.path.stem}-scaled-{pictures}.json')
+    known = json.loads(path.read_text()) if path.exists() else {}
+    todo = {name: test for name, test in tests.items() if name not in known}
+    if todo:
+        with one_thread():
+            model = result.load()
+            for name, (grid, size) in todo.items():
+                scenes = result.settings.draw('test', pictures, stream=0, grid=grid)
+                known[name] = evaluate(model, scenes, size)
+        write_text(path, json.dumps(known))
+    return {name: known[name] for name in tests}
+
+
+def resolution_table(
+    found: dict[str, list[dict]], tests: dict[str, tuple], metric: str, model: str
+) -> Table:
+    rows = [
+        [name, *(estimate([metric_of(of_seed[test], metric) for of_seed in of_seeds]).show()
+                 for test in tests), str(len(of_seeds))]
+        for name, of_seeds in found.items()
+    ]  # fmt: skip
+    return Table(f'{MEASURES[metric]} in %, {model}', ['', *tests, 'seeds'], rows)
+
+
+def draw_resolution(path: Path, found: dict[str, list[dict]], scales: Sequence[float]) -> None:
+    kinds = {
+        'canvas': (scales, [f'canvas {s:g}' for s in scales]),
+        'zoom': (scales, [f'zoom {s:g}' for s in scales]),
+        'canvas, aspect ratio': ((1, 2, 4), ['canvas 1', 'canvas 1:2', 'canvas 1:4']),
+        'stretched, aspect ratio': ((1, 2, 4), ['zoom 1', 'stretch 1:2', 'stretch 1:4']),
+    }
+    with figures.figure(path, 4, 4, (14, 12), sharey='row') as (fig, axes):
+        for row, (metric, title) in zip(axes, MEASURES.items()):
+            for axis, (kind, (x, tests)) in zip(row, kinds.items()):
+                if not all(test in next(iter(found.values()))[0] for test in tests):
+                    figures.bare(axis)
+                    continue
+                values = {
+                    name: np.array([[100 * metric_of(s[t], metric) for t in tests] for s in seeds])
+                    for name, seeds in found.items()
+                }
+                lines = figures.curves(axis, x, values)
+                axis.set_title(kind)
+                axis.axvline(1, color='black', lw=0.6, zorder=0)
+            row[0].set_ylabel(f'{title}, %')
+        figures.legend_below(fig, lines)
+        fig.suptitle('Trained at 6x6 cells, tested at other sizes: mean and 95% interval')

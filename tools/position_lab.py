@@ -1,0 +1,227 @@
+#!/usr/bin/env python
+"""Asks the position laboratory: experiments on where a model's sense of position comes from.
+
+    python tools/position_lab.py encodings placement resolution     # what `make lab` asks
+    python tools/position_lab.py encodings --preset full --seeds 5
+    python tools/position_lab.py probe padding shift attention --model timm:convnext_tiny
+
+Each question prints its tables and writes WORK_DIR/QUESTION.json and figures. All answers in
+WORK_DIR together are report.html and report.md. Trainings are kept in WORK_DIR/runs: what is there
+is not computed twice, and an interrupted command continues where it was, with the same results.
+docs/position.md explains the questions and has our findings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Optional
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cpvt_pyramid.lab.laboratory import Lab
+    from cpvt_pyramid.lab.probes import Subject
+    from cpvt_pyramid.lab.report import Finding
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+
+TRAINED = ('encodings', 'placement', 'resolution')
+MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
+
+
+def ask(
+    questions: Sequence[
+        Literal[
+            'encodings', 'placement', 'resolution',
+            'probe', 'padding', 'shift', 'attention', 'registers',
+        ]
+    ],
+    *,
+    preset: Literal['smoke', 'default', 'full'] = 'default',
+    work_dir: str = 'work_dirs/position_lab',
+    seed: int = 0,
+    seeds: Optional[int] = None,
+    model: Sequence[str] = (),
+    checkpoint: Optional[str] = None,
+    size: int = 224,
+    workers: Optional[int] = None,
+    device: Literal['cpu', 'cuda'] = 'cpu',
+) -> None:  # fmt: skip
+    """Answer the questions and write the report.
+
+    Args:
+        questions: what to ask
+        preset: amount of work: default takes 30 minutes on two idle cores for encodings, placement
+            and resolution; full hours; smoke seconds, and shows nothing
+        work_dir: folder of all results
+        seed: first seed of the tables
+        seeds: number of seeds (default: the preset's)
+        model: models to measure instead of the lab's own: timm:NAME, torchvision:NAME, a name of
+            ours such as pcpvt_small, or an mm config; for probe, padding, shift, attention and
+            registers
+        checkpoint: weights of the model; random if not given. Nothing is downloaded
+        size: side of the images for --model, in pixels
+        workers: processes that train (default: the number of cores)
+        device: of the training
+    """
+    from cpvt_pyramid.runner.command import UserError
+
+    for name, value, least in (('seed', seed, 0), ('seeds', seeds, 1), ('workers', workers, 1),
+                               ('size', size, 64)):  # fmt: skip
+        if value is not None and value < least:
+            raise UserError(f'--{name} must be at least {least}, got {value}')
+    if size % 32:
+        raise UserError(f'--size must be a multiple of 32, got {size}')
+    trained = [question for question in questions if question in TRAINED]
+    if model and trained:
+        raise UserError(
+            f'{", ".join(trained)} trains models of its own; --model is for {", ".join(MEASURED)}'
+        )
+    if checkpoint and len(model) != 1:
+        raise UserError(f'--checkpoint needs one --model, got {len(model)}')
+    folder = Path(work_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f'--work-dir must be a folder, but {folder} is a file')
+
+    import torch
+
+    from cpvt_pyramid.lab import measures
+    from cpvt_pyramid.lab import questions as trainings
+    from cpvt_pyramid.lab.laboratory import PRESETS, Lab
+    from cpvt_pyramid.lab.report import save, write_report
+    from cpvt_pyramid.lab.tasks import TASKS, ceilings
+
+    if device == 'cuda' and not torch.cuda.is_available():
+        raise UserError('--device cuda needs a GPU that torch can use; there is none')
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'cannot create {folder}: {error.strerror}') from None
+    chosen = PRESETS[preset]
+    cores = len(os.sched_getaffinity(0)) if device == 'cpu' else 1
+    lab = Lab(chosen, folder, seed, seeds or chosen.seeds, workers or cores, device)
+    subjects = [load_subject(name, checkpoint, size) for name in model]
+    ceiling = ', '.join(f'{TASKS[name].question} {100 * value:.1f}'
+                        for name, value in ceilings((6, 6)).items())  # fmt: skip
+    if not model:
+        print(f'What a bag of patches can reach, in %: {ceiling}', flush=True)
+    for question in questions:
+        if question in TRAINED:
+            finding = getattr(trainings, question)(lab)
+        else:
+            finding = refusing(measures.MEASURED[question], lab, subjects, size)
+        save(finding, folder)
+        print(f'\n{finding.title}')
+        for table in finding.tables:
+            print(f'\n{table.text()}')
+        print(f'\n{folder / question}.json; figures: {", ".join(finding.figures)}', flush=True)
+        paths = write_report(folder, (*TRAINED, *MEASURED))
+    print(f'\nReport: {paths[0]} and {paths[1]}')
+
+
+def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int) -> Finding:
+    """A measurement; models that cannot be measured are the user's mistake."""
+    from cpvt_pyramid.runner.command import UserError, one_line
+
+    if not subjects:
+        return measure(lab, subjects, size)
+    try:
+        return measure(lab, subjects, size)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        names = ', '.join(subject.name for subject in subjects)
+        raise UserError(f'cannot measure {names}: {one_line(error)}') from error
+
+
+def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:
+    """A model to be measured, by its name on the command line."""
+    from cpvt_pyramid.lab.probes import Subject
+    from cpvt_pyramid.runner.command import UserError, one_line
+
+    if checkpoint and not Path(checkpoint).is_file():
+        raise UserError(f'there is no checkpoint {checkpoint}')
+    try:
+        model = load_model(name, checkpoint, size)
+    except UserError:
+        raise
+    except Exception as error:  # builders of other packages fail in many ways
+        raise UserError(f'cannot build --model {name}: {one_line(error)}') from error
+    return Subject(name.partition(':')[2] or Path(name).stem, model)
+
+
+def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
+    """The backbone that a name stands for."""
+    import torch
+
+    from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVTPyramid, load_weights
+    from cpvt_pyramid.columnar import Column
+    from cpvt_pyramid.runner.command import UserError
+
+    torch.manual_seed(0)
+    family, _, rest = name.partition(':')
+    if family == 'timm':
+        import timm
+
+        if not timm.is_model(rest):
+            close = difflib.get_close_matches(rest, timm.list_models(), 3)
+            raise UserError(f'timm has no model {rest!r}; close: {", ".join(close) or "none"}')
+        options = {'checkpoint_path': checkpoint} if checkpoint else {}
+        fixed = {'img_size': size} if rest.startswith(('swin', 'vit')) else {}
+        return timm.create_model(rest, features_only=True, **fixed, **options)
+    if family == 'torchvision':
+        return torchvision_backbone(rest, checkpoint)
+    if name in ARCHS or name in COLUMNAR_ARCHS:
+        model = (CPVTPyramid if name in ARCHS else Column)(name)
+        if checkpoint:
+            load_weights(model, checkpoint)
+        return model
+    if name.endswith('.py'):
+        from cpvt_pyramid.runner.configs import load_config
+        from cpvt_pyramid.runner.models import build_model
+
+        model = build_model(load_config(name), 'cpu')
+        if checkpoint:
+            from mmengine.runner import load_checkpoint
+
+            load_checkpoint(model, checkpoint, 'cpu')
+        return model.backbone
+    names = ', '.join((*ARCHS, *COLUMNAR_ARCHS))
+    raise UserError(
+        f'unknown --model {name!r}; timm:NAME, torchvision:NAME, an mm config (.py) or one of '
+        f'{names}'
+    )
+
+
+def torchvision_backbone(name: str, checkpoint: Optional[str]) -> nn.Module:
+    """The maps of a torchvision classifier before each halving of the resolution, by tracing."""
+    import torch
+    import torchvision
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    from cpvt_pyramid.runner.command import UserError
+
+    if name not in torchvision.models.list_models(torchvision.models):
+        raise UserError(f'torchvision has no classifier {name!r}')
+    model = torchvision.models.get_model(name, weights=None)
+    if checkpoint:
+        model.load_state_dict(torch.load(checkpoint, 'cpu', weights_only=True))
+    names = [f'layer{i}' for i in range(1, 5)]
+    if not hasattr(model, 'layer4'):
+        count = len(getattr(model, 'features', ()))
+        if not count:
+            raise UserError(f'torchvision:{name} has neither layer1 to layer4 nor features')
+        names = [f'features.{i}' for i in range(count)]
+    return create_feature_extractor(model.eval(), names)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    from cpvt_pyramid.runner.command import run_command
+
+    return run_command(ask, argv, interrupted='run the same command to continue')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

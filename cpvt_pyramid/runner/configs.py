@@ -4,7 +4,8 @@ import ast
 import difflib
 import inspect
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -24,6 +25,42 @@ OTHER_KEYS = (
 FRAMEWORKS = 'mmdet', 'mmseg'
 
 
+def is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_list(value: Any, of: Callable[[Any], bool] = is_dict) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(of, value))
+
+
+# What settings must be, by their key, wherever they are outside of the model.
+KINDS = {
+    'a dict': (
+        is_dict,
+        ('auto_scale_lr', 'batch_sampler', 'custom_imports', 'dataset', 'default_hooks', 'env_cfg',
+         'metainfo', 'model', 'optim_wrapper', 'randomness', 'sampler', 'test_cfg',
+         'test_dataloader', 'train_cfg', 'train_dataloader', 'val_cfg', 'val_dataloader')),
+    'a list of dicts': (is_list, ('custom_hooks', 'datasets')),
+    'a dict or a list of dicts': (
+        lambda value: is_dict(value) or is_list(value),
+        ('param_scheduler', 'test_evaluator', 'val_evaluator')),
+    'a list of transforms': (
+        lambda value: is_list(value, of=lambda step: is_dict(step) or callable(step)),
+        ('pipeline',)),
+    'a path': (is_text, ('ann_file', 'data_root', 'load_from', 'work_dir')),
+    'a dict of paths': (
+        lambda value: is_dict(value) and all(map(is_text, value.values())), ('data_prefix',)),
+    'a list of names, or a file': (
+        lambda value: is_text(value) or is_list(value, of=is_text), ('classes',)),
+    'a name or a class': (lambda value: is_text(value) or callable(value), ('type',)),
+}  # fmt: skip
+KIND_OF_KEY = {key: kind for kind, (_, keys) in KINDS.items() for key in keys}
+
+
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     """The config at `path` with `--cfg-options` merged in and its custom imports done."""
     if not Path(path).is_file():
@@ -35,10 +72,11 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
     if 'model' not in cfg:
         raise UserError(f'{path} has no model; is it a part of a config?')
     merge_options(cfg, options)
+    check_kinds(cfg)
     if cfg.get('custom_imports'):
         try:
             import_modules_from_strings(**cfg.custom_imports)
-        except ImportError as error:
+        except (ImportError, TypeError) as error:
             raise UserError(f'custom_imports of {path}: {one_line(error)}') from error
     # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
     cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))
@@ -100,8 +138,34 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
             raise UserError(f'--cfg-options {key}: no config has a key {top!r}{did_you_mean}')
     try:
         cfg.merge_from_dict(values)
-    except (KeyError, TypeError) as error:  # a list index out of range, a key below a number
+    except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
         raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
+
+
+def check_kinds(cfg: Config) -> None:
+    """Check that dicts, lists and paths are where mm and the tools expect them."""
+    for path, settings in dicts_in(cfg.to_dict()):
+        if path.partition('.')[0] == 'model':
+            continue  # in which keys have other meanings
+        for key, value in settings.items():
+            kind = 'a dict' if path == 'default_hooks' else KIND_OF_KEY.get(key)
+            if value is not None and kind and not KINDS[kind][0](value):
+                raise UserError(f'{path}.{key}'.lstrip('.') + f' must be {kind}, got {value!r}')
+
+
+def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
+    """The dicts inside a config, with their paths as in --cfg-options."""
+    if isinstance(value, dict):
+        yield path, value
+        # The wrappers of resume.py are not in the user's config.
+        hidden = ('dataset', 'sampler') if kind_of(value).startswith('Seeded') else ()
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        hidden, items = (), enumerate(value)
+    else:
+        return
+    for key, inner in items:
+        yield from dicts_in(inner, path if key in hidden else f'{path}.{key}'.lstrip('.'))
 
 
 def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
@@ -128,8 +192,9 @@ def dataset_class(dataset: dict, scope: str) -> type:
     """The class of a data set's config."""
     if not isinstance(dataset.type, str):
         return dataset.type
-    with DATASETS.switch_scope_and_registry(scope) as registry:
-        kind = registry.get(dataset.type)
+    kind = None
+    with DATASETS.switch_scope_and_registry(scope) as registry, suppress(TypeError, ImportError):
+        kind = registry.get(dataset.type)  # imports what looks like a module
     if kind is None:
         raise UserError(f'{scope} has no data set {dataset.type!r}')
     return kind

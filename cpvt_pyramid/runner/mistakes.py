@@ -23,7 +23,7 @@ from mmengine.config import Config
 from torch import nn
 
 from .command import Stopped, UserError, contexts, is_disk_full, one_line, rank
-from .configs import kind_of
+from .configs import dicts_in, kind_of
 
 BUILDERS = (
     'mmengine.registry.build_functions', 'mmengine.runner.runner',
@@ -175,18 +175,3 @@ def path_of(setting: dict, settings: Sequence[tuple[str, dict]]) -> Optional[str
         if path and kind_of(candidate) == kind and common > most:
             best, most = path, common
     return f'{best} ({kind})' if best and kind else best or kind or None
-
-
-def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
-    """The dicts inside a config, with their paths as in --cfg-options."""
-    if isinstance(value, dict):
-        yield path, value
-        # The wrappers of resume.py are not in the user's config.
-        hidden = ('dataset', 'sampler') if kind_of(value).startswith('Seeded') else ()
-        items = value.items()
-    elif isinstance(value, (list, tuple)):
-        hidden, items = (), enumerate(value)
-    else:
-        return
-    for key, inner in items:
-        yield from dicts_in(inner, path if key in hidden else f'{path}.{key}'.lstrip('.'))

@@ -1,0 +1,76 @@
+"""Any --cfg-options: the checks before a run pass, or end in one line."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.config import Config
+from support import load_tool
+
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.tool_runner import ToolRunner
+
+FUZZ = settings.get_profile('fuzz')
+train, test = load_tool('train'), load_tool('test')
+VALUES = st.sampled_from([
+    'None', 'True', '0', '1', '-1', '3', '0.5', '1e400', 'nan', 'a', '""', 'a,b', '[1,2]', '(1,)',
+    '[]', '[[1,2],[3]]', '{}', "dict(type='A')", '1,', '[', ')', '=', 'a=b', '$HOME', 'É',
+    '../a.py', '/', 'http://a/b', 'CocoDataset', 'mmdet.CocoDataset', 'SGD', '9' * 20,
+])  # fmt: skip
+
+
+class Begun(Exception):
+    """The checks are over."""
+
+
+def paths(value: Any, path: str = '') -> Iterator[str]:
+    """The paths of all settings inside a config, as in --cfg-options."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, (list, tuple)):
+        inner = enumerate(value)
+    for key, child in inner:
+        yield from paths(child, f'{path}.{key}'.lstrip('.'))
+
+
+@pytest.fixture(scope='module')
+def known(configs) -> dict[str, list[str]]:
+    return {name: list(paths(load_config(path).to_dict())) for name, path in configs.items()}
+
+
+@pytest.mark.parametrize('tool, name', [(train, 'detector'), (test, 'segmentor')])
+@settings(FUZZ)
+@given(data=st.data())
+def test_the_checks_pass_or_say_what_is_wrong(
+    tool, name, data, configs, untrained, known, tmp_path_factory, capsys
+):
+    keys = st.one_of(
+        st.sampled_from(known[name]),
+        st.sampled_from(known[name]).map(lambda key: key.rpartition('.')[0] or key),
+        st.sampled_from(known[name]).map(lambda key: f'{key}.typo'),
+        st.sampled_from(known[name]).map(lambda key: f'{key}.0'),
+        st.sampled_from(['', '.', 'model.', '.model', 'custom_hooks', 'compile', 'load_from']),
+    )
+    options = data.draw(st.lists(st.tuples(keys, VALUES).map('='.join), min_size=1, max_size=3))
+    work_dir = tmp_path_factory.mktemp('work')
+    checkpoint = untrained[name][1:] if tool is test else []
+    command = [str(configs[name]), *checkpoint, '--work-dir', str(work_dir), '--cfg-options']
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ToolRunner, 'from_cfg', begin)
+        try:
+            status = tool.main([*command, *options])
+        except Begun:
+            return
+        except SystemExit as exit:  # argparse
+            status = exit.code
+    assert status == 2
+    errors = capsys.readouterr().err
+    assert 'Traceback' not in errors
+    assert errors.strip()
+
+
+def begin(cfg: Config) -> None:
+    raise Begun

@@ -313,11 +313,13 @@ class RoPE(AttentionPosition):
     def forward(
         self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        return rotate(q, self.angles(q, grid)), rotate(k, self.angles(k, grid, step)), None
+        angles = self.angles(grid, 1, q)
+        of_keys = angles if step == 1 else self.angles(grid, step, q)
+        return rotate(q, angles), rotate(k, of_keys), None
 
-    def angles(self, x: Tensor, grid: Grid, step: int = 1) -> Tensor:
-        """(B or 1, heads or 1, T, d / 2), of the planes of queries or keys x."""
-        rows, columns = (at[None] for at in grid.places(step, x))
+    def angles(self, grid: Grid, step: int, like: Tensor) -> Tensor:
+        """(B or 1, heads or 1, T, d / 2), by which the planes of queries or keys are rotated."""
+        rows, columns = (at[None] for at in grid.places(step, like))
         if self.normalized:
             height, width = grid.height, grid.width
             if grid.mask is not None:

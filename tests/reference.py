@@ -312,7 +312,9 @@ def encoder(
             if normalized:
                 row = 2 * math.pi * (2 * (row + 0.5) / size[0] - 1)
                 column = 2 * math.pi * (2 * (column + 0.5) / size[1] - 1)
-            pairs = torch.view_as_complex(x[:, token].double().unflatten(0, (planes, 2)))
+            pairs = torch.view_as_complex(
+                x[:, token].double().contiguous().unflatten(0, (planes, 2))
+            )
             pairs = pairs * torch.exp(1j * (column * f_x + row * f_y))
             out[:, token] = torch.view_as_real(pairs).flatten()
         return out

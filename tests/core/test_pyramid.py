@@ -323,6 +323,23 @@ def test_features_are_those_of_the_image_alone(sizes, more, arch, position):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9 * max(1, b.abs().max().item()))
 
 
+def test_normalized_coordinates_are_those_of_each_image():
+    """The windows of SVT have none, so that this is apart from the other positions."""
+    options = dict(position='rope', position_options=dict(normalized=True))
+    model = randomize(CPVTPyramid('pcpvt_nano', **options)).double().eval()
+    sizes = [(70, 45), (33, 100)]
+    images = [torch.randn(3, *size, dtype=torch.double) for size in sizes]
+    with torch.no_grad():
+        together = model(padded(images), torch.tensor(sizes))
+        for i, image in enumerate(images):
+            slow = reference_maps(
+                model, 'pcpvt_nano', image, inside=dict(kind='rope', normalized=True)
+            )
+            for joint, expected in zip(together, slow):
+                h, w = expected.shape[-2:]
+                torch.testing.assert_close(joint[i, :, :h, :w], expected)
+
+
 def loss(maps):
     return sum(x.square().sum() for x in maps)
 

@@ -1,6 +1,7 @@
 """test.py: evaluation, with and without test-time augmentation."""
 
 import errno
+import json
 import logging
 import pickle
 import re
@@ -16,7 +17,13 @@ from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.prediction import dataset_meta, results_dump
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
-test_tool = load_tool('test')
+test_tool, analyse = load_tool('test'), load_tool('analyse')
+
+
+def analysed(config: str) -> dict:
+    """What analyse.py says about the results of a test."""
+    assert analyse.main([config, 'found/all.pkl', '--out', 'found/page.html']) == 0
+    return json.loads(Path('found/page.json').read_text())
 
 
 @pytest.mark.parametrize('tta', [(), ('--tta',)])
@@ -24,6 +31,10 @@ def test_evaluation_of_a_detector(untrained, tta, capsys):
     shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
     assert test_tool.main([*untrained['detector'], *shown, *tta]) == 0
     table = capsys.readouterr().out
+    found = analysed(untrained['detector'][0])['bbox']
+    for name, ours in {'mAP': 'AP', 'mAP_50': 'AP50', 'mAP_s': 'AP small'}.items():
+        reported = float(re.search(f'coco/bbox_{name} +([\\d.e-]+)\\n', table)[1])
+        assert found[ours] == pytest.approx(reported, abs=6e-4)
     assert re.search(r'Average Precision.*\n(.*\n)*coco/bbox_mAP_50 +[\d.e-]+\n', table)
     found = pickle.loads(Path('found/all.pkl').read_bytes())
     assert len(found) == 4 and all(len(sample['pred_instances']['bboxes']) for sample in found)
@@ -36,7 +47,10 @@ def test_evaluation_of_a_detector(untrained, tta, capsys):
 def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
     shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
     assert test_tool.main([*untrained['segmentor'], *shown, *tta]) == 0
-    assert re.search(r'\nmIoU +[\d.]+\n', capsys.readouterr().out)
+    reported = float(re.search(r'\nmIoU +([\d.]+)\n', capsys.readouterr().out)[1])
+    assert 100 * analysed(untrained['segmentor'][0])['labels']['mIoU'] == pytest.approx(
+        reported, abs=6e-3
+    )
     found = pickle.loads(Path('found/all.pkl').read_bytes())
     assert len(found) == 4 and not any('seg_logits' in sample for sample in found)
     for sample in found:

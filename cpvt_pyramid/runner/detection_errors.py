@@ -1,0 +1,180 @@
+"""What kinds of errors detections have, and what they cost, in the manner of TIDE (Bolya et al.,
+"TIDE: A General Toolbox for Identifying Object Detection Errors", ECCV 2020).
+
+A detection is correct if it overlaps an object of its class with an IoU of at least 0.5 that no
+better detection has. Every other one has an error:
+
+    localization    its best object of its class has an IoU from 0.1 to 0.5
+    classification  an object of another class has an IoU of at least 0.5
+    duplicate       its object has a better detection
+    background      no object has an IoU of 0.1
+    both            none of these: the class and the place are wrong
+
+tested in this order, as TIDE's code does. An object is missed if it has no correct detection and
+none with an error of class or place. What a kind of error costs is the AP50 that is gained without
+it: the best of the detections with a wrong class or place becomes correct and the others vanish, as
+do duplicates, background and both; missed objects are not asked for.
+
+Shapes: D detections and G objects of an image; K classes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ERRORS = ('classification', 'localization', 'both', 'duplicate', 'background', 'missed')
+CLASSIFICATION, LOCALIZATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(len(ERRORS))
+CORRECT = -1
+FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1
+RECALLS = np.linspace(0, 1, 101)
+
+
+class Compared(NamedTuple):
+    """The detections of an image, best first, next to its objects.
+
+    Ignored objects, such as crowds, and detections of them are left out.
+    """
+
+    image: int  # its id
+    labels: np.ndarray  # (D,)
+    scores: np.ndarray  # (D,)
+    boxes: np.ndarray  # (D, 4) x, y, width, height
+    match: np.ndarray  # (D,) index of the object that a correct detection has; -1
+    truth: np.ndarray  # (G,) labels of the objects
+    truth_boxes: np.ndarray  # (G, 4)
+    iou: np.ndarray  # (D, G)
+
+
+def error_types(compared: Compared) -> tuple[np.ndarray, np.ndarray]:
+    """The type of error of each detection (D,), CORRECT for none, and the object (D,) that one with
+    a wrong class or place was meant for, -1 for others."""
+    labels, match, truth, iou = compared.labels, compared.match, compared.truth, compared.iou
+    count = len(labels)
+    types, target = np.full(count, CORRECT), np.full(count, -1)
+    wrong = match < 0
+    if not len(truth):
+        types[wrong] = BACKGROUND
+        return types, target
+    same = labels[:, None] == truth
+    own, other = np.where(same, iou, 0), np.where(same, 0, iou)
+    misplaced = wrong & (own.max(1) >= BACKGROUND_IOU) & (own.max(1) < FOREGROUND_IOU)
+    misnamed = wrong & ~misplaced & (other.max(1) >= FOREGROUND_IOU)
+    duplicate = wrong & ~misplaced & ~misnamed & (own.max(1) >= FOREGROUND_IOU)
+    background = wrong & (iou.max(1) < BACKGROUND_IOU)
+    types[wrong] = BOTH
+    types[misplaced], types[misnamed] = LOCALIZATION, CLASSIFICATION
+    types[duplicate], types[background] = DUPLICATE, BACKGROUND
+    target[misplaced] = own.argmax(1)[misplaced]
+    target[misnamed] = other.argmax(1)[misnamed]
+    return types, target
+
+
+class Errors(NamedTuple):
+    """The errors of detections on a data set."""
+
+    ap50: float  # mean over the classes with objects
+    counts: dict[str, int]  # by type
+    costs: dict[str, float]  # by type, the AP50 that is gained without it
+
+
+def find_errors(images: Sequence[Compared], classes: int) -> Errors:
+    """Classify the errors on images, and compute what each type costs."""
+    labels, scores, types, new_labels, objects = [], [], [], [], np.zeros(classes, int)
+    missed = np.zeros(classes, int)
+    for compared in images:
+        kinds, target = error_types(compared)
+        used = np.zeros(len(compared.truth), bool)
+        used[compared.match[compared.match >= 0]] = True
+        becomes = np.full(len(kinds), -1)  # the label with which a wrong detection is correct
+        for i, j in enumerate(target):  # best first
+            if j >= 0 and not used[j] and j not in target[:i]:
+                becomes[i] = compared.truth[j]
+        reached = used.copy()
+        reached[target[target >= 0]] = True
+        objects += np.bincount(compared.truth, minlength=classes)
+        missed += np.bincount(compared.truth[~reached], minlength=classes)
+        labels.append(compared.labels)
+        scores.append(compared.scores)
+        types.append(kinds)
+        new_labels.append(becomes)
+    labels, types = np.concatenate([[], *labels]).astype(int), np.concatenate([[], *types])
+    scores, new_labels = np.concatenate([[], *scores]), np.concatenate([[], *new_labels])
+    counted = objects > 0
+
+    def mean_ap(labels: np.ndarray, correct: np.ndarray, kept: np.ndarray, number: np.ndarray):
+        values = []
+        for label in np.flatnonzero(counted):
+            mine = kept & (labels == label)
+            values.append(average_precision(scores[mine], correct[mine], number[label]))
+        return float(np.mean(values)) if values else float('nan')
+
+    correct = types == CORRECT
+    everything = np.ones(len(labels), bool)
+    ap50 = mean_ap(labels, correct, everything, objects)
+    costs = {}
+    for number, name in enumerate(ERRORS):
+        of_type = types == number
+        fixed = of_type & (new_labels >= 0)
+        better = mean_ap(
+            np.where(fixed, new_labels, labels),
+            correct | fixed,
+            ~of_type | fixed,
+            objects - missed if number == MISSED else objects,
+        )
+        costs[name] = max(better - ap50, 0.0)
+    counts = {name: int((types == number).sum()) for number, name in enumerate(ERRORS)}
+    counts['missed'] = int(missed.sum())
+    return Errors(ap50, counts, costs)
+
+
+def average_precision(scores: np.ndarray, correct: np.ndarray, objects: int) -> float:
+    """COCO's AP at one IoU: the mean precision at 101 recalls; 0 without objects."""
+    if not objects:
+        return 0.0
+    recall, precision = recall_and_precision(scores, correct, objects)
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    places = np.searchsorted(recall, RECALLS)
+    return float(np.append(envelope, 0)[places].mean())
+
+
+def recall_and_precision(
+    scores: np.ndarray, correct: np.ndarray, objects: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """After each detection, best first."""
+    found = correct[np.argsort(-scores, kind='stable')].cumsum()
+    return found / objects, found / np.arange(1, len(found) + 1)
+
+
+def best_threshold(scores: np.ndarray, correct: np.ndarray, objects: int) -> tuple[float, float]:
+    """The score threshold with the highest F1, and that F1; nan without detections or objects."""
+    if not objects or not len(scores):
+        return float('nan'), float('nan')
+    recall, precision = recall_and_precision(scores, correct, objects)
+    f1 = 2 * recall * precision / np.maximum(recall + precision, 1e-12)
+    best = int(f1.argmax())
+    return float(np.sort(scores)[::-1][best]), float(f1[best])
+
+
+def confusion_of(images: Sequence[Compared], classes: int, score_thr: float) -> np.ndarray:
+    """How often an object of a class (row) is detected as another (column), (K + 1, K + 1).
+
+    The last column counts missed objects, and the last row detections of no object. Correct
+    detections come first; each of the others, best first, takes the free object with the largest
+    IoU of at least 0.5.
+    """
+    matrix = np.zeros((classes + 1, classes + 1), int)
+    for compared in images:
+        chosen = np.flatnonzero(compared.scores >= score_thr)
+        match = compared.match[chosen]
+        free = np.ones(len(compared.truth), bool)
+        free[match[match >= 0]] = False
+        for i, j in zip(chosen, match):
+            if j < 0 and free.any():
+                overlap = np.where(free, compared.iou[i], -1)
+                if overlap.max() >= FOREGROUND_IOU:
+                    j = int(overlap.argmax())
+                    free[j] = False
+            matrix[compared.truth[j] if j >= 0 else classes, compared.labels[i]] += 1
+        np.add.at(matrix, (compared.truth[free], classes), 1)
+    return matrix

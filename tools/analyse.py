@@ -1,0 +1,75 @@
+#!/usr/bin/env python
+"""Analyse the results of a test, as one HTML page.
+
+    python tools/test.py CONFIG CHECKPOINT --out results.pkl
+    python tools/analyse.py CONFIG results.pkl
+
+For detectors: AP by class and size, precision and recall, the kinds of errors of TIDE, a confusion
+matrix. For segmentors: IoU by class and a confusion matrix. For both, the worst images. The page
+holds its pictures; the numbers are written next to it as JSON. See docs/results.md.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+from cpvt_pyramid.runner.command import UserError, run_command
+
+
+def analyse(
+    config: str,
+    results: str,
+    *,
+    out: str = 'analysis.html',
+    score_thr: float = 0.3,
+    worst: int = 12,
+    cfg_options: Sequence[str] = (),
+) -> None:
+    """Analyse the results of a test.
+
+    Args:
+        config: config file of the test.
+        results: what test.py --out wrote, or for detectors COCO results (JSON).
+        out (FILE.html): the page; the numbers are written to FILE.json.
+        score_thr (SCORE): detections with a lower score are not in the confusion matrix and in
+            pictures.
+        worst (N): number of images to show.
+        cfg_options (KEY=VALUE): override settings of the config.
+    """
+    import json
+
+    from cpvt_pyramid.runner.analysis import analyse_results
+    from cpvt_pyramid.runner.checks import check_data
+    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.files import atomic_write, check_file
+    from cpvt_pyramid.runner.pages import html_page
+
+    if not out.endswith('.html'):
+        raise UserError(f'--out must end in .html, got {out}')
+    if not 0 <= score_thr <= 1 or worst < 0:
+        raise UserError(
+            f'--score-thr must be in [0, 1] and --worst at least 0, got {score_thr} and {worst}'
+        )
+    check_file(out)
+    cfg = load_config(config, cfg_options)
+    check_data(cfg, 'test')
+    found = analyse_results(cfg, Path(results), score_thr, worst)
+    with atomic_write(out) as file:
+        page = html_page(f'{Path(config).stem}: {Path(results).name}', config, found.sections)
+        file.write_text(page, encoding='utf-8', errors='replace')
+    with atomic_write(Path(out).with_suffix('.json')) as file:
+        file.write_text(json.dumps(found.numbers))
+    for metric, numbers in found.numbers.items():
+        shown = {name: value for name, value in numbers.items() if isinstance(value, float)}
+        print(f'{metric}: ' + ', '.join(f'{name} {value:.4f}' for name, value in shown.items()))
+    print(out)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(analyse, argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

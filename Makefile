@@ -7,7 +7,7 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm \
-	test-transformers docs dist lint lock table drift-table gpu-report fuzz
+	test-transformers docs dist test-core lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -71,6 +71,9 @@ dist: setup  ## build the wheel and the source archive in dist/, and try them in
 	$(PY) -m build --installer uv
 	$(PY) -m twine check --strict dist/*
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist
+
+test-core: dist  ## try the core of the wheel with the newest torch and nothing else
+	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
 
 lint: setup  ## check the style
 	.venv/bin/ruff check .

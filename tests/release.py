@@ -1,8 +1,9 @@
-"""Try what `make dist` built: its argument is the folder of the wheel and the source archive.
+"""Try what `make dist` built: the first argument is the folder of the wheel and the source archive.
 
 The archive must hold every file of the repository and no path of this machine. The wheel is
 installed into a bare environment of every supported Python on this machine, where it must run the
-archive's examples without torch.
+archive's examples without torch. With --torch, instead, the core must work with the newest torch
+and nothing else, in an environment of the newest Python.
 """
 
 import os
@@ -29,6 +30,30 @@ except ImportError as error:
     assert "pip install 'cpvt_pyramid[torch]'" in str(error)
 (found,) = Predictor(sys.argv[1])([sys.argv[2]])
 assert len(found.boxes) > 1
+"""
+
+
+CORE = """
+import sys
+import torch
+from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, load_weights
+assert not {'timm', 'torchvision', 'safetensors', 'mmengine'} & sys.modules.keys()
+alone, batch = torch.randn(1, 3, 50, 75), torch.zeros(2, 3, 64, 96)
+batch[:1, :, :50, :75] = alone
+valid = torch.tensor([[50, 75], [64, 96]])
+for arch in ('pcpvt_nano', 'svt_small', 'pvt_tiny'):
+    model = CPVTPyramid(arch)
+    sum(x.sum() for x in model(batch, valid)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        for x, whole in zip(model(alone), model(batch, valid)):
+            torch.testing.assert_close(whole[:1, :, :x.shape[2], :x.shape[3]], x)
+torch.save({'state_dict': model.state_dict()}, 'weights.pth')
+assert not load_weights(CPVTPyramid(arch), 'weights.pth').unused
+assert CPVT('cpvt_tiny', num_classes=5)(batch).shape == (2, 5)
+torch.export.export(CPVTPyramid('pcpvt_nano').eval(), (alone,))
+print('core works with torch', torch.__version__)
 """
 
 
@@ -80,27 +105,44 @@ def try_wheel(python: str, wheel: Path, examples: Path, folder: Path) -> None:
     assert re.search(r'^ +ok +onnxruntime', table, re.M), table
 
 
-def main(folder: str) -> None:
-    (wheel,), (archive,) = Path(folder).glob('*.whl'), Path(folder).glob('*.tar.gz')
+def try_core(wheel: Path, folder: Path) -> None:
+    """Install a wheel with torch into a new environment in `folder` and use the core."""
+    run('uv', 'venv', '--python', pythons()[max(pythons())], folder / 'venv')
+    ours = folder / 'venv/bin/python'
+    run('uv', 'pip', 'install', '--python', ours, f'{wheel}[torch]')
+    print(run(ours, '-c', CORE, cwd=folder), end='')
+
+
+def check_archives(wheel: Path, archive: Path, folder: Path) -> Path:
+    """Check what is in both, and unpack the archive; returns the folder of the sources."""
     root = archive.name.removesuffix('.tar.gz')
-    tracked = run('git', 'ls-files', '-c', cwd=ROOT).split('\n')[:-1]
+    tracked = run('git', 'ls-files', cwd=ROOT).split('\n')[:-1]
     tracked = [name for name in tracked if not name.startswith(OF_SERVICES)]
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
         check_contents(names, '', [n for n in tracked if n.startswith('cpvt_pyramid/')])
-        check_contents(
-            names, 'cpvt_pyramid/.mim/', [n for n in tracked if n.startswith('configs/')]
-        )
+        configs = [name for name in tracked if name.startswith('configs/')]
+        check_contents(names, 'cpvt_pyramid/.mim/', configs)
         check_paths((name, file.read(name)) for name in names)
-    with tempfile.TemporaryDirectory() as temporary, tarfile.open(archive) as file:
+    with tarfile.open(archive) as file:
         check_contents(set(file.getnames()), f'{root}/', tracked)
-        file.extractall(temporary, filter='data')
-        source = Path(temporary, root)
-        check_paths((str(p), p.read_bytes()) for p in source.rglob('*') if p.is_file())
+        file.extractall(folder, filter='data')
+    source = folder / root
+    check_paths((str(path), path.read_bytes()) for path in source.rglob('*') if path.is_file())
+    return source
+
+
+def main(folder: str, *options: str) -> None:
+    (wheel,), (archive,) = Path(folder).resolve().glob('*.whl'), Path(folder).glob('*.tar.gz')
+    with tempfile.TemporaryDirectory() as temporary:
+        if '--torch' in options:
+            try_core(wheel, Path(temporary))
+            return
+        source = check_archives(wheel, archive, Path(temporary))
         for version, python in sorted(pythons().items()):
             place = Path(temporary, '.'.join(map(str, version)))
             place.mkdir()
-            try_wheel(python, wheel.resolve(), source / 'examples', place)
+            try_wheel(python, wheel, source / 'examples', place)
             print(f'works in a bare environment of Python {place.name}')
 
 

@@ -1,0 +1,71 @@
+"""The files that services and other tools read name what exists."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support import ROOT
+
+import cpvt_pyramid
+
+WORKFLOWS = sorted((ROOT / '.github/workflows').glob('*.yml'))
+TARGETS = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), re.M)
+SETUP = (ROOT / 'setup.py').read_text()
+
+
+def test_citation():
+    """The required fields of the schema of version 1.2.0, and its types of persons."""
+    citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+    assert citation['cff-version'] == '1.2.0' and citation['message'] and citation['title']
+    assert citation['type'] == 'software' and citation['license'] == 'Apache-2.0'
+    assert str(citation['version']) == cpvt_pyramid.__version__
+    for work in (citation, *citation['references']):
+        assert {'type', 'title', 'authors'} <= work.keys()
+        for author in work['authors']:
+            assert author.keys() in ({'name'}, {'family-names', 'given-names'})
+
+
+@pytest.mark.parametrize('path', WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets(path):
+    workflow = yaml.safe_load(path.read_text())
+    called = set()
+    for job in workflow['jobs'].values():
+        rows = job.get('strategy', {}).get('matrix', {}).get('include', [{}])
+        for step in job['steps']:
+            command = step.get('run', '')
+            assert command.startswith('make ') or 'uses' in step
+            for row in rows:
+                target = command.replace('${{ matrix.target }}', row.get('target', ''))
+                called |= set(target.split()[1:])
+    assert {'test', 'test-torch', 'test-original-mm', 'test-core', 'lint', 'docs'} <= called
+    assert called <= set(TARGETS)
+
+
+def test_extras_exist():
+    dependencies = yaml.safe_load((ROOT / 'environment.yml').read_text())['dependencies']
+    (packages,) = [d['pip'] for d in dependencies if isinstance(d, dict)]
+    names = re.findall(r'\w+', re.search(r'\[(.*)\]', packages[0])[1])
+    assert names and all(f"'{name}': " in SETUP for name in names)
+
+
+def test_containers_set_up():
+    files = list((ROOT / 'docker').glob('*.Dockerfile'))
+    assert len(files) == 2
+    hadolint = Path(sys.executable).with_name('hadolint')
+    done = subprocess.run([hadolint, *files], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, '')
+    container = json.loads((ROOT / '.devcontainer/devcontainer.json').read_text())
+    for text in (container['postCreateCommand'], *(path.read_text() for path in files)):
+        assert re.search(r'make setup(\s|$)', text)
+
+
+def test_every_python_that_is_tried_is_supported():
+    """tests/release.py knows the oldest one, as setup.py does."""
+    oldest = re.search(r"python_requires='>=3\.(\d+)'", SETUP)[1]
+    release = (ROOT / 'tests/release.py').read_text()
+    assert f'OLDEST_PYTHON = (3, {oldest})' in release
+    assert re.search(rf'\b3\.{oldest}\b', WORKFLOWS[0].read_text())

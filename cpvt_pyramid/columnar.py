@@ -18,7 +18,7 @@ from .mask import fill_outside, mean_inside, pixel_mask, subsample
 from .ops import ceil_div
 from .position import PEG, Grid, attention_position, parse_position, position_table
 from .pyramid import init_weights
-from .weights import LoadsCheckpoints
+from .weights import LoadsCheckpoints, check_rgb_weights
 
 
 class Column(LoadsCheckpoints, nn.Module):
@@ -42,6 +42,9 @@ class Column(LoadsCheckpoints, nn.Module):
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
             for each token.
         in_channels: channels of the image.
+        rgb_weights: how weights for RGB are made to fit other channels when a checkpoint is loaded:
+            'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue', 'nir');
+            see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
         drop_rate: dropout on the embedded patches, after the attentions and in the MLPs.
         attn_drop_rate: dropout on the attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
@@ -60,6 +63,7 @@ class Column(LoadsCheckpoints, nn.Module):
         class_token: bool = True,
         pretrain_img_size: int = 224,
         in_channels: int = 3,
+        rgb_weights: Union[str, Sequence[str], None] = None,
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -78,7 +82,9 @@ class Column(LoadsCheckpoints, nn.Module):
             followed = min(mapped, arch.depth - peg.qk_only)  # keys need a following block
             peg.check(followed)
             after = peg.indices(followed)
+        check_rgb_weights(rgb_weights, in_channels)
         self.in_channels = in_channels
+        self.rgb_weights = rgb_weights
 
         def block(index: int) -> Block:
             # A PEG for queries and keys alone is part of the following block.

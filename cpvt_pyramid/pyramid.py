@@ -16,7 +16,7 @@ from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttenti
 from .mask import fill_outside, pixel_mask
 from .ops import ceil_div
 from .position import PEG, NoPosition, attention_position, parse_position, position_table
-from .weights import LoadsCheckpoints
+from .weights import LoadsCheckpoints, check_rgb_weights
 
 PATCH_SIZES = (4, 2, 2, 2)
 
@@ -41,6 +41,9 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
             for each token.
         in_channels: channels of the image.
+        rgb_weights: how weights for RGB are made to fit other channels when a checkpoint is loaded:
+            'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue', 'nir');
+            see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
         out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
             are not built.
         drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.
@@ -70,6 +73,7 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         peg: Union[PEG, dict, None] = None,
         pretrain_img_size: int = 224,
         in_channels: int = 3,
+        rgb_weights: Union[str, Sequence[str], None] = None,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -96,7 +100,9 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
             if peg.qk_only:
                 raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
             peg.check(max(arch.depths))
+        check_rgb_weights(rgb_weights, in_channels)
         self.in_channels = in_channels
+        self.rgb_weights = rgb_weights
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval

@@ -148,6 +148,8 @@ INERT = (
 # What tells one architecture from another; position, norms and the classifier are a choice.
 BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
 POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
+FIRST_CONV = re.compile(r'patch_embed(s\.0)?\.proj\.weight$')
+RGB = ('red', 'green', 'blue')
 CLASSIFIER = re.compile(r'(norm|head)\.|cls_token$|cls_pos$')
 FIELD = re.compile(r'\{(\w)(\+1)?\}')
 
@@ -159,10 +161,25 @@ class LoadReport(NamedTuple):
     kept: list[str]  # only in the model: these keep their values
     unused: list[str]  # only in the checkpoint
     mismatched: list[str]  # in both, with different shapes
+    inflated: str = ''  # how the first convolution was made from that of RGB, if it was
+
+    @property
+    def misfit(self) -> Optional[str]:
+        """Why the checkpoint is not that of the whole model; None if it is."""
+        for what, names in (
+            ('lacks', self.kept),
+            ('has more than the model', self.unused),
+            ('has other shapes', self.mismatched),
+        ):
+            if names:
+                return f'{what}: {listed(names)}'
+        return None
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
         parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone']
+        if self.inflated:
+            parts.append(self.inflated)
         for what, names in (
             ('not in the checkpoint and unchanged', self.kept),
             ('not in the model', self.unused),
@@ -250,7 +267,10 @@ class LoadsCheckpoints:
 
     The model says by `has_no_use_for(name)` which published tensors it leaves out, and by
     `can_do_without(name)` which of its own keep their values if a checkpoint does not hold them.
+    `rgb_weights` says how weights for RGB are made to fit other channels, see `inflated`.
     """
+
+    rgb_weights: Union[str, Sequence[str], None]
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
         self.log_load_report(prepare_state_dict(self, state_dict, prefix))
@@ -279,7 +299,8 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str) -> Load
         return compare(ours, {})
     theirs = to_ours(tensors_of(theirs))
     theirs = {k: v for k, v in theirs.items() if k in ours or not module.has_no_use_for(k)}
-    report = compare(ours, theirs)
+    theirs, how = inflated(theirs, ours, module.rgb_weights)
+    report = compare(ours, theirs)._replace(inflated=how)
     objection = objection_to(ours, theirs, report)
     if objection:
         raise ValueError(objection)
@@ -289,6 +310,62 @@ def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str) -> Load
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})
     return report
+
+
+def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels: int) -> None:
+    """Raise a ValueError unless weights for RGB can be made to fit `in_channels` in this way."""
+    if rgb_weights is None:
+        return
+    if in_channels == 3:
+        raise ValueError(
+            f'rgb_weights={rgb_weights!r} needs in_channels other than 3: weights for 3 channels '
+            f'are loaded as they are'
+        )
+    if rgb_weights in ('mean', 'repeat'):
+        return
+    names = [] if isinstance(rgb_weights, str) else list(rgb_weights)
+    if len(names) != in_channels or len({*names}) != len(names) or not {*names} & {*RGB}:
+        raise ValueError(
+            f"rgb_weights must be 'mean', 'repeat' or the {in_channels} different names of the "
+            f'bands, some of them {", ".join(RGB)}; got {rgb_weights!r}'
+        )
+
+
+def inflated(
+    theirs: dict[str, Tensor], ours: dict[str, Tensor], rgb_weights: Union[str, Sequence[str], None]
+) -> tuple[dict[str, Tensor], str]:
+    """A checkpoint whose first convolution, of RGB, is made to fit a model's channels.
+
+    Filters are scaled by 3 / channels: of an image whose bands are all alike the model sees as much
+    as the RGB model sees of a grey image.
+
+    Args:
+        theirs: the checkpoint.
+        ours: the model's tensors.
+        rgb_weights: the filter of each channel. 'mean': the mean of red's, green's and blue's.
+            'repeat': red's, green's, blue's, red's and so on. Names of the bands, such as ('blue',
+            'green', 'red', 'nir'): their own for red, green and blue, the mean for others. None:
+            the checkpoint is not changed.
+
+    Returns:
+        The checkpoint, and a line that says what was done, or ''.
+    """
+    name = next(filter(FIRST_CONV.match, ours), '')
+    weight = theirs.get(name)
+    if rgb_weights is None or weight is None or weight.dim() != 4 or weight.shape[1] != 3:
+        return theirs, ''
+    channels, mean = ours[name].shape[1], weight.mean(1)
+    if rgb_weights == 'mean':
+        filters, how = [mean] * channels, "each band has the mean of RGB's filters"
+    elif rgb_weights == 'repeat':
+        filters, how = [weight[:, i % 3] for i in range(channels)], 'bands repeat those of RGB'
+    else:
+        of_color = dict(zip(RGB, weight.unbind(1)))
+        filters = [of_color.get(band, mean) for band in rgb_weights]
+        others = [band for band in rgb_weights if band not in RGB]
+        how = f"red, green and blue by name; the mean of RGB's filters for {', '.join(others)}"
+    made = torch.stack(filters, dim=1) * (3 / channels)
+    return theirs | {name: made}, f'{name} made for {channels} channels from RGB: {how}'
 
 
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
@@ -320,8 +397,10 @@ def objection_to(
     for name in report.mismatched:
         there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
         advice = ''
-        if name == 'patch_embeds.0.proj.weight' and there[2:] == here[2:]:
+        if FIRST_CONV.match(name) and there[2:] == here[2:]:
             advice = f'. in_channels={there[1]} fits the checkpoint'
+            if there[1] == 3:
+                advice += f"; or set rgb_weights='mean' to make it fit {here[1]} channels"
         if name.endswith('.table'):
             advice = (
                 '. Build the model with the pretrain_img_size of the checkpoint: at any other '

@@ -27,10 +27,11 @@ from safetensors.torch import save_file
 from support import load
 from torch import nn
 
-from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
+from cpvt_pyramid import ARCHS, CPVT, ColumnarArch, CPVTPyramid, load_weights
 from cpvt_pyramid.mm import CPVTPyramid as Backbone
 from cpvt_pyramid.weights import FORMATS, arch_of, format_of, tensors_of, to_format, to_ours
 
+TINY_COLUMN = ColumnarArch(dim=16, heads=2, depth=2, patch_size=4)
 DENSE = [True] * 4
 CLASSIFIER = [False, False, False, True]
 
@@ -392,3 +393,61 @@ def test_files_that_are_no_checkpoints(write, complaint, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=complaint) as caught:
         load_weights(CPVTPyramid(TINY['pcpvt']), path)
     assert str(path) in str(caught.value) and '\n' not in str(caught.value)
+
+
+# More channels than RGB
+
+
+@pytest.mark.parametrize('make', [
+    lambda **options: CPVTPyramid('pcpvt_nano', **options),
+    lambda **options: CPVT(TINY_COLUMN, **options),
+], ids=['pyramid', 'column'])  # fmt: skip
+@pytest.mark.parametrize('rgb_weights, weights_of', [
+    ('mean', ['mean'] * 5),
+    ('repeat', ['red', 'green', 'blue', 'red', 'green']),
+    (('nir', 'red', 'swir', 'green', 'blue'), ['mean', 'red', 'mean', 'green', 'blue']),
+])  # fmt: skip
+def test_weights_of_rgb_for_other_channels(make, rgb_weights, weights_of, caplog):
+    rgb = randomize(make())
+    model = make(in_channels=5, rgb_weights=rgb_weights)
+    with caplog.at_level('INFO'):
+        model.load_state_dict(rgb.state_dict())
+    (name,) = (n for n in rgb.state_dict() if re.match(r'patch_embed(s.0)?.proj.weight', n))
+    assert f'{name} made for 5 channels from RGB' in caplog.text
+    weight = rgb.state_dict()[name]
+    of = dict(zip(('red', 'green', 'blue', 'mean'), [*weight.unbind(1), weight.mean(1)]))
+    expected = torch.stack([of[band] * 0.6 for band in weights_of], dim=1)
+    torch.testing.assert_close(model.state_dict()[name], expected)
+    # Its own weights, of 5 channels, come back as they are.
+    again = make(in_channels=5, rgb_weights=rgb_weights)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.state_dict()[name], model.state_dict()[name])
+
+
+@pytest.mark.parametrize('channels', [1, 2, 4, 7])
+def test_bands_that_are_alike_give_what_grey_gives(channels):
+    rgb = randomize(CPVTPyramid('pcpvt_nano')).eval()
+    model = CPVTPyramid('pcpvt_nano', in_channels=channels, rgb_weights='mean').eval()
+    model.load_state_dict(rgb.state_dict())
+    grey = torch.randn(1, 1, 40, 50)
+    with torch.no_grad():
+        same_maps(model(grey.expand(-1, channels, -1, -1)), rgb(grey.expand(-1, 3, -1, -1)))
+
+
+def test_published_files_load_for_other_channels(published, tmp_path):
+    save_file(published, tmp_path / 'rgb.safetensors')
+    model = CPVTPyramid('pcpvt_nano', in_channels=4, rgb_weights=('blue', 'green', 'red', 'nir'))
+    report = load_weights(model, tmp_path / 'rgb.safetensors')
+    assert not report.mismatched and "the mean of RGB's filters for nir" in str(report)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(in_channels=3, rgb_weights='mean'), 'needs in_channels other than 3'),
+    (dict(in_channels=4, rgb_weights='middle'), "'mean', 'repeat' or the 4 different names"),
+    (dict(in_channels=4, rgb_weights=('red', 'green', 'blue')), "got .'red', 'green', 'blue'"),
+    (dict(in_channels=2, rgb_weights=('vv', 'vh')), 'some of them red, green, blue'),
+    (dict(in_channels=2, rgb_weights=('red', 'red')), 'different names'),
+])  # fmt: skip
+def test_mistakes_about_channels_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        CPVTPyramid('pcpvt_nano', **options)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cpvt_pyramid.lab.laboratory import Lab
     from cpvt_pyramid.lab.probes import Subject
-    from cpvt_pyramid.lab.report import Finding
+    from cpvt_pyramid.lab.report import LabAnswer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
@@ -92,7 +92,7 @@ def ask(
     from cpvt_pyramid.lab import measures
     from cpvt_pyramid.lab import questions as trainings
     from cpvt_pyramid.lab.laboratory import PRESETS, Lab
-    from cpvt_pyramid.lab.report import save, write_report
+    from cpvt_pyramid.lab.report import save, write_lab_report
     from cpvt_pyramid.lab.tasks import TASKS, ceilings
 
     if device == 'cuda' and not torch.cuda.is_available():
@@ -111,7 +111,7 @@ def ask(
         print(f'What a bag of patches can reach, in %: {ceiling}', flush=True)
     for question in questions:
         if question in TRAINED:
-            finding = getattr(trainings, question)(lab)
+            finding = trainings.TRAINED[question](lab)
         else:
             finding = refusing(measures.MEASURED[question], lab, subjects, size)
         save(finding, folder)
@@ -119,11 +119,11 @@ def ask(
         for table in finding.tables:
             print(f'\n{table.text()}')
         print(f'\n{folder / question}.json; figures: {", ".join(finding.figures)}', flush=True)
-        paths = write_report(folder, (*TRAINED, *MEASURED))
+        paths = write_lab_report(folder, (*TRAINED, *MEASURED))
     print(f'\nReport: {paths[0]} and {paths[1]}')
 
 
-def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int) -> Finding:
+def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int) -> LabAnswer:
     """A measurement; models that cannot be measured are the user's mistake."""
     from cpvt_pyramid.runner.command import UserError, one_line
 
@@ -169,8 +169,12 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
             close = difflib.get_close_matches(rest, timm.list_models(), 3)
             raise UserError(f'timm has no model {rest!r}; close: {", ".join(close) or "none"}')
         options = {'checkpoint_path': checkpoint} if checkpoint else {}
-        fixed = {'img_size': size} if rest.startswith(('swin', 'vit')) else {}
-        return timm.create_model(rest, features_only=True, **fixed, **options)
+        try:  # models with a fixed size: made for this one, and padded images are larger
+            return timm.create_model(
+                rest, features_only=True, img_size=size, strict_img_size=False, **options
+            )
+        except TypeError:
+            return timm.create_model(rest, features_only=True, **options)
     if family == 'torchvision':
         return torchvision_backbone(rest, checkpoint)
     if name in ARCHS or name in COLUMNAR_ARCHS:

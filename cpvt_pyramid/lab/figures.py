@@ -95,14 +95,14 @@ def legend_below(fig: Any, lines: Sequence, columns: int = 6) -> None:
 def show_picture(axis: Any, image: Tensor, title: str = '') -> None:
     """An image (3, H, W) from -1 to 1."""
     axis.imshow((image.permute(1, 2, 0).numpy() + 1) / 2 if image.min() < 0 else image, aspect=1)
-    bare(axis, title)
+    without_axes(axis, title)
 
 
-def bare(axis: Any, title: str = '') -> None:
+def without_axes(axis: Any, title: str = '') -> None:
     """No ticks, spines and grid."""
     axis.set_xticks([])
     axis.set_yticks([])
     axis.grid(False)
-    axis.set_title(title, fontsize=9)
+    axis.set_title(title, fontsize=9, fontweight='normal')
     for spine in axis.spines.values():
         spine.set_visible(False)

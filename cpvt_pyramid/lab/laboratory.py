@@ -9,7 +9,7 @@ import numpy as np
 
 from ..position import COLUMNAR_POSITIONS, POSITIONS
 from .models import SIZES
-from .runs import Result, Settings, run_all, tuned
+from .runs import Result, RunSettings, run_all, tuned
 from .tasks import POSITION_TASKS
 
 
@@ -138,10 +138,10 @@ class Lab:
     def runs_folder(self) -> Path:
         return self.folder / 'runs'
 
-    def settings(self, variant: Variant, model: str = 'column') -> Settings:
+    def settings(self, variant: Variant, model: str = 'column') -> RunSettings:
         """The settings of a variant's training, but for seed and learning rate."""
         p = self.preset
-        return Settings(
+        return RunSettings(
             model, p.size, variant.position, variant.peg, variant.class_token, seed=self.seed,
             steps=p.steps, batch=p.batch, pictures=p.pictures,
         )  # fmt: skip

@@ -30,9 +30,9 @@ from .probes import (
     token_norms,
     with_replicated_borders,
 )  # fmt: skip
-from .questions import described
-from .report import Finding, Table
-from .runs import Result, Settings, answer, evaluate, one_thread
+from .questions import settings_of_question
+from .report import LabAnswer, Table
+from .runs import Result, RunSettings, answer, evaluate_answers, one_thread
 from .scenes import Scenes
 from .statistics import estimate
 
@@ -96,14 +96,14 @@ def over_seeds(lab: Lab, group: Group, measure: Callable, label: str) -> list:
         return [measure(s, seed) for s, seed in tqdm(pairs, f'{label} {group.name}', disable=None)]
 
 
-def shown(values: Sequence[float], percent: bool = True, sign: bool = False) -> str:
+def cell_text(values: Sequence[float], percent: bool = True, sign: bool = False) -> str:
     """A cell of a table; a dash where there is no value."""
     values = np.asarray(values, float)
     finite = np.isfinite(values)
     return estimate(values).show(percent, sign) if finite.all() else '-'
 
 
-def source_of(groups: Sequence[Group]) -> str:
+def origin_of(groups: Sequence[Group]) -> str:
     if groups[0].runs:
         return 'The trained models of the question "encodings", one for each seed.'
     return (
@@ -115,7 +115,7 @@ def source_of(groups: Sequence[Group]) -> str:
 # probe
 
 
-def probe(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Where position lives: what can be read from features, and what padding puts there."""
     groups = groups_of(lab, models, side, images=24)
     r2, ppp, data = [], [], {}
@@ -151,11 +151,11 @@ def probe(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
             found = over_seeds(lab, group, measure, 'probe')
             for kind in KINDS:
                 r2.append([name, kind, *(
-                    shown([f[kind][i].r2 for f in found], percent=False)
+                    cell_text([f[kind][i].r2 for f in found], percent=False)
                     for i in range(len(stages)))])  # fmt: skip
             for metric in ('mae', 'snr'):
                 ppp.append([name, metric.upper(), *(
-                    shown([getattr(f['ppp'][i], metric) for f in found], percent=False)
+                    cell_text([getattr(f['ppp'][i], metric) for f in found], percent=False)
                     for i in range(len(stages)))])  # fmt: skip
             data[name] = [
                 {**{kind: [{'r2': r.r2, 'rings': r.rings, 'penalty': r.probe.penalty}
@@ -172,7 +172,7 @@ def probe(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
     ]  # fmt: skip
     draw_probe(lab.folder / 'probe.png', rows_of_figure)
     notes = [
-        source_of(groups),
+        origin_of(groups),
         RANDOM_INPUT,
         'Ridge regression from standardized features to row and column, fitted on half of the '
         'images and measured on the others; the penalty is chosen on a third of the first half. '
@@ -184,8 +184,8 @@ def probe(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
         'deviations of the features; SNR is the energy of that mean over the variance of the '
         'difference across images. How we read the paper is in docs/position.md.',
     ]
-    return Finding('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
-                   described(lab))  # fmt: skip
+    return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
+                   settings_of_question(lab))  # fmt: skip
 
 
 def has_zero_pegs(subject: Subject) -> bool:
@@ -220,7 +220,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             line[0].set_xticks(range(stages))
             line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5)
             for i, axis in enumerate(line[2:]):
-                figures.bare(axis)
+                figures.without_axes(axis)
                 if i < stages:
                     mean = torch.stack([f['ppp'][i].map for f in found]).mean(0)
                     axis.imshow(mean, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
@@ -234,7 +234,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
 # padding
 
 
-def padding(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Batch padding as a false position signal, with and without the mask."""
     groups = groups_of(lab, models, side, images=16)
     data, drift_rows, moved_rows, curves = {}, [], [], {}
@@ -253,10 +253,10 @@ def padding(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
             found = over_seeds(lab, group, measure, 'padding')
             last = [[of_share[-1] for of_share in f] for f in found]
             drift_rows.append(
-                [name, *(shown([f[i].features for f in last]) for i in range(len(SHARES)))]
+                [name, *(cell_text([f[i].features for f in last]) for i in range(len(SHARES)))]
             )
             moved_rows.append(
-                [name, *(shown([f[i].displacement for f in last]) for i in range(len(SHARES)))]
+                [name, *(cell_text([f[i].displacement for f in last]) for i in range(len(SHARES)))]
             )
             curves[name] = {
                 'features': [[100 * s.features for s in f] for f in last],
@@ -278,7 +278,7 @@ def padding(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
                         [
                             name,
                             metric,
-                            *(shown([v[i] for v in values], sign=True) for i in range(len(SHARES))),
+                            *(cell_text(column, sign=True) for column in zip(*values)),
                         ]
                     )
     shares = [f'{share:.0%}' for share in SHARES]
@@ -291,13 +291,13 @@ def padding(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
                             metric_rows))  # fmt: skip
     draw_padding(lab.folder / 'padding.png', curves)
     notes = [
-        source_of(groups),
+        origin_of(groups),
         'Photographs alone, and with zeros at the right and bottom until the given share of the '
         'area is padding. Masked: the model is told the true sizes (`valid`). A masked model that '
         'is exact drifts by rounding only.',
     ]
-    return Finding('padding', 'Does batch padding look like a position?', notes, tables,
-                   ['padding.png'], data, described(lab))  # fmt: skip
+    return LabAnswer('padding', 'Does batch padding look like a position?', notes, tables,
+                   ['padding.png'], data, settings_of_question(lab))  # fmt: skip
 
 
 def padded_metrics(result: Result, masked: bool, pictures: int) -> list[dict[str, float]]:
@@ -306,7 +306,7 @@ def padded_metrics(result: Result, masked: bool, pictures: int) -> list[dict[str
     scenes = result.settings.draw('test', pictures, stream=0)
     side = scenes.image.shape[2]
     sizes = [round(side * (1 - share) ** -0.5) for share in SHARES]
-    return [evaluate(model, scenes, pad=(size, size), masked=masked) for size in sizes]
+    return [evaluate_answers(model, scenes, pad=(size, size), masked=masked) for size in sizes]
 
 
 def draw_padding(path: Path, curves: dict[str, dict[str, list]]) -> None:
@@ -333,7 +333,7 @@ def draw_padding(path: Path, curves: dict[str, dict[str, list]]) -> None:
 # shift
 
 
-def shift(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Translations: whether features move with the picture, and answers stay."""
     groups = groups_of(lab, models, side, images=16, gap=True)
     data, rows, answers, drifts, kept = {}, [], [], {}, {}
@@ -348,7 +348,7 @@ def shift(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
         for part in ('interior', 'border'):
             values = np.array([[100 * getattr(one[-1], part) for one in f] for f in found])
             drifts[group.name, part] = values
-            rows.append([group.name, part, *(shown(v / 100) for v in values.T)])
+            rows.append([group.name, part, *(cell_text(v / 100) for v in values.T)])
         if group.runs:
             same = over_seeds(
                 lab, Group(group.name, group.runs, group.runs, 0, 0),
@@ -357,7 +357,7 @@ def shift(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
             data[group.name]['consistency'] = same
             moves = list(same[0])
             kept[group.name] = np.array([[100 * s[m] for m in moves] for s in same])
-            answers.append([group.name, *(shown([s[m] for s in same]) for m in moves)])
+            answers.append([group.name, *(cell_text([s[m] for s in same]) for m in moves)])
     pixels = [f'{s} px' for s in SHIFTS]
     tables = [Table('Drift of the last map, % of its norm', ['', 'part', *pixels], rows)]
     if answers:
@@ -365,7 +365,7 @@ def shift(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
                             ['', *(f'{m} px' for m in moves)], answers))  # fmt: skip
     draw_shift(lab.folder / 'shift.png', drifts, kept, moves if answers else [])
     notes = [
-        source_of(groups),
+        origin_of(groups),
         'Two crops of the same image, one lower and further right by the given number of pixels, '
         'compared where both see the same pixels. Border: within a quarter of the side of an edge '
         'of either crop. Where the shift is no multiple of the stride, the first map is '
@@ -374,8 +374,8 @@ def shift(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
         'of the tasks whose answer a shift does not change. Published: Twins falls from 80.6 to '
         '62.4 % under shifts of a few pixels (arXiv 2306.07470).',
     ]
-    return Finding('shift', 'Do features move with the picture?', notes, tables, ['shift.png'],
-                   data, described(lab))  # fmt: skip
+    return LabAnswer('shift', 'Do features move with the picture?', notes, tables, ['shift.png'],
+                   data, settings_of_question(lab))  # fmt: skip
 
 
 def consistency(result: Result, pictures: int) -> dict[int, float]:
@@ -399,7 +399,7 @@ def consistency(result: Result, pictures: int) -> dict[int, float]:
     return found
 
 
-def moved_scenes(settings: Settings, pictures: int, cells: int, most: int) -> Scenes:
+def moved_scenes(settings: RunSettings, pictures: int, cells: int, most: int) -> Scenes:
     """Test pictures of cells x cells whose digits are at least `most` cells from every edge."""
     found: list[Scenes] = []
     stream, count = 0, 0
@@ -438,7 +438,7 @@ def draw_shift(path: Path, drifts: dict, kept: dict[str, np.ndarray], moves: Seq
 # attention
 
 
-def attention(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """What chosen queries attend to, and where the position signal is similar."""
     groups = groups_of(lab, models, side, images=32)
     data, pictures, rows = {}, [], []
@@ -449,7 +449,7 @@ def attention(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
             weights = attention_weights(subject, images[:1])
             maps = subject.maps(images)
             similar = [position_similarity(m) for m in maps]
-            spread = [neighbours(s) for s in similar]
+            spread = [near_and_far(s) for s in similar]
             rows.append([group.name, *(f'{near:.2f} / {far:.2f}' for near, far in spread)])
             data[group.name] = {'similarity': [dict(near=n, far=f) for n, f in spread],
                                 'attentions': len(weights)}  # fmt: skip
@@ -462,16 +462,16 @@ def attention(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
     table = Table('Cosine similarity of the position signal: neighbours / opposite ends of the map',
                   header, rows)  # fmt: skip
     notes = [
-        source_of(groups) + ' Pictures show the first seed.',
+        origin_of(groups) + ' Pictures show the first seed.',
         'Attention: the weights of three queries, averaged over the heads, on a photograph; '
         'attentions within windows are left out. Similarity: of the position signal (the mean '
         'over photographs at a place, less the mean over places) of five places with all others.',
     ]
-    return Finding('attention', 'What is attended to?', notes, [table], pictures, data,
-                   described(lab))  # fmt: skip
+    return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data,
+                   settings_of_question(lab))  # fmt: skip
 
 
-def neighbours(similarity: Tensor) -> tuple[float, float]:
+def near_and_far(similarity: Tensor) -> tuple[float, float]:
     """The mean similarity of horizontal and vertical neighbours, and of opposite places."""
     h, w = similarity.shape[:2]
     down = torch.stack([similarity[i, j, i + 1, j] for i in range(h - 1) for j in range(w)])
@@ -494,7 +494,7 @@ def draw_attention(
     places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
     with figures.figure(path, rows, columns + 1, (1.6 * (columns + 1), 1.65 * rows)) as (fig, axes):
         for axis in axes.flat:
-            figures.bare(axis)
+            figures.without_axes(axis)
         for row, spot in enumerate(spots if chosen else ()):
             axis = axes[row, 0]
             low, high = image.min(), image.max()
@@ -539,7 +539,7 @@ def query_map(weights: Tensor, spot: tuple[float, float]) -> Tensor | None:
 # registers
 
 
-def registers(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
+def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """High-norm tokens by stage and input size."""
     groups = groups_of(lab, models, side, images=12)
     data, rows, grids = {}, [], []
@@ -557,7 +557,7 @@ def registers(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
             stages = range(len(found[0]))
             for title in ('largest', 'share'):
                 rows.append([name, {'largest': 'largest / median', 'share': '% above 4 medians'}[
-                    title], *(shown([getattr(f[i], title) for f in found], title == 'share')
+                    title], *(cell_text([getattr(f[i], title) for f in found], title == 'share')
                               for i in stages)])  # fmt: skip
             data[name] = [[{'largest': n.largest, 'share': n.share} for n in f] for f in found]
             grids.append((name, [n.norms[0] / n.norms.median() for n in found[0]]))
@@ -572,19 +572,25 @@ def registers(lab: Lab, models: Sequence[Subject], side: int) -> Finding:
     ):
         for (name, norms), line in zip(grids, axes):
             for axis in line:
-                figures.bare(axis)
+                figures.without_axes(axis)
             for i, (axis, grid) in enumerate(zip(line, norms)):
                 picture = axis.imshow(grid, vmin=0, vmax=4, cmap='inferno')
                 axis.set_title(f'map {i}, up to {float(grid.max()):.1f}', fontsize=8)
             line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8)
         fig.colorbar(picture, ax=axes, shrink=0.5, label='norm / median')
     notes = [
-        source_of(groups),
+        origin_of(groups),
         'Norms of the tokens on photographs, in medians of their map. arXiv 2309.16588 finds '
         'outliers in large models after long training; tiny models need not have any.',
     ]
-    return Finding('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
-                   data, described(lab))  # fmt: skip
+    return LabAnswer('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
+                   data, settings_of_question(lab))  # fmt: skip
 
 
-MEASURED = dict(probe=probe, padding=padding, shift=shift, attention=attention, registers=registers)
+MEASURED = {
+    'probe': measure_probe,
+    'padding': measure_padding,
+    'shift': measure_shift,
+    'attention': measure_attention,
+    'registers': measure_registers,
+}

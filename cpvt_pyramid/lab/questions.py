@@ -10,10 +10,10 @@ import numpy as np
 
 from . import figures
 from .laboratory import Lab, Trained, metric_of
-from .report import Finding, Table
-from .runs import Result, evaluate, in_parallel, one_thread, write_text
+from .report import LabAnswer, Table
+from .runs import Result, evaluate_answers, in_parallel, one_thread, write_text
 from .scenes import draw_scenes
-from .statistics import Estimate, difference, estimate, holm
+from .statistics import Estimate, estimate, holm, paired_difference
 from .tasks import POSITION_TASKS, TASKS, ceilings
 
 ASPECTS = {'1:1': (6, 6), '1:2': (4, 8), '1:4': (4, 16)}  # grids of pictures, in cells
@@ -52,31 +52,31 @@ def protocol(lab: Lab) -> list[str]:
     ]
 
 
-def described(lab: Lab) -> dict:
+def settings_of_question(lab: Lab) -> dict:
     """The settings of a question, for its file."""
     seeds = list(range(lab.seed, lab.seed + lab.seeds))
     return {**lab.preset._asdict(), 'seeds': seeds}
 
 
-def encodings(lab: Lab) -> Finding:
+def compare_encodings(lab: Lab) -> LabAnswer:
     """Which encoding: all of them with the same size, data, budget and tuning."""
     tables, data, pictures = [], {}, []
     for model in lab.preset.models:
         trained = lab.train(lab.encodings(model), model)
         tables += comparison(trained, f'Accuracy in %, {model}', reference='peg')
-        data[model] = data_of(trained)
+        data[model] = runs_data(trained)
         name = f'encodings-{model}.png'
         draw_comparison(lab.folder / name, trained)
         pictures.append(name)
     example = 'encodings-pictures.png'
     draw_examples(lab.folder / example, lab.seed)
-    return Finding(
+    return LabAnswer(
         'encodings', 'Which encoding?', protocol(lab), tables, [example, *pictures], data,
-        described(lab),
+        settings_of_question(lab),
     )  # fmt: skip
 
 
-def placement(lab: Lab) -> Finding:
+def compare_placements(lab: Lab) -> LabAnswer:
     """Where a PEG belongs and what it is made of: CPVT's ablations."""
     trained = lab.train(lab.placements())
     name = 'placement.png'
@@ -87,9 +87,9 @@ def placement(lab: Lab) -> Finding:
         '27x27 kernel covers its map of 14x14 tokens; the one here, 11x11, covers 6x6.',
     ]
     tables = comparison(trained, 'Accuracy in %, columnar model', reference='after block 0')
-    return Finding(
-        'placement', 'Where does a PEG belong?', notes, tables, [name], data_of(trained),
-        described(lab),
+    return LabAnswer(
+        'placement', 'Where does a PEG belong?', notes, tables, [name], runs_data(trained),
+        settings_of_question(lab),
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[T
         return tables
     others = [one for one in trained if one is not base]
     found = {
-        metric: [difference(one.scores(metric), base.scores(metric)) for one in others]
+        metric: [paired_difference(one.scores(metric), base.scores(metric)) for one in others]
         for metric in MEASURES
     }
     adjusted = holm([d.p for d in found['position']])
@@ -138,7 +138,7 @@ def verdict(found: Estimate, p: float) -> str:
     return 'better' if found.mean > 0 else 'worse'
 
 
-def data_of(trained: Sequence[Trained]) -> list[dict]:
+def runs_data(trained: Sequence[Trained]) -> list[dict]:
     """Every run of the tables, for JSON."""
     return [
         {'name': one.name, 'paper': one.variant.paper,
@@ -173,7 +173,7 @@ def draw_examples(path: Path, seed: int) -> None:
     labels = labels_of(*numpy, scenes.grid)
     corners = ('top left', 'top right', 'bottom left', 'bottom right')
     pairs = ('A and B', 'B and C', 'C and A')
-    with figures.figure(path, 1, 4, (11.5, 3.9)) as (fig, axes):
+    with figures.figure(path, 1, 4, (11.5, 4.7)) as (fig, axes):
         for i, axis in enumerate(axes.flat):
             text = (
                 f'leftmost {labels["leftmost"][i]}, topmost {labels["topmost"][i]}\n'
@@ -188,7 +188,7 @@ def draw_examples(path: Path, seed: int) -> None:
 # Resolution
 
 
-def resolution(lab: Lab) -> Finding:
+def compare_sizes(lab: Lab) -> LabAnswer:
     """Which sizes an encoding bears: trained at one size, tested at others."""
     tables, data, pictures = [], {}, []
     for model in lab.preset.models:
@@ -196,7 +196,7 @@ def resolution(lab: Lab) -> Finding:
         cell = trained[0].runs[0].settings.build().cell
         tests = tests_of(lab.preset.scales, cell)
         runs = [run for one in trained for run in one.runs]
-        jobs = [(scaled, (run, tests, lab.preset.scaled_pictures)) for run in runs]
+        jobs = [(at_all_sizes, (run, tests, lab.preset.scaled_pictures)) for run in runs]
         found = iter(in_parallel(jobs, lab.workers, 'resolution'))
         of_variant = {one.name: [next(found) for _ in one.runs] for one in trained}
         data[model] = of_variant
@@ -216,9 +216,9 @@ def resolution(lab: Lab) -> Finding:
         '70.8. RoPE-ViT (arXiv 2403.13298), DeiT-III-S, 224 to 384: absolute 80.4 to 79.4, axial '
         '80.9 to 80.0, mixed 80.9 to 81.8.',
     ]
-    return Finding(
+    return LabAnswer(
         'resolution', 'Which sizes does an encoding bear?', notes, tables, pictures, data,
-        described(lab),
+        settings_of_question(lab),
     )  # fmt: skip
 
 
@@ -239,7 +239,9 @@ def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:
     return tests
 
 
-def scaled(result: Result, tests: dict[str, tuple], pictures: int) -> dict[str, dict[str, float]]:
+def at_all_sizes(
+    result: Result, tests: dict[str, tuple], pictures: int
+) -> dict[str, dict[str, float]]:
     """The metrics of a trained model in each test; kept in a file next to the run's."""
     path = result.path.with_name(f'{result.path.stem}-scaled-{pictures}.json')
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -249,7 +251,7 @@ def scaled(result: Result, tests: dict[str, tuple], pictures: int) -> dict[str, 
             model = result.load()
             for name, (grid, size) in todo.items():
                 scenes = result.settings.draw('test', pictures, stream=0, grid=grid)
-                known[name] = evaluate(model, scenes, size)
+                known[name] = evaluate_answers(model, scenes, size)
         write_text(path, json.dumps(known))
     return {name: known[name] for name in tests}
 
@@ -276,7 +278,7 @@ def draw_resolution(path: Path, found: dict[str, list[dict]], scales: Sequence[f
         for row, (metric, title) in zip(axes, MEASURES.items()):
             for axis, (kind, (x, tests)) in zip(row, kinds.items()):
                 if not all(test in next(iter(found.values()))[0] for test in tests):
-                    figures.bare(axis)
+                    figures.without_axes(axis)
                     continue
                 values = {
                     name: np.array([[100 * metric_of(s[t], metric) for t in tests] for s in seeds])
@@ -288,3 +290,10 @@ def draw_resolution(path: Path, found: dict[str, list[dict]], scales: Sequence[f
             row[0].set_ylabel(f'{title}, %')
         figures.legend_below(fig, lines)
         fig.suptitle('Trained at 6x6 cells, tested at other sizes: mean and 95% interval')
+
+
+TRAINED = {
+    'encodings': compare_encodings,
+    'placement': compare_placements,
+    'resolution': compare_sizes,
+}

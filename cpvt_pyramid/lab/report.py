@@ -56,7 +56,7 @@ class Table(NamedTuple):
         )
 
 
-class Finding(NamedTuple):
+class LabAnswer(NamedTuple):
     """The answer to a question of the lab."""
 
     question: str
@@ -68,7 +68,7 @@ class Finding(NamedTuple):
     settings: Any  # of JSON
 
 
-def save(finding: Finding, folder: Path) -> Path:
+def save(finding: LabAnswer, folder: Path) -> Path:
     """Write FOLDER/QUESTION.json."""
     path = folder / f'{finding.question}.json'
     content = {**finding._asdict(), 'tables': [t._asdict() for t in finding.tables], **versions()}
@@ -86,7 +86,7 @@ def without_nan(value: Any) -> Any:
     return [without_nan(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def write_report(folder: Path, questions: Sequence[str]) -> list[Path]:
+def write_lab_report(folder: Path, questions: Sequence[str]) -> list[Path]:
     """Write FOLDER/report.html and report.md, self-contained, from the findings in a folder.
 
     Args:

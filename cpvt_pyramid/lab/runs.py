@@ -31,7 +31,7 @@ BATCH_TOKENS = 64 * 1024  # in evaluation
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """All that determines a run.
 
     Args:
@@ -80,7 +80,7 @@ class Settings:
 class Result(NamedTuple):
     """A finished run."""
 
-    settings: Settings
+    settings: RunSettings
     metrics: dict[str, float]  # accuracy of each task and 'reading', 'mIoU', 'AP'
     losses: list[float]  # means over tenths of the training
     failure: str  # why the run does not count as trained, or ''
@@ -98,7 +98,7 @@ class Result(NamedTuple):
         return model.eval()
 
 
-def run(settings: Settings, folder: Path, device: str = 'cpu') -> Result:
+def run(settings: RunSettings, folder: Path, device: str = 'cpu') -> Result:
     """Read the result of a run, or train if there is none yet.
 
     A run that was killed starts again and gives what it would have given: it depends on its
@@ -113,7 +113,7 @@ def run(settings: Settings, folder: Path, device: str = 'cpu') -> Result:
     with one_thread():
         model, losses = train(settings, device)
         scenes = settings.draw(settings.split, settings.pictures, stream=0)
-        metrics = evaluate(model, scenes)
+        metrics = evaluate_answers(model, scenes)
     result = Result(
         settings, metrics, losses, failure_of(losses), time.perf_counter() - start, path
     )
@@ -128,12 +128,16 @@ def run(settings: Settings, folder: Path, device: str = 'cpu') -> Result:
 
 
 def run_all(
-    todo: Sequence[Settings], folder: Path, workers: int = 1, device: str = 'cpu', label: str = ''
+    todo: Sequence[RunSettings],
+    folder: Path,
+    workers: int = 1,
+    device: str = 'cpu',
+    label: str = '',
 ) -> list[Result]:
     """The results of several runs, trained in `workers` processes of one thread each."""
     unique = list(dict.fromkeys(todo))
     jobs = [(run, (settings, folder, device)) for settings in unique]
-    results = dict(zip(unique, in_parallel(jobs, workers, label or 'training')))
+    results = dict(zip(unique, in_parallel(jobs, workers, label)))
     return [results[settings] for settings in todo]
 
 
@@ -171,7 +175,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(settings: Settings, device: str = 'cpu') -> tuple[LabModel, list[float]]:
+def train(settings: RunSettings, device: str = 'cpu') -> tuple[LabModel, list[float]]:
     """The trained model, in evaluation mode, and its losses: means over tenths of the training."""
     model = settings.build().to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -248,7 +252,7 @@ def answer(model: LabModel, image: Tensor, valid: Optional[Tensor] = None) -> An
     return Answers(tasks, *(torch.cat(p) for p in zip(*(part[1:] for part in parts))))
 
 
-def evaluate(
+def evaluate_answers(
     model: LabModel,
     scenes: Scenes,
     size: Optional[tuple[int, int]] = None,
@@ -287,7 +291,7 @@ def evaluate(
     pixels = pixels[:, : inside[0], : inside[1]]
     metrics['mIoU'] = mean_iou(pixels, at_size(scenes.pixels, inside))
     boxes = scenes.boxes * torch.tensor([scale[1], scale[0]] * 2)
-    metrics['AP'] = average_precision(*detections(answers, model.cell), boxes, scenes.digits)
+    metrics['AP'] = digit_precision(*token_detections(answers, model.cell), boxes, scenes.digits)
     return metrics
 
 
@@ -300,7 +304,7 @@ def mean_iou(predicted: Tensor, pixels: Tensor) -> float:
     return float((matrix.diag() / union.clamp(min=1)).mean())
 
 
-def detections(answers: Answers, cell: int) -> tuple[Tensor, Tensor]:
+def token_detections(answers: Answers, cell: int) -> tuple[Tensor, Tensor]:
     """Scores (B, 10, h * w) and boxes (B, h * w, 4) in pixels. As in CenterNet (arXiv 1904.07850),
     a token keeps its score where no neighbour has a higher one."""
     scores = answers.readings.softmax(-1)[..., 1:].permute(0, 3, 1, 2)
@@ -311,7 +315,7 @@ def detections(answers: Answers, cell: int) -> tuple[Tensor, Tensor]:
     return scores.flatten(2), ((answers.boxes + corner) * cell).flatten(1, 2)
 
 
-def average_precision(scores: Tensor, boxes: Tensor, truth: Tensor, digits: Tensor) -> float:
+def digit_precision(scores: Tensor, boxes: Tensor, truth: Tensor, digits: Tensor) -> float:
     """AP at an overlap of 0.5, averaged over the ten digits: the area under the precision curve,
     made non-increasing, as in PASCAL VOC since 2010.
 
@@ -393,7 +397,7 @@ def versions() -> dict[str, dict[str, str]]:
 
 
 def tuned(
-    variants: Sequence[Settings],
+    variants: Sequence[RunSettings],
     rates: Sequence[float],
     folder: Path,
     workers: int = 1,

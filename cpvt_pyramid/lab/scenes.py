@@ -20,7 +20,7 @@ from torch import Tensor
 PHOTOGRAPHS = {
     'train': ('astronaut', 'coffee', 'rocket', 'brick'),
     'tuning': ('chelsea', 'gravel'),
-    'test': ('camera', 'retina', 'grass'),
+    'test': ('camera', 'hubble_deep_field', 'grass'),
 }
 SCANS = {'train': slice(0, 1000), 'tuning': slice(1000, 1297), 'test': slice(1297, 1797)}
 INKS = ((0.95, 0.15, 0.15), (0.15, 0.9, 0.2), (0.2, 0.35, 1.0))  # of A, B and C

@@ -41,7 +41,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, float(half), count, float(p))
 
 
-def difference(values: Sequence[float], reference: Sequence[float]) -> Estimate:
+def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Estimate:
     """The mean difference of runs paired by their seed: the same pictures in the same order."""
     return estimate(np.subtract(values, reference))
 

@@ -13,7 +13,7 @@ EXACT_CELLS = 64  # grids of up to this many cells are enumerated
 SAMPLED = 200_000  # arrangements of larger grids
 
 
-class Task(NamedTuple):
+class PictureTask(NamedTuple):
     """A question with one answer for each picture.
 
     `label` takes rows, columns and digits (N, 3), and the grid, and returns (N,) integers.
@@ -33,17 +33,19 @@ def quadrant(rows: np.ndarray, columns: np.ndarray, digits: np.ndarray, grid: tu
 
 
 TASKS = {
-    'leftmost': Task(10, 'Which digit is leftmost?', lambda r, c, d, g: pick(d, c.argmin(1))),
-    'topmost': Task(10, 'Which digit is topmost?', lambda r, c, d, g: pick(d, r.argmin(1))),
-    'above': Task(2, 'Is A above B?', lambda r, c, d, g: (r[:, 0] < r[:, 1]).astype(int)),
+    'leftmost': PictureTask(
+        10, 'Which digit is leftmost?', lambda r, c, d, g: pick(d, c.argmin(1))
+    ),
+    'topmost': PictureTask(10, 'Which digit is topmost?', lambda r, c, d, g: pick(d, r.argmin(1))),
+    'above': PictureTask(2, 'Is A above B?', lambda r, c, d, g: (r[:, 0] < r[:, 1]).astype(int)),
     # Kayhan and van Gemert (arXiv 2003.07064) ask for the location of an object in this way.
-    'quadrant': Task(4, 'In which quadrant is A?', quadrant),
+    'quadrant': PictureTask(4, 'In which quadrant is A?', quadrant),
     # After the Three-Cell Experiment of arXiv 2504.14386: three marked cells, and the answer is
     # in how they lie to each other. The rule is ours.
-    'pattern': Task(
+    'pattern': PictureTask(
         3, 'Which two digits are closest?', lambda r, c, d, g: squared_distances(r, c).argmin(1)
     ),
-    'control': Task(10, 'Which digit is the largest number?', lambda r, c, d, g: d.max(1)),
+    'control': PictureTask(10, 'Which digit is the largest number?', lambda r, c, d, g: d.max(1)),
 }
 POSITION_TASKS = tuple(name for name in TASKS if name != 'control')
 

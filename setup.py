@@ -71,6 +71,7 @@ setup(
         'large': ['rasterio'],  # infer.py --tile
         'timm': [*TORCH, 'timm>=1.0'],
         'torchvision': [*TORCH, 'torchvision>=0.22'],
+        'hub': [*TORCH, 'huggingface_hub>=0.31', 'safetensors'],
         'export': [*TORCH, *RUNTIME, 'onnx', 'onnxscript'],
         'dev': [
             'hypothesis',

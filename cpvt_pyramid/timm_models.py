@@ -23,6 +23,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional, Union
 
+import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import (
@@ -43,6 +44,8 @@ from .weights import tensors_of, to_ours
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
+# Options of `timm.create_model` that read files.
+READING = {'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint_path', 'cache_dir'}
 # What weight decay leaves alone, as in the code of DeiT and Twins: tables, tokens and PEGs.
 UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
 # Modules that a graph of torch.fx calls instead of looking inside.
@@ -439,6 +442,22 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
 
     create.__name__ = create.__qualname__ = name
     globals()[name] = register_model(create)
+
+
+def classifier(model_name: str, **options: Any) -> nn.Module:
+    """A model of this module by its name in timm's registry, with random weights.
+
+    Options are those of its class. Others of `timm.create_model`, which read files, are refused.
+    """
+    known = timm.list_models(module=__name__.rpartition('.')[2])
+    if model_name not in known:
+        raise ValueError(f'unknown model {model_name!r}; one of {", ".join(known)}')
+    if READING & options.keys():
+        raise ValueError(
+            f'{", ".join(sorted(READING & options.keys()))} cannot be an option; '
+            f'load the weights into the model'
+        )
+    return timm.create_model(model_name, **options)
 
 
 def pretrained_cfg(**source: Any) -> dict[str, Any]:

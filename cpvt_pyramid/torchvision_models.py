@@ -15,11 +15,12 @@ an image in another batch. Here the boxes are the same:
 Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
 """
 
+import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
@@ -35,7 +37,7 @@ from .archs import ARCHS, COLUMNAR_ARCHS
 from .columnar import DenseCPVT
 from .masked_map import cells_of, clear, masked_maps
 from .pyramid import CPVTPyramid
-from .weights import WRAPPERS, compare, listed, read_checkpoint, rename
+from .weights import WRAPPERS, compare, read_checkpoint, rename
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.
@@ -64,11 +66,10 @@ def retinanet(
     if not 1 <= head_convs <= 4:
         raise ValueError(f'head_convs must be 1 to 4, got {head_convs}')
     sides = [4 * 2 ** (i / 3) for i in range(3)]
-    pyramid, parts = one_stage_parts(backbone, out_channels, extra_levels, sides)
-    model = RetinaNet(pyramid, num_classes, **parts | options)
+    parts = one_stage_parts(backbone, out_channels, extra_levels, sides)
+    model = assemble(RetinaNet, num_classes, parts | options)
     for branch in (model.head.classification_head, model.head.regression_head):
         branch.conv = branch.conv[:head_convs]
-    carry_regions(model, model.head.classification_head)
     return model
 
 
@@ -81,10 +82,8 @@ def fcos(
     **options: Any,
 ) -> FCOS:
     """FCOS. Arguments are those of `retinanet`; out_channels a multiple of 32 (GroupNorm)."""
-    pyramid, parts = one_stage_parts(backbone, out_channels, extra_levels, [1], (1.0,))
-    model = FCOS(pyramid, num_classes, **parts | options)
-    carry_regions(model, model.head.classification_head)
-    return model
+    parts = one_stage_parts(backbone, out_channels, extra_levels, [1], (1.0,))
+    return assemble(FCOS, num_classes, parts | options)
 
 
 def faster_rcnn(
@@ -102,10 +101,7 @@ def faster_rcnn(
         out_channels: channels of the FPN.
         **options: of torchvision's `FasterRCNN`.
     """
-    pyramid, parts = two_stage_parts(backbone, out_channels)
-    model = FasterRCNN(pyramid, num_classes, **parts | options)
-    carry_regions(model, model.rpn.head)
-    return model
+    return assemble(FasterRCNN, num_classes, two_stage_parts(backbone, out_channels) | options)
 
 
 def mask_rcnn(
@@ -116,11 +112,9 @@ def mask_rcnn(
     **options: Any,
 ) -> MaskRCNN:
     """Mask R-CNN. Arguments are those of `faster_rcnn`, and options of torchvision's `MaskRCNN`."""
-    pyramid, parts = two_stage_parts(backbone, out_channels)
-    parts['mask_roi_pool'] = EdgeRoIAlign(14, pyramid.strides[:-1])
-    model = MaskRCNN(pyramid, num_classes, **parts | options)
-    carry_regions(model, model.rpn.head)
-    return model
+    parts = two_stage_parts(backbone, out_channels)
+    parts['mask_roi_pool'] = EdgeRoIAlign(14, parts['backbone'].strides[:-1])
+    return assemble(MaskRCNN, num_classes, parts | options)
 
 
 def semantic_fpn(
@@ -150,8 +144,8 @@ def one_stage_parts(
     extra_levels: int,
     sides: Sequence[float],
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
-) -> tuple['BackboneFPN', dict[str, Any]]:
-    """Backbone and FPN, and the parts of `RetinaNet` and `FCOS` that must know about padding.
+) -> dict[str, Any]:
+    """The parts of `RetinaNet` and `FCOS` that must know about padding.
 
     `sides` are those of the anchors, in strides of their level.
     """
@@ -160,17 +154,43 @@ def one_stage_parts(
     pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
     sizes = [[side * stride for side in sides] for stride in pyramid.strides]
     anchors = StrideAnchors(pyramid.strides, sizes, aspect_ratios)
-    return pyramid, dict(anchor_generator=anchors, size_divisible=1)
+    return dict(backbone=pyramid, anchor_generator=anchors, size_divisible=1)
 
 
-def two_stage_parts(backbone: Backbone, out_channels: int) -> tuple['BackboneFPN', dict[str, Any]]:
-    """Backbone and FPN, and the parts of `FasterRCNN` that must know about padding."""
+def two_stage_parts(backbone: Backbone, out_channels: int) -> dict[str, Any]:
+    """The parts of `FasterRCNN` that must know about padding."""
     pyramid = BackboneFPN(pyramid_of(backbone, finest=4), out_channels, LastLevelMaxPool(), 1)
-    return pyramid, dict(
+    return dict(
+        backbone=pyramid,
         rpn_anchor_generator=StrideAnchors(pyramid.strides, [[8 * s] for s in pyramid.strides]),
         box_roi_pool=EdgeRoIAlign(7, pyramid.strides[:-1]),
         size_divisible=1,
     )
+
+
+Detector = TypeVar('Detector', RetinaNet, FCOS, FasterRCNN, MaskRCNN)
+
+
+def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) -> Detector:
+    """A detector with the hooks that carry the regions of the images through it.
+
+    Raises:
+        TypeError: an option is unknown. torchvision ignores such.
+    """
+    classes = (c for c in kind.__mro__ if issubclass(c, (RetinaNet, FCOS, FasterRCNN)))
+    known = {
+        name
+        for c in (*classes, GeneralizedRCNNTransform)
+        for name in inspect.signature(c.__init__).parameters
+    }
+    if options.keys() - known:
+        unknown = ', '.join(sorted(options.keys() - known))
+        raise TypeError(f'{kind.__name__} has no option {unknown}')
+    model = kind(num_classes=num_classes, **options)
+    head = model.rpn.head if issubclass(kind, FasterRCNN) else model.head.classification_head
+    model.transform.register_forward_hook(mark_images)
+    head.cls_logits.register_forward_hook(suppress_padding)
+    return model
 
 
 def pyramid_of(backbone: Backbone, finest: int) -> nn.Module:
@@ -359,17 +379,6 @@ def repeat_edges(x: Tensor, image_sizes: Sequence[tuple[int, int]], stride: int)
     return x
 
 
-def carry_regions(model: nn.Module, head: nn.Module) -> None:
-    """Add the hooks that carry the regions of the images through a detector.
-
-    Args:
-        model: a detector of torchvision.
-        head: what scores all cells, by its `cls_logits`.
-    """
-    model.transform.register_forward_hook(mark_images)
-    head.cls_logits.register_forward_hook(suppress_padding)
-
-
 def mark_images(_transform: nn.Module, _args: tuple, output: tuple) -> None:
     """Make the batch a `MaskedMap` of stride 1 if it is padded."""
     images = output[0]
@@ -480,16 +489,9 @@ def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]
         {name: x for name, x in names.items() if not name.startswith('backbone.body.')}
         for names in (model.state_dict(), tensors)
     )
-    report = compare(ours, theirs)
-    for what, names in (
-        ('lacks', report.kept),
-        ('has more than the model', report.unused),
-        ('has other shapes', report.mismatched),
-    ):
-        if names:
-            raise ValueError(
-                f'{path} {what}: {listed(names)}. Build the model with the sizes of its config'
-            )
+    misfit = compare(ours, theirs).misfit
+    if misfit:
+        raise ValueError(f'{path} {misfit}. Build the model with the sizes of its config')
     try:
         model.load_state_dict(tensors)
     except ValueError as error:

@@ -209,6 +209,9 @@ def test_mistakes_name_the_way_out():
         retinanet('resnet50', num_classes=3)
     with pytest.raises(ValueError, match=r'must be \(8, 16, 32\), got \(4, 8, 16, 32\)'):
         retinanet(CPVTPyramid('pcpvt_nano'), num_classes=3)
+    for build in DETECTORS.values():
+        with pytest.raises(TypeError, match='has no option box_nms_tresh'):
+            build('pcpvt_nano', num_classes=3, box_nms_tresh=0.5)
     with pytest.raises(ValueError, match='head_convs must be 1 to 4, got 5'):
         retinanet('pcpvt_nano', num_classes=3, head_convs=5)
 

@@ -1,0 +1,309 @@
+"""Models on the Hugging Face hub: backbones, classifiers, and whole detectors and segmentors.
+
+    model = HubModel('retinanet', backbone='pcpvt_small', num_classes=10)
+    losses = model(images, targets)                    # as of torchvision_models.retinanet(...)
+    model.push_to_hub('me/digits', model_card_kwargs=dict(license='apache-2.0'))
+    model = HubModel.from_pretrained('me/digits')      # or a folder of model.save_pretrained(...)
+
+A repository holds `config.json`, which says what to build with which options, `model.safetensors`
+and `README.md`, the model card. Loading it runs no code from it: `config.json` can only name the
+models in `KINDS`, and weights are only read from safetensors.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from huggingface_hub import (
+    EvalResult,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+    PyTorchModelHubMixin,
+    hf_hub_download,
+)
+from safetensors.torch import save_file
+from torch import nn
+
+from .weights import compare, listed, read_checkpoint
+
+# The module that defines each model, and the model's task on the hub.
+KINDS = {
+    'CPVTPyramid': ('pyramid', 'image-feature-extraction'),
+    'DenseCPVT': ('columnar', 'image-feature-extraction'),
+    'CPVT': ('columnar', 'image-classification'),
+    'classifier': ('timm_models', 'image-classification'),
+    'retinanet': ('torchvision_models', 'object-detection'),
+    'fcos': ('torchvision_models', 'object-detection'),
+    'faster_rcnn': ('torchvision_models', 'object-detection'),
+    'mask_rcnn': ('torchvision_models', 'object-detection'),
+    'semantic_fpn': ('torchvision_models', 'image-segmentation'),
+}
+CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
+
+
+class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
+    """A model of this package that can be saved to and loaded from a folder or the hub.
+
+    `push_to_hub`, `save_pretrained` and their arguments are those of huggingface_hub's
+    `PyTorchModelHubMixin`. Their `model_card_kwargs` are the arguments of `generate_model_card`.
+
+    Args:
+        kind: a class of backbones or classifiers ('CPVTPyramid', 'DenseCPVT', 'CPVT'), a function
+            of `torchvision_models` ('retinanet', ...), or 'classifier', a model of timm's
+            registry by its `model_name`.
+        classes: name of each label, if it is to be stored.
+        **options: of the model: JSON values. A backbone within a detector is given by its name or
+            as a dict of its options.
+
+    Attributes:
+        model: the model itself. Calling the `HubModel` calls it.
+    """
+
+    def __init__(
+        self, kind: str, *, classes: Optional[Sequence[str]] = None, **options: Any
+    ) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
+        options = {name: to_json(name, value) for name, value in options.items()}
+        labels = options.get('num_classes')
+        if classes and labels is not None and len(classes) != labels:
+            raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
+        module = import_module(f'.{KINDS[kind][0]}', __package__)
+        self.model = getattr(module, kind)(**options)
+        self.kind, self.options = kind, options
+        self.classes = list(classes) if classes else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, source: Union[str, Path], **options: Any) -> 'HubModel':
+        """Load a model, in evaluation mode.
+
+        Args:
+            source: a repository on the hub, or a folder.
+            **options: of `huggingface_hub.hf_hub_download`: `revision`, `token`, `cache_dir`,
+                `local_files_only`, `force_download`.
+
+        Raises:
+            FileNotFoundError: the folder lacks a file.
+            ValueError: a file is damaged, or is not of a model of this package.
+        """
+
+        def path_of(name: str) -> Path:
+            if Path(source).is_dir():
+                return Path(source, name)
+            return Path(hf_hub_download(str(source), name, **options))
+
+        path = path_of(CONFIG)
+        if not path.is_file():
+            raise FileNotFoundError(f'no {CONFIG} in {source}')
+        try:
+            config = json.loads(path.read_text(encoding='utf-8'))
+            kind, model_options = config['kind'], dict(config['options'])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{path} must hold the 'kind' and the 'options' of a HubModel. Load a model that "
+                f'timm saved with timm.create_model, and backbones of others with load_weights'
+            ) from None
+        try:
+            model = cls(kind, classes=config.get('classes'), **model_options)
+        except Exception as error:  # whatever a damaged option leads to
+            raise ValueError(f'{path}: {error}') from error
+        model.load(path_of(WEIGHTS))
+        return model.eval()
+
+    def load(self, path: Path) -> None:
+        """Load all weights of the model from a safetensors file, or none."""
+        ours, theirs = self.model.state_dict(), read_checkpoint(path)
+        misfit = compare(ours, theirs).misfit
+        if misfit:
+            raise ValueError(f'{path} does not fit {CONFIG}: it {misfit}')
+        damaged = [
+            name
+            for name, value in theirs.items()
+            if value.is_floating_point() != ours[name].is_floating_point()
+            or not value.isfinite().all()
+        ]
+        if damaged:
+            raise ValueError(f'{path} is damaged: values are not finite in {listed(damaged)}')
+        self.model.load_state_dict(theirs)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        config = dict(kind=self.kind, options=self.options, classes=self.classes)
+        if self.kind == 'classifier':  # in timm's form, for timm.create_model('hf-hub:...')
+            from timm.models._hub import save_for_hf
+
+            config |= dict(label_names=self.classes)
+            save_for_hf(self.model, save_directory, config, safe_serialization=True)
+            return
+        tensors = {name: x.contiguous() for name, x in self.model.state_dict().items()}
+        save_file(tensors, save_directory / WEIGHTS, metadata={'format': 'pt'})
+        (save_directory / CONFIG).write_text(json.dumps(config, indent=2), encoding='utf-8')
+
+    def push_to_hub(
+        self, repo_id: str, *, model_card_kwargs: Optional[dict] = None, **options: Any
+    ) -> str:
+        """Create the repository if there is none, and upload the model. See the mixin."""
+        api = HfApi(token=options.get('token'))
+        # The code in the card needs the full name, with the owner.
+        repo_id = api.create_repo(repo_id, private=options.get('private'), exist_ok=True).repo_id
+        card = dict(repo_id=repo_id) | (model_card_kwargs or {})
+        return super().push_to_hub(repo_id, model_card_kwargs=card, **options)
+
+    def generate_model_card(
+        self,
+        *,
+        repo_id: str = '.',
+        license: Optional[str] = None,
+        data: Optional[str] = None,
+        metrics: Optional[dict[str, float]] = None,
+    ) -> ModelCard:
+        """The model card, README.md.
+
+        Args:
+            repo_id: what its code loads the model from.
+            license: of the weights, by its identifier on the hub, such as 'apache-2.0'.
+            data: what the model was trained and evaluated on.
+            metrics: by their names.
+        """
+        task = KINDS[self.kind][1]
+        name = self.kind if repo_id == '.' else repo_id.rpartition('/')[2]
+        results = [
+            EvalResult(
+                task_type=task,
+                dataset_type=re.sub(r'\W+', '-', data or 'unknown').strip('-').lower(),
+                dataset_name=data or 'unknown',
+                metric_type=re.sub(r'\W+', '_', metric).lower(),
+                metric_name=metric,
+                metric_value=value,
+            )
+            for metric, value in (metrics or {}).items()
+        ]
+        return ModelCard.from_template(
+            ModelCardData(
+                library_name='cpvt_pyramid',
+                license=license,
+                pipeline_tag=task,
+                tags=['cpvt', 'vision-transformer', *self._hub_mixin_info.model_card_data.tags],
+                model_name=name,
+                eval_results=results or None,
+            ),
+            template_str=CARD,
+            name=name,
+            built=', '.join([repr(self.kind), *(f'{k}={v!r}' for k, v in self.options.items())]),
+            parameters=f'{sum(p.numel() for p in self.model.parameters()) / 1e6:.1f}M',
+            extra='timm' if self.kind == 'classifier' else 'torchvision',
+            code=self.example(repo_id),
+            classes=', '.join(self.classes or ()),
+            data=data,
+            metrics=metrics,
+            license=license,
+        )
+
+    def example(self, source: str) -> str:
+        """Code that loads this model and applies it to an image."""
+        task = KINDS[self.kind][1]
+        name = 'model.classes[label]' if self.classes else 'label.item()'
+        return (LOAD + ('' if task == 'object-detection' else NORMALIZE) + PREDICT[task]).format(
+            source=source, name=name
+        )
+
+
+def to_json(name: str, value: Any) -> Any:
+    """An option as JSON has it: lists for tuples, dicts for the rows of `ARCHS` and for PEGs."""
+    if hasattr(value, '_asdict'):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {str(key): to_json(f'{name}.{key}', x) for key, x in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [to_json(name, x) for x in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(
+        f'{name} must be a number, a string, or a list or dict of these, to be stored; got '
+        f'{type(value).__name__}'
+    )
+
+
+LOAD = """import torch
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms.functional import normalize, resize
+
+from cpvt_pyramid.hub import HubModel
+
+model = HubModel.from_pretrained({source!r})
+image = decode_image('image.jpg', ImageReadMode.RGB) / 255  # (3, H, W)
+"""
+NORMALIZE = """image = normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+"""
+PREDICT = {
+    'image-feature-extraction': """with torch.no_grad():
+    maps = model(image[None])
+print([tuple(x.shape) for x in maps])""",
+    'image-classification': """with torch.no_grad():
+    scores = model(resize(image, [224, 224])[None]).softmax(1)[0]
+score, label = scores.max(0)
+print({name}, f'{{score:.2f}}')""",
+    'object-detection': """with torch.no_grad():
+    (found,) = model([image])
+for box, score, label in zip(found['boxes'], found['scores'], found['labels']):
+    if score > 0.5:
+        print({name}, f'{{score:.2f}}', box.tolist())  # x1, y1, x2, y2 in pixels""",
+    'image-segmentation': """with torch.no_grad():
+    labels = model(image[None])['out'].argmax(1)[0]  # (H, W)
+for label in labels.unique():
+    print({name}, f'{{(labels == label).float().mean():.0%}}')""",
+}
+CARD = """---
+{{ card_data }}
+---
+
+# {{ name }}
+
+`HubModel({{ built }})` of cpvt_pyramid ([CPVT](https://arxiv.org/abs/2102.10882)), {{ parameters }}
+parameters. It takes images of any size.
+
+## Use
+
+```bash
+pip install 'cpvt_pyramid[hub,{{ extra }}]'
+```
+
+```python
+{{ code }}
+```
+{% if classes %}
+Classes: {{ classes }}.
+{% endif %}
+## Training data
+
+{{ data or 'Not stated.' }}
+
+## Metrics
+
+{% if metrics %}| metric | value |
+|---|---|
+{% for metric, value in metrics.items() %}| {{ metric }} | {{ value }} |
+{% endfor %}{% else %}Not stated.
+{% endif %}
+## Licence
+
+{{ license or 'Not stated.' }}
+
+## Citation
+
+```bibtex
+@inproceedings{chu2023conditional,
+  title={Conditional Positional Encodings for Vision Transformers},
+  author={Chu, Xiangxiang and Tian, Zhi and Zhang, Bo and Wang, Xinlong and Shen, Chunhua},
+  booktitle={ICLR},
+  year={2023}
+}
+```
+"""

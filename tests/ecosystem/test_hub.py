@@ -1,0 +1,248 @@
+"""Models on the hub: uploaded to and downloaded from a server that speaks its protocol."""
+
+import json
+import re
+
+import huggingface_hub
+import pytest
+import skimage.data
+import timm
+import torch
+import yaml
+from hub_server import serve_hub
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+from PIL import Image
+from safetensors.torch import load, load_file, save_file
+from timm.models import push_to_hf_hub
+
+from cpvt_pyramid import ARCHS, PEG, ColumnarArch, CPVTPyramid, load_weights
+from cpvt_pyramid.hub import KINDS, HubModel
+from cpvt_pyramid.torchvision_models import retinanet
+
+COLUMN = ColumnarArch(16, 2, 2)
+SMALL = dict(backbone='pcpvt_nano', num_classes=4, out_channels=32, min_size=64, max_size=90)
+MODELS = {
+    'CPVTPyramid': dict(arch='pcpvt_nano', out_indices=range(1, 3), peg=PEG(after='all')),
+    'DenseCPVT': dict(arch=COLUMN, out_channels=8),
+    'CPVT': dict(arch=COLUMN, num_classes=4, position='learned'),
+    'classifier': dict(model_name='pcpvt_nano', num_classes=4, drop_path_rate=0.1),
+    'retinanet': dict(
+        SMALL, backbone=dict(arch='pcpvt_nano', drop_path_rate=0.2), head_convs=1,
+        min_size=(64, 80), score_thresh=0.0,
+    ),
+    'fcos': dict(SMALL, out_channels=64, extra_levels=1, score_thresh=0.0),
+    'faster_rcnn': dict(SMALL, box_score_thresh=0.0, box_detections_per_img=5),
+    'mask_rcnn': dict(SMALL, box_score_thresh=0.0, box_detections_per_img=5),
+    'semantic_fpn': dict(backbone='pcpvt_nano', num_classes=4, out_channels=32, head_channels=32),
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """The constants are those that HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_DISABLE_XET set."""
+    constants = huggingface_hub.constants
+    with serve_hub() as server:
+        monkeypatch.setattr(constants, 'ENDPOINT', server.url)
+        template = server.url + '/{repo_id}/resolve/{revision}/{filename}'
+        monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', template)
+        monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
+        monkeypatch.setattr(constants, 'HF_HUB_DISABLE_XET', True)
+        yield server
+
+
+def image() -> torch.Tensor:
+    return torch.tensor(skimage.data.chelsea()[:70, 100:190]).permute(2, 0, 1) / 255
+
+
+@torch.no_grad()
+def outputs(model: HubModel) -> list[torch.Tensor]:
+    detector = KINDS[model.kind][1] == 'object-detection'
+    out = model.eval()([image()] if detector else image()[None])
+    out = out[0] if detector else out
+    return list(out.values()) if isinstance(out, dict) else list(out)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_model_survives(kind, tmp_path):
+    model = HubModel(kind, **MODELS[kind])
+    model.save_pretrained(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        'README.md', 'config.json', 'model.safetensors'
+    ]  # fmt: skip
+    again = HubModel.from_pretrained(tmp_path)
+    assert not again.training and again.options == model.options
+    found, expected = outputs(again), outputs(model)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(x.numel() for x in found)
+
+
+def test_a_detector_on_the_hub(hub):
+    classes = ['zero', 'one', 'two', 'three']
+    model = HubModel('retinanet', classes=classes, **MODELS['retinanet'])
+    torch.nn.init.normal_(model.model.head.classification_head.cls_logits.weight, std=1)
+    card = dict(license='cc0-1.0', data='Digits, 2026', metrics={'box AP50': 0.74, 'box AP': 0.55})
+    url = model.push_to_hub('digits', token='secret', model_card_kwargs=card)
+    assert url.startswith(f'{hub.url}/me/digits/')
+    assert set(hub.repos['me/digits']) == {'README.md', 'config.json', 'model.safetensors'}
+
+    again = HubModel.from_pretrained('me/digits')
+    assert again.classes == classes
+    assert all(map(torch.equal, outputs(again), outputs(model)))
+    again.push_to_hub('me/digits', token='secret')  # to a repository that exists
+    hub.shutdown()
+    offline = HubModel.from_pretrained('me/digits', local_files_only=True)
+    assert all(map(torch.equal, outputs(offline), outputs(model)))
+
+
+def test_the_card_is_filled_in_and_its_code_works(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(skimage.data.chelsea()).save('image.jpg')
+    card = dict(license='cc0-1.0', data='Digits, 2026', metrics={'box AP50': 0.74})
+    classes = [f'class {i}' for i in range(4)]
+    for kind in ('retinanet', 'semantic_fpn', 'classifier', 'CPVTPyramid'):
+        named = None if kind == 'CPVTPyramid' else classes
+        model = HubModel(kind, classes=named, **MODELS[kind])
+        if kind == 'retinanet':
+            torch.nn.init.normal_(model.model.head.classification_head.cls_logits.weight, std=1)
+        model.push_to_hub(f'me/{kind}', token='secret', model_card_kwargs=card)
+        text = hub.repos[f'me/{kind}']['README.md'].decode()
+        (code,) = re.findall(r'```python\n(.*?)```', text, re.S)
+        assert f"from_pretrained('me/{kind}')" in code
+        exec(code, {})
+        out = capsys.readouterr().out
+        assert ('class ' in out) == bool(named) and out
+        data = yaml.safe_load(text.split('---')[1])
+        assert data['license'] == 'cc0-1.0' and data['pipeline_tag'] == KINDS[kind][1]
+        (result,) = data['model-index'][0]['results']
+        assert result['dataset']['name'] == 'Digits, 2026'
+        assert result['metrics'] == [dict(type='box_ap50', value=0.74, name='box AP50')]
+        assert '| box AP50 | 0.74 |' in text and 'Not stated' not in text
+
+
+def test_a_card_claims_nothing_by_itself(tmp_path, monkeypatch):
+    HubModel('CPVTPyramid', arch='pcpvt_nano').save_pretrained(tmp_path)
+    text = (tmp_path / 'README.md').read_text()
+    assert text.count('Not stated.') == 3 and 'license:' not in text and 'model-index' not in text
+    monkeypatch.chdir(tmp_path)  # where its code loads it from
+    Image.fromarray(skimage.data.chelsea()).save('image.jpg')
+    exec(re.findall(r'```python\n(.*?)```', text, re.S)[0], {})
+
+
+def test_timm_reads_our_classifiers_and_we_say_so_of_theirs(hub):
+    ours = HubModel('classifier', classes=['a', 'b', 'c', 'd'], **MODELS['classifier'])
+    ours.push_to_hub('me/ours', token='secret')
+    loaded = timm.create_model('hf-hub:me/ours', pretrained=True).eval()
+    assert loaded.pretrained_cfg['label_names'] == ['a', 'b', 'c', 'd']
+    assert torch.equal(loaded(image()[None]), ours.eval()(image()[None]))
+    finetuned = timm.create_model('hf_hub:me/ours', pretrained=True, num_classes=7).eval()
+    assert finetuned(image()[None]).shape == (1, 7)
+    with torch.no_grad():
+        maps = timm.create_model('hf_hub:me/ours', pretrained=True, features_only=True).eval()
+        expected = ours.model.forward_intermediates(image()[None], intermediates_only=True)
+        assert all(map(torch.equal, maps(image()[None]), expected))
+
+
+@pytest.mark.parametrize(('name', 'options'), [('pcpvt_nano', {}), ('cpvt_tiny', COLUMN._asdict())])
+def test_timms_own_functions_take_our_models(hub, name, options):
+    options = dict(arch=options) if options else {}
+    model = timm.create_model(name, num_classes=3, in_chans=4, **options).eval()
+    push_to_hf_hub(model, 'me/theirs', token='secret', safe_serialization=True)
+    again = timm.create_model('hf-hub:me/theirs', pretrained=True).eval()
+    x = torch.rand(1, 4, 70, 90)
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+    with pytest.raises(ValueError, match=r'config.json must hold .* with timm.create_model'):
+        HubModel.from_pretrained('me/theirs')
+    if name == 'pcpvt_nano':  # its weights serve a backbone
+        path = huggingface_hub.hf_hub_download('me/theirs', 'model.safetensors')
+        backbone = CPVTPyramid('pcpvt_nano', in_channels=4)
+        assert not load_weights(backbone, path).kept
+
+
+def test_repositories_that_do_not_exist(hub):
+    with pytest.raises(RepositoryNotFoundError, match='Repository Not Found'):
+        HubModel.from_pretrained('me/nothing')
+    with pytest.raises(LocalEntryNotFoundError, match='local'):
+        HubModel.from_pretrained('me/nothing', local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda text: text[: len(text) // 2], "must hold the 'kind' and the 'options'"),
+        (lambda text: '[]', "must hold the 'kind' and the 'options'"),
+        (lambda text: text.replace('"kind"', '"x"'), "must hold the 'kind' and the 'options'"),
+        (lambda text: text.replace('retinanet', 'os.system'), 'kind must be one of CPVTPyramid'),
+        (lambda text: text.replace('pcpvt_nano', 'pcpvt_big'), 'unknown arch .pcpvt_big.'),
+        (lambda text: text.replace('pcpvt_nano', 'svt_small'), 'does not fit config.json: it lack'),
+        (lambda text: text.replace('head_convs', 'heads'), 'RetinaNet has no option heads'),
+        (lambda text: text.replace('"num_classes": 4', '"num_classes": 3'), 'it has other shapes'),
+    ],
+)
+def test_damaged_configs_give_one_clear_error(tmp_path, change, message):
+    HubModel('retinanet', **MODELS['retinanet']).save_pretrained(tmp_path)
+    path = tmp_path / 'config.json'
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=message) as error:
+        HubModel.from_pretrained(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_damaged_weights_give_one_clear_error(tmp_path):
+    HubModel('retinanet', **MODELS['retinanet']).save_pretrained(tmp_path)
+    path = tmp_path / 'model.safetensors'
+    whole = path.read_bytes()
+    tensors = load(whole)
+    name = 'head.regression_head.bbox_reg.bias'
+    for damage, message in (
+        (lambda: path.write_bytes(whole[:-9]), 'is not a complete checkpoint'),
+        (lambda: path.write_bytes(b''), 'is not a complete checkpoint'),
+        (lambda: save_file(tensors | {name: tensors[name] / 0}, path), f'not finite in {name}'),
+        (lambda: save_file(tensors | {'x': tensors[name].clone()}, path), 'has more than the model: x'),
+        (lambda: save_file(tensors | {name: tensors[name].int()}, path), f'in {name}'),
+    ):
+        damage()
+        with pytest.raises(ValueError, match=message):
+            HubModel.from_pretrained(tmp_path)
+    path.rename(tmp_path / 'pytorch_model.bin')  # which is never read
+    with pytest.raises(FileNotFoundError, match='no checkpoint at .*model.safetensors'):
+        HubModel.from_pretrained(tmp_path)
+    (tmp_path / 'config.json').unlink()
+    with pytest.raises(FileNotFoundError, match='no config.json in'):
+        HubModel.from_pretrained(tmp_path)
+
+
+def test_options_that_cannot_be_stored_are_refused():
+    backbone = CPVTPyramid('pcpvt_nano', out_indices=(1, 2, 3))
+    with pytest.raises(ValueError, match='backbone must be .* got CPVTPyramid'):
+        HubModel('retinanet', backbone=backbone, num_classes=4)
+    with pytest.raises(ValueError, match='classes must name num_classes=4 labels, got 2'):
+        HubModel('semantic_fpn', classes=['a', 'b'], **MODELS['semantic_fpn'])
+    with pytest.raises(ValueError, match='pretrained cannot be an option'):
+        HubModel('classifier', model_name='pcpvt_nano', pretrained=True)
+    with pytest.raises(ValueError, match='unknown model .resnet18.; one of cpvt_base'):
+        HubModel('classifier', model_name='resnet18')
+
+
+def test_options_are_stored_as_they_were_given(tmp_path):
+    arch = ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
+    peg = PEG(after=(0,), kernel_size=5)
+    HubModel('CPVTPyramid', arch=arch, peg=peg).save_pretrained(tmp_path)
+    model = HubModel.from_pretrained(tmp_path).model
+    assert [len(blocks) for blocks in model.blocks] == [1, 1, 1, 1]
+    assert model.pos_block[0].proj[0].kernel_size == (5, 5)
+
+
+def test_a_trained_model_moves_to_the_hub(tmp_path):
+    options = MODELS['retinanet']
+    trained = retinanet(**options).half()
+    model = HubModel('retinanet', **options)
+    model.model.load_state_dict(trained.state_dict())
+    model.half().save_pretrained(tmp_path)
+    assert (
+        load_file(tmp_path / 'model.safetensors')['backbone.body.blocks.0.0.norm1.weight'].dtype
+        == torch.half
+    )
+    again = HubModel.from_pretrained(tmp_path).model.state_dict()
+    assert all(torch.equal(x, again[name]) for name, x in trained.float().state_dict().items())
+    assert json.loads((tmp_path / 'config.json').read_text())['kind'] == 'retinanet'

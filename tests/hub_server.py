@@ -1,0 +1,131 @@
+"""A server on this machine that speaks the hub's protocol, as far as huggingface_hub uses it to
+create a repository, to commit files to it (small ones in the commit, others by git LFS), and to
+download them."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+USER = 'me'
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories: for each name, the files of its only branch. Large files by their SHA256."""
+
+    def __init__(self) -> None:
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self.server_port}'
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.large: dict[str, bytes] = {}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    server: Hub
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+    def body(self) -> bytes:
+        if self.headers.get('Transfer-Encoding') == 'chunked':
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b''.join(parts)
+        return self.rfile.read(int(self.headers.get('Content-Length', 0)))
+
+    def answer(self, content: bytes = b'', status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {'Content-Length': str(len(content)), **headers}.items():
+            self.send_header(name.replace('_', '-'), value)
+        self.end_headers()
+        if self.command != 'HEAD':
+            self.wfile.write(content)
+
+    def answer_json(self, value: object) -> None:
+        self.answer(json.dumps(value).encode(), Content_Type='application/json')
+
+    def commit_of(self, repo: str) -> str:
+        files = sorted(self.server.repos[repo].items())
+        return hashlib.sha1(repr(files).encode()).hexdigest()
+
+    def do_POST(self) -> None:  # noqa: N802 the name that http.server calls
+        path, body, hub = urlsplit(self.path).path, self.body(), self.server
+        if path == '/api/repos/create':
+            asked = json.loads(body)
+            repo = f'{asked["organization"] or USER}/{asked["name"]}'
+            hub.repos.setdefault(repo, {})
+            self.answer_json(dict(url=f'{hub.url}/{repo}', name=repo, id=repo))
+        elif path == '/api/validate-yaml':
+            self.answer_json(dict(errors=[], warnings=[]))
+        elif path.endswith('/info/lfs/objects/batch'):
+            objects = json.loads(body)['objects']
+            for entry in objects:
+                href = f'{hub.url}/large/{entry["oid"]}'
+                entry['actions'] = dict(upload=dict(href=href, header={}))
+            self.answer_json(dict(transfer='basic', objects=objects))
+        elif '/preupload/' in path:
+            files = [
+                dict(
+                    path=file['path'],
+                    uploadMode='lfs' if file['path'].endswith('.safetensors') else 'regular',
+                    shouldIgnore=False,
+                    oid=None,
+                )
+                for file in json.loads(body)['files']
+            ]
+            self.answer_json(dict(files=files))
+        elif '/commit/' in path:
+            repo = path.removeprefix('/api/models/').partition('/commit/')[0]
+            for entry in map(json.loads, body.splitlines()):
+                value = entry['value']
+                if entry['key'] == 'file':
+                    hub.repos[repo][value['path']] = base64.b64decode(value['content'])
+                if entry['key'] == 'lfsFile':
+                    hub.repos[repo][value['path']] = hub.large[value['oid']]
+            commit = self.commit_of(repo)
+            url = f'{hub.url}/{repo}/commit/{commit}'
+            self.answer_json(dict(success=True, commitOid=commit, commitUrl=url, hookOutput=''))
+        else:
+            self.answer(status=404)
+
+    def do_PUT(self) -> None:  # noqa: N802
+        content = self.body()
+        digest = hashlib.sha256(content).hexdigest()
+        assert self.path == f'/large/{digest}'
+        self.server.large[digest] = content
+        self.answer()
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        self.do_GET()
+
+    def do_GET(self) -> None:  # noqa: N802
+        repo, _, rest = urlsplit(self.path).path.strip('/').partition('/resolve/')
+        files = self.server.repos.get(repo)
+        if files is None:
+            self.answer(status=404, X_Error_Code='RepoNotFound')
+            return
+        name = rest.partition('/')[2]
+        if name not in files:
+            self.answer(
+                status=404, X_Error_Code='EntryNotFound', X_Repo_Commit=self.commit_of(repo)
+            )
+            return
+        content = files[name]
+        etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        self.answer(content, ETag=etag, X_Repo_Commit=self.commit_of(repo))
+
+
+@contextmanager
+def serve_hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        threading.Thread(target=hub.serve_forever, args=[0.01], daemon=True).start()
+        yield hub
+        hub.shutdown()

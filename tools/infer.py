@@ -21,6 +21,8 @@ per frame.
 With --tile, images of any size are processed in tiles at their own resolution; label maps are
 GeoTIFFs, NAME.labels.tif, and detections are boxes without masks. The same command resumes a run
 that was killed.
+
+For several GPUs, processes or machines, see dist_infer.sh.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
@@ -40,6 +42,7 @@ except KeyboardInterrupt:  # before run_command can handle it
 if TYPE_CHECKING:
     from cpvt_pyramid.runner.inference import ModelPredictor
     from cpvt_pyramid.runner.large_images import LargeImages
+    from cpvt_pyramid.runner.sharing import Share
 
 Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 
@@ -60,6 +63,7 @@ def infer(
     gpu_memory: Optional[str] = None,
     inexact: bool = False,
     cfg_options: Sequence[str] = (),
+    launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> int:
     """Run a model on images and videos.
 
@@ -84,6 +88,7 @@ def infer(
             then depends on the batch size; without it, results are bit-identical for all.
         cfg_options (KEY=VALUE): override settings of the config, for example
             model.test_cfg.score_thr=0.1.
+        launcher: what started the processes.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
@@ -93,13 +98,15 @@ def infer(
     from cpvt_pyramid.runner.inference import ModelPredictor
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.prediction import dataset_meta, kind_of_results
+    from cpvt_pyramid.runner.sharing import Sharing
 
     check_numbers(score_thr, workers)
     tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
     cfg = load_config(config, cfg_options)
     named, folder = names_of_results(inputs, out_dir)
     weights = fetch_checkpoint(checkpoint)
-    model = build_model(cfg, device)
+    sharing = Sharing.among(launcher)
+    model = build_model(cfg, device or sharing and sharing.device)
     load_whole_model(model, weights, checkpoint)
     meta = dataset_meta(cfg, weights)
     output = Output(folder, format, kind_of_results(model, cfg), meta['classes'])
@@ -107,9 +114,12 @@ def infer(
     if tiling:
         tiles = large_images.tile_model(model, cfg, weights, meta)
         large = large_images.LargeImages(tiles, tiling, folder, score_thr)
-        return write_all(partial(write_tiles, large), named, output)
+        share = sharing and sharing.of_tiles(large)
+        return write_all(partial(write_tiles, large), named, output, share)
     predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-    return write_all(partial(write_whole, predictor, folder, workers), named, output)
+    about = large_images.fingerprint(cfg, weights, next(model.parameters()).device)
+    share = sharing and sharing.of_images(folder, [about, batch_size, score_thr], batch_size)
+    return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
 
 
 def infer_exported(
@@ -125,6 +135,7 @@ def infer_exported(
     overlap: Optional[int] = None,
     memory: Optional[str] = None,
     inexact: bool = False,
+    launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> int:
     """Run an exported model on images and videos.
 
@@ -143,11 +154,13 @@ def infer_exported(
         memory (SIZE): memory limit of the process with --tile, for example 2GiB.
         inexact: let the tiles of a batch pass the model together; rounding then depends on the
             batch size.
+        launcher: what started the processes.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from cpvt_pyramid.runner.large_images import LargeImages, tile_options
+    from cpvt_pyramid.runner.sharing import Sharing
     from cpvt_pyramid.runtime.in_mm import ExportedPredictor, exported_tiles
     from cpvt_pyramid.runtime.predictor import ExportedModel
 
@@ -157,11 +170,15 @@ def infer_exported(
     named, folder = names_of_results(inputs, out_dir)
     output = Output(folder, format, exported.kind_of_results, exported.classes)
     output.check(named, tiled=tiling is not None)
+    sharing = Sharing.among(launcher)
+    tiles = exported_tiles(exported, backend)
     if tiling:
-        large = LargeImages(exported_tiles(exported, backend), tiling, folder, score_thr)
-        return write_all(partial(write_tiles, large), named, output)
+        large = LargeImages(tiles, tiling, folder, score_thr)
+        share = sharing and sharing.of_tiles(large)
+        return write_all(partial(write_tiles, large), named, output, share)
     predictor = ExportedPredictor(exported, batch_size, score_thr)
-    return write_all(partial(write_whole, predictor, folder, workers), named, output)
+    share = sharing and sharing.of_images(folder, [tiles.about, batch_size, score_thr], batch_size)
+    return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
 
 
 def check_numbers(score_thr: float, workers: int) -> None:
@@ -222,9 +239,10 @@ def write_all(
     write: Callable[[Sequence[tuple[Path, str]], Skip], None],
     named: Sequence[tuple[Path, str]],
     output: Output,
+    share: Optional['Share'] = None,
 ) -> int:
     """Call `write` with the inputs, then write the format that was asked for, and say which inputs
-    were skipped; returns the exit status."""
+    were skipped; returns the exit status. `share` divides this among processes."""
     from tqdm import tqdm
 
     skipped = []
@@ -233,9 +251,15 @@ def write_all(
         tqdm.write(f'infer: skipped {path}: {one_line(error)}', file=sys.stderr)
         skipped.append(path)
 
-    write(named, skip)
-    output.write([(path, name) for path, name in named if path not in skipped])
-    print(f'{len(named) - len(skipped)} of {len(named)} done: results in {output.folder}')
+    def conclude(skipped: Sequence[Path]) -> None:
+        output.write([(path, name) for path, name in named if path not in skipped])
+        print(f'{len(named) - len(skipped)} of {len(named)} done: results in {output.folder}')
+
+    if share:
+        skipped = share(write, named, conclude)
+    else:
+        write(named, skip)
+        conclude(skipped)
     return min(len(skipped), 1)
 
 

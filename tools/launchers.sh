@@ -1,16 +1,64 @@
 # shellcheck shell=bash
-# Sourced by dist_train.sh, dist_test.sh and slurm_train.sh after they define `usage`.
+# Sourced by dist_*.sh and slurm_*.sh after they define `usage`.
 tools=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 die() { echo "${0##*/}: $*" >&2; exit 2; }
 check_config() { [[ -f $1 ]] || die "no config at $1"; }
 
+# NPROC: check the number of processes, and that there is an interpreter
+check_processes() {
+  [[ $1 =~ ^[1-9][0-9]*$ ]] || die "NPROC must be a number of processes, got $1"
+  command -v "$PYTHON" > /dev/null || die "$PYTHON not found; run 'make setup', or set PYTHON"
+}
+
 # NPROC ARGUMENT...: replace this shell by torchrun with NPROC processes
 torchrun() {
-  [[ $1 =~ ^[1-9][0-9]*$ ]] || die "NPROC must be a number of processes, got $1"
+  check_processes "$1"
   [[ ${NNODES:-1} == 1 || -n ${MASTER_ADDR-} && -n ${PORT-} ]] ||
     die "several machines need MASTER_ADDR and PORT"
-  command -v "$PYTHON" > /dev/null || die "$PYTHON not found; run 'make setup', or set PYTHON"
   exec "$PYTHON" "$tools/torchrun.py" "$@"
+}
+
+# NPROC COMMAND...: run a tool that shares its work through files in NPROC processes. If one ends,
+# the others go on; where one finishes the work, its exit status counts.
+share() {
+  check_processes "$1"
+  local processes=$1 status result pids=() i
+  shift
+  export WORLD_SIZE=$(( ${NNODES:-1} * processes ))
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( $(nproc) / processes > 0 ? $(nproc) / processes : 1 ))}
+  trap 'kill "${pids[@]}" 2> /dev/null' INT TERM
+  for (( i = 0; i < processes; i++ )); do
+    # No progress bars: they would write over each other.
+    RANK=$(( ${NODE_RANK:-0} * processes + i )) LOCAL_RANK=$i \
+      "$PYTHON" "$@" --launcher pytorch 2> >(cat >&2) &
+    pids+=($!)
+  done
+  for i in "${pids[@]}"; do
+    while wait "$i"; result=$?; kill -0 "$i" 2> /dev/null; do :; done  # a signal ends a wait
+    (( result <= 1 )) && status=$result
+    (( result <= 1 )) || echo "${0##*/}: a process ended with exit status $result" >&2
+  done
+  exit "${status-$result}"
+}
+
+# PARTITION JOB SRUN_OPTION... -- COMMAND...: replace this shell by srun with one task per GPU
+slurm() {
+  command -v srun > /dev/null || die "srun not found; run this on a Slurm cluster"
+  local gpus=${GPUS:-8} per_node=${GPUS_PER_NODE:-8} options=(--partition="$1" --job-name="$2")
+  [[ $gpus =~ ^[1-9][0-9]*$ && $per_node =~ ^[1-9][0-9]*$ ]] ||
+    die "GPUS and GPUS_PER_NODE must be numbers, got $gpus and $per_node"
+  (( per_node <= gpus )) || per_node=$gpus
+  shift 2
+  options+=(--gres="gpu:$per_node" --ntasks="$gpus" --ntasks-per-node="$per_node")
+  options+=(--cpus-per-task="${CPUS_PER_TASK:-5}")
+  while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  shift
+  # SRUN_ARGS is several words.
+  # shellcheck disable=SC2086
+  exec srun "${options[@]}" ${SRUN_ARGS-} "$PYTHON" -u "$@" --launcher slurm
 }
 
 if [[ " $* " =~ " -h "|" --help " ]]; then usage; exit; fi

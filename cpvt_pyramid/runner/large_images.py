@@ -7,10 +7,11 @@ applied.
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from .drawing import draw_frames, draw_segmentation
 from .files import atomic_write
 from .prediction import found_boxes, is_panoptic, write_detections
 from .raster import CACHE, ReadError, open_image, overview, row_reader, write_label_map
-from .tiling import Found, Journal, TileGrid
+from .tiling import Found, Journal, Span, TileGrid
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -283,75 +284,109 @@ class LargeImages:
             ReadError: not a complete image.
             UserError: too little memory or disk space, or another run is at work on it.
         """
-        about = {**self.about, 'image': identity(path)}
-        key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        ending = '.detections.json' if self.model.detects else '.labels.tif'
-        result = self.folder / f'{name}{ending}'
         with open_image(path) as image:
-            if is_result_of(result, key):
+            if self.is_done(path, name):
                 return False
-            if self.tiles.memory:
-                check_memory_ahead(image, self.tiles, self.model)
-            try:
-                journal = Journal(self.folder / f'.{name}.partial', about)
-            except ValueError as error:
-                raise UserError(str(error)) from error
-            grid = TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
-            try:
+            with self.journal(image, name) as journal:
                 if self.model.detects:
-                    self.write_detections(image, grid, journal, result, key)
+                    found = tiling.detect(**self.work(image, journal))
+                    self.save_detections(image, name, found)
                 else:
-                    self.write_labels(image, grid, journal, result, key)
-            except ReadError:
-                journal.remove()
-                raise
-            except OSError as error:
-                reason = error.__cause__ or error  # rasterio refers to the cause
-                raise UserError(
-                    f'cannot write the results of {path}: {reason}; the same command resumes'
-                ) from error
-            finally:
-                journal.close()
+                    self.save_labels(image, name, self.segment(image, journal))
             journal.remove()
         return True
 
-    def write_labels(
-        self, image: 'DatasetReader', grid: TileGrid, journal: Journal, result: Path, key: str
-    ) -> None:
-        classes, palette = self.meta['classes'], self.meta['palette']
-        labels = tiling.segment(
-            row_reader(image),
-            grid,
-            self.model.predict,
-            journal,
-            np.uint8 if len(classes) <= 256 else np.uint16,
-            self.model.decide,
-            **self.options(grid, journal),
-        )
-        small, step = overview(image)
-        picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
-        save_overview(picture, result)
-        with atomic_write(result) as file:
-            write_label_map(file, labels, image, self.meta, key)
+    # In several processes
 
-    def write_detections(
-        self, image: 'DatasetReader', grid: TileGrid, journal: Journal, result: Path, key: str
-    ) -> None:
-        found = tiling.detect(
-            row_reader(image), grid, self.model.predict, journal, **self.options(grid, journal)
-        )
-        sample = as_sample(found)
-        small, step = overview(image)
-        best = found_boxes(sample, self.score_thr)
-        classes, palette = self.meta['classes'], self.meta['palette']
-        picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)
-        save_overview(picture, result)
-        size = image.shape
-        write_detections(result, image.name, size, sample, self.meta, self.score_thr, run=key)
+    def rows(self, path: Path) -> int:
+        """The number of rows of tiles of an image."""
+        with open_image(path) as image:
+            return len(self.grid(image).rows)
 
-    def options(self, grid: TileGrid, journal: Journal) -> dict:
-        """Keyword arguments of the tiling functions, with a progress bar."""
+    def write_band(self, path: Path, name: str, band: Span) -> None:
+        """Do the work for a span of rows of tiles; `join_bands` then writes the results.
+
+        Raises:
+            ReadError, UserError: see `write`.
+        """
+        with open_image(path) as image, self.journal(image, name, band) as journal:
+            if self.model.detects:
+                tiling.detect_in_tiles(**self.work(image, journal), band=band)
+            else:
+                self.segment(image, journal, band)
+
+    def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
+        """Write the results of an image whose bands are finished."""
+        folders = [self.working_folder(name, band) for band in bands]
+        with open_image(path) as image, disk_errors(image):
+            grid = self.grid(image)
+            if self.model.detects:
+                found = tiling.merged(tiling.found_in_tiles(folders), grid)
+                self.save_detections(image, name, found)
+            else:
+                lines = (tiling.lines_of(grid, band) for band in bands)
+                file = self.working_folder(name) / 'labels'
+                labels = tiling.joined(file, zip(folders, lines), grid, self.label_type)
+                self.save_labels(image, name, labels)
+        self.discard(name)
+
+    def discard(self, name: str) -> None:
+        """Remove the work in progress for an image."""
+        shutil.rmtree(self.working_folder(name), ignore_errors=True)
+
+    # Parts of both
+
+    def about_run(self, path: Union[str, Path]) -> dict:
+        """What the results for an image depend on."""
+        return {**self.about, 'image': identity(Path(path))}
+
+    def key(self, path: Union[str, Path]) -> str:
+        about = json.dumps(self.about_run(path), sort_keys=True)
+        return hashlib.sha256(about.encode()).hexdigest()
+
+    def result(self, name: str) -> Path:
+        ending = '.detections.json' if self.model.detects else '.labels.tif'
+        return self.folder / f'{name}{ending}'
+
+    def is_done(self, path: Path, name: str) -> bool:
+        """Whether the results of an image exist."""
+        return is_result_of(self.result(name), self.key(path))
+
+    def working_folder(self, name: str, band: Optional[Span] = None) -> Path:
+        folder = self.folder / f'.{name}.partial'
+        return folder / f'rows-{band[0]}-{band[1]}' if band else folder
+
+    def grid(self, image: 'DatasetReader') -> TileGrid:
+        return TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
+
+    @property
+    def label_type(self) -> type:
+        return np.uint8 if len(self.meta['classes']) <= 256 else np.uint16
+
+    @contextmanager
+    def journal(
+        self, image: 'DatasetReader', name: str, band: Optional[Span] = None
+    ) -> Iterator[Journal]:
+        """The journal of a run, closed afterwards, and removed if the image cannot be read."""
+        if self.tiles.memory:
+            check_memory_ahead(image, self.tiles, self.model)
+        try:
+            journal = Journal(self.working_folder(name, band), self.about_run(image.name))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        try:
+            with disk_errors(image):
+                yield journal
+        except ReadError:
+            journal.remove()
+            raise
+        finally:
+            journal.close()
+
+    def work(self, image: 'DatasetReader', journal: Journal) -> dict:
+        """Arguments of the tiling functions, with a progress bar."""
         name = journal.folder.name.removeprefix('.').removesuffix('.partial')
+        grid = self.grid(image)
         bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
 
         def progress(tiles: int) -> None:
@@ -360,8 +395,59 @@ class LargeImages:
             if bar.n == bar.total:
                 bar.close()
 
-        exact, batch_size = self.tiles.exact, self.tiles.batch_size
-        return {'exact': exact, 'batch_size': batch_size, 'progress': progress}
+        return {
+            'read': row_reader(image),
+            'grid': grid,
+            'predict': self.model.predict,
+            'journal': journal,
+            'batch_size': self.tiles.batch_size,
+            'exact': self.tiles.exact,
+            'progress': progress,
+        }
+
+    def segment(
+        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
+    ) -> np.memmap:
+        return tiling.segment(
+            **self.work(image, journal),
+            dtype=self.label_type,
+            decide=self.model.decide,
+            band=band,
+        )
+
+    def save_labels(self, image: 'DatasetReader', name: str, labels: np.memmap) -> None:
+        classes, palette = self.meta['classes'], self.meta['palette']
+        small, step = overview(image)
+        picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
+        save_overview(picture, self.result(name))
+        with atomic_write(self.result(name)) as file:
+            write_label_map(file, labels, image, self.meta, self.key(image.name))
+
+    def save_detections(self, image: 'DatasetReader', name: str, found: Found) -> None:
+        sample = as_sample(found)
+        small, step = overview(image)
+        best = found_boxes(sample, self.score_thr)
+        classes, palette = self.meta['classes'], self.meta['palette']
+        picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)
+        save_overview(picture, self.result(name))
+        write_detections(
+            self.result(name), image.name, image.shape, sample, self.meta, self.score_thr,
+            run=self.key(image.name),
+        )  # fmt: skip
+
+
+@contextmanager
+def disk_errors(image: 'DatasetReader') -> Iterator[None]:
+    """Report that the results of an image cannot be written as a user's error."""
+    try:
+        yield
+    except ReadError:
+        raise
+    except OSError as error:
+        reason = error.__cause__ or error  # rasterio refers to the cause
+        raise UserError(
+            f'cannot write the results of {image.name}: {reason}; the same command resumes'
+        ) from error
 
 
 def as_sample(found: Found) -> BaseDataElement:

@@ -18,8 +18,9 @@ import itertools
 import json
 import math
 import os
+import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, TextIO, Union
 
@@ -177,7 +178,10 @@ class Journal:
     def remove(self) -> None:
         """Remove the folder of a finished run, its state first."""
         for path in (self.folder / 'state.json', *self.folder.iterdir()):
-            path.unlink(missing_ok=True)
+            if path.is_dir():  # of a run that several processes shared
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         self.close()
         self.folder.rmdir()
 
@@ -288,7 +292,7 @@ def blended(
     grid: TileGrid,
     row: int,
     weights: tuple[Sequence[Tensor], Sequence[Tensor]],
-    above: Sums,
+    above: Optional[Sums],
     below: Sums,
 ) -> Iterator[tuple[Span, Span, Tensor]]:
     """The blended scores that a row of tiles completes, block by block.
@@ -298,7 +302,7 @@ def blended(
         grid: the tiles.
         row: index of the row.
         weights: blending weights of the rows and of the columns, see `ramps`.
-        above: the partial sums of the previous row.
+        above: the partial sums of the previous row; None leaves them out.
         below: receives the partial sums for the next row.
 
     Yields:
@@ -307,7 +311,7 @@ def blended(
     top, bottom = grid.rows[row]
     last = row + 1 == len(grid.rows)
     finished = (bottom if last else grid.rows[row + 1][0]) - top
-    shared = grid.rows[row - 1][1] - top if row else 0  # lines in the previous row too
+    shared = grid.rows[row - 1][1] - top if above else 0  # lines in the previous row too
     pending = None  # sums of the columns that the next tile completes
     for column, tile in enumerate(scores):
         tile = tile.cpu()
@@ -340,6 +344,7 @@ def segment(
     batch_size: int = 1,
     exact: bool = True,
     progress: Callable[[int], object] = lambda tiles: None,
+    band: Optional[Span] = None,
 ) -> np.memmap:
     """The label map of an image of any size, in a file of the journal's folder.
 
@@ -355,30 +360,68 @@ def segment(
             sizes. If False, they pass together, which may be faster on a GPU; the rounding of the
             scores then depends on the batch size, and so may the label where two classes tie.
         progress: called with the number of tiles finished since the last call.
+        band: a span of rows of tiles; only the lines that these complete are labelled. They are
+            the same as in the whole label map. None takes all rows.
 
     Returns:
-        (H, W), memory-mapped and read-only.
+        (H, W), memory-mapped and read-only; of a band, (lines, W).
     """
     path = journal.folder / 'labels'
     weights = ramps(grid.rows), ramps(grid.columns)
+    start, stop = band or (0, len(grid.rows))
+    top, bottom = lines_of(grid, (start, stop))
+    shape = bottom - top, grid.size[1]
+    # Earlier rows of tiles that reach into the band contribute to its scores.
+    first = next(i for i, rows in enumerate(grid.rows) if rows[1] > top or i == start)
+    begin = journal.rows or first
     if not journal.rows:
-        allocate(path, math.prod(grid.size) * np.dtype(dtype).itemsize)
-    progress(journal.rows * len(grid.columns))
-    for row, strip in enumerate(strips(read, grid.rows, journal.rows), journal.rows):
+        allocate(path, math.prod(shape) * np.dtype(dtype).itemsize)
+    progress((begin - first) * len(grid.columns))
+    for row, strip in enumerate(strips(read, grid.rows[:stop], begin), begin):
         above, below = (Sums(journal.folder / f'sums-{i}', grid.size[1]) for i in (row, row + 1))
         below.remove()
         scores = batches(strip, grid.columns, predict, batch_size, exact)
-        for rows, columns, block in blended(scores, grid, row, weights, above, below):
-            # Mapped for each block only: pages that stay mapped count as resident memory.
-            labels = np.memmap(path, dtype, 'r+', shape=grid.size)
-            labels[slice(*rows), slice(*columns)] = decide(block).numpy()
-            del labels
+        sums = above if row > first else None
+        for rows, columns, block in blended(scores, grid, row, weights, sums, below):
+            if row >= start:
+                # Mapped for each block only: pages that stay mapped count as resident memory.
+                labels = np.memmap(path, dtype, 'r+', shape=shape)
+                lines = slice(rows[0] - top, rows[1] - top)
+                labels[lines, slice(*columns)] = decide(block).numpy()
+                del labels
             progress(1)
         flush(path)
         below.flush()
         journal.done(row + 1)
         above.remove()
+    return np.memmap(path, dtype, 'r', shape=shape)
+
+
+def joined(
+    path: Path, parts: Iterable[tuple[Path, Span]], grid: TileGrid, dtype: np.dtype
+) -> np.memmap:
+    """The label map of an image, in a new file at `path`, from those of its bands.
+
+    Args:
+        path: of the file.
+        parts: the folder of each band's journal, and the lines that the band completes.
+        grid: the tiles.
+        dtype: dtype of the label maps.
+    """
+    allocate(path, math.prod(grid.size) * np.dtype(dtype).itemsize)
+    for folder, (top, bottom) in parts:
+        # Mapped for each part only, see `segment`.
+        labels = np.memmap(path, dtype, 'r+', shape=grid.size)
+        part = np.memmap(folder / 'labels', dtype, 'r', shape=(bottom - top, grid.size[1]))
+        labels[top:bottom] = part
+        del labels, part
     return np.memmap(path, dtype, 'r', shape=grid.size)
+
+
+def lines_of(grid: TileGrid, band: Span) -> Span:
+    """The lines of the image that a band of rows of tiles completes."""
+    tops = [top for top, _ in grid.rows]
+    return tops[band[0]], [*tops, grid.size[0]][band[1]]
 
 
 # Detection
@@ -401,8 +444,26 @@ def detect(
         predict: the detections in each tile of (B, 3, h, w), in pixels of the tile.
         iou: above this overlap, within the pixels that two tiles share, boxes are the same object.
     """
-    progress(journal.rows * len(grid.columns))
-    for row, strip in enumerate(strips(read, grid.rows, journal.rows), journal.rows):
+    detect_in_tiles(read, grid, predict, journal, batch_size, exact, progress)
+    return merged(found_in_tiles([journal.folder]), grid, iou)
+
+
+def detect_in_tiles(
+    read: ReadRows,
+    grid: TileGrid,
+    predict: Callable[[Tensor], Sequence[Found]],
+    journal: Journal,
+    batch_size: int = 1,
+    exact: bool = True,
+    progress: Callable[[int], object] = lambda tiles: None,
+    band: Optional[Span] = None,
+) -> None:
+    """Write the detections of each row of tiles into the journal's folder; for the arguments, see
+    `segment` and `detect`."""
+    start, stop = band or (0, len(grid.rows))
+    begin = journal.rows or start
+    progress((begin - start) * len(grid.columns))
+    for row, strip in enumerate(strips(read, grid.rows[:stop], begin), begin):
         path = journal.folder / f'found-{row}.pt'
         found = []
         for tile in batches(strip, grid.columns, predict, batch_size, exact):
@@ -413,8 +474,13 @@ def detect(
         path.write_bytes(contents.getbuffer())
         flush(path)
         journal.done(row + 1)
-    rows = (torch.load(journal.folder / f'found-{row}.pt') for row in range(len(grid.rows)))
-    return merged([Found(*tile) for row in rows for tile in row], grid, iou)
+
+
+def found_in_tiles(folders: Iterable[Path]) -> list[Found]:
+    """The detections of all tiles, row by row, that `detect_in_tiles` wrote into folders."""
+    paths = [path for folder in folders for path in folder.glob('found-*.pt')]
+    paths.sort(key=lambda path: int(path.stem.partition('-')[2]))
+    return [Found(*tile) for path in paths for tile in torch.load(path)]
 
 
 def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:

@@ -33,8 +33,46 @@ def test_slurm(configs):
     assert said.split(maxsplit=1)[1].strip() == (
         '--partition=gpu --job-name=a job --gres=gpu:4 --ntasks=4 --ntasks-per-node=4 '
         '--cpus-per-task=5 --kill-on-bad-exit=1 --time=9 --qos=high '
-        f'py -u {TOOLS}/train.py {configs["detector"]} --launcher slurm --resume'
+        f'py -u {TOOLS}/train.py {configs["detector"]} --resume --launcher slurm'
     )
+    command = [
+        TOOLS / 'slurm_infer.sh',
+        'gpu',
+        'a job',
+        'model.onnx',
+        'in folder',
+        '--tile',
+        '1024',
+    ]
+    said = run(*command, PATH=path, PYTHON='py', GPUS='2').stdout
+    assert said.split(maxsplit=1)[1].strip() == (
+        '--partition=gpu --job-name=a job --gres=gpu:2 --ntasks=2 --ntasks-per-node=2 '
+        '--cpus-per-task=5 --kill-on-bad-exit=0 --no-kill '
+        f'py -u {TOOLS}/infer.py model.onnx in folder --tile 1024 --launcher slurm'
+    )
+
+
+LOSES_ONE = """
+import os, signal, sys, time
+if os.environ['RANK'] == '2':
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.2)  # until the other has ended
+print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'], *sys.argv[2:])
+sys.exit(1)
+"""
+
+
+def test_processes_that_share_work_outlive_each_other():
+    """The second machine of two; the tool's exit status is that of a process that finished."""
+    Path('py').write_text(f'#!{sys.executable}\n{LOSES_ONE}')
+    Path('py').chmod(0o755)
+    command = [TOOLS / 'dist_infer.sh', '2', 'model.onnx', 'in folder', '--tile', '64']
+    ended = run(*command, PYTHON='./py', NNODES='2', NODE_RANK='1')
+    assert ended.returncode == 1
+    assert ended.stdout == '3 4 1 model.onnx in folder --tile 64 --launcher pytorch\n'
+    assert ended.stderr == 'dist_infer.sh: a process ended with exit status 137\n'
+    assert run(*command, PYTHON='false').returncode == 1
+    assert run(*command[:1], 'two', *command[2:], PYTHON='false').returncode == 2
 
 
 def test_dist_test(configs):
@@ -144,7 +182,9 @@ def test_help_is_quick(tool):
     assert 'argparse' in imported and not imported & {'torch', 'mmengine', 'numpy'}
 
 
-@pytest.mark.parametrize('tool', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh'])
+@pytest.mark.parametrize(
+    'tool', [path.name for path in TOOLS.glob('*_*.sh') if path.name != 'setup_env.sh']
+)
 def test_help_of_the_shell_launchers(tool):
     ended = run(TOOLS / tool, '--help')
     assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool} ')

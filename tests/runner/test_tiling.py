@@ -128,7 +128,9 @@ def test_scores_are_blended_by_their_weights(tmp_path):
     for row, strip in enumerate(tiling.strips(reader(image), grid.rows)):
         above, below = (tiling.Sums(tmp_path / str(i), 330) for i in (row, row + 1))
         scores = tiling.batches(strip, grid.columns, predict, 1, True)
-        for ys, xs, block in tiling.blended(scores, grid, row, (rows, columns), above, below):
+        for ys, xs, block in tiling.blended(
+            scores, grid, row, (rows, columns), above if row else None, below
+        ):
             assert blended[:, slice(*ys), slice(*xs)].isnan().all()
             blended[:, slice(*ys), slice(*xs)] = block
     torch.testing.assert_close(blended, expected)

@@ -72,6 +72,8 @@ OPTIONAL = {  # by import name: distributions, purpose
     'timm': (('timm',), 'the models registered in timm'),
     'onnx': (('onnx',), 'export to ONNX'),
     'onnxruntime': (('onnxruntime', 'onnxruntime-gpu'), 'running exported models'),
+    'openvino': (('openvino',), 'running exported models in OpenVINO'),
+    'gradio': (('gradio',), 'the web page of an exported model'),
 }
 
 
@@ -101,7 +103,10 @@ def torch() -> Finding:
     version = installed(('torch',)).get('torch')
     wanted = '.'.join(map(str, OLDEST_TORCH))
     if version is None and not present('torch'):
-        return Finding('torch', 'FAIL', 'not installed', f'{install()} torch torchvision')
+        fix = f'{install()} torch torchvision'
+        if present('onnxruntime') or present('openvino'):
+            return Finding('torch', 'note', 'not installed; exported models run without it', fix)
+        return Finding('torch', 'FAIL', 'not installed', fix)
     if version and release(version) < OLDEST_TORCH:
         return Finding('torch', 'FAIL', f'{version}; at least {wanted} is required', torch_pair())
     if version and release(version) >= NO_MMCV_FROM and not present('mmcv'):

@@ -95,6 +95,9 @@ def test_the_oldest_torch_is_said_once_everywhere() -> None:
 def test_torch_versions(machine) -> None:
     machine()
     assert doctor.torch().state == 'FAIL' and doctor.torch().fix.endswith('torch torchvision')
+    for runtime in ('onnxruntime', 'openvino'):
+        machine(**{runtime: '1.31'})
+        assert doctor.torch().state == 'note' and doctor.torch().fix.endswith('torch torchvision')
     machine(torch='2.6.0+cpu')
     assert doctor.torch().state == 'FAIL' and '2.7' in doctor.torch().detail
     machine(torch='2.7.0')
@@ -108,8 +111,9 @@ def test_torch_versions(machine) -> None:
 def test_optional_packages(machine) -> None:
     machine(onnxruntime_gpu='1.31')
     assert doctor.optional('onnxruntime') == doctor.Finding('onnxruntime', 'ok', '1.31')
-    absent = doctor.optional('timm')
-    assert absent.state == 'note' and absent.fix.endswith('pip install timm')
+    for name in ('timm', 'openvino', 'gradio'):
+        absent = doctor.optional(name)
+        assert absent.state == 'note' and absent.fix.endswith(f'pip install {name}')
 
 
 @pytest.mark.parametrize(

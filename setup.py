@@ -69,6 +69,10 @@ setup(
             'safetensors',
         ],
         'large': ['rasterio'],  # infer.py --tile
+        # train.py --log-to
+        'tensorboard': ['tensorboard'],
+        'wandb': ['wandb'],
+        'mlflow': ['mlflow-skinny'],
         'timm': [*TORCH, 'timm>=1.0'],
         'torchvision': [*TORCH, 'torchvision>=0.22'],
         'hub': [*TORCH, 'huggingface_hub>=0.31', 'safetensors'],

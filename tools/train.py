@@ -30,6 +30,7 @@ def train(
     auto_scale_lr: bool = False,
     auto_scale_iters: bool = False,
     early_stop: Optional[int] = None,
+    log_to: Sequence[Literal['tensorboard', 'wandb', 'mlflow']] = (),
     skip_bad: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
@@ -46,6 +47,7 @@ def train(
         auto_scale_lr: scale the learning rate with the images in a step.
         auto_scale_iters: scale the iterations so that training sees as many images as the recipe.
         early_stop (N): stop after N evaluations without a better model.
+        log_to: log to these, too, in folders of the work dir; see docs/logging.md.
         skip_bad: train without images and annotations that have errors; see check_data.py.
         cfg_options (KEY=VALUE): override settings of the config, for example randomness.seed=0.
         launcher: what started the processes.
@@ -55,6 +57,7 @@ def train(
     from cpvt_pyramid.runner.data_checks import check_before_run
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
     from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.logs import set_up_logs
     from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import load_whole_model
     from cpvt_pyramid.runner.resume import make_resumable, read_training
@@ -77,6 +80,7 @@ def train(
             checks.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
             hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 0.0}
             cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+        set_up_logs(cfg, log_to)
         make_resumable(cfg)
         join_processes(cfg, launcher)
     with all_or_none(launcher):
@@ -95,6 +99,8 @@ def train(
         except Preempted:  # in all processes
             leave_processes()
             raise
+        finally:
+            runner.visualizer.close()
     leave_processes()
 
 

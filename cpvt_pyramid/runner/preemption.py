@@ -100,7 +100,6 @@ class PreemptionHook(Hook):
             by_epoch=False,
             backend_args={'backend': 'atomic'},
         )
-        runner.visualizer.close()
         barrier()  # until the checkpoint is written
         raise Preempted(
             f'{name} received; {runner.work_dir}/{PREEMPTED} is the state after iteration '

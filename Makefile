@@ -6,7 +6,7 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 # Threads that busy-wait slow training down on a machine with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seg test test-torch test-original-mm test-foreign test-timm \
+.PHONY: help setup demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
 	test-transformers docs dist test-core lint lock table drift-table gpu-report fuzz
 
 help:  ## this list
@@ -30,6 +30,9 @@ demo: setup  ## train a detector on handwritten digits, evaluate it, draw its pr
 
 demo-seg: demo  ## the same for a segmentor with the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
+
+lab: setup  ## test the papers' claims about position on small models, some 30 minutes on 2 cores
+	$(PY) tools/position_lab.py encodings placement resolution
 
 test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2

@@ -77,6 +77,7 @@ setup(
         'torchvision': [*TORCH, 'torchvision>=0.22'],
         'hub': [*TORCH, 'huggingface_hub>=0.31', 'safetensors'],
         'export': [*TORCH, *RUNTIME, 'onnx', 'onnxscript'],
+        'lab': [*TORCH, 'matplotlib', 'scikit-image', 'scikit-learn'],  # position_lab.py
         'dev': [
             'hypothesis',
             'pytest',

@@ -33,7 +33,7 @@ TRAINED = ('encodings', 'placement', 'resolution')
 MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
-def ask(
+def position_lab(
     questions: Sequence[
         Literal[
             'encodings', 'placement', 'resolution',
@@ -224,7 +224,7 @@ def torchvision_backbone(name: str, checkpoint: Optional[str]) -> nn.Module:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     from cpvt_pyramid.runner.command import run_command
 
-    return run_command(ask, argv, interrupted='run the same command to continue')
+    return run_command(position_lab, argv, interrupted='run the same command to continue')
 
 
 if __name__ == '__main__':

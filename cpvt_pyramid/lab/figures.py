@@ -11,6 +11,7 @@ from torch import Tensor
 from .statistics import estimate
 
 GREY, ACCENT = '#8a8f98', '#c0392b'
+GAP_SUFFIX = ', GAP'  # of variants whose classifiers read the mean of the map
 STYLE_OF_FIGURES = {
     'figure.dpi': 110, 'savefig.dpi': 130, 'font.size': 9.5, 'axes.spines.top': False,
     'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.25, 'axes.axisbelow': True,
@@ -40,25 +41,28 @@ def figure(path: Path, rows: int, columns: int, size: tuple[float, float], **gri
 
 
 def colors(names: Sequence[str]) -> dict[str, Any]:
-    """A color for each name: PEGs warm, no position grey, the others cool."""
+    """A color for each name: PEGs warm, no position grey, the others cool. With GAP: the same."""
     import matplotlib
 
-    warm = [name for name in names if 'peg' in name]
-    cool = [name for name in names if 'peg' not in name and not name.startswith('no')]
-    found = {name: GREY for name in names}
+    bases = list(dict.fromkeys(name.removesuffix(GAP_SUFFIX) for name in names))
+    warm = [name for name in bases if 'peg' in name or 'block' in name]
+    cool = [name for name in bases if name not in warm and not name.startswith('no')]
+    found = {name: GREY for name in bases}
     for group, name_of_map, low, high in ((warm, 'YlOrRd', 0.5, 0.95), (cool, 'winter', 0.0, 0.9)):
         shades = matplotlib.colormaps[name_of_map](np.linspace(low, high, max(len(group), 1)))
         found |= dict(zip(group, map(tuple, shades)))
-    return found
+    return {name: found[name.removesuffix(GAP_SUFFIX)] for name in names}
 
 
 def dots(axis: Any, values: Mapping[str, Sequence[float]], line: Optional[float] = None) -> None:
-    """A row for each name: its seeds as dots, their mean and 95% interval; a line to compare."""
+    """A row for each name: its seeds as dots, their mean and 95% interval, cut to 0 to 100; a line
+    to compare."""
     shade = colors(list(values))
     for row, (name, of_seeds) in enumerate(values.items()):
         found = estimate(of_seeds)
         half = 0 if np.isnan(found.half) else found.half
-        axis.plot([found.mean - half, found.mean + half], [row, row], color=shade[name], lw=2.2)
+        ends = np.clip([found.mean - half, found.mean + half], 0, 100)
+        axis.plot(ends, [row, row], color=shade[name], lw=2.2)
         axis.plot(of_seeds, [row] * len(of_seeds), 'o', ms=4, color=shade[name], alpha=0.45, mew=0)
         axis.plot(found.mean, row, 'D', ms=5.5, color=shade[name], mec='white', mew=0.7)
     if line is not None:
@@ -68,23 +72,23 @@ def dots(axis: Any, values: Mapping[str, Sequence[float]], line: Optional[float]
 
 
 def curves(
-    axis: Any, x: Sequence[float], values: Mapping[str, np.ndarray], log: bool = True
+    axis: Any, x: Sequence[float], values: Mapping[str, np.ndarray], most: float = 100
 ) -> list:
-    """A line for each name: the mean over the seeds of (seeds, len(x)) values, with its interval
-    as a band. Returns the lines, for a legend."""
+    """A line for each name: the mean over the seeds of (seeds, len(x)) values, with its interval,
+    cut to 0 to `most`, as a band. Returns the lines, for a legend."""
     shade, lines = colors(list(values)), []
     for name, of_seeds in values.items():
         found = [estimate(column) for column in np.asarray(of_seeds).T]
         mean = np.array([f.mean for f in found])
         half = np.nan_to_num([f.half for f in found])
-        style = '--' if name.startswith('no') else '-'
+        style = ':' if name.endswith(GAP_SUFFIX) else '--' if name.startswith('no') else '-'
         lines += axis.plot(x, mean, style, marker='o', ms=3.5, color=shade[name], label=name)
         if len(of_seeds) > 1:
-            axis.fill_between(x, mean - half, mean + half, color=shade[name], alpha=0.08, lw=0)
-    if log:
-        axis.set_xscale('log', base=2)
-        axis.set_xticks(x, [f'{v:g}' for v in x])
-        axis.minorticks_off()
+            low, high = (mean - half).clip(0, most), (mean + half).clip(0, most)
+            axis.fill_between(x, low, high, color=shade[name], alpha=0.08, lw=0)
+    axis.set_xscale('log', base=2)
+    axis.set_xticks(x, [f'{v:g}' for v in x])
+    axis.minorticks_off()
     return lines
 
 

@@ -25,12 +25,13 @@ class Preset(NamedTuple):
     pictures: int = 1000  # of the test at the training size
     scales: tuple[float, ...] = (0.5, 1, 2, 4)
     scaled_pictures: int = 200  # of the test at each other size
+    images: int = 24  # of each measurement of features
     encodings: tuple[str, ...] = ()  # all if empty
     placements: tuple[str, ...] = ()  # all if empty
 
 
 PRESETS = {
-    'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2), scaled_pictures=8,
+    'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2), scaled_pictures=8, images=6,
                     encodings=('none', 'peg'),
                     placements=('after block 0', 'random and frozen')),
     'default': Preset(400, 3, (2e-3, 5e-3)),

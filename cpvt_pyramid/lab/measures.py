@@ -63,18 +63,16 @@ class Group(NamedTuple):
         return [f'{kind} {i}' for i in range(count)]
 
 
-def groups_of(
-    lab: Lab, models: Sequence[Subject], side: int, images: int, gap: bool = False
-) -> list[Group]:
+def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False) -> list[Group]:
     """The given models, or if there are none the lab's trained ones.
 
     Args:
         lab: trains what is missing.
         models: to measure instead.
         side: of their images, in pixels.
-        images: per seed.
         gap: also the lab's models that read the mean of the map.
     """
+    images = lab.preset.images
     if models:
         return [Group(s.name, [s] * lab.seeds, [], side, images) for s in models]
     groups = []
@@ -117,7 +115,7 @@ def origin_of(groups: Sequence[Group]) -> str:
 
 def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Where position lives: what can be read from features, and what padding puts there."""
-    groups = groups_of(lab, models, side, images=24)
+    groups = groups_of(lab, models, side)
     r2, ppp, data = [], [], {}
     header: list[str] = []
     rows_of_figure = []
@@ -214,7 +212,9 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
                 line[0].plot(values.mean(0).clip(-0.1), 'o-', ms=3, color=shade[kind], label=kind)
                 rings = np.array([f[kind][-1].rings for f in found])
                 middle = (np.arange(RINGS) + 0.5) / RINGS
-                line[1].plot(middle, rings.mean(0).clip(-0.1), 'o-', ms=3, color=shade[kind])
+                mean = rings.mean(0).clip(-0.1)
+                known = np.isfinite(mean)  # a small map has no token at some distances
+                line[1].plot(middle[known], mean[known], 'o-', ms=3, color=shade[kind])
             for axis in line[:2]:
                 axis.set_ylim(-0.14, 1.04)
             line[0].set_xticks(range(stages))
@@ -222,8 +222,8 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             for i, axis in enumerate(line[2:]):
                 figures.without_axes(axis)
                 if i < stages:
-                    mean = torch.stack([f['ppp'][i].map for f in found]).mean(0)
-                    axis.imshow(mean, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
+                    pattern = torch.stack([f['ppp'][i].map for f in found]).mean(0)
+                    axis.imshow(pattern, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
         axes[0, 0].legend(fontsize=7.5)
         axes[0, 0].set_title('R² by stage')
         axes[0, 1].set_title('R², last stage: border to center')
@@ -236,7 +236,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
 
 def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Batch padding as a false position signal, with and without the mask."""
-    groups = groups_of(lab, models, side, images=16)
+    groups = groups_of(lab, models, side)
     data, drift_rows, moved_rows, curves = {}, [], [], {}
     metric_rows = []
     for group in groups:
@@ -335,7 +335,7 @@ def draw_padding(path: Path, curves: dict[str, dict[str, list]]) -> None:
 
 def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Translations: whether features move with the picture, and answers stay."""
-    groups = groups_of(lab, models, side, images=16, gap=True)
+    groups = groups_of(lab, models, side, gap=True)
     data, rows, answers, drifts, kept = {}, [], [], {}, {}
     for group in groups:
 
@@ -425,7 +425,7 @@ def draw_shift(path: Path, drifts: dict, kept: dict[str, np.ndarray], moves: Seq
     with figures.figure(path, 1, columns, (4.6 * columns, 5)) as (fig, axes):
         for axis, part in zip(axes.flat, ('interior', 'border')):
             values = {name: drifts[name, part] for name in names}
-            lines = figures.curves(axis, SHIFTS, values)
+            lines = figures.curves(axis, SHIFTS, values, math.inf)
             axis.set_title(f'drift of the last map, {part}, %')
         if kept:
             figures.curves(axes[0, 2], moves, kept)
@@ -440,7 +440,7 @@ def draw_shift(path: Path, drifts: dict, kept: dict[str, np.ndarray], moves: Seq
 
 def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """What chosen queries attend to, and where the position signal is similar."""
-    groups = groups_of(lab, models, side, images=32)
+    groups = groups_of(lab, models, side)
     data, pictures, rows = {}, [], []
     with one_thread():
         for number, group in enumerate(groups):
@@ -541,7 +541,7 @@ def query_map(weights: Tensor, spot: tuple[float, float]) -> Tensor | None:
 
 def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """High-norm tokens by stage and input size."""
-    groups = groups_of(lab, models, side, images=12)
+    groups = groups_of(lab, models, side)
     data, rows, grids = {}, [], []
     for group in groups:
         for scale in (1, 2):

@@ -1,0 +1,237 @@
+"""Probes on models whose knowledge of position is known."""
+
+import math
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cpvt_pyramid import CPVTPyramid, ops
+from cpvt_pyramid.lab.models import LabModel
+from cpvt_pyramid.lab.probes import (
+    Subject,
+    attention_weights,
+    fit_probe,
+    has_padded_convolutions,
+    images_of,
+    padding_drift,
+    padding_pattern,
+    photographs,
+    position_similarity,
+    positions_like,
+    probe_position,
+    recorded_attention,
+    shift_drift,
+    token_norms,
+    with_replicated_borders,
+)  # fmt: skip
+
+
+class Coordinates(nn.Module):
+    """Pooled images, and where each cell is, scaled by `strength`."""
+
+    def __init__(self, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def forward(self, image):
+        x = F.avg_pool2d(image, 8)
+        where = positions_like(x).permute(0, 3, 1, 2).float() * self.strength
+        return torch.cat([x, where + 0.01 * torch.randn_like(where)], dim=1)
+
+
+class Convolution(nn.Module):
+    """One 3x3 convolution at stride 8, with zero or replicated padding."""
+
+    def __init__(self, padding_mode: str = 'zeros') -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, padding_mode=padding_mode)
+
+    def forward(self, image):
+        return [self.conv(F.avg_pool2d(image, 8))]
+
+
+@pytest.mark.parametrize('kind', ['noise', 'constant', 'natural'])
+def test_known_positions_are_found_and_nothing_else(kind):
+    images = images_of(kind, 24, 64)
+    (knows,) = probe_position(Subject('knows', Coordinates(1.0)), images)
+    (does_not,) = probe_position(Subject('does not', Coordinates(0.0)), images)
+    assert knows.r2 > 0.99 and min(r for r in knows.rings if r == r) > 0.9
+    assert abs(does_not.r2) < 0.1
+
+
+def test_r_squared_is_that_of_held_out_images():
+    """More features than tokens: a probe fits its own images perfectly, and no others."""
+
+    class Random(nn.Module):
+        def forward(self, image):
+            return torch.randn(len(image), 200, 4, 4)
+
+    (found,) = probe_position(Subject('random', Random()), images_of('noise', 12, 32))
+    assert found.r2 < 0.2
+
+
+def test_zero_padding_tells_position_and_replicated_does_not():
+    # A border's sign is that of the color: with both signs a linear probe could not read it.
+    images = images_of('constant', 40, 64).abs()
+    (zeros,) = probe_position(Subject('zeros', Convolution()), images)
+    (replicated,) = probe_position(
+        Subject('replicated', with_replicated_borders(Convolution())), images
+    )
+    assert zeros.r2 > 0.2 > 0.01 > abs(replicated.r2)
+    # Only the outermost ring of 8 x 8 cells differs from the rest.
+    assert zeros.rings[0] > 0.2 and abs(zeros.rings[2]) < 0.2
+
+
+def test_replicated_borders_are_those_of_pytorch():
+    image = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            with_replicated_borders(Convolution())(image), Convolution('replicate')(image)
+        )
+        model = LabModel(position='peg').eval()
+        replicated = LabModel(position='peg', peg={'zero_padding': False}).eval()
+        replicated.load_state_dict(model.state_dict())
+        scene = torch.rand(2, 3, 48, 48)
+        torch.testing.assert_close(
+            with_replicated_borders(model)(scene).readings, replicated(scene).readings
+        )
+        assert (model(scene).readings - replicated(scene).readings).abs().max() > 1e-4
+    assert has_padded_convolutions(Convolution()) and model.backbone.pos_block['0'].border == 0
+    assert not has_padded_convolutions(Convolution('replicate'))
+
+
+def test_padding_pattern_by_hand():
+    """On constant images the difference at a border is the weight that falls on the zeros."""
+    model = Convolution()
+    color = torch.tensor([1.0, -2.0, 0.5])
+    images = color.view(1, 3, 1, 1).expand(4, 3, 96, 96) + 1e-6 * torch.randn(4, 3, 96, 96)
+    (found,) = padding_pattern(Subject('conv', model), images, margin=32)
+    assert found.map.shape == (4, 4)
+    weight = model.conv.weight.detach()
+    top = -(weight[:, :, 0] * color.view(1, 3, 1)).sum((1, 2))  # what row 0 of the kernel lacks
+    maps = Subject('conv', model).maps(images)[0]
+    spread = maps[:, :, 4:8, 4:8].std()
+    assert found.map[0, 1] == pytest.approx(float(top.square().mean().sqrt() / spread), rel=1e-3)
+    assert found.map[1:3, 1:3].max() < 1e-3 * found.map[0, 1]
+    assert found.snr > 1e6  # the same in every image
+
+
+def test_padding_pattern_is_empty_where_nothing_is_padded():
+    class Pool(nn.Module):
+        def forward(self, image):
+            return F.avg_pool2d(image, 8)
+
+    (found,) = padding_pattern(Subject('pool', Pool()), torch.randn(6, 3, 96, 96), margin=32)
+    assert (found.mae, found.snr) == (0, 0)
+    # A difference in every image, but not the same one: no pattern.
+    (noise,) = padding_pattern(Subject('noise', NoisePool()), torch.randn(200, 3, 48, 48), 8)
+    assert noise.snr < 0.01
+
+
+class NoisePool(nn.Module):
+    def forward(self, image):
+        x = F.avg_pool2d(image, 8)
+        return x + torch.randn_like(x)
+
+
+def test_features_of_a_convolution_move_with_the_picture():
+    images = photographs(4, 128 + 32, 0, 'test')
+    subject = Subject('conv', Convolution())
+    (at_stride,) = shift_drift(subject, images, 128, 16)
+    (between,) = shift_drift(subject, images, 128, 12)
+    assert at_stride.interior < 1e-5 < 1e-2 < at_stride.border
+    assert between.interior > 0.01
+    (still,) = shift_drift(subject, images, 128, 0)
+    assert still == (0, 0)
+    with pytest.raises(ValueError, match='side \\+ shift = 192'):
+        shift_drift(subject, images, 160, 32)
+
+
+def test_masked_padding_changes_nothing_and_unmasked_does():
+    torch.manual_seed(0)
+    model = LabModel(position='peg').eval()
+    subject = Subject('peg', model)
+    images = photographs(4, 48, 0, 'test')
+    probes = [fit_probe(m) for m in subject.maps(images)]
+    masked = padding_drift(subject, images, 0.5, True, probes)[-1]
+    unmasked = padding_drift(subject, images, 0.5, False, probes)[-1]
+    assert masked.features < 1e-5 < 1e-3 < unmasked.features
+    assert masked.displacement < 1e-4 < unmasked.displacement
+    with pytest.raises(ValueError, match='does not take the valid sizes'):
+        padding_drift(Subject('conv', Convolution()), images, 0.5, True, probes)
+
+
+@pytest.mark.parametrize('position', ['none', 'relative', 'peg'])
+def test_weights_of_every_block_are_recorded(position):
+    torch.manual_seed(0)
+    subject = Subject('ours', LabModel(position=position))
+    image = torch.randn(1, 3, 48, 48)
+    weights = attention_weights(subject, image)
+    assert [w.shape for w in weights] == [(4, 37, 37)] * 4
+    for of_block in weights:
+        torch.testing.assert_close(of_block.sum(-1), torch.ones(4, 37))
+
+
+@pytest.mark.parametrize('masked', [False, True])
+def test_recorded_weights_give_what_the_attention_gives(masked):
+    q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
+    mask = torch.rand(2, 1, 1, 9) > 0.4 if masked else None
+    mask = mask.index_fill(3, torch.tensor([0]), True) if masked else None
+    with recorded_attention() as found:
+        out = ops.attend(q, k, v, mask, 0.0)
+    mixed = (found[0] @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(mixed, out.view_as(mixed))
+
+
+def test_similarity_of_a_known_signal():
+    rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(3, 1, 6, 6)
+    found = position_similarity(rows)
+    assert found[0, 0, 1, 5] == pytest.approx(1) and found[0, 0, 5, 0] == pytest.approx(-1)
+
+
+def test_high_norms_are_found():
+    class Outlier(nn.Module):
+        def forward(self, image):
+            x = torch.ones(len(image), 4, 8, 8)
+            x[:, :, 2, 3] = 10
+            return x
+
+    (found,) = token_norms(Subject('outlier', Outlier()), torch.zeros(2, 3, 64, 64))
+    assert found.largest == pytest.approx(10) and found.share == pytest.approx(1 / 64)
+
+
+@pytest.mark.parametrize('name', ['convnextv2_atto', 'swin_tiny_patch4_window7_224'])
+def test_models_of_timm(name):
+    options = (
+        dict(img_size=64, strict_img_size=False, depths=(1, 1, 1, 1)) if 'swin' in name else {}
+    )
+    subject = Subject(name, timm.create_model(name, features_only=True, **options))
+    images = photographs(4, 64, 0, 'test')
+    maps = subject.maps(images)
+    assert [m.shape[2:] for m in maps] == [(n, n) for n in (16, 8, 4, 2)]
+    assert [m.shape[1] for m in maps] == subject.channels
+    results = probe_position(subject, images)
+    assert len(results) == 4 and all(math.isfinite(r.r2) for r in results)
+
+
+def test_a_pyramid_and_a_single_map():
+    pyramid = Subject('ours', CPVTPyramid('pcpvt_nano'))
+    assert pyramid.masks and len(pyramid.maps(torch.zeros(2, 3, 64, 64))) == 4
+    assert not Subject('conv', Convolution()).masks
+    with pytest.raises(ValueError, match='must return maps'):
+        Subject('flat', nn.Flatten()).maps(torch.zeros(2, 3, 8, 8))
+
+
+def test_photographs_do_not_tell_their_orientation():
+    """Row and column cannot be read from pooled pixels of photographs."""
+
+    class Pool(nn.Module):
+        def forward(self, image):
+            return F.avg_pool2d(image, 8)
+
+    (found,) = probe_position(Subject('pixels', Pool()), photographs(200, 48, 0, 'test'))
+    assert abs(found.r2) < 0.05

@@ -1,0 +1,174 @@
+"""Trainings: the same settings give the same result, however often they were interrupted."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cpvt_pyramid.lab import runs
+from cpvt_pyramid.lab.laboratory import ENCODINGS, PRESETS, Lab, placements
+from cpvt_pyramid.lab.models import Answers
+from cpvt_pyramid.lab.runs import RunSettings, digit_precision, mean_iou, run, tuned, tuning_seed
+from cpvt_pyramid.position import POSITIONS
+
+TINY = RunSettings(steps=3, batch=4, pictures=8)
+
+
+@pytest.mark.parametrize('when', ['training', 'weights', 'result'])
+def test_an_interrupted_run_gives_the_same_result(tmp_path, monkeypatch, when):
+    whole = run(TINY, tmp_path / 'whole')
+    folder = tmp_path / 'interrupted'
+    with monkeypatch.context() as patch:
+        target = {'training': 'loss_of', 'weights': 'write_atomically', 'result': 'write_text'}
+        calls = []
+
+        def interrupt(*args):
+            calls.append(args)
+            if when != 'training' or len(calls) == 2:
+                raise KeyboardInterrupt
+            return original(*args)
+
+        original = getattr(runs, target[when])
+        patch.setattr(runs, target[when], interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(TINY, folder)
+    assert not list(folder.glob('*.json')) and not list(folder.glob('*.part'))
+    again = run(TINY, folder)
+    assert again.metrics == whole.metrics and again.losses == whole.losses
+    for a, b in zip(again.load().parameters(), whole.load().parameters()):
+        assert torch.equal(a, b)
+
+
+def test_a_finished_run_is_read(tmp_path, monkeypatch):
+    first = run(TINY, tmp_path)
+    monkeypatch.setattr(runs, 'train', None)
+    second = run(TINY, tmp_path)
+    assert second.metrics == first.metrics and second.seconds == first.seconds
+    stored = json.loads(first.path.read_text())
+    assert stored['settings']['position'] == 'peg' and stored['versions']['torch']
+
+
+def test_the_number_of_threads_changes_nothing(tmp_path):
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        results.append(run(TINY, tmp_path / str(threads)).losses)
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert results[0] == results[1]
+
+
+def test_every_setting_has_its_own_file(tmp_path):
+    changes = dict(
+        position='none', peg=(('after', -1),), class_token=False, lr=1e-3, seed=1,
+        split='tuning', steps=4, batch=5, grid=4, pictures=9, size='micro', model='pyramid',
+    )  # fmt: skip
+    names = {runs.digest(replace(TINY, **{key: value})) for key, value in changes.items()}
+    assert len({*names, runs.digest(TINY)}) == len(changes) + 1
+
+
+def test_tuning_uses_its_own_pictures_and_seeds(tmp_path, monkeypatch):
+    asked = []
+
+    def fake(todo, *rest):
+        asked.extend(todo)
+        best = {2e-3: 0.1, 5e-3: 0.3, 1e-2: 0.3}
+        return [
+            runs.Result(s, {t: best[s.lr] for t in runs.TASKS}, [1.0], '', 0.0, tmp_path)
+            for s in todo
+        ]
+
+    monkeypatch.setattr(runs, 'run_all', fake)
+    variants = [TINY, replace(TINY, position='none')]
+    assert tuned(variants, (2e-3, 5e-3, 1e-2), tmp_path) == [5e-3, 5e-3]
+    assert {s.split for s in asked} == {'tuning'}
+    assert {s.seed for s in asked} == {tuning_seed(0)}
+    assert [(s.position, s.lr) for s in asked] == [
+        (p, lr) for p in ('peg', 'none') for lr in (2e-3, 5e-3, 1e-2)
+    ]
+
+
+def test_failed_runs_are_counted(tmp_path):
+    result = run(replace(TINY, lr=1e30, steps=6), tmp_path)
+    assert result.failed and set(result.metrics) == {*runs.TASKS, 'mIoU', 'AP'}
+
+
+def test_every_encoding_and_placement_trains(tmp_path):
+    assert {v.position for v in ENCODINGS.values()} >= set(POSITIONS)
+    lab = Lab(PRESETS['smoke'], tmp_path)
+    for name, variant in {**ENCODINGS, **placements(4)}.items():
+        model = lab.settings(variant).build()
+        scenes = lab.settings(variant).draw('train', 2, 1)
+        runs.loss_of(model(scenes.image), scenes, model.cell).backward()
+        idle = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        assert not idle, name
+
+
+# Metrics
+
+
+def test_mean_iou_by_hand():
+    truth = torch.tensor([[[0, 0, 1, 1], [0, 0, 2, 2]]])
+    predicted = torch.tensor([[[0, 1, 1, 1], [0, 0, 2, 0]]])
+    # 3 of 5, 2 of 3 and 1 of 2
+    assert mean_iou(predicted, truth) == pytest.approx((3 / 5 + 2 / 3 + 1 / 2) / 3)
+
+
+def test_precision_by_hand():
+    """One digit in two pictures: the best candidate is wrong, the next two are right."""
+    digits = torch.tensor([[7, 1, 2], [7, 3, 4]])
+    truth = torch.zeros(2, 3, 4)
+    truth[:, :, 2:] = 10.0
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [50, 50, 60, 60]]] * 2)
+    scores = torch.zeros(2, 10, 2)
+    scores[0, 7] = torch.tensor([0.8, 0.9])
+    scores[1, 7] = torch.tensor([0.7, 0.0])
+    # precision 1/2 and 2/3 at recall 1/2 and 1, made non-increasing: 2/3; the others have none.
+    assert digit_precision(scores, boxes, truth, digits) == pytest.approx(2 / 3 / 5)
+
+
+def test_perfect_answers_have_perfect_metrics():
+    scenes = TINY.draw('test', 6, 0)
+
+    class Oracle(torch.nn.Module):
+        cell = 8
+
+        def forward(self, image, valid=None):
+            labels = runs.labels_of(
+                *(x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)), scenes.grid
+            )
+            logits = {
+                name: torch.nn.functional.one_hot(torch.from_numpy(labels[name]), task.classes)
+                for name, task in runs.TASKS.items()
+            }
+            readings = torch.zeros(6, 6, 6, 11)
+            readings[..., 0] = 20
+            boxes = torch.zeros(6, 6, 6, 4)
+            for i in range(6):
+                for j in range(3):
+                    r, c = scenes.rows[i, j], scenes.columns[i, j]
+                    readings[i, r, c, scenes.digits[i, j] + 1] = 40
+                    boxes[i, r, c] = scenes.boxes[i, j] / 8 - torch.tensor([c, r, c, r])
+            pixels = torch.nn.functional.one_hot(scenes.pixels, 3).permute(0, 3, 1, 2).float()
+            return Answers(logits, readings, boxes, pixels)
+
+    assert set(runs.evaluate_answers(Oracle(), scenes).values()) == {1.0}
+    zoomed = runs.evaluate_answers(LabBlank(), scenes, size=(96, 72))
+    assert zoomed['AP'] < 0.2 and np.isfinite(list(zoomed.values())).all()
+
+
+class LabBlank(torch.nn.Module):
+    """Answers nothing, at any size."""
+
+    cell = 8
+
+    def forward(self, image, valid=None):
+        b, h, w = len(image), image.shape[2] // 8, image.shape[3] // 8
+        logits = {name: torch.zeros(b, task.classes) for name, task in runs.TASKS.items()}
+        return Answers(
+            logits, torch.zeros(b, h, w, 11), torch.zeros(b, h, w, 4),
+            torch.zeros(b, 3, 8 * h, 8 * w),
+        )  # fmt: skip

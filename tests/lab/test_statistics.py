@@ -1,0 +1,51 @@
+"""Intervals and p values, by hand and as in SciPy."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cpvt_pyramid.lab.statistics import estimate, holm, paired_difference
+
+
+def test_three_seeds_by_hand():
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2
+    # The 97.5% quantile of t with 2 degrees of freedom is 4.3027; deviation 1, error 1 / sqrt(3).
+    assert found.half == pytest.approx(4.302653 / math.sqrt(3), abs=1e-5)
+    assert found.show(percent=False) == '2.000 ± 2.484'
+
+
+def test_against_scipy():
+    values = np.random.default_rng(0).normal(0.3, 1, 7)
+    found, reference = estimate(values), stats.ttest_1samp(values, 0)
+    interval = reference.confidence_interval()
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx(tuple(interval))
+    assert found.p == pytest.approx(reference.pvalue)
+    other = values + np.random.default_rng(1).normal(0, 1, 7)
+    assert paired_difference(other, values).p == pytest.approx(
+        stats.ttest_rel(other, values).pvalue
+    )
+
+
+def test_intervals_cover():
+    rng = np.random.default_rng(0)
+    covered = []
+    for _ in range(2000):
+        found = estimate(rng.normal(5, 2, 3))
+        covered.append(abs(found.mean - 5) <= found.half)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
+
+
+def test_one_seed_has_no_interval():
+    found = estimate([0.5])
+    assert math.isnan(found.half) and math.isnan(found.p)
+    assert found.show() == '50.0'
+
+
+def test_holm_by_hand():
+    # Sorted 0.01 0.02 0.04, times 3, 2, 1; then never decreasing.
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    adjusted = holm([math.nan, 0.5, 0.9])
+    assert math.isnan(adjusted[0]) and adjusted[1:] == [1.0, 1.0]

@@ -1,0 +1,126 @@
+"""Pictures, questions, and what a bag of patches can answer."""
+
+from collections import Counter, defaultdict
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+
+from cpvt_pyramid.lab.models import LabModel
+from cpvt_pyramid.lab.scenes import INKS, LEFTMOST, OTHER, draw_scenes, material
+from cpvt_pyramid.lab.tasks import TASKS, ceilings, labels_of
+
+
+def slow_answers(places: list, digits: tuple, grid: tuple) -> dict:
+    """The answers of one picture, in plain Python; `places` are (row, column) of A, B and C."""
+    (ra, ca), (rb, _), _ = places
+    distances = {
+        i: (places[i][0] - places[j][0]) ** 2 + (places[i][1] - places[j][1]) ** 2
+        for i, j in ((0, 1), (1, 2), (2, 0))
+    }
+    return {
+        'leftmost': digits[min(range(3), key=lambda i: places[i][1])],
+        'topmost': digits[min(range(3), key=lambda i: places[i][0])],
+        'above': int(ra < rb),
+        'quadrant': 2 * (ra >= grid[0] / 2) + (ca >= grid[1] / 2),
+        'pattern': min(distances, key=distances.get),
+        'control': max(digits),
+    }
+
+
+def slow_scenes(grid: tuple, digits: list[tuple]):
+    cells = list(product(range(grid[0]), range(grid[1])))
+    for places in permutations(cells, 3):
+        rows, columns = zip(*places)
+        if len({*rows}) < 3 or len({*columns}) < 3:
+            continue
+        if 2 * rows[0] + 1 == grid[0] or 2 * columns[0] + 1 == grid[1]:
+            continue
+        gaps = sorted((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2
+                      for a, b in zip(places, (*places[1:], places[0])))  # fmt: skip
+        if gaps[0] == gaps[1]:
+            continue
+        for of_picture in digits:
+            yield list(places), of_picture
+
+
+@pytest.mark.parametrize('grid', [(4, 4), (3, 5)])
+def test_ceiling_of_a_bag_by_brute_force(grid):
+    """Every bag of cells with its most frequent answer, counted picture by picture."""
+    counts = defaultdict(lambda: defaultdict(Counter))
+    for places, digits in slow_scenes(grid, list(permutations((1, 4, 5, 8), 3))):
+        for name, label in slow_answers(places, digits, grid).items():
+            counts[name][digits][label] += 1  # digits by ink: the bag
+    found = ceilings(grid)
+    for name, bags in counts.items():
+        best = np.mean([max(labels.values()) / labels.total() for labels in bags.values()])
+        assert found[name] == pytest.approx(best), name
+
+
+def test_pictures_have_the_answers_that_are_asked_for():
+    scenes = draw_scenes('test', 50, 3)
+    numpy = [x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)]
+    labels = labels_of(*numpy, scenes.grid)
+    for i in range(50):
+        places = list(zip(scenes.rows[i].tolist(), scenes.columns[i].tolist()))
+        slow = slow_answers(places, tuple(scenes.digits[i].tolist()), scenes.grid)
+        assert {name: int(labels[name][i]) for name in TASKS} == slow
+
+
+def test_ink_is_where_the_labels_say():
+    scenes = draw_scenes('train', 20, 0, cell=16)
+    for i in range(20):
+        for digit, ink in enumerate(INKS):
+            x1, y1, x2, y2 = scenes.boxes[i, digit].tolist()
+            kinds = scenes.pixels[i, y1:y2, x1:x2]
+            wanted = LEFTMOST if scenes.columns[i].argmin() == digit else OTHER
+            assert set(kinds.unique().tolist()) <= {0, wanted}
+            inked = scenes.image[i, :, y1:y2, x1:x2][:, kinds == wanted].mean(1)
+            assert inked.argmax() == int(np.argmax(ink))
+    assert (scenes.pixels > 0).sum() == sum(
+        (scenes.pixels[i, y1:y2, x1:x2] > 0).sum()
+        for i in range(20)
+        for x1, y1, x2, y2 in scenes.boxes[i].tolist()
+    )
+
+
+def test_splits_share_nothing():
+    tiles, scans = {}, {}
+    for split in ('train', 'tuning', 'test'):
+        tiles[split], scans[split], _ = material(split, 8)
+    for a, b in (('train', 'tuning'), ('train', 'test'), ('tuning', 'test')):
+        # Some plain dark crops look alike, whatever they are from; scans do not.
+        distance = torch.cdist(scans[a].flatten(1), scans[b].flatten(1))
+        assert distance.min() > 0.3
+    assert len(scans['train']) + len(scans['tuning']) + len(scans['test']) == 1797
+
+
+def test_seeds_differ_and_repeat():
+    a, b, c = (draw_scenes('train', 4, seed).image for seed in (1, 1, 2))
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert (a != c).any()
+
+
+@pytest.mark.parametrize('kind', ['column', 'pyramid'])
+@pytest.mark.parametrize('class_token', [True, False])
+def test_without_position_a_model_sees_a_bag(kind, class_token):
+    """Permuted cells: the same classifications. With a PEG they change."""
+    torch.manual_seed(0)
+    cell = {'column': 8, 'pyramid': 32}[kind]
+    image = draw_scenes('test', 2, 0, (3, 4), cell).image
+    cells = image.view(2, 3, 3, cell, 4, cell).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    mixed = cells[:, torch.randperm(12)].view(2, 3, 4, 3, cell, cell).permute(0, 3, 1, 4, 2, 5)
+    mixed = mixed.reshape(image.shape)
+    differences = {}
+    for position in ('none', 'peg'):
+        model = LabModel(kind, position=position, class_token=class_token).eval()
+        with torch.no_grad():
+            a, b = model(image).logits['leftmost'], model(mixed).logits['leftmost']
+        differences[position] = (a - b).abs().max()
+    assert differences['none'] < 1e-5 < 1e-4 < differences['peg']
+
+
+def test_small_grids_are_refused():
+    with pytest.raises(ValueError, match='at least 3 x 3 cells, got 2 x 6'):
+        draw_scenes('test', 1, 0, (2, 6))

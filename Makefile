@@ -51,7 +51,7 @@ test-original-mm:  ## test with the original OpenMMLab packages, in .venv-origin
 
 test-transformers:  ## test with transformers, in .venv-transformers
 	@tools/setup_env.sh transformers
-	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest tests/transformers
+	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest tests/with_transformers
 
 fuzz: setup  ## 1000 cases of each fuzz test, some 20 minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz

@@ -1,0 +1,164 @@
+"""Our backbones in transformers, through its wrappers of timm's models."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoModelForImageClassification,
+    ConditionalDetrConfig,
+    ConditionalDetrForObjectDetection,
+    DeformableDetrConfig,
+    DeformableDetrForObjectDetection,
+    DetrConfig,
+    DetrForObjectDetection,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    MaskFormerConfig,
+    MaskFormerForInstanceSegmentation,
+    RTDetrConfig,
+    RTDetrForObjectDetection,
+    TimmBackbone,
+    TimmBackboneConfig,
+    TimmWrapperConfig,
+    UperNetConfig,
+    UperNetForSemanticSegmentation,
+)
+
+import cpvt_pyramid.timm_models  # noqa: F401 registers the backbones
+from cpvt_pyramid import CPVTPyramid, load_weights
+
+ATTENTION = dict(encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, d_model=32)
+DETR = dict(ATTENTION, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
+RT_DETR = dict(
+    ATTENTION, encoder_hidden_dim=32, encoder_in_channels=[64, 128, 192], encoder_ffn_dim=32,
+    decoder_in_channels=[32, 32, 32], decoder_ffn_dim=32, decoder_layers=1, num_denoising=2,
+)  # fmt: skip
+MASK2FORMER = dict(
+    feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32,
+    encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=32, num_queries=5,
+    train_num_points=50,
+)  # fmt: skip
+
+
+def config(*stages: int, **options: object) -> TimmBackboneConfig:
+    return TimmBackboneConfig(backbone='pcpvt_nano', out_indices=list(stages), **options)
+
+
+def detectors() -> dict[str, nn.Module]:
+    return dict(
+        detr=DetrForObjectDetection(DetrConfig(backbone_config=config(3), **DETR)),
+        conditional=ConditionalDetrForObjectDetection(
+            ConditionalDetrConfig(backbone_config=config(3), **DETR)
+        ),
+        deformable=DeformableDetrForObjectDetection(
+            DeformableDetrConfig(backbone_config=config(1, 2, 3), **DETR)
+        ),
+        rt_detr=RTDetrForObjectDetection(RTDetrConfig(backbone_config=config(1, 2, 3), **RT_DETR)),
+    )
+
+
+def segmentors() -> dict[str, nn.Module]:
+    every = config(0, 1, 2, 3)
+    decoder = DetrConfig(backbone_config=config(3), **DETR)
+    return dict(
+        mask2former=Mask2FormerForUniversalSegmentation(
+            Mask2FormerConfig(backbone_config=every, **MASK2FORMER)
+        ),
+        maskformer=MaskFormerForInstanceSegmentation(
+            MaskFormerConfig(
+                backbone_config=every, decoder_config=decoder, fpn_feature_size=32,
+                mask_feature_size=32,
+            )
+        ),
+        upernet=UperNetForSemanticSegmentation(
+            UperNetConfig(
+                backbone_config=every, num_labels=4, hidden_size=32, auxiliary_in_channels=128,
+                auxiliary_channels=16,
+            )
+        ),
+    )  # fmt: skip
+
+
+def body_of(model: nn.Module) -> CPVTPyramid:
+    """Our model within one of transformers."""
+    (body,) = (part for part in model.modules() if isinstance(part, CPVTPyramid))
+    return body
+
+
+def logits_of(outputs: object) -> Tensor:
+    return outputs['logits' if 'logits' in outputs else 'masks_queries_logits']
+
+
+def check(model: nn.Module, image: Tensor, folder: object, **labels: object) -> None:
+    """A training step, a prediction, and a model that is saved and loaded."""
+    outputs = model.train()(pixel_values=image, **labels)
+    assert outputs.loss.isfinite()
+    outputs.loss.backward()
+    trained = {name: p.grad for name, p in body_of(model).named_parameters()}
+    assert all(grad is not None and grad.isfinite().all() for grad in trained.values())
+    model.eval().save_pretrained(folder)
+    with torch.no_grad():
+        expected = logits_of(model(pixel_values=image))
+        again = type(model).from_pretrained(folder).eval()
+        assert torch.equal(logits_of(again(pixel_values=image)), expected)
+
+
+@pytest.mark.parametrize('kind', ['detr', 'conditional', 'deformable', 'rt_detr'])
+def test_detectors(kind, tmp_path):
+    target = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]]))
+    model, mask = detectors()[kind], torch.ones(2, 96, 128, dtype=torch.long)
+    mask[1, 70:] = 0
+    check(model, torch.rand(2, 3, 96, 128), tmp_path, pixel_mask=mask, labels=[target] * 2)
+
+
+@pytest.mark.parametrize('kind', ['mask2former', 'maskformer', 'upernet'])
+def test_segmentors(kind, tmp_path):
+    if kind == 'upernet':
+        labels = dict(labels=torch.randint(4, (2, 96, 128)))
+    else:
+        masks = [(torch.rand(2, 96, 128) > 0.5).float() for _ in range(2)]
+        labels = dict(mask_labels=masks, class_labels=[torch.tensor([0, 2])] * 2)
+    check(segmentors()[kind], torch.rand(2, 3, 96, 128), tmp_path, **labels)
+
+
+def test_maps_are_those_of_the_backbone(tmp_path):
+    source = CPVTPyramid('pcpvt_nano', out_indices=(1, 3)).eval()
+    torch.save(source.state_dict(), tmp_path / 'backbone.pth')
+    model = AutoBackbone.from_config(config(1, 3)).eval()
+    assert isinstance(model, TimmBackbone) and model.channels == [64, 192]
+    load_weights(body_of(model), tmp_path / 'backbone.pth')
+    image = torch.randn(1, 3, 71, 90)
+    with torch.no_grad():
+        assert all(map(torch.equal, model(image).feature_maps, source(image)))
+        every = AutoBackbone.from_config(config(0, 1, 2, 3)).eval()
+        assert len(every(image, output_hidden_states=True).hidden_states) == 4
+    model.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert (again.backbone, again.out_indices) == ('pcpvt_nano', [1, 3])
+
+
+def test_classifier():
+    wrapped = TimmWrapperConfig(architecture='pcpvt_nano', num_labels=3)
+    model = AutoModelForImageClassification.from_config(wrapped)
+    out = model(torch.rand(2, 3, 64, 90), labels=torch.tensor([0, 2]))
+    out.loss.backward()
+    assert out.logits.shape == (2, 3)
+
+
+def test_dilation_is_refused():
+    with pytest.raises(ValueError, match='output_stride must be 32.*got 16: stages cannot be dila'):
+        TimmBackbone(config(0, 1, 2, 3, output_stride=16))
+
+
+def test_frozen_checkpointed_and_in_half_precision(tmp_path):
+    model = detectors()['detr']
+    model.model.freeze_backbone()
+    assert not any(p.requires_grad for p in body_of(model).parameters())
+    model.model.unfreeze_backbone()
+    body_of(model).set_grad_checkpointing()
+    model.bfloat16().train()
+    out = model(torch.rand(1, 3, 64, 64, dtype=torch.bfloat16))
+    out.logits.sum().backward()
+    assert all(p.grad is not None for p in body_of(model).parameters())

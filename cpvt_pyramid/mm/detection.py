@@ -10,6 +10,7 @@ from mmdet.models.layers.transformer.utils import coordinate_to_encoding
 from mmengine.registry import MODELS
 from torch import nn
 
+from . import bands  # noqa: F401 (it registers transforms)
 from .valid_region import AppendsValidity
 
 

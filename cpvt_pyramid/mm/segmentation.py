@@ -3,6 +3,7 @@
 from mmengine.registry import MODELS
 from mmseg.models.data_preprocessor import SegDataPreProcessor
 
+from . import bands  # noqa: F401 (it registers transforms)
 from .valid_region import AppendsValidity
 
 

@@ -6,7 +6,7 @@ padding has no such channel and runs at full speed. After the backbone, `MaskedM
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -18,13 +18,30 @@ class AppendsValidity:
     """Mixin, listed before the data preprocessor class that pads and stacks.
 
     Args:
-        *args: see that class.
+        mean: of each channel of the images, as many as there are; mm's own takes 1 or 3.
+        std: of each channel.
         valid_region: append the validity channel to padded batches. False: act as that class.
         **options: see that class.
     """
 
-    def __init__(self, *args: Any, valid_region: bool = True, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        mean: Optional[Sequence[float]] = None,
+        std: Optional[Sequence[float]] = None,
+        valid_region: bool = True,
+        **options: Any,
+    ) -> None:
+        if mean is None or len(mean) in (1, 3):
+            super().__init__(mean, std, **options)
+        else:
+            super().__init__(**options)
+            if std is None or len(std) != len(mean):
+                raise ValueError(f'std must have {len(mean)} values like mean, got {std}')
+            self._enable_normalize = True
+            for name, values in (('mean', mean), ('std', std)):
+                self.register_buffer(
+                    name, torch.tensor(values, dtype=torch.float32)[:, None, None], False
+                )
         self.valid_region = valid_region
 
     def forward(self, data: dict, training: bool = False) -> dict:

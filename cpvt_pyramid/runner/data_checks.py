@@ -4,6 +4,7 @@ mm finds most of these defects in the middle of an epoch, as a traceback of a wo
 some never: objects of an unknown category or with NaN coordinates train silently.
 """
 
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -20,9 +22,11 @@ from mmengine.config import Config
 from PIL import Image
 from tqdm import tqdm
 
+from .bands import size_of_raster
 from .command import UserError
 from .configs import as_list, dataset_class, is_local, kind_of, leaves
 from .distributed import of_first_process
+from .duplicates import ImagePrint, image_print, shared_images
 from .files import atomic_write, make_folder
 
 IGNORED_LABEL = 255
@@ -30,6 +34,9 @@ CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
 CHUNK = 64  # images between two looks at the clock
 SECONDS = 20  # for each data set of a run; larger ones are not read completely
 SHOWN = 3  # items of a problem that its line names
+UPRIGHT, TRANSPOSED = (1,), (5, 6, 7, 8)  # values of the EXIF tag for the orientation
+ORIENTATION = 0x0112
+Prints = dict[Path, ImagePrint]  # of the images that were read
 
 
 class Problem(NamedTuple):
@@ -72,13 +79,16 @@ class Defects:
         ]
 
 
-def check_dataset(dataset: dict, scope: str, seconds: float = math.inf) -> Optional[Checked]:
+def check_dataset(
+    dataset: dict, scope: str, seconds: float = math.inf, prints: Optional[Prints] = None
+) -> Optional[Checked]:
     """Check the contents of one data set.
 
     Args:
         dataset: its config.
         scope: mmdet or mmseg.
         seconds: after which no further images are read completely.
+        prints: to fill, to find images that are in another data set, too.
 
     Returns:
         None for a kind of data set that is not checked: one that is neither a `CocoDataset` nor a
@@ -94,9 +104,9 @@ def check_dataset(dataset: dict, scope: str, seconds: float = math.inf) -> Optio
     if kind_of(dataset) == 'CocoDataset' and dataset.get('ann_file'):
         folder = Path(root, (dataset.get('data_prefix') or {}).get('img') or '')
         masks = any(step.get('with_mask') for step in dataset.get('pipeline') or ())
-        return check_coco(annotation_file(dataset), folder, seconds, masks=masks)
+        return check_coco(annotation_file(dataset), folder, seconds, masks=masks, prints=prints)
     if 'BaseSegDataset' in kinds:
-        return check_label_maps(dataset, scope, seconds)
+        return check_label_maps(dataset, scope, seconds, prints)
     return None
 
 
@@ -109,6 +119,7 @@ def check_coco(
     seconds: float = math.inf,
     content: Optional[dict[str, Any]] = None,
     masks: bool = False,
+    prints: Optional[Prints] = None,
 ) -> Checked:
     """Check a COCO file of boxes and masks, and its images.
 
@@ -118,6 +129,7 @@ def check_coco(
         seconds: as in `check_dataset`.
         content: of the file, where it was read before.
         masks: every object must have one.
+        prints: as in `check_dataset`.
     """
     content = content or read_coco(path)
     defects, images = Defects(), {}
@@ -134,7 +146,7 @@ def check_coco(
         else:
             images[image['id']] = image
     sizes = {folder / i['file_name']: (i['height'], i['width']) for i in images.values()}
-    found, decoded = check_images(sizes, defects, seconds, 'width and height of its record')
+    found, decoded = check_images(sizes, defects, seconds, prints)
     good_images = {
         k: image for k, image in images.items() if folder / image['file_name'] not in found
     }
@@ -157,6 +169,21 @@ def check_coco(
         return len(good_images)
 
     return Checked(defects.problems(), write_clean, len(content['images']), decoded)
+
+
+def usable_content(path: Path) -> tuple[dict[str, Any], Defects]:
+    """The content of a COCO file without what cannot be used, and what that is; images are not
+    looked at."""
+    content, defects, images = read_coco(path), Defects(), {}
+    key_kind = str if isinstance(content['images'][0].get('id'), str) else int
+    for index, image in enumerate(content['images']):
+        if problem := image_record_problem(image, key_kind):
+            defects.error(problem, f'image {index}')
+        else:
+            images.setdefault(image['id'], image)
+    categories = category_ids(content, path)
+    annotations = list(good_annotations(content['annotations'], images, categories, defects))
+    return {**content, 'images': list(images.values()), 'annotations': annotations}, defects
 
 
 def good_annotations(
@@ -309,13 +336,15 @@ def is_key(record: dict, field: str, kind: type = int) -> bool:
 # Label maps
 
 
-def check_label_maps(dataset: dict, scope: str, seconds: float = math.inf) -> Checked:
+def check_label_maps(
+    dataset: dict, scope: str, seconds: float = math.inf, prints: Optional[Prints] = None
+) -> Checked:
     """Check the images and label maps of a `BaseSegDataset`.
 
     Args:
         dataset: its config.
         scope: mmdet or mmseg.
-        seconds: as in `check_dataset`.
+        seconds, prints: as in `check_dataset`.
     """
     kind, defects = dataset_class(dataset, scope), Defects()
     config = {k: v for k, v in dataset.items() if k not in ('type', 'pipeline')}
@@ -330,7 +359,10 @@ def check_label_maps(dataset: dict, scope: str, seconds: float = math.inf) -> Ch
     valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
 
     def problems_of(info: dict) -> list[str]:
-        size, problem = upright_size(Path(info['img_path']))
+        path = Path(info['img_path'])
+        size, problem, orientation = upright_size(path, prints)
+        if orientation not in UPRIGHT:
+            turned.append(name_below(path, images))
         problems = [f'images that {problem}'] if problem else []
         lacking = problems_at_a_glance(info)
         if not lacking and info.get('seg_map_path'):
@@ -341,7 +373,9 @@ def check_label_maps(dataset: dict, scope: str, seconds: float = math.inf) -> Ch
         lacks = info.get('seg_map_path') and not Path(info['seg_map_path']).is_file()
         return ['images without a label map'] if lacks else []
 
+    turned = []
     found, decoded = checked_until(seconds, listed, problems_of, problems_at_a_glance)
+    warn_about_turned(sorted(turned), defects)
     names = [name_below(Path(info['img_path']), images) for info in listed]
     bad = {name for name, problems in zip(names, found) if problems}
     for name, problems in zip(names, found):
@@ -383,51 +417,75 @@ def label_problem(path: Path, size: Optional[tuple[int, int]], labels: int) -> O
 
 
 def check_images(
-    sizes: dict[Path, tuple[int, int]], defects: Defects, seconds: float, declared: str
+    sizes: dict[Path, tuple[int, int]],
+    defects: Defects,
+    seconds: float,
+    prints: Optional[Prints] = None,
 ) -> tuple[set[Path], int]:
-    """Check that images are complete and have the declared (height, width).
+    """Check that images are complete and have the (height, width) of their record.
 
     Args:
         sizes: the declared size of each file.
         defects: collects what is wrong.
         seconds: after which only the files' existence is checked.
-        declared: what the size is, for the message.
+        prints: as in `check_dataset`.
 
     Returns:
         The bad files, and how many were read completely.
     """
 
+    turned = []
+
     def problem_of(path: Path) -> Optional[str]:
-        size, problem = upright_size(path)
-        other = size and size != tuple(sizes[path])
-        return f'have another size than the {declared}' if other else problem
+        size, problem, orientation = upright_size(path, prints)
+        if orientation not in UPRIGHT:
+            turned.append(path.name)
+        if size and size != tuple(sizes[path]):
+            if orientation in TRANSPOSED and size[::-1] == tuple(sizes[path]):
+                return 'an EXIF tag turns, but their records have the size before'
+            return 'have another size than the width and height of its record'
+        return problem
 
     def problem_at_a_glance(path: Path) -> Optional[str]:
         return None if path.is_file() else 'are missing'
 
     problems, decoded = checked_until(seconds, list(sizes), problem_of, problem_at_a_glance)
+    warn_about_turned(sorted(turned), defects)
     bad = {path: problem for path, problem in zip(sizes, problems) if problem}
     for path, problem in bad.items():
         defects.error(f'images that {problem}', path.name)
     return set(bad), decoded
 
 
-def upright_size(path: Path) -> tuple[Optional[tuple[int, int]], Optional[str]]:
-    """The (height, width) of an image that is read completely, or what is wrong with it."""
+def warn_about_turned(names: Sequence[str], defects: Defects) -> None:
+    for name in names:
+        defects.warn('images that an EXIF tag turns; their annotations must be upright, too', name)
+
+
+def upright_size(
+    path: Path, prints: Optional[Prints] = None
+) -> tuple[Optional[tuple[int, int]], Optional[str], int]:
+    """The (height, width) of an image that is read completely, what is wrong with it, and the
+    orientation in its EXIF data."""
     if not path.is_file():
-        return None, 'are missing'
+        return None, 'are missing', 1
     if not path.stat().st_size:
-        return None, 'are empty files'
+        return None, 'are empty files', 1
     try:
-        with path.open('rb') as file, Image.open(file) as image:
-            turned = image.getexif().get(0x0112) in (5, 6, 7, 8)
+        data = path.read_bytes()
+        with Image.open(io.BytesIO(data)) as image:
+            orientation = image.getexif().get(ORIENTATION, 1)
             image.load()
             height, width = image.size[::-1]
-    except Exception:  # Pillow raises many kinds on a truncated file
-        return None, 'are not complete images'
-    if turned and image.format != 'TIFF':  # which Pillow turns when it loads it
+            if prints is not None:
+                with suppress(ValueError):  # a mode that Pillow cannot convert to gray
+                    prints[path] = image_print(data, image)
+    except Exception:  # Pillow raises many kinds on a truncated file, or on many bands
+        size = size_of_raster(path)
+        return size, None if size else 'are not complete images', 1
+    if orientation in TRANSPOSED and image.format != 'TIFF':  # which Pillow turns when it loads it
         height, width = width, height
-    return (height, width), None
+    return (height, width), None, orientation
 
 
 def checked_until(
@@ -503,6 +561,7 @@ def check_contents(
     seconds: float = math.inf,
     write_good: bool = False,
     found: Sequence[Problem] = (),
+    compare: bool = False,
 ) -> Contents:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
@@ -513,8 +572,11 @@ def check_contents(
         seconds: for each data set, after which no further images are read completely.
         write_good: write lists of what is good, for `use_good_parts`.
         found: problems that are known before.
+        compare: look for training images in the other splits.
     """
     lines, errors, good, seen = [], sum(problem.is_error for problem in found), {}, []
+    prints = {split: {} for split in splits} if compare else {}
+    lines += ['classes, sizes and samples: data.html'] if compare else []
     lines += report_lines(found)
     for problem in found:
         print(f'{"error" if problem.is_error else "warning"}: {problem}')
@@ -525,7 +587,7 @@ def check_contents(
             if contents in seen and not write_good:  # test is often the same as val
                 continue
             seen.append(contents)
-            checked = check_dataset(dataset, cfg.default_scope, seconds)
+            checked = check_dataset(dataset, cfg.default_scope, seconds, prints.get(split))
             if checked is None:
                 continue
             name = f'{split}{number or ""}'
@@ -546,12 +608,31 @@ def check_contents(
                 if not checked.write_clean(path):
                     raise UserError(f'none of the images of the {split} data is without error')
                 good[split, number] = str(path)
+    for other in [split for split in prints if split != 'train' and 'train' in prints]:
+        problems = shared_problems(prints['train'], prints[other], other)
+        for problem in problems:
+            print(f'{other} data: warning: {problem}')
+        lines += [f'{other} data and train data', *report_lines(problems)] if problems else []
     if any(line.startswith('  ') for line in lines):
         path = make_folder(folder) / 'data_report.txt'
         with atomic_write(path) as file:
             file.write_text('\n'.join(lines) + '\n')
         print(f'all of them: {path}')
     return Contents(errors, good)
+
+
+def shared_problems(train: Prints, other: Prints, split: str) -> list[Problem]:
+    """Warnings about images of a split that are in the training data, too."""
+    shared = shared_images(other, train)
+    kinds = {
+        f'{split} images that are training images, too': shared.exact,
+        f'{split} images that look like training images': shared.near,
+    }
+    return [
+        Problem(kind, [f'{path.name} ({same})' for path, same in pairs], False)
+        for kind, pairs in kinds.items()
+        if pairs
+    ]
 
 
 def use_good_parts(cfg: Config, good_parts: dict[tuple[str, int], str]) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..mm.valid_region import AppendsValidity
+from .bands import image_reader
 from .command import UserError
 from .configs import kind_of, leaves
 from .files import atomic_write
@@ -31,10 +32,9 @@ from .prediction import (
     detections,
     draw_prediction,
     panoptic_segments,
-    read_image,
     write_results,
 )
-from .raster import ReadError
+from .raster import ReadError, picture
 
 FRAME_RATE = 25  # for videos that do not declare one
 WAITING = 64  # the most images that wait in memory for others of their size
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     """An image on its way to the model."""
 
     source: Any  # the caller's reference to it
-    image: np.ndarray  # (H, W, 3) BGR
+    image: np.ndarray  # (H, W, 3) BGR, to draw on
     data: dict  # the output of the pipeline
 
 
@@ -68,7 +68,7 @@ class ModelPredictor:
     ) -> None:
         self.model, self.meta = model, meta
         self.batch_size, self.score_thr = batch_size, score_thr
-        self.pipeline = image_pipeline(cfg)
+        self.read, self.pipeline = image_reader(cfg), image_pipeline(cfg)
         preprocessor = model.data_preprocessor
         marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
         self.pads = marks_padding and cfg.default_scope == 'mmdet'
@@ -81,7 +81,7 @@ class ModelPredictor:
             raise ReadError(
                 f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
             ) from error
-        return Prepared(source, image, data)
+        return Prepared(source, picture(image), data)
 
     def predict(
         self, images: Iterable[Prepared]
@@ -122,7 +122,9 @@ def image_pipeline(cfg: Config) -> Compose:
     """The config's test pipeline, for images in memory and without annotations."""
     steps = []
     for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
-        if kind_of(step).endswith('LoadImageFromFile'):
+        if kind_of(step).endswith('LoadBands'):
+            steps.append({'type': 'LoadImageFromNDArray', 'to_float32': True})
+        elif kind_of(step).endswith('LoadImageFromFile'):
             steps.append(
                 {'type': 'LoadImageFromNDArray', 'to_float32': step.get('to_float32', False)}
             )
@@ -150,7 +152,7 @@ def infer_images(
 
     def read() -> Iterator[Prepared]:
         paths = [path for path, _ in named]
-        for (path, name), image in zip(named, ahead(read_image, paths, workers)):
+        for (path, name), image in zip(named, ahead(predictor.read, paths, workers)):
             try:
                 yield predictor.prepare((path, name), image())
             except ReadError as error:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from . import memory, tiling
+from .bands import loaded_bands
 from .command import UserError
 from .drawing import draw_frames, draw_segmentation
 from .files import atomic_write
@@ -101,11 +102,13 @@ class TileModel(NamedTuple):
     """A model as tiled inference needs it."""
 
     detects: bool  # boxes; else it segments
-    predict: Callable[[Tensor], Any]  # tiles (B, 3, h, w), BGR uint8, to their scores or boxes
+    predict: Callable[[Tensor], Any]  # tiles, see `bands`, to their scores or boxes
     meta: dict  # `classes` and `palette`
     about: dict  # identifies the model, as JSON values
     device: torch.device
     decide: Callable[[Tensor], Tensor] = tiling.best_class  # scores (K, h, w) to labels
+    # Of tiles (B, N, h, w) float32, numbers of the bands in the file; None: (B, 3, h, w) BGR uint8
+    bands: Optional[tuple[int, ...]] = None
 
 
 def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> TileModel:
@@ -125,21 +128,21 @@ def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> Tile
             f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
             f'panoptic; run it without --tile'
         )
-    device = next(model.parameters()).device
+    device, bands = next(model.parameters()).device, loaded_bands(cfg)
     about = fingerprint(cfg, weights, device)
+    if bands:
+        about['bands'] = list(bands)
     if cfg.default_scope == 'mmdet':
-        return TileModel(True, detector_boxes(model), meta, about, device)
-    predict = segmentor_scores(model)
+        return TileModel(True, detector_boxes(model), meta, about, device, bands=bands)
+    whole = TileModel(False, segmentor_scores(model), meta, about, device, bands=bands)
     if model.out_channels > 1:
-        return TileModel(False, predict, meta, about, device)
+        return whole
     threshold = model.decode_head.threshold
-    return TileModel(
-        False, predict, meta, about, device, lambda scores: scores[0].sigmoid() > threshold
-    )
+    return whole._replace(decide=lambda scores: scores[0].sigmoid() > threshold)
 
 
 def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function from tiles (B, 3, h, w), BGR uint8, to a segmentor's scores (B, K, h, w)."""
+    """A function from tiles, see `TileModel`, to a segmentor's scores (B, K, h, w)."""
     from mmseg.structures import SegDataSample
 
     def predict(tiles: Tensor) -> Tensor:
@@ -156,7 +159,7 @@ def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
-    """A function from tiles (B, 3, h, w), BGR uint8, to the detections in each."""
+    """A function from tiles, see `TileModel`, to the detections in each."""
     from mmdet.structures import DetDataSample
 
     def predict(tiles: Tensor) -> list[Found]:
@@ -195,10 +198,11 @@ def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) 
     Raises:
         UserError: they do not.
     """
+    pixel = torch.zeros(len(model.bands)) if model.bands else torch.zeros(3, dtype=torch.uint8)
     sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
     on_gpu = model.device.type != 'cpu'
     for side in sides:
-        output = model.predict(torch.zeros(1, 3, side, side, dtype=torch.uint8))
+        output = model.predict(pixel[None, :, None, None].expand(1, -1, side, side))
         peaks.append(memory.peak())
     if peaks[0] > tiles.memory:
         raise UserError(
@@ -212,7 +216,8 @@ def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) 
         # Partial sums for the next tile, and the scores that `expected` does not have yet.
         scores = 1 if on_gpu else tiles.batch_size - 1
         expected += 4 * output.shape[1] * tiles.tile * (tiles.overlap + scores * tiles.tile)
-    expected += 2 * 3 * tiles.tile * image.width  # a strip, while the next one is assembled
+    # A strip, while the next one is assembled
+    expected += 2 * pixel.nbytes * tiles.tile * image.width
     expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
     if expected > tiles.memory:
         raise UserError(too_much(expected, tiles))
@@ -396,7 +401,7 @@ class LargeImages:
                 bar.close()
 
         return {
-            'read': row_reader(image),
+            'read': row_reader(image, self.model.bands),
             'grid': grid,
             'predict': self.model.predict,
             'journal': journal,
@@ -417,7 +422,7 @@ class LargeImages:
 
     def save_labels(self, image: 'DatasetReader', name: str, labels: np.memmap) -> None:
         classes, palette = self.meta['classes'], self.meta['palette']
-        small, step = overview(image)
+        small, step = overview(image, self.model.bands)
         picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
         save_overview(picture, self.result(name))
         with atomic_write(self.result(name)) as file:
@@ -425,7 +430,7 @@ class LargeImages:
 
     def save_detections(self, image: 'DatasetReader', name: str, found: Found) -> None:
         sample = as_sample(found)
-        small, step = overview(image)
+        small, step = overview(image, self.model.bands)
         best = found_boxes(sample, self.score_thr)
         classes, palette = self.meta['classes'], self.meta['palette']
         picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)

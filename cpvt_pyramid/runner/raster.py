@@ -2,22 +2,24 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..mm.bands import check_bands, read_image_bands
 from .command import UserError
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
 
-DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')  # GDAL's format names
+# GDAL's format names of images that are read as RGB.
+DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')
 CACHE = 64 * 2**20  # bytes of GDAL's block cache
 OVERVIEW = 2048  # pixels, longer side of the overlay picture
 LINES = 512  # lines of a label map written at a time
@@ -80,37 +82,73 @@ def rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
     return np.repeat(values[None], 3, 0)
 
 
-def row_reader(image: 'DatasetReader') -> Callable[[int, int], Tensor]:
-    """A function that reads lines of an image in BGR, like the data pipelines.
+def row_reader(
+    image: 'DatasetReader', bands: Optional[Sequence[int]] = None
+) -> Callable[[int, int], Tensor]:
+    """A function that reads lines of an image like the data pipelines: (3, h, W) BGR, or the bands
+    (N, h, W) in float32.
 
     Raises:
         ReadError: unsupported kind of image; while reading, not a complete image.
     """
     from rasterio.errors import RasterioError
 
-    check_kind(image)
+    if bands is None:
+        check_kind(image)
+    else:
+        check_those(image, bands)
 
     def read(start: int, stop: int) -> Tensor:
+        window = (start, stop), (0, image.width)
         try:
-            lines = rgb(image, window=((start, stop), (0, image.width)))
+            if bands is None:
+                lines = rgb(image, window=window)[::-1]
+            else:
+                lines = np.moveaxis(read_image_bands(image, bands, window=window), -1, 0)
         except RasterioError as error:
             raise ReadError(f'not a complete image: {error}') from error
-        return torch.from_numpy(np.ascontiguousarray(lines[::-1]))
+        return torch.from_numpy(np.ascontiguousarray(lines))
 
     return read
 
 
-def overview(image: 'DatasetReader') -> tuple[np.ndarray, int]:
-    """A reduced image (h, w, 3) RGB, and its reduction factor."""
+def check_those(image: 'DatasetReader', bands: Sequence[int]) -> None:
+    try:
+        check_bands(image, bands)
+    except OSError as error:
+        raise ReadError(str(error)) from error
+
+
+def overview(
+    image: 'DatasetReader', bands: Optional[Sequence[int]] = None
+) -> tuple[np.ndarray, int]:
+    """A reduced image (h, w, 3) RGB, and its reduction factor; of bands their `picture`."""
     from rasterio.enums import Resampling
 
     step = math.ceil(max(image.shape) / OVERVIEW)
     shape = tuple(math.ceil(length / step) for length in image.shape)
+    if bands is not None:
+        small = read_image_bands(image, bands, out_shape=(len(bands), *shape))
+        return np.ascontiguousarray(picture(small)[..., ::-1]), step
     palette = image.count < 3 and image.colorinterp[0].name == 'palette'
     resampling = Resampling.nearest if palette else Resampling.average
     out_shape = shape if image.count < 3 else (3, *shape)
     small = rgb(image, out_shape=out_shape, resampling=resampling)
     return np.ascontiguousarray(np.moveaxis(small, 0, -1)), step
+
+
+def picture(image: np.ndarray) -> np.ndarray:
+    """An image (H, W, C) as an 8-bit picture (H, W, 3) in OpenCV's order (BGR), to draw on.
+
+    Bands: the first three as red, green and blue, or else the first in grey, each stretched from
+    its 2nd to its 98th percentile.
+    """
+    if image.dtype == np.uint8:
+        return image
+    shown = image[..., [2, 1, 0] if image.shape[2] >= 3 else [0, 0, 0]]
+    some = shown[:: math.ceil(len(shown) / OVERVIEW)]
+    low, high = np.percentile(some, (2, 98), axis=(0, 1))
+    return (255 * ((shown - low) / np.maximum(high - low, 1e-12)).clip(0, 1)).astype(np.uint8)
 
 
 def write_label_map(

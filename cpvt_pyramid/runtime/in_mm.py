@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..runner.large_images import TileModel
+from ..runner.prediction import read_image
 from ..runner.tiling import Found
 from .predictor import ExportedModel, Result
 from .results import Detections
@@ -33,6 +34,8 @@ class ExportedPredictor:
     def __init__(self, model: ExportedModel, batch_size: int, score_thr: float) -> None:
         self.model, self.batch_size, self.score_thr = model, batch_size, score_thr
         self.meta = {'classes': model.classes, 'palette': model.palette}
+
+    read = staticmethod(read_image)
 
     def prepare(self, source: Any, image: np.ndarray) -> Source:
         return source, image

@@ -1,0 +1,198 @@
+"""Pipeline transforms for images of any number of bands and sample type, such as GeoTIFFs, whole or
+in random tiles, and for their label maps. rasterio (GDAL) reads them; install the extra `large`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from warnings import catch_warnings, filterwarnings
+
+import numpy as np
+from mmcv.transforms import BaseTransform
+from mmengine.registry import TRANSFORMS
+
+if TYPE_CHECKING:
+    from rasterio.io import DatasetReader
+
+
+IGNORED = 255  # the label of pixels that do not count
+
+
+class Part(NamedTuple):
+    """A part of an image file, in pixels, half-open."""
+
+    size: tuple[int, int]  # height and width of the file
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    @property
+    def window(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns, as rasterio takes them."""
+        return (self.top, self.bottom), (self.left, self.right)
+
+
+def read_bands(
+    path: Union[str, Path],
+    bands: Sequence[int],
+    tile: Optional[tuple[int, int]] = None,
+    longest: Optional[int] = None,
+    missing: float = 0,
+) -> tuple[np.ndarray, Part]:
+    """Bands of an image file, (h, w, N) float32, and the part of the file that they are.
+
+    Args:
+        path: the file.
+        bands: numbers of the bands, from 1.
+        tile: height and width of a part that is read, at a random place; a smaller image is read as
+            it is. None: the whole image.
+        longest: pixels of the longer side, to which a larger image is reduced by leaving out
+            pixels. None: it is not.
+        missing: value of pixels without data: the file's nodata value, NaN and infinity.
+
+    Raises:
+        OSError: not a complete image, or one without these bands.
+    """
+    with opened(path) as image:
+        check_bands(image, bands)
+        part = random_part(image.shape, tile)
+        shape = part.bottom - part.top, part.right - part.left
+        if longest and max(shape) > longest:
+            shape = tuple(max(side * longest // max(shape), 1) for side in shape)
+        out_shape = len(bands), *shape
+        values = read_image_bands(image, bands, missing, window=part.window, out_shape=out_shape)
+    return values, part
+
+
+@contextmanager
+def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
+    """An image file; what is wrong with it becomes an OSError."""
+    try:
+        import rasterio
+        from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    except ImportError as error:
+        raise ImportError(f'LoadBands needs rasterio; pip install rasterio ({error})') from error
+    with catch_warnings():
+        filterwarnings('ignore', category=NotGeoreferencedWarning)
+        try:
+            with rasterio.open(path) as image:
+                yield image
+        except RasterioError as error:
+            raise OSError(f'not a complete image: {error}: {path}') from error
+
+
+def read_image_bands(
+    image: 'DatasetReader', bands: Sequence[int], missing: float = 0, **options: Any
+) -> np.ndarray:
+    """Bands of an open image, (h, w, N) float32; pixels without data are `missing`.
+
+    Args:
+        image: the image.
+        bands: numbers of the bands, from 1.
+        missing: see `read_bands`.
+        **options: of rasterio's `read`, such as `window`.
+    """
+    values = image.read(list(bands), **options)
+    out = np.moveaxis(values, 0, -1).astype(np.float32)
+    for i, band in enumerate(bands):
+        nodata = image.nodatavals[band - 1]
+        if nodata is not None:
+            out[..., i][values[i] == nodata] = missing
+    out[~np.isfinite(out)] = missing
+    return np.ascontiguousarray(out)
+
+
+def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
+    """Raise an OSError unless an open image has the bands, of real numbers."""
+    if not bands or min(bands) < 1 or max(bands) > image.count:
+        raise OSError(f'bands must be from 1 to {image.count}, got {tuple(bands)}: {image.name}')
+    if any(dtype.startswith('complex') for dtype in image.dtypes):
+        raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
+
+
+def random_part(size: tuple[int, int], tile: Optional[tuple[int, int]]) -> Part:
+    """A part of a tile's size at a random place of an image, or all of it."""
+    if tile is None:
+        return Part(size, 0, 0, *size)
+    height, width = (min(pair) for pair in zip(size, tile))
+    top = np.random.randint(size[0] - height + 1)
+    left = np.random.randint(size[1] - width + 1)
+    return Part(size, top, left, top + height, left + width)
+
+
+@TRANSFORMS.register_module()
+class LoadBands(BaseTransform):
+    """Load bands of the image at `img_path` as float32, instead of `LoadImageFromFile`.
+
+    The channels of the model are these bands, in this order: set `bgr_to_rgb=False` in the data
+    preprocessor, and its `mean` and `std` to those of the bands (tools/band_statistics.py).
+
+    Args:
+        bands: numbers of the bands in the file, from 1.
+        tile: height and width of a random part that is read instead of the whole image, for
+            training on scenes larger than memory; `LoadTileAnnotations` loads its label map.
+    """
+
+    def __init__(self, bands: Sequence[int], tile: Optional[tuple[int, int]] = None) -> None:
+        self.bands = tuple(bands)
+        self.tile = None if tile is None else tuple(tile)
+        if not self.bands or min(self.bands) < 1:
+            raise ValueError(f'bands must be numbers from 1, got {self.bands}')
+        if self.tile and (len(self.tile) != 2 or min(self.tile) < 1):
+            raise ValueError(f'tile must be a height and a width in pixels, got {self.tile}')
+
+    def transform(self, results: dict) -> dict:
+        image, results['part'] = read_bands(results['img_path'], self.bands, self.tile)
+        return results | {'img': image, 'img_shape': image.shape[:2], 'ori_shape': image.shape[:2]}
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(bands={self.bands}, tile={self.tile})'
+
+
+@TRANSFORMS.register_module()
+class LoadTileAnnotations(BaseTransform):
+    """Load the part of the label map at `seg_map_path` that `LoadBands` has read of the image.
+
+    Labels are the first band of the file; its pixels without data are ignored. Without `tile` of
+    `LoadBands` it is the whole map.
+
+    Args:
+        reduce_zero_label: whether 0 is ignored and the other labels are reduced by 1. None: as the
+            data set says.
+    """
+
+    def __init__(self, reduce_zero_label: Optional[bool] = None) -> None:
+        self.reduce_zero_label = reduce_zero_label
+
+    def transform(self, results: dict) -> dict:
+        labels = read_labels(results['seg_map_path'], results['part'])
+        reduces = self.reduce_zero_label
+        if results['reduce_zero_label'] if reduces is None else reduces:
+            labels = np.where((labels == 0) | (labels == IGNORED), IGNORED, labels - 1)
+        mapped = labels.copy()
+        for old, new in (results.get('label_map') or {}).items():
+            mapped[labels == old] = new
+        results['gt_seg_map'] = mapped
+        results['seg_fields'].append('gt_seg_map')
+        return results
+
+
+def read_labels(path: Union[str, Path], part: Part) -> np.ndarray:
+    """A part of a label map, (h, w) uint8.
+
+    Raises:
+        OSError: not a complete image, not of the image's size, or with other values.
+    """
+    with opened(path) as labels:
+        if labels.shape != part.size:
+            raise OSError(
+                f'a label map must have the size of its image, {part.size}, got '
+                f'{labels.shape}: {path}'
+            )
+        values, nodata = labels.read(1, window=part.window), labels.nodatavals[0]
+    if nodata is not None:
+        values = np.where(values == nodata, IGNORED, values)
+    if values.dtype.kind == 'f' or values.min() < 0 or values.max() > IGNORED:
+        raise OSError(f'labels must be whole numbers from 0 to 255, got {values.dtype}: {path}')
+    return values.astype(np.uint8)

@@ -1,13 +1,16 @@
 """Scaled dot-product attention.
 
-PyTorch's fused kernels compute it. On a CPU they hand float32 products to MKL, so that attention
-with many queries and keys goes to oneDNN instead (see `products.py`), some queries at a time: their
-scores stay in the processor's cache and are recomputed in the backward pass.
+PyTorch's fused kernels compute it. On a CPU they hand float32 products to MKL. Where oneDNN's are
+twice as fast (see `products.py`), attention with many queries and keys goes to oneDNN instead, some
+queries at a time: their scores stay in the processor's cache and are recomputed in the backward
+pass. bfloat16 inference on a CPU takes the same steps by PyTorch's batched products, which are
+oneDNN's: the fused kernel's are slower than its float32 ones.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Optional
 
@@ -16,14 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import onednn_takes, stays_whole
+from .dispatch import CAPABILITIES, onednn_takes, onednn_takes_bfloat16, stays_whole
 from .products import AT_A_TIME, affine, differentiable, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
 
-# Scores of a head from which on oneDNN is faster than the fused kernel.
-WORTH_ONEDNN = 2**20
+# Scores of a head from which on oneDNN is faster than the fused kernel, in float32: on AMD's Zen 5,
+# where MKL uses half of the width of AVX-512. Zen 4, which has no AVX-VNNI, is as fast with AVX2,
+# and there the fused kernel takes 0.7 to 0.95 of oneDNN's time. Where PyTorch does not say what the
+# processor has, it is taken for the former.
+WORTH_ONEDNN = 2**20 if CAPABILITIES.get('avx_vnni', True) else math.inf
 
 
 def plain_attention(
@@ -57,11 +63,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     Returns:
         (B, N, heads * d).
     """
-    of_keys = mask is None or mask.dtype == torch.bool
-    if onednn_takes(q) and of_keys and not dropout and q.shape[2] * k.shape[2] >= WORTH_ONEDNN:
+    simple = not dropout and (mask is None or mask.dtype == torch.bool)
+    if simple and q.shape[2] * k.shape[2] >= WORTH_ONEDNN and onednn_takes(q):
         bias = None if mask is None else bias_of(mask)
         function = _Attention.apply if torch.is_grad_enabled() else attention
         out = function(q, k, v, bias)
+    elif simple and not torch.is_grad_enabled() and onednn_takes_bfloat16(q):
+        out = batched_attention(q, k, v, mask)
     else:
         out = plain_attention(q, k, v, mask, dropout)
     return out.transpose(1, 2).flatten(2)
@@ -81,6 +89,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
     for b, head, rows in parts_of(q, k):
         weights = softmax(q[b, head, rows], k[b, head], bias, b)
         out[b, head, rows] = affine(weights, v[b, head])
+    return out
+
+
+def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Attention of several heads at a time, (B, heads, N, d), without gradient.
+
+    Args:
+        q: as in `attend`.
+        k: as in `attend`.
+        v: as in `attend`.
+        mask: (B, 1, 1, M), True where a key may be attended to; None: everywhere.
+    """
+    batch, heads, queries, _ = q.shape
+    out, k = empty_map(q), scaled(k).transpose(2, 3)
+    rows = max(AT_A_TIME // (heads * k.shape[3]), 1)
+    images = max(rows // queries, 1)
+    for b, start in itertools.product(range(0, batch, images), range(0, queries, rows)):
+        part = slice(b, b + images), slice(None), slice(start, start + rows)
+        scores = q[part] @ k[part[0]]
+        if mask is not None:
+            scores.masked_fill_(~mask[part[0]], float('-inf'))
+        out[part] = torch.softmax(scores, dim=-1, out=scores) @ v[part[0]]
     return out
 
 

@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 # Private to PyTorch. Without it the plain versions run.
 HAS_ONEDNN_LINEAR = hasattr(torch.ops.mkldnn, '_linear_pointwise')
 
+# What the processor can do, by name; empty where PyTorch does not say.
+CAPABILITIES = dict(getattr(torch.cpu, 'get_capabilities', dict)())
+
 _plain = os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
 
 
@@ -57,9 +60,25 @@ def use_plain() -> bool:
 def onednn_takes(x: Tensor) -> bool:
     """Whether oneDNN computes the matrix products of x: float32 on a CPU, and nothing that has to
     see PyTorch's own operators (autocast, a captured graph, a FLOP counter)."""
+    return float32_on_cpu(x) and onednn_is_free(x)
+
+
+def onednn_takes_bfloat16(x: Tensor) -> bool:
+    """Whether x is bfloat16 on a CPU that multiplies it by AVX-512 instructions. PyTorch's own
+    products are oneDNN's there, but its GELU and its attention are not."""
+    return (
+        x.is_cpu
+        and x.dtype == torch.bfloat16
+        and CAPABILITIES.get('avx512_bf16', False)
+        and not CAPABILITIES.get('amx_bf16', False)  # has a fused kernel, not measured
+        and onednn_is_free(x)
+    )
+
+
+def onednn_is_free(x: Tensor) -> bool:
+    """Whether oneDNN is there, is enabled, and nothing has to see PyTorch's own operators."""
     return (
         not use_plain()
-        and float32_on_cpu(x)
         and x.numel() > 0
         and HAS_ONEDNN_LINEAR
         and torch.backends.mkldnn.is_available()

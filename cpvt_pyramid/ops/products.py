@@ -1,10 +1,11 @@
 """Linear layers and the MLP.
 
 PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
-the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on the AMD
-processor where we measured, its products are twice as fast (docs/performance.md). On other devices
-and dtypes the products are PyTorch's own. The gradients are ours everywhere, because they save less
-than autograd does.
+the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on AMD
+processors its products are 1.1 (Zen 4) to 2 times as fast (docs/performance.md). bfloat16 products
+are oneDNN's in PyTorch, too, and get their GELU in the same pass. On other devices and dtypes the
+products are PyTorch's own. The gradients are ours everywhere, because they save less than autograd
+does.
 
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import onednn_takes, stays_whole, use_plain
+from .dispatch import onednn_takes, onednn_takes_bfloat16, stays_whole, use_plain
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two around it.
@@ -93,7 +94,7 @@ def autocast(*operands: Tensor) -> Sequence[Tensor]:
 
 def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
     """x @ weight.T + bias, then a GELU if asked for; without gradient."""
-    if onednn_takes(x):
+    if onednn_takes(x) or (gelu and onednn_takes_bfloat16(x)):
         activation, variant = ('gelu', 'none') if gelu else ('none', '')
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
     out = F.linear(x, weight, bias)

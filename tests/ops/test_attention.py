@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from ports import randomize
 from reference import kept
 
-from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid import CPVTPyramid, ops
 from cpvt_pyramid.layers import WindowAttention
 from cpvt_pyramid.mask import key_mask
-from cpvt_pyramid.ops import attention
+from cpvt_pyramid.ops import attention, dispatch
 from cpvt_pyramid.ops.attention import attend
 
 
@@ -79,6 +79,7 @@ def test_gradient_of_the_gradient(masked):
 
 
 def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
+    monkeypatch.setattr(attention, 'WORTH_ONEDNN', 2**20)  # depends on the processor
     calls = []
     affine = attention.affine
     monkeypatch.setattr(attention, 'affine', lambda *a: calls.append(1) or affine(*a))
@@ -93,6 +94,48 @@ def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
         assert len(calls) == 2
         CPVTPyramid('pcpvt_nano').eval()(torch.randn(1, 3, 512, 512))
         assert len(calls) > 2  # 16,384 queries and 256 keys in the first stage
+
+
+def bfloat16_hardware(there):
+    return mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=there, amx_bf16=False)
+
+
+@settings(deadline=None, max_examples=40)
+@given(**sizes, at_a_time=st.sampled_from([16, 64, 1000]))
+def test_bfloat16_in_batches_equals_the_formula(at_a_time, **size):
+    _, (*inputs, mask) = operands(**size)
+    inputs = [x.detach().bfloat16() for x in inputs]
+    scores = []
+    softmax = mock.patch.object(
+        torch, 'softmax', lambda x, **a: scores.append(x.numel()) or x.softmax(-1)
+    )
+    with bfloat16_hardware(True), mock.patch.object(attention, 'AT_A_TIME', at_a_time), softmax:
+        with torch.no_grad():
+            ours = attend(*inputs, mask, 0.0)
+    slow = formula(*inputs, mask).float()
+    torch.testing.assert_close(ours.float(), slow, rtol=0.02, atol=0.02)  # 2^-8, a few times
+    # A part is a row of all heads of one image at least.
+    assert scores and max(scores) <= max(at_a_time, size['heads'] * size['keys'])
+    total = size['batch'] * size['heads'] * size['queries'] * size['keys']
+    assert sum(scores) == total
+
+
+def test_bfloat16_in_batches_is_for_inference_on_processors_that_have_it():
+    _, (*inputs, mask) = operands(1, 2, 5, 3, True)
+    inputs = [x.detach().bfloat16() for x in inputs]
+    added = torch.zeros(1, 2, 5, 3, dtype=torch.bfloat16)
+    with mock.patch.object(attention, 'batched_attention', side_effect=ZeroDivisionError):
+        with bfloat16_hardware(False), torch.no_grad():
+            attend(*inputs, mask, 0.0)
+        with bfloat16_hardware(True):
+            attend(*inputs, mask, 0.0)  # training
+            with torch.no_grad():
+                attend(*inputs, mask, 0.5)
+                attend(*inputs, added, 0.0)
+                with ops.plain():
+                    attend(*inputs, mask, 0.0)
+                with pytest.raises(ZeroDivisionError):
+                    attend(*inputs, mask, 0.0)
 
 
 def test_training_keeps_no_scores():

@@ -172,6 +172,23 @@ def test_autocast(name):
         assert ours(*operands((9,), (8, 16, 8)[:layers], torch.float64)).dtype == torch.float64
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason='oneDNN needs AVX-512 for bfloat16'
+)
+def test_bfloat16_gets_its_gelu_in_the_product():
+    inputs = [x.detach() for x in operands((9,), (8, 16, 8), torch.bfloat16)]
+    with torch.no_grad(), torch.profiler.profile() as profiler:
+        with mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=True, amx_bf16=False):
+            fast = products.mlp(*inputs)
+    assert 'aten::gelu_' not in {event.key for event in profiler.key_averages()}
+    slow = products.plain_mlp(*(x.float() for x in inputs))
+    torch.testing.assert_close(fast.float(), slow, rtol=0.02, atol=0.1)  # of sums up to 16
+    with torch.no_grad(), torch.profiler.profile() as profiler:
+        with mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=False):
+            products.mlp(*inputs)
+    assert 'aten::gelu_' in {event.key for event in profiler.key_averages()}
+
+
 def test_other_types_and_modes_are_torchs():
     x, weight, bias = (t.detach() for t in operands((3,), (4, 4)))
     assert dispatch.onednn_takes(x)

@@ -13,6 +13,7 @@
 #   MMCV_WHEEL=path/to/mmcv.whl  use this wheel instead of compiling mmcv's operators
 #   CPVT_WHEEL_CACHE=folder      keep compiled wheels here (default ~/.cache/cpvt_pyramid)
 set -euo pipefail
+{  # read completely before it runs, so that an update of the checkout meanwhile does no harm
 cd "$(dirname "$0")/.."
 
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -169,3 +170,5 @@ install --no-deps --no-build-isolation --editable .
 py -m cpvt_pyramid.doctor device 'mmcv operators' || true
 printf '%s\n' "$stamp" >"$venv/complete"
 echo "setup: complete"
+exit
+}

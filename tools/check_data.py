@@ -2,18 +2,21 @@
 """Check the data sets of a config, or a folder with data: annotations, label maps and every image.
 
 Prints a line for each kind of problem and writes all file names to a report. An error stops a
-training or teaches it something wrong; a warning is about what mm silently leaves out. The exit
-status is 1 if there are errors. train.py makes the same check for some seconds; with --skip-bad it
-trains without what has errors. For the layouts of folders, see docs/own_data.md.
+training or teaches it something wrong; a warning is about what mm silently leaves out, and about
+images that the training data share with other data. data.html shows the classes, the sizes and
+samples of the images. The exit status is 1 if there are errors. train.py makes the same check for
+some seconds; with --skip-bad it trains without what has errors. For the layouts of folders, see
+docs/own_data.md.
 """
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import run_command
+from cpvt_pyramid.runner.command import UserError, run_command
 
 
 def check_data(
@@ -21,6 +24,7 @@ def check_data(
     *,
     splits: Sequence[Literal['train', 'val', 'test']] = ('train', 'val', 'test'),
     out_dir: str = 'work_dirs/check_data',
+    samples: int = 12,
     cfg_options: Sequence[str] = (),
 ) -> int:
     """Check the data sets of a config or a folder.
@@ -28,20 +32,30 @@ def check_data(
     Args:
         source (CONFIG|DATA): config file, or folder with data.
         splits: which data to check.
-        out_dir (DIR): folder for data_report.txt.
+        out_dir (DIR): folder for data_report.txt and data.html.
+        samples (N): images of each split to show.
         cfg_options (KEY=VALUE): override settings of the config.
     """
     from cpvt_pyramid.runner.checks import check_data
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.data_checks import check_contents
-    from cpvt_pyramid.runner.new_config import check_folder
+    from cpvt_pyramid.runner.data_pages import write_data_page
+    from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.runner.new_config import config_of_folder
 
-    if Path(source).is_dir():
-        errors = check_folder(Path(source), splits, Path(out_dir))
-    else:
-        cfg = load_config(source, cfg_options)
-        check_data(cfg, *splits)
-        errors = check_contents(cfg, *splits, folder=Path(out_dir)).errors
+    if samples < 0:
+        raise UserError(f'--samples must be at least 0, got {samples}')
+    folder = make_folder(out_dir)
+    with ExitStack() as stack:
+        if Path(source).is_dir():
+            cfg, found = stack.enter_context(config_of_folder(Path(source), folder))
+            splits = [split for split in splits if f'{split}_dataloader' in cfg]
+        else:
+            cfg, found = load_config(source, cfg_options), []
+            check_data(cfg, *splits)
+        checked = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
+        write_data_page(cfg, splits, folder / 'data.html', source, samples)
+    errors = checked.errors
     print('no errors' if not errors else f'{errors} kinds of errors')
     return min(errors, 1)
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .command import UserError, one_line
 from .configs import as_list, dataset_class, kind_of
-from .data_checks import annotation_file, data_of, is_number, read_coco
+from .data_checks import annotation_file, data_of, is_number, usable_content
 from .detection_errors import (
     CORRECT,
     ERRORS,
@@ -93,7 +93,7 @@ def analyse_results(cfg: Config, path: Path, score_thr: float, worst: int) -> An
     root = Path(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
     analysis = Analysis({}, [])
     for metric in metrics_of(cfg, results):
-        evaluation = evaluate(truth, results, names, metric)
+        evaluation = evaluate_detections(truth, results, names, metric)
         add_detections(analysis, evaluation, metric, score_thr)
         last = evaluation
     if worst:
@@ -148,11 +148,18 @@ def read_samples(path: Path) -> list[dict]:
 
 
 def ground_truth(dataset: dict) -> COCO:
-    content = read_coco(annotation_file(dataset))
-    for annotation in content['annotations']:
-        annotation.setdefault('iscrowd', 0)
-        if 'bbox' in annotation:
-            annotation.setdefault('area', annotation['bbox'][2] * annotation['bbox'][3])
+    """The annotations of a data set.
+
+    Raises:
+        UserError: some cannot be used.
+    """
+    path = annotation_file(dataset)
+    content, defects = usable_content(path)
+    if problems := [problem for problem in defects.problems() if problem.is_error]:
+        raise UserError(
+            f'{path} has {problems[0]}; see tools/check_data.py. If the test left them out with '
+            '--skip-bad, name the rest: --cfg-options test_dataloader.dataset.ann_file=GOOD.json'
+        )
     return indexed_coco(content)
 
 
@@ -264,7 +271,7 @@ class Evaluation(NamedTuple):
     crowds: int  # annotations that are ignored
 
 
-def evaluate(
+def evaluate_detections(
     truth: COCO, results: Sequence[dict], names: dict[str, int], metric: str
 ) -> Evaluation:
     """Evaluate detections.
@@ -622,9 +629,10 @@ def label_map_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
     kind = dataset_class(dataset, scope)
     config = {k: v for k, v in dataset.items() if k not in ('type', 'pipeline')}
     built = kind(**{**config, 'pipeline': [], 'lazy_init': True, 'serialize_data': False})
-    step = next(s for s in dataset.pipeline if kind_of(s).endswith('LoadAnnotations'))
+    default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}
+    steps = (step for step in dataset.pipeline if kind_of(step).endswith('LoadAnnotations'))
     with TRANSFORMS.switch_scope_and_registry(scope) as registry:
-        load = registry.build(step)
+        load = registry.build(next(steps, default))
 
     def read(info: dict) -> np.ndarray:
         return load({**info, 'seg_fields': []})['gt_seg_map']

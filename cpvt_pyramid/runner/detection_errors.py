@@ -106,7 +106,7 @@ def find_errors(images: Sequence[Compared], classes: int) -> Errors:
         values = []
         for label in np.flatnonzero(counted):
             mine = kept & (labels == label)
-            values.append(average_precision(scores[mine], correct[mine], number[label]))
+            values.append(ap_at_one_iou(scores[mine], correct[mine], number[label]))
         return float(np.mean(values)) if values else float('nan')
 
     correct = types == CORRECT
@@ -128,7 +128,7 @@ def find_errors(images: Sequence[Compared], classes: int) -> Errors:
     return Errors(ap50, counts, costs)
 
 
-def average_precision(scores: np.ndarray, correct: np.ndarray, objects: int) -> float:
+def ap_at_one_iou(scores: np.ndarray, correct: np.ndarray, objects: int) -> float:
     """COCO's AP at one IoU: the mean precision at 101 recalls; 0 without objects."""
     if not objects:
         return 0.0

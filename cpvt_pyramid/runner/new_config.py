@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import combinations
 from pathlib import Path, PurePosixPath
@@ -17,7 +18,7 @@ from mmengine.config import Config
 from .command import UserError
 from .config_source import Code, text_of_settings
 from .configs import kind_of, load_config
-from .data_checks import Defects, check_contents
+from .data_checks import Defects, Problem
 from .drawing import class_palette
 from .files import atomic_write, check_file
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
@@ -144,16 +145,13 @@ def data_of_folder(data: Path, task: str, out: Path, folder: Path, skip_bad: boo
     return object_data(objects, data, out, folder)
 
 
-def check_folder(data: Path, splits: Sequence[str], out_dir: Path) -> int:
-    """Check the data in a folder, as `check_contents` does for a config.
+@contextmanager
+def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[Problem]]]:
+    """A config with the data in a folder, for their check, and what was found wrong so far.
 
     Args:
         data: the folder.
-        splits: which data to check.
         out_dir: folder for the report.
-
-    Returns:
-        The number of kinds of errors.
     """
     defects = Defects()
     with TemporaryDirectory() as temporary:
@@ -169,15 +167,14 @@ def check_folder(data: Path, splits: Sequence[str], out_dir: Path) -> int:
             'default_scope': 'mmseg' if is_segmentation else 'mmdet',
             'work_dir': str(out_dir),
             'data_root': os.path.abspath(data),
-            'metainfo': dict(classes=tuple(found.classes)),
+            'metainfo': dict(classes=tuple(found.classes), palette=list(found.palette)),
             'train_pipeline': [],
             'test_pipeline': [],
         }
         for split, datasets in found.datasets.items():
             settings[f'{split}_dataloader'] = dict(dataset=one_of(datasets))
         out.write_text(text_of_settings(settings), encoding='utf-8')
-        cfg = Config.fromfile(out)
-        return check_contents(cfg, *splits, folder=out_dir, found=defects.problems()).errors
+        yield Config.fromfile(out), defects.problems()
 
 
 def with_masks(found: Objects, defects: Defects) -> Objects:

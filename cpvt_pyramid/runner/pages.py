@@ -16,7 +16,7 @@ from PIL import Image
 
 BLUE, GRAY, RED = '#2f6fde', '#b9c0ca', '#d1343e'
 WIDTH, HEIGHT = 460, 260  # of a chart
-LEFT, TOP, RIGHT, BOTTOM = 48, 26, 14, 38  # margins for the axes
+LEFT, TOP, RIGHT, BOTTOM = 52, 26, 22, 38  # margins for the axes
 THUMBNAIL = 480  # pixels, longer side of a picture in a sheet
 
 STYLE = """
@@ -189,17 +189,23 @@ def line_chart(
     return drawing_of(parts, WIDTH, HEIGHT)
 
 
-def histogram(values: np.ndarray, name: str, logarithmic: bool = True, bins: int = 24) -> str:
-    """The distribution of positive values."""
+def round_step(highest: float) -> float:
+    """The smallest round number of which five reach a value."""
+    unit = 10 ** math.floor(math.log10(max(highest / 5, 1)))
+    return unit * next(k for k in (1, 2, 5, 10) if 5 * k * unit >= highest)
+
+
+def histogram(values: np.ndarray, name: str, bins: int = 24) -> str:
+    """The distribution of positive values, on a logarithmic axis."""
     values = np.asarray(values, float)
     if not len(values):
         return ''
-    scale, back = (np.log2, np.exp2) if logarithmic else (np.asarray, np.asarray)
+    scale, back = np.log2, np.exp2
     low, high = float(scale(values).min()), float(scale(values).max())
     if high - low < 1e-6:
         low, high = low - 0.5, high + 0.5
     counts, edges = np.histogram(scale(values).clip(low, high), bins, (low, high))
-    x_of, y_of, parts = axes(name, 'number', (low, high), (0, counts.max() * 1.05), back)
+    x_of, y_of, parts = axes(name, 'number', (low, high), (0, 5 * round_step(counts.max())), back)
     for count, start, stop in zip(counts, edges[:-1], edges[1:]):
         tip = f'{back(start):.3g} to {back(stop):.3g}: {count}'
         width = x_of(stop) - x_of(start) - 1

@@ -22,7 +22,7 @@ from support import load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner import analysis
-from cpvt_pyramid.runner.analysis import class_ious, evaluate, indexed_coco, pixel_confusion
+from cpvt_pyramid.runner.analysis import class_ious, evaluate_detections, indexed_coco, pixel_confusion
 from cpvt_pyramid.runner.detection_errors import ERRORS, confusion_of, find_errors
 
 analyse = load_tool('analyse')
@@ -86,7 +86,7 @@ NAMES = {name: i * 7 + 2 for i, name in enumerate(CLASSES)}
 @pytest.mark.parametrize('metric', ['bbox', 'segm'])
 def test_average_precisions_are_those_of_pycocotools(metric):
     content, results = random_data(0, masks=True)
-    found = evaluate(indexed_coco(content), results, NAMES, metric)
+    found = evaluate_detections(indexed_coco(content), results, NAMES, metric)
     analysed = analysis.Analysis({}, [])
     analysis.add_detections(analysed, found, metric, 0.3)
     Path('truth.json').write_text(json.dumps(content))
@@ -191,7 +191,7 @@ def test_errors_are_those_of_a_slow_version():
         content, results = random_data(seed)
         for annotation in content['annotations']:
             annotation['iscrowd'] = 0
-        images = evaluate(indexed_coco(content), results, NAMES, 'bbox').images
+        images = evaluate_detections(indexed_coco(content), results, NAMES, 'bbox').images
         errors = find_errors(images, len(CLASSES))
         counts, costs = slow_tide(content, results)
         assert errors.counts == counts
@@ -205,7 +205,7 @@ def test_confusion():
     """Every object and every detection is counted once."""
     content, results = random_data(1)
     crowds = sum(annotation['iscrowd'] for annotation in content['annotations'])
-    images = evaluate(indexed_coco(content), results, NAMES, 'bbox').images
+    images = evaluate_detections(indexed_coco(content), results, NAMES, 'bbox').images
     matrix = confusion_of(images, len(CLASSES), 0.4)
     assert matrix[:-1].sum() == len(content['annotations']) - crowds
     assert matrix[:, :-1].sum() == sum((c.scores >= 0.4).sum() for c in images)

@@ -3,8 +3,10 @@
 import copy
 import json
 import math
+import shutil
 from pathlib import Path
 
+import imagehash
 import numpy as np
 import pytest
 from mmengine.config import Config
@@ -17,8 +19,10 @@ from cpvt_pyramid.runner.data_checks import (
     check_coco,
     check_contents,
     check_label_maps,
+    upright_size,
     use_good_parts,
 )
+from cpvt_pyramid.runner.duplicates import image_print, shared_images
 
 SIZE = (24, 32)  # height and width
 
@@ -210,8 +214,10 @@ def test_a_turned_photograph_whose_record_has_its_stored_size(coco):
     exif = Image.Exif()
     exif[0x0112] = 6
     picture(coco[0] / 'a.jpg', exif=exif)
-    (problem,) = found(*coco).problems
-    assert 'another size' in problem.kind and problem.items == ['a.jpg']
+    error, warning = found(*coco).problems
+    kind = 'images that an EXIF tag turns, but their records have the size before'
+    assert (error.kind, error.items, error.is_error) == (kind, ['a.jpg'], True)
+    assert 'an EXIF tag turns' in warning.kind and not warning.is_error
 
 
 def test_out_of_time_it_still_finds_missing_files(coco):
@@ -353,3 +359,68 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     run.insert(1, (tmp_path / 'b/last_checkpoint').read_text())
     assert test.main([*run, '--work-dir', str(tmp_path / 'c')]) == 2
     assert test.main([*run, '--work-dir', str(tmp_path / 'c'), '--skip-bad']) == 0
+
+
+# The report of check_data.py
+
+
+def test_hashes_are_those_of_imagehash(sample_dataset):
+    for path in sorted((sample_dataset / 'coco/val2017').iterdir()):
+        with Image.open(path) as image:
+            print_ = image_print(b'', image)
+            np.testing.assert_array_equal(print_.bits, imagehash.phash(image).hash.ravel())
+
+
+def test_images_in_two_splits(sample_dataset, tmp_path):
+    """A copy of another name, recompressed and smaller ones; other images are other."""
+    prints = {'train': {}, 'val': {}}
+    images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
+    for split in prints:
+        for path in images[split]:
+            assert upright_size(path, prints[split])[1] is None
+    assert shared_images(prints['val'], prints['train']) == ([], [])
+    source = images['train'][2]
+    copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))
+    copy.write_bytes(source.read_bytes())
+    with Image.open(source) as image:
+        image.save(again, quality=60)
+        image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(small)
+    for path in (copy, again, small):
+        upright_size(path, prints['val'])
+    exact, near = shared_images(prints['val'], prints['train'])
+    assert exact == [(copy, source)] and near == [(again, source), (small, source)]
+
+
+def test_check_data(configs, sample_dataset, tmp_path, capsys):
+    """With leaked, turned and broken images, and names with spaces."""
+    root = tmp_path / 'my däta'
+    shutil.copytree(sample_dataset / 'coco', root)
+    path = root / 'annotations/instances_val2017.json'
+    content = json.loads(path.read_text())
+    leaked, turned, torn = content['images'][:3]
+    train = sorted((root / 'train2017').iterdir())[0]
+    with Image.open(train) as image:
+        leaked.update(width=image.width, height=image.height, file_name='a ü.jpg')
+    shutil.copyfile(train, root / 'val2017/a ü.jpg')
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(root / 'val2017' / turned['file_name']) as image:
+        image.rotate(90, expand=True).save(root / 'val2017' / turned['file_name'], exif=exif)
+    (root / 'val2017' / torn['file_name']).write_bytes(b'torn')
+    content['annotations'][-1]['bbox'][0] = math.nan
+    path.write_text(json.dumps(content))
+    assert load_tool('check_data').main([str(root), '--out-dir', 'report', '--samples', '3']) == 1
+    said = capsys.readouterr().out
+    assert f'val images that are training images, too: a ü.jpg ({train}' in said
+    kind = 'images that an EXIF tag turns; their annotations must be upright, too'
+    assert f'val data: warning: {kind}: {turned["file_name"]}' in said
+    assert 'images that are not complete images: ' in said
+    assert 'not a finite number' in said
+    report = Path('report/data_report.txt').read_text()
+    assert 'data.html' in report and 'a ü.jpg' in report and turned['file_name'] in report
+    page = Path('report/data.html').read_text()
+    assert page.count('data:image/jpeg') == 6 and 'aspect ratio' in page
+    command = [str(configs['segmentor']), '--splits', 'train', '--out-dir', 'maps']
+    assert load_tool('check_data').main(command) == 0
+    page = Path('maps/data.html').read_text()
+    assert page.count('data:image/jpeg') == 8 and 'maps counted' in page

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,6 +89,22 @@ def in_two_processes(function: Callable[[int], int]) -> list[tuple[int, str]]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
         process.kill()  # none waits
     return [(p.exitcode, Path(f'stderr{rank}').read_text()) for rank, p in enumerate(processes)]
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Assert that nested dicts and lists of tensors, arrays and numbers are equal, bit for bit."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        a, b = list(a.values()), list(b.values())
+    if isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            assert_same(x, y)
+    elif isinstance(a, (torch.Tensor, np.ndarray)):
+        assert a.dtype == b.dtype and a.tolist() == b.tolist()
+    else:
+        assert a == b or callable(a) or np.isnan(a) and np.isnan(b)

@@ -5,7 +5,8 @@ usage() {
 usage: dist_train.sh CONFIG NPROC [OPTION OF train.py ...]
 
 NPROC processes on this machine train CONFIG together. Environment variables:
-  NNODES=1, NODE_RANK=0    number of machines, and index of this one
+  NNODES=1, NODE_RANK=0    number of machines, and index of this one; in a Slurm step with a task
+                           on each machine, those of Slurm
   MASTER_ADDR, PORT        address of the first machine and a port on it; needed if NNODES > 1
   PYTHON                   the interpreter; by default that of the active environment, or .venv's
 USAGE

@@ -10,9 +10,20 @@ check_processes() {
   command -v "$PYTHON" > /dev/null || die "$PYTHON not found; run 'make setup', or set PYTHON"
 }
 
+# In a Slurm step on several machines, with a task on each: number and index of the machine, and where
+# the first one listens
+nodes_of_slurm() {
+  [[ -z ${NNODES-} && ${SLURM_STEP_NUM_NODES:-1} != 1 ]] || return 0
+  export NNODES=$SLURM_STEP_NUM_NODES NODE_RANK=$SLURM_NODEID
+  [[ -n ${MASTER_ADDR-} ]] ||
+    MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+  export MASTER_ADDR PORT=${PORT:-$(( 20000 + SLURM_JOB_ID % 20000 ))}
+}
+
 # NPROC ARGUMENT...: replace this shell by torchrun with NPROC processes
 torchrun() {
   check_processes "$1"
+  nodes_of_slurm
   [[ ${NNODES:-1} == 1 || -n ${MASTER_ADDR-} && -n ${PORT-} ]] ||
     die "several machines need MASTER_ADDR and PORT"
   exec "$PYTHON" "$tools/torchrun.py" "$@"
@@ -22,6 +33,7 @@ torchrun() {
 # the others go on; where one finishes the work, its exit status counts.
 share() {
   check_processes "$1"
+  nodes_of_slurm
   local processes=$1 status result pids=() i
   shift
   export WORLD_SIZE=$(( ${NNODES:-1} * processes ))
@@ -34,9 +46,13 @@ share() {
     pids+=($!)
   done
   for i in "${pids[@]}"; do
-    while wait "$i"; result=$?; kill -0 "$i" 2> /dev/null; do :; done  # a signal ends a wait
-    (( result <= 1 )) && status=$result
-    (( result <= 1 )) || echo "${0##*/}: a process ended with exit status $result" >&2
+    # A signal to this shell ends a wait.
+    while wait "$i" 2> /dev/null; result=$?; kill -0 "$i" 2> /dev/null; do :; done
+    if (( result <= 1 )); then
+      status=$(( result < ${status-2} ? result : status ))
+    else
+      echo "${0##*/}: a process ended with exit status $result" >&2
+    fi
   done
   exit "${status-$result}"
 }

@@ -1,5 +1,8 @@
 #!/usr/bin/env python
-"""Evaluate a detector or a segmentor. For several GPUs or processes, see dist_test.sh."""
+"""Evaluate a detector or a segmentor.
+
+For several GPUs, processes or machines, see dist_test.sh.
+"""
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
@@ -33,6 +36,7 @@ def test(
     out: Optional[str] = None,
     show_dir: Optional[str] = None,
     tta: bool = False,
+    dtype: Literal['float32', 'bfloat16'] = 'float32',
     skip_bad: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
@@ -47,54 +51,57 @@ def test(
         show_dir (DIR): write each prediction as a picture and as infer.py writes it.
         tta: test-time augmentation: merge predictions at several sizes, flipped and not, as
             tta_model and tta_pipeline of the config say, or else at 3 sizes.
+        dtype: of the backbone, the neck and the heads of segmentors; boxes are float32.
         skip_bad: test without images and annotations that have errors; see check_data.py. The
             metrics are then those of the rest.
         cfg_options (KEY=VALUE): override settings of the config, for example
             test_dataloader.num_workers=8.
         launcher: what started the processes.
     """
+    from cpvt_pyramid.mm.amp import replace_forward
     from cpvt_pyramid.runner import checks, prediction
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
     from cpvt_pyramid.runner.data_checks import check_before_run
-    from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
     from cpvt_pyramid.runner.files import check_file, make_folder
     from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.runner.shared_test import share_test
+    from cpvt_pyramid.runner.sharing import Sharing
     from cpvt_pyramid.runner.tool_runner import ToolRunner
 
     if out and not out.endswith(('.pkl', '.pickle')):
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
-    with all_or_none(launcher):
-        cfg = load_config(config, cfg_options)
-        checks.check_settings(cfg, 'test_dataloader', 'test_evaluator')
-        checks.check_data(cfg, 'test')
-        weights = fetch_checkpoint(checkpoint)
-        if out:
-            check_file(out)
-        # Not the folder of the training: mmengine writes the config it runs, under the same name.
-        cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
-        if tta:
-            use_augmentation(cfg)
-        if show_dir:
-            hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
-            cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-        cfg.load_from, cfg.resume = checkpoint, False
-        join_processes(cfg, launcher)
-    with all_or_none(launcher):
-        check_before_run(cfg, 'test', skip_bad=skip_bad)
+    sharing = Sharing.among(launcher)
+    cfg = load_config(config, cfg_options)
+    checks.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+    checks.check_data(cfg, 'test')
+    weights = fetch_checkpoint(checkpoint)
+    if out:
+        check_file(out)
+    # Not the folder of the training: mmengine writes the config it runs, under the same name.
+    cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
+    if tta:
+        use_augmentation(cfg)
+    if show_dir:
+        hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
+        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+    cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
+    check_before_run(cfg, 'test', skip_bad=skip_bad)
+    if sharing:
+        share_test(cfg, weights, rank(), out, show_dir, dtype)
     with config_mistakes(cfg):
         runner = ToolRunner.from_cfg(cfg)
-        with all_or_none(launcher):
-            load_whole_model(runner.model, weights, checkpoint)
-            checks.check_classes(cfg, runner.model, 'test')
+        load_whole_model(runner.model, weights, checkpoint)
+        checks.check_classes(cfg, runner.model, 'test')
+        if dtype == 'bfloat16':
+            replace_forward(runner.model)
         if out:
             runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))
         metrics = runner.test()
-    if rank() == 0:
+    if not sharing or runner.test_loop.evaluated:
         width = max(map(len, metrics), default=0)
         for name, value in metrics.items():
             print(f'{name:{width}}  {value:.4g}')
-    leave_processes()
 
 
 def use_augmentation(cfg: 'Config') -> None:

@@ -90,12 +90,13 @@ def join_processes(cfg: Config, launcher: str) -> None:
     cfg.launcher = launcher
     if launcher != 'none' and get_device() == 'cpu':
         # mmengine assumes a GPU for each process.
-        cfg.model_wrapper_cfg = {
-            'type': 'MMDistributedDataParallel',
-            'device_ids': None,
-            'broadcast_buffers': False,
-            'find_unused_parameters': cfg.get('find_unused_parameters', False),
-        }
+        if kind_of(cfg.get('model_wrapper_cfg') or {}) in ('', 'MMDistributedDataParallel'):
+            cfg.model_wrapper_cfg = {
+                'type': 'MMDistributedDataParallel',
+                'device_ids': None,
+                'broadcast_buffers': False,
+                'find_unused_parameters': cfg.get('find_unused_parameters', False),
+            }
         cfg.sync_bn = None
         replace_sync_batch_norms(cfg.model)
     connect(launcher, cfg.get('env_cfg') or {})

@@ -22,7 +22,7 @@ import itertools
 import pickle
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -248,19 +248,20 @@ class MidEpochTrainLoop(EpochBasedTrainLoop):
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         start, self.batches_done = self.batches_done, 0
-        for i, batch in enumerate(batches_from(self.dataloader, start), start):
+        loader = self.dataloader
+        if start:
+            loader = loader_of(loader, list(loader.batch_sampler)[start:])
+        for i, batch in enumerate(loader, start):
             self.run_iter(i, batch)
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
 
-def batches_from(loader: DataLoader, start: int) -> Iterable:
-    """The batches of an epoch from `start` on; the earlier ones are not loaded."""
-    if not start:
-        return loader
+def loader_of(loader: DataLoader, batches: Sequence[list[int]]) -> DataLoader:
+    """A data loader for these batches of indices, otherwise like another one."""
     return DataLoader(
         loader.dataset,
-        batch_sampler=list(loader.batch_sampler)[start:],
+        batch_sampler=batches,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -283,7 +284,8 @@ class ResumeHook(Hook):
             'batch_size': batch_size_of(runner),
             'batches_per_epoch': len(runner.train_dataloader),
         }
-        if not all(wrapper.should_update() for wrapper in optimizers(runner)):
+        updated = all(wrapper.should_update() for wrapper in optimizers(runner))
+        if not updated and runner.world_size == 1:  # each process has its own, which are lost
             checkpoint['gradients'] = {
                 name: parameter.grad.cpu()
                 for name, parameter in bare(runner.model).named_parameters()
@@ -322,7 +324,7 @@ class ResumeHook(Hook):
         loop.batches_done = done
         gradients = checkpoint.get('gradients', {})
         for name, parameter in bare(runner.model).named_parameters():
-            if name in gradients and runner.world_size == 1:
+            if name in gradients:
                 parameter.grad = gradients[name].to(parameter.device)
 
     def before_train(self, runner: Runner) -> None:

@@ -156,6 +156,8 @@ class Sharing(NamedTuple):
             raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
         gpus = torch.cuda.device_count()
         device = f'cuda:{int(os.environ.get(LOCAL_RANKS[launcher], 0)) % gpus}' if gpus else None
+        if device:
+            torch.cuda.set_device(device)  # mmengine takes the current one
         return cls(int(os.environ[SIZES[launcher]]), device)
 
     def of_tiles(self, large: LargeImages) -> 'Share':

@@ -10,10 +10,12 @@ from mmengine.optim import OptimWrapper
 from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner import Runner
+from torch import nn
 from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
-from . import distributed, preemption, resume  # noqa: F401 (register hooks, samplers and data sets)
+from . import distributed, preemption, resume, sharded, shared_test  # noqa: F401 (register names)
+from .configs import kind_of
 from .models import download_errors, trusted_checkpoints
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
@@ -48,7 +50,28 @@ class ToolRunner(Runner):
             raise ValueError('there are no images in the data set, or all are filtered out')
         return loader
 
+    def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
+        if self.distributed and kind_of(model_wrapper_cfg or {}) == 'ShardedDataParallel':
+            with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
+                model.init_weights()  # before the parameters are divided
+        return super().wrap_model(model_wrapper_cfg, model)
+
+    def build_optim_wrapper(self, optim_wrapper: Union[dict, OptimWrapper]) -> OptimWrapper:
+        wrapper = super().build_optim_wrapper(optim_wrapper)
+        if isinstance(self.model, sharded.ShardedDataParallel) and wrapper is not optim_wrapper:
+            wrapper.optimizer.register_load_state_dict_post_hook(sharded.divide_states)
+        return wrapper
+
+    def save_checkpoint(self, *args: Any, **options: Any) -> None:
+        if isinstance(self.model, sharded.ShardedDataParallel):
+            with self.model.gathered(self.optim_wrapper.optimizer):
+                super().save_checkpoint(*args, **options)
+        else:
+            super().save_checkpoint(*args, **options)
+
     def _init_model_weights(self) -> None:
+        if isinstance(self.model, sharded.ShardedDataParallel):
+            return
         with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
             super()._init_model_weights()
 

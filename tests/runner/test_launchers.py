@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,11 +78,10 @@ def test_processes_that_share_work_outlive_each_other():
 
 def test_dist_test(configs):
     config = configs['detector']
-    command = [TOOLS / 'dist_test.sh', config, 'weights.pth', '3', '--tta']
+    command = [TOOLS / 'dist_test.sh', config, 'weights.pth', '2', '--tta']
     said = run(*command, PYTHON=str(fake_program('py'))).stdout
-    assert said.split(maxsplit=1)[1].strip() == (
-        f'{TOOLS}/torchrun.py 3 {TOOLS}/test.py {config} weights.pth --launcher pytorch --tta'
-    )
+    expected = f'{TOOLS}/test.py {config} weights.pth --tta --launcher pytorch'
+    assert [line.split(maxsplit=1)[1] for line in said.splitlines()] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,33 @@ def test_torchrun_passes_the_exit_status_on():
     Path('fails.py').write_text('import sys; sys.exit(2)')
     ended = run(sys.executable, TOOLS / 'torchrun.py', '2', 'fails.py')
     assert (ended.returncode, ended.stderr) == (2, '')
+
+
+def test_two_machines(configs, tmp_path):
+    """Two launchers on this machine meet; one of them gets its variables from Slurm."""
+    names = 'RANK', 'LOCAL_RANK', 'GROUP_RANK', 'WORLD_SIZE'
+    Path('ranks.py').write_text(f'import os\nprint(*(os.environ[name] for name in {names}))\n')
+    Path('py').write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" ranks.py')
+    Path('py').chmod(0o755)
+    scontrol = fake_program('scontrol')
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "127.0.0.1\\nn2"')
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    first = {'NNODES': '2', 'NODE_RANK': '0', 'MASTER_ADDR': '127.0.0.1', 'PORT': str(port)}
+    second = {
+        'SLURM_STEP_NUM_NODES': '2', 'SLURM_NODEID': '1', 'SLURM_STEP_NODELIST': 'n[1-2]',
+        'PATH': f'{scontrol.parent}:{os.environ["PATH"]}', 'PORT': str(port),
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [TOOLS / 'dist_train.sh', configs['detector'], '1'],
+            env=os.environ | {'PYTHON': './py'} | node, stdout=subprocess.PIPE, text=True,
+        )
+        for node in (first, second)
+    ]  # fmt: skip
+    assert [node.communicate()[0] for node in started] == ['0 0 0 2\n', '1 0 1 2\n']
+    assert [node.returncode for node in started] == [0, 0]
 
 
 def test_torchrun_passes_signals_on():

@@ -106,7 +106,7 @@ def position_lab(
     lab = Lab(chosen, folder, seed, seeds or chosen.seeds, workers or cores, device)
     subjects = [load_subject(name, checkpoint, size) for name in model]
     ceiling = ', '.join(f'{TASKS[name].question} {100 * value:.1f}'
-                        for name, value in ceilings((6, 6)).items())  # fmt: skip
+                        for name, value in ceilings().items())  # fmt: skip
     if not model:
         print(f'What a bag of patches can reach, in %: {ceiling}', flush=True)
     for question in questions:

@@ -20,17 +20,25 @@ STYLE_OF_FIGURES = {
 
 
 @contextmanager
-def figure(path: Path, rows: int, columns: int, size: tuple[float, float], **grid: Any) -> Iterator:
-    """A figure with rows x columns axes, saved to `path` when the block ends."""
+def figure(
+    path: Path,
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    layout: str = 'constrained',
+    **grid: Any,
+) -> Iterator:
+    """A figure with rows x columns axes, saved to `path` when the block ends.
+
+    The constrained layout takes seconds for a grid of many pictures, which need no 'constrained'.
+    """
     import matplotlib
 
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE_OF_FIGURES):
-        fig, axes = plt.subplots(
-            rows, columns, figsize=size, squeeze=False, layout='constrained', **grid
-        )
+        fig, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout=layout, **grid)
         try:
             yield fig, axes
             partial = path.with_name(f'{path.stem}.part.png')

@@ -31,7 +31,8 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2), scaled_pictures=8, images=6,
+    'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2),
+                    scaled_pictures=8, images=6,
                     encodings=('none', 'peg'),
                     placements=('after block 0', 'random and frozen')),
     'default': Preset(400, 3, (2e-3, 5e-3)),

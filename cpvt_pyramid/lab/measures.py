@@ -492,7 +492,9 @@ def draw_attention(
     rows = 5 + (3 if chosen else 0)
     spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7))
     places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
-    with figures.figure(path, rows, columns + 1, (1.6 * (columns + 1), 1.65 * rows)) as (fig, axes):
+    size = (1.6 * (columns + 1), 1.65 * rows)
+    space = dict(wspace=0.06, hspace=0.06, left=0.01, right=0.99, bottom=0.01, top=0.93)
+    with figures.figure(path, rows, columns + 1, size, 'none', gridspec_kw=space) as (fig, axes):
         for axis in axes.flat:
             figures.without_axes(axis)
         for row, spot in enumerate(spots if chosen else ()):

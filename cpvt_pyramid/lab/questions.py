@@ -95,10 +95,8 @@ def compare_placements(lab: Lab) -> LabAnswer:
 
 def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[Table]:
     """Every variant's metrics; and its paired difference from a reference."""
-    bag = ceilings((6, 6))
-    bag['position'] = metric_of(bag, 'position')
-    columns = ('position', *TASKS, 'reading', 'mIoU', 'AP')
-    columns = [name for name in columns if name != 'reading']
+    bag = {'position': metric_of(ceilings(), 'position'), **ceilings()}
+    columns = ('position', *TASKS, 'mIoU', 'AP')
     rows = [['bag of patches, ceiling',
              *(f'{100 * bag[name]:.1f}' if name in bag else '' for name in columns),
              '', '', '', '']]  # fmt: skip
@@ -149,15 +147,14 @@ def runs_data(trained: Sequence[Trained]) -> list[dict]:
 
 
 def draw_comparison(path: Path, trained: Sequence[Trained]) -> None:
-    bag = ceilings((6, 6))
+    bag = {'position': metric_of(ceilings(), 'position'), **ceilings()}
     names = ['position', *POSITION_TASKS, 'control', 'mIoU']
     titles = {'position': 'position (mean of five)', 'mIoU': 'segmentor, mIoU'}
     height = 0.26 * len(trained) + 0.8
     with figures.figure(path, 2, 4, (13, 2 * height), sharey=True) as (fig, axes):
         for axis, name in zip(axes.flat, names):
             values = {one.name: 100 * one.scores(name) for one in trained}
-            ceiling = bag.get(name, metric_of(bag, 'position') if name == 'position' else None)
-            figures.dots(axis, values, None if ceiling is None else 100 * ceiling)
+            figures.dots(axis, values, 100 * bag[name] if name in bag else None)
             axis.set_title(titles.get(name, name))
         fig.suptitle(
             'Accuracy in %: seeds, mean and 95% interval; dashed, the ceiling of a bag of patches'

@@ -1,8 +1,9 @@
 """Questions about pictures, and how well they can be answered without knowing what is where."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import permutations
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ def labels_of(rows: np.ndarray, columns: np.ndarray, digits: np.ndarray, grid: t
 
 
 @lru_cache
-def ceilings(grid: tuple[int, int] = (6, 6)) -> dict[str, float]:
+def ceilings(grid: tuple[int, int] = (6, 6)) -> Mapping[str, float]:
     """The best accuracy of an observer who knows which digits there are, in which ink, and not
     where: for each bag of cells the share of its most frequent answer, averaged over the bags.
 
@@ -84,4 +85,5 @@ def ceilings(grid: tuple[int, int] = (6, 6)) -> dict[str, float]:
         digits = np.tile(order, (len(rows), 1))
         for name, labels in labels_of(rows, columns, digits, grid).items():
             best[name].append(np.bincount(labels).max() / len(labels))
-    return {name: float(np.mean(values)) for name, values in best.items()}
+    found = {name: float(np.mean(values)) for name, values in best.items()}
+    return MappingProxyType(found)  # it is kept, and must not be changed

@@ -1,0 +1,152 @@
+"""The command: questions to files, and mistakes in one line."""
+
+import base64
+import json
+import math
+import re
+
+import pytest
+import torch
+from support import load_tool
+from torch import nn
+
+from cpvt_pyramid.lab import measures, runs
+from cpvt_pyramid.lab.laboratory import PRESETS, Lab
+from cpvt_pyramid.lab.probes import Subject
+from cpvt_pyramid.lab.runs import in_parallel
+
+tool = load_tool('position_lab')
+
+
+@pytest.fixture(scope='module')
+def answered(tmp_path_factory):
+    """All questions, with the smallest preset."""
+    folder = tmp_path_factory.mktemp('lab')
+    questions = [*tool.TRAINED, *tool.MEASURED]
+    arguments = [*questions, '--preset', 'smoke', '--work-dir', str(folder), '--workers', '1']
+    assert tool.main([*arguments, '--seed', '7']) == 0
+    return folder
+
+
+def test_answers_are_whole(answered):
+    for question in (*tool.TRAINED, *tool.MEASURED):
+        found = json.loads((answered / f'{question}.json').read_text())
+        assert found['tables'] and found['figures'] and found['notes'] and found['data']
+        assert found['settings']['seeds'] == [7, 8] and found['versions']['torch']
+        for table in found['tables']:
+            assert {len(row) for row in table['rows']} == {len(table['header'])}
+    encodings = json.loads((answered / 'encodings.json').read_text())
+    table = encodings['tables'][0]['rows']
+    assert [row[0] for row in table] == ['bag of patches, ceiling', 'none', 'peg']
+    assert table[0][1:7] == ['35.0', '33.3', '33.3', '50.0', '25.0', '33.3']
+    assert [row[-1] for row in table] == ['', '68.2', '72.4']
+    assert {run['settings']['seed'] for one in encodings['data']['column']
+            for run in one['runs']} == {7, 8}  # fmt: skip
+
+
+def test_report_is_self_contained(answered):
+    page = (answered / 'report.html').read_text()
+    pictures = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)
+    assert len(pictures) == len(list(answered.glob('*.png'))) >= 9
+    assert all(base64.b64decode(data).startswith(b'\x89PNG') for data in pictures)
+    assert not re.findall(r'(?:src|href)="(?!data:)', page) and '<script' not in page
+    text = (answered / 'report.md').read_text()
+    assert text.count('\n## ') == 8 and '| bag of patches, ceiling |' in text
+
+
+def test_asked_again_nothing_is_trained(answered, monkeypatch, capsys):
+    before = (answered / 'encodings.json').read_bytes()
+    monkeypatch.setattr(runs, 'train', None)
+    arguments = ['encodings', '--preset', 'smoke', '--work-dir', str(answered), '--workers', '1']
+    assert tool.main([*arguments, '--seed', '7']) == 0
+    out = capsys.readouterr().out
+    assert (answered / 'encodings.json').read_bytes() == before
+    assert 'Is A above B? 50.0' in out and 'cannot tell' in out
+
+
+def test_an_interrupt_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, 'train', interrupt)
+    arguments = ['encodings', '--preset', 'smoke', '--work-dir', str(tmp_path), '--workers', '1']
+    assert tool.main(arguments) == 130
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == 'position_lab: interrupted; run the same command to continue'
+
+
+def test_workers_give_the_results_in_order():
+    assert in_parallel([(math.sqrt, (n,)) for n in (9, 4, 1)], 2, 'roots') == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'complaint'),
+    [
+        ([], 'the following arguments are required: questions'),
+        (['colors'], "invalid choice: 'colors'"),
+        (['encodings', '--seed', '-1'], '--seed must be at least 0, got -1'),
+        (['encodings', '--seeds', '0'], '--seeds must be at least 1, got 0'),
+        (['probe', '--size', '100'], '--size must be a multiple of 32, got 100'),
+        (['encodings', '--model', 'pcpvt_nano'], 'encodings trains models of its own'),
+        (['probe', '--checkpoint', 'a.pth'], '--checkpoint needs one --model, got 0'),
+        (['probe', '--model', 'pcpvt_nano', '--checkpoint', 'a.pth'], 'there is no checkpoint'),
+        (['probe', '--model', 'timm:convnext_tinny'], 'close: convnext_tiny'),
+        (['probe', '--model', 'torchvision:nothing'], 'torchvision has no classifier'),
+        (['probe', '--model', 'resnet'], "unknown --model 'resnet'; timm:NAME"),
+        (['probe', '--model', 'no.py'], 'no config at no.py'),
+        (['encodings', '--work-dir', __file__], '--work-dir must be a folder'),
+    ],
+)
+def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = tool.main(arguments)
+    except SystemExit as end:  # of argparse
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2 and complaint in error and 'Traceback' not in error
+    assert not list(tmp_path.rglob('*.json'))
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'pcpvt_nano',
+        'torchvision:resnet18',
+        'timm:resnet10t',
+        'timm:swin_tiny_patch4_window7_224',
+    ],
+)
+def test_names_of_models(name):
+    subject = tool.load_subject(name, None, 64)
+    maps = subject.maps(torch.zeros(1, 3, 64, 64))
+    assert [m.shape[2] for m in maps][-1] == 2 and all(m.ndim == 4 for m in maps)
+
+
+def test_any_module_is_measured(tmp_path):
+    """The Python API, with a model that this package does not know."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 5, 4, padding=2)
+            self.body = nn.Conv2d(8, 8, 3, 2, padding=1)
+
+        def forward(self, image):
+            x = self.stem(image)
+            return {'high': x, 'low': self.body(x.relu())}
+
+    lab = Lab(PRESETS['smoke'], tmp_path, seeds=2)
+    for question in ('probe', 'padding', 'shift'):
+        found = measures.MEASURED[question](lab, [Subject('own', Own())], 64)
+        assert (tmp_path / found.figures[0]).stat().st_size > 5000
+        arms = {row[0] for row in found.tables[0].rows}
+        if question == 'probe':
+            assert arms == {'own, as it is', 'own, replicated border'}
+
+
+def test_a_model_without_maps_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tool, 'load_model', lambda *args: nn.Flatten())
+    arguments = ['probe', '--preset', 'smoke', '--work-dir', str(tmp_path), '--size', '64']
+    assert tool.main([*arguments, '--model', 'flat']) == 2
+    assert 'must return maps (B, C, h, w)' in capsys.readouterr().err

@@ -12,7 +12,8 @@ import yaml
 from hub_server import serve_hub
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from PIL import Image
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
+from support import ROOT
 from timm.models import push_to_hf_hub
 
 from cpvt_pyramid import ARCHS, PEG, ColumnarArch, CPVTPyramid, load_weights
@@ -193,13 +194,17 @@ def test_damaged_weights_give_one_clear_error(tmp_path):
     path = tmp_path / 'model.safetensors'
     whole = path.read_bytes()
     tensors = load(whole)
-    name = 'head.regression_head.bbox_reg.bias'
+    bias = 'head.regression_head.bbox_reg.bias'
+    value = tensors[bias]
     for damage, message in (
         (lambda: path.write_bytes(whole[:-9]), 'is not a complete checkpoint'),
         (lambda: path.write_bytes(b''), 'is not a complete checkpoint'),
-        (lambda: save_file(tensors | {name: tensors[name] / 0}, path), f'not finite in {name}'),
-        (lambda: save_file(tensors | {'x': tensors[name].clone()}, path), 'has more than the model: x'),
-        (lambda: save_file(tensors | {name: tensors[name].int()}, path), f'in {name}'),
+        (lambda: save_file(tensors | {bias: value / 0}, path), f'not finite in {bias}'),
+        (
+            lambda: save_file(tensors | {'x': value.clone()}, path),
+            'has more than the model: x',
+        ),
+        (lambda: save_file(tensors | {bias: value.int()}, path), f'in {bias}'),
     ):
         damage()
         with pytest.raises(ValueError, match=message):
@@ -246,3 +251,29 @@ def test_a_trained_model_moves_to_the_hub(tmp_path):
     again = HubModel.from_pretrained(tmp_path).model.state_dict()
     assert all(torch.equal(x, again[name]) for name, x in trained.float().state_dict().items())
     assert json.loads((tmp_path / 'config.json').read_text())['kind'] == 'retinanet'
+
+
+def python_blocks(page: str) -> list[str]:
+    """The Python code of a page, with the smallest of the backbones."""
+    text = (ROOT / 'docs' / page).read_text().replace('pcpvt_small', 'pcpvt_nano')
+    return re.findall(r'```python\n(.*?)```', text, re.S)
+
+
+def test_the_page_about_the_hub(hub, capsys):
+    first, with_timm, weights = python_blocks('hub.md')
+    target = dict(boxes=torch.tensor([[2.0, 3, 40, 50]]), labels=torch.tensor([1]))
+    first = first.replace(
+        'num_classes=10,', 'num_classes=10, score_thresh=0, min_size=64, out_channels=16,'
+    )
+    names = dict(images=[image()], targets=[target])
+    exec(first, names)
+    assert set(names['losses']) == {'classification', 'bbox_regression'}
+    assert capsys.readouterr().out.split()[-1] in names['classes']
+    classifier = HubModel('classifier', **MODELS['classifier'])
+    classifier.push_to_hub('me/classifier', token='secret')
+    exec(with_timm, names)
+    assert 'model.safetensors' in hub.repos['me/other']
+    file = save(CPVTPyramid('pcpvt_nano').state_dict())
+    hub.repos['timm/twins_pcpvt_nano.in1k'] = {'model.safetensors': file}
+    exec(weights, names)
+    assert type(names['backbone']) is CPVTPyramid

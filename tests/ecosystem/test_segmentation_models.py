@@ -1,10 +1,13 @@
 """segmentation_models_pytorch on our encoders, `tu-` and their names in timm's registry."""
 
+import re
+
 import pytest
 import segmentation_models_pytorch as smp
 import skimage.data
 import timm
 import torch
+from support import ROOT
 from torch import Tensor, nn
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the encoders
@@ -101,3 +104,20 @@ def test_weights_freezing_and_checkpointing(tmp_path):
     out.sum().backward()
     assert all(p.grad is None for p in model.encoder.parameters())
     assert all(p.grad is not None for p in model.decoder.parameters())
+
+
+def test_the_page_about_it(tmp_path, monkeypatch):
+    text = (ROOT / 'docs/ecosystems.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
+    (block,) = re.findall(
+        r'```python\n(import cpvt_pyramid.timm_models\nimport segm.*?)```', text, re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    torch.save(CPVTPyramid('pcpvt_nano').state_dict(), 'pcpvt_nano.pth')
+    names = {}
+    exec(re.sub('.*# downloads them\n', '', block), names)
+    with torch.no_grad():
+        assert names['model'].eval()(photograph(64, 96)).shape == (1, 11, 64, 96)
+    (inline,) = re.findall(r'`(smp.DeepLab[^`]*)`', text)
+    eval(inline.replace('16)', '16, encoder_weights=None)'), names)
+    (inline,) = re.findall(r'`(smp.DPT[^`]*)`', text)
+    eval(inline.replace("')", "', encoder_weights=None)").replace('cpvt_small', 'cpvt_tiny'), names)

@@ -1,7 +1,10 @@
 """Our backbones in transformers, through its wrappers of timm's models."""
 
+import re
+
 import pytest
 import torch
+from support import ROOT
 from torch import Tensor, nn
 from transformers import (
     AutoBackbone,
@@ -162,3 +165,17 @@ def test_frozen_checkpointed_and_in_half_precision(tmp_path):
     out = model(torch.rand(1, 3, 64, 64, dtype=torch.bfloat16))
     out.logits.sum().backward()
     assert all(p.grad is not None for p in body_of(model).parameters())
+
+
+def test_the_page_about_it(tmp_path, monkeypatch):
+    text = (ROOT / 'docs/ecosystems.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
+    (block,) = (b for b in re.findall(r'```python\n(.*?)```', text, re.S) if 'transformers' in b)
+    monkeypatch.chdir(tmp_path)
+    source = CPVTPyramid('pcpvt_nano')
+    torch.save(source.state_dict(), 'pcpvt_nano.pth')
+    names = {}
+    exec(block, names)
+    for model in ('detector', 'segmentor'):
+        weights = body_of(names[model]).state_dict()
+        assert all(torch.equal(x, weights[name]) for name, x in source.state_dict().items())
+    names['detector'].model.backbone.model.set_grad_checkpointing()

@@ -50,6 +50,7 @@ def position_lab(
     size: int = 224,
     workers: Optional[int] = None,
     device: Literal['cpu', 'cuda'] = 'cpu',
+    page: Optional[str] = None,
 ) -> None:  # fmt: skip
     """Answer the questions and write the report.
 
@@ -67,6 +68,8 @@ def position_lab(
         size: side of the images for --model, in pixels
         workers: processes that train (default: the number of cores)
         device: of the training
+        page: Markdown page that takes the tables of all answers in the work folder, as
+            docs/position.md does, between <!-- findings --> and <!-- /findings -->
     """
     from cpvt_pyramid.runner.command import UserError
 
@@ -83,6 +86,8 @@ def position_lab(
         )
     if checkpoint and len(model) != 1:
         raise UserError(f'--checkpoint needs one --model, got {len(model)}')
+    if page and not Path(page).is_file():
+        raise UserError(f'there is no page {page}')
     folder = Path(work_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError(f'--work-dir must be a folder, but {folder} is a file')
@@ -92,7 +97,7 @@ def position_lab(
     from cpvt_pyramid.lab import measures
     from cpvt_pyramid.lab import questions as trainings
     from cpvt_pyramid.lab.laboratory import PRESETS, Lab
-    from cpvt_pyramid.lab.report import save, write_lab_report
+    from cpvt_pyramid.lab.report import save, write_findings, write_lab_report
     from cpvt_pyramid.lab.tasks import TASKS, ceilings
 
     if device == 'cuda' and not torch.cuda.is_available():
@@ -120,6 +125,11 @@ def position_lab(
             print(f'\n{table.text()}')
         print(f'\n{folder / question}.json; figures: {", ".join(finding.figures)}', flush=True)
         paths = write_lab_report(folder, (*TRAINED, *MEASURED))
+    if page:
+        try:
+            write_findings(folder, (*TRAINED, *MEASURED), Path(page))
+        except ValueError as error:
+            raise UserError(str(error)) from None
     print(f'\nReport: {paths[0]} and {paths[1]}')
 
 

@@ -126,3 +126,33 @@ def write_lab_report(folder: Path, questions: Sequence[str]) -> list[Path]:
     for path, text in zip(paths, (document, '\n\n'.join(markdown) + '\n')):
         write_text(path, text)
     return paths
+
+
+def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
+    """Write the tables of all answers in a folder into a Markdown page, between the lines
+    `<!-- findings -->` and `<!-- /findings -->`, and their figures next to it."""
+    start, end = '<!-- findings -->', '<!-- /findings -->'
+    text = page.read_text()
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise ValueError(f'{page} must have one line {start} and one line {end}')
+    parts = []
+    for question in questions:
+        path = folder / f'{question}.json'
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        settings, torch = found['settings'], found['versions']['torch']
+        seeds = ', '.join(map(str, settings['seeds']))
+        names = [f'{page.stem}-{name}' for name in found['figures']]
+        for name, new in zip(found['figures'], names):
+            write_atomically(
+                page.with_name(new), lambda f, n=name: f.write((folder / n).read_bytes())
+            )
+        parts += [
+            f'### {found["title"]}',
+            f'`{question}`: {settings["steps"]} steps, seeds {seeds}, PyTorch {torch}.',
+            *(Table(**table).markdown() for table in found['tables']),
+            *(f'![{found["title"]}]({name})' for name in names),
+        ]
+    before, after = text.split(start)[0], text.split(end)[1]
+    write_text(page, f'{before}{start}\n\n' + '\n\n'.join(parts) + f'\n\n{end}{after}')

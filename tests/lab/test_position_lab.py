@@ -4,18 +4,22 @@ import base64
 import json
 import math
 import re
+import shlex
 
 import pytest
 import torch
-from support import load_tool
+from support import ROOT, load_tool
 from torch import nn
 
 from cpvt_pyramid.lab import measures, runs
 from cpvt_pyramid.lab.laboratory import PRESETS, Lab
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.lab.runs import in_parallel
+from cpvt_pyramid.lab.tasks import ceilings
+from cpvt_pyramid.runner.command import parser_of
 
 tool = load_tool('position_lab')
+PAGE = ROOT / 'docs/position.md'
 
 
 @pytest.fixture(scope='module')
@@ -52,6 +56,35 @@ def test_report_is_self_contained(answered):
     assert not re.findall(r'(?:src|href)="(?!data:)', page) and '<script' not in page
     text = (answered / 'report.md').read_text()
     assert text.count('\n## ') == 8 and '| bag of patches, ceiling |' in text
+
+
+def test_findings_are_written_into_a_page(answered, tmp_path):
+    page = tmp_path / 'position.md'
+    page.write_text('before\n<!-- findings -->\nold\n<!-- /findings -->\nafter\n')
+    arguments = ['encodings', '--preset', 'smoke', '--work-dir', str(answered), '--workers', '1']
+    for _ in range(2):  # the second time it replaces what the first has written
+        assert tool.main([*arguments, '--seed', '7', '--page', str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith('before\n<!-- findings -->') and text.endswith('-->\nafter\n')
+        assert 'old' not in text and text.count('### Which encoding?') == 1
+        for name in re.findall(r'!\[[^]]*\]\(([^)]+)\)', text):
+            assert (tmp_path / name).is_file()
+
+
+def test_the_docs(tmp_path, monkeypatch, capsys):
+    """Commands parse, code runs, the ceilings are those that are computed."""
+    text = PAGE.read_text()
+    blocks = dict(re.findall(r'```(bash|python)\n(.*?)```', text, re.S))
+    commands = [line.partition('#')[0] for line in blocks['bash'].splitlines()]
+    commands = [shlex.split(c) for c in commands if 'position_lab.py' in c]
+    assert len(commands) == 4
+    for words in commands:
+        parser_of(tool.position_lab).parse_args(words[2:])
+    monkeypatch.chdir(tmp_path)
+    exec(blocks['python'], {})
+    assert 'ResNet-18, replicated border' in capsys.readouterr().out
+    for name, value in ceilings().items():
+        assert re.search(rf'^\| {name} \|.*\| {100 * value:.1f} % \|$', text, re.M), name
 
 
 def test_asked_again_nothing_is_trained(answered, monkeypatch, capsys):
@@ -94,6 +127,7 @@ def test_workers_give_the_results_in_order():
         (['probe', '--model', 'torchvision:nothing'], 'torchvision has no classifier'),
         (['probe', '--model', 'resnet'], "unknown --model 'resnet'; timm:NAME"),
         (['probe', '--model', 'no.py'], 'no config at no.py'),
+        (['encodings', '--page', 'no.md'], 'there is no page no.md'),
         (['encodings', '--work-dir', __file__], '--work-dir must be a folder'),
     ],
 )

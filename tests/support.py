@@ -72,20 +72,21 @@ def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
     return report
 
 
-def in_two_processes(function: Callable[[int], int]) -> list[tuple[int, str]]:
-    """Exit status and stderr of `function(rank)` in each of two processes."""
+def in_processes(count: int, function: Callable[[int], int]) -> list[tuple[int, str]]:
+    """Exit status and stderr of `function(rank)` in each of several processes, which are forks of
+    this one and find each other as if torchrun had started them."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
 
-    def work(rank: int) -> None:
-        os.environ |= {'RANK': str(rank), 'WORLD_SIZE': '2', 'LOCAL_RANK': str(rank)}
+    def work(rank: int) -> int:
+        os.environ |= {'RANK': str(rank), 'WORLD_SIZE': str(count), 'LOCAL_RANK': str(rank)}
         os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
         sys.stderr = Path(f'stderr{rank}').open('w', buffering=1)
         os._exit(function(rank))  # without the exit handlers of pytest
 
     fork = multiprocessing.get_context('fork')
-    processes = [fork.Process(target=work, args=(rank,)) for rank in range(2)]
+    processes = [fork.Process(target=work, args=(rank,)) for rank in range(count)]
     for process in processes:
         process.start()
     for process in processes:

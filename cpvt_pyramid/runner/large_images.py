@@ -331,7 +331,7 @@ class LargeImages:
             else:
                 lines = (tiling.lines_of(grid, band) for band in bands)
                 file = self.working_folder(name) / 'labels'
-                labels = tiling.joined(file, zip(folders, lines), grid, self.label_type)
+                labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
                 self.save_labels(image, name, labels)
         self.discard(name)
 

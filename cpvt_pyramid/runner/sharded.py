@@ -51,7 +51,7 @@ class ShardedDataParallel(nn.Module):
                     fully_shard(block, mesh=mesh)
         self.module = fully_shard(module, mesh=mesh)
         for part in module.modules():
-            part.register_load_state_dict_pre_hook(divide)
+            part.register_load_state_dict_pre_hook(divide_loaded)
 
     def forward(self, *args: Any, **options: Any) -> Any:
         return self.module(*args, **options)
@@ -93,7 +93,7 @@ def blocks_of(backbone: nn.Module) -> list[nn.Module]:
     ]
 
 
-def divide(module: nn.Module, state_dict: dict, prefix: str, *_: Any) -> None:
+def divide_loaded(module: nn.Module, state_dict: dict, prefix: str, *_: Any) -> None:
     """Before a module loads its parameters: divide whole tensors as it divides its own."""
     for name, parameter in module._parameters.items():
         value = state_dict.get(prefix + name)

@@ -397,7 +397,7 @@ def segment(
     return np.memmap(path, dtype, 'r', shape=shape)
 
 
-def joined(
+def joined_labels(
     path: Path, parts: Iterable[tuple[Path, Span]], grid: TileGrid, dtype: np.dtype
 ) -> np.memmap:
     """The label map of an image, in a new file at `path`, from those of its bands.

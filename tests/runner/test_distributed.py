@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 from mmengine.config import Config
-from support import in_two_processes, load_tool
+from support import in_processes, load_tool
 
 from cpvt_pyramid.runner.command import UserError, run_tool
 from cpvt_pyramid.runner.configs import load_config
@@ -24,7 +24,7 @@ def test_data_that_one_process_lacks(configs, sample_dataset):
         command = [str(configs['detector']), '--launcher', 'pytorch', '--cfg-options', *options]
         return train.main(command)
 
-    (status, silent), (other_status, line) = in_two_processes(run)
+    (status, silent), (other_status, line) = in_processes(2, run)
     assert (status, other_status) == (2, 2) and silent == ''
     assert line.startswith(f'train: rank 1: no train data at {os.getcwd()}/nowhere/annotations/')
     assert line.count('\n') == 1
@@ -44,7 +44,7 @@ def test_each_error_is_printed_once(messages, lines):
             if message:
                 raise UserError(message)
 
-    ended = in_two_processes(lambda rank: run_tool('tool', fail, {'message': messages[rank]}, ''))
+    ended = in_processes(2, lambda rank: run_tool('tool', fail, {'message': messages[rank]}, ''))
     assert ended == [(2, line) for line in lines]
 
 
@@ -57,8 +57,8 @@ def test_a_process_that_ends_later_ends_the_others_without_a_traceback():
         with config_mistakes(Config()):
             torch.distributed.barrier()
 
-    (status, line), (other_status, other_line) = in_two_processes(
-        lambda rank: run_tool('tool', work, {}, '')
+    (status, line), (other_status, other_line) = in_processes(
+        2, lambda rank: run_tool('tool', work, {}, '')
     )
     assert (status, other_status) == (2, 2) and other_line == 'tool: rank 1: no more data\n'
     assert line == 'tool: the connection to another process is lost; its output says why\n'
@@ -72,4 +72,4 @@ def test_processes_without_an_error_go_on():
         torch.distributed.all_reduce(value)
         return int(value)
 
-    assert in_two_processes(lambda rank: run_tool('tool', total, {}, '')) == [(2, '')] * 2
+    assert in_processes(2, lambda rank: run_tool('tool', total, {}, '')) == [(2, '')] * 2

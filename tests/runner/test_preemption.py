@@ -9,7 +9,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from support import assert_same, clear_global_instances, in_two_processes, load_tool
+from support import assert_same, clear_global_instances, in_processes, load_tool
 
 from cpvt_pyramid.runner.configs import load_config
 
@@ -166,7 +166,7 @@ def in_two(folder: Path, *options: str) -> list[tuple[int, str]]:
         command = ['two.py', '--launcher', 'pytorch', '--work-dir', str(folder)]
         return train.main([*command, *options])
 
-    return in_two_processes(work)
+    return in_processes(2, work)
 
 
 def write_two(base: Path, moments: list) -> None:
@@ -214,4 +214,4 @@ def test_two_processes(configs, whole_of_two, capsys, wrapper):
         torch.testing.assert_close(ours['state_dict'], theirs['state_dict'], rtol=1e-4, atol=1e-5)
     clear_global_instances()
     assert train.main([*command, '--cfg-options', 'train_cfg.max_epochs=2']) == 0
-    assert 'trained so far by 2 processes with 1 images each, now by 1' in capsys.readouterr().err
+    assert 'trained so far by 2 processes with 1 images each, now by 1' in capsys.readouterr().out

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from support import assert_same, in_two_processes, load_tool
+from support import assert_same, in_processes, load_tool
 
 from cpvt_pyramid.runner import shared_test, sharing
 from cpvt_pyramid.runner.command import UserError
@@ -94,7 +94,7 @@ def test_a_task_of_a_killed_process_is_taken_over(tmp_path):
             (tmp_path / 'refused').touch()
         return sharing.share(tmp_path, [task])['a'].outcome != 'done'
 
-    assert [status for status, _ in in_two_processes(work)] == [-signal.SIGKILL, 0]
+    assert [status for status, _ in in_processes(2, work)] == [-signal.SIGKILL, 0]
 
 
 def test_file_locks_are_needed(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_two_processes_write_what_one_writes(untrained, configs):
         with Path(f'out{rank}').open('w') as sys.stdout:
             return infer.main([*command, 'two', '--launcher', 'pytorch'])
 
-    ended = in_two_processes(work)
+    ended = in_processes(2, work)
     assert all_done(ended, 1)
     assert ''.join(said for _, said in ended).count('infer: skipped in/void.png: the file is') == 1
     said = Path('out0').read_text() + Path('out1').read_text()
@@ -138,7 +138,7 @@ def test_two_processes_write_what_one_writes(untrained, configs):
     times = {path: path.stat().st_mtime_ns for path in Path('two').iterdir() if path.is_file()}
     Path('two/3.overlay.png').unlink()
     Path('two/3.detections.json').unlink()
-    assert all_done(in_two_processes(work), 1)
+    assert all_done(in_processes(2, work), 1)
     again = {path for path, time_ in times.items() if path.stat().st_mtime_ns != time_}
     assert {path.name.split('.')[0] for path in again} <= {'3'}
     assert contents('two') == contents('one')
@@ -166,7 +166,7 @@ def test_rows_of_tiles(untrained, configs, name, overlap):
         with mock.patch.object(Journal, 'done', dies(rank)):
             return infer.main([*command, 'two', '--launcher', 'pytorch'])
 
-    statuses = [status for status, _ in in_two_processes(work)]
+    statuses = [status for status, _ in in_processes(2, work)]
     assert statuses == [0, -signal.SIGKILL]
     assert contents('two') == contents('one')
     assert sorted(os.listdir('two')) == sorted([*os.listdir('one'), '.shared'])
@@ -196,7 +196,7 @@ def test_an_evaluation(untrained, configs, monkeypatch, name):
             with mock.patch.object(shared_test.SharedTestLoop, 'run_part', run_part):
                 return test_tool.main([*command, '--launcher', 'pytorch'])
 
-    assert [status for status, _ in in_two_processes(work)] == [0, -signal.SIGKILL]
+    assert [status for status, _ in in_processes(2, work)] == [0, -signal.SIGKILL]
     metrics = [
         line
         for line in Path('one.txt').read_text().splitlines()
@@ -209,5 +209,5 @@ def test_an_evaluation(untrained, configs, monkeypatch, name):
     assert_same(one, two)
     assert not list(Path('work/.shared').glob('*.pkl'))
     times = Path('two.pkl').stat().st_mtime_ns
-    assert all_done(in_two_processes(partial(work, dies=False)))
+    assert all_done(in_processes(2, partial(work, dies=False)))
     assert Path('two.pkl').stat().st_mtime_ns == times

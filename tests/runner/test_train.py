@@ -3,22 +3,25 @@
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
+from typing import Any, Optional
+from unittest import mock
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
-from support import ROOT, load_tool, run
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from support import in_processes, load_tool
 
 from cpvt_pyramid.runner import distributed, resume
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.tool_runner import one_cycles_by_group
 
-TOOLS = ROOT / 'tools'
 train = load_tool('train')
 
 
@@ -50,59 +53,48 @@ def logged(checkpoint: Path, name: str) -> np.ndarray:
 # Training that is killed
 
 
-FAULTS = """
-import builtins, io, os, signal
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-
-open_really = io.open
-
-class HalfWritten:
-    def __init__(self, file):
-        self.file = file
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        pass
-    def write(self, data):
-        self.file.write(data[:len(data) // 2])
-        self.file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def open_badly(file, mode='r', *args, **options):
-    opened = open_really(file, mode, *args, **options)
-    torn = 'w' in mode and os.environ.get('KILL_WRITING', 'never') in str(file)
-    return HalfWritten(opened) if torn else opened
-
-io.open = builtins.open = open_badly
-
 @HOOKS.register_module()
 class KillHook(Hook):
-    def after_train_iter(self, runner, *_, **__):
-        if runner.iter + 1 == int(os.environ.get('KILL_AFTER', 0)):
+    """Kills the process after this many iterations."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
+        if runner.iter + 1 == self.after:
             os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
-def train_until_killed(config: Path, *options: str, **fault: str) -> None:
-    """Train in a process that is killed as FAULTS says."""
-    Path('faults.py').write_text(FAULTS)
+def train_until_killed(
+    config: Path, *options: str, after: int = 0, writing: Optional[str] = None
+) -> None:
+    """Train in a process that is killed after some iterations, or in the middle of a file."""
     faulty = Path(f'faulty_{config.name}')
     faulty.write_text(
-        f"_base_ = ['{config}']\n"
-        'custom_imports = _base_.custom_imports\n'
-        "custom_imports['imports'].append('faults')\n"
-        "custom_hooks = [dict(type='KillHook')]\n"
+        f"_base_ = '{config}'\ncustom_hooks = [dict(type='KillHook', after={after})]\n"
     )
-    command = [sys.executable, TOOLS / 'train.py', faulty, '--work-dir', 'killed', *options]
-    ended = run(*command, PYTHONPATH=os.getcwd(), **fault)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    write_bytes = Path.write_bytes
+
+    def torn(self: Path, content: bytes) -> int:
+        if writing and writing in self.name:
+            with self.open('wb') as file:
+                file.write(content[: len(content) // 2])
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return write_bytes(self, content)
+
+    def work(rank: int) -> int:
+        with mock.patch.object(Path, 'write_bytes', torn):
+            return train.main([str(faulty), '--work-dir', 'killed', *options])
+
+    ((status, said),) = in_processes(1, work)
+    assert status == -signal.SIGKILL, said
 
 
 def test_killed_while_writing_a_checkpoint(configs, trained):
     """By epochs, with persistent data workers; the reference has none."""
     workers = 'train_dataloader.num_workers=2', 'train_dataloader.persistent_workers=True'
-    train_until_killed(configs['detector'], '--cfg-options', *workers, KILL_WRITING='epoch_2.pth')
+    train_until_killed(configs['detector'], '--cfg-options', *workers, writing='epoch_2.pth')
     assert [path.name for path in Path('killed').glob('*.pth')] == ['epoch_1.pth']
     command = [str(configs['detector']), '--work-dir', 'killed', '--resume']
     assert train.main([*command, '--cfg-options', *workers]) == 0
@@ -113,7 +105,7 @@ def test_killed_while_writing_a_checkpoint(configs, trained):
 def test_killed_between_checkpoints(configs, trained):
     """By iterations: checkpoints at 5 and 10, killed after 8 of 12."""
     workers = 'train_dataloader.num_workers=2', 'train_dataloader.persistent_workers=True'
-    train_until_killed(configs['segmentor'], '--cfg-options', *workers, KILL_AFTER='8')
+    train_until_killed(configs['segmentor'], '--cfg-options', *workers, after=8)
     command = [str(configs['segmentor']), '--work-dir', 'killed', '--resume']
     assert train.main([*command, '--cfg-options', *workers]) == 0
     assert_same_state(Path('killed/iter_12.pth'), trained['segmentor'] / 'iter_12.pth')
@@ -273,9 +265,9 @@ def test_two_processes_with_the_hook_are_one_with_the_total_batch(configs):
         f"_base_ = '{configs['detector']}'\ncustom_hooks = [dict(type='TotalBatchHook')]\n"
     )
     assert train.main([str(configs['detector']), '--work-dir', 'one', *options]) == 0
-    command = [TOOLS / 'dist_train.sh', hooked, '2', '--work-dir', 'two', *options]
-    ended = run(*command, 'train_dataloader.batch_size=1')
-    assert ended.returncode == 0, ended.stderr
+    command = [str(hooked), '--launcher', 'pytorch', '--work-dir', 'two', *options]
+    ended = in_processes(2, lambda rank: train.main([*command, 'train_dataloader.batch_size=1']))
+    assert [status for status, _ in ended] == [0, 0], ended
     for name in ('loss', 'loss_cls', 'loss_bbox'):
         one, two = (logged(Path(folder, 'epoch_3.pth'), name) for folder in ('one', 'two'))
         assert len(one) == len(two) == 12

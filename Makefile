@@ -78,8 +78,9 @@ dist: setup  ## build the wheel and the source archive in dist/, and try them in
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
 
-lint: setup  ## check the style
+lint: setup  ## check the style, and the types of the public API
 	.venv/bin/ruff check .
+	.venv/bin/mypy --cache-dir build/mypy
 
 table: setup  ## update the README's table of models and docs/models.md
 	$(PY) tools/benchmarks/model_table.py --write

@@ -5,8 +5,8 @@ code of both. PCPVT is the pyramid that the CPVT paper (arXiv 2102.10882) calls 
 PEG instead of the learned tables.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Optional, TypeVar, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 
 class Arch(NamedTuple):
@@ -22,9 +22,9 @@ class Arch(NamedTuple):
     position: str = 'peg'  # where position comes from, see `CPVTPyramid`
 
 
-_PCPVT = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
-_PVT = dict(**_PCPVT, position='learned')
-_SVT = dict(mlp_ratios=(4, 4, 4, 4), window=7, stage_norm=True)
+_PCPVT: dict[str, Any] = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
+_PVT: dict[str, Any] = dict(**_PCPVT, position='learned')
+_SVT: dict[str, Any] = dict(mlp_ratios=(4, 4, 4, 4), window=7, stage_norm=True)
 
 ARCHS = {
     # ours, for the demo and the tests
@@ -80,7 +80,8 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
     if isinstance(arch, kind):
         return arch
     pyramid = kind is Arch
-    archs, others = (ARCHS, COLUMNAR_ARCHS) if pyramid else (COLUMNAR_ARCHS, ARCHS)
+    archs: Mapping[Any, Any] = ARCHS if pyramid else COLUMNAR_ARCHS
+    others = COLUMNAR_ARCHS if pyramid else ARCHS
     if arch in others:
         classes = 'CPVT, a classifier, or DenseCPVT, a backbone' if pyramid else 'CPVTPyramid'
         is_a = 'columnar model' if pyramid else 'pyramid'

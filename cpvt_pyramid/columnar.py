@@ -6,7 +6,7 @@ if the model has one, then the map's, row by row; and (B, H, W, C) before and af
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from .pyramid import init_weights
 from .weights import LoadsCheckpoints, check_rgb_weights
 
 
-class Column(LoadsCheckpoints, nn.Module):
+class Column(LoadsCheckpoints):
     """What the classifier and the dense backbone share: from the image to the last block.
 
     Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
@@ -111,13 +111,13 @@ class Column(LoadsCheckpoints, nn.Module):
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(block(i) for i in range(arch.depth))
         self.pos_block = nn.ModuleDict(
-            {str(i): peg.build(arch.dim) for i in after if not peg.qk_only}
+            {str(i): peg.build(arch.dim) for i in after} if peg and not peg.qk_only else {}
         )
 
         self.apply(init_weights)
         if peg:
             peg.start(self)
-        self.peg_starts_at_zero = bool(peg) and peg.zero_init
+        self.peg_starts_at_zero = peg is not None and peg.zero_init
 
     def features(
         self, image: Tensor, valid: Optional[Tensor] = None
@@ -163,8 +163,9 @@ class Column(LoadsCheckpoints, nn.Module):
         part, *rest = name.split('.')
         if part in ('cls_token', 'cls_pos'):
             return self.cls_token is None
-        if part == 'levels' and part in self._modules:
-            return bool(rest) and rest[0] not in self.levels
+        levels = self._modules.get('levels')
+        if part == 'levels' and isinstance(levels, nn.ModuleDict):
+            return bool(rest) and rest[0] not in levels
         return part in ('norm', 'head') and part not in self._modules
 
     def can_do_without(self, name: str) -> bool:
@@ -216,7 +217,7 @@ class CPVT(Column):
         arch: Union[str, ColumnarArch, dict] = 'cpvt_small',
         *,
         num_classes: int = 1000,
-        **options: object,
+        **options: Any,
     ) -> None:
         super().__init__(arch, **options)
         self.norm = LayerNorm(self.arch.dim, eps=1e-6)
@@ -265,7 +266,7 @@ class DenseCPVT(Column):
         *,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         out_channels: int = 256,
-        **options: object,
+        **options: Any,
     ) -> None:
         super().__init__(arch, **options)
         patch = self.arch.patch_size
@@ -338,15 +339,15 @@ class Level(nn.Module):
 class UnpatchConv(nn.ConvTranspose2d):
     """A transposed convolution on tokens (B, H, W, C)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    def forward(self, x: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2), output_size).permute(0, 2, 3, 1)
 
 
 def token(dim: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
 
 
-def with_class_token(model: nn.Module, x: Tensor) -> Tensor:
+def with_class_token(model: Column, x: Tensor) -> Tensor:
     """A model's class token, if it has one, before the tokens (B, N, C): (B, 1 + N, C)."""
     if model.cls_token is None:
         return x

@@ -18,6 +18,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -71,7 +72,11 @@ class _Operations(TorchDispatchMode):
         self.counter = counter
 
     def __torch_dispatch__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: Optional[dict] = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: Optional[dict] = None,
     ) -> object:
         kwargs = kwargs or {}
         op = func.overloadpacket

@@ -124,14 +124,12 @@ class PosCNN(nn.Module):
             )
         self.stride = stride
         self.border = 0 if zero_padding else kernel_size // 2
+        padding = kernel_size // 2 - self.border
 
         def convolution() -> nn.Module:
-            shape = dict(kernel_size=kernel_size, stride=stride, padding=kernel_size // 2)
-            if self.border:
-                shape.update(padding=0)
             if conv == 'dense':
-                return Conv(dim, dim, **shape)
-            depthwise = Conv(dim, dim, **shape, groups=dim)
+                return Conv(dim, dim, kernel_size, stride, padding)
+            depthwise = Conv(dim, dim, kernel_size, stride, padding, groups=dim)
             if conv == 'depthwise':
                 return depthwise
             return nn.Sequential(depthwise, Conv(dim, dim, 1))
@@ -175,10 +173,11 @@ class LearnedPosition(nn.Module):
         self.table = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, *size, dim), std=0.02))
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        size = x.shape[1:3]
+        _, height, width, _ = x.shape
         if mask is None:
-            return x + ops.resize_table(self.table, *size, self.mode)
-        return x + ops.resize_table_each(self.table, *valid_sizes(mask), size, self.mode)
+            return x + ops.resize_table(self.table, height, width, self.mode)
+        sizes = valid_sizes(mask)
+        return x + ops.resize_table_each(self.table, *sizes, (height, width), self.mode)
 
 
 class SinCosPosition(nn.Module):
@@ -321,7 +320,8 @@ class RoPE(AttentionPosition):
         """(B or 1, heads or 1, T, d / 2), by which the planes of queries or keys are rotated."""
         rows, columns = (at[None] for at in grid.places(step, like))
         if self.normalized:
-            height, width = grid.height, grid.width
+            height: Union[int, Tensor] = grid.height
+            width: Union[int, Tensor] = grid.width
             if grid.mask is not None:
                 height, width = (side.clamp(min=1)[:, None] for side in valid_sizes(grid.mask))
             rows, columns = centered(rows, height), centered(columns, width)

@@ -7,7 +7,7 @@ NCHW memory.
 
 import math
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from .weights import LoadsCheckpoints, check_rgb_weights
 PATCH_SIZES = (4, 2, 2, 2)
 
 
-class CPVTPyramid(LoadsCheckpoints, nn.Module):
+class CPVTPyramid(LoadsCheckpoints):
     """Pyramid vision transformer with a PEG after the first block of each stage.
 
     Parameter names are those of the published checkpoints, which `load_state_dict` takes as
@@ -160,7 +160,7 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         self.apply(init_weights)
         if peg:
             peg.start(self)
-        self.peg_starts_at_zero = bool(peg) and peg.zero_init
+        self.peg_starts_at_zero = peg is not None and peg.zero_init
         self.train()
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -189,7 +189,8 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         x, mask = self.patch_embeds[i](x, mask)
         x = self.pos_embeds[i](x, mask)  # PVT's table; CPVT has none
         x = self.peg(i, -1)(x, mask)
-        for j, block in enumerate(self.blocks[i]):
+        blocks: Any = self.blocks[i]  # a ModuleList, whose type names no items
+        for j, block in enumerate(blocks):
             x = self.peg(i, j)(block(x, mask), mask)  # CPVT: a PEG after block 0
         return self.norm_list[i](x), mask
 
@@ -197,7 +198,7 @@ class CPVTPyramid(LoadsCheckpoints, nn.Module):
         """The PEG after a block of a stage (-1: before the first), or the identity."""
         if block == 0:
             return self.pos_block[stage]
-        pegs = self.more_pos_block[stage]
+        pegs: Any = self.more_pos_block[stage]
         return pegs[str(block)] if str(block) in pegs else self.no_peg
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
@@ -271,4 +272,5 @@ def init_weights(module: nn.Module) -> None:
     elif isinstance(module, nn.Conv2d):
         fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups
         nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-        nn.init.zeros_(module.bias)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

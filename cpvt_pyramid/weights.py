@@ -13,7 +13,6 @@ A checkpoint of another architecture is an error, wherever it is loaded.
 """
 
 import functools
-import itertools
 import logging
 import math
 import pickle
@@ -206,7 +205,7 @@ def inert(name: str) -> type:
     return type(name, (Inert,), {'__module__': module})
 
 
-def load_weights(model: nn.Module, path: Union[str, Path]) -> LoadReport:
+def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadReport:
     """Load a checkpoint file into a model of this package.
 
     Args:
@@ -262,15 +261,22 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     return checkpoint
 
 
-class LoadsCheckpoints:
-    """Mixed into a model: its `load_state_dict` reads every format of this module.
+class LoadsCheckpoints(nn.Module):
+    """A model whose `load_state_dict` reads every format of this module.
 
-    The model says by `has_no_use_for(name)` which published tensors it leaves out, and by
-    `can_do_without(name)` which of its own keep their values if a checkpoint does not hold them.
-    `rgb_weights` says how weights for RGB are made to fit other channels, see `inflated`.
+    Attributes:
+        rgb_weights: how weights for RGB are made to fit other channels, see `inflated`.
     """
 
     rgb_weights: Union[str, Sequence[str], None]
+
+    def has_no_use_for(self, name: str) -> bool:
+        """Whether published checkpoints hold a tensor that this model leaves out."""
+        raise NotImplementedError
+
+    def can_do_without(self, name: str) -> bool:
+        """Whether a tensor keeps its value when a checkpoint does not hold it."""
+        raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
         self.log_load_report(prepare_state_dict(self, state_dict, prefix))
@@ -281,7 +287,7 @@ class LoadsCheckpoints:
         logging.getLogger(__name__).info('%s', report)
 
 
-def prepare_state_dict(module: nn.Module, state_dict: dict, prefix: str) -> LoadReport:
+def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) -> LoadReport:
     """Convert a checkpoint to the names and shapes of a model, in place.
 
     Args:
@@ -432,14 +438,14 @@ def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
     return None if value.isfinite().all() else 'has values that are not finite'
 
 
-def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, int]]:
+def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, ...]]:
     """The channels and blocks of each stage of a pyramid's tensors under our names."""
-    stages = []
-    for i in itertools.count():
-        if f'patch_embeds.{i}.proj.weight' not in tensors:
-            return stages
-        blocks = {name.split('.')[2] for name in tensors if name.startswith(f'blocks.{i}.')}
-        stages.append((*tensors[f'patch_embeds.{i}.proj.weight'].shape[:1], len(blocks)))
+    stages: list[tuple[int, ...]] = []
+    while (patches := f'patch_embeds.{len(stages)}.proj.weight') in tensors:
+        stage = f'blocks.{len(stages)}.'
+        blocks = {name.split('.')[2] for name in tensors if name.startswith(stage)}
+        stages.append((*tensors[patches].shape[:1], len(blocks)))
+    return stages
 
 
 def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:

@@ -54,7 +54,8 @@ def predict_files(
     named = list(zip(paths, result_names(paths, folder)))
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
-    done, waiting = [], []
+    done: list[tuple] = []  # path and name
+    waiting: list[tuple] = []  # and image
 
     def predict() -> None:
         results = predictor([image for _, _, image in waiting])

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol, Union, overload
 
 import numpy as np
 
@@ -76,7 +76,13 @@ class Predictor:
         else:
             self.model = _trained(path, size)
 
-    def __call__(self, images: Union[Source, Sequence[Source]]) -> Union[Result, list[Result]]:
+    @overload
+    def __call__(self, images: Source) -> Result: ...
+
+    @overload
+    def __call__(self, images: Union[list, tuple]) -> list[Result]: ...
+
+    def __call__(self, images: Union[Source, list, tuple]) -> Union[Result, list[Result]]:
         """Predict.
 
         Args:
@@ -90,7 +96,7 @@ class Predictor:
         """
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
-        results = []
+        results: list[Result] = []
         for start in range(0, len(images), self.batch_size):
             batch = [load_image(source) for source in images[start : start + self.batch_size]]
             results += self.model.predict(batch, self.score_thr)
@@ -146,9 +152,9 @@ class ExportedModel:
         resized = [self.to_input_size(image) for image in images]
         outputs = self.run(resized)
         score_thr = self.about['score_thr'] if score_thr is None else score_thr
-        results = []
+        results: list[Result] = []
         for image, small, output in zip(images, resized, outputs):
-            common = {'image': image, 'classes': self.classes, 'palette': self.palette}
+            common = dict(image=image, classes=self.classes, palette=self.palette)
             if self.about['task'] == 'segmentation':
                 results.append(LabelMap(labels=own_labels(output, small, image), **common))
             else:
@@ -230,7 +236,8 @@ def own_labels(output: dict[str, np.ndarray], small: np.ndarray, image: np.ndarr
     scores = output['probabilities'][:, :height, :width]
     if size == (height, width):
         return scores.argmax(0).astype(_label_dtype(len(scores)))
-    labels, best = np.zeros(size, _label_dtype(len(scores))), np.full(size, -np.inf, np.float32)
+    labels: np.ndarray = np.zeros(size, _label_dtype(len(scores)))
+    best = np.full(size, -np.inf, np.float32)
     for label, plane in enumerate(scores):  # one at a time: all take 150 floats a pixel for ADE20K
         plane = resize_scores(plane, size)
         labels[plane > best] = label
@@ -248,7 +255,7 @@ def own_detections(
     image: np.ndarray,
     score_thr: float,
     masks: Optional[str],
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """The arguments of `Detections`, in pixels of an image, from the model's output for `small`.
 
     masks: 'box' or 'image', what the output's masks cover, or None.

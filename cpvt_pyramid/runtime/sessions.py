@@ -1,5 +1,6 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Optional, Protocol
 
@@ -79,7 +80,7 @@ def _name(names: set[str]) -> str:
     return next(iter(NAMES & names or names))
 
 
-BACKENDS = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+BACKENDS: dict[str, Callable[[Path], Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
 
 
 def open_session(path: Path, backend: str) -> Session:

@@ -51,7 +51,7 @@ class TrainedModel:
         self.predictor.batch_size = len(images)
         prepare, predict = self.predictor.prepare, self.predictor.predict
         inputs = (prepare(i, np.ascontiguousarray(im[..., ::-1])) for i, im in enumerate(images))
-        results = {}
+        results: dict[int, Detections | LabelMap] = {}
         for i, _, sample in predict(inputs):
             common = {'image': images[i], **self.meta}
             if 'pred_sem_seg' in sample:

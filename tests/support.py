@@ -44,7 +44,9 @@ def clear_global_instances() -> None:
     for module, names in GLOBAL_INSTANCES.items():
         if module in sys.modules:
             for name in names:
-                getattr(sys.modules[module], name)._instance_dict.clear()
+                kind = getattr(sys.modules[module], name)
+                for each in (kind, *kind.__subclasses__()):  # each class has its own
+                    each._instance_dict.clear()
 
 
 def load_tool(name: str) -> ModuleType:

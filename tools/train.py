@@ -78,7 +78,7 @@ def train(
         choose_start(cfg, resume)
         if early_stop:
             checks.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
-            hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 0.0}
+            hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 1e-9}
             cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
         set_up_logs(cfg, log_to)
         make_resumable(cfg)

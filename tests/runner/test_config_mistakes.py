@@ -46,7 +46,7 @@ TRAINING = [
     ),
     ('train_dataloader=None', 'the config must set train_dataloader'),
     ('train_cfg.max_epochs=0', 'train_cfg.max_epochs must be at least 1, got 0'),
-    ('train_cfg.max_epoch=1', 'train_cfg (EpochBasedTrainLoop): EpochBasedTrainLoop.__init__()'),
+    ('train_cfg.max_epoch=1', 'train_cfg (MidEpochTrainLoop): EpochBasedTrainLoop.__init__()'),
     (
         'optim_wrapper.type=AmpOptimWrapper',
         'optim_wrapper (AmpOptimWrapper): ``AmpOptimizerWrapper`` is only available',

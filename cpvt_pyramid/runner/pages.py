@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -143,22 +143,17 @@ def bar_chart(
     values: Mapping[str, float],
     title: str,
     show: Callable[[float], str] = '{:g}'.format,
-    others: Optional[Mapping[str, float]] = None,
 ) -> str:
-    """Horizontal bars; thin gray ones below are those of another series."""
+    """Horizontal bars."""
     row, text = 22, max([len(name) for name in values] + [4]) * 7 + 8
     text = min(text, 200)
-    highest = max([*values.values(), *(others or {}).values(), 1e-12])
+    highest = max([*values.values(), 1e-12])
     room = WIDTH - text - 70
     height = row * len(values) + 30
     parts = [f'<text x="0" y="14" font-weight="bold">{escape(title)}</text>']
     for i, (name, value) in enumerate(values.items()):
         y = 24 + i * row
         tip = f'{name}: {show(value)}'
-        if others:
-            other = others.get(name, 0)
-            tip += f' ({show(other)})'
-            parts.append(rectangle(text, y + 14, room * other / highest, 4, GRAY, tip))
         parts.append(rectangle(text, y, room * value / highest, 14, BLUE, tip))
         shown = name if len(name) < 28 else name[:26] + '…'
         parts.append(f'<text x="{text - 6}" y="{y + 12}" text-anchor="end">{escape(shown)}</text>')
@@ -260,7 +255,8 @@ def heat_map(
     text = min(max(len(name) for name in [*rows, *columns]), 24) * 7 + 10 if cell >= 11 else 20
     totals = counts.sum(1, keepdims=True)
     shares = counts / np.maximum(totals, 1)
-    parts = []
+    frame = f'x="{text}" y="{text}" width="{cell * len(columns)}" height="{cell * len(rows)}"'
+    parts = [f'<rect {frame} fill="none" stroke="#e3e6ea"/>']
     for i, j in zip(*np.nonzero(shares >= 0.005)):
         share = float(shares[i, j])
         x, y = text + j * cell, text + i * cell

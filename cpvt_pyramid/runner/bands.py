@@ -1,6 +1,6 @@
 """Images of any number of bands in the tools: what a config reads, and statistics."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
@@ -9,8 +9,6 @@ from mmengine.config import Config
 
 from ..mm.bands import opened, read_bands
 from .configs import kind_of, leaves
-from .prediction import read_image
-from .raster import ReadError
 
 SAMPLE = 1024  # pixels of the longer side, to which images are reduced for statistics
 
@@ -33,22 +31,6 @@ def loaded_bands(cfg: Config) -> Optional[tuple[int, ...]]:
     return None
 
 
-def image_reader(cfg: Config) -> Callable[[Path], np.ndarray]:
-    """A function that reads an image as the test pipeline of a config does, (H, W, C).
-
-    It raises a ReadError if the file is not a complete image.
-    """
-    bands = loaded_bands(cfg)
-
-    def read(path: Path) -> np.ndarray:
-        try:
-            return read_bands(path, bands)[0]
-        except OSError as error:
-            raise ReadError(str(error)) from error
-
-    return read_image if bands is None else read
-
-
 def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
     """Height and width of a TIFF, of any bands, that GDAL reads to its end; None of others."""
     if path.suffix.lower() not in ('.tif', '.tiff'):
@@ -59,6 +41,14 @@ def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
         return read_bands(path, bands, longest=SAMPLE)[1].size
     except (OSError, ImportError):
         return None
+
+
+def labels_of_raster(path: Path) -> Optional[np.ndarray]:
+    """A label map of any size, (H, W), in a TIFF that GDAL reads to its end; None of others."""
+    if size_of_raster(path) is None:
+        return None
+    with opened(path) as labels:
+        return labels.read(1)
 
 
 def band_statistics(

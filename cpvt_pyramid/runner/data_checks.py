@@ -22,7 +22,7 @@ from mmengine.config import Config
 from PIL import Image
 from tqdm import tqdm
 
-from .bands import size_of_raster
+from .bands import labels_of_raster, size_of_raster
 from .command import UserError
 from .configs import as_list, dataset_class, is_local, kind_of, leaves
 from .distributed import of_first_process
@@ -406,8 +406,13 @@ def label_problem(path: Path, size: Optional[tuple[int, int]], labels: int) -> O
             if size and image.size != size[::-1]:
                 return 'label maps of another size than their image'
             values = np.unique(np.asarray(image))
-    except Exception:  # Pillow raises many kinds on a truncated file
-        return 'label maps that are not complete images'
+    except Exception:  # Pillow raises many kinds on a truncated file, or on a very large one
+        whole = labels_of_raster(path)
+        if whole is None:
+            return 'label maps that are not complete images'
+        if size and whole.shape != size:
+            return 'label maps of another size than their image'
+        values = np.unique(whole)
     if ((values >= labels) & (values != IGNORED_LABEL)).any():
         return f'label maps with labels beyond the classes, 0 to {labels - 1}'
     return None

@@ -24,13 +24,14 @@ from torch import nn
 from tqdm import tqdm
 
 from ..mm.valid_region import AppendsValidity
-from .bands import image_reader
+from .bands import loaded_bands
 from .command import UserError
 from .configs import kind_of, leaves
 from .files import atomic_write
 from .prediction import (
     detections,
     draw_prediction,
+    image_reader,
     panoptic_segments,
     write_results,
 )
@@ -68,12 +69,15 @@ class ModelPredictor:
     ) -> None:
         self.model, self.meta = model, meta
         self.batch_size, self.score_thr = batch_size, score_thr
+        self.bands = loaded_bands(cfg)
         self.read, self.pipeline = image_reader(cfg), image_pipeline(cfg)
         preprocessor = model.data_preprocessor
         marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
         self.pads = marks_padding and cfg.default_scope == 'mmdet'
 
     def prepare(self, source: Any, image: np.ndarray) -> Prepared:
+        if self.bands and image.shape[2] != len(self.bands):  # a frame of a video
+            raise ReadError(f'the model takes {len(self.bands)} bands, got {image.shape[2]}')
         try:
             data = self.pipeline({'img': image, 'img_id': 0})
         except cv2.error as error:

@@ -1,7 +1,7 @@
 """Predictions of detectors, semantic and panoptic segmentors, as pictures and as files."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -16,11 +16,13 @@ from mmengine.structures import BaseDataElement
 from PIL import Image
 from torch import nn
 
+from ..mm.bands import read_bands
+from .bands import loaded_bands
 from .configs import dataset_class, leaves
 from .drawing import class_palette, draw_boxes, draw_segmentation
 from .files import atomic_write, distinct_name
 from .formats import Kind
-from .raster import ReadError
+from .raster import ReadError, picture
 from .records import detection_records, head_of_image, label_picture, write_list
 
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
@@ -45,6 +47,23 @@ def read_image(path: Union[str, Path]) -> np.ndarray:
     if array is None:
         raise ReadError('OpenCV cannot read this kind of image')
     return array
+
+
+def image_reader(cfg: Config) -> Callable[[Path], np.ndarray]:
+    """A function that reads an image as the test pipeline of a config does: (H, W, 3) BGR, or bands
+    (H, W, N) in float32.
+
+    It raises a ReadError if the file is not a complete image.
+    """
+    bands = loaded_bands(cfg)
+
+    def read(path: Path) -> np.ndarray:
+        try:
+            return read_bands(path, bands)[0]
+        except OSError as error:
+            raise ReadError(str(error)) from error
+
+    return read_image if bands is None else read
 
 
 def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
@@ -226,11 +245,12 @@ class PictureHook(Hook):
         data_batch: Any = None,
         outputs: Optional[Sequence[BaseDataElement]] = None,
     ) -> None:
-        meta = dataset_meta(runner.cfg, {})
+        meta, read = dataset_meta(runner.cfg, {}), image_reader(runner.cfg)
         for sample in outputs:
             name = distinct_name(Path(sample.img_path).stem, self.names)
             path = Path(sample.img_path)
-            write_results(self.folder, name, path, read_image(path), sample, meta, self.score_thr)
+            image = picture(read(path))
+            write_results(self.folder, name, path, image, sample, meta, self.score_thr)
 
 
 def results_dump(scope: str, path: str) -> DumpResults:

@@ -16,9 +16,10 @@ from support import ROOT, load_tool
 
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations, read_bands
 from cpvt_pyramid.runner.bands import band_statistics, size_of_raster
-from cpvt_pyramid.runner.inference import image_pipeline
+from cpvt_pyramid.runner.data_checks import check_dataset
+from cpvt_pyramid.runner.inference import ModelPredictor, image_pipeline
 from cpvt_pyramid.runner.models import build_model
-from cpvt_pyramid.runner.raster import open_image, picture, row_reader
+from cpvt_pyramid.runner.raster import ReadError, open_image, picture, row_reader
 
 PAGE = (ROOT / 'docs/bands.md').read_text()
 COMMANDS = re.findall(r'^python tools/.*$', PAGE, re.M)
@@ -86,7 +87,10 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
             assert 'mean = [1001.' in capsys.readouterr().out
             continue
         more = work_dir if name in ('train', 'test') else ()
+        more += ('--show-dir', 'shown') if name == 'test' else ()
         assert load_tool(name).main([*words, *more, *options_of(SMALL)]) == 0
+    with Image.open(tmp_path / 'shown/s0.overlay.png') as shown:
+        assert shown.mode == 'RGB'
     assert {Path(shlex.split(c)[1]).stem for c in COMMANDS} == {
         'band_statistics', 'train', 'test', 'infer'
     }  # fmt: skip
@@ -204,6 +208,27 @@ def test_grayscale(tmp_path):
     with torch.no_grad():
         (sample,) = model.test_step({k: [v] for k, v in data.items()})
     assert sample.pred_sem_seg.data.shape == (1, 70, 60)
+
+
+def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
+    """Pillow reads neither scenes of 4 bands nor maps beyond its limit; GDAL does."""
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)
+    monkeypatch.setenv('BANDS_ROOT', str(scenes))
+    dataset = Config.fromfile(ROOT / CONFIG).train_dataloader.dataset
+    assert check_dataset(dataset, 'mmseg').problems == []
+    dataset.metainfo = dict(classes=('one', 'two'))
+    (problem,) = check_dataset(dataset, 'mmseg').problems
+    assert problem.kind == 'label maps with labels beyond the classes, 0 to 1'
+
+
+def test_a_frame_of_a_video_has_no_bands(scenes, monkeypatch):
+    monkeypatch.setenv('BANDS_ROOT', str(scenes))
+    cfg = Config.fromfile(ROOT / CONFIG)
+    cfg.merge_from_dict({'model.backbone': dict(arch='pcpvt_nano', init_cfg=None)})
+    cfg.merge_from_dict({'model.neck': dict(in_channels=[32, 64, 128, 192])})
+    predictor = ModelPredictor(build_model(cfg, 'cpu'), cfg, {}, 1, 0.3)
+    with pytest.raises(ReadError, match='takes 4 bands, got 3'):
+        predictor.prepare('frame', np.zeros((8, 8, 3), np.uint8))
 
 
 def test_mistakes_are_named(scenes, tmp_path):

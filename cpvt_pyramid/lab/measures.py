@@ -77,7 +77,9 @@ def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False)
         return [Group(s.name, [s] * lab.seeds, [], side, images) for s in models]
     groups = []
     for model in lab.preset.models:
-        variants = {**lab.encodings(model), **(GAP if gap and model == 'column' else {})}
+        variants = lab.encodings(model)
+        if gap and model == 'column':
+            variants |= {name: v for name, v in GAP.items() if v.position in variants}
         for one in lab.train(variants, model):
             name = one.name if len(lab.preset.models) == 1 else f'{model} {one.name}'
             loaded = [run.load() for run in one.runs]

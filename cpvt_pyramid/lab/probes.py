@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -90,15 +91,8 @@ def images_of(kind: str, count: int, side: int, seed: int = 0, split: str = 'tes
 
 def photographs(count: int, side: int, seed: int, split: str) -> Tensor:
     """Random square crops of photographs, mirrored at random, normalized."""
-    import skimage.data
-    from skimage.color import gray2rgb
-
     rng = np.random.default_rng([seed, 1])
-    sources = []
-    for name in PHOTOGRAPHS[split]:
-        pixels = getattr(skimage.data, name)()
-        pixels = gray2rgb(pixels) if pixels.ndim == 2 else pixels
-        sources.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+    sources = whole_photographs(split)
     crops = []
     for i in range(count):
         source = sources[i % len(sources)]
@@ -112,6 +106,20 @@ def photographs(count: int, side: int, seed: int, split: str) -> Tensor:
         crops.append(crop.flip(2) if rng.random() < 0.5 else crop)
     image = torch.stack(crops)
     return (image - image.mean((2, 3), keepdim=True)) / image.std((2, 3), keepdim=True)
+
+
+@lru_cache
+def whole_photographs(split: str) -> list[Tensor]:
+    """The photographs of a split, (3, H, W) from 0 to 1."""
+    import skimage.data
+    from skimage.color import gray2rgb
+
+    found = []
+    for name in PHOTOGRAPHS[split]:
+        pixels = getattr(skimage.data, name)()
+        pixels = gray2rgb(pixels) if pixels.ndim == 2 else pixels
+        found.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+    return found
 
 
 # Ridge regression from features to positions

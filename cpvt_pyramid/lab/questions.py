@@ -10,8 +10,9 @@ import numpy as np
 
 from . import figures
 from .laboratory import Lab, Trained, metric_of
+from .parallel import in_parallel
 from .report import LabAnswer, Table
-from .runs import Result, evaluate_answers, in_parallel, one_thread, write_text
+from .runs import Result, evaluate_answers, one_thread, write_text
 from .scenes import draw_scenes
 from .statistics import Estimate, estimate, holm, paired_difference
 from .tasks import POSITION_TASKS, TASKS, ceilings

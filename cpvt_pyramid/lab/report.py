@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,9 +146,7 @@ def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
         seeds = ', '.join(map(str, settings['seeds']))
         names = [f'{page.stem}-{name}' for name in found['figures']]
         for name, new in zip(found['figures'], names):
-            write_atomically(
-                page.with_name(new), lambda f, n=name: f.write((folder / n).read_bytes())
-            )
+            shutil.copyfile(folder / name, page.with_name(new))
         parts += [
             f'### {found["title"]}',
             f'`{question}`: {settings["steps"]} steps, seeds {seeds}, PyTorch {torch}.',

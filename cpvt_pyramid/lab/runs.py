@@ -3,13 +3,10 @@
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import platform
-import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,9 +16,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .models import CELLS, READINGS, Answers, LabModel
+from .parallel import in_parallel
 from .scenes import Scenes, draw_scenes
 from .tasks import TASKS, labels_of
 
@@ -139,29 +136,6 @@ def run_all(
     jobs = [(run, (settings, folder, device)) for settings in unique]
     results = dict(zip(unique, in_parallel(jobs, workers, label)))
     return [results[settings] for settings in todo]
-
-
-def in_parallel(jobs: Sequence[tuple[Callable, tuple]], workers: int, label: str) -> list:
-    """The results of function calls, in order, with a progress bar; an interrupt ends them all."""
-    if workers <= 1 or len(jobs) <= 1:
-        return [function(*args) for function, args in tqdm(jobs, desc=label, disable=None)]
-    context = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(workers, context, initializer=ignore_interrupts) as pool:
-        futures = [pool.submit(function, *args) for function, args in jobs]
-        try:
-            for future in tqdm(as_completed(futures), label, len(jobs), disable=None):
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-        return [future.result() for future in futures]
-
-
-def ignore_interrupts() -> None:
-    """In a worker: Ctrl-C reaches the whole process group, and the parent ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from torch import nn
 
 from cpvt_pyramid.lab import measures, runs
 from cpvt_pyramid.lab.laboratory import PRESETS, Lab
+from cpvt_pyramid.lab.parallel import in_parallel
 from cpvt_pyramid.lab.probes import Subject
-from cpvt_pyramid.lab.runs import in_parallel
 from cpvt_pyramid.lab.tasks import ceilings
 from cpvt_pyramid.runner.command import parser_of
 
@@ -110,6 +110,8 @@ def test_an_interrupt_ends_in_one_line(tmp_path, monkeypatch, capsys):
 
 def test_workers_give_the_results_in_order():
     assert in_parallel([(math.sqrt, (n,)) for n in (9, 4, 1)], 2, 'roots') == [3, 2, 1]
+    with pytest.raises(ValueError):  # of a worker
+        in_parallel([(math.sqrt, (n,)) for n in (9, -1, 1)], 2, 'roots')
 
 
 @pytest.mark.parametrize(

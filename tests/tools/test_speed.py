@@ -7,9 +7,13 @@ from pathlib import Path
 import matplotlib.image
 import ports
 import pytest
+import runtimes
 import torch
 from support import ROOT, load_tool
 from torch import nn
+
+from cpvt_pyramid import Arch, CPVTPyramid
+from cpvt_pyramid.export import onnx_file
 
 tool = load_tool('benchmarks/speed')
 
@@ -97,6 +101,40 @@ def test_compiled_models_follow_their_own(monkeypatch, tmp_path):
             assert (row['graphs'], row['graph_breaks']) == (1 if i < 4 else 0, 0)
         else:
             assert 'graphs' not in row
+
+
+def test_runtimes_follow_their_models(monkeypatch, tmp_path, capsys):
+    """Each is compared with its own model: maps of timm's are smaller than ours."""
+    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
+    monkeypatch.setattr(
+        tool, 'in_runtimes', lambda name, model: ((f'{name}_{x}', model) for x in tool.RUNTIMES)
+    )
+    options = dict(models=['ours', 'timm'], arch='pcpvt_nano', sizes=['50x70'], rounds=1)
+    rows = rows_of(tmp_path, runtimes=True, no_memory=True, **options)
+    each = [[name, *(f'{name}_{x}' for x in tool.RUNTIMES)] for name in ('ours', 'timm')]
+    assert [row['model'] for row in rows] == each[0] + each[1]
+    assert [row['difference'] for row in rows if '_' in row['model']] == [0] * 6
+    assert rows[4]['difference'] is None
+    assert all(row['ms'] > 0 and row['cpu_ms'] > 0 for row in rows)
+    assert ' cpu ms ' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['ours', 'timm'])
+def test_runtimes_give_the_maps_of_pytorch(name, monkeypatch):
+    """With windows, which timm's exports need help with. The graph of ours is captured for one
+    size, which is quick; all sizes are tested elsewhere."""
+    capture = onnx_file.capture
+    monkeypatch.setattr(
+        onnx_file, 'capture', lambda model, has_valid: capture(model, has_valid, (40, 56))
+    )
+    arch = Arch((16,), (2,), (2,), (1,), sr_ratios=(8,), window=7)
+    model = ports.build(name, arch) if name == 'timm' else CPVTPyramid(arch, out_indices=(0,))
+    model, image = ports.randomize(model).eval(), torch.randn(1, 3, 40, 56)
+    with torch.inference_mode():
+        (expected,) = model(image)
+        for runtime, found in runtimes.in_runtimes(name, model):
+            tolerance = 0.1 if runtime.endswith('bf16') else 1e-4
+            torch.testing.assert_close(found(image)[0], expected, rtol=0, atol=tolerance)
 
 
 def test_other_weights_differ():
@@ -266,6 +304,9 @@ def test_waiting_on_busy_cores(tmp_path, monkeypatch):
         (f'--config {RETINANET} --models ours resnet50', 'as --models, not resnet50'),
         (f'--config {RETINANET} --models ours swin_tiny', 'as --models, not swin_tiny'),
         (f'--config {RETINANET} --compile', '--compile measures backbones'),
+        (f'--config {RETINANET} --runtimes', '--runtimes measures float32 forward passes'),
+        ('--runtimes --steps train', '--runtimes measures float32 forward passes'),
+        ('--runtimes --dtypes bfloat16', '--runtimes measures float32 forward passes'),
         ('--busy --compile', '--busy measures on a CPU; leave --compile'),
         ('--config no.py', 'no config at no.py'),
         ('--config fcn.py', 'fcn.py: the backbone must be CPVTPyramid, got ResNetV1c'),

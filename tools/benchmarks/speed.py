@@ -19,6 +19,7 @@ is then a backward pass of its loss on random targets. No backbone drops paths, 
 are computed. Where a model selects by score, small differences become large ones.
 
     ms      median over the rounds
+    cpu ms  median of the processor time of all threads, on which other processes have less effect
     ratio   to the first model: ratio of the medians, and quartiles of the rounds' ratios
     MiB     peak memory of a step beyond the model, after an identical step that loads and compiles
             whatever happens only once. On a GPU, of torch's allocator; on a CPU, resident memory
@@ -28,7 +29,8 @@ are computed. Where a model selects by score, small differences become large one
             longer, at rates measured in this run: the fastest matrix product, and a copy. Traffic
             is the operands and results of matrix products with weights and of convolutions, once
             each. Operations that depend on values, such as losses and proposals, are not counted
-    differs maximum difference from the first model's maps / maximum value
+    differs maximum difference from the first model's maps / maximum value; of a model in a runtime
+            from the maps of the same model in PyTorch
     graphs  number of graphs compiled for this size (0: earlier ones are reused), and graph breaks;
             training needs one more, to compare the maps
 
@@ -41,8 +43,10 @@ other, in a process of its own, while one other process per core computes:
     idle ms    the median without the other processes
 
 --plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
---compile adds each model compiled; on a CPU its memory is not measured. --profile lists the
-operators with the largest share of self time, on the GPU if there is one.
+--compile adds each model compiled, and --runtimes each model in onnxruntime, in OpenVINO, and in
+OpenVINO with products in bfloat16: ours as one file for all sizes (tools/export.py), the others
+exported by torch.onnx.export for each size. Memory of these is not measured on a CPU. --profile
+lists the operators with the largest share of self time, on the GPU if there is one.
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -72,6 +77,7 @@ with imports_of('speed'):
     import ports
     import torch
     from ports import Maps, ports_of
+    from runtimes import RUNTIMES, in_runtimes
     from torch import Tensor, nn
     from torch.utils._pytree import tree_leaves
 
@@ -81,6 +87,7 @@ with imports_of('speed'):
 OURS = ('ours', 'ours_cp', 'ours_plain')  # as is; activation checkpointing; plain operations
 NAMES = (*OURS, *ports.PORTS, *ports.OTHERS)
 COMPILED = '_compiled'  # suffix of the name of a compiled model
+VARIANTS = re.compile(f'({COMPILED}|_({"|".join(RUNTIMES)}))$')  # and of one in a runtime
 STEPS, DTYPES = ('forward', 'train'), ('float32', 'tf32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
 WARM_UP = 2  # steps
@@ -134,6 +141,7 @@ def speed(
     threads: int | None = None,
     rounds: int = 7,
     compile: bool = False,
+    runtimes: bool = False,
     with_cp: bool = False,
     plain: bool = False,
     profile: bool = False,
@@ -159,6 +167,7 @@ def speed(
         threads (N): CPU threads; by default as many as torch takes
         rounds (N): timed steps of each model
         compile: add each model compiled with dynamic sizes
+        runtimes: add each model in onnxruntime and in OpenVINO
         with_cp: add ours with activation checkpointing, as ours_cp
         plain: add ours with plain operations, as ours_plain
         profile: list the operators with the largest share of a step's time
@@ -171,6 +180,9 @@ def speed(
         raise UserError('--compile measures backbones; leave --config out')
     if busy and (compile or profile or device != 'cpu'):
         raise UserError('--busy measures on a CPU; leave --compile, --profile and --device out')
+    plain_case = (device, *steps, *dtypes) == ('cpu', 'forward', 'float32')
+    if runtimes and (busy or config or profile or not plain_case):
+        raise UserError('--runtimes measures float32 forward passes of backbones on a CPU')
     arch = find_arch(arch, config)
     pixels = [parse_size(text) for text in sizes]
     check(arch, pixels, batch, device, threads, rounds, (json, plot))
@@ -190,8 +202,8 @@ def speed(
     }
     try:
         contestants = {} if busy else build_all(tuple(dict.fromkeys(models)), arch, config)
-        if compile:
-            contestants = with_compiled(contestants)
+        if compile or runtimes:
+            contestants = with_variants(contestants, compile, runtimes)
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
@@ -427,10 +439,10 @@ def measure(
         arch, case, rounds, memory: as in `speed`.
     """
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
-    image, steps, first = case.image(), {}, None
+    image, steps, first, own = case.image(), {}, None, None
     for name, model in contestants.items():
         row, model = rows[name], case.prepared(model)
-        eager_name = name.removesuffix(COMPILED)
+        eager_name = VARIANTS.sub('', name)
         eager, same = contestants[eager_name], has_same_weights(eager_name, arch)
         before = compilations()
         try:
@@ -445,13 +457,15 @@ def measure(
             if same and first is None:
                 first = maps
             elif same:
-                row['difference'] = difference(maps, first)
+                row['difference'] = difference(maps, own if name.endswith(RUNTIMES) else first)
+            if name == eager_name:
+                own = maps
             del maps
             case.prepared(model)
             step = functools.partial(run, model, image, case.step)
             for _ in range(WARM_UP):
                 elapsed(step, case.device)
-            if model is not eager:
+            if name.endswith(COMPILED):
                 row['graphs'], row['graph_breaks'] = (
                     after - was for after, was in zip(compilations(), before)
                 )
@@ -459,18 +473,22 @@ def measure(
         except (RuntimeError, MemoryError, AssertionError, TypeError, ValueError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
         differs = row.get('difference', 0)
-        if must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
+        rounded = name.endswith('bf16')
+        if not rounded and must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
             raise UserError(
                 f'{case}: {name} must equal the first model within {TOLERANCE}, '
                 f'differs by {shown(differs)}'
             )
-    times = {name: [] for name in steps}
+    times, cpu_times = ({name: [] for name in steps} for _ in range(2))
     for i in range(rounds):
         for name, step in steps.items():
+            before = time.process_time()
             times[name].append(elapsed(step, case.device))
+            cpu_times[name].append(time.process_time() - before)
         say(f'{case}: round {i + 1} of {rounds}')
     for name, seconds in times.items():
         rows[name] |= compared(seconds, next(iter(times.values())))
+        rows[name]['cpu_ms'] = 1e3 * statistics.median(cpu_times[name])
     return list(rows.values())
 
 
@@ -602,13 +620,18 @@ def busy_cores() -> Iterator[None]:
             process.wait()
 
 
-def with_compiled(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Each model, followed by the same model compiled with dynamic sizes; they share weights."""
-    pairs = [
-        ((name, model), (name + COMPILED, torch.compile(model, dynamic=True)))
-        for name, model in models.items()
-    ]
-    return dict(itertools.chain(*pairs))
+def with_variants(
+    models: dict[str, nn.Module], compile: bool, runtimes: bool
+) -> dict[str, nn.Module]:
+    """Each model, followed by the same model compiled with dynamic sizes, and in each runtime."""
+    result = {}
+    for name, model in models.items():
+        result[name] = model
+        if compile:
+            result[name + COMPILED] = torch.compile(model, dynamic=True)
+        if runtimes:
+            result |= in_runtimes(name, model)
+    return result
 
 
 def compilations() -> tuple[int, int]:
@@ -781,6 +804,7 @@ def table(case: Case, rows: Sequence[dict]) -> str:
         'model': lambda row: row['model'],
         'idle ms': lambda row: f'{row["idle_ms"]:.1f}',
         'ms': lambda row: f'{row["ms"]:.1f}',
+        'cpu ms': lambda row: f'{row["cpu_ms"]:.1f}',
         'ratio': lambda row: '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread']),
         'MiB': lambda row: f'{row["peak_mib"]:.0f}',
         'GFLOPs': lambda row: f'{row["gflops"]:.1f}',
@@ -844,7 +868,7 @@ def draw(results: dict, path: str) -> None:
     names = list(dict.fromkeys(row['model'] for row in rows))
     quantities = {'ms': 'milliseconds', 'peak_mib': 'MiB beyond the model'}
     quantities = {key: text for key, text in quantities.items() if any(key in row for row in rows)}
-    eager = dict.fromkeys(name.removesuffix(COMPILED) for name in names)
+    eager = dict.fromkeys(VARIANTS.sub('', name) for name in names)
     colors = dict(zip(eager, itertools.cycle(['#1f4e9c', *plt.get_cmap('Dark2').colors])))
     figure, axes = plt.subplots(
         len(quantities), len(columns), squeeze=False, sharex=True, layout='constrained',
@@ -866,7 +890,7 @@ def draw(results: dict, path: str) -> None:
                 if not points:
                     continue
                 sides, costs = zip(*points)  # root of the area, cost
-                model = name.removesuffix(COMPILED)
+                model = VARIANTS.sub('', name)
                 look = dict(linewidth=2.6, zorder=3) if model in OURS else dict(linewidth=1.4)
                 look |= dict(color=colors[model], linestyle='-' if name == model else '--')
                 ax.plot(sides, costs, marker='o', markersize=4, label=name, **look)

@@ -82,14 +82,14 @@ def scale_iterations(cfg: Config, factor: float) -> None:
 def scale_settings(settings: dict, names: Sequence[str], factor: float) -> None:
     for name in names:
         if settings.get(name) is not None:
-            settings[name] = scaled(settings[name], factor)
+            settings[name] = scaled_count(settings[name], factor)
 
 
-def scaled(count: Union[int, float, Sequence], factor: float) -> Any:
+def scaled_count(count: Union[int, float, Sequence], factor: float) -> Any:
     """A number of iterations, or all numbers in a list. Infinity stays, and 0; others are 1 at
     least."""
     if isinstance(count, (list, tuple)):
-        return [scaled(inner, factor) for inner in count]
+        return [scaled_count(inner, factor) for inner in count]
     if count in (0, float('inf')):
         return count
     return max(1, round(count * factor))

@@ -129,6 +129,16 @@ def masked_maps(
     return tuple(masked(x, Cells(region, stride)) for x, stride in zip(maps, strides))
 
 
+def padded_batch(images: Tensor, valid: Tensor) -> Tensor:
+    """A batch of images, padded at the right and bottom, as a `MaskedMap`.
+
+    Args:
+        images: (B, C, H, W).
+        valid: (B, 2), true height and width of each image in pixels.
+    """
+    return masked_maps([images.view_as(images)], valid, images.shape[2:], [1])[0]
+
+
 def cells_of(x: Any) -> Optional[Cells]:
     """The cells of a map, or None if it is not a `MaskedMap` or has changed its shape."""
     cells = x.cells if isinstance(x, MaskedMap) else None

@@ -38,6 +38,8 @@ from torch import Tensor, nn
 from .archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .columnar import Column, token, with_class_token
 from .layers import Block, Grid, LayerNorm, PatchEmbed, set_checkpointing
+from .mask import fill_outside, pixel_mask
+from .masked_map import cells_of, masked_maps
 from .position import Conv, LearnedPosition, PosCNN, SinCosPosition
 from .pyramid import CPVTPyramid, init_weights
 from .weights import tensors_of, to_ours
@@ -121,6 +123,7 @@ class Classifier(nn.Module):
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
+        valid: Optional[Tensor] = None,
     ) -> Union[list[Tensor], tuple[Tensor, list[Tensor]]]:
         """The result of `forward_features`, and intermediate maps.
 
@@ -131,12 +134,13 @@ class Classifier(nn.Module):
             stop_early: stop at the last of these maps, which is then the result.
             output_fmt: of the maps, 'NCHW' or 'NHWC'.
             intermediates_only: return only the maps.
+            valid: size of each image in a padded batch, as in `CPVTPyramid.forward`.
         """
         if output_fmt not in ('NCHW', 'NHWC'):
             raise ValueError(f"output_fmt={output_fmt!r}; 'NCHW' or 'NHWC'")
         wanted, last = feature_take_indices(len(self.blocks), indices)
         maps = []
-        for i, tap in enumerate(self.taps(x)):
+        for i, tap in enumerate(self.taps(x, valid)):
             if i in wanted:
                 y = tap[1]  # (B, H, W, C)
                 y = self.norm(y) if norm and y.shape[-1] == self.num_features else y
@@ -256,16 +260,20 @@ class PyramidTrunk(CPVTPyramid):
             for i, dim in enumerate(self.arch.dims)
         ]
 
-    def taps(self, image: Tensor) -> Iterator[tuple[Optional[Tensor], Tensor]]:
+    def taps(
+        self, image: Tensor, valid: Optional[Tensor] = None
+    ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
         """After each stage, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
-        x = image.permute(0, 2, 3, 1)
+        x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
             if i == last and self.cls_token is not None:
+                if mask is not None:
+                    raise ValueError('a class token cannot read a padded batch; valid must be None')
                 yield self.forward_last_stage(x)
             else:
-                x, _ = self.forward_stage(i, x)
-                yield None, x
+                x, mask = self.forward_stage(i, x, mask)
+                yield None, fill_outside(x, mask)
 
     def forward_last_stage(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`forward_stage`, with the class token before the map's tokens from block to block."""
@@ -314,13 +322,15 @@ class ColumnTrunk(Column):
             for i in range(self.arch.depth)
         ]
 
-    def taps(self, image: Tensor) -> Iterator[tuple[Optional[Tensor], Tensor]]:
+    def taps(
+        self, image: Tensor, valid: Optional[Tensor] = None
+    ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
         """After each block, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
-        x, grid = self.embed(image)
+        x, grid = self.embed(image, pixel_mask(valid, image))
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
             first, tokens = grid.split(x)
-            yield first if grid.class_tokens else None, tokens
+            yield first if grid.class_tokens else None, fill_outside(tokens, grid.mask)
 
     def cut_after(self, last: int) -> None:
         """Remove the blocks after this one, and their PEGs."""
@@ -342,7 +352,21 @@ class ColumnClassifier(Classifier, ColumnTrunk):
 
 
 class Features(FeatureGetterNet):
-    """What `features_only` returns: the maps of a classifier without its head."""
+    """What `features_only` returns: the maps of a classifier without its head.
+
+    Of a `padded_batch` the maps are `MaskedMap`s, in which the features of an image are those that
+    it has alone.
+    """
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        cells = cells_of(x)
+        if cells is None:
+            return super().forward(x)
+        size, valid = x.shape[2:], cells.region.valid
+        maps = self.model.forward_intermediates(
+            x.as_subclass(Tensor), self.out_indices, intermediates_only=True, valid=valid
+        )
+        return list(masked_maps(maps, valid, size, self.feature_info.reduction()))
 
     def init_weights(self) -> None:
         self.model.init_weights()

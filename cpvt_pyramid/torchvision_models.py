@@ -35,7 +35,7 @@ from torchvision.ops.poolers import LevelMapper
 
 from .archs import ARCHS, COLUMNAR_ARCHS
 from .columnar import DenseCPVT
-from .masked_map import cells_of, clear, masked_maps
+from .masked_map import cells_of, clear, masked_maps, padded_batch
 from .pyramid import CPVTPyramid
 from .weights import WRAPPERS, compare, read_checkpoint, rename
 
@@ -384,8 +384,7 @@ def mark_images(_transform: nn.Module, _args: tuple, output: tuple) -> None:
     images = output[0]
     size = tuple(images.tensors.shape[2:])
     if not torch.jit.is_tracing() and any(tuple(s) != size for s in images.image_sizes):
-        valid = torch.tensor(images.image_sizes)
-        (images.tensors,) = masked_maps([images.tensors], valid, size, [1])
+        images.tensors = padded_batch(images.tensors, torch.tensor(images.image_sizes))
 
 
 def suppress_padding(_conv: nn.Module, _args: tuple, logits: Tensor) -> Tensor:
@@ -438,7 +437,7 @@ class SemanticFPN(nn.Module):
             valid = torch.tensor([[height, width]] * len(image))
         image = F.pad(image, (0, padding[1], 0, padding[0]))
         if valid is not None:
-            (image,) = masked_maps([image], valid, image.shape[2:], [1])
+            image = padded_batch(image, valid)
         levels = self.backbone(image).values()
         first, *others = (branch(x) for branch, x in zip(self.branches, levels))
         for x in others:

@@ -36,6 +36,7 @@ import cpvt_pyramid.mm  # noqa: F401 registers the backbone
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
 from cpvt_pyramid import timm_models as ours
 from cpvt_pyramid.layers import Block
+from cpvt_pyramid.masked_map import padded_batch
 from cpvt_pyramid.weights import to_format
 
 NAMES = timm.list_models(module='timm_models')
@@ -634,3 +635,21 @@ def test_the_launcher_names_mistakes(tmp_path):
     done = timm_run(tmp_path / 'train.py', '--model', 'pcpvt_nano')
     assert done.returncode == 2 and 'Traceback' not in done.stderr
     assert 'no script at' in done.stderr and 'git clone' in done.stderr
+
+
+@small
+def test_features_of_a_padded_batch_are_those_of_each_image(name):
+    features = randomize(create(name, features_only=True)).eval()
+    images, sizes = torch.randn(2, 3, 66, 97), torch.tensor([[66, 97], [35, 70]])
+    with torch.no_grad():
+        together = features(padded_batch(images, sizes))
+        alone = features(images[1:, :, :35, :70])
+    for x, expected in zip(together, alone, strict=True):
+        inside = x.as_subclass(Tensor)[1:, :, : expected.shape[2], : expected.shape[3]]
+        torch.testing.assert_close(inside, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_class_token_takes_no_padded_batch():
+    model = create('pvt_tiny')
+    with pytest.raises(ValueError, match='valid must be None'):
+        model.forward_intermediates(torch.randn(1, 3, 64, 64), valid=torch.tensor([[32, 64]]))

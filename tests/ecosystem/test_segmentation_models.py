@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the encoders
 from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.masked_map import padded_batch
 
 PLAIN = ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'UPerNet', 'Segformer')
 DILATED = ('DeepLabV3', 'DeepLabV3Plus', 'PAN')
@@ -71,6 +72,15 @@ def test_unet_takes_any_size():
         assert build('Unet').eval()(photograph(71, 90)).shape == (1, 3, 71, 90)
 
 
+def test_images_of_a_padded_batch_are_segmented_as_alone():
+    model, batch = build('Unet').eval(), photograph(96, 128).repeat(2, 1, 1, 1)
+    with torch.no_grad():
+        alone = model(batch[:1, :, :64, :96])
+        assert (model(batch)[:1, :, :64, :96] - alone).abs().max() > 0.1
+        together = model(padded_batch(batch, torch.tensor([[64, 96], [96, 128]])))
+    torch.testing.assert_close(together[:1, :, :64, :96], alone, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize('kind', DILATED)
 def test_dilation_is_refused(kind):
     with pytest.raises(ValueError, match='output_stride must be 32.*got (8|16).*encoder_depth'):
@@ -117,6 +127,9 @@ def test_the_page_about_it(tmp_path, monkeypatch):
     exec(re.sub('.*# downloads them\n', '', block), names)
     with torch.no_grad():
         assert names['model'].eval()(photograph(64, 96)).shape == (1, 11, 64, 96)
+    (block,) = (b for b in re.findall(r'```python\n(.*?)```', text, re.S) if 'maps = encoder' in b)
+    exec(block, names)
+    assert [x.shape[2:] for x in names['maps']] == [(24, 32), (12, 16), (6, 8), (3, 4)]
     (inline,) = re.findall(r'`(smp.DeepLab[^`]*)`', text)
     eval(inline.replace('16)', '16, encoder_weights=None)'), names)
     (inline,) = re.findall(r'`(smp.DPT[^`]*)`', text)

@@ -1,6 +1,7 @@
 """Our backbones in transformers, through its wrappers of timm's models."""
 
 import re
+import textwrap
 
 import pytest
 import torch
@@ -169,7 +170,9 @@ def test_frozen_checkpointed_and_in_half_precision(tmp_path):
 
 def test_the_page_about_it(tmp_path, monkeypatch):
     text = (ROOT / 'docs/ecosystems.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
-    (block,) = (b for b in re.findall(r'```python\n(.*?)```', text, re.S) if 'transformers' in b)
+    blocks = [textwrap.dedent(b) for b in re.findall(r' *```python\n(.*?)```', text, re.S)]
+    (block,) = (b for b in blocks if 'transformers' in b)
+    (hook,) = (b for b in blocks if 'def mark_padding' in b)
     monkeypatch.chdir(tmp_path)
     source = CPVTPyramid('pcpvt_nano')
     torch.save(source.state_dict(), 'pcpvt_nano.pth')
@@ -179,3 +182,16 @@ def test_the_page_about_it(tmp_path, monkeypatch):
         weights = body_of(names[model]).state_dict()
         assert all(torch.equal(x, weights[name]) for name, x in source.state_dict().items())
     names['detector'].model.backbone.model.set_grad_checkpointing()
+
+    images, mask = torch.rand(2, 3, 96, 128), torch.ones(2, 96, 128, dtype=torch.long)
+    mask[0, 70:] = mask[0, :, 90:] = 0
+    alone = dict(pixel_values=images[:1, :, :70, :90], pixel_mask=mask[:1, :70, :90])
+    for kind, model in detectors().items():
+        if kind == 'rt_detr':  # whose images are all of one size
+            continue
+        with torch.no_grad():
+            expected = model.eval()(**alone).logits
+            batch = dict(pixel_values=images * mask[:, None], pixel_mask=mask)
+            assert (model(**batch).logits[:1] - expected).abs().max() > 0.01
+            exec(hook, names | dict(detector=model))
+            torch.testing.assert_close(model(**batch).logits[:1], expected)

@@ -403,11 +403,11 @@ class RelativePosition(AttentionBias):
 
 
 class ALiBi(AttentionBias):
-    """A penalty in proportion to the Euclidean distance of key and query, of a slope for each head.
+    """A penalty in proportion to the Euclidean distance from query to key; each head has a slope.
 
     ALiBi (arXiv 2108.12409) in 2-D, as in CROMA (arXiv 2311.00566), with ALiBi's slopes: for n
-    heads, a power of two, 2^(-8 / n), 2^(-16 / n) ... 2^-8. Of other numbers the largest power of
-    two in it has those, and the other heads every second slope of the next power.
+    heads, a power of two, 2^(-8 / n), 2^(-16 / n) ... 2^-8. For other numbers, the slopes of the
+    next smaller power of two, then every second slope of the next larger one.
 
     Args:
         heads: attention heads.
@@ -433,17 +433,19 @@ class ALiBi(AttentionBias):
 
 
 class LookHere(ALiBi):
-    """ALiBi whose heads each look in one direction: keys outside a head's field of view are hidden.
+    """Heads that each look in one direction, with a penalty in proportion to distance: keys outside
+    a head's field of view are hidden.
 
-    LookHere (arXiv 2405.13985). The paper's model has 12 heads: 8 are directed, with slope 1/2; 4
-    see everything, with slopes 1/4, 1/16, 1/64, 1/256. All slopes are scaled by layer, from 1.5 at
-    the first to 0.5 at the last. Head i of the directed ones sees the directions from i * 45 to
-    i * 45 + view degrees, which are the paper's LH-180, LH-90 and LH-45. A token always sees itself
-    and, like the class token, is seen by and sees the class token without penalty.
+    LookHere (arXiv 2405.13985). The paper's model has 12 heads. Eight are directed, with slope 1/2:
+    head i sees the directions from i * 45 to i * 45 + view degrees, the paper's LH-180, LH-90 and
+    LH-45. Four see everything, with slopes 1/4, 1/16, 1/64, 1/256. Slopes are scaled by layer, from
+    1.5 at the first to 0.5 at the last. A token always sees itself. The class token sees and is
+    seen by all, without penalty.
 
-    Interpreted here: for other numbers of heads a third, rounded down, is undirected, and the
-    directions of the others are spread evenly over the circle. Hidden keys get `HIDDEN` instead of
-    minus infinity, which is as good where a token sees itself, and no NaN in the padding.
+    Interpreted here: for other numbers of heads, a third of them, rounded down, sees everything,
+    and the directions of the others are spread evenly over the circle. The default view is not the
+    paper's, which compares three. Hidden keys get `HIDDEN`, not minus infinity: the weights are the
+    same, and tokens of the padding, which may see nothing but padding, do not become NaN.
 
     Args:
         heads: attention heads.
@@ -469,7 +471,7 @@ class LookHere(ALiBi):
         center = 2 * math.pi * head / self.directed + self.view / 2  # counter-clockwise from right
         ahead = right * math.cos(center) - down * math.sin(center)
         # A key on the edge of the view is seen, whatever the rounding.
-        edge = distance(down, right) * math.cos(self.view / 2) - 1e-4
+        edge = distance(down, right) * math.cos(self.view / 2) - 1e-3
         return penalty.masked_fill(ahead < edge, self.HIDDEN)
 
 

@@ -251,6 +251,19 @@ def test_lookhere_s_slopes():
         assert not bias.diagonal(dim1=1, dim2=2).any()
 
 
+@pytest.mark.parametrize('view', [180, 90, 45])
+def test_the_edge_of_a_view_is_seen_however_far(view):
+    """Along a diagonal of 1,000 tokens, in single precision."""
+    down = right = torch.arange(1000.0)
+    heads = LookHere(12, 0, view)
+    edges = [head for head in range(8) if (head * 45 - 315) % 360 in (0, 360 - view)]
+    assert len(edges) == 2  # the diagonal is the first edge of one view and the last of another
+    for head in edges:
+        assert heads.penalty(head, down, right).min() > LookHere.HIDDEN / 2
+        off = heads.penalty(head, down[1:], right[:-1]), heads.penalty(head, down[:-1], right[1:])
+        assert sum(bool((side == LookHere.HIDDEN).all()) for side in off) == 1
+
+
 SIDES = st.integers(1, 12)
 
 

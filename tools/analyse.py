@@ -60,7 +60,9 @@ def analyse(
         page = html_page(f'{Path(config).stem}: {Path(results).name}', config, found.sections)
         file.write_text(page, encoding='utf-8', errors='replace')
     with atomic_write(Path(out).with_suffix('.json')) as file:
-        file.write_text(json.dumps(found.numbers))
+        # null for what does not exist, which JSON has no nan for
+        numbers = json.loads(json.dumps(found.numbers), parse_constant=lambda _: None)
+        file.write_text(json.dumps(numbers))
     for metric, numbers in found.numbers.items():
         shown = {name: value for name, value in numbers.items() if isinstance(value, float)}
         print(f'{metric}: ' + ', '.join(f'{name} {value:.4f}' for name, value in shown.items()))

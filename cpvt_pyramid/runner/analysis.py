@@ -182,15 +182,17 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
     else:
         results = list(results_of_samples(read_samples(path), path, truth, categories))
     for number, result in enumerate(results):
-        values = [result.get('score'), *(result.get('bbox') or ())]
-        if not all(map(is_number, values)):
+        box = result.get('bbox') or []
+        values = [result.get('score'), *(box if isinstance(box, list) else [box])]
+        if len(values) not in (1, 5) or not all(map(is_number, values)):
             raise UserError(
-                f'{path}: scores and boxes must be finite numbers, but result {number} has {values}'
+                f'{path}: a score must be a finite number and a bbox have four, but result '
+                f'{number} has {values}'[:300]
             )
-        if not result.get('bbox') and not result.get('segmentation'):
+        if not box and not result.get('segmentation'):
             raise UserError(f'{path}: result {number} has neither bbox nor segmentation')
         for key, known in (('image_id', truth.imgs), ('category_id', truth.cats)):
-            if result.get(key) not in known:
+            if not isinstance(result.get(key), (int, str)) or result[key] not in known:
                 raise UserError(
                     f'{path} has results for another data set: the annotations have no '
                     f'{key} {result.get(key)!r}'
@@ -286,14 +288,14 @@ def evaluate_detections(
     for number, result in enumerate(results, 1):
         annotation = {**result, 'id': number, 'iscrowd': 0}
         if metric == 'segm':
-            mask = truth.annToRLE(annotation)
+            mask = run_lengths_of(truth, annotation, f'result {number - 1}')
             annotation |= {'segmentation': mask, 'area': float(mask_utils.area(mask))}
             annotation['bbox'] = mask_utils.toBbox(mask).tolist()
         else:
             annotation['area'] = result['bbox'][2] * result['bbox'][3]
         annotations.append(annotation)
-    if metric == 'segm' and (bad := [a for a in truth.anns.values() if not a.get('segmentation')]):
-        raise UserError(f'annotation {bad[0]["id"]} has no mask, which the metric segm needs')
+    for annotation in truth.anns.values() if metric == 'segm' else ():
+        run_lengths_of(truth, annotation, f'annotation {annotation["id"]}')
     found = indexed_coco({**truth.dataset, 'annotations': annotations})
     coco_eval = COCOeval(truth, found, metric)
     categories = list(names.values())
@@ -307,6 +309,27 @@ def evaluate_detections(
     images = list(compared_images(coco_eval, truth, found, categories, metric))
     crowds = sum(annotation['iscrowd'] for annotation in truth.anns.values())
     return Evaluation(list(names), precision, images, crowds)
+
+
+def run_lengths_of(truth: COCO, annotation: dict, name: str) -> dict[str, Any]:
+    """The mask of an annotation or a result.
+
+    Raises:
+        UserError: it has none, or one of another size than its image.
+    """
+    image = truth.imgs[annotation['image_id']]
+    try:
+        mask = truth.annToRLE(annotation)
+        whole = mask['size'] == [image['height'], image['width']]
+        mask_utils.decode(mask)
+    except Exception:  # pycocotools raises many kinds
+        whole = False
+    if not whole:
+        raise UserError(
+            f'{name} must have a mask of its image, {image["height"]} x {image["width"]} pixels, '
+            'for the metric segm; without masks, set test_evaluator.metric=bbox'
+        )
+    return mask
 
 
 def compared_images(

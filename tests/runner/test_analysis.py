@@ -22,7 +22,12 @@ from support import load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner import analysis
-from cpvt_pyramid.runner.analysis import class_ious, evaluate_detections, indexed_coco, pixel_confusion
+from cpvt_pyramid.runner.analysis import (
+    class_ious,
+    evaluate_detections,
+    indexed_coco,
+    pixel_confusion,
+)
 from cpvt_pyramid.runner.detection_errors import ERRORS, confusion_of, find_errors
 
 analyse = load_tool('analyse')
@@ -260,7 +265,8 @@ def test_a_page(configs, sample_dataset, capsys):
     page = Path('analysis.html').read_text()
     assert page.count('data:image/jpeg') == 2 and 'AP medium' in page and '<svg' in page
     assert not re.search(r'(src|href)="(?!data:)', page)  # one file
-    numbers = json.loads(Path('analysis.json').read_text())['bbox']
+    numbers = json.loads(Path('analysis.json').read_text(), parse_constant=pytest.fail)['bbox']
+    assert numbers['AP large'] is None  # there are no large objects
     assert numbers['errors']['background']['number'] == 1
     assert numbers['errors']['missed']['number'] == 1 + sum(
         a['image_id'] == gone for a in content['annotations']
@@ -301,7 +307,16 @@ class Evil:
     (lambda results: json.dumps(results)[:-9], 'r.json is not complete JSON: '),
     (lambda results: json.dumps({'a': results}), 'r.json must hold COCO results, a list of'),
     (lambda results: json.dumps([{**results[0], 'score': math.nan}]),
-     'r.json: scores and boxes must be finite numbers, but result 0 has [nan, '),
+     'r.json: a score must be a finite number and a bbox have four, but result 0 has [nan, '),
+    (lambda results: json.dumps([{**results[0], 'bbox': [1, 2, 3]}]),
+     'r.json: a score must be a finite number and a bbox have four, but result 0 has [0.5, 1, '),
+    (lambda results: json.dumps([{**results[0], 'image_id': [1]}]),
+     'r.json has results for another data set: the annotations have no image_id [1]'),
+    (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': 'a'}]),
+     'result 0 must have a mask of its image, '),
+    (lambda results: json.dumps([{**results[0], 'bbox': None,
+                                  'segmentation': {'size': [7, 7], 'counts': 'a1'}}]),
+     'result 0 must have a mask of its image, '),
     (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': None}]),
      'r.json: result 0 has neither bbox nor segmentation'),
     (lambda results: json.dumps([results[0], {**results[0], 'image_id': 77}]),

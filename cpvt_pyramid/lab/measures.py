@@ -21,6 +21,7 @@ from .probes import (
     fit_probe,
     has_padded_convolutions,
     images_of,
+    padded_size,
     padding_drift,
     padding_pattern,
     photographs,
@@ -153,14 +154,14 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
                 r2.append([name, kind, *(
                     cell_text([f[kind][i].r2 for f in found], percent=False)
                     for i in range(len(stages)))])  # fmt: skip
-            for metric in ('mae', 'snr'):
-                ppp.append([name, metric.upper(), *(
+            for metric, title in (('mae', 'MAE'), ('chance', 'MAE by chance'), ('snr', 'SNR')):
+                ppp.append([name, title, *(
                     cell_text([getattr(f['ppp'][i], metric) for f in found], percent=False)
                     for i in range(len(stages)))])  # fmt: skip
             data[name] = [
                 {**{kind: [{'r2': r.r2, 'rings': r.rings, 'penalty': r.probe.penalty}
                            for r in f[kind]] for kind in KINDS},
-                 'ppp': [{'mae': p.mae, 'snr': p.snr, 'map': p.map.tolist()} for p in f['ppp']]}
+                 'ppp': [{'mae': p.mae, 'chance': p.chance, 'snr': p.snr, 'map': p.map.tolist()} for p in f['ppp']]}
                 for f in found
             ]  # fmt: skip
             rows_of_figure.append((name, found))
@@ -181,7 +182,7 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'instead of adding zeros.',
         'PPP (arXiv 2206.01202): the mean over images of the difference between features with the '
         "model's own padding and with real pixels in place of the padding. MAE is in standard "
-        'deviations of the features; SNR is the energy of that mean over the variance of the '
+        'deviations of the features; by chance, what so few images give without a pattern; SNR is the energy of that mean over the variance of the '
         'difference across images. How we read the paper is in docs/position.md.',
     ]
     return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
@@ -219,6 +220,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
                 line[1].plot(middle[known], mean[known], 'o-', ms=3, color=shade[kind])
             for axis in line[:2]:
                 axis.set_ylim(-0.14, 1.04)
+            line[1].set_xlim(0, 1)
             line[0].set_xticks(range(stages))
             line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5)
             for i, axis in enumerate(line[2:]):
@@ -283,7 +285,7 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                             *(cell_text(column, sign=True) for column in zip(*values)),
                         ]
                     )
-    shares = [f'{share:.0%}' for share in SHARES]
+    shares = [f'{share:.0%}' for share in actual_shares(groups[0].side)]
     tables = [
         Table('Drift of the last map inside the images, % of its norm', ['', *shares], drift_rows),
         Table('Displacement of the probed position, % of the side', ['', *shares], moved_rows),
@@ -291,7 +293,7 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
     if metric_rows:
         tables.append(Table('Change of the answers, in points', ['', 'metric', *shares],
                             metric_rows))  # fmt: skip
-    draw_padding(lab.folder / 'padding.png', curves)
+    draw_padding(lab.folder / 'padding.png', curves, actual_shares(groups[0].side))
     notes = [
         origin_of(groups),
         'Photographs alone, and with zeros at the right and bottom until the given share of the '
@@ -302,16 +304,21 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                    ['padding.png'], data, settings_of_question(lab))  # fmt: skip
 
 
+def actual_shares(side: int) -> list[float]:
+    """The shares of padding that stand for `SHARES` with images of this side."""
+    return [1 - side**2 / math.prod(padded_size((side, side), share)) for share in SHARES]
+
+
 def padded_metrics(result: Result, masked: bool, pictures: int) -> list[dict[str, float]]:
     """The metrics of a trained model for each share of padding."""
     model = result.load()
     scenes = result.settings.draw('test', pictures, stream=0)
     side = scenes.image.shape[2]
-    sizes = [round(side * (1 - share) ** -0.5) for share in SHARES]
-    return [evaluate_answers(model, scenes, pad=(size, size), masked=masked) for size in sizes]
+    sizes = [padded_size((side, side), share) for share in SHARES]
+    return [evaluate_answers(model, scenes, pad=size, masked=masked) for size in sizes]
 
 
-def draw_padding(path: Path, curves: dict[str, dict[str, list]]) -> None:
+def draw_padding(path: Path, curves: dict[str, dict[str, list]], shares: Sequence[float]) -> None:
     titles = {'features': 'drift of the features, %', 'displacement': 'displacement, % of side',
               'position': 'position tasks, points', 'mIoU': 'mIoU, points',
               'AP': 'AP50, points'}  # fmt: skip
@@ -323,7 +330,7 @@ def draw_padding(path: Path, curves: dict[str, dict[str, list]]) -> None:
             for name, values in curves.items():
                 model, arm = name.rsplit(', ', 1)
                 mean = np.array([[v for v in row] for row in values[title]]).mean(0)
-                axis.plot([100 * s for s in SHARES], mean, '-' if arm == 'unmasked' else '--',
+                axis.plot([100 * s for s in shares], mean, '-' if arm == 'unmasked' else '--',
                           color=shade[model], marker='o', ms=2.5,
                           label=model if arm == 'unmasked' else None)  # fmt: skip
             axis.set_title(titles[title])

@@ -212,6 +212,7 @@ class Pattern(NamedTuple):
     """What padding adds to a stage's features wherever it is, whatever the image shows."""
 
     mae: float  # mean size of the pattern / standard deviation of the features
+    chance: float  # `mae` to expect of so few images if there is no pattern
     snr: float  # energy of the pattern / variance of what it hides in
     map: Tensor  # (h, w), its norm over the channels / that of the features' deviation
 
@@ -252,7 +253,10 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
         energy = (pattern.square().sum() - noise.sum() / len(images)).clamp(min=0)
         snr = float(energy / noise.sum()) if noise.sum() > 0 else (math.inf if energy > 0 else 0.0)
         of_place = pattern.square().mean(0).sqrt() / spread
-        results.append(Pattern(float(pattern.abs().mean() / spread), snr, of_place))
+        # The mean absolute value of normal noise is sqrt(2 / pi) deviations.
+        chance = (noise * 2 / math.pi / len(images)).sqrt().mean() / spread
+        mae = pattern.abs().mean() / spread
+        results.append(Pattern(float(mae), float(chance), snr, of_place))
     return results
 
 
@@ -298,6 +302,22 @@ class Drift(NamedTuple):
     displacement: float  # mean distance between the probed positions, in shares of the side
 
 
+def padded_size(size: tuple[int, int], share: float) -> tuple[int, int]:
+    """Height and width of a padded batch of which this share of the area, or nearly, is padding.
+
+    Many models take no size that their stride does not divide. Heights and widths therefore grow
+    in steps of 32 pixels, or of the largest divisor of the size's sides that divides 32.
+    """
+    step = math.gcd(*size, 32)
+    area = math.prod(size)
+    candidates = [
+        (size[0] + step * down, size[1] + step * right)
+        for down in range(8 * size[0] // step)
+        for right in (down, down + 1)
+    ]
+    return min(candidates, key=lambda padded: abs(1 - area / math.prod(padded) - share))
+
+
 def padding_drift(
     subject: Subject, images: Tensor, share: float, masked: bool, probes: Sequence[Probe]
 ) -> list[Drift]:
@@ -306,16 +326,15 @@ def padding_drift(
     Args:
         subject: the model.
         images: (B, 3, H, W).
-        share: of the padded picture's area that is padding, from 0 up to but not 1.
+        share: of the padded picture's area that is padding, nearly; see `padded_size`.
         masked: whether the model is told what is padding.
         probes: of each stage, from images without padding.
     """
     if masked and not subject.masks:
         raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
     height, width = images.shape[2:]
-    grow = (1 - share) ** -0.5
-    extra = [round(side * grow) - side for side in (height, width)]
-    padded = F.pad(images, (0, extra[1], 0, extra[0]))
+    size = padded_size((height, width), share)
+    padded = F.pad(images, (0, size[1] - width, 0, size[0] - height))
     valid = torch.tensor([[height, width]] * len(images)) if masked else None
     results = []
     for alone, inside, probe in zip(subject.maps(images), subject.maps(padded, valid), probes):

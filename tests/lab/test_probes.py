@@ -16,6 +16,7 @@ from cpvt_pyramid.lab.probes import (
     fit_probe,
     has_padded_convolutions,
     images_of,
+    padded_size,
     padding_drift,
     padding_pattern,
     photographs,
@@ -129,7 +130,7 @@ def test_padding_pattern_is_empty_where_nothing_is_padded():
     assert (found.mae, found.snr) == (0, 0)
     # A difference in every image, but not the same one: no pattern.
     (noise,) = padding_pattern(Subject('noise', NoisePool()), torch.randn(200, 3, 48, 48), 8)
-    assert noise.snr < 0.01
+    assert noise.snr < 0.01 and noise.mae == pytest.approx(noise.chance, rel=0.1)
 
 
 class NoisePool(nn.Module):
@@ -163,6 +164,16 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
     assert masked.displacement < 1e-4 < unmasked.displacement
     with pytest.raises(ValueError, match='does not take the valid sizes'):
         padding_drift(Subject('conv', Convolution()), images, 0.5, True, probes)
+
+
+def test_padded_sizes_are_what_models_take():
+    shares = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    for side, step in ((224, 32), (48, 16), (64, 32)):
+        for share in shares:
+            size = padded_size((side, side), share)
+            assert not any((s - side) % step for s in size) and min(size) >= side
+            assert 1 - side**2 / (size[0] * size[1]) == pytest.approx(share, abs=0.14)
+    assert padded_size((224, 224), 0.6) == (352, 352)
 
 
 @pytest.mark.parametrize('position', ['none', 'relative', 'peg'])

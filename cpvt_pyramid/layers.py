@@ -124,8 +124,7 @@ class GlobalAttention(nn.Module):
         kv = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads)
         k, v = kv.transpose(1, 3).unbind(2)
         q, k, bias = self.position(q, k, Grid(h, w, mask=mask), self.sr_ratio)
-        mask = subsample(mask, self.sr_ratio)
-        keys = None if mask is None else mask.reshape(b, -1)
+        keys = None if mask is None else subsample(mask, self.sr_ratio).reshape(b, -1)
         dropout = self.attn_drop * self.training
         x = ops.attend(q, k, v, score_mask(key_mask(keys), bias), dropout)
         return self.drop(self.proj(x.view(b, h, w, c)))

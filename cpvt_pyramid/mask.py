@@ -6,7 +6,7 @@ nothing is padding. Images start at the top left corner, so the mask of a coarse
 row and column of the finer one.
 """
 
-from typing import Optional
+from typing import Optional, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
     columns = torch.arange(image.shape[3], device=image.device)
     height, width = valid.to(image.device).unsqueeze(-1).unbind(1)  # (B, 1) each
     return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
+
+
+@overload
+def subsample(mask: None, k: int) -> None: ...
+
+
+@overload
+def subsample(mask: Tensor, k: int) -> Tensor: ...
 
 
 def subsample(mask: Optional[Tensor], k: int) -> Optional[Tensor]:

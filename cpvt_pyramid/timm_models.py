@@ -264,16 +264,17 @@ class PyramidTrunk(CPVTPyramid):
         self, image: Tensor, valid: Optional[Tensor] = None
     ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
         """After each stage, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
+        # Not the mask says whether there is padding: while torch.fx traces, it is never None.
         x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
             if i == last and self.cls_token is not None:
-                if mask is not None:
+                if valid is not None:
                     raise ValueError('a class token cannot read a padded batch; valid must be None')
                 yield self.forward_last_stage(x)
             else:
                 x, mask = self.forward_stage(i, x, mask)
-                yield None, fill_outside(x, mask)
+                yield None, x if valid is None else fill_outside(x, mask)
 
     def forward_last_stage(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`forward_stage`, with the class token before the map's tokens from block to block."""
@@ -330,7 +331,8 @@ class ColumnTrunk(Column):
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
             first, tokens = grid.split(x)
-            yield first if grid.class_tokens else None, fill_outside(tokens, grid.mask)
+            tokens = tokens if valid is None else fill_outside(tokens, grid.mask)
+            yield first if grid.class_tokens else None, tokens
 
     def cut_after(self, last: int) -> None:
         """Remove the blocks after this one, and their PEGs."""

@@ -53,6 +53,7 @@ def infer(
     inputs: Sequence[str],
     out_dir: str = 'predictions',
     device: Optional[str] = None,
+    dtype: Literal['float32', 'bfloat16'] = 'float32',
     batch_size: int = 1,
     score_thr: float = 0.3,
     format: Optional[Format] = None,
@@ -74,6 +75,7 @@ def infer(
             'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir (DIR): folder for the results.
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
+        dtype: of the backbone, the neck and the heads of segmentors; boxes are float32.
         batch_size (N): images, frames or tiles at a time.
         score_thr (SCORE): leave out boxes with a lower score.
         format: write the predictions in this format, too.
@@ -93,6 +95,7 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
+    from cpvt_pyramid.mm.amp import replace_forward
     from cpvt_pyramid.runner import large_images
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.inference import ModelPredictor
@@ -108,17 +111,21 @@ def infer(
     sharing = Sharing.among(launcher)
     model = build_model(cfg, device or sharing and sharing.device)
     load_whole_model(model, weights, checkpoint)
+    if dtype == 'bfloat16':
+        replace_forward(model)
     meta = dataset_meta(cfg, weights)
     output = Output(folder, format, kind_of_results(model, cfg), meta['classes'])
     output.check(named, tiled=tiling is not None)
     if tiling:
         tiles = large_images.tile_model(model, cfg, weights, meta)
+        tiles.about['dtype'] = dtype
         large = large_images.LargeImages(tiles, tiling, folder, score_thr)
         share = sharing and sharing.of_tiles(large)
         return write_all(partial(write_tiles, large), named, output, share)
     predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
     about = large_images.fingerprint(cfg, weights, next(model.parameters()).device)
-    share = sharing and sharing.of_images(folder, [about, batch_size, score_thr], batch_size)
+    about = [about, dtype, batch_size, score_thr]
+    share = sharing and sharing.of_images(folder, about, batch_size)
     return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
 
 
@@ -245,6 +252,8 @@ def write_all(
     were skipped; returns the exit status. `share` divides this among processes."""
     from tqdm import tqdm
 
+    from cpvt_pyramid.runner.sharing import forget
+
     skipped = []
 
     def skip(path: Path, error: Exception) -> None:
@@ -258,6 +267,7 @@ def write_all(
     if share:
         skipped = share(write, named, conclude)
     else:
+        forget(output.folder)
         write(named, skip)
         conclude(skipped)
     return min(len(skipped), 1)

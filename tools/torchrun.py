@@ -48,11 +48,14 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
     os.environ.setdefault('OMP_NUM_THREADS', threads)
     os.environ.setdefault('MKL_NUM_THREADS', threads)
     logging.disable()
-    os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = 'SIGINT,SIGHUP,SIGQUIT'
+    arguments = parse_args([*options, *command])
+    # Older versions of PyTorch read the variable.
+    arguments.signals_to_handle = 'SIGINT,SIGHUP,SIGQUIT'
+    os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = arguments.signals_to_handle
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, pass_on)
     try:
-        run(parse_args([*options, *command]))
+        run(arguments)
     except ChildFailedError as error:
         first = error.get_first_failure()[1]
         if first.exitcode < 0:

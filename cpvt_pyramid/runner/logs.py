@@ -45,8 +45,9 @@ def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
     hook = {'type': 'ProgressHook'}
     if hook not in (cfg.get('custom_hooks') or []):
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-    visualizer = cfg.get('visualizer') or {'type': 'Visualizer'}
-    backends = list(visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
+    if not cfg.get('visualizer'):
+        cfg.visualizer = {'type': 'Visualizer'}
+    backends = list(cfg.visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
     for name in dict.fromkeys(names):
         kind, package = LOGS[name]
         if find_spec(package) is None:
@@ -57,7 +58,7 @@ def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
             backends.append({'type': kind, 'save_dir': str(Path(cfg.work_dir, name))})
             if name == 'wandb':
                 backends[-1]['init_kwargs'] = {'project': PROJECT, 'name': Path(cfg.work_dir).name}
-    cfg.visualizer = {**visualizer, 'vis_backends': backends}
+    cfg.visualizer.vis_backends = backends
 
 
 @VISBACKENDS.register_module()

@@ -236,7 +236,13 @@ class PictureHook(Hook):
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         self.folder = Path(folder)
         self.score_thr = score_thr
-        self.names: set[str] = set()
+        self.names: dict[str, str] = {}  # by path
+
+    def before_test(self, runner: Runner) -> None:
+        dataset, taken = runner.test_dataloader.dataset, set()
+        for i in range(len(dataset)):  # the same in all processes that share a test
+            path = dataset.get_data_info(i)['img_path']
+            self.names[path] = distinct_name(Path(path).stem, taken)
 
     def after_test_iter(
         self,
@@ -247,8 +253,7 @@ class PictureHook(Hook):
     ) -> None:
         meta, read = dataset_meta(runner.cfg, {}), image_reader(runner.cfg)
         for sample in outputs:
-            name = distinct_name(Path(sample.img_path).stem, self.names)
-            path = Path(sample.img_path)
+            name, path = self.names[sample.img_path], Path(sample.img_path)
             image = picture(read(path))
             write_results(self.folder, name, path, image, sample, meta, self.score_thr)
 

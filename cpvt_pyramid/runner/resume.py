@@ -63,7 +63,7 @@ def make_resumable(cfg: Config) -> None:
         del cfg.train_cfg['by_epoch']
     loader = cfg.train_dataloader
     custom = cfg.get('custom_hooks') or []
-    added = [{'type': name} for name in ('SeedHook', 'ResumeHook', 'PreemptionHook')]
+    added = [{'type': name} for name in ('SeedHook', 'PreemptionHook', 'ResumeHook')]
     cfg.custom_hooks = [
         {**hook, 'type': 'StoppingHook'} if kind_of(hook) == 'EarlyStoppingHook' else hook
         for hook in custom

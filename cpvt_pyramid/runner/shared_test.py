@@ -17,6 +17,7 @@ from mmengine.evaluator.metric import _to_cpu
 from mmengine.registry import LOOPS
 from mmengine.runner import TestLoop
 
+from .command import rank
 from .configs import leaves
 from .files import atomic_write
 from .large_images import fingerprint, identity
@@ -48,7 +49,7 @@ def share_test(cfg: Config, weights: dict, process: int, *outputs: Any) -> None:
     options = {k: v for k, v in cfg.test_cfg.items() if k == 'fp16'}
     cfg.test_cfg = {'type': 'SharedTestLoop', 'folder': folder, 'about': about, **options}
     if process:  # the logs of processes must not overwrite each other
-        cfg.work_dir = str(Path(folder, f'process{process}'))
+        cfg.work_dir, cfg.log_level = str(Path(folder, f'process{process}')), 'WARNING'
 
 
 @LOOPS.register_module()
@@ -62,7 +63,8 @@ class SharedTestLoop(TestLoop):
         **options: see `TestLoop`.
 
     Attributes:
-        evaluated: whether this process computed the metrics.
+        evaluated: whether this process computed the metrics or, if they were known before, is the
+            first.
     """
 
     def __init__(self, *args: Any, folder: str, about: Any, **options: Any) -> None:
@@ -92,6 +94,7 @@ class SharedTestLoop(TestLoop):
             for start in starts
         ]
         self.parts = [self.file(start) for start in starts]
+        self.evaluated = rank() == 0 and finished(self.folder, last) is not None
         metrics = share(self.folder, [*tasks, last])['metrics'].outcome
         self.runner.call_hook('after_test_epoch', metrics=metrics)
         self.runner.call_hook('after_test')

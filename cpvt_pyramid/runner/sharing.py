@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -124,6 +125,11 @@ def finished(folder: Path, task: Task) -> Optional[Record]:
     except (OSError, ValueError):
         return None
     return record if record.about == key_of(task) and task.kept(record.outcome) else None
+
+
+def forget(folder: Path) -> None:
+    """Remove the records of a shared run, whose results are about to be overwritten."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
 def file_of(folder: Path, task: Task) -> Path:

@@ -167,18 +167,22 @@ def test_torchrun_passes_signals_on():
     """Also one that it would die of; the processes take their time."""
     Path('waits.py').write_text(
         'import os, signal, sys, time\n'
+        "name = os.environ['RANK']\n"
         'def stop(*_):\n'
         '    time.sleep(0.1)\n'
         '    sys.exit(75)\n'
-        'signal.signal(signal.SIGUSR1, stop)\n'
-        "open('ready' + os.environ['RANK'], 'w').close()\n"
-        'time.sleep(60)\n'
+        "signal.signal(signal.SIGUSR1, lambda *_: open('told' + name, 'w').close())\n"
+        'signal.signal(signal.SIGTERM, stop)\n'
+        "open('ready' + name, 'w').close()\n"
+        'while True:\n'
+        '    time.sleep(60)\n'
     )
     started = subprocess.Popen([sys.executable, TOOLS / 'torchrun.py', '2', 'waits.py'])
-    while not (Path('ready0').exists() and Path('ready1').exists()):
-        assert started.poll() is None
-        time.sleep(0.05)
-    started.send_signal(signal.SIGUSR1)
+    for name, number in (('ready', signal.SIGUSR1), ('told', signal.SIGTERM)):
+        while not (Path(f'{name}0').exists() and Path(f'{name}1').exists()):
+            assert started.poll() is None
+            time.sleep(0.05)
+        started.send_signal(number)
     assert started.wait(60) == 75
 
 

@@ -45,6 +45,15 @@ def all_done(ended: list[tuple[int, str]], status: int = 0) -> bool:
     return [found for found, _ in ended] == [status] * len(ended)
 
 
+def die_or_wait(rank: int) -> None:
+    """In the second process: be killed. In the first: wait for that."""
+    if rank == 1:
+        Path('dead').touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not Path('dead').exists():
+        time.sleep(0.01)
+
+
 # Tasks
 
 
@@ -157,8 +166,7 @@ def test_rows_of_tiles(untrained, configs, name, overlap):
     def dies(rank: int) -> Callable:
         def patched(self: object, rows: int) -> None:
             done(self, rows)
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+            die_or_wait(rank)
 
         return patched
 
@@ -189,8 +197,8 @@ def test_an_evaluation(untrained, configs, monkeypatch, name):
     def work(rank: int, dies: bool = True) -> int:
         def run_part(self: object, start: int, batches: list) -> None:
             part(self, start, batches)
-            if rank == 1 and dies:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if dies:
+                die_or_wait(rank)
 
         with Path(f'out{rank}.txt').open('w') as sys.stdout:
             with mock.patch.object(shared_test.SharedTestLoop, 'run_part', run_part):

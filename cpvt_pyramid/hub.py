@@ -67,7 +67,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         self, kind: str, *, classes: Optional[Sequence[str]] = None, **options: Any
     ) -> None:
         super().__init__()
-        if kind not in KINDS:
+        if kind not in list(KINDS):  # of JSON, also something that cannot be hashed
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
         options = {name: to_json(name, value) for name, value in options.items()}
         labels = options.get('num_classes')
@@ -106,7 +106,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         try:
             config = json.loads(path.read_text(encoding='utf-8'))
             kind, model_options = config['kind'], dict(config['options'])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(
                 f"{path} must hold the 'kind' and the 'options' of a HubModel. Load a model that "
                 f'timm saved with timm.create_model, and backbones of others with load_weights'

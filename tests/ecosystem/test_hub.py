@@ -171,6 +171,8 @@ def test_repositories_that_do_not_exist(hub):
     ('change', 'message'),
     [
         (lambda text: text[: len(text) // 2], "must hold the 'kind' and the 'options'"),
+        (lambda text: '[' * 3000, "must hold the 'kind' and the 'options'"),
+        (lambda text: text.replace('"retinanet"', '["x"]'), 'kind must be one of CPVTPyramid'),
         (lambda text: '[]', "must hold the 'kind' and the 'options'"),
         (lambda text: text.replace('"kind"', '"x"'), "must hold the 'kind' and the 'options'"),
         (lambda text: text.replace('retinanet', 'os.system'), 'kind must be one of CPVTPyramid'),

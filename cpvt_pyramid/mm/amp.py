@@ -41,7 +41,8 @@ def bfloat16(model: nn.Module) -> Iterator[None]:
 
 @torch.compiler.disable  # in a compiled train_step dynamo would delete what it never set
 def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable]]]:
-    """Let the parts run in bfloat16; returns them and their own `forward`, if not their class's."""
+    """Let the parts run in bfloat16, until `restore_forward`; returns them and their own `forward`,
+    if not their class's."""
     parts = [part for name, part in model.named_modules() if PARTS.fullmatch(name)] or [model]
     parts = [part for part in parts if not uses_mmcv_operations(part)]
     replaced = [(part, vars(part).get('forward')) for part in parts]

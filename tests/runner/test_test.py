@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from PIL import Image
 from support import load_tool
 from tiny_mm import DIGITS
@@ -58,6 +59,24 @@ def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
             assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
     assert len(list(Path('shown').glob('*.overlay.png'))) == 4
     assert len(list(Path('shown').glob('*.labels.png'))) == 4
+
+
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_evaluation_in_bfloat16(untrained, kind):
+    """Where the model is of bfloat16, scores are slightly different; boxes are float32."""
+    found = {}
+    for dtype in ('float32', 'bfloat16'):
+        assert test_tool.main([*untrained[kind], '--out', f'{dtype}.pkl', '--dtype', dtype]) == 0
+        first = pickle.loads(Path(f'{dtype}.pkl').read_bytes())[0]
+        found[dtype] = first['pred_instances' if kind == 'detector' else 'pred_sem_seg']
+    exact, rounded = found['float32'], found['bfloat16']
+    if kind == 'segmentor':
+        differ = (exact['data'] != rounded['data']).float().mean()
+        assert 0 < differ < 0.2
+        return
+    assert rounded['bboxes'].dtype == rounded['scores'].dtype == torch.float32
+    best = exact['scores'].max().item(), rounded['scores'].max().item()
+    assert best[0] != best[1] and best[1] == pytest.approx(best[0], rel=0.05)
 
 
 def test_out_must_be_a_file(untrained, capsys):

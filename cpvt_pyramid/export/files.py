@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from ..runner.command import UserError, one_line
 from ..runner.files import atomic_write
@@ -92,10 +93,10 @@ def write_verified(
         except Exception as error:
             raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
 
-    write = {'onnx': write_onnx, 'torch': write_torch, 'aotinductor': write_aotinductor}
+    write = write_onnx if settings.format == 'onnx' else write_program
     try:
         with atomic_write(path) as partial:
-            checks = write[settings.format](partial, graph, about, settings, compare)
+            checks = write(partial, graph, about, settings, compare)
             report = write_report(path, about, checks)
             failed = [check for check in checks if not check.passed]
             if failed:
@@ -130,49 +131,41 @@ def write_onnx(
     return checks
 
 
-def write_torch(
+def write_program(
     path: Path,
     graph: Exportable,
     about: dict[str, Any],
     settings: Settings,
     compare: Callable[[Runner], list[Check]],
 ) -> list[Check]:
-    """An archive of torch.export; only its outputs are compared."""
+    """An archive of torch.export or a package of AOTInductor; only its outputs are compared."""
     program = capture(graph, settings.has_valid, settings.size)
     draft = path.with_name(f'{path.name}.pt2')  # PyTorch checks the suffix
+    save = {'torch': save_archive, 'aotinductor': save_package}[settings.format]
     try:
-        torch.export.save(program, draft, extra_files={'cpvt_pyramid.json': json.dumps(about)})
-        module = torch.export.load(draft).module()
+        module = save(program, draft, json.dumps(about))
         os.replace(draft, path)
+    except Exception as error:  # many kinds, from all of PyTorch
+        raise ExportError(f'{settings.format}: {type(error).__name__}: {error}') from error
     finally:
         draft.unlink(missing_ok=True)
     return compare(torch_runner(module, graph.output_names))
 
 
-def write_aotinductor(
-    path: Path,
-    graph: Exportable,
-    about: dict[str, Any],
-    settings: Settings,
-    compare: Callable[[Runner], list[Check]],
-) -> list[Check]:
-    """A package of AOTInductor; only its outputs are compared."""
-    program = capture(graph, settings.has_valid, settings.size)
-    draft = path.with_name(f'{path.name}.pt2')
-    try:
-        with torch.no_grad():
-            torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(draft),
-                inductor_configs={'aot_inductor.metadata': {'cpvt_pyramid': json.dumps(about)}},
-            )
-        package = torch._inductor.aoti_load_package(str(draft))
-        os.replace(draft, path)
-    except Exception as error:
-        raise ExportError(f'AOTInductor: {type(error).__name__}: {error}') from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return compare(torch_runner(package, graph.output_names))
+def save_archive(program: ExportedProgram, path: Path, about: str) -> Callable:
+    """Write an archive, with the metadata as an extra file; returns what it holds."""
+    torch.export.save(program, path, extra_files={'cpvt_pyramid.json': about})
+    return torch.export.load(path).module()
+
+
+def save_package(program: ExportedProgram, path: Path, about: str) -> Callable:
+    """Compile a program into a package for this machine; returns what it holds."""
+    configs = {'aot_inductor.metadata': {'cpvt_pyramid': about}}
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(path), inductor_configs=configs
+        )
+    return torch._inductor.aoti_load_package(str(path))
 
 
 def torch_runner(module: Callable, names: Sequence[str]) -> Runner:

@@ -56,7 +56,7 @@ def exportable(
         return Segmentor(model, probabilities)
     if 'RetinaNet' in kinds:
         from .detectors import RetinaNet as Kind
-    elif 'TwoStageDetector' in kinds:
+    elif 'TwoStageDetector' in kinds and 'TwoStagePanopticSegmentor' not in kinds:
         from .two_stage import TwoStage as Kind
     elif 'DINO' in kinds:
         from .dino import DINO as Kind

@@ -90,6 +90,8 @@ def test_the_report_lists_every_comparison(exported):
         {'size': (50, 70)},
         {'size': (64, 96), 'has_valid': False, 'half': True},
         {'format': 'torch'},
+        # Compiles for half a minute.
+        pytest.param({'format': 'aotinductor'}, marks=pytest.mark.foreign),
     ],
     ids=str,
 )

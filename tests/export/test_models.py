@@ -54,6 +54,12 @@ def upernet(**changes: object) -> nn.Module:
     )  # fmt: skip
 
 
+def panoptic_fpn() -> nn.Module:
+    from mmdet.models import PanopticFPN
+
+    return PanopticFPN.__new__(PanopticFPN)  # its class is all that matters
+
+
 def padded(sizes=SIZES) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A batch of images of these sizes, its `valid`, and each image alone."""
     generator = torch.Generator().manual_seed(0)
@@ -157,6 +163,7 @@ def test_channels_of_a_model_that_takes_blue_first():
         (semantic_fpn, {'raw': True}, 'needs a detector'),
         (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
         (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
+        (panoptic_fpn, {}, 'a PanopticFPN cannot be exported'),
     ],
 )
 def test_refusals(make, options, message):

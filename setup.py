@@ -68,7 +68,7 @@ setup(
             'onedl-mmsegmentation>=1.4.2',
             'safetensors',
         ],
-        'large': ['rasterio'],  # infer.py --tile
+        'large': ['rasterio'],  # infer.py --tile, bands other than RGB
         # train.py --log-to
         'tensorboard': ['tensorboard'],
         'wandb': ['wandb'],

@@ -56,12 +56,12 @@ def check_kind(image: 'DatasetReader') -> None:
     if set(image.dtypes) != {'uint8'}:
         raise ReadError(
             f'samples must have 8 bits, got {image.dtypes[0]}; convert them, for example with '
-            'gdal_translate -ot Byte -scale'
+            'gdal_translate -ot Byte -scale, or train with LoadBands (docs/bands.md)'
         )
     if image.count > 4:
         raise ReadError(
             f'at most 4 bands are supported, got {image.count}; choose 3, for example with '
-            'gdal_translate -b'
+            'gdal_translate -b, or train with LoadBands (docs/bands.md)'
         )
     if image.tags().get('EXIF_Orientation', '1') != '1':
         raise ReadError('rotated by an EXIF tag; save it upright first')

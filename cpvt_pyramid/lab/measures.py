@@ -161,7 +161,7 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
             data[name] = [
                 {**{kind: [{'r2': r.r2, 'rings': r.rings, 'penalty': r.probe.penalty}
                            for r in f[kind]] for kind in KINDS},
-                 'ppp': [{'mae': p.mae, 'chance': p.chance, 'snr': p.snr, 'map': p.map.tolist()} for p in f['ppp']]}
+                 'ppp': [{**p._asdict(), 'map': p.map.tolist()} for p in f['ppp']]}
                 for f in found
             ]  # fmt: skip
             rows_of_figure.append((name, found))
@@ -182,8 +182,9 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'instead of adding zeros.',
         'PPP (arXiv 2206.01202): the mean over images of the difference between features with the '
         "model's own padding and with real pixels in place of the padding. MAE is in standard "
-        'deviations of the features; by chance, what so few images give without a pattern; SNR is the energy of that mean over the variance of the '
-        'difference across images. How we read the paper is in docs/position.md.',
+        'deviations of the features; by chance, so few images give the second line without any '
+        'pattern. SNR is the energy of that mean, less what is due to chance, over the variance '
+        'of the difference across images. How we read the paper is in docs/position.md.',
     ]
     return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
                    settings_of_question(lab))  # fmt: skip
@@ -502,7 +503,7 @@ def draw_attention(
     spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7))
     places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
     size = (1.6 * (columns + 1), 1.65 * rows)
-    space = dict(wspace=0.06, hspace=0.06, left=0.01, right=0.99, bottom=0.01, top=0.93)
+    space = dict(wspace=0.06, hspace=0.16, left=0.01, right=0.99, bottom=0.01, top=0.93)
     with figures.figure(path, rows, columns + 1, size, 'none', gridspec_kw=space) as (fig, axes):
         for axis in axes.flat:
             figures.without_axes(axis)

@@ -129,8 +129,8 @@ def test_padding_pattern_is_empty_where_nothing_is_padded():
     (found,) = padding_pattern(Subject('pool', Pool()), torch.randn(6, 3, 96, 96), margin=32)
     assert (found.mae, found.snr) == (0, 0)
     # A difference in every image, but not the same one: no pattern.
-    (noise,) = padding_pattern(Subject('noise', NoisePool()), torch.randn(200, 3, 48, 48), 8)
-    assert noise.snr < 0.01 and noise.mae == pytest.approx(noise.chance, rel=0.1)
+    (noise,) = padding_pattern(Subject('noise', NoisePool()), torch.randn(100, 3, 144, 144), 8)
+    assert noise.snr < 0.01 and noise.mae == pytest.approx(noise.chance, rel=0.15)
 
 
 class NoisePool(nn.Module):

@@ -20,6 +20,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tqdm import tqdm
 
+from ..mm.bands import opened, read_bands
+from .bands import size_of_raster
 from .command import UserError, one_line
 from .configs import as_list, dataset_class, kind_of
 from .data_checks import annotation_file, data_of, is_number, usable_content
@@ -48,7 +50,7 @@ from .pages import (
     side_by_side,
 )
 from .prediction import dataset_meta, read_image
-from .raster import ReadError
+from .raster import ReadError, picture
 
 COLORS = ((47, 111, 222), (232, 140, 30), (209, 52, 62))  # of curves and frames
 GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
@@ -524,7 +526,7 @@ def worst_detections(
         name = truth.imgs[compared.image]['file_name']
         caption = f'{name}: {wrong.sum()} wrong, {missed.sum()} missed'
         try:
-            image, factor = reduced(np.ascontiguousarray(read_image(root / name)[..., ::-1]))
+            image, factor = reduced(shown_image(root / name))
         except ReadError as error:
             pictures.append((Image.new('RGB', (THUMBNAIL, 60), GRAY), f'{caption}; {error}'))
             continue
@@ -545,17 +547,34 @@ def worst_detections(
     return pictures
 
 
+def shown_image(path: Path) -> np.ndarray:
+    """An image (H, W, 3) RGB uint8 to draw on; of another TIFF, its first bands.
+
+    Raises:
+        ReadError: not a complete image.
+    """
+    try:
+        image = read_image(path)
+    except ReadError:
+        if size_of_raster(path) is None:
+            raise
+        with opened(path) as file:
+            bands = file.indexes[:3]
+        image = picture(read_bands(path, bands)[0])
+    return np.ascontiguousarray(image[..., ::-1])
+
+
 def corners(boxes: np.ndarray) -> np.ndarray:
     """(N, 4) x1, y1, x2, y2 from x, y, width, height."""
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
 
 
 def framed(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    picture = Image.fromarray(image)
-    draw = ImageDraw.Draw(picture)
+    drawn = Image.fromarray(image)
+    draw = ImageDraw.Draw(drawn)
     for x1, y1, x2, y2 in boxes:
         draw.rectangle([x1, y1, max(x1, x2), max(y1, y2)], None, GREEN, 2)
-    return np.array(picture)
+    return np.array(drawn)
 
 
 def worst_section(pictures: Sequence[tuple[Image.Image, str]], score_thr: float) -> str:
@@ -696,7 +715,7 @@ def worst_label_map(
     """Four pictures in one, with a caption."""
     caption = f'{path.name}: {error:.1%} of the pixels are wrong'
     try:
-        image = np.ascontiguousarray(read_image(path)[..., ::-1])
+        image = shown_image(path)
     except ReadError as problem:
         image = np.zeros((*truth.shape, 3), np.uint8)
         caption += f'; {problem}'

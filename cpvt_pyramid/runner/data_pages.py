@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
-from .analysis import indexed_coco, label_map_reader
+from .analysis import indexed_coco, label_map_reader, shown_image
 from .configs import dataset_class, kind_of
 from .data_checks import annotation_file, data_of, usable_content
 from .drawing import draw_boxes, draw_segmentation
@@ -24,7 +24,7 @@ from .pages import (
     reduced,
     side_by_side,
 )
-from .prediction import dataset_meta, read_image
+from .prediction import dataset_meta
 from .raster import ReadError
 
 LABEL_MAPS = 500  # whose pixels are counted
@@ -146,7 +146,7 @@ def picture_of_objects(root: Path, truth: Any, image: dict, meta: dict) -> tuple
     """An image with its annotations, and a caption."""
     name = image['file_name']
     try:
-        small, factor = reduced(np.ascontiguousarray(read_image(root / name)[..., ::-1]))
+        small, factor = reduced(shown_image(root / name))
     except ReadError as error:
         return Image.new('RGB', (400, 60), 'gray'), f'{name}: {error}'
     classes = [category['name'] for category in truth.cats.values()]
@@ -198,7 +198,7 @@ def facts_of_label_maps(dataset: dict, scope: str, meta: dict, samples: int) -> 
     for info in sample_of(list(infos.values()), samples):
         name, labels = Path(info['img_path']).name, label_map_or_none(load, info)
         try:
-            small, _ = reduced(np.ascontiguousarray(read_image(info['img_path'])[..., ::-1]))
+            small, _ = reduced(shown_image(Path(info['img_path'])))
         except ReadError as error:
             pictures.append((Image.new('RGB', (400, 60), 'gray'), f'{name}: {error}'))
             continue

@@ -3,16 +3,19 @@
 import copy
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
 import imagehash
 import numpy as np
 import pytest
+import rasterio
 from mmengine.config import Config
 from PIL import Image
 from support import load_tool
 
+from cpvt_pyramid.runner.analysis import shown_image
 from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.data_checks import (
@@ -23,6 +26,7 @@ from cpvt_pyramid.runner.data_checks import (
     use_good_parts,
 )
 from cpvt_pyramid.runner.duplicates import image_print, shared_images
+from cpvt_pyramid.runner.raster import ReadError
 
 SIZE = (24, 32)  # height and width
 
@@ -424,3 +428,17 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     assert load_tool('check_data').main(command) == 0
     page = Path('maps/data.html').read_text()
     assert page.count('data:image/jpeg') == 8 and 'maps counted' in page
+
+
+def test_pictures_of_bands():
+    """A scene of five bands of 16 bits, stretched to be seen; a torn one is no image."""
+    bands = np.random.default_rng(0).integers(0, 4000, (5, *SIZE), np.uint16)
+    size = {'height': SIZE[0], 'width': SIZE[1], 'count': 5, 'dtype': 'uint16'}
+    with rasterio.open('scene.tif', 'w', 'GTiff', **size) as file:
+        file.write(bands)
+    shown = shown_image(Path('scene.tif'))
+    assert shown.shape == (*SIZE, 3) and shown.dtype == np.uint8
+    assert np.corrcoef(shown[..., 0].ravel(), bands[0].ravel())[0, 1] > 0.99
+    os.truncate('scene.tif', 900)
+    with pytest.raises(ReadError):
+        shown_image(Path('scene.tif'))

@@ -22,10 +22,12 @@ import torch
 from mmdet.datasets import CocoPanopticDataset
 from PIL import Image
 from pycocotools import mask as coco
+from pycocotools.coco import COCO
 from rasterio.transform import from_origin
 from support import ROOT, load_tool, run
 from tiny_mm import DIGITS
 
+from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.runner import inference, large_images, tiling
 from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.configs import load_config
@@ -98,6 +100,25 @@ def test_a_detector_finds_what_evaluation_finds(untrained, sample_dataset):
         best = expected['scores'].argmax()
         np.testing.assert_allclose(found[0]['box'], expected['bboxes'][best], atol=0.011)
         assert found[0]['score'] == pytest.approx(expected['scores'][best].item(), abs=1e-4)
+
+
+def test_bfloat16(untrained, images, monkeypatch):
+    dtypes, forward = set(), CPVTPyramid.forward
+
+    def recorded(model: CPVTPyramid, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        maps = forward(model, *inputs)
+        dtypes.update(x.dtype for x in maps)
+        return maps
+
+    monkeypatch.setattr(CPVTPyramid, 'forward', recorded)
+    for dtype in ('bfloat16', 'float32'):
+        dtypes.clear()
+        command = [*untrained['detector'], 'in/a.png', '--out-dir', dtype, '--dtype', dtype]
+        assert infer.main([*command, '--score-thr', '0.01']) == 0
+        assert dtypes == {getattr(torch, dtype)}
+    rounded, exact = (boxes(f'{name}/a.detections.json')[0] for name in ('bfloat16', 'float32'))
+    assert rounded['score'] == pytest.approx(exact['score'], rel=0.05)
+    assert rounded['score'] != exact['score']
 
 
 def test_a_segmentor(untrained, images):
@@ -250,11 +271,21 @@ def test_instance_masks(sample_dataset, capsys):
         torch.nn.init.normal_(model.roi_head.get_submodule(name).weight)
     torch.save(model.state_dict(), 'mask_rcnn.pth')
     command = ['mask_rcnn.py', 'mask_rcnn.pth']
-    assert infer.main([*command, f'{sample_dataset}/coco/val2017']) == 0
+    assert infer.main([*command, f'{sample_dataset}/coco/val2017', '--format', 'coco']) == 0
     assert test_tool.main([*command, '--out', 'all.pkl', '--show-dir', 'shown']) == 0
+    table = capsys.readouterr().out
+    assert load_tool('analyse').main(['mask_rcnn.py', 'all.pkl', '--worst', '1']) == 0
+    for kind, numbers in json.loads(Path('analysis.json').read_text()).items():
+        reported = float(re.search(rf'coco/{kind}_mAP_50 +([\d.e-]+)\n', table)[1])
+        assert numbers['AP50'] == pytest.approx(reported, abs=6e-4)
+    data_set = COCO('predictions/coco.json')
     for sample in pickle.loads(Path('all.pkl').read_bytes()):
         name = Path(sample['img_path']).stem
         items, expected = boxes(f'predictions/{name}.detections.json'), sample['pred_instances']
+        (image,) = (i for i in data_set.imgs.values() if Path(i['file_name']).stem == name)
+        assert [a['segmentation'] for a in data_set.imgToAnns[image['id']]] == [
+            item['mask'] for item in items
+        ]
         masks, count = masks_of(items), (expected['scores'] >= 0.3).sum()
         assert len(items) == count > 0 and masks.any()
         written, evaluated = (

@@ -68,7 +68,7 @@ setup(
             'onedl-mmsegmentation>=1.4.2',
             'safetensors',
         ],
-        'large': ['rasterio'],  # infer.py --tile, bands other than RGB
+        'large': ['rasterio'],  # infer.py --tile and --format, bands other than RGB
         # train.py --log-to
         'tensorboard': ['tensorboard'],
         'wandb': ['wandb'],

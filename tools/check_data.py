@@ -45,7 +45,7 @@ def check_data(
 
     if samples < 0:
         raise UserError(f'--samples must be at least 0, got {samples}')
-    folder = make_folder(out_dir)
+    folder = Path(out_dir)
     with ExitStack() as stack:
         if Path(source).is_dir():
             cfg, found = stack.enter_context(config_of_folder(Path(source), folder))
@@ -53,6 +53,7 @@ def check_data(
         else:
             cfg, found = load_config(source, cfg_options), []
             check_data(cfg, *splits)
+        make_folder(folder)
         checked = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
         write_data_page(cfg, splits, folder / 'data.html', source, samples)
     errors = checked.errors

@@ -67,7 +67,7 @@ drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
 
 docs: setup  ## build the documentation in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
-	@echo 'Open build/site/index.html'
+	@echo 'Open build/site/index.html; to search it: python -m http.server --directory build/site'
 
 dist: setup  ## build the wheel and the source archive in dist/, and try them in bare environments
 	rm -rf dist

@@ -113,6 +113,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             ) from None
         try:
             model = cls(kind, classes=config.get('classes'), **model_options)
+        except ImportError:
+            raise
         except Exception as error:  # whatever a damaged option leads to
             raise ValueError(f'{path}: {error}') from error
         model.load(path_of(WEIGHTS))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import huggingface_hub
 import pytest
@@ -216,6 +217,13 @@ def test_damaged_weights_give_one_clear_error(tmp_path):
         HubModel.from_pretrained(tmp_path)
     (tmp_path / 'config.json').unlink()
     with pytest.raises(FileNotFoundError, match='no config.json in'):
+        HubModel.from_pretrained(tmp_path)
+
+
+def test_a_library_that_is_not_installed_is_no_damage(tmp_path, monkeypatch):
+    HubModel('CPVTPyramid', arch='pcpvt_nano').save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, 'cpvt_pyramid.pyramid', None)
+    with pytest.raises(ModuleNotFoundError):
         HubModel.from_pretrained(tmp_path)
 
 

@@ -61,7 +61,7 @@ def image_reader(cfg: Config) -> Callable[[Path], np.ndarray]:
         try:
             return read_bands(path, bands)[0]
         except OSError as error:
-            raise ReadError(str(error)) from error
+            raise ReadError(str(error).removesuffix(f': {path}')) from error
 
     return read_image if bands is None else read
 

@@ -34,7 +34,7 @@ from .detection_errors import (
     error_types,
     find_errors,
 )
-from .drawing import draw_boxes, draw_segmentation
+from .drawing import draw_boxes, draw_legend, draw_segmentation, painted_classes
 from .pages import (
     GRAY,
     THUMBNAIL,
@@ -48,6 +48,7 @@ from .pages import (
     line_chart,
     reduced,
     side_by_side,
+    wide_picture,
 )
 from .prediction import dataset_meta, read_image
 from .raster import ReadError, picture
@@ -660,7 +661,10 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
             for error, image, labels in ranked
         ]
         note = 'Image, truth, prediction, and wrong pixels in red.'
-        sections.append(html_section('The worst images', note, contact_sheet(pictures)))
+        shown = sorted({i for _, _, labels in ranked for i in painted_classes(labels, classes)})
+        legend = draw_legend([classes[i] for i in shown], [palette[i] for i in shown], 1000, 14)
+        parts = wide_picture(legend), contact_sheet(pictures)
+        sections.append(html_section('The worst images', note, *parts))
     return Analysis({'labels': numbers}, sections)
 
 

@@ -109,6 +109,11 @@ def embedded(picture: Image.Image) -> str:
     return f'data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}'
 
 
+def wide_picture(picture: Image.Image) -> str:
+    """A picture in the width of the page."""
+    return f'<img src="{embedded(picture)}" alt="" style="max-width: 100%">'
+
+
 def contact_sheet(pictures: Sequence[tuple[Image.Image, str]]) -> str:
     """Pictures with captions."""
     inner = ''.join(

@@ -40,6 +40,7 @@ from .statistics import estimate
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area
 SHIFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pixels
 MOVED_CELLS = 4  # of the pictures for shifts, beyond the training size
+RING_SIDE = 6  # tokens of a map on which distances from the border are shown
 STEADY = ('leftmost', 'topmost', 'above', 'pattern', 'control')  # answers that shifts keep
 GAP = {
     'none, GAP': Variant('none', class_token=False),
@@ -210,11 +211,13 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             for i in range(most)
         ]
         for (name, found), line in zip(rows, axes):
-            stages = len(found[0]['ppp'])
+            sides = [min(pattern.map.shape) for pattern in found[0]['ppp']]
+            stages = len(sides)
+            deepest = max((i for i in range(stages) if sides[i] >= RING_SIDE), default=0)
             for kind in KINDS:
                 values = np.array([[r.r2 for r in f[kind]] for f in found])
                 line[0].plot(values.mean(0).clip(-0.1), 'o-', ms=3, color=shade[kind], label=kind)
-                rings = np.array([f[kind][-1].rings for f in found])
+                rings = np.array([f[kind][deepest].rings for f in found])
                 middle = (np.arange(RINGS) + 0.5) / RINGS
                 mean = rings.mean(0).clip(-0.1)
                 known = np.isfinite(mean)  # a small map has no token at some distances
@@ -222,6 +225,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             for axis in line[:2]:
                 axis.set_ylim(-0.14, 1.04)
             line[1].set_xlim(0, 1)
+            line[1].text(0.97, 0.9, f'stage {deepest}', ha='right', transform=line[1].transAxes)
             line[0].set_xticks(range(stages))
             line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5)
             for i, axis in enumerate(line[2:]):
@@ -231,7 +235,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
                     axis.imshow(pattern, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
         axes[0, 0].legend(fontsize=7.5)
         axes[0, 0].set_title('R² by stage')
-        axes[0, 1].set_title('R², last stage: border to center')
+        axes[0, 1].set_title('R², border to center')
         for i, axis in enumerate(axes[0, 2:]):
             axis.set_title(f'PPP, stage {i}\n0 to {top[i]:.2g}')
 

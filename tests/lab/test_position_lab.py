@@ -74,14 +74,15 @@ def test_findings_are_written_into_a_page(answered, tmp_path):
 def test_the_docs(tmp_path, monkeypatch, capsys):
     """Commands parse, code runs, the ceilings are those that are computed."""
     text = PAGE.read_text()
-    blocks = dict(re.findall(r'```(bash|python)\n(.*?)```', text, re.S))
-    commands = [line.partition('#')[0] for line in blocks['bash'].splitlines()]
+    (code,) = re.findall(r'```python\n(.*?)```', text, re.S)
+    lines = ''.join(re.findall(r'```bash\n(.*?)```', text, re.S)).splitlines()
+    commands = [line.partition('#')[0] for line in lines]
     commands = [shlex.split(c) for c in commands if 'position_lab.py' in c]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for words in commands:
         parser_of(tool.position_lab).parse_args(words[2:])
     monkeypatch.chdir(tmp_path)
-    exec(blocks['python'], {})
+    exec(code, {})
     assert 'ResNet-18, replicated border' in capsys.readouterr().out
     for name, value in ceilings().items():
         assert re.search(rf'^\| {name} \|.*\| {100 * value:.1f} % \|$', text, re.M), name

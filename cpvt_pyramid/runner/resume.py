@@ -293,7 +293,7 @@ class ResumeHook(Hook):
             }
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        meta = checkpoint['meta']
+        meta = checkpoint.get('meta', {})
         if not runner._resume or 'processes' not in meta:
             return
         before, now = (

@@ -22,13 +22,18 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData, PixelData
 from mmseg.structures import SegDataSample
 from ports import randomize
-from support import CONFIGS, ROOT, load_tool
+from support import CONFIGS, ORIGINAL_MM, ROOT, load_tool
 from torch import Tensor, nn
 
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
 
 train = load_tool('train')
+# What the original mm packages cannot do.
+UPSTREAM = {
+    'demo/semantic_fpn_cpvt_nano.py': (IndexError, 'class weights of ignored pixels are looked up'),
+    'dino_cpvt_s.py': (RuntimeError, 'DINO must have 256 channels'),
+}
 SIDE = 128
 SIZES = [(96, 128), (128, 80)]  # padded to SIDE x SIDE
 
@@ -139,9 +144,12 @@ def trained(scope: str, model: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize('name', CONFIGS)
-def test_shipped_configs(name):
+def test_shipped_configs(name, request):
     """On a CPU `--amp` is bfloat16. Plain autocast fails there in RoIAlign, and on GPUs in focal
     loss, too."""
+    if ORIGINAL_MM and name in UPSTREAM:
+        error, reason = UPSTREAM[name]
+        request.applymarker(pytest.mark.xfail(raises=error, reason=reason, strict=True))
     cfg = Config.fromfile(ROOT / 'configs' / name)
     train.use_mixed_precision(cfg)
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'

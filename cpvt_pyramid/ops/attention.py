@@ -31,6 +31,9 @@ MAX_BATCH = 65_535
 # processor has, it is taken for the former.
 WORTH_ONEDNN = 2**20 if CAPABILITIES.get('avx_vnni', True) else math.inf
 
+# Keys from which on bfloat16 attention with a mask is faster in batches than fused: not in windows.
+WORTH_BATCHES = 128
+
 
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
@@ -68,7 +71,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
         bias = None if mask is None else bias_of(mask)
         function = _Attention.apply if torch.is_grad_enabled() else attention
         out = function(q, k, v, bias)
-    elif simple and not torch.is_grad_enabled() and onednn_takes_bfloat16(q):
+    elif (
+        simple
+        and not torch.is_grad_enabled()
+        and (mask is None or k.shape[2] >= WORTH_BATCHES)
+        and onednn_takes_bfloat16(q)
+    ):
         out = batched_attention(q, k, v, mask)
     else:
         out = plain_attention(q, k, v, mask, dropout)
@@ -103,13 +111,14 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
     """
     batch, heads, queries, _ = q.shape
     out, k = empty_map(q), scaled(k).transpose(2, 3)
+    bias = None if mask is None else bias_of(mask).to(q.dtype)[:, None, None]
     rows = max(AT_A_TIME // (heads * k.shape[3]), 1)
     images = max(rows // queries, 1)
     for b, start in itertools.product(range(0, batch, images), range(0, queries, rows)):
         part = slice(b, b + images), slice(None), slice(start, start + rows)
         scores = q[part] @ k[part[0]]
-        if mask is not None:
-            scores.masked_fill_(~mask[part[0]], float('-inf'))
+        if bias is not None:
+            scores += bias[part[0]]
         out[part] = torch.softmax(scores, dim=-1, out=scores) @ v[part[0]]
     return out
 

@@ -109,7 +109,8 @@ def test_bfloat16_in_batches_equals_the_formula(at_a_time, **size):
     softmax = mock.patch.object(
         torch, 'softmax', lambda x, **a: scores.append(x.numel()) or x.softmax(-1)
     )
-    with bfloat16_hardware(True), mock.patch.object(attention, 'AT_A_TIME', at_a_time), softmax:
+    constants = mock.patch.multiple(attention, AT_A_TIME=at_a_time, WORTH_BATCHES=1)
+    with bfloat16_hardware(True), constants, softmax:
         with torch.no_grad():
             ours = attend(*inputs, mask, 0.0)
     slow = formula(*inputs, mask).float()
@@ -134,8 +135,11 @@ def test_bfloat16_in_batches_is_for_inference_on_processors_that_have_it():
                 attend(*inputs, added, 0.0)
                 with ops.plain():
                     attend(*inputs, mask, 0.0)
-                with pytest.raises(ZeroDivisionError):
-                    attend(*inputs, mask, 0.0)
+                attend(*inputs, mask, 0.0)  # few keys
+                for many, of_keys in [(3, mask), (4, None)]:
+                    with mock.patch.object(attention, 'WORTH_BATCHES', many):
+                        with pytest.raises(ZeroDivisionError):
+                            attend(*inputs, of_keys, 0.0)
 
 
 def test_training_keeps_no_scores():

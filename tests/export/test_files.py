@@ -2,6 +2,8 @@
 with and without padding."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from ports import randomize
+from support import ROOT
 from torch import Tensor
 
 from cpvt_pyramid import CPVTPyramid
@@ -73,6 +76,25 @@ def test_the_file_describes_itself(exported):
     assert {node.domain for node in model.graph.node} == {''}
     assert [(opset.domain, opset.version >= 18) for opset in model.opset_import] == [('', True)]
     assert b'/' + Path(__file__).parts[1].encode() not in exported[0].read_bytes()  # no paths
+
+
+def test_quantization_as_documented(exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(exported[0], 'model.onnx')
+    text = (ROOT / 'docs/deployment.md').read_text()
+    (code,) = (b for b in re.findall(r'```python\n(.*?)```', text, re.S) if 'quantize' in b)
+    exec(code, {})
+    model = onnx.load('model-int8.onnx')
+    assert 'MatMulInteger' in {node.op_type for node in model.graph.node}
+    about = next(x for x in onnx.load('model.onnx').metadata_props if x.key == 'cpvt_pyramid')
+    assert about in model.metadata_props  # with a mark of onnxruntime
+    inputs = {'images': np.random.default_rng(0).random((1, 3, 75, 90), np.float32) * 255}
+    inputs['valid'] = np.array([[75, 90]])
+    exact, found = (
+        onnxruntime_runner(name)(inputs)['map_0'] for name in ('model.onnx', 'model-int8.onnx')
+    )
+    error = np.abs(found - exact).max() / np.abs(exact).max()
+    assert 1e-4 < error < 0.1
 
 
 def test_the_report_lists_every_comparison(exported):

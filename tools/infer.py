@@ -35,11 +35,12 @@ from typing import TYPE_CHECKING, Literal, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
     from cpvt_pyramid.runner.command import UserError, one_line, run_command
-    from cpvt_pyramid.runner.formats import Format, Output
+    from cpvt_pyramid.runner.files import Format
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
 if TYPE_CHECKING:
+    from cpvt_pyramid.runner.formats import Output
     from cpvt_pyramid.runner.inference import ModelPredictor
     from cpvt_pyramid.runner.large_images import LargeImages
     from cpvt_pyramid.runner.sharing import Share
@@ -98,6 +99,7 @@ def infer(
     from cpvt_pyramid.mm.amp import replace_forward
     from cpvt_pyramid.runner import large_images
     from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.formats import Output
     from cpvt_pyramid.runner.inference import ModelPredictor
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.prediction import dataset_meta, kind_of_results
@@ -166,6 +168,7 @@ def infer_exported(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
+    from cpvt_pyramid.runner.formats import Output
     from cpvt_pyramid.runner.large_images import LargeImages, tile_options
     from cpvt_pyramid.runner.sharing import Sharing
     from cpvt_pyramid.runtime.in_mm import ExportedPredictor, exported_tiles
@@ -245,7 +248,7 @@ def write_whole(
 def write_all(
     write: Callable[[Sequence[tuple[Path, str]], Skip], None],
     named: Sequence[tuple[Path, str]],
-    output: Output,
+    output: 'Output',
     share: Optional['Share'] = None,
 ) -> int:
     """Call `write` with the inputs, then write the format that was asked for, and say which inputs

@@ -5,9 +5,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Union
+from typing import Literal, Union
 
 from .command import UserError
+
+# See formats.py; here, because the options of tools name it before they import anything slow.
+Format = Literal['coco', 'yolo', 'labelme', 'csv', 'geojson']
 
 
 def check_file(path: Union[str, Path]) -> None:

@@ -18,12 +18,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from .command import UserError
-from .files import atomic_write, make_folder
+from .files import Format, atomic_write, make_folder
 from .inputs import is_video
 from .polygons import one_polygon, outlines, regions, ring_area
 from .records import mask_of, run_lengths
 
-Format = Literal['coco', 'yolo', 'labelme', 'csv', 'geojson']
 Kind = Literal['detections', 'segments', 'labels']  # as in the names of the files of a run
 Named = Sequence[tuple[Path, str]]  # images, and the names of their results
 

@@ -311,7 +311,7 @@ def blended(
     top, bottom = grid.rows[row]
     last = row + 1 == len(grid.rows)
     finished = (bottom if last else grid.rows[row + 1][0]) - top
-    shared = grid.rows[row - 1][1] - top if above else 0  # lines in the previous row too
+    shared = grid.rows[row - 1][1] - top if row and above else 0  # lines in the previous row too
     pending = None  # sums of the columns that the next tile completes
     for column, tile in enumerate(scores):
         tile = tile.cpu()

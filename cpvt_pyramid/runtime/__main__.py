@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Literal, Optional
 
 from ..runner.command import one_line, run_command
-from ..runner.formats import Format, Output
+from ..runner.files import Format
+from ..runner.formats import Output
 
 
 def predict_files(

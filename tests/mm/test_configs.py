@@ -68,7 +68,7 @@ def small(cfg: Config, work_dir: Path) -> Config:
             if 'crop_size' in step:
                 step.crop_size = (96, 96)
     cfg.train_dataloader.batch_size = 2
-    cfg.default_hooks.checkpoint.update(interval=1000, save_last=False)
+    cfg.default_hooks.checkpoint.update(interval=1000, save_last=False, save_best=None)
     cfg.optim_wrapper.optimizer.fused = True  # the same, faster
     if cfg.default_scope == 'mmdet':
         for part in parts(cfg.model.test_cfg):

@@ -43,8 +43,9 @@ KINDS = {
         is_dict,
         ('auto_scale_lr', 'batch_sampler', 'custom_imports', 'dataset', 'default_hooks', 'env_cfg',
          'metainfo', 'model', 'optim_wrapper', 'randomness', 'sampler', 'test_cfg',
-         'test_dataloader', 'train_cfg', 'train_dataloader', 'val_cfg', 'val_dataloader')),
-    'a list of dicts': (is_list, ('custom_hooks', 'datasets')),
+         'test_dataloader', 'train_cfg', 'train_dataloader', 'val_cfg', 'val_dataloader',
+         'visualizer')),
+    'a list of dicts': (is_list, ('custom_hooks', 'datasets', 'vis_backends')),
     'a dict or a list of dicts': (
         lambda value: is_dict(value) or is_list(value),
         ('param_scheduler', 'test_evaluator', 'val_evaluator')),

@@ -60,6 +60,7 @@ KINDS = {
     'a name or a class': (lambda value: is_text(value) or callable(value), ('type',)),
 }  # fmt: skip
 KIND_OF_KEY = {key: kind for kind, (_, keys) in KINDS.items() for key in keys}
+NEVER_NONE = 'classes', 'dataset', 'type'
 
 
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
@@ -150,7 +151,9 @@ def check_kinds(cfg: Config) -> None:
             continue  # in which keys have other meanings
         for key, value in settings.items():
             kind = 'a dict' if path == 'default_hooks' else KIND_OF_KEY.get(key)
-            if value is not None and kind and not KINDS[kind][0](value):
+            if value is None and key not in NEVER_NONE:
+                continue
+            if kind and not KINDS[kind][0](value):
                 raise UserError(f'{path}.{key}'.lstrip('.') + f' must be {kind}, got {value!r}')
 
 

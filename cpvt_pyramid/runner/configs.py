@@ -42,7 +42,7 @@ KINDS = {
     'a dict': (
         is_dict,
         ('auto_scale_lr', 'batch_sampler', 'custom_imports', 'dataset', 'default_hooks', 'env_cfg',
-         'metainfo', 'model', 'optim_wrapper', 'randomness', 'sampler', 'test_cfg',
+         'log_processor', 'metainfo', 'model', 'optim_wrapper', 'randomness', 'sampler', 'test_cfg',
          'test_dataloader', 'train_cfg', 'train_dataloader', 'val_cfg', 'val_dataloader',
          'visualizer')),
     'a list of dicts': (is_list, ('custom_hooks', 'datasets', 'vis_backends')),
@@ -56,7 +56,8 @@ KINDS = {
     'a dict of paths': (
         lambda value: is_dict(value) and all(map(is_text, value.values())), ('data_prefix',)),
     'a list of names, or a file': (
-        lambda value: is_text(value) or is_list(value, of=is_text), ('classes',)),
+        lambda value: is_text(value) and not Path(value).is_dir() or is_list(value, of=is_text),
+        ('classes',)),
     'a name or a class': (lambda value: is_text(value) or callable(value), ('type',)),
 }  # fmt: skip
 KIND_OF_KEY = {key: kind for kind, (_, keys) in KINDS.items() for key in keys}

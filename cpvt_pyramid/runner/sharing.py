@@ -34,7 +34,7 @@ LOCAL_RANKS = {
 }  # fmt: skip
 WAIT = 0.2, 2.0  # seconds after which a process looks again for a task to take over
 REPORT = 30  # seconds between two lines about the progress
-PARTS, MOST = 64, 16  # many images are divided into this many parts, of at most so many batches
+PARTS, MOST = 64, 16  # parts that many images are divided into; batches of a part, at most
 FOLDER = '.shared'  # in the folder of the results
 
 Named = tuple[Path, str]  # an input, and the name for its results

@@ -55,7 +55,7 @@ setup(
     package_data={'cpvt_pyramid': ['py.typed']},
     cmdclass={'build_py': BuildWithConfigs},
     python_requires='>=3.10',
-    install_requires=['numpy', 'pillow>=10.1', 'tqdm'],
+    install_requires=['numpy', 'pillow>=10.3', 'tqdm'],
     extras_require={
         'torch': TORCH,
         'runtime': RUNTIME,

@@ -83,7 +83,8 @@ def run_command(
 ) -> int:
     """Call a function with options from the command line.
 
-    A `UserError`, an interrupt, a full disk and a missing package end it with one line on stderr.
+    A `UserError`, an interrupt, a full disk, a file without permission and a missing package end it
+    with one line on stderr.
 
     Args:
         function: declares the options, see above; it may return an exit status.
@@ -95,6 +96,7 @@ def run_command(
         The exit status.
     """
     wait_passively()
+    send_no_telemetry()
     parser = parser_of(function)
     options = vars(parser.parse_args(argv))
     options.pop('local_rank', None)
@@ -110,11 +112,19 @@ def wait_passively() -> None:
         os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
 
 
+def send_no_telemetry() -> None:
+    """Keep onnxruntime from reporting its use to its maker, unless the environment allows it.
+
+    To be called before onnxruntime is imported.
+    """
+    os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
+
+
 def run_tool(
     name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
 ) -> int:
-    """Call a tool's function; turn errors of the user, interrupts, a full disk and missing packages
-    into one line on stderr.
+    """Call a tool's function; turn errors of the user, interrupts, a full disk, denied permission
+    and missing packages into one line on stderr.
 
     Args:
         name: of the tool, for that line.
@@ -145,6 +155,8 @@ def run_tool(
         elif full := next(filter(is_disk_full, causes), None):
             where = f' for {full.filename}' if full.filename else ''
             line, status = f'no space left on the disk{where}; {interrupted}', 2
+        elif isinstance(error, PermissionError) and error.filename:
+            line, status = f'permission denied for {error.filename}', 2
         elif line := missing_package(error):
             status = 2
         else:

@@ -68,6 +68,11 @@ class Output(NamedTuple):
                 f'--format {self.format} is for label maps that fit into memory; with --tile use '
                 'geojson'
             )
+        has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
+        for path, _ in named:
+            if has_outlines or (self.format == 'geojson' and may_be_georeferenced(path)):
+                rasterio_for(self.format, path)
+                break
 
     def write(self, named: Named) -> None:
         """Write the results of images, which are in the folder, in the format."""
@@ -293,7 +298,7 @@ def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, d
 
 def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[dict, dict]]:
     """The properties and the geometry of each region; the map is not read into memory."""
-    rasterio = rasterio_for(path)
+    rasterio = rasterio_for('geojson', path)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', rasterio.errors.NotGeoreferencedWarning)
         # Without its georeference, geometries are in pixels.
@@ -307,9 +312,9 @@ def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[
 def place_of_image(path: Path) -> Optional[Place]:
     """The georeference of an image; None if it has none."""
     try:
-        rasterio = rasterio_for(path)
+        rasterio = rasterio_for('geojson', path)
     except UserError:
-        if path.suffix.lower() in ('.tif', '.tiff', '.jp2'):
+        if may_be_georeferenced(path):
             raise
         return None
     with warnings.catch_warnings():
@@ -322,6 +327,10 @@ def place_of_image(path: Path) -> Optional[Place]:
                 return Place(image.transform, image.crs) if image.crs else None
         except rasterio.errors.RasterioIOError:  # a kind of image that GDAL does not read
             return None
+
+
+def may_be_georeferenced(path: Path) -> bool:
+    return path.suffix.lower() in ('.tif', '.tiff', '.jp2')
 
 
 def world_coordinates(place: Place) -> tuple[str, Any]:
@@ -359,13 +368,13 @@ def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[l
     return (points if turns_left == counterclockwise else points[::-1]).tolist()
 
 
-def rasterio_for(path: Path) -> Any:
+def rasterio_for(form: Format, path: Path) -> Any:
     try:
         import rasterio
         import rasterio.errors
         import rasterio.transform
     except ImportError as error:
         raise UserError(
-            f'--format geojson of {path} needs rasterio; pip install rasterio ({error})'
+            f'--format {form} of {path} needs rasterio; pip install rasterio ({error})'
         ) from error
     return rasterio

@@ -33,10 +33,14 @@ def find_inputs(inputs: Sequence[str], lines: Optional[Iterable[str]] = None) ->
         if text == '-':
             inside = [Path(line.rstrip('\r\n')) for line in lines or sys.stdin if line.strip()]
         elif path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGES + VIDEOS)
+            kinds = IMAGES + VIDEOS
+            inside = sorted(
+                p for p in path.iterdir() if p.suffix.lower() in kinds and not p.is_dir()
+            )
             if not inside:
-                kinds = ', '.join(IMAGES + VIDEOS)
-                raise UserError(f'no images or videos in the folder {path}; looked for {kinds}')
+                raise UserError(
+                    f'no images or videos in the folder {path}; looked for {", ".join(kinds)}'
+                )
         elif path.exists():
             inside = [path]
         elif glob.has_magic(text):

@@ -4,17 +4,20 @@ from pathlib import Path
 from typing import Union
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
+
+DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
+TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32'
 
 
 def load_image(source: Source) -> np.ndarray:
     """An image as (H, W, 3) RGB uint8: upright, without alpha, 16 bits reduced to 8.
 
     Raises:
-        OSError: not a complete image.
-        ValueError: an array of another shape or dtype.
+        OSError: not a complete image, or one of 32 bits a channel.
+        ValueError: an array of another shape or dtype, or a Pillow image of 32 bits.
     """
     if isinstance(source, np.ndarray):
         if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
@@ -24,6 +27,8 @@ def load_image(source: Source) -> np.ndarray:
             )
         return source
     if isinstance(source, Image.Image):
+        if source.mode in DEEP:
+            raise ValueError(TOO_DEEP)
         return _upright(source)
     path = Path(source)
     if not path.is_file():
@@ -34,9 +39,14 @@ def load_image(source: Source) -> np.ndarray:
         # Given a path, Pillow 12 maps an uncompressed TIFF into memory, and scrambles the pixels if
         # its EXIF data rotate it.
         with path.open('rb') as file, Image.open(file) as image:
-            return _upright(image)
+            if image.mode not in DEEP:
+                return _upright(image)
+    except PermissionError as error:
+        raise OSError('permission denied') from error
     except Exception as error:  # Pillow raises many kinds on a truncated file
-        raise OSError(f'not a complete image: {error}') from error
+        reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else error
+        raise OSError(f'not a complete image: {reason}') from error
+    raise OSError(TOO_DEEP)
 
 
 def _upright(image: Image.Image) -> np.ndarray:

@@ -92,15 +92,22 @@ class Predictor:
             `Detections` or a `LabelMap`, or a list of these.
 
         Raises:
-            OSError: not a complete image.
+            OSError: not a complete image; the message begins with its path.
         """
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
         results: list[Result] = []
         for start in range(0, len(images), self.batch_size):
-            batch = [load_image(source) for source in images[start : start + self.batch_size]]
+            batch = [_image(source) for source in images[start : start + self.batch_size]]
             results += self.model.predict(batch, self.score_thr)
         return results
+
+
+def _image(source: Source) -> np.ndarray:
+    try:
+        return load_image(source)
+    except OSError as error:
+        raise OSError(f'{source}: {error}') from error
 
 
 def _trained(path: Path, size: Optional[int]) -> Model:

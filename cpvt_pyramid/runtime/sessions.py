@@ -6,7 +6,7 @@ from typing import Optional, Protocol
 
 import numpy as np
 
-from ..runner.command import UserError, one_line
+from ..runner.command import UserError, one_line, send_no_telemetry
 
 KEY = 'cpvt_pyramid'  # of the metadata
 NAMES = {'images', 'valid', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
@@ -30,6 +30,7 @@ class OnnxRuntime:
     """A session of onnxruntime, on a GPU if onnxruntime-gpu is installed and finds one."""
 
     def __init__(self, path: Path) -> None:
+        send_no_telemetry()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -88,11 +89,13 @@ def open_session(path: Path, backend: str) -> Session:
 
     Raises:
         UserError: no such file, backend or package, or not a complete model.
+        PermissionError: the file cannot be read.
     """
     if backend not in BACKENDS:
         raise UserError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
     if not path.is_file():
         raise UserError(f'no model at {path}')
+    path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
         return BACKENDS[backend](path)
     except ImportError as error:

@@ -71,6 +71,14 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):
     assert [path.read_text() for path in tmp_path.iterdir()] == ['before']
 
 
+def test_denied_permission_is_one_line(capsys):
+    def read() -> None:
+        raise PermissionError(13, 'Permission denied', 'photos')
+
+    assert run_tool('tool', read, {}, 'try again') == 2
+    assert capsys.readouterr().err == 'tool: permission denied for photos\n'
+
+
 def test_other_errors_are_raised():
     with pytest.raises(ZeroDivisionError):
         run_tool('tool', lambda: 1 // 0, {}, 'try again')

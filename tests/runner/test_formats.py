@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import geopandas
@@ -17,6 +18,7 @@ from rasterio.features import rasterize
 from rasterio.transform import Affine, from_origin
 from support import load_tool
 
+from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.data_checks import Defects, check_coco
 from cpvt_pyramid.runner.formats import Output
 from cpvt_pyramid.runner.layouts import find_objects
@@ -251,6 +253,23 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
 def test_what_a_format_cannot_hold(form, kind, tiled, file, message):
     with pytest.raises(Exception, match=message):
         Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
+
+
+@pytest.mark.parametrize('form, kind, file', [
+    ('labelme', 'labels', 'a.png'), ('yolo', 'segments', 'a.png'), ('geojson', 'labels', 'a.png'),
+    ('geojson', 'detections', 'a.tif'),
+])  # fmt: skip
+def test_without_rasterio_a_run_does_not_begin(form, kind, file, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'rasterio', None)
+    message = f'--format {form} of {file} needs rasterio; pip install rasterio'
+    with pytest.raises(UserError, match=message):
+        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')])
+
+
+@pytest.mark.parametrize('form, kind', [('labelme', 'detections'), ('csv', 'labels')])
+def test_formats_that_need_no_rasterio(form, kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'rasterio', None)
+    Output(Path(), form, kind, CLASSES).check([(Path('a.png'), 'a')])
 
 
 def test_no_detections_and_no_images():

@@ -16,12 +16,13 @@ from cpvt_pyramid.runtime.__main__ import main
 
 @pytest.fixture
 def folder(photos) -> Path:
-    """Four images, of which two have one stem, a torn one and a video."""
+    """Four images, of which two have one stem, a torn one, a video and a folder."""
     Path('in').mkdir()
     for name, photo in zip(('a.png', 'a.jpg', 'b.png', 'c.png'), photos):
         Image.fromarray(photo).save(Path('in', name))
     Path('in/torn.jpg').write_bytes(Path('in/a.jpg').read_bytes()[:500])
     Path('in/clip.mp4').write_bytes(b'a video')
+    Path('in/folder.png').mkdir()
     return Path('in')
 
 

@@ -80,18 +80,33 @@ def test_other_sources():
     for wrong in (NOISE[..., 0], NOISE.astype(float), NOISE[:0]):
         with pytest.raises(ValueError, match=r'\(height, width, 3\) RGB uint8, got'):
             images.load_image(wrong)
+    with pytest.raises(ValueError, match='must have 8 or 16 bits a channel, got 32'):
+        images.load_image(SIXTEEN.convert('I'))
 
 
 @pytest.mark.parametrize(
     'content, complaint',
-    [(b'', 'the file is empty'), (b'text', 'not a complete image'), (None, 'no such file'),
-     (FILES['jpeg'][:2000], 'not a complete image')],
+    [(b'', 'the file is empty'), (b'text', 'not a complete image: unknown format'),
+     (None, 'no such file'), (FILES['jpeg'][:2000], 'not a complete image: image file is trunc'),
+     (encoded(SIXTEEN.convert('I'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),
+     (encoded(SIXTEEN.convert('F'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32')],
 )  # fmt: skip
 def test_files_that_are_not_images(content, complaint):
     if content is not None:
         Path('file.jpg').write_bytes(content)
     with pytest.raises(OSError, match=complaint):
         images.load_image('file.jpg')
+
+
+def test_a_file_without_permission(monkeypatch):
+    Path('file.jpg').write_bytes(FILES['jpeg'])
+    monkeypatch.setattr(Path, 'open', denied)
+    with pytest.raises(OSError, match='^permission denied$'):
+        images.load_image('file.jpg')
+
+
+def denied(self: Path, mode: str) -> None:
+    raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
 
 
 def test_label_maps_take_the_label_of_largest_weight():

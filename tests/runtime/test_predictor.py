@@ -1,6 +1,8 @@
 """Predictions at the size of each image, alone and in padded batches."""
 
+import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -51,6 +53,26 @@ def test_a_batch_changes_nothing(model, photos, name, backend):
         assert_same(Predictor(path, backend)(photo), result)
 
 
+@pytest.mark.parametrize('said', [None, '0'])
+def test_onnxruntime_sends_no_telemetry_unless_allowed(model, monkeypatch, said):
+    monkeypatch.setenv('ORT_DISABLE_TELEMETRY', said or '')
+    if said is None:
+        monkeypatch.delenv('ORT_DISABLE_TELEMETRY')
+    Predictor(model('labels'))
+    assert os.environ['ORT_DISABLE_TELEMETRY'] == (said or '1')
+
+
+def test_a_model_without_permission(model, monkeypatch):
+    path = model('labels')
+    monkeypatch.setattr(Path, 'open', denied)
+    with pytest.raises(PermissionError, match='labels.onnx'):
+        Predictor(path)
+
+
+def denied(self: Path, mode: str) -> None:
+    raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
+
+
 def test_images_of_every_kind(model, photos):
     Image.fromarray(photos[0]).save('a.png')
     predictor = Predictor(model('labels'))
@@ -58,6 +80,8 @@ def test_images_of_every_kind(model, photos):
     for source in ('a.png', Image.open('a.png')):
         assert_same(predictor(source), expected)
     assert predictor([]) == []
+    with pytest.raises(OSError, match='^b.png: no such file'):
+        predictor(['a.png', 'b.png'])
 
 
 def test_images_fit_into_a_fixed_size(model, photos):

@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 7)
@@ -183,7 +185,8 @@ def torch_works() -> Finding:
     import torch
 
     (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()
-    torch.nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 2, 4), scale=0.5)
+    q, k, v = torch.ones(3, 1, 1, 2, 4)
+    torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5)
     return Finding('torch runs', 'ok', 'matrix product and fused attention')
 
 
@@ -295,7 +298,7 @@ def registered() -> Finding | None:
     return forwards('backbone in mm', model, torch)
 
 
-def two_boxes(torch) -> tuple:
+def two_boxes(torch: ModuleType) -> tuple:
     """Two boxes with an overlap of 90% and their scores: suppression keeps only the second."""
     return torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]]), torch.tensor([0.1, 0.9])
 
@@ -306,7 +309,7 @@ def two_kept(name: str, kept: list[int], fix: str) -> Finding:
     return Finding(name, 'ok', 'non-maximum suppression is correct')
 
 
-def forwards(name: str, model, torch) -> Finding:
+def forwards(name: str, model: Any, torch: ModuleType) -> Finding:
     with torch.no_grad():
         maps = model.eval()(torch.zeros(1, 3, 64, 96))
     sizes = [tuple(x.shape[-2:]) for x in maps]
@@ -591,27 +594,25 @@ def tried_apart(names: Sequence[str]) -> Iterator[Finding]:
         )
         late = threading.Event()
         with tempfile.TemporaryFile('w+', errors='replace') as errors:
-            child = subprocess.Popen(
+            with subprocess.Popen(
                 [sys.executable, '-c', code],
                 stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-            try:
-                while done < len(names) and (line := answer_in_time(child, late)):
-                    answer = json.loads(line.removeprefix(MARK))
-                    if answer:
-                        yield Finding(**answer)
-                    if names[done] == 'torch runs' and answer['state'] == 'FAIL':
-                        return  # nothing else can work without torch
-                    done += 1
-            finally:
-                child.kill()
-                status = child.wait()
-                child.stdout.close()
+            ) as child:  # fmt: skip
+                try:
+                    while done < len(names) and (line := answer_in_time(child, late)):
+                        answer = json.loads(line.removeprefix(MARK))
+                        if answer:
+                            yield Finding(**answer)
+                        if names[done] == 'torch runs' and answer['state'] == 'FAIL':
+                            return  # nothing else can work without torch
+                        done += 1
+                finally:
+                    child.kill()
             errors.seek(0)
             last = (errors.read().strip().splitlines() or [''])[-1]
         if done < len(names):
             fix = next(fix for name, _, fix in TRIALS if name == names[done])
-            detail = f'crashed ({ending(status)})' + f': {last}' * bool(last)
+            detail = f'crashed ({ending(child.returncode)})' + f': {last}' * bool(last)
             if late.is_set():
                 detail = f'timed out after {TIMEOUT} seconds'
             yield Finding(names[done], 'FAIL', detail[:200], known_fix(last) or fix())
@@ -630,7 +631,7 @@ def answer_in_time(child: subprocess.Popen, late: threading.Event) -> str:
     clock = threading.Timer(TIMEOUT, stop)
     clock.start()
     try:
-        return next((line for line in child.stdout if line.startswith(MARK)), '')
+        return next((line for line in child.stdout or () if line.startswith(MARK)), '')
     finally:
         clock.cancel()
 
@@ -655,7 +656,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         'python -m cpvt_pyramid.doctor', description=__doc__, formatter_class=plain
     )
-    names = [name for name, *_ in (*LOOKS, *TRIALS)]
+    names = [name for name, _ in LOOKS] + [name for name, _, _ in TRIALS]
     parser.add_argument('rows', nargs='*', metavar='ROW', help=', '.join(names))
     rows = parser.parse_args(argv).rows or names
     if unknown := set(rows) - set(names):

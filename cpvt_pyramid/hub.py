@@ -25,6 +25,7 @@ from huggingface_hub import (
     PyTorchModelHubMixin,
     hf_hub_download,
 )
+from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -71,6 +72,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
         options = {name: to_json(name, value) for name, value in options.items()}
         labels = options.get('num_classes')
+        if classes is not None and not is_list_of_names(classes):
+            raise ValueError(f'classes must be a list of names, got {classes!r}')
         if classes and labels is not None and len(classes) != labels:
             raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
         module = import_module(f'.{KINDS[kind][0]}', __package__)
@@ -82,23 +85,32 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         return self.model(*args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, source: Union[str, Path], **options: Any) -> 'HubModel':
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Union[str, Path], **options: Any
+    ) -> 'HubModel':
         """Load a model, in evaluation mode.
 
         Args:
-            source: a repository on the hub, or a folder.
+            pretrained_model_name_or_path: a repository on the hub, or a folder.
             **options: of `huggingface_hub.hf_hub_download`: `revision`, `token`, `cache_dir`,
                 `local_files_only`, `force_download`.
 
         Raises:
-            FileNotFoundError: the folder lacks a file.
+            FileNotFoundError: there is no such folder, or it lacks a file.
             ValueError: a file is damaged, or is not of a model of this package.
         """
+
+        source = pretrained_model_name_or_path
 
         def path_of(name: str) -> Path:
             if Path(source).is_dir():
                 return Path(source, name)
-            return Path(hf_hub_download(str(source), name, **options))
+            try:
+                return Path(hf_hub_download(str(source), name, **options))
+            except HFValidationError:
+                raise FileNotFoundError(
+                    f'{source} must be a folder or the name of a repository, such as me/digits'
+                ) from None
 
         path = path_of(CONFIG)
         if not path.is_file():
@@ -142,7 +154,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             from timm.models._hub import save_for_hf
 
             config |= dict(label_names=self.classes)
-            save_for_hf(self.model, save_directory, config, safe_serialization=True)
+            save_for_hf(self.model, str(save_directory), config, safe_serialization=True)
             return
         tensors = {name: x.contiguous() for name, x in self.model.state_dict().items()}
         save_file(tensors, save_directory / WEIGHTS, metadata={'format': 'pt'})
@@ -175,6 +187,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             metrics: by their names.
         """
         task = KINDS[self.kind][1]
+        mixins_tags = self._hub_mixin_info.model_card_data.tags or []
         name = self.kind if repo_id == '.' else repo_id.rpartition('/')[2]
         results = [
             EvalResult(
@@ -192,7 +205,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
                 library_name='cpvt_pyramid',
                 license=license,
                 pipeline_tag=task,
-                tags=['cpvt', 'vision-transformer', *self._hub_mixin_info.model_card_data.tags],
+                tags=['cpvt', 'vision-transformer', *mixins_tags],
                 model_name=name,
                 eval_results=results or None,
             ),
@@ -217,6 +230,10 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         )
 
 
+def is_list_of_names(classes: Any) -> bool:
+    return isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
+
+
 def to_json(name: str, value: Any) -> Any:
     """An option as JSON has it: lists for tuples, dicts for the rows of `ARCHS` and for PEGs."""
     if hasattr(value, '_asdict'):
@@ -234,13 +251,13 @@ def to_json(name: str, value: Any) -> Any:
 
 
 LOAD = """import torch
-from torchvision.io import ImageReadMode, decode_image
-from torchvision.transforms.functional import normalize, resize
+from PIL import Image
+from torchvision.transforms.functional import normalize, resize, to_tensor
 
 from cpvt_pyramid.hub import HubModel
 
 model = HubModel.from_pretrained({source!r})
-image = decode_image('image.jpg', ImageReadMode.RGB) / 255  # (3, H, W)
+image = to_tensor(Image.open('image.jpg').convert('RGB'))  # (3, H, W)
 """
 NORMALIZE = """image = normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 """

@@ -12,7 +12,7 @@ Shapes: B batch, C channels, H x W image in pixels, h x w map.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, TypeGuard, Union
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ class MaskedMap(Tensor):
                 return function(*args, **(kwargs or {}))
             return rule(function, *args, **(kwargs or {}))
 
-    def __deepcopy__(self, memo: dict) -> 'MaskedMap':
+    def __deepcopy__(self, memo: dict) -> Tensor:
         with torch._C.DisableTorchFunctionSubclass():
             memo[id(self)] = x = self.detach().clone().requires_grad_(self.requires_grad)
         return masked(x, self.cells)
@@ -108,8 +108,8 @@ def masked(x: Tensor, cells: Optional[Cells]) -> Tensor:
     costs a copy of the gradient.
     """
     if cells is not None and cells.fit(x):
-        x.__class__ = MaskedMap
-        x.cells = cells
+        changed: Any = x  # no longer of its declared type
+        changed.__class__, changed.cells = MaskedMap, cells
     return x
 
 
@@ -155,10 +155,17 @@ def shared_cells(result: Tensor, operands: Sequence[Any]) -> Optional[Cells]:
 
     One pooled cell for each image goes with any map of the same region.
     """
-    maps = [x for x in operands if isinstance(x, MaskedMap)]
-    known = {cells_of(x) for x in maps}
-    spread = {cells_of(x) for x in maps if x.shape[2:] == (1, 1) and x.cells and x.cells.pooled}
-    if None in known or len({cells.region for cells in known}) != 1:
+    known: set[Cells] = set()
+    spread: set[Cells] = set()
+    for x in operands:
+        if isinstance(x, MaskedMap):
+            cells = cells_of(x)
+            if cells is None:
+                return None
+            known.add(cells)
+            if cells.pooled and x.shape[2:] == (1, 1):
+                spread.add(cells)
+    if len({cells.region for cells in known}) != 1:
         return None
     found = (known - spread) or known
     return found.pop() if len(found) == 1 and next(iter(found)).fit(result) else None
@@ -243,7 +250,7 @@ def max_pool2d(
     options = (kernel_size, stride or kernel_size, padding, dilation)
     cells = cells_of(input)
     coarser = cells and windowed(cells, *options)
-    if coarser is None or cells.pooled or return_indices:
+    if cells is None or coarser is None or cells.pooled or return_indices:
         return function(input, *options, ceil_mode, return_indices)
     result = function(clear(input, cells, torch.finfo(input.dtype).min), *options, ceil_mode)
     if not coarser.fit(result):
@@ -265,7 +272,7 @@ def avg_pool2d(
     options = (kernel_size, stride or kernel_size, padding)
     cells = cells_of(input)
     coarser = cells and windowed(cells, *options)
-    if coarser is None or cells.pooled or ceil_mode:
+    if cells is None or coarser is None or cells.pooled or ceil_mode:
         return function(input, *options, ceil_mode, count_include_pad, divisor_override)
     result = function(clear(input, cells), *options, False, True, divisor_override)
     if not count_include_pad and divisor_override is None:
@@ -347,7 +354,7 @@ def interpolate(
         return function(input, *options)
 
     resized = cells and resized_cells(cells, input, size, scale_factor)
-    if resized is None:
+    if cells is None or resized is None:
         return function(input, *options)
     if mode == 'nearest':
         return masked(function(input, *options), resized)
@@ -509,7 +516,7 @@ def resized_cells(cells: Cells, x: Tensor, size: Any, scale_factor: Any) -> Opti
     return resized if exact and fits else None
 
 
-def by_bins(cells: Optional[Cells], output_size: Any) -> bool:
+def by_bins(cells: Optional[Cells], output_size: Any) -> TypeGuard[Cells]:
     """Whether adaptive pooling is to divide each image: into `k` x `k` bins, or into one.
 
     A height and width are the size of some map, not a number of bins.

@@ -41,7 +41,8 @@ from .weights import WRAPPERS, compare, read_checkpoint, rename
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.
-Backbone = Union[str, dict[str, Any], CPVTPyramid, DenseCPVT]
+Body = Union[CPVTPyramid, DenseCPVT]
+Backbone = Union[str, dict[str, Any], Body]
 
 
 def retinanet(
@@ -177,11 +178,11 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
     Raises:
         TypeError: an option is unknown. torchvision ignores such.
     """
-    classes = (c for c in kind.__mro__ if issubclass(c, (RetinaNet, FCOS, FasterRCNN)))
     known = {
         name
-        for c in (*classes, GeneralizedRCNNTransform)
-        for name in inspect.signature(c.__init__).parameters
+        for c in (*kind.__mro__, GeneralizedRCNNTransform)
+        if issubclass(c, (RetinaNet, FCOS, FasterRCNN, GeneralizedRCNNTransform))
+        for name in inspect.signature(c).parameters
     }
     if options.keys() - known:
         unknown = ', '.join(sorted(options.keys() - known))
@@ -193,7 +194,7 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
     return model
 
 
-def pyramid_of(backbone: Backbone, finest: int) -> nn.Module:
+def pyramid_of(backbone: Backbone, finest: int) -> Body:
     """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given.
 
     Raises:
@@ -209,7 +210,8 @@ def pyramid_of(backbone: Backbone, finest: int) -> nn.Module:
             raise ValueError(f'unknown arch {arch!r}; one of {known}')
         columnar = arch in COLUMNAR_ARCHS if named else hasattr(arch, 'dim') or 'dim' in arch
         kind = DenseCPVT if columnar else CPVTPyramid
-        backbone = kind(**dict(out_indices=(0, 1, 2, 3) if finest == 4 else (1, 2, 3)) | backbone)
+        indices = (0, 1, 2, 3) if finest == 4 else (1, 2, 3)
+        backbone = kind(**dict[str, Any](out_indices=indices) | backbone)
     strides = tuple(s for s in (4, 8, 16, 32) if s >= finest)
     if tuple(backbone.strides) != strides:
         raise ValueError(
@@ -234,7 +236,7 @@ class BackboneFPN(nn.Module):
 
     def __init__(
         self,
-        body: nn.Module,
+        body: Body,
         out_channels: int,
         extra_blocks: Optional[ExtraFPNBlock] = None,
         extra_levels: int = 0,
@@ -270,9 +272,11 @@ class ExtraLevels(ExtraFPNBlock):
             nn.Conv2d(out_channels if i else in_channels, out_channels, 3, 2, 1)
             for i in range(count)
         )
-        for conv in self.convs:
-            nn.init.kaiming_uniform_(conv.weight, a=1)
-            nn.init.zeros_(conv.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith('weight'):
+                nn.init.kaiming_uniform_(parameter, a=1)
+            else:
+                nn.init.zeros_(parameter)
 
     def forward(
         self, results: list[Tensor], x: list[Tensor], names: list[str]
@@ -314,9 +318,9 @@ class StrideAnchors(AnchorGenerator):
         device: Union[str, torch.device] = 'cpu',
     ) -> Tensor:
         """(len(scales) * len(aspect_ratios), 4), boxes around the origin."""
-        scales = torch.as_tensor(scales, dtype=dtype, device=device)
-        roots = torch.as_tensor(aspect_ratios, dtype=dtype, device=device).sqrt()
-        widths, heights = (scales / roots[:, None]).flatten(), (scales * roots[:, None]).flatten()
+        sides = torch.as_tensor(scales, dtype=dtype, device=device)
+        roots = torch.as_tensor(aspect_ratios, dtype=dtype, device=device).sqrt()[:, None]
+        widths, heights = (sides / roots).flatten(), (sides * roots).flatten()
         return torch.stack([-widths, -heights, widths, heights], dim=1) / 2
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:

@@ -166,6 +166,8 @@ def test_repositories_that_do_not_exist(hub):
         HubModel.from_pretrained('me/nothing')
     with pytest.raises(LocalEntryNotFoundError, match='local'):
         HubModel.from_pretrained('me/nothing', local_files_only=True)
+    with pytest.raises(FileNotFoundError, match='no/such/folder must be a folder or the name of'):
+        HubModel.from_pretrained('no/such/folder')
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,8 @@ def test_repositories_that_do_not_exist(hub):
         (lambda text: text.replace('retinanet', 'os.system'), 'kind must be one of CPVTPyramid'),
         (lambda text: text.replace('pcpvt_nano', 'pcpvt_big'), 'unknown arch .pcpvt_big.'),
         (lambda text: text.replace('pcpvt_nano', 'svt_small'), 'does not fit config.json: it lack'),
+        (lambda text: text.replace('"classes": null', '"classes": "abcd"'), 'classes must be a l'),
+        (lambda text: text.replace('"classes": null', '"classes": 4'), 'classes must be a list'),
         (lambda text: text.replace('head_convs', 'heads'), 'RetinaNet has no option heads'),
         (lambda text: text.replace('"num_classes": 4', '"num_classes": 3'), 'it has other shapes'),
     ],

@@ -1,5 +1,9 @@
 # shellcheck shell=bash
 # Sourced by dist_*.sh and slurm_*.sh after they define `usage`.
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+  echo "launchers.sh: nothing to run; it is part of dist_*.sh and slurm_*.sh" >&2
+  exit 2
+fi
 tools=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 die() { echo "${0##*/}: $*" >&2; exit 2; }
 check_config() { [[ -f $1 ]] || die "no config at $1"; }

@@ -1,12 +1,13 @@
 """Start processes with torchrun, and return their exit status without a traceback of torchrun.
 
-usage: torchrun.py NPROC SCRIPT [ARGUMENT ...]; for the environment variables, see dist_train.sh.
+dist_*.sh and slurm_*.sh call this; for the environment variables, see dist_train.sh.
 
 SIGTERM and SIGUSR1 are passed on to the processes, which may take their time. torchrun itself would
 kill them after 30 seconds, and dies of SIGUSR1.
 """
 
 # torch is imported inside the function, so that a missing one is reported in one line.
+import argparse
 import logging
 import os
 import signal
@@ -88,6 +89,19 @@ def children() -> Iterator[int]:
                 yield int(path.parent.name)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('processes', type=int, metavar='NPROC', help='number of processes')
+    parser.add_argument('script', metavar='SCRIPT', help='what each of them runs')
+    parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='...', help='of that script')
+    args = parser.parse_args()
+    if args.processes < 1:
+        parser.error(f'NPROC must be at least 1, got {args.processes}')
+    options = {'processes': args.processes, 'command': [args.script, *args.arguments]}
+    return run_tool('torchrun', torchrun, options, 'the processes have ended')
+
+
 if __name__ == '__main__':
-    options = {'processes': int(sys.argv[1]), 'command': sys.argv[2:]}
-    sys.exit(run_tool('torchrun', torchrun, options, 'the processes have ended'))
+    sys.exit(main())

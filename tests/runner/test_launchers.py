@@ -219,3 +219,18 @@ def test_help_is_quick(tool):
 def test_help_of_the_shell_launchers(tool):
     ended = run(TOOLS / tool, '--help')
     assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool} ')
+
+
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        (['torchrun.py', 'two', 'train.py'], 'argument NPROC: invalid int value'),
+        (['torchrun.py', '0', 'train.py'], 'NPROC must be at least 1, got 0'),
+        (['launchers.sh'], 'nothing to run'),
+    ],
+)
+def test_parts_of_the_launchers_run_by_hand(command, message):
+    interpreter = sys.executable if command[0].endswith('.py') else 'bash'
+    ended = run(interpreter, TOOLS / command[0], *command[1:])
+    assert ended.returncode == 2 and message in ended.stderr
+    assert 'Traceback' not in ended.stderr

@@ -110,6 +110,9 @@ def position_lab(
     cores = len(os.sched_getaffinity(0)) if device == 'cpu' else 1
     lab = Lab(chosen, folder, seed, seeds or chosen.seeds, workers or cores, device)
     subjects = [load_subject(name, checkpoint, size) for name in model]
+    names = [subject.name for subject in subjects]
+    if len(set(names)) < len(names):
+        raise UserError(f'models must have different names, got {", ".join(names)}')
     ceiling = ', '.join(f'{TASKS[name].question} {100 * value:.1f}'
                         for name, value in ceilings().items())  # fmt: skip
     if not model:
@@ -159,7 +162,7 @@ def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:
         raise
     except Exception as error:  # builders of other packages fail in many ways
         raise UserError(f'cannot build --model {name}: {one_line(error)}') from error
-    return Subject(name.partition(':')[2] or Path(name).stem, model)
+    return Subject(Path(name).stem if name.endswith('.py') else name, model)
 
 
 def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
@@ -178,15 +181,19 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
         if not timm.is_model(rest):
             close = difflib.get_close_matches(rest, timm.list_models(), 3)
             raise UserError(f'timm has no model {rest!r}; close: {", ".join(close) or "none"}')
-        options = {'checkpoint_path': checkpoint} if checkpoint else {}
-        try:  # models with a fixed size: made for this one, and padded images are larger
-            return timm.create_model(
-                rest, features_only=True, img_size=size, strict_img_size=False, **options
-            )
-        except TypeError:
-            return timm.create_model(rest, features_only=True, **options)
+        weights = {'checkpoint_path': checkpoint} if checkpoint else {}
+        # Models of a fixed size are built for this one and must take others: padded images are
+        # larger. Their options differ, and other models have none of them.
+        for any_size in ({'strict_img_size': False}, {'dynamic_img_size': True}):
+            try:
+                return timm.create_model(
+                    rest, features_only=True, img_size=size, **any_size, **weights
+                )
+            except TypeError:
+                continue
+        return timm.create_model(rest, features_only=True, **weights)
     if family == 'torchvision':
-        return torchvision_backbone(rest, checkpoint)
+        return torchvision_backbone(rest, checkpoint, size)
     if name in ARCHS or name in COLUMNAR_ARCHS:
         model = (CPVTPyramid if name in ARCHS else Column)(name)
         if checkpoint:
@@ -194,13 +201,11 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
         return model
     if name.endswith('.py'):
         from cpvt_pyramid.runner.configs import load_config
-        from cpvt_pyramid.runner.models import build_model
+        from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
         model = build_model(load_config(name), 'cpu')
         if checkpoint:
-            from mmengine.runner import load_checkpoint
-
-            load_checkpoint(model, checkpoint, 'cpu')
+            load_whole_model(model, fetch_checkpoint(checkpoint), checkpoint)
         return model.backbone
     names = ', '.join((*ARCHS, *COLUMNAR_ARCHS))
     raise UserError(
@@ -209,12 +214,13 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
     )
 
 
-def torchvision_backbone(name: str, checkpoint: Optional[str]) -> nn.Module:
-    """The maps of a torchvision classifier before each halving of the resolution, by tracing."""
+def torchvision_backbone(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
+    """The maps of a torchvision classifier, the last of each resolution, by tracing."""
     import torch
     import torchvision
     from torchvision.models.feature_extraction import create_feature_extractor
 
+    from cpvt_pyramid.lab.probes import Subject
     from cpvt_pyramid.runner.command import UserError
 
     if name not in torchvision.models.list_models(torchvision.models):
@@ -224,11 +230,13 @@ def torchvision_backbone(name: str, checkpoint: Optional[str]) -> nn.Module:
         model.load_state_dict(torch.load(checkpoint, 'cpu', weights_only=True))
     names = [f'layer{i}' for i in range(1, 5)]
     if not hasattr(model, 'layer4'):
-        count = len(getattr(model, 'features', ()))
-        if not count:
+        if not hasattr(model, 'features'):
             raise UserError(f'torchvision:{name} has neither layer1 to layer4 nor features')
-        names = [f'features.{i}' for i in range(count)]
-    return create_feature_extractor(model.eval(), names)
+        names = [f'features.{child}' for child, _ in model.features.named_children()]
+    extractor = create_feature_extractor(model.eval(), names)
+    maps = Subject(name, extractor).maps(torch.zeros(1, 3, size, size))
+    last = {map_.shape[2:]: node for node, map_ in zip(names, maps)}
+    return create_feature_extractor(model, list(last.values()))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Optional
 
@@ -10,7 +11,11 @@ from torch import Tensor
 
 from .statistics import estimate
 
-GREY, ACCENT = '#8a8f98', '#c0392b'
+GREY, ACCENT, BLUE = '#8a8f98', '#c0392b', '#2c6fbb'
+# Of lines: without position, with a PEG, and others
+WARM = ('#c0392b', '#f39c12', '#6e1f14', '#e573a5')
+COOL = ('#1f4e9c', '#29a3d6', '#2e8b57', '#7d5ba6', '#c39bd3', '#8bc34a', '#00695c')
+MARKERS = 'osD^vP*X<>'
 GAP_SUFFIX = ', GAP'  # of variants whose classifiers read the mean of the map
 STYLE_OF_FIGURES = {
     'figure.dpi': 110, 'savefig.dpi': 130, 'font.size': 9.5, 'axes.spines.top': False,
@@ -48,35 +53,45 @@ def figure(
             plt.close(fig)
 
 
-def colors(names: Sequence[str]) -> dict[str, Any]:
-    """A color for each name: PEGs warm, no position grey, the others cool. With GAP: the same."""
-    import matplotlib
-
+def colors(names: Sequence[str]) -> dict[str, str]:
+    """A color for each line: PEGs warm, no position grey, the others cool. With GAP: the same."""
     bases = list(dict.fromkeys(name.removesuffix(GAP_SUFFIX) for name in names))
-    warm = [name for name in bases if 'peg' in name or 'block' in name]
-    cool = [name for name in bases if name not in warm and not name.startswith('no')]
-    found = {name: GREY for name in bases}
-    for group, name_of_map, low, high in ((warm, 'YlOrRd', 0.5, 0.95), (cool, 'winter', 0.0, 0.9)):
-        shades = matplotlib.colormaps[name_of_map](np.linspace(low, high, max(len(group), 1)))
-        found |= dict(zip(group, map(tuple, shades)))
+    plain = [name for name in bases if name.startswith('no')]
+    warm = [name for name in bases if 'peg' in name]
+    cool = [name for name in bases if name not in (*plain, *warm)]
+    found = dict.fromkeys(plain, GREY)
+    for group, palette in ((warm, WARM), (cool, COOL)):
+        found |= dict(zip(group, cycle(palette)))
     return {name: found[name.removesuffix(GAP_SUFFIX)] for name in names}
 
 
-def dots(axis: Any, values: Mapping[str, Sequence[float]], line: Optional[float] = None) -> None:
+def markers(names: Sequence[str]) -> dict[str, str]:
+    """A marker for each line. With GAP: the same."""
+    bases = dict.fromkeys(name.removesuffix(GAP_SUFFIX) for name in names)
+    found = dict(zip(bases, cycle(MARKERS)))
+    return {name: found[name.removesuffix(GAP_SUFFIX)] for name in names}
+
+
+def dots(
+    axis: Any,
+    values: Mapping[str, Sequence[float]],
+    shades: Sequence[str],
+    line: Optional[float] = None,
+) -> None:
     """A row for each name: its seeds as dots, their mean and 95% interval, cut to 0 to 100; a line
     to compare."""
-    shade = colors(list(values))
-    for row, (name, of_seeds) in enumerate(values.items()):
+    for row, (of_seeds, shade) in enumerate(zip(values.values(), shades)):
         found = estimate(of_seeds)
         half = 0 if np.isnan(found.half) else found.half
         ends = np.clip([found.mean - half, found.mean + half], 0, 100)
-        axis.plot(ends, [row, row], color=shade[name], lw=2.2)
-        axis.plot(of_seeds, [row] * len(of_seeds), 'o', ms=4, color=shade[name], alpha=0.45, mew=0)
-        axis.plot(found.mean, row, 'D', ms=5.5, color=shade[name], mec='white', mew=0.7)
+        axis.plot(ends, [row, row], color=shade, lw=5, alpha=0.22, solid_capstyle='butt')
+        axis.plot(of_seeds, [row] * len(of_seeds), 'o', ms=4, color=shade, alpha=0.6, mew=0)
+        axis.plot(found.mean, row, '|', ms=11, mew=2.2, color=shade)
     if line is not None:
         axis.axvline(line, color='black', ls='--', lw=1, zorder=0)
     axis.set_yticks(range(len(values)), list(values))
     axis.set_ylim(len(values) - 0.5, -0.5)
+    axis.set_xlim(-2, 102)
 
 
 def curves(
@@ -84,20 +99,33 @@ def curves(
 ) -> list:
     """A line for each name: the mean over the seeds of (seeds, len(x)) values, with its interval,
     cut to 0 to `most`, as a band. Returns the lines, for a legend."""
-    shade, lines = colors(list(values)), []
+    shade, marker, lines = colors(list(values)), markers(list(values)), []
     for name, of_seeds in values.items():
-        found = [estimate(column) for column in np.asarray(of_seeds).T]
-        mean = np.array([f.mean for f in found])
-        half = np.nan_to_num([f.half for f in found])
         style = ':' if name.endswith(GAP_SUFFIX) else '--' if name.startswith('no') else '-'
-        lines += axis.plot(x, mean, style, marker='o', ms=3.5, color=shade[name], label=name)
-        if len(of_seeds) > 1:
-            low, high = (mean - half).clip(0, most), (mean + half).clip(0, most)
-            axis.fill_between(x, low, high, color=shade[name], alpha=0.08, lw=0)
+        lines += curve(axis, x, of_seeds, most, ls=style, marker=marker[name], color=shade[name],
+                       label=name)  # fmt: skip
+    of_sizes(axis, x)
+    return lines
+
+
+def curve(
+    axis: Any, x: Sequence[float], of_seeds: np.ndarray, most: float = 100, **style: Any
+) -> list:
+    """The mean over the seeds of (seeds, len(x)) values, with its interval as a band."""
+    found = [estimate(column) for column in np.asarray(of_seeds).T]
+    mean = np.array([f.mean for f in found])
+    half = np.nan_to_num([f.half for f in found])
+    if len(of_seeds) > 1:
+        low, high = (mean - half).clip(0, most), (mean + half).clip(0, most)
+        axis.fill_between(x, low, high, color=style['color'], alpha=0.1, lw=0)
+    return axis.plot(x, mean, **{'ms': 4, 'lw': 1.4, **style})
+
+
+def of_sizes(axis: Any, x: Sequence[float]) -> None:
+    """A logarithmic axis with these ticks."""
     axis.set_xscale('log', base=2)
     axis.set_xticks(x, [f'{v:g}' for v in x])
     axis.minorticks_off()
-    return lines
 
 
 def legend_below(fig: Any, lines: Sequence, columns: int = 6) -> None:

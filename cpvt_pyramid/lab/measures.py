@@ -128,9 +128,7 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         header = header if len(header) > len(stages) else stages
         arms = {'as it is': lambda s: s}
         if has_padded_convolutions(group.subjects[0].model) or has_zero_pegs(group.subjects[0]):
-            arms['replicated border'] = lambda s: Subject(
-                s.name, with_replicated_borders(s.model), s.channels
-            )
+            arms['replicated border'] = lambda s: Subject(s.name, with_replicated_borders(s.model))
         for arm, change in arms.items():
             name = f'{group.name}, {arm}'
 

@@ -9,7 +9,7 @@ A map is (B, C, h, w). Images are (B, 3, H, W), normalized to mean 0 and deviati
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
@@ -36,47 +36,72 @@ class Subject:
 
     Args:
         name: for tables.
-        model: returns a map or several, (B, C, h, w) or, as timm's Swin, (B, h, w, C); one map is
-            enough. A columnar model of ours gives the map after each block.
-        channels: of each map, where channels may come last. None: what `model.feature_info` says,
-            as timm's models do, or that all come first.
+        model: returns a map or several, (B, C, h, w) or, as Swin's, (B, h, w, C), in any nesting of
+            sequences and dicts. A columnar model of ours gives the map after each block.
     """
 
-    def __init__(
-        self, name: str, model: nn.Module, channels: Optional[Sequence[int]] = None
-    ) -> None:
+    def __init__(self, name: str, model: nn.Module) -> None:
         self.name = name
         self.model = model.eval()
-        info = getattr(model, 'feature_info', None)
-        self.channels = info.channels() if channels is None and info is not None else channels
         body = model.backbone if isinstance(model, LabModel) else model
         self.masks = 'valid' in inspect.signature(body.forward).parameters or hasattr(body, 'embed')
 
     @torch.no_grad()
     def maps(self, image: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
-        """The maps of images, 8 at a time."""
+        """The maps (B, C, h, w) of images, 8 at a time."""
         parts = []
         for i in range(0, len(image), 8):
             sizes = None if valid is None else valid[i : i + 8]
-            found = self.call(image[i : i + 8], sizes)
-            parts.append([self.channels_first(j, m) for j, m in enumerate(found)])
-        return [torch.cat(stage) for stage in zip(*parts)]
+            parts.append(self.call(image[i : i + 8], sizes))
+        maps = [torch.cat(stage).float() for stage in zip(*parts)]
+        last = any(channels_last(map_, image) for map_ in maps)
+        return [map_.permute(0, 3, 1, 2) for map_ in maps] if last else maps
 
-    def call(self, image: Tensor, valid: Optional[Tensor]) -> Sequence[Tensor]:
+    def call(self, image: Tensor, valid: Optional[Tensor]) -> list[Tensor]:
+        """What the model returns for a batch."""
         if isinstance(self.model, LabModel):
-            return self.model.maps(image, valid)
-        found = maps_of(self.model, image, valid)
-        found = list(found.values()) if isinstance(found, dict) else found
-        return [found] if isinstance(found, Tensor) else list(found)
-
-    def channels_first(self, index: int, map_: Tensor) -> Tensor:
-        if map_.ndim != 4:
+            return list(self.model.maps(image, valid))
+        try:
+            found = maps_of(self.model, image, valid)
+        except Exception as error:  # a model from elsewhere can fail in any way
+            size = 'x'.join(map(str, image.shape[2:]))
             raise ValueError(
-                f'{self.name} must return maps (B, C, h, w), but map {index} is '
-                f'{tuple(map_.shape)}; wrap the model so that it returns maps'
-            )
-        last = self.channels is not None and map_.shape[1] != self.channels[index]
-        return (map_.permute(0, 3, 1, 2) if last else map_).float()
+                f'{self.name} fails on images of {size} pixels ({error}); a measured model must '
+                'take images of several sizes'
+            ) from error
+        maps = [map_ for map_ in leaves(found) if map_ is not None]
+        for map_ in maps or [None]:
+            shape = tuple(map_.shape) if isinstance(map_, Tensor) else type(map_).__name__
+            if not isinstance(map_, Tensor) or map_.ndim != 4 or len(map_) != len(image):
+                raise ValueError(
+                    f'{self.name} must return maps (B, C, h, w), got {shape}; wrap the model so '
+                    'that it returns maps'
+                )
+            if not map_.isfinite().all():
+                raise ValueError(
+                    f'{self.name} returns NaN or infinity in a map {shape}; check its weights'
+                )
+        return maps
+
+
+def leaves(found: Any) -> Iterator[Any]:
+    """What is in nested sequences and dicts, in order."""
+    if not isinstance(found, (Mapping, list, tuple)):
+        yield found
+        return
+    for part in found.values() if isinstance(found, Mapping) else found:
+        yield from leaves(part)
+
+
+def channels_last(map_: Tensor, image: Tensor) -> bool:
+    """Whether a map must be (B, h, w, C): read as (B, C, h, w) its sides are not in the ratio of
+    the image's, up to a token, and read as (B, h, w, C) they are."""
+    height, width = image.shape[2:]
+
+    def fits(h: int, w: int) -> bool:
+        return abs(h * width - w * height) <= max(height, width)
+
+    return not fits(*map_.shape[2:]) and fits(*map_.shape[1:3])
 
 
 def images_of(kind: str, count: int, side: int, seed: int = 0, split: str = 'test') -> Tensor:
@@ -242,10 +267,14 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
     crop = images[..., margin : margin + height, margin : margin + width]
     results = []
     for padded, whole in zip(subject.maps(crop), subject.maps(images)):
-        stride = round(height / padded.shape[2])
-        if margin % stride:
-            raise ValueError(f'margin={margin} must be a multiple of the stride {stride}')
-        at = margin // stride
+        stride = stride_of(height, padded.shape[2])
+        at, rest = divmod(margin, stride)
+        if rest or whole.shape[2] != padded.shape[2] + 2 * at:
+            raise ValueError(
+                f'{subject.name}: margin={margin} must be a multiple of the stride, {stride}, and '
+                f'larger images must have larger maps, got {padded.shape[2]} and {whole.shape[2]} '
+                'tokens'
+            )
         real = whole[:, :, at : at + padded.shape[2], at : at + padded.shape[3]]
         difference = padded - real
         pattern, noise = difference.mean(0), difference.var(0)
@@ -258,6 +287,12 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
         mae = pattern.abs().mean() / spread
         results.append(Pattern(float(mae), float(chance), snr, of_place))
     return results
+
+
+def stride_of(side: int, tokens: int) -> int:
+    """Pixels from one token to the next. Where `tokens` do not divide the side, convolutions
+    without padding or with a rounded size have left some over: then the nearest power of 2."""
+    return side // tokens if side % tokens == 0 else 2 ** round(math.log2(side / tokens))
 
 
 # Borders
@@ -383,7 +418,7 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
     results = []
     for a, b in zip(first, second):
         cells = a.shape[2]
-        offset = shift * cells / side  # in tokens
+        offset = shift / stride_of(side, cells)  # in tokens
         common = math.floor(cells - offset + 1e-9)
         if common < 1:
             results.append(ShiftDrift(math.nan, math.nan))
@@ -518,6 +553,6 @@ def token_norms(subject: Subject, images: Tensor) -> list[Norms]:
     for map_ in subject.maps(images):
         norms = map_.norm(dim=1)
         ratio = norms / norms.median().clamp(min=1e-12)
-        high = float((ratio > HIGH_NORM).float().mean())
-        results.append(Norms(norms, float(ratio.max()), high))
+        high = torch.where(ratio.isnan(), ratio, (ratio > HIGH_NORM).float())
+        results.append(Norms(norms, float(ratio.max()), float(high.mean())))
     return results

@@ -138,11 +138,11 @@ def verdict(found: Estimate, p: float) -> str:
 
 
 def runs_data(trained: Sequence[Trained]) -> list[dict]:
-    """Every run of the tables, for JSON."""
+    """Every run of the tables, for JSON; how long it took is in its own file."""
     return [
         {'name': one.name, 'paper': one.variant.paper,
          'runs': [{'settings': asdict(run.settings), 'metrics': run.metrics, 'losses': run.losses,
-                   'failure': run.failure, 'seconds': run.seconds} for run in one.runs]}
+                   'failure': run.failure} for run in one.runs]}
         for one in trained
     ]  # fmt: skip
 
@@ -152,14 +152,22 @@ def draw_comparison(path: Path, trained: Sequence[Trained]) -> None:
     names = ['position', *POSITION_TASKS, 'control', 'mIoU']
     titles = {'position': 'position (mean of five)', 'mIoU': 'segmentor, mIoU'}
     height = 0.26 * len(trained) + 0.8
+    shades = [shade_of(one.variant.position) for one in trained]
     with figures.figure(path, 2, 4, (13, 2 * height), sharey=True) as (fig, axes):
         for axis, name in zip(axes.flat, names):
             values = {one.name: 100 * one.scores(name) for one in trained}
-            figures.dots(axis, values, 100 * bag[name] if name in bag else None)
+            figures.dots(axis, values, shades, 100 * bag[name] if name in bag else None)
             axis.set_title(titles.get(name, name))
         fig.suptitle(
-            'Accuracy in %: seeds, mean and 95% interval; dashed, the ceiling of a bag of patches'
+            'Accuracy in %: seeds (dots), mean and 95% interval; dashed: ceiling of a bag of '
+            'patches; red: with a PEG, grey: without position'
         )
+
+
+def shade_of(position: str) -> str:
+    if position == 'none':
+        return figures.GREY
+    return figures.ACCENT if 'peg' in position else figures.BLUE
 
 
 def draw_examples(path: Path, seed: int) -> None:
@@ -171,7 +179,7 @@ def draw_examples(path: Path, seed: int) -> None:
     labels = labels_of(*numpy, scenes.grid)
     corners = ('top left', 'top right', 'bottom left', 'bottom right')
     pairs = ('A and B', 'B and C', 'C and A')
-    with figures.figure(path, 1, 4, (11.5, 4.7)) as (fig, axes):
+    with figures.figure(path, 1, 4, (11.5, 4.15), 'compressed') as (fig, axes):
         for i, axis in enumerate(axes.flat):
             text = (
                 f'leftmost {labels["leftmost"][i]}, topmost {labels["topmost"][i]}\n'
@@ -199,9 +207,9 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         of_variant = {one.name: [next(found) for _ in one.runs] for one in trained}
         data[model] = of_variant
         tables += [resolution_table(of_variant, tests, name, model) for name in MEASURES]
-        name = f'resolution-{model}.png'
-        draw_resolution(lab.folder / name, of_variant, lab.preset.scales)
-        pictures.append(name)
+        pictures += [f'resolution-{model}.png', f'resolution-{model}-measures.png']
+        draw_sizes(lab.folder / pictures[-2], of_variant, lab.preset.scales)
+        draw_measures(lab.folder / pictures[-1], of_variant, lab.preset.scales)
     notes = [
         'Models trained at 6x6 cells, without any further training. Canvas: more or fewer cells of '
         'the same size, so that objects keep their size in pixels. Zoom: the same picture, '
@@ -223,8 +231,7 @@ def compare_sizes(lab: Lab) -> LabAnswer:
 def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:
     """For each test the grid of its pictures and the size they are resized to, or None."""
     tests = {}
-    for scale in scales:
-        side = max(3, round(6 * scale))
+    for scale, side in zip(scales, sides_of(scales)):
         tests[f'canvas {scale:g}'] = ((side, side), None)
     for scale in scales:
         side = round(6 * cell * scale)
@@ -235,6 +242,11 @@ def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:
         size = tuple(round(6 * cell * f) for f in (ratio**-0.5, ratio**0.5))
         tests[f'stretch {name}'] = ((6, 6), size)
     return tests
+
+
+def sides_of(scales: Sequence[float]) -> list[int]:
+    """Sides of the canvases, in cells."""
+    return [max(3, round(6 * scale)) for scale in scales]
 
 
 def at_all_sizes(
@@ -262,28 +274,68 @@ def resolution_table(
                  for test in tests), str(len(of_seeds))]
         for name, of_seeds in found.items()
     ]  # fmt: skip
+    if metric in ('position', 'control'):
+        bag = [f'{100 * metric_of(ceilings(grid), metric):.1f}' for grid, _ in tests.values()]
+        rows.insert(0, ['bag of patches, ceiling', *bag, ''])
     return Table(f'{MEASURES[metric]} in %, {model}', ['', *tests, 'seeds'], rows)
 
 
-def draw_resolution(path: Path, found: dict[str, list[dict]], scales: Sequence[float]) -> None:
+def draw_sizes(path: Path, found: dict[str, list[dict]], scales: Sequence[float]) -> None:
+    """An axis for each encoding: canvas and zoom, in front of the canvases of all others."""
+    columns = 4
+    rows = math.ceil(len(found) / columns)
+    bag = [100 * metric_of(ceilings((side, side)), 'position') for side in sides_of(scales)]
+
+    def values(name: str, kind: str, metric: str) -> np.ndarray:
+        return np.array([[100 * metric_of(seed[f'{kind} {s:g}'], metric) for s in scales]
+                         for seed in found[name]])  # fmt: skip
+
+    means = [values(name, 'canvas', 'position').mean(0) for name in found]
+    size = (3.1 * columns, 2.5 * rows + 0.7)
+    with figures.figure(path, rows, columns, size, sharey=True, sharex=True) as (fig, axes):
+        for axis in axes.flat[len(found) :]:
+            axis.set_visible(False)
+        for axis, name in zip(axes.flat, found):
+            axis.plot(scales, np.transpose(means), color='#c9ccd1', lw=0.8, zorder=0)
+            lines = [
+                *figures.curve(axis, scales, values(name, 'canvas', 'position'), marker='o',
+                               color=figures.BLUE, lw=2.2, label='position tasks, canvas'),
+                *figures.curve(axis, scales, values(name, 'zoom', 'position'), marker='s',
+                               color=figures.ACCENT, label='position tasks, zoom'),
+                *axis.plot(scales, values(name, 'canvas', 'control').mean(0), ':', lw=1.5,
+                           color=figures.BLUE, label='control task, canvas'),
+                *axis.plot(scales, values(name, 'zoom', 'control').mean(0), ':', lw=1.5,
+                           color=figures.ACCENT, label='control task, zoom'),
+                *axis.plot(scales, bag, '--', color='black', lw=1,
+                           label='ceiling of a bag of patches, canvas'),
+            ]  # fmt: skip
+            figures.of_sizes(axis, scales)
+            axis.set_title(name)
+            axis.set_ylim(0, 100)
+        for axis in axes[:, 0]:
+            axis.set_ylabel('accuracy, %')
+        figures.legend_below(fig, lines, 5)
+        fig.suptitle('Trained at 6x6 cells, tested at other sizes (1 = 6x6): mean and 95% '
+                     'interval; grey: the other encodings, canvas')  # fmt: skip
+
+
+def draw_measures(path: Path, found: dict[str, list[dict]], scales: Sequence[float]) -> None:
+    """All measures, canvas and zoom, sizes and aspect ratios."""
     kinds = {
-        'canvas': (scales, [f'canvas {s:g}' for s in scales]),
-        'zoom': (scales, [f'zoom {s:g}' for s in scales]),
+        'canvas, size': (scales, [f'canvas {s:g}' for s in scales]),
+        'zoom, size': (scales, [f'zoom {s:g}' for s in scales]),
         'canvas, aspect ratio': ((1, 2, 4), ['canvas 1', 'canvas 1:2', 'canvas 1:4']),
         'stretched, aspect ratio': ((1, 2, 4), ['zoom 1', 'stretch 1:2', 'stretch 1:4']),
     }
-    with figures.figure(path, 4, 4, (14, 12), sharey='row') as (fig, axes):
+    with figures.figure(path, 4, 4, (14, 13), sharey='row') as (fig, axes):
         for row, (metric, title) in zip(axes, MEASURES.items()):
             for axis, (kind, (x, tests)) in zip(row, kinds.items()):
-                if not all(test in next(iter(found.values()))[0] for test in tests):
-                    figures.without_axes(axis)
-                    continue
                 values = {
                     name: np.array([[100 * metric_of(s[t], metric) for t in tests] for s in seeds])
                     for name, seeds in found.items()
                 }
                 lines = figures.curves(axis, x, values)
-                axis.set_title(kind)
+                axis.set_title(kind if metric == 'position' else '')
                 axis.axvline(1, color='black', lw=0.6, zorder=0)
             row[0].set_ylabel(f'{title}, %')
         figures.legend_below(fig, lines)

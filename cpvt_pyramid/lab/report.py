@@ -19,6 +19,7 @@ th:first-child, td:first-child { text-align: left }
 img { max-width: 100% }
 .wide { overflow-x: auto }
 """
+ROWS_OF_A_PAGE = 20  # of a table that a page shows unfolded
 
 
 class Table(NamedTuple):
@@ -129,9 +130,18 @@ def write_lab_report(folder: Path, questions: Sequence[str]) -> list[Path]:
     return paths
 
 
+def folded(table: Table, fold: bool) -> str:
+    """Markdown of a table; with its title only, until it is unfolded, if it is long or `fold`."""
+    if not fold and len(table.rows) <= ROWS_OF_A_PAGE:
+        return table.markdown()
+    title = html.escape(table.title)
+    return f'<details><summary>{title}</summary>\n\n{table.markdown()}\n\n</details>'
+
+
 def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
     """Write the tables of all answers in a folder into a Markdown page, between the lines
-    `<!-- findings -->` and `<!-- /findings -->`, and their figures next to it."""
+    `<!-- findings -->` and `<!-- /findings -->`, and their figures next to it. Of each answer the
+    figures and the first table are open; long tables and the others unfold."""
     start, end = '<!-- findings -->', '<!-- /findings -->'
     text = page.read_text()
     if text.count(start) != 1 or text.count(end) != 1:
@@ -150,7 +160,7 @@ def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
         parts += [
             f'### {found["title"]}',
             f'`{question}`: {settings["steps"]} steps, seeds {seeds}, PyTorch {torch}.',
-            *(Table(**table).markdown() for table in found['tables']),
+            *(folded(Table(**table), i > 0) for i, table in enumerate(found['tables'])),
             *(f'![{found["title"]}]({name})' for name in names),
         ]
     before, after = text.split(start)[0], text.split(end)[1]

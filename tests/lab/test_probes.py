@@ -220,11 +220,12 @@ def test_models_of_timm(name):
     options = (
         dict(img_size=64, strict_img_size=False, depths=(1, 1, 1, 1)) if 'swin' in name else {}
     )
-    subject = Subject(name, timm.create_model(name, features_only=True, **options))
+    model = timm.create_model(name, features_only=True, **options)
+    subject = Subject(name, model)
     images = photographs(4, 64, 0, 'test')
     maps = subject.maps(images)
     assert [m.shape[2:] for m in maps] == [(n, n) for n in (16, 8, 4, 2)]
-    assert [m.shape[1] for m in maps] == subject.channels
+    assert [m.shape[1] for m in maps] == model.feature_info.channels()
     results = probe_position(subject, images)
     assert len(results) == 4 and all(math.isfinite(r.r2) for r in results)
 

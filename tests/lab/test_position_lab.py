@@ -46,6 +46,14 @@ def test_answers_are_whole(answered):
     assert [row[-1] for row in table] == ['', '68.2', '72.4']
     assert {run['settings']['seed'] for one in encodings['data']['column']
             for run in one['runs']} == {7, 8}  # fmt: skip
+    # Only what the settings determine: a command that was killed gives the same file.
+    assert set(encodings['data']['column'][0]['runs'][0]) == {
+        'settings', 'metrics', 'losses', 'failure',
+    }  # fmt: skip
+    sizes = json.loads((answered / 'resolution.json').read_text())['tables']
+    assert sizes[0]['header'][1:3] == ['canvas 1', 'canvas 2']
+    assert sizes[0]['rows'][0][:3] == ['bag of patches, ceiling', '35.0', '35.1']
+    assert sizes[1]['rows'][0][1] == '100.0' and len(sizes[2]['rows']) == 2
 
 
 def test_report_is_self_contained(answered):
@@ -67,6 +75,8 @@ def test_findings_are_written_into_a_page(answered, tmp_path):
         text = page.read_text()
         assert text.startswith('before\n<!-- findings -->') and text.endswith('-->\nafter\n')
         assert 'old' not in text and text.count('### Which encoding?') == 1
+        first, others = text.split('<details><summary>', 1)
+        assert first.count('| --- |') == others.count('| --- |') == others.count('</details>') == 1
         for name in re.findall(r'!\[[^]]*\]\(([^)]+)\)', text):
             assert (tmp_path / name).is_file()
 
@@ -130,6 +140,7 @@ def test_workers_give_the_results_in_order():
         (['probe', '--model', 'torchvision:nothing'], 'torchvision has no classifier'),
         (['probe', '--model', 'resnet'], "unknown --model 'resnet'; timm:NAME"),
         (['probe', '--model', 'no.py'], 'no config at no.py'),
+        (['probe', '--model', 'pcpvt_nano', 'pcpvt_nano'], 'models must have different names'),
         (['encodings', '--page', 'no.md'], 'there is no page no.md'),
         (['encodings', '--work-dir', __file__], '--work-dir must be a folder'),
     ],
@@ -150,6 +161,7 @@ def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
     [
         'pcpvt_nano',
         'torchvision:resnet18',
+        'torchvision:swin_t',  # channels last, and more maps than resolutions
         'timm:resnet10t',
         'timm:swin_tiny_patch4_window7_224',
     ],
@@ -157,7 +169,9 @@ def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
 def test_names_of_models(name):
     subject = tool.load_subject(name, None, 64)
     maps = subject.maps(torch.zeros(1, 3, 64, 64))
-    assert [m.shape[2] for m in maps][-1] == 2 and all(m.ndim == 4 for m in maps)
+    sides = [16, 8, 4, 2]
+    assert [tuple(m.shape[2:]) for m in maps][-4:] == [(n, n) for n in sides]
+    assert len(maps) == (5 if name == 'timm:resnet10t' else 4)
 
 
 def test_any_module_is_measured(tmp_path):

@@ -25,6 +25,7 @@ from cpvt_pyramid.lab.probes import (
     probe_position,
     recorded_attention,
     shift_drift,
+    stride_of,
     token_norms,
     with_replicated_borders,
 )  # fmt: skip
@@ -228,6 +229,61 @@ def test_models_of_timm(name):
     assert [m.shape[1] for m in maps] == model.feature_info.channels()
     results = probe_position(subject, images)
     assert len(results) == 4 and all(math.isfinite(r.r2) for r in results)
+
+
+class Returns(nn.Module):
+    """Returns what a function makes of the image."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, image):
+        return self.make(image)
+
+
+@pytest.mark.parametrize('size', [(64, 64), (64, 96), (65, 65), (48, 80)])
+def test_maps_with_channels_last_are_recognized(size):
+    """Also where one map has as many channels as rows and columns; odd sizes are rounded up."""
+
+    def last(image):
+        pooled = [F.avg_pool2d(image, s, ceil_mode=True) for s in (4, 8)]
+        return [x.mean(1)[..., None].expand(*x.shape[:1], *x.shape[2:], 16) for x in pooled]
+
+    images = torch.randn(2, 3, *size)
+    found = Subject('last', Returns(last)).maps(images)
+    first = Subject('first', Returns(lambda x: [m.permute(0, 3, 1, 2) for m in last(x)]))
+    for a, b in zip(found, first.maps(images)):
+        assert a.shape[1] == 16 and torch.equal(a, b)
+
+
+def test_what_models_return():
+    image = torch.zeros(2, 3, 32, 32)
+    nested = {'maps': (image, [image[:, :1]]), 'hidden_states': None, 'one': image}
+    maps = Subject('nested', Returns(lambda x: nested)).maps(image)
+    assert [m.shape[1] for m in maps] == [3, 1, 3]
+    for wrong, complaint in (
+        ([], 'must return maps'),
+        (3.0, r'must return maps \(B, C, h, w\), got float'),
+        (image[0], r'got \(3, 32, 32\)'),
+        (image[:1], r'got \(1, 3, 32, 32\)'),
+        (image / 0, 'wrong returns NaN or infinity in a map'),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            Subject('wrong', Returns(lambda x, wrong=wrong: wrong)).maps(image)
+    fixed = Subject('fixed', nn.Sequential(nn.Flatten(2), nn.Linear(64, 4)))
+    with pytest.raises(ValueError, match='fixed fails on images of 32x32 pixels'):
+        fixed.maps(image)
+
+
+def test_strides():
+    assert [stride_of(64, n) for n in (32, 16, 4)] == [2, 4, 16]
+    assert stride_of(224, 16) == 14  # a patch
+    assert [stride_of(65, n) for n in (33, 17)] == [2, 4]  # rounded up
+    assert [stride_of(64, n) for n in (29, 14, 7)] == [2, 4, 8]  # without padding
+    fixed = Subject('fixed', nn.AdaptiveAvgPool2d(8))
+    with pytest.raises(ValueError, match='larger images must have larger maps, got 8 and 8'):
+        padding_pattern(fixed, torch.randn(2, 3, 128, 128), 32)
 
 
 def test_a_pyramid_and_a_single_map():

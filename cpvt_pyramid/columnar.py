@@ -145,8 +145,8 @@ class Column(LoadsCheckpoints):
         x = self.pos_embed(x, mask)
         height, width = x.shape[1:3]
         grid = Grid(height, width, int(self.cls_token is not None), mask)
-        x = self.pos_drop(with_class_token(self, x.flatten(1, 2)))  # (B, T, C)
-        return self.encode(x, grid, after=-1), grid
+        x = with_class_token(x.flatten(1, 2), self.cls_token, self.cls_pos)  # (B, T, C)
+        return self.encode(self.pos_drop(x), grid, after=-1), grid
 
     def forward_block(self, i: int, x: Tensor, grid: Grid) -> Tensor:
         """Block i, and the PEG after it if there is one."""
@@ -347,11 +347,11 @@ def token(dim: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
 
 
-def with_class_token(model: Column, x: Tensor) -> Tensor:
-    """A model's class token, if it has one, before the tokens (B, N, C): (B, 1 + N, C)."""
-    if model.cls_token is None:
+def with_class_token(x: Tensor, cls_token: Optional[Tensor], cls_pos: Optional[Tensor]) -> Tensor:
+    """The class token plus its position, if there are any, before tokens (B, N, C)."""
+    if cls_token is None:
         return x
-    first = model.cls_token if model.cls_pos is None else model.cls_token + model.cls_pos
+    first = cls_token if cls_pos is None else cls_token + cls_pos
     return torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
 
 

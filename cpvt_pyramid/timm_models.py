@@ -27,6 +27,7 @@ import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import (
+    PretrainedCfg,
     build_model_with_cfg,
     generate_default_cfgs,
     register_model,
@@ -55,7 +56,34 @@ for _module in (Block, LayerNorm, LearnedPosition, PatchEmbed, PosCNN, SinCosPos
     register_notrace_module(_module)
 
 
-class Classifier(nn.Module):
+class Trunk(nn.Module):
+    """What a `Classifier` requires of the model that it is mixed into."""
+
+    blocks: nn.ModuleList
+    cls_token: Optional[nn.Parameter]
+    peg_starts_at_zero: bool
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Of each map: `num_chs`, its channels; `reduction`, its stride; `module`, whose it is."""
+        raise NotImplementedError
+
+    def taps(
+        self, image: Tensor, valid: Optional[Tensor] = None
+    ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
+        """The class token (B, 1, C), if there is one, and the map (B, H, W, C), for each map."""
+        raise NotImplementedError
+
+    def cut_after(self, last: int) -> None:
+        """Remove what follows this map."""
+        raise NotImplementedError
+
+    def layer_of(self, name: str) -> int:
+        """The depth of a parameter, for learning rates that grow layer by layer."""
+        raise NotImplementedError
+
+
+class Classifier(Trunk):
     """The interface that timm expects of a model, mixed into a trunk.
 
     Args:
@@ -69,6 +97,8 @@ class Classifier(nn.Module):
         proj_drop_rate: timm's name for the trunk's `drop_rate`.
         **options: other options of the trunk; unknown ones are an error.
     """
+
+    global_pool: str
 
     def __init__(
         self,
@@ -93,7 +123,7 @@ class Classifier(nn.Module):
         self.in_chans = in_chans
         self.distilled_training = False
         self.num_features = self.head_hidden_size = self.feature_info[-1]['num_chs']
-        self.norm = LayerNorm(self.num_features, eps=1e-6)
+        self.norm: nn.Module = LayerNorm(self.num_features, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
 
@@ -184,7 +214,7 @@ class Classifier(nn.Module):
         self.num_classes = num_classes
         self.global_pool = pool
         like = next(self.parameters())
-        self.head = nn.Identity()
+        self.head: nn.Module = nn.Identity()
         if num_classes > 0:
             self.head = nn.Linear(self.num_features, num_classes).to(like.device, like.dtype)
         init_weights(self.head)
@@ -223,7 +253,7 @@ class Classifier(nn.Module):
         return self.layer_of
 
 
-class PyramidTrunk(CPVTPyramid):
+class PyramidTrunk(CPVTPyramid, Trunk):
     """A pyramid with an optional class token in its last stage, as published for PVT
     (arXiv 2102.12122, section 4.1).
 
@@ -283,8 +313,9 @@ class PyramidTrunk(CPVTPyramid):
         x = self.peg(last, -1)(self.pos_embeds[last](x))
         height, width = x.shape[1:3]
         grid = Grid(height, width, class_tokens=1)
-        x = with_class_token(self, x.flatten(1, 2))  # (B, 1 + N, C)
-        for j, block in enumerate(self.blocks[last]):
+        x = with_class_token(x.flatten(1, 2), self.cls_token, self.cls_pos)  # (B, 1 + N, C)
+        blocks: Any = self.blocks[last]  # a ModuleList, whose type names no items
+        for j, block in enumerate(blocks):
             x = block(x[:, None])[:, 0]  # a map with one row
             x = grid.encode(self.peg(last, j), x)
         first, x = grid.split(x)
@@ -313,7 +344,7 @@ class PyramidTrunk(CPVTPyramid):
         return sum(layer > end for end in ends)
 
 
-class ColumnTrunk(Column):
+class ColumnTrunk(Column, Trunk):
     """The columnar CPVT, a map after each of its blocks."""
 
     @property
@@ -345,6 +376,8 @@ class ColumnTrunk(Column):
 class PyramidClassifier(Classifier, PyramidTrunk):
     """A pyramid followed by a norm, pooling and a linear layer."""
 
+    forward: Callable[..., Any]  # of `Classifier`, whose type is not that of `CPVTPyramid`
+
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         return self.stage_of if coarse else self.layer_of
 
@@ -360,13 +393,16 @@ class Features(FeatureGetterNet):
     it has alone.
     """
 
+    model: Classifier
+
     def forward(self, x: Tensor) -> list[Tensor]:
         cells = cells_of(x)
         if cells is None:
             return super().forward(x)
+        wanted = self.out_indices if isinstance(self.out_indices, int) else list(self.out_indices)
         size, valid = x.shape[2:], cells.region.valid
         maps = self.model.forward_intermediates(
-            x.as_subclass(Tensor), self.out_indices, intermediates_only=True, valid=valid
+            x.as_subclass(Tensor), wanted, intermediates_only=True, valid=valid
         )
         return list(masked_maps(maps, valid, size, self.feature_info.reduction()))
 
@@ -403,7 +439,8 @@ class Traced(nn.Module):
             warnings.simplefilter('ignore', torch.jit.TracerWarning)
             self.model = torch.jit.trace(model, image, check_trace=False, strict=False)
 
-    def forward(self, x: Tensor):  # noqa: ANN201 the model's, which TorchScript infers
+    # TorchScript infers the result, which is the model's.
+    def forward(self, x: Tensor):  # type: ignore[no-untyped-def]
         assert not self.training, 'a scripted model cannot be trained; call eval()'
         return self.model(x)
 
@@ -529,19 +566,18 @@ COLUMNS = {
     for name in COLUMNAR_ARCHS
     for variant, options in pegs_and_pools(name).items()
 }
-default_cfgs = generate_default_cfgs(
-    {
-        key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)
-        for key, source in map(source_of, ARCHS)
-    }
-    | {
-        name: pretrained_cfg(
-            pool_size=None if options['global_pool'] == 'token' else (14, 14),
-            first_conv='patch_embed.proj',
-        )
-        for name, options in COLUMNS.items()
-    }
-)
+_cfgs: dict[str, Union[dict[str, Any], PretrainedCfg]] = {
+    key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)
+    for key, source in map(source_of, ARCHS)
+}
+_cfgs |= {
+    name: pretrained_cfg(
+        pool_size=None if options['global_pool'] == 'token' else (14, 14),
+        first_conv='patch_embed.proj',
+    )
+    for name, options in COLUMNS.items()
+}
+default_cfgs = generate_default_cfgs(_cfgs)
 for _name, _arch in ARCHS.items():
     _pool = 'token' if _arch.position == 'learned' else 'avg'
     register(_name, PyramidClassifier, arch=_name, global_pool=_pool)

@@ -133,7 +133,8 @@ class GlobalAttention(nn.Module):
 class WindowAttention(nn.Module):
     """Tokens attend to their own window (Twins' LSA, section 3.2).
 
-    Maps that the window does not divide are padded at the right and bottom.
+    Maps that the window does not divide are padded at the right and bottom. On a CPU, windows at
+    the border are smaller instead, where that is the same.
 
     Args:
         dim: channels of the tokens.
@@ -167,13 +168,20 @@ class WindowAttention(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        if mask is None and self.padding == 'mask' and ops.cuts_border_windows(x, self.window):
+            x = ops.map_windows(self.attend, self.qkv(x), self.window)
+            return self.drop(self.proj(x))
         shape = x.shape
         x, keys = ops.split_windows(fill_outside(x, mask), mask, self.window)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, bias = self.position(q, k, Grid(self.window, self.window))
         keys = None if self.padding == 'zero' else key_mask(keys)
-        x = ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
+        x = self.attend(self.qkv(x), self.window, self.window, keys)
         return self.drop(ops.merge_windows(self.proj(x), self.window, shape))
+
+    def attend(self, qkv: Tensor, height: int, width: int, keys: Optional[Tensor] = None) -> Tensor:
+        """Attention inside windows of this height and width, (B * n, height * width, C)."""
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, bias = self.position(q, k, Grid(height, width))
+        return ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
 
 
 class SelfAttention(nn.Module):

@@ -9,7 +9,14 @@ from .checkpointing import checkpoint
 from .conv import convolve
 from .dispatch import plain
 from .norm import layer_norm
-from .patches import ceil_div, merge_windows, patch_conv, split_windows
+from .patches import (
+    ceil_div,
+    cuts_border_windows,
+    map_windows,
+    merge_windows,
+    patch_conv,
+    split_windows,
+)
 from .products import cast_once, linear, mlp
 from .resize import resize_table, resize_table_each
 from .threads import throttle_spinning
@@ -20,8 +27,10 @@ __all__ = [
     'ceil_div',
     'checkpoint',
     'convolve',
+    'cuts_border_windows',
     'layer_norm',
     'linear',
+    'map_windows',
     'merge_windows',
     'mlp',
     'patch_conv',

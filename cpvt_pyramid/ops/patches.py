@@ -4,6 +4,7 @@ Shapes: B batch, H x W map, C channels, k side of a square. Maps are padded with
 and bottom to a multiple of k, so that there are ceil(H / k) x ceil(W / k) squares.
 """
 
+from collections.abc import Callable
 from typing import Optional
 
 import torch
@@ -60,7 +61,7 @@ class _PatchConv(torch.autograd.Function):
             grad, patches(x, k), as_rows(weight), ctx.needs_input_grad
         )
         if grad_x is not None:
-            grad_x = from_windows(grad_x, k, x.shape)
+            grad_x = from_windows(grad_x, k, k, x.shape)
         if grad_weight is not None:
             grad_weight = grad_weight.unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)
         return grad_x, grad_weight, grad_bias
@@ -69,7 +70,7 @@ class _PatchConv(torch.autograd.Function):
 def patches(x: Tensor, k: int) -> Tensor:
     """(B, H, W, C), both sides multiples of k, to (B, H / k, W / k, k^2 C)."""
     b, h, w, _ = x.shape
-    return to_windows(x, k).reshape(b, h // k, w // k, -1)
+    return to_windows(x, k, k).reshape(b, h // k, w // k, -1)
 
 
 def as_rows(weight: Tensor) -> Tensor:
@@ -94,29 +95,68 @@ def split_windows(x: Tensor, mask: Optional[Tensor], k: int) -> tuple[Tensor, Op
     if mask is None and (graph_is_captured() or h % k or w % k):
         mask = x.new_ones((1, h, w, 1), dtype=torch.bool)
     if mask is not None:
-        keys = to_windows(pad_to_multiple(mask, k), k)[..., 0]
+        keys = to_windows(pad_to_multiple(mask, k), k, k)[..., 0]
         mask = keys.repeat(b // mask.shape[0], 1)
-    return to_windows(pad_to_multiple(x, k), k), mask
+    return to_windows(pad_to_multiple(x, k), k, k), mask
 
 
 def merge_windows(x: Tensor, k: int, shape: tuple[int, ...]) -> Tensor:
     """The inverse of `split_windows`: windows to a map of this shape, (B, H, W, C)."""
     b, h, w, c = shape
     padded = b, ceil_div(h, k) * k, ceil_div(w, k) * k, c
-    return from_windows(x, k, padded)[:, :h, :w]
+    return from_windows(x, k, k, padded)[:, :h, :w]
 
 
-def to_windows(x: Tensor, k: int) -> Tensor:
-    """(B, H, W, C), both sides multiples of k, to (B * n, k^2, C)."""
+def cuts_border_windows(x: Tensor, k: int) -> bool:
+    """Whether `map_windows` takes the place of padding (B, H, W, C) to whole windows and masking.
+
+    Not on a GPU, where nobody has measured whether less work is worth more kernels.
+    """
+    return x.is_cpu and not use_plain() and bool(x.shape[1] % k or x.shape[2] % k)
+
+
+def map_windows(function: Callable[[Tensor, int, int], Tensor], x: Tensor, k: int) -> Tensor:
+    """A function of the windows of a map. Those at the right and bottom border may be smaller.
+
+    Args:
+        function: called with windows (B * n, h * w, C) and their sides, h and w, once for each
+            size of windows; returns (B * n, h * w, D).
+        x: map (B, H, W, C).
+        k: largest side of a window.
+
+    Returns:
+        (B, H, W, D).
+    """
+    rows = []
+    for strip in whole_and_rest(x, k, 1):
+        parts = []
+        for part in whole_and_rest(strip, k, 2):
+            b, height, width, _ = part.shape
+            sides = min(height, k), min(width, k)
+            out = function(to_windows(part, *sides), *sides)
+            parts.append(from_windows(out, *sides, (b, height, width, out.shape[-1])))
+        rows.append(torch.cat(parts, dim=2))
+    return torch.cat(rows, dim=1)
+
+
+def whole_and_rest(x: Tensor, k: int, dim: int) -> list[Tensor]:
+    """A map split where its last whole window ends; without empty parts."""
+    rest = x.shape[dim] % k
+    return [part for part in x.split([x.shape[dim] - rest, rest], dim) if part.shape[dim]]
+
+
+def to_windows(x: Tensor, height: int, width: int) -> Tensor:
+    """(B, H, W, C), whose sides are multiples of a window's, to (B * n, height * width, C)."""
     b, h, w, c = x.shape
-    x = x.reshape(b, h // k, k, w // k, k, c).transpose(2, 3)
-    return x.reshape(-1, k * k, c)
+    x = x.reshape(b, h // height, height, w // width, width, c).transpose(2, 3)
+    return x.reshape(-1, height * width, c)
 
 
-def from_windows(x: Tensor, k: int, shape: tuple[int, ...]) -> Tensor:
+def from_windows(x: Tensor, height: int, width: int, shape: tuple[int, ...]) -> Tensor:
     """The inverse of `to_windows`; `shape` is (B, H, W, C)."""
     b, h, w, c = shape
-    return x.reshape(b, h // k, w // k, k, k, c).transpose(2, 3).reshape(shape)
+    x = x.reshape(b, h // height, w // width, height, width, c)
+    return x.transpose(2, 3).reshape(shape)
 
 
 def pad_to_multiple(x: Tensor, k: int) -> Tensor:

@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from ports import randomize
 from reference import kept
 
+from cpvt_pyramid import ops
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
+from cpvt_pyramid.position import attention_position
 
 
 def test_a_window_that_is_wholly_padding_gives_no_nan():
@@ -19,6 +21,22 @@ def test_a_window_that_is_wholly_padding_gives_no_nan():
         out = attention.to(dtype)(x.to(dtype), mask)
         out.sum().backward()
         assert out.isfinite().all() and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize('position', ['none', 'rope', 'alibi'])
+@pytest.mark.parametrize('size', [(7, 8), (6, 4), (4, 6), (2, 7), (1, 1)], ids=str)
+def test_smaller_windows_at_the_border_are_padded_ones_without_the_padding(size, position):
+    inside = attention_position(position, 2, 8, 0.0, {})
+    attention = randomize(WindowAttention(16, 2, window=3, position=inside)).double()
+    x = torch.randn(2, *size, 16, dtype=torch.double, requires_grad=True)
+    inputs = [x, *attention.parameters()]
+    weights = torch.randn_like(x)
+    results = []
+    for plain in (False, True):
+        with ops.plain(plain):
+            out = attention(x)
+            results.append((out, *torch.autograd.grad((out * weights).sum(), inputs)))
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize('sr_ratio', [1, 2])

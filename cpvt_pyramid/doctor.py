@@ -178,6 +178,17 @@ def mm_family() -> Finding:
     return Finding('mm family', 'note', detail, mm_commands())
 
 
+def transformers() -> Finding | None:
+    """mmpretrain, which mmdet.models imports if installed, does not work with transformers 5."""
+    version = installed(('transformers',)).get('transformers')
+    if version is None:
+        return None
+    if not old_transformers():
+        return Finding('transformers', 'ok', version)
+    detail = f'{version}; next to mmpretrain, mmdet.models cannot be imported with 5.0 or later'
+    return Finding('transformers', 'warn', detail, old_transformers())
+
+
 # ------------------------------------------------------------- probes that import and run things
 
 
@@ -185,8 +196,8 @@ def torch_works() -> Finding:
     import torch
 
     (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()
-    q, k, v = torch.ones(3, 1, 1, 2, 4)
-    torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5)
+    x = torch.ones(1, 1, 2, 4)
+    torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=0.5)
     return Finding('torch runs', 'ok', 'matrix product and fused attention')
 
 
@@ -265,18 +276,20 @@ def mmcv_operators() -> Finding | None:
 
 
 def mmdet_imports() -> Finding | None:
-    return imports('mmdet', 'mmdet.apis')
+    return imports('mmdet')
 
 
 def mmseg_imports() -> Finding | None:
-    return imports('mmseg', 'mmseg.apis')
+    return imports('mmseg')
 
 
-def imports(package: str, module: str) -> Finding | None:
+def imports(package: str) -> Finding | None:
     if not present(package):
         return None
-    import_module(module)
-    return Finding(f'{package} imports', 'ok', module)
+    modules = [f'{package}.apis', f'{package}.models']
+    for module in modules:
+        import_module(module)
+    return Finding(f'{package} imports', 'ok', ' and '.join(modules))
 
 
 def backbone() -> Finding:
@@ -454,6 +467,13 @@ def mm_command(name: str, fork: bool = False) -> str:
     return f'{install()} --force-reinstall --no-deps {distribution}'
 
 
+def old_transformers() -> str:
+    """Install a transformers that mmpretrain works with; '' if it does with the one here."""
+    version = installed(('transformers',)).get('transformers')
+    breaks = version is not None and release(version) >= (5,) and present('mmpretrain')
+    return f'{install()} "transformers<5"' if breaks else ''
+
+
 def mm_commands() -> str:
     """Install all mm packages, mmcv last, because its build needs torch."""
     if set_up():
@@ -542,6 +562,7 @@ LOOKS: list[tuple[str, Callable[[], Finding | None]]] = [
     *((name, lambda name=name: optional(name)) for name in OPTIONAL),
     ('mm family', mm_family),
     *((name, lambda name=name: mm_package(name)) for name in FORK),
+    ('transformers', transformers),
 ]
 # The last entry is the fix if no error message names the cause.
 TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
@@ -550,8 +571,8 @@ TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
     ('torchvision operators', torchvision_operators, torch_pair),
     ('OpenCV', opencv, opencv_command),
     ('mmcv operators', mmcv_operators, mmcv_command),
-    ('mmdet imports', mmdet_imports, lambda: mm_command('mmdet')),
-    ('mmseg imports', mmseg_imports, lambda: mm_command('mmseg')),
+    ('mmdet imports', mmdet_imports, lambda: old_transformers() or mm_command('mmdet')),
+    ('mmseg imports', mmseg_imports, lambda: old_transformers() or mm_command('mmseg')),
     ('backbone', backbone, reinstall_self),
     ('backbone in mm', registered, reinstall_self),
 ]

@@ -85,6 +85,21 @@ def test_missing_mm_packages(machine) -> None:
     assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
 
 
+def test_transformers_that_mmpretrain_does_not_work_with(machine) -> None:
+    fixes = {name: fix for name, _, fix in doctor.TRIALS}
+    machine(**FORK, mmpretrain='1.3.6', transformers='5.23.0')
+    found = doctor.transformers()
+    assert found.state == 'warn' and 'mmdet.models cannot be imported' in found.detail
+    assert found.fix.endswith('install "transformers<5"') and fixes['mmdet imports']() == found.fix
+    machine(**FORK, mmpretrain='1.3.6', transformers='4.57.6')
+    assert doctor.transformers() == doctor.Finding('transformers', 'ok', '4.57.6')
+    assert fixes['mmdet imports']().endswith('onedl-mmdetection==3.5.1')
+    machine(**FORK, transformers='5.23.0')
+    assert doctor.transformers().state == 'ok'
+    machine(**FORK)
+    assert doctor.transformers() is None
+
+
 def test_the_oldest_torch_is_said_once_everywhere() -> None:
     oldest = '.'.join(map(str, doctor.OLDEST_TORCH))
     assert f"'torch>={oldest}'" in (ROOT / 'setup.py').read_text()
@@ -286,7 +301,7 @@ def test_wrong_operators_are_detected() -> None:
 
 
 def test_here_nothing_is_missing() -> None:
-    found = {name: look() for name, look in doctor.LOOKS}
+    found = {name: finding for name, look in doctor.LOOKS if (finding := look())}
     assert all(f.state in ('ok', 'note') for f in found.values()), found
     assert found['mmdet'].state == found['mmseg'].state == found['mmcv'].state == 'ok'
 

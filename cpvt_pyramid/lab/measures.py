@@ -126,11 +126,12 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     for group in groups:
         stages = group.stages()
         header = header if len(header) > len(stages) else stages
-        arms = {'as it is': lambda s: s}
+        arms = {group.name: lambda s: s}
         if has_padded_convolutions(group.subjects[0].model) or has_zero_pegs(group.subjects[0]):
-            arms['replicated border'] = lambda s: Subject(s.name, with_replicated_borders(s.model))
-        for arm, change in arms.items():
-            name = f'{group.name}, {arm}'
+            arms[f'{group.name}, border replaced'] = lambda s: Subject(
+                s.name, with_replicated_borders(s.model)
+            )
+        for name, change in arms.items():
 
             def measure(
                 subject: Subject, seed: int, group: Group = group, change: Callable = change
@@ -177,7 +178,7 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'Ridge regression from standardized features to row and column, fitted on half of the '
         'images and measured on the others; the penalty is chosen on a third of the first half. '
         'R squared can be negative: worse than a constant guess.',
-        'Replicated border: the same weights, but every padded convolution repeats the border '
+        'Border replaced: the same weights, but every padded convolution repeats the border '
         'instead of adding zeros.',
         'PPP (arXiv 2206.01202): the mean over images of the difference between features with the '
         "model's own padding and with real pixels in place of the padding. MAE is in standard "
@@ -197,8 +198,8 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
     """For each model R squared by stage and by distance from the border, and its pattern."""
     most = max(len(found[0]['ppp']) for _, found in rows)
     shade = {'noise': '#2c7fb8', 'constant': figures.GREY, 'natural': figures.ACCENT}
-    size = (2.9 * (2 + 0.62 * most), 1.9 * len(rows) + 0.5)
-    ratios = {'width_ratios': [1.4, 1.4, *[1] * most]}
+    size = (5.6 + 1.4 * most, 1.35 * len(rows) + 0.9)
+    ratios = {'width_ratios': [1.7, 1.7, *[1] * most]}
     with figures.figure(path, len(rows), 2 + most, size, gridspec_kw=ratios) as (fig, axes):
         top = [
             max(
@@ -221,11 +222,15 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
                 known = np.isfinite(mean)  # a small map has no token at some distances
                 line[1].plot(middle[known], mean[known], 'o-', ms=3, color=shade[kind])
             for axis in line[:2]:
-                axis.set_ylim(-0.14, 1.04)
+                axis.set_ylim(-0.16, 1.06)
+                axis.set_yticks((0, 0.5, 1))
+                axis.tick_params(labelbottom=line is axes[-1])
             line[1].set_xlim(0, 1)
-            line[1].text(0.97, 0.9, f'stage {deepest}', ha='right', transform=line[1].transAxes)
-            line[0].set_xticks(range(stages))
-            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5)
+            line[1].text(0.97, 0.85, f'stage {deepest}', ha='right', transform=line[1].transAxes)
+            line[0].set_xlim(-0.2, most - 0.8)
+            line[0].set_xticks(range(most))
+            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
+                               va='center')  # fmt: skip
             for i, axis in enumerate(line[2:]):
                 figures.without_axes(axis)
                 if i < stages:
@@ -233,9 +238,13 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
                     axis.imshow(pattern, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
         axes[0, 0].legend(fontsize=7.5)
         axes[0, 0].set_title('R² by stage')
-        axes[0, 1].set_title('R², border to center')
+        axes[0, 1].set_title('R² by distance from border')
+        axes[-1, 0].set_xlabel('stage')
+        axes[-1, 1].set_xlabel('0: border, 1: center')
         for i, axis in enumerate(axes[0, 2:]):
             axis.set_title(f'PPP, stage {i}\n0 to {top[i]:.2g}')
+        fig.suptitle('Where position can be read (R² below -0.1 is drawn there), and what padding '
+                     'adds to features')  # fmt: skip
 
 
 # padding

@@ -93,7 +93,7 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
         parser_of(tool.position_lab).parse_args(words[2:])
     monkeypatch.chdir(tmp_path)
     exec(code, {})
-    assert 'ResNet-18, replicated border' in capsys.readouterr().out
+    assert 'ResNet-18, border replaced' in capsys.readouterr().out
     for name, value in ceilings().items():
         assert re.search(rf'^\| {name} \|.*\| {100 * value:.1f} % \|$', text, re.M), name
 
@@ -193,7 +193,7 @@ def test_any_module_is_measured(tmp_path):
         assert (tmp_path / found.figures[0]).stat().st_size > 5000
         arms = {row[0] for row in found.tables[0].rows}
         if question == 'probe':
-            assert arms == {'own, as it is', 'own, replicated border'}
+            assert arms == {'own', 'own, border replaced'}
 
 
 def test_a_model_without_maps_is_refused(tmp_path, capsys, monkeypatch):

@@ -95,7 +95,7 @@ def run_command(
     Returns:
         The exit status.
     """
-    wait_passively()
+    prepare_for_torch()
     send_no_telemetry()
     parser = parser_of(function)
     options = vars(parser.parse_args(argv))
@@ -103,13 +103,15 @@ def run_command(
     return run_tool(parser.prog, function, options, interrupted.format(**options))
 
 
-def wait_passively() -> None:
-    """Let OpenMP's threads sleep where they wait, unless the environment says how they wait.
+def prepare_for_torch() -> None:
+    """Set what torch and OpenMP read when they start, unless the environment sets it.
 
-    To be called before torch is imported. See `cpvt_pyramid.ops.threads`.
+    OpenMP's threads sleep where they wait (see `cpvt_pyramid.ops.threads`), and Linux may give
+    tensors of 2 MiB and more large pages, which are faster to touch first.
     """
     if not {'GOMP_SPINCOUNT', 'KMP_BLOCKTIME'} & os.environ.keys():
         os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+    os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
 
 
 def send_no_telemetry() -> None:

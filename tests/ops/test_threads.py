@@ -1,4 +1,5 @@
-"""OpenMP threads wait without spinning: in tools, and in processes that have imported torch."""
+"""OpenMP threads wait without spinning: in tools, and in processes that have imported torch.
+Tools have large pages, too."""
 
 import os
 import subprocess
@@ -31,31 +32,37 @@ print(before, spun(), sys.modules['threading'].active_count())
 TOOLS = """
 import os, pathlib, runpy, sys
 
+NAMES = 'OMP_WAIT_POLICY', 'THP_MEM_ALLOC_ENABLE'
+
+def settings():
+    return '_'.join(os.environ.get(name, '') for name in NAMES)
+
 class Stop(BaseException):
     pass
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name.partition('.')[0] == 'torch':
-            raise Stop(os.environ.get('OMP_WAIT_POLICY'))
+            raise Stop(settings())
 
 sys.meta_path.insert(0, Finder())
 for path in sorted(pathlib.Path('tools').rglob('*.py')):
     text = path.read_text()
     if 'run_command(' not in text and path.stem != 'timm_run':
         continue
-    os.environ.pop('OMP_WAIT_POLICY', None)
+    for name in NAMES:
+        os.environ.pop(name, None)
     arguments = [__file__] if path.stem == 'timm_run' else ['--help']
     sys.argv = [str(path), *arguments]
     sys.path[0] = str(path.parent)
     try:
         runpy.run_path(str(path), run_name='__main__')
-        waits = None
+        found = None
     except Stop as stop:
-        waits = stop.args[0]
+        found = stop.args[0]
     except SystemExit:
-        waits = os.environ.get('OMP_WAIT_POLICY')
-    print('TOOL', path.stem, waits)
+        found = settings()
+    print('TOOL', path.stem, found)
 """
 
 
@@ -79,22 +86,24 @@ def test_throttled_threads_hardly_spin():
     assert int(threads) == 2
 
 
-def test_every_tool_waits_passively_before_it_imports_torch(tmp_path):
+def test_every_tool_sets_up_its_environment_before_it_imports_torch(tmp_path):
     script = tmp_path / 'tools.py'
     script.write_text(TOOLS)
     code = f'import runpy; runpy.run_path({str(script)!r})'
     lines = [line.split()[1:] for line in run(code).splitlines() if line.startswith('TOOL')]
     assert {'train', 'infer', 'speed', 'timm_run'} < {name for name, _ in lines}
-    assert [name for name, waits in lines if waits != 'passive'] == []
+    assert [name for name, found in lines if found != 'passive_1'] == []
 
 
 def test_what_the_user_chose_is_kept(monkeypatch):
-    from cpvt_pyramid.runner.command import wait_passively
+    from cpvt_pyramid.runner.command import prepare_for_torch
 
     monkeypatch.setenv('OMP_WAIT_POLICY', 'active')
-    wait_passively()
+    monkeypatch.setenv('THP_MEM_ALLOC_ENABLE', '0')
+    prepare_for_torch()
     assert os.environ['OMP_WAIT_POLICY'] == 'active'
+    assert os.environ['THP_MEM_ALLOC_ENABLE'] == '0'
     monkeypatch.delenv('OMP_WAIT_POLICY')
     monkeypatch.setenv('GOMP_SPINCOUNT', '10')
-    wait_passively()
+    prepare_for_torch()
     assert 'OMP_WAIT_POLICY' not in os.environ

@@ -69,9 +69,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, imports_of, run_command, wait_passively
+from cpvt_pyramid.runner.command import UserError, imports_of, prepare_for_torch, run_command
 
-wait_passively()  # before torch is imported
+prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
     import ports

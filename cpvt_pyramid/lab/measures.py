@@ -57,6 +57,7 @@ class Group(NamedTuple):
     subjects: list[Subject]  # one for each seed
     runs: list[Result]  # their trainings; none for a model from elsewhere
     side: int  # of the images, in pixels
+    step: int  # that every stride divides, in pixels
     images: int  # per seed
 
     def stages(self) -> list[str]:
@@ -76,7 +77,9 @@ def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False)
     """
     images = lab.preset.images
     if models:
-        return [Group(s.name, [s] * lab.seeds, [], side, images) for s in models]
+        return [
+            Group(s.name, [s] * lab.seeds, [], side, math.gcd(side, 32), images) for s in models
+        ]
     groups = []
     for model in lab.preset.models:
         variants = lab.encodings(model)
@@ -86,7 +89,8 @@ def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False)
             name = one.name if len(lab.preset.models) == 1 else f'{model} {one.name}'
             loaded = [run.load() for run in one.runs]
             subjects = [Subject(name, m) for m in loaded]
-            groups.append(Group(name, subjects, one.runs, 6 * loaded[0].cell, images))
+            cell = loaded[0].cell
+            groups.append(Group(name, subjects, one.runs, 6 * cell, cell, images))
     return groups
 
 
@@ -256,23 +260,28 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
     data, drift_rows, moved_rows, curves = {}, [], [], {}
     metric_rows = []
     for group in groups:
+        sizes = padded_sizes(group)
         for masked in (False, True) if group.subjects[0].masks else (False,):
             name = f'{group.name}, {"masked" if masked else "unmasked"}'
 
             def measure(
-                subject: Subject, seed: int, group: Group = group, masked: bool = masked
+                subject: Subject,
+                seed: int,
+                group: Group = group,
+                sizes: Sequence = sizes,
+                masked: bool = masked,
             ) -> list:
                 images = photographs(group.images, group.side, seed, 'test')
                 probes = [fit_probe(m, seed) for m in subject.maps(images)]
-                return [padding_drift(subject, images, s, masked, probes) for s in SHARES]
+                return [padding_drift(subject, images, s, masked, probes) for s in sizes]
 
             found = over_seeds(lab, group, measure, 'padding')
             last = [[of_share[-1] for of_share in f] for f in found]
             drift_rows.append(
-                [name, *(cell_text([f[i].features for f in last]) for i in range(len(SHARES)))]
+                [name, *(cell_text([f[i].features for f in last]) for i in range(len(sizes)))]
             )
             moved_rows.append(
-                [name, *(cell_text([f[i].displacement for f in last]) for i in range(len(SHARES)))]
+                [name, *(cell_text([f[i].displacement for f in last]) for i in range(len(sizes)))]
             )
             curves[name] = {
                 'features': [[100 * s.features for s in f] for f in last],
@@ -281,9 +290,9 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
             data[name] = {'drift': [[[stage._asdict() for stage in s] for s in f] for f in found]}
             if group.runs:
                 changes = over_seeds(
-                    lab, Group(group.name, group.runs, group.runs, 0, 0),
-                    lambda run, seed, masked=masked: padded_metrics(
-                        run, masked, lab.preset.scaled_pictures), 'padded answers',
+                    lab, group._replace(subjects=group.runs),
+                    lambda run, seed, sizes=sizes, masked=masked: padded_metrics(
+                        run, sizes, masked, lab.preset.scaled_pictures), 'padded answers',
                 )  # fmt: skip
                 data[name]['metrics'] = changes
                 for metric in ('position', 'mIoU', 'AP'):
@@ -297,15 +306,16 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                             *(cell_text(column, sign=True) for column in zip(*values)),
                         ]
                     )
-    shares = [f'{share:.0%}' for share in actual_shares(groups[0].side)]
+    shares = [1 - groups[0].side ** 2 / math.prod(size) for size in padded_sizes(groups[0])]
+    header = [f'{share:.0%}' for share in shares]
     tables = [
-        Table('Drift of the last map inside the images, % of its norm', ['', *shares], drift_rows),
-        Table('Displacement of the probed position, % of the side', ['', *shares], moved_rows),
+        Table('Drift of the last map inside the images, % of its norm', ['', *header], drift_rows),
+        Table('Displacement of the probed position, % of the side', ['', *header], moved_rows),
     ]
     if metric_rows:
-        tables.append(Table('Change of the answers, in points', ['', 'metric', *shares],
+        tables.append(Table('Change of the answers, in points', ['', 'metric', *header],
                             metric_rows))  # fmt: skip
-    draw_padding(lab.folder / 'padding.png', curves, actual_shares(groups[0].side))
+    draw_padding(lab.folder / 'padding.png', curves, shares)
     notes = [
         origin_of(groups),
         'Photographs alone, and with zeros at the right and bottom until the given share of the '
@@ -316,17 +326,18 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                    ['padding.png'], data, settings_of_question(lab))  # fmt: skip
 
 
-def actual_shares(side: int) -> list[float]:
-    """The shares of padding that stand for `SHARES` with images of this side."""
-    return [1 - side**2 / math.prod(padded_size((side, side), share)) for share in SHARES]
+def padded_sizes(group: Group) -> list[tuple[int, int]]:
+    """Heights and widths of padded images, one for each share that can be had."""
+    side = group.side
+    return list(dict.fromkeys(padded_size((side, side), share, group.step) for share in SHARES))
 
 
-def padded_metrics(result: Result, masked: bool, pictures: int) -> list[dict[str, float]]:
-    """The metrics of a trained model for each share of padding."""
+def padded_metrics(
+    result: Result, sizes: Sequence[tuple[int, int]], masked: bool, pictures: int
+) -> list[dict[str, float]]:
+    """The metrics of a trained model in batches of these sizes."""
     model = result.load()
     scenes = result.settings.draw('test', pictures, stream=0)
-    side = scenes.image.shape[2]
-    sizes = [padded_size((side, side), share) for share in SHARES]
     return [evaluate_answers(model, scenes, pad=size, masked=masked) for size in sizes]
 
 
@@ -336,14 +347,14 @@ def draw_padding(path: Path, curves: dict[str, dict[str, list]], shares: Sequenc
               'AP': 'AP50, points'}  # fmt: skip
     present = [t for t in titles if t in next(iter(curves.values()))]
     names = list(dict.fromkeys(name.rsplit(', ', 1)[0] for name in curves))
-    shade = figures.colors(names)
+    shade, marker = figures.colors(names), figures.markers(names)
     with figures.figure(path, 1, len(present), (3.4 * len(present), 4.6)) as (fig, axes):
         for axis, title in zip(axes.flat, present):
             for name, values in curves.items():
                 model, arm = name.rsplit(', ', 1)
                 mean = np.array([[v for v in row] for row in values[title]]).mean(0)
                 axis.plot([100 * s for s in shares], mean, '-' if arm == 'unmasked' else '--',
-                          color=shade[model], marker='o', ms=2.5,
+                          color=shade[model], marker=marker[model], ms=4,
                           label=model if arm == 'unmasked' else None)  # fmt: skip
             axis.set_title(titles[title])
             axis.set_xlabel('padding, % of the area')
@@ -372,7 +383,7 @@ def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
             rows.append([group.name, part, *(cell_text(v / 100) for v in values.T)])
         if group.runs:
             same = over_seeds(
-                lab, Group(group.name, group.runs, group.runs, 0, 0),
+                lab, group._replace(subjects=group.runs),
                 lambda run, seed: consistency(run, lab.preset.scaled_pictures), 'answers',
             )  # fmt: skip
             data[group.name]['consistency'] = same

@@ -337,13 +337,11 @@ class Drift(NamedTuple):
     displacement: float  # mean distance between the probed positions, in shares of the side
 
 
-def padded_size(size: tuple[int, int], share: float) -> tuple[int, int]:
+def padded_size(size: tuple[int, int], share: float, step: int) -> tuple[int, int]:
     """Height and width of a padded batch of which this share of the area, or nearly, is padding.
 
-    Many models take no size that their stride does not divide. Heights and widths therefore grow
-    in steps of 32 pixels, or of the largest divisor of the size's sides that divides 32.
+    Many models take no size that their stride does not divide: sides grow by multiples of `step`.
     """
-    step = math.gcd(*size, 32)
     area = math.prod(size)
     candidates = [
         (size[0] + step * down, size[1] + step * right)
@@ -354,21 +352,24 @@ def padded_size(size: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def padding_drift(
-    subject: Subject, images: Tensor, share: float, masked: bool, probes: Sequence[Probe]
+    subject: Subject,
+    images: Tensor,
+    size: tuple[int, int],
+    masked: bool,
+    probes: Sequence[Probe],
 ) -> list[Drift]:
     """How batch padding at the right and bottom changes features, stage by stage.
 
     Args:
         subject: the model.
         images: (B, 3, H, W).
-        share: of the padded picture's area that is padding, nearly; see `padded_size`.
+        size: height and width of the padded images.
         masked: whether the model is told what is padding.
         probes: of each stage, from images without padding.
     """
     if masked and not subject.masks:
         raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
     height, width = images.shape[2:]
-    size = padded_size((height, width), share)
     padded = F.pad(images, (0, size[1] - width, 0, size[0] - height))
     valid = torch.tensor([[height, width]] * len(images)) if masked else None
     results = []

@@ -252,6 +252,13 @@ def evaluate_answers(
         image = F.pad(image, (0, pad[1] - inside[1], 0, pad[0] - inside[0]))
         valid = torch.tensor([inside] * len(image)) if masked else None
     answers = answer(model, image, valid)
+    # What a model finds in the padding is no answer: detectors clip boxes to the image.
+    tokens = [slice(-(-side // model.cell)) for side in inside]
+    whole = [model.cell * n for n in answers.readings.shape[1:3]]
+    answers = answers._replace(
+        readings=answers.readings[:, tokens[0], tokens[1]],
+        boxes=answers.boxes[:, tokens[0], tokens[1]],
+    )
     labels = labels_of(*(x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)),
                        scenes.grid)  # fmt: skip
     metrics = {
@@ -259,10 +266,7 @@ def evaluate_answers(
         for name, logits in answers.logits.items()
     }
     pixels = answers.pixels.argmax(1)
-    if model.cell != pixels.shape[1] // answers.readings.shape[1]:
-        whole = [model.cell * tokens for tokens in answers.readings.shape[1:3]]
-        pixels = at_size(pixels, whole)
-    pixels = pixels[:, : inside[0], : inside[1]]
+    pixels = at_size(pixels, whole)[:, : inside[0], : inside[1]]
     metrics['mIoU'] = mean_iou(pixels, at_size(scenes.pixels, inside))
     boxes = scenes.boxes * torch.tensor([scale[1], scale[0]] * 2)
     metrics['AP'] = digit_precision(*token_detections(answers, model.cell), boxes, scenes.digits)

@@ -159,22 +159,22 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
     subject = Subject('peg', model)
     images = photographs(4, 48, 0, 'test')
     probes = [fit_probe(m) for m in subject.maps(images)]
-    masked = padding_drift(subject, images, 0.5, True, probes)[-1]
-    unmasked = padding_drift(subject, images, 0.5, False, probes)[-1]
+    masked = padding_drift(subject, images, (64, 80), True, probes)[-1]
+    unmasked = padding_drift(subject, images, (64, 80), False, probes)[-1]
     assert masked.features < 1e-5 < 1e-3 < unmasked.features
     assert masked.displacement < 1e-4 < unmasked.displacement
     with pytest.raises(ValueError, match='does not take the valid sizes'):
-        padding_drift(Subject('conv', Convolution()), images, 0.5, True, probes)
+        padding_drift(Subject('conv', Convolution()), images, (64, 64), True, probes)
 
 
 def test_padded_sizes_are_what_models_take():
     shares = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-    for side, step in ((224, 32), (48, 16), (64, 32)):
+    for side, step in ((224, 32), (48, 8), (64, 32)):
         for share in shares:
-            size = padded_size((side, side), share)
+            size = padded_size((side, side), share, step)
             assert not any((s - side) % step for s in size) and min(size) >= side
             assert 1 - side**2 / (size[0] * size[1]) == pytest.approx(share, abs=0.14)
-    assert padded_size((224, 224), 0.6) == (352, 352)
+    assert padded_size((224, 224), 0.6, 32) == (352, 352)
 
 
 @pytest.mark.parametrize('position', ['none', 'relative', 'peg'])

@@ -43,6 +43,7 @@ class Mask2FormerSegmentor(Exportable):
         super().__init__(preprocessing_of(model)._replace(divisor=padding.get('size_divisor') or 1))
         check(self.preprocessing, model.decode_head)
         self.model = model
+        self.details['resized'] = 'probabilities'
         self.output_names = ('probabilities',) if probabilities else ('labels',)
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:

@@ -39,6 +39,9 @@ class Segmentor(Exportable):
         self.model = model
         self.head = copy.deepcopy(model.decode_head)
         replace_upsampling(self.head)
+        self.details['resized'] = 'logits'
+        if self.head.out_channels == 1:
+            self.details['threshold'] = self.head.threshold
         self.output_names = ('probabilities',) if probabilities else ('labels',)
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:

@@ -108,7 +108,8 @@ def exported_scores(model: ExportedModel) -> Callable[[Tensor], Tensor]:
 
     def scores(output: dict[str, np.ndarray], height: int, width: int) -> np.ndarray:
         if 'probabilities' in output:
-            return np.array(output['probabilities'][:, :height, :width])
+            probabilities = output['probabilities'][:, :height, :width]
+            return np.stack([model.class_scores(p, i) for i, p in enumerate(probabilities)])
         classes = np.arange(len(model.classes))[:, None, None]
         return (output['labels'][:height, :width] == classes).astype(np.float32)
 

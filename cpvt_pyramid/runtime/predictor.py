@@ -7,7 +7,7 @@ width of each in pixels.
 import copy
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional, Protocol, Union, overload
 
@@ -22,6 +22,7 @@ from .results import Detections, LabelMap
 from .sessions import Session, open_session
 
 FORMAT = 1  # of the metadata
+SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 TASKS = ('detection', 'instance', 'segmentation')
 NEEDED = ('classes', 'palette', 'resize', 'masks', 'raw', 'score_thr')  # of the metadata
@@ -163,7 +164,8 @@ class ExportedModel:
         for image, small, output in zip(images, resized, outputs):
             common = dict(image=image, classes=self.classes, palette=self.palette)
             if self.about['task'] == 'segmentation':
-                results.append(LabelMap(labels=own_labels(output, small, image), **common))
+                labels = own_labels(output, small, image, self.class_scores)
+                results.append(LabelMap(labels=labels, **common))
             else:
                 found = own_detections(output, small, image, score_thr, self.about['masks'])
                 results.append(Detections(**found, **common))
@@ -177,6 +179,20 @@ class ExportedModel:
         if scale < 1:
             size = tuple(max(int(length * scale), 1) for length in size)
         return resize_image(image, size)
+
+    def class_scores(self, probabilities: np.ndarray, label: int) -> np.ndarray:
+        """What is resized and averaged, of one class: logits, as in MMSegmentation, except for
+        models whose queries have none. They lack a constant of each pixel, which does not matter.
+
+        Args:
+            probabilities: of the class, of any shape.
+            label: the class.
+        """
+        if self.about.get('resized') == 'probabilities':
+            return probabilities
+        threshold = self.about.get('threshold') or 0.5  # of two classes
+        odds = (1 - threshold, threshold)[label] if len(self.classes) == 2 else 1
+        return np.log(np.maximum(probabilities, SMALLEST) / np.float32(odds))
 
     def run(self, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
         """The outputs for each image (H, W, 3) RGB uint8, as they are, in one batch if possible."""
@@ -235,25 +251,30 @@ def _metadata(path: Path, text: Optional[str]) -> dict[str, Any]:
     return about
 
 
-def own_labels(output: dict[str, np.ndarray], small: np.ndarray, image: np.ndarray) -> np.ndarray:
-    """The label map of an image from the model's output for `small`, the image as it was given."""
+def own_labels(
+    output: dict[str, np.ndarray],
+    small: np.ndarray,
+    image: np.ndarray,
+    class_scores: Callable[[np.ndarray, int], np.ndarray],
+) -> np.ndarray:
+    """The label map of an image from the model's output for `small`, the image as it was given.
+
+    class_scores: from the probabilities of a class and its label to what is resized.
+    """
     (height, width), size = small.shape[:2], image.shape[:2]
     if 'labels' in output:
         return resize_labels(output['labels'][:height, :width], size)
-    scores = output['probabilities'][:, :height, :width]
-    if size == (height, width):
-        return scores.argmax(0).astype(_label_dtype(len(scores)))
-    labels: np.ndarray = np.zeros(size, _label_dtype(len(scores)))
+    probabilities = output['probabilities'][:, :height, :width]
+    labels: np.ndarray = np.zeros(size, np.uint8 if len(probabilities) <= 256 else np.int32)
     best = np.full(size, -np.inf, np.float32)
-    for label, plane in enumerate(scores):  # one at a time: all take 150 floats a pixel for ADE20K
-        plane = resize_scores(plane, size)
+    # One class at a time: all take 150 floats a pixel for ADE20K.
+    for label, plane in enumerate(probabilities):
+        plane = class_scores(plane, label)
+        if size != (height, width):
+            plane = resize_scores(plane, size)
         labels[plane > best] = label
         np.maximum(best, plane, out=best)
     return labels
-
-
-def _label_dtype(classes: int) -> type:
-    return np.uint8 if classes <= 256 else np.int32
 
 
 def own_detections(

@@ -63,6 +63,7 @@ def test_segmentor_gives_each_image_of_a_padded_batch_the_result_of_mmseg_alone(
     segmentor = small_segmentor()
     for name in ('probabilities', 'labels'):
         model = Mask2FormerSegmentor(segmentor, probabilities=name == 'probabilities').eval()
+        assert model.details == {'resized': 'probabilities'}
         with torch.no_grad():
             (together,) = model(batch, valid)
             for found, image in zip(together, alone):

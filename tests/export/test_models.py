@@ -140,7 +140,14 @@ def test_segmentors(make):
     original = make()
     assert len(exportable(original).reference(padded()[2][0])['labels'].unique()) > 1
     for probabilities in (False, True):
-        assert_each_alone(exportable(original, probabilities=probabilities))
+        model = exportable(original, probabilities=probabilities)
+        assert model.details == {'resized': 'logits'}
+        assert_each_alone(model)
+
+
+def test_the_threshold_of_two_classes_with_one_output():
+    changes = {'decode_head.num_classes': 2, 'decode_head.out_channels': 1}
+    assert exportable(semantic_fpn(**changes)).details['threshold'] == 0.3
 
 
 def test_backbone_of_a_detector():

@@ -74,7 +74,28 @@ MODELS = {
     'probabilities': (
         INPUTS,
         'float[B,3,H,W] probabilities',
-        'probabilities = Softmax<axis = 1>(images)',
+        """
+    step = Constant<value: tensor = float {8.}>()
+    logits = Div(images, step)
+    probabilities = Softmax<axis = 1>(logits)
+""",
+    ),
+    'two': (
+        INPUTS,
+        'float[B,2,H,W] probabilities',
+        """
+    step = Constant<value: tensor = float {16.}>()
+    centre = Constant<value: tensor = float {3.}>()
+    one = Constant<value: tensor = float {1.}>()
+    first = Constant<value: tensor = int64[1] {0}>()
+    channel = Constant<value: tensor = int64[1] {1}>()
+    red = Slice(images, first, channel, channel)
+    scaled = Div(red, step)
+    logits = Sub(scaled, centre)
+    yes = Sigmoid(logits)
+    no = Sub(one, yes)
+    probabilities = Concat<axis = 1>(no, yes)
+""",
     ),
 }
 for name in ('labels', 'probabilities'):

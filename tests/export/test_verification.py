@@ -1,0 +1,86 @@
+"""The comparison of detections: right files pass whatever rounding decides, and wrong ones fail."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cpvt_pyramid.export import verification
+from cpvt_pyramid.export.base import Exportable, Preprocessing
+from cpvt_pyramid.export.verification import Check, verify
+
+BOXES = torch.tensor([[0.0, 0, 9, 9], [20, 0, 29, 9], [0, 20, 9, 29]])
+
+
+@pytest.fixture(autouse=True)
+def _small_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, 'BATCHES', (((12, 20),), ((12, 20), (20, 9))))
+
+
+class Best(Exportable):
+    """Two of three boxes, those of the best scores; the last two differ by a margin.
+
+    Args:
+        margin: of their scores. Their last bits depend on the pixels.
+    """
+
+    task, output_names = 'detection', ('boxes', 'scores', 'labels')
+
+    def __init__(self, margin: float) -> None:
+        super().__init__(Preprocessing())
+        self.margin = margin
+
+    def stages(self, images: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        found = [self.reference(image[None]) for image in images]
+        return {name: torch.cat([one[name] for one in found]) for name in self.output_names}
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        bits = 1e-6 * (image.double().sum() * 1e3).sin()
+        scores = torch.tensor([0.9, 0.5, 0.5 - self.margin]).double() + bits * torch.tensor(
+            [0, 1, -1]
+        )
+        return self.chosen(scores.float(), scores.topk(2).indices)
+
+    def chosen(self, scores: Tensor, index: Tensor) -> dict[str, Tensor]:
+        found = {'boxes': BOXES[index], 'scores': scores[index], 'labels': index % 2}
+        return {name: x[None] for name, x in found.items()}
+
+
+def checks(model: Best, index: list[int]) -> list[Check]:
+    """Those of the boxes of a file that returns boxes by index."""
+    scores, index = (
+        torch.tensor([0.9, 0.5, 0.5 - model.margin]),
+        torch.tensor(index, dtype=torch.int64),
+    )
+    found = {name: x.numpy() for name, x in model.chosen(scores, index).items()}
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: x.repeat(len(inputs['images']), axis=0) for name, x in found.items()}
+
+    images = [np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)]
+    return [check for check in verify(model, run, images) if check.unit == 'without counterpart']
+
+
+@pytest.mark.parametrize('index', [[0, 1], [0, 2], [2, 0]])
+def test_rounding_decides_between_ties(index):
+    assert all(check.passed for check in checks(Best(0.0), index))
+
+
+def test_ties_are_reported():
+    notes = {check.note for check in checks(Best(0.0), [0, 2]) + checks(Best(0.0), [0, 1])}
+    assert notes == {'2 boxes', '2 boxes, 2 ties'}
+
+
+@pytest.mark.parametrize(
+    'margin, index, wrong',
+    [
+        (0.0005, [0, 2], 2),  # scores within the tolerance, but no tie
+        (0.0, [1, 2], 1),  # the best box is lost
+        (0.0005, [0], 1),
+        (0.0, [0, 1, 0], 1),  # a box twice
+        (0.0, [0, 1, 1], 1),
+        (0.0, [], 1),
+    ],
+)
+def test_wrong_files_fail(margin, index, wrong):
+    assert [check.error for check in checks(Best(margin), index)] == [wrong] * 2

@@ -14,11 +14,11 @@ from pathlib import Path
 import lightning
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassJaccardIndex
-from torchvision.io import ImageReadMode, decode_image
-from torchvision.transforms.functional import normalize
+from torchvision.transforms.functional import normalize, pil_to_tensor, to_tensor
 
 from cpvt_pyramid import load_weights
 from cpvt_pyramid.torchvision_models import semantic_fpn
@@ -39,8 +39,8 @@ class AdeFolder(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = decode_image(str(self.images[index]), ImageReadMode.RGB) / 255
-        labels = decode_image(str(self.labels[index]), ImageReadMode.GRAY)[0] - 1  # 0 becomes 255
+        image = to_tensor(Image.open(self.images[index]).convert('RGB'))
+        labels = pil_to_tensor(Image.open(self.labels[index]))[0] - 1  # 0 becomes 255
         return normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), labels.long()
 
 

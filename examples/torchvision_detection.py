@@ -14,10 +14,11 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import torch
+from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch.utils.data import DataLoader, Dataset
-from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms.functional import to_tensor
 from tqdm import tqdm
 
 from cpvt_pyramid import load_weights
@@ -41,7 +42,7 @@ class CocoFolder(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, dict]:
         image_id = self.ids[index]
         path = f'{self.folder}/{self.coco.imgs[image_id]["file_name"]}'
-        image = decode_image(path, ImageReadMode.RGB) / 255
+        image = to_tensor(Image.open(path).convert('RGB'))
         found = [a for a in self.coco.imgToAnns[image_id] if not a['iscrowd']]
         found = [a for a in found if min(a['bbox'][2:]) > 0]
         boxes = torch.tensor([a['bbox'] for a in found], dtype=torch.float32).reshape(-1, 4)

@@ -161,7 +161,9 @@ def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:
     except UserError:
         raise
     except Exception as error:  # builders of other packages fail in many ways
-        raise UserError(f'cannot build --model {name}: {one_line(error)}') from error
+        weights = f' with {checkpoint}' if checkpoint else ''
+        what = f'{type(error).__name__}: {one_line(error)}'
+        raise UserError(f'cannot build --model {name}{weights}: {what}') from error
     return Subject(Path(name).stem if name.endswith('.py') else name, model)
 
 

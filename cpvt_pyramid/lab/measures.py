@@ -213,7 +213,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             )
             for i in range(most)
         ]
-        for (name, found), line in zip(rows, axes):
+        for row, ((name, found), line) in enumerate(zip(rows, axes), 1):
             sides = [min(pattern.map.shape) for pattern in found[0]['ppp']]
             stages = len(sides)
             deepest = max((i for i in range(stages) if sides[i] >= RING_SIDE), default=0)
@@ -228,7 +228,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             for axis in line[:2]:
                 axis.set_ylim(-0.16, 1.06)
                 axis.set_yticks((0, 0.5, 1))
-                axis.tick_params(labelbottom=line is axes[-1])
+                axis.tick_params(labelbottom=row == len(rows))
             line[1].set_xlim(0, 1)
             line[1].text(0.97, 0.85, f'stage {deepest}', ha='right', transform=line[1].transAxes)
             line[0].set_xlim(-0.2, most - 0.8)
@@ -242,7 +242,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
                     axis.imshow(pattern, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
         axes[0, 0].legend(fontsize=7.5)
         axes[0, 0].set_title('R² by stage')
-        axes[0, 1].set_title('R² by distance from border')
+        axes[0, 1].set_title('R² from the border')
         axes[-1, 0].set_xlabel('stage')
         axes[-1, 1].set_xlabel('0: border, 1: center')
         for i, axis in enumerate(axes[0, 2:]):

@@ -42,7 +42,8 @@ class Subject:
 
     def __init__(self, name: str, model: nn.Module) -> None:
         self.name = name
-        self.model = model.eval()
+        self.model = model
+        model.eval()  # of mm's ResNet it returns None
         body = model.backbone if isinstance(model, LabModel) else model
         self.masks = 'valid' in inspect.signature(body.forward).parameters or hasattr(body, 'embed')
 

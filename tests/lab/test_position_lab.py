@@ -16,7 +16,7 @@ from cpvt_pyramid.lab.laboratory import PRESETS, Lab
 from cpvt_pyramid.lab.parallel import in_parallel
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.lab.tasks import ceilings
-from cpvt_pyramid.runner.command import parser_of
+from cpvt_pyramid.runner.command import UserError, parser_of
 
 tool = load_tool('position_lab')
 PAGE = ROOT / 'docs/position.md'
@@ -172,6 +172,25 @@ def test_names_of_models(name):
     sides = [16, 8, 4, 2]
     assert [tuple(m.shape[2:]) for m in maps][-4:] == [(n, n) for n in sides]
     assert len(maps) == (5 if name == 'timm:resnet10t' else 4)
+
+
+def test_weights_must_fit(tmp_path):
+    """mmengine's own loading only warns, and random weights would be measured."""
+    config = tmp_path / 'config.py'
+    config.write_text(
+        "default_scope = 'mmseg'\n"
+        "backbone = dict(type='mmseg.ResNet', depth=18, num_stages=1, strides=(1,), "
+        'dilations=(1,), out_indices=(0,))\n'
+        "head = dict(type='mmseg.FCNHead', in_channels=64, channels=4, num_classes=2)\n"
+        "model = dict(type='mmseg.EncoderDecoder', backbone=backbone, decode_head=head)\n"
+    )
+    (maps,) = tool.load_subject(str(config), None, 64).maps(torch.zeros(1, 3, 64, 64))
+    assert maps.shape == (1, 64, 16, 16)
+    torch.save({'state_dict': {'backbone.nothing': torch.zeros(1)}}, tmp_path / 'other.pth')
+    (tmp_path / 'text.pth').write_text('no weights')
+    for name, file in ((str(config), 'other.pth'), ('timm:resnet10t', 'text.pth')):
+        with pytest.raises(UserError, match=file):
+            tool.load_subject(name, str(tmp_path / file), 64)
 
 
 def test_any_module_is_measured(tmp_path):

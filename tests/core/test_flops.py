@@ -34,6 +34,21 @@ def test_fused_attention_counts(device, grad):
     assert counter.total == 2 * (2 * 3 * 50 * 20 * 8)
 
 
+def test_layer_norms_on_the_meta_device_have_the_shapes_of_others():
+    """Also those that the backward pass needs."""
+    outputs = []
+    for device in ('meta', 'cpu'):
+        x = torch.randn(2, 5, 3, 4, device=device).permute(0, 2, 3, 1).requires_grad_()
+        norm = nn.LayerNorm((4, 5), device=device)
+        with Counter() as counter:
+            out = norm(x)
+            out.sum().backward()
+            parts = torch.native_layer_norm(x, (4, 5), norm.weight, norm.bias, 1e-5)
+        assert counter.total == 0
+        outputs.append([(a.shape, a.stride()) for a in (out, x.grad, norm.weight.grad, *parts)])
+    assert outputs[0] == outputs[1]
+
+
 def test_backward_pass_counts_twice():
     """Once for the gradient of the input, once for that of the weight; depthwise ones, too."""
     for layer in (nn.Linear(8, 8), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 3)):

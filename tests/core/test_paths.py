@@ -9,13 +9,15 @@ from ports import randomize
 from reference import TINY_SVT, same_maps
 from support import PINNED_TORCH
 
-from cpvt_pyramid import CPVTPyramid, DenseCPVT, ops
+from cpvt_pyramid import ARCHS, CPVTPyramid, DenseCPVT, ops
 from cpvt_pyramid.archs import ColumnarArch
 from cpvt_pyramid.layers import set_checkpointing
 from cpvt_pyramid.ops import attention, products
 
 MODELS = {
-    'pcpvt': lambda **options: CPVTPyramid('pcpvt_nano', **options),
+    'pcpvt': lambda **options: CPVTPyramid(
+        ARCHS['pcpvt_nano']._replace(depths=(2, 1, 1, 1)), **options
+    ),
     'svt': lambda **options: CPVTPyramid(TINY_SVT, **options),
     'columnar': lambda **options: DenseCPVT(ColumnarArch(16, 2, 2), out_channels=8, **options),
 }

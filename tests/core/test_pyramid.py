@@ -508,8 +508,11 @@ def test_arch_from_a_dict():
 
 def test_the_core_imports_torch_alone():
     code = (
-        'import sys, cpvt_pyramid; '
-        'print([m for m in ("timm", "mmengine", "mmcv", "mmdet", "mmseg") if m in sys.modules])'
+        'import sys, cpvt_pyramid, cpvt_pyramid.masked_map\n'
+        'cpvt_pyramid.CPVTPyramid, cpvt_pyramid.DenseCPVT\n'
+        'others = "timm", "mmengine", "mmcv", "mmdet", "mmseg"\n'
+        'print([name for name in sys.modules'
+        ' if name.split(".")[0] in others or name.startswith("cpvt_pyramid.mm")])'
     )
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == '[]'

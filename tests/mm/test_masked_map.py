@@ -213,18 +213,19 @@ def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0) -> dict:
 def retinanet() -> nn.Module:
     cfg = Config.fromfile(ROOT / 'configs/retinanet_cpvt_s.py')
     init_default_scope(cfg.default_scope)
-    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, init_cfg=None, drop_path_rate=0.0)
+    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, out_indices=[0, 1, 2], init_cfg=None)
+    cfg.model.backbone.drop_path_rate = 0.0
     cfg.model.neck.update(in_channels=list(ONE_BLOCK_EACH['dims']), out_channels=16)
     cfg.model.bbox_head.update(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3)
     return randomize(MODELS.build(cfg.model)).eval()
 
 
 ONE_BLOCK_EACH = dict(  # compiles in seconds
-    dims=(8, 16, 24, 32),
-    heads=(1, 2, 3, 4),
-    mlp_ratios=(2, 2, 2, 2),
-    depths=(1, 1, 1, 1),
-    sr_ratios=(8, 4, 2, 1),
+    dims=(8, 16, 24),
+    heads=(1, 2, 3),
+    mlp_ratios=(2, 2, 2),
+    depths=(1, 1, 1),
+    sr_ratios=(8, 4, 1),
 )
 COMPILED = {
     'backbone': lambda model, **options: setattr(
@@ -261,9 +262,13 @@ def test_compiled_training_steps(part):
     cfg = Config.fromfile(ROOT / 'configs/semantic_fpn_cpvt_s.py')
     init_default_scope(cfg.default_scope)
     cfg.model.data_preprocessor.size = (128, 96)
-    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, init_cfg=None, drop_path_rate=0.0)
-    cfg.model.neck.update(in_channels=list(ONE_BLOCK_EACH['dims']), out_channels=8)
-    cfg.model.decode_head.update(in_channels=[8] * 4, channels=8, num_classes=5, dropout_ratio=0)
+    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, out_indices=[0, 1, 2], init_cfg=None)
+    cfg.model.backbone.drop_path_rate = 0.0
+    cfg.model.neck.update(in_channels=list(ONE_BLOCK_EACH['dims']), out_channels=8, num_outs=3)
+    cfg.model.decode_head.update(
+        in_channels=[8] * 3, in_index=[0, 1, 2], feature_strides=[4, 8, 16]
+    )
+    cfg.model.decode_head.update(channels=8, num_classes=5, dropout_ratio=0)
     segmentor = randomize(MODELS.build(cfg.model))
     losses = []
     for compiled in (False, True):

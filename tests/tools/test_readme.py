@@ -114,10 +114,11 @@ def test_doctor():
     assert done.returncode == 0 and 'nothing is broken' in done.stdout
 
 
-def test_table_of_models_is_current():
+def test_tables_of_models_are_current():
     model_table = load_tool('benchmarks/model_table')
     assert model_table.with_table(README) == README
     assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
+    assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
 
 
 def test_links_exist():

@@ -26,10 +26,8 @@ def rows_of(path: Path, **options) -> list[dict]:
     return json.loads((path / 'speed.json').read_text())['rows']
 
 
-@pytest.fixture(scope='module')
-def measured(tmp_path_factory):
-    """The folder with the files of one run."""
-    folder = tmp_path_factory.mktemp('speed')
+def test_rows_and_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, 'least', tool.elapsed)  # of one call, which is enough here
     tool.speed(
         arch='pcpvt_nano',
         sizes=['64', '50x70'],
@@ -37,14 +35,10 @@ def measured(tmp_path_factory):
         rounds=2,
         plain=True,
         no_memory=True,
-        json=str(folder / 'speed.json'),
-        plot=str(folder / 'speed.png'),
+        json=str(tmp_path / 'speed.json'),
+        plot=str(tmp_path / 'speed.png'),
     )
-    return folder
-
-
-def test_rows(measured):
-    results = json.loads((measured / 'speed.json').read_text())
+    results = json.loads((tmp_path / 'speed.json').read_text())
     assert set(results) == {'machine', 'options', 'rates', 'rows'}
     assert all(rate > 0 for rate in results['rates']['float32'].values())
     names = ['ours', 'ours_plain', 'timm', 'mmseg']
@@ -62,11 +56,16 @@ def test_rows(measured):
     train, forward = results['rows'][8], results['rows'][0]
     assert 2.9 < train['gflops'] / forward['gflops'] <= 3
 
-
-def test_picture(measured):
-    picture = matplotlib.image.imread(measured / 'speed.png')
+    picture = matplotlib.image.imread(tmp_path / 'speed.png')
     assert picture.shape[0] > 300 and picture.shape[1] > 800
     assert picture[..., :3].std() > 0.05
+
+
+def test_rates_are_of_the_fastest_call(monkeypatch):
+    """After one to warm up, of those that fit into two seconds."""
+    times = iter([0.1, 0.9, 0.5, 0.8, 0.2])
+    monkeypatch.setattr(tool, 'elapsed', lambda *_: next(times))
+    assert tool.least(None, 'cpu') == 0.5
 
 
 def test_plain_operations_are_used():
@@ -83,6 +82,9 @@ def test_plain_operations_are_used():
 
 def test_compiled_models_follow_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend='eager'))
+    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
+    one_block_each = tool.ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
+    monkeypatch.setitem(tool.ARCHS, 'pcpvt_nano', one_block_each)
     torch._dynamo.reset()
     rows = rows_of(
         tmp_path,

@@ -342,14 +342,16 @@ def metafile() -> str:
     collections = [
         {'Name': head, 'Paper': f'https://arxiv.org/abs/{paper}'} for head, paper in PAPERS.items()
     ]
-    content = {'Collections': collections, 'Models': list(models())}
+    content = {'Collections': collections, 'Models': models()}
     return METAFILE_HEADER + yaml.safe_dump(content, sort_keys=False, width=100)
 
 
-def models() -> Iterator[dict]:
+@functools.cache
+def models() -> list[dict]:
     """The entries of the metafile."""
     from mmengine.config import Config
 
+    entries = []
     for recipe in RECIPES:
         for arch, values in recipe.results.items():
             name = recipe.config.format(BACKBONES[arch].short)
@@ -377,7 +379,8 @@ def models() -> Iterator[dict]:
                     {'Task': task, 'Dataset': dataset, 'Metrics': found}
                     for task, found in metrics.items()
                 ]
-            yield model
+            entries.append(model)
+    return entries
 
 
 def count_parameters_of(cfg: Config) -> int:

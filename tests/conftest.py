@@ -1,11 +1,23 @@
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from support import ROOT, clear_global_instances
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Killed processes leave temporary files, and torchrun leaves folders: where pytest removes
+    them, and not in the system's folder."""
+    folder = str(tmp_path_factory.mktemp('temporary'))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('TMPDIR', folder)
+        patch.setattr(tempfile, 'tempdir', folder)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -55,13 +55,17 @@ class OpenVino:
 
     def __init__(self, path: Path) -> None:
         import openvino
+        from openvino.frontend import FrontEndManager
 
-        core = openvino.Core()
-        model = core.read_model(path)
+        # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
+        reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
+        model = reader.convert(reader.load(str(path)))
         place = ['framework', KEY]
         self.metadata = model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
         # On processors with bfloat16, OpenVINO's default is less precise.
-        self.model = core.compile_model(model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
+        self.model = openvino.Core().compile_model(
+            model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'}
+        )
         self.names = [_name(output.get_names()) for output in self.model.outputs]
         self.shapes = {
             _name(value.get_names()): [

@@ -73,18 +73,20 @@ def foreign_model() -> None:
     [('no.onnx in', 'no model at no.onnx'),
      ('torn.onnx in', 'torn.onnx is not a complete model: '),
      ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
+     ('text.onnx in --backend openvino', 'text.onnx is not a complete model: '),
      ('foreign.onnx in', 'foreign.onnx was not written by tools/export.py'),
      ('detection.onnx nowhere', 'no image or folder at nowhere'),
      ('detection.onnx in --batch-size 0', 'batch_size must be at least 1'),
      ('in/a.png in', 'in/a.png is not a complete checkpoint'),
      ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png')],
 )  # fmt: skip
-def test_mistakes(model, folder, arguments, complaint, capsys):
+def test_mistakes(model, folder, arguments, complaint, capfd):
     whole = model('detection').read_bytes()
     Path('torn.onnx').write_bytes(whole[: len(whole) // 2])
+    Path('text.onnx').write_text('hello')
     foreign_model()
     assert main(arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
     assert line.startswith('runtime: ') and complaint in line
 
 

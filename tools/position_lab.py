@@ -68,7 +68,7 @@ def position_lab(
         size: side of the images for --model, in pixels
         workers: processes that train (default: the number of cores)
         device: of the training
-        page: Markdown page that takes the tables of all answers in the work folder, as
+        page: Markdown page that takes the tables and figures of these questions, as
             docs/position.md does, between <!-- findings --> and <!-- /findings -->
     """
     from cpvt_pyramid.runner.command import UserError
@@ -130,7 +130,7 @@ def position_lab(
         paths = write_lab_report(folder, (*TRAINED, *MEASURED))
     if page:
         try:
-            write_findings(folder, (*TRAINED, *MEASURED), Path(page))
+            write_findings(folder, questions, Path(page))
         except ValueError as error:
             raise UserError(str(error)) from None
     print(f'\nReport: {paths[0]} and {paths[1]}')

@@ -34,12 +34,11 @@ from .probes import (
 from .questions import settings_of_question
 from .report import LabAnswer, Table
 from .runs import Result, RunSettings, answer, evaluate_answers, one_thread
-from .scenes import Scenes
 from .statistics import estimate
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area
 SHIFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pixels
-MOVED_CELLS = 4  # of the pictures for shifts, beyond the training size
+MOVED_CELLS = 2  # that a window on a larger picture moves by at most
 RING_SIDE = 6  # tokens of a map on which distances from the border are shown
 STEADY = ('leftmost', 'topmost', 'above', 'pattern', 'control')  # answers that shifts keep
 GAP = {
@@ -414,8 +413,8 @@ def consistency(result: Result, pictures: int) -> dict[int, float]:
     """The share of answers that stay the same after a shift down and right, for each shift that
     keeps the digits in view."""
     model, settings = result.load(), result.settings
-    window, most = settings.grid, MOVED_CELLS // 2
-    scenes = moved_scenes(settings, pictures, window + most, most)
+    window, most = settings.grid, MOVED_CELLS
+    scenes = settings.draw('test', pictures, 0, (window + most, window + most), inset=most)
     side, cell = window * model.cell, model.cell
     first = answer(model, scenes.image[..., :side, :side])
     found = {}
@@ -429,26 +428,6 @@ def consistency(result: Result, pictures: int) -> dict[int, float]:
         ]
         found[s] = float(np.mean(same))
     return found
-
-
-def moved_scenes(settings: RunSettings, pictures: int, cells: int, most: int) -> Scenes:
-    """Test pictures of cells x cells whose digits are at least `most` cells from every edge."""
-    found: list[Scenes] = []
-    stream, count = 0, 0
-    while count < pictures:
-        scenes = settings.draw('test', 4 * pictures, stream, (cells, cells))
-        ok = torch.stack([scenes.rows, scenes.columns])
-        ok = ((ok >= most) & (ok < cells - most)).all(2).all(0)
-        found.append(
-            scenes._replace(
-                **{name: getattr(scenes, name)[ok] for name in scenes._fields if name != 'grid'}
-            )
-        )
-        count += int(ok.sum())
-        stream += 1_000_000  # far from the streams of training
-    joined = {name: torch.cat([getattr(s, name) for s in found])[:pictures]
-              for name in Scenes._fields if name != 'grid'}  # fmt: skip
-    return Scenes(**joined, grid=(cells, cells))
 
 
 def draw_shift(path: Path, drifts: dict, kept: dict[str, np.ndarray], moves: Sequence[int]) -> None:

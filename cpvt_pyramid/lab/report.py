@@ -139,7 +139,7 @@ def folded(table: Table, fold: bool) -> str:
 
 
 def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
-    """Write the tables of all answers in a folder into a Markdown page, between the lines
+    """Write the answers to questions, found in a folder, into a Markdown page, between the lines
     `<!-- findings -->` and `<!-- /findings -->`, and their figures next to it. Of each answer the
     figures and the first table are open; long tables and the others unfold."""
     start, end = '<!-- findings -->', '<!-- /findings -->'
@@ -148,10 +148,7 @@ def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
         raise ValueError(f'{page} must have one line {start} and one line {end}')
     parts = []
     for question in questions:
-        path = folder / f'{question}.json'
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
+        found = json.loads((folder / f'{question}.json').read_text())
         settings, torch = found['settings'], found['versions']['torch']
         seeds = ', '.join(map(str, settings['seeds']))
         names = [f'{page.stem}-{name}' for name in found['figures']]
@@ -160,8 +157,8 @@ def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
         parts += [
             f'### {found["title"]}',
             f'`{question}`: {settings["steps"]} steps, seeds {seeds}, PyTorch {torch}.',
-            *(folded(Table(**table), i > 0) for i, table in enumerate(found['tables'])),
             *(f'![{found["title"]}]({name})' for name in names),
+            *(folded(Table(**table), i > 0) for i, table in enumerate(found['tables'])),
         ]
     before, after = text.split(start)[0], text.split(end)[1]
     write_text(page, f'{before}{start}\n\n' + '\n\n'.join(parts) + f'\n\n{end}{after}')

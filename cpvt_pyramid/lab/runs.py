@@ -67,11 +67,11 @@ class RunSettings:
         peg = dict(self.peg) or None
         return LabModel(self.model, self.size, self.position, peg, self.class_token, side)
 
-    def draw(self, split: str, count: int, stream: int, grid: Any = None) -> Scenes:
+    def draw(self, split: str, count: int, stream: int, grid: Any = None, inset: int = 0) -> Scenes:
         """Pictures of this run; `stream` counts the batches, 0 for those of the evaluation."""
         grid = grid or (self.grid, self.grid)
         seed = self.seed * 1_000_003 + stream
-        return draw_scenes(split, count, seed, grid, CELLS[self.model])
+        return draw_scenes(split, count, seed, grid, CELLS[self.model], inset)
 
 
 class Result(NamedTuple):

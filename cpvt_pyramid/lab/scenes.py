@@ -44,7 +44,12 @@ class Scenes(NamedTuple):
 
 
 def draw_scenes(
-    split: str, count: int, seed: int, grid: tuple[int, int] = (6, 6), cell: int = 8
+    split: str,
+    count: int,
+    seed: int,
+    grid: tuple[int, int] = (6, 6),
+    cell: int = 8,
+    inset: int = 0,
 ) -> Scenes:
     """Draw random pictures; the same arguments give the same pictures.
 
@@ -54,12 +59,16 @@ def draw_scenes(
         seed: of all random choices.
         grid: height and width in cells, each at least 3.
         cell: side of a cell in pixels.
+        inset: number of cells between every edge and the digits.
     """
-    if min(grid) < 3:
-        raise ValueError(f'a grid must have at least 3 x 3 cells, got {grid[0]} x {grid[1]}')
+    if min(grid) - 2 * inset < 3:
+        raise ValueError(
+            f'a grid must have at least 3 x 3 cells within the inset, got {grid[0]} x {grid[1]} '
+            f'and inset={inset}'
+        )
     rng = np.random.default_rng([seed, list(SCANS).index(split)])
     tiles, scans, labels = material(split, cell)
-    rows, columns = arrangements(count, grid, rng)
+    rows, columns = arrangements(count, grid, rng, inset)
     digits = np.argsort(rng.random((count, 10)), axis=1)[:, :3]  # three that differ
     of_digit = [np.flatnonzero(labels == d) for d in range(10)]
     choice = rng.random((count, 3))
@@ -97,13 +106,13 @@ def draw_scenes(
 
 
 def arrangements(
-    count: int, grid: tuple[int, int], rng: np.random.Generator
+    count: int, grid: tuple[int, int], rng: np.random.Generator, inset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns (count, 3) of the digits, uniform among the allowed arrangements."""
     rows, columns = np.empty((0, 3), int), np.empty((0, 3), int)
     while len(rows) < count:
         more = 2 * count + 64
-        r, c = (rng.integers(side, size=(more, 3)) for side in grid)
+        r, c = (rng.integers(inset, side - inset, size=(more, 3)) for side in grid)
         keep = is_allowed(r, c, grid)
         rows, columns = np.concatenate([rows, r[keep]]), np.concatenate([columns, c[keep]])
     return rows[:count], columns[:count]

@@ -58,6 +58,14 @@ def test_ceiling_of_a_bag_by_brute_force(grid):
         assert found[name] == pytest.approx(best), name
 
 
+def test_digits_keep_away_from_edges():
+    scenes = draw_scenes('test', 100, 3, (8, 9), inset=2)
+    assert (scenes.rows.min(), scenes.rows.max()) == (2, 5)
+    assert (scenes.columns.min(), scenes.columns.max()) == (2, 6)
+    with pytest.raises(ValueError, match='3 x 3 cells within the inset, got 6 x 8 and inset=2'):
+        draw_scenes('test', 1, 3, (6, 8), inset=2)
+
+
 def test_pictures_have_the_answers_that_are_asked_for():
     scenes = draw_scenes('test', 50, 3)
     numpy = [x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)]

@@ -33,7 +33,7 @@ from .probes import (
 )  # fmt: skip
 from .questions import settings_of_question
 from .report import LabAnswer, Table
-from .runs import Result, RunSettings, answer, evaluate_answers, one_thread
+from .runs import Result, answer, evaluate_answers, one_thread
 from .statistics import estimate
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area

@@ -130,5 +130,5 @@ def test_without_position_a_model_sees_a_bag(kind, class_token):
 
 
 def test_small_grids_are_refused():
-    with pytest.raises(ValueError, match='at least 3 x 3 cells, got 2 x 6'):
+    with pytest.raises(ValueError, match='3 x 3 cells within the inset, got 2 x 6'):
         draw_scenes('test', 1, 0, (2, 6))

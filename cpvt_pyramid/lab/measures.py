@@ -14,6 +14,7 @@ from ..position import PosCNN
 from . import figures
 from .laboratory import Lab, Variant, metric_of
 from .probes import (
+    HIGH_NORM,
     KINDS,
     RINGS,
     Subject,
@@ -39,6 +40,7 @@ from .statistics import estimate
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area
 SHIFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pixels
 MOVED_CELLS = 2  # that a window on a larger picture moves by at most
+SIGNAL_IMAGES = 16  # times as many images of the lab's models for the position signal
 RING_SIDE = 6  # tokens of a map on which distances from the border are shown
 STEADY = ('leftmost', 'topmost', 'above', 'pattern', 'control')  # answers that shifts keep
 GAP = {
@@ -456,7 +458,9 @@ def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
     with one_thread():
         for number, group in enumerate(groups):
             subject = group.subjects[0]
-            images = images_of('natural', group.images, group.side, lab.seed)
+            # Few images hide a weak signal, and the lab's models are cheap.
+            count = group.images * (SIGNAL_IMAGES if group.runs else 1)
+            images = images_of('natural', count, group.side, lab.seed)
             weights = attention_weights(subject, images[:1])
             maps = subject.maps(images)
             similar = [position_similarity(m) for m in maps]
@@ -476,7 +480,8 @@ def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
         origin_of(groups) + ' Pictures show the first seed.',
         'Attention: the weights of three queries, averaged over the heads, on a photograph; '
         'attentions within windows are left out. Similarity: of the position signal (the mean '
-        'over photographs at a place, less the mean over places) of five places with all others.',
+        f'over {count} photographs at a place, less the mean over places) of five places with all '
+        'others, from -1 (blue) to 1 (red).',
     ]
     return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data,
                    settings_of_question(lab))  # fmt: skip
@@ -504,7 +509,8 @@ def draw_attention(
     spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7))
     places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
     size = (1.6 * (columns + 1), 1.65 * rows)
-    space = dict(wspace=0.06, hspace=0.16, left=0.01, right=0.99, bottom=0.01, top=0.93)
+    top = 1 - 0.8 / size[1]
+    space = dict(wspace=0.06, hspace=0.2, left=0.01, right=0.99, bottom=0.01, top=top)
     with figures.figure(path, rows, columns + 1, size, 'none', gridspec_kw=space) as (fig, axes):
         for axis in axes.flat:
             figures.without_axes(axis)
@@ -526,7 +532,7 @@ def draw_attention(
             axes[first + row, 0].set_title('similarity to' if row == 0 else '', fontsize=9)
             blank = np.zeros((9, 9))
             blank[tuple(round(8 * p) for p in place)] = 1
-            axes[first + row, 0].imshow(blank, cmap='Greys')
+            axes[first + row, 0].imshow(blank, cmap='Greys', vmin=-0.15)
             for column, of_map in enumerate(similar):
                 h, w = of_map.shape[:2]
                 at = round(place[0] * (h - 1)), round(place[1] * (w - 1))
@@ -555,9 +561,10 @@ def query_map(weights: Tensor, spot: tuple[float, float]) -> Tensor | None:
 def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """High-norm tokens by stage and input size."""
     groups = groups_of(lab, models, side)
-    data, rows, grids = {}, [], []
+    scales = (1, 2)
+    data, rows, grids = {}, [], {}
     for group in groups:
-        for scale in (1, 2):
+        for scale in scales:
 
             def measure(
                 subject: Subject, seed: int, group: Group = group, scale: int = scale
@@ -573,24 +580,12 @@ def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
                     title], *(cell_text([getattr(f[i], title) for f in found], title == 'share')
                               for i in stages)])  # fmt: skip
             data[name] = [[{'largest': n.largest, 'share': n.share} for n in f] for f in found]
-            grids.append((name, [n.norms[0] / n.norms.median() for n in found[0]]))
+            grids[group.name, scale] = [n.norms[0] / n.norms.median() for n in found[0]]
     width = max(map(len, rows))
     rows = [row + [''] * (width - len(row)) for row in rows]
-    table = Table('High-norm tokens', ['', '', *(f'map {i}' for i in range(width - 2))], rows)
     most = width - 2
-    path = lab.folder / 'registers.png'
-    with figures.figure(path, len(grids), most, (1.9 * most + 1.2, 1.9 * len(grids))) as (
-        fig,
-        axes,
-    ):
-        for (name, norms), line in zip(grids, axes):
-            for axis in line:
-                figures.without_axes(axis)
-            for i, (axis, grid) in enumerate(zip(line, norms)):
-                picture = axis.imshow(grid, vmin=0, vmax=4, cmap='inferno')
-                axis.set_title(f'map {i}, up to {float(grid.max()):.1f}', fontsize=8)
-            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8)
-        fig.colorbar(picture, ax=axes, shrink=0.5, label='norm / median')
+    table = Table('High-norm tokens', ['', '', *(f'map {i}' for i in range(most))], rows)
+    draw_registers(lab.folder / 'registers.png', [g.name for g in groups], scales, most, grids)
     notes = [
         origin_of(groups),
         'Norms of the tokens on photographs, in medians of their map. arXiv 2309.16588 finds '
@@ -598,6 +593,32 @@ def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
     ]
     return LabAnswer('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
                    data, settings_of_question(lab))  # fmt: skip
+
+
+def draw_registers(
+    path: Path,
+    names: Sequence[str],
+    scales: Sequence[int],
+    most: int,
+    grids: dict[tuple[str, int], list[Tensor]],
+) -> None:
+    """A row for each model: the norms of each map for one image, at each size."""
+    columns = most * len(scales)
+    size = (1.15 * columns + 2.4, 1.35 * len(names) + 0.8)
+    with figures.figure(path, len(names), columns, size, 'compressed') as (fig, axes):
+        for axis in axes.flat:
+            figures.without_axes(axis)
+        for name, line in zip(names, axes):
+            for j, scale in enumerate(scales):
+                for i, grid in enumerate(grids[name, scale]):
+                    axis = line[j * most + i]
+                    picture = axis.imshow(grid, vmin=0, vmax=HIGH_NORM, cmap='inferno')
+                    where = f'map {i}, size x {scale}\n' if name == names[0] else ''
+                    axis.set_title(f'{where}up to {float(grid.max()):.1f}', fontsize=8)
+            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
+                               va='center')  # fmt: skip
+        fig.colorbar(picture, ax=axes, shrink=0.6, label='norm / median')
+        fig.suptitle('Norms of the tokens of one photograph')
 
 
 MEASURED = {

@@ -115,6 +115,7 @@ def images_of(kind: str, count: int, side: int, seed: int = 0, split: str = 'tes
     return torch.randn(count, 3, 1, 1, generator=draw).expand(-1, -1, side, side).contiguous()
 
 
+@lru_cache(8)  # models are compared on the same images
 def photographs(count: int, side: int, seed: int, split: str) -> Tensor:
     """Random square crops of photographs, mirrored at random, normalized."""
     rng = np.random.default_rng([seed, 1])

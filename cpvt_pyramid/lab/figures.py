@@ -53,23 +53,23 @@ def figure(
             plt.close(fig)
 
 
-def colors(names: Sequence[str]) -> dict[str, str]:
-    """A color for each line: PEGs warm, no position grey, the others cool. With GAP: the same."""
+def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Color, marker and line style for each name: PEGs warm, no position grey and dashed, the
+    others cool. With GAP: the same, dotted."""
     bases = list(dict.fromkeys(name.removesuffix(GAP_SUFFIX) for name in names))
     plain = [name for name in bases if name.startswith('no')]
     warm = [name for name in bases if 'peg' in name]
     cool = [name for name in bases if name not in (*plain, *warm)]
-    found = dict.fromkeys(plain, GREY)
+    color = dict.fromkeys(plain, GREY)
     for group, palette in ((warm, WARM), (cool, COOL)):
-        found |= dict(zip(group, cycle(palette)))
-    return {name: found[name.removesuffix(GAP_SUFFIX)] for name in names}
-
-
-def markers(names: Sequence[str]) -> dict[str, str]:
-    """A marker for each line. With GAP: the same."""
-    bases = dict.fromkeys(name.removesuffix(GAP_SUFFIX) for name in names)
-    found = dict(zip(bases, cycle(MARKERS)))
-    return {name: found[name.removesuffix(GAP_SUFFIX)] for name in names}
+        color |= dict(zip(group, cycle(palette)))
+    marker = dict(zip(bases, cycle(MARKERS)))
+    found = {}
+    for name in names:
+        base = name.removesuffix(GAP_SUFFIX)
+        line = ':' if name != base else '--' if base in plain else '-'
+        found[name] = {'color': color[base], 'marker': marker[base], 'ls': line}
+    return found
 
 
 def dots(
@@ -99,11 +99,11 @@ def curves(
 ) -> list:
     """A line for each name: the mean over the seeds of (seeds, len(x)) values, with its interval,
     cut to 0 to `most`, as a band. Returns the lines, for a legend."""
-    shade, marker, lines = colors(list(values)), markers(list(values)), []
-    for name, of_seeds in values.items():
-        style = ':' if name.endswith(GAP_SUFFIX) else '--' if name.startswith('no') else '-'
-        lines += curve(axis, x, of_seeds, most, ls=style, marker=marker[name], color=shade[name],
-                       label=name)  # fmt: skip
+    lines = [
+        line
+        for name, style in styles(list(values)).items()
+        for line in curve(axis, x, values[name], most, label=name, **style)
+    ]
     of_sizes(axis, x)
     return lines
 

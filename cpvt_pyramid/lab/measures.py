@@ -348,14 +348,14 @@ def draw_padding(path: Path, curves: dict[str, dict[str, list]], shares: Sequenc
               'AP': 'AP50, points'}  # fmt: skip
     present = [t for t in titles if t in next(iter(curves.values()))]
     names = list(dict.fromkeys(name.rsplit(', ', 1)[0] for name in curves))
-    shade, marker = figures.colors(names), figures.markers(names)
+    style = figures.styles(names)
     with figures.figure(path, 1, len(present), (3.4 * len(present), 4.6)) as (fig, axes):
         for axis, title in zip(axes.flat, present):
             for name, values in curves.items():
                 model, arm = name.rsplit(', ', 1)
                 mean = np.array([[v for v in row] for row in values[title]]).mean(0)
                 axis.plot([100 * s for s in shares], mean, '-' if arm == 'unmasked' else '--',
-                          color=shade[model], marker=marker[model], ms=4,
+                          color=style[model]['color'], marker=style[model]['marker'], ms=4,
                           label=model if arm == 'unmasked' else None)  # fmt: skip
             axis.set_title(titles[title])
             axis.set_xlabel('padding, % of the area')
@@ -396,7 +396,8 @@ def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     if answers:
         tables.append(Table('Same answer after a shift, % of pictures and tasks',
                             ['', *(f'{m} px' for m in moves)], answers))  # fmt: skip
-    draw_shift(lab.folder / 'shift.png', drifts, kept, moves if answers else [])
+    steps = {group.name: group.step for group in groups}
+    draw_shift(lab.folder / 'shift.png', steps, drifts, kept, moves if answers else [])
     notes = [
         origin_of(groups),
         'Two crops of the same image, one lower and further right by the given number of pixels, '
@@ -432,19 +433,35 @@ def consistency(result: Result, pictures: int) -> dict[int, float]:
     return found
 
 
-def draw_shift(path: Path, drifts: dict, kept: dict[str, np.ndarray], moves: Sequence[int]) -> None:
-    names = list(dict.fromkeys(name for name, _ in drifts))
-    columns = 3 if kept else 2
-    with figures.figure(path, 1, columns, (4.6 * columns, 5)) as (fig, axes):
-        for axis, part in zip(axes.flat, ('interior', 'border')):
-            values = {name: drifts[name, part] for name in names}
-            lines = figures.curves(axis, SHIFTS, values, math.inf)
-            axis.set_title(f'drift of the last map, {part}, %')
-        if kept:
-            figures.curves(axes[0, 2], moves, kept)
-            axes[0, 2].set_title('same answer after the shift, %')
-        for axis in axes.flat:
-            axis.set_xlabel('shift, pixels')
+def draw_shift(
+    path: Path,
+    steps: dict[str, int],
+    drifts: dict[tuple[str, str], np.ndarray],
+    kept: dict[str, np.ndarray],
+    moves: Sequence[int],
+) -> None:
+    """Whole tokens above, parts of a token below. `steps` has the pixels of a token."""
+    style = figures.styles(list(steps))
+    panels = {
+        f'drift of the last map, {part}, %': (SHIFTS, {n: drifts[n, part] for n in steps})
+        for part in ('interior', 'border')
+    }
+    if kept:
+        panels['same answer after the shift, %'] = (moves, kept)
+    size = (4.6 * len(panels), 8)
+    with figures.figure(path, 2, len(panels), size, sharey='col') as (fig, axes):
+        for whole, row in zip((True, False), axes):
+            for axis, (title, (shifts, values)) in zip(row, panels.items()):
+                shown, lines = set(), []
+                for name, step in steps.items():
+                    chosen = [i for i, s in enumerate(shifts) if (s % step == 0) == whole]
+                    x = [shifts[i] for i in chosen]
+                    lines += figures.curve(axis, x, values[name][:, chosen], math.inf, label=name,
+                                           **style[name])  # fmt: skip
+                    shown |= {*x}
+                figures.of_sizes(axis, sorted(shown))
+                axis.set_title(f'{title}\nshifts by {"whole" if whole else "parts of"} tokens')
+                axis.set_xlabel('shift, pixels')
         figures.legend_below(fig, lines)
 
 

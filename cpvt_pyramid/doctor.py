@@ -174,7 +174,7 @@ def mm_family() -> Finding:
         return Finding('mm family', 'ok', 'the original')
     if any_mm():
         return Finding('mm family', 'warn', 'found on the path, without metadata')
-    detail = 'not installed; required for detection and segmentation, not for the backbones'
+    detail = 'not installed; required for MMDetection and MMSegmentation only'
     return Finding('mm family', 'note', detail, mm_commands())
 
 

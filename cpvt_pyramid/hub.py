@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub: backbones, classifiers, and whole detectors and segmentors.
 
     model = HubModel('retinanet', backbone='pcpvt_small', num_classes=10)
-    losses = model(images, targets)                    # as of torchvision_models.retinanet(...)
+    losses = model(images, targets)                    # as in torchvision_models.retinanet
     model.push_to_hub('me/digits', model_card_kwargs=dict(license='apache-2.0'))
     model = HubModel.from_pretrained('me/digits')      # or a folder of model.save_pretrained(...)
 

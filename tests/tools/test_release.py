@@ -15,6 +15,8 @@ import cpvt_pyramid
 WORKFLOWS = sorted((ROOT / '.github/workflows').glob('*.yml'))
 TARGETS = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), re.M)
 SETUP = (ROOT / 'setup.py').read_text()
+# The first versions that run on Node 24. GitHub removed Node 20 in September 2026.
+ACTIONS = {'checkout': 5, 'setup-python': 6, 'cache': 5, 'upload-artifact': 6}
 
 
 def test_citation():
@@ -43,6 +45,11 @@ def test_workflows_call_targets(path):
                 called |= set(target.split()[1:])
     assert {'test', 'test-torch', 'test-original-mm', 'test-core', 'lint', 'docs'} <= called
     assert called <= set(TARGETS)
+
+
+def test_actions_run_on_a_node_that_github_has():
+    used = re.findall(r'uses: actions/([\w-]+)@v(\d+)', WORKFLOWS[0].read_text())
+    assert used and all(int(version) >= ACTIONS[name] for name, version in used)
 
 
 def test_extras_exist():

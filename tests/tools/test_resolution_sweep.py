@@ -23,6 +23,8 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('mmengine.device.utils.DEVICE', 'cpu')
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    # mmengine formats configs, which takes longer than these evaluations.
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
     yield
     for kept in (DefaultScope, MessageHub, MMLogger, Visualizer):
         kept._instance_dict.clear()

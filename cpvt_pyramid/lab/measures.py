@@ -29,6 +29,7 @@ from .probes import (
     position_similarity,
     probe_position,
     shift_drift,
+    stride_of,
     token_norms,
     with_replicated_borders,
 )  # fmt: skip
@@ -58,7 +59,7 @@ class Group(NamedTuple):
     subjects: list[Subject]  # one for each seed
     runs: list[Result]  # their trainings; none for a model from elsewhere
     side: int  # of the images, in pixels
-    step: int  # that every stride divides, in pixels
+    step: int  # that sides of images may grow by, in pixels
     images: int  # per seed
 
     def stages(self) -> list[str]:
@@ -78,9 +79,7 @@ def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False)
     """
     images = lab.preset.images
     if models:
-        return [
-            Group(s.name, [s] * lab.seeds, [], side, math.gcd(side, 32), images) for s in models
-        ]
+        return [Group(s.name, [s] * lab.seeds, [], side, step_of(s, side), images) for s in models]
     groups = []
     for model in lab.preset.models:
         variants = lab.encodings(model)
@@ -93,6 +92,13 @@ def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False)
             cell = loaded[0].cell
             groups.append(Group(name, subjects, one.runs, 6 * cell, cell, images))
     return groups
+
+
+def step_of(subject: Subject, side: int) -> int:
+    """What images of a model may grow by: a multiple of its strides where they divide the side."""
+    maps = subject.maps(torch.zeros(1, 3, side, side))
+    step = math.lcm(*(stride_of(side, map_.shape[2]) for map_ in maps))
+    return step if side % step == 0 else math.gcd(side, 32)
 
 
 def over_seeds(lab: Lab, group: Group, measure: Callable, label: str) -> list:
@@ -142,7 +148,8 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
                 subject: Subject, seed: int, group: Group = group, change: Callable = change
             ) -> dict:
                 subject = change(subject)
-                margin = -(-group.side // 4 // 32) * 32
+                step = math.lcm(32, group.step)
+                margin = -(-group.side // 4 // step) * step
                 large = photographs(group.images, group.side + 2 * margin, seed, 'test')
                 return {
                     **{

@@ -279,7 +279,8 @@ def test_what_models_return():
 def test_strides():
     assert [stride_of(64, n) for n in (32, 16, 4)] == [2, 4, 16]
     assert stride_of(224, 16) == 14  # a patch
-    assert [stride_of(65, n) for n in (33, 17)] == [2, 4]  # rounded up
+    assert [stride_of(65, n) for n in (33, 17, 5)] == [2, 4, 16]  # rounded up
+    assert stride_of(224, 32) == 7
     assert [stride_of(64, n) for n in (29, 14, 7)] == [2, 4, 8]  # without padding
     fixed = Subject('fixed', nn.AdaptiveAvgPool2d(8))
     with pytest.raises(ValueError, match='larger images must have larger maps, got 8 and 8'):

@@ -641,7 +641,7 @@ def draw_registers(
                     axis.set_title(f'{where}up to {float(grid.max()):.1f}', fontsize=8)
             line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
                                va='center')  # fmt: skip
-        fig.colorbar(picture, ax=axes, shrink=0.6, label='norm / median')
+        fig.colorbar(picture, ax=axes, shrink=0.6, aspect=40, label='norm / median')
         fig.suptitle('Norms of the tokens of one photograph')
 
 

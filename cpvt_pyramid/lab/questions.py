@@ -1,4 +1,4 @@
-"""The questions about trained models: which encoding, where a PEG belongs, which sizes it bears."""
+"""The questions about trained models: which encoding, where a PEG belongs, how sizes carry over."""
 
 import json
 import math
@@ -195,7 +195,7 @@ def draw_examples(path: Path, seed: int) -> None:
 
 
 def compare_sizes(lab: Lab) -> LabAnswer:
-    """Which sizes an encoding bears: trained at one size, tested at others."""
+    """Whether an encoding carries over: trained at one size, tested at others."""
     tables, data, pictures = [], {}, []
     for model in lab.preset.models:
         trained = lab.train(lab.encodings(model), model)
@@ -223,7 +223,7 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         '80.9 to 80.0, mixed 80.9 to 81.8.',
     ]
     return LabAnswer(
-        'resolution', 'Which sizes does an encoding bear?', notes, tables, pictures, data,
+        'resolution', 'Does an encoding carry over to other sizes?', notes, tables, pictures, data,
         settings_of_question(lab),
     )  # fmt: skip
 

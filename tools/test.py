@@ -86,7 +86,8 @@ def test(
         hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
     cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
-    check_before_run(cfg, 'test', skip_bad=skip_bad)
+    with config_mistakes(cfg):
+        check_before_run(cfg, 'test', skip_bad=skip_bad)
     if sharing:
         share_test(cfg, weights, rank(), out, show_dir, dtype)
     with config_mistakes(cfg):

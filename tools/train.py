@@ -83,7 +83,7 @@ def train(
         set_up_logs(cfg, log_to)
         make_resumable(cfg)
         join_processes(cfg, launcher)
-    with all_or_none(launcher):
+    with all_or_none(launcher), config_mistakes(cfg):
         fit_to_batch(cfg, auto_scale_lr, auto_scale_iters)
         check_before_run(cfg, 'train', 'val', skip_bad=skip_bad)
     with config_mistakes(cfg):

@@ -108,7 +108,9 @@ def clean(path: Union[str, Path]) -> str:
 
 def check_checkpoints(cfg: Config) -> None:
     """Check that the checkpoint files exist that a training starts from."""
-    for path in (cfg.get('load_from'), *pretrained(cfg.model)):
+    for path in (cfg.get('load_from') or '', *pretrained(cfg.model)):
+        if not isinstance(path, str):
+            raise UserError(f'init_cfg.checkpoint must be a path or an address, got {path!r}')
         if path and is_local(path) and not Path(path).expanduser().is_file():
             raise UserError(f'no checkpoint at {path}, which the config starts from')
 
@@ -117,7 +119,7 @@ def pretrained(config: Any) -> Iterator[str]:
     """The checkpoints in the `init_cfg` of a model and of its parts."""
     if isinstance(config, dict):
         if is_pretrained(config):
-            yield config['checkpoint']
+            yield config.get('checkpoint')
         config = list(config.values())
     if isinstance(config, (list, tuple)):
         for value in config:

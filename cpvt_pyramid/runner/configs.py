@@ -16,6 +16,7 @@ from mmengine.utils import import_modules_from_strings
 
 from .command import UserError, one_line
 
+RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # Top-level keys of a config that are not arguments of mmengine's Runner.
 OTHER_KEYS = (
     'activation_checkpointing', 'check_classes', 'compile', 'custom_imports',
@@ -58,10 +59,13 @@ KINDS = {
     'a list of names, or a file': (
         lambda value: is_text(value) and not Path(value).is_dir() or is_list(value, of=is_text),
         ('classes',)),
+    'a name or a list of names': (
+        lambda value: is_text(value) or is_list(value, of=is_text),
+        ('activation_checkpointing', 'efficient_conv_bn_eval')),
     'a name or a class': (lambda value: is_text(value) or callable(value), ('type',)),
 }  # fmt: skip
 KIND_OF_KEY = {key: kind for kind, (_, keys) in KINDS.items() for key in keys}
-NEVER_NONE = 'classes', 'dataset', 'type'
+NEVER_NONE = 'classes', 'dataset', 'sampler', 'type'
 
 
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
@@ -130,9 +134,9 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
     for option in options:
         try:
             values.update(parser.parse_args(['--', option]).options)
-        except (ValueError, AssertionError) as error:
+        except (ValueError, AssertionError, RecursionError) as error:
             raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
-    known = {*cfg, *inspect.signature(Runner).parameters, *OTHER_KEYS}
+    known = {*cfg, *RUNNER_KEYS, *OTHER_KEYS}
     for key in values:
         top = key.split('.')[0]
         if top not in known:
@@ -148,6 +152,9 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
 def check_kinds(cfg: Config) -> None:
     """Check that dicts, lists and paths are where mm and the tools expect them."""
     for path, settings in dicts_in(cfg.to_dict()):
+        for key in ('mask_size', 'output_size'):
+            if isinstance(settings.get(key), int) and settings[key] < 1:  # RoIAlign crashes
+                raise UserError(f'{path}.{key} must be at least 1, got {settings[key]}')
         if path.partition('.')[0] == 'model':
             continue  # in which keys have other meanings
         for key, value in settings.items():
@@ -171,6 +178,11 @@ def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
         return
     for key, inner in items:
         yield from dicts_in(inner, path if key in hidden else f'{path}.{key}'.lstrip('.'))
+
+
+def is_setting(path: str) -> bool:
+    """Whether a path of a config is more than a variable of the config file."""
+    return not path or path.partition('.')[0] in (*RUNNER_KEYS, *OTHER_KEYS)
 
 
 def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:

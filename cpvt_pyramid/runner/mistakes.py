@@ -3,7 +3,9 @@
     construction   anything raised while mmengine builds an object from the config
     keyword        a call with an unknown keyword argument that is a key of the config
     misfit         a layer that gets another number of channels than it was built for
-    refusal        a `raise` or `assert` of an OpenMMLab package or of this one
+    refusal        a `raise` or `assert` of an OpenMMLab package or of this one, or of OpenCV
+    missing data   a sample without what the pipeline should have added
+    suspect        a failing expression that reads a setting; see suspects.py
     loss           another process of the run ended, and has said why
 
 These end in one line. All other exceptions are bugs and keep their traceback. A bug can look like
@@ -14,7 +16,6 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dis import opmap
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Optional
@@ -23,18 +24,37 @@ from mmengine.config import Config
 from torch import nn
 
 from .command import Stopped, UserError, contexts, is_disk_full, one_line, rank
-from .configs import dicts_in, kind_of
+from .configs import dicts_in, is_setting, kind_of
+from .suspects import (
+    entries_of,
+    failing_expression,
+    is_raised_by,
+    package_of,
+    suspects,
+    suspects_in_text,
+)  # fmt: skip
 
 BUILDERS = (
     'mmengine.registry.build_functions', 'mmengine.runner.runner',
     'cpvt_pyramid.runner.tool_runner',
 )  # fmt: skip
 REFUSING = 'cpvt_pyramid', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'
-MISFIT = re.compile('channels|shapes cannot be multiplied|normalized_shape|running_mean')
+MISFITS = IndexError, RuntimeError, ValueError
+MISFIT = re.compile(
+    r"channels|shapes cannot be multiplied|normalized_shape|running_mean|Kernel size can't be|"
+    'expected weight to be at least|more than 1 value per channel|each tensor to be equal size|'
+    'value tensor of shape|must be the same as input size|either for all or no classes|'
+    r'expected target dtype|Target \d+ is out of bounds|'
+    'index 2 is out of bounds for dimension 0 with size 1$'
+)
+# Look-ups in a sample.
+SAMPLE = re.compile(r'(results|img_metas?|\w*metainfo)\[')
+NO_DATA = re.compile(r"'(?:InstanceData|PixelData|\w+DataSample)' object has no attribute '(\w+)'")
 LOST = re.compile('Connection (closed|reset) by peer|remote process exited')  # gloo, NCCL
 # What to do, where a message does not say it.
 ADVICE = {
     'The image size in a batch should be the same': 'set test_dataloader.batch_size=1',
+    'Expected more than 1 value per channel': 'set train_dataloader.batch_size to at least 2',
     'None is not a callable object': 'there is no class of the name in optimizer.type',
     'persistent_workers option needs': 'set persistent_workers=False with it',
     'the first argument must be callable': 'there is no function of the name in collate_fn.type',
@@ -65,32 +85,42 @@ def config_mistakes(cfg: Config) -> Iterator[None]:
 
 def describe(error: Exception, cfg: Config) -> Optional[str]:
     """One line about a mistake in the config, or None if the error is something else."""
+    settings = [pair for pair in dicts_in(cfg.to_dict()) if is_setting(pair[0])]
+    if 'in DataLoader worker process' in str(error):
+        message = refusal_of_worker(str(error), settings)
+        return message and f'while loading data: {message}'
     frames = [step.tb_frame for step in steps_of(error)]
     builds = [frame for frame in frames if is_builder(frame)]
     modules = [frame for frame in frames if isinstance(self_of(frame), nn.Module)]
     layers = [self_of(frame) for frame in modules if frame.f_code.co_name == 'forward']
     keyword = re.search("unexpected keyword argument '(.*?)'", str(error))
-    settings = list(dicts_in(cfg.to_dict()))
     keyword_at = [path for path, inner in settings if keyword and keyword[1] in inner]
     # mmengine catches some errors and raises others of the same type.
     origin = [e for e in contexts(error) if type(e) is type(error)][-1]
+    steps = list(steps_of(origin))
     if builds:
         setting = first_dict(builds[-1])
         where = setting and path_of(setting, settings) or 'the config'
     elif keyword_at:
         where = keyword_at[0]
-    elif layers and isinstance(error, RuntimeError) and MISFIT.search(str(error)):
+    elif layers and isinstance(error, MISFITS) and MISFIT.search(str(error)):
         where = f'{module_name(layers[-1], modules)} does not fit its input'
-    elif is_refusal(list(steps_of(origin))[-1]):
-        refusing = self_of(list(steps_of(origin))[-1].tb_frame)
-        if isinstance(refusing, nn.Module):
-            where = module_name(refusing, modules)
-        else:
-            where = 'the config' if refusing is None else type(refusing).__name__
+    elif is_raised_by(steps[-1]) and package_of(steps[-1]) in REFUSING:
+        where = owner_of(steps, settings, modules)
+    elif isinstance(error, OSError) and error.filename:
+        paths = [str(e) for e in entries_of(settings) if e.value and e.value == error.filename]
+        return ': '.join([*paths[:1], error.strerror, str(error.filename)])
+    elif missing := missing_data(origin, steps):
+        owner = owner_of(steps, settings, modules)
+        return f'{owner}: no step of the pipeline adds {missing!r} to the data'
+    elif names := suspects(origin, steps, settings, REFUSING):
+        where = ' or '.join(names[:3])
+    elif type(origin).__module__ == 'cv2' and package_of(steps[-1]) in REFUSING:
+        where = owner_of(steps, settings, modules)
     elif isinstance(error, RuntimeError) and LOST.search(str(error)):
         return 'the connection to another process is lost; its output says why'
-    elif message := refusal_of_worker(str(error)):
-        return f'while loading data: {message}'
+    elif layers and 'must match the size of tensor' in str(error):
+        where = f'{module_name(layers[-1], modules)} does not fit its input'
     else:
         return None
     return f'{where}: {complaint(origin)}'
@@ -116,21 +146,42 @@ def self_of(frame: FrameType) -> Any:
     return frame.f_locals.get('self')
 
 
-def is_refusal(step: TracebackType) -> bool:
-    """Whether a step is a `raise` or `assert` of an OpenMMLab package or of this one."""
-    package = step.tb_frame.f_globals.get('__name__', '').partition('.')[0]
-    raises = step.tb_frame.f_code.co_code[step.tb_lasti] == opmap['RAISE_VARARGS']
-    return raises and package in REFUSING
+def missing_data(error: BaseException, steps: Sequence[TracebackType]) -> Optional[str]:
+    """What a transform or a head looks up in a sample in vain, or None."""
+    if isinstance(error, KeyError) and SAMPLE.match(failing_expression(steps[-1])):
+        return error.args[0]
+    missing = NO_DATA.fullmatch(str(error))
+    return missing and missing[1]
 
 
-def refusal_of_worker(text: str) -> Optional[str]:
-    """The message of a refusal in a data worker, of whose traceback only the text arrives."""
+def refusal_of_worker(text: str, settings: Sequence[tuple[str, dict]]) -> Optional[str]:
+    """What a data worker refuses, of whose traceback only the text arrives."""
     calls = re.findall(r'File "(.*?)", line .*\n +(.*)', text)
-    if 'in DataLoader worker process' not in text or not calls:
+    message = ' '.join(re.split(r'\n +\S.*(?=\n)', text)[-1].split())
+    if not calls:
         return None
     file, source = calls[-1]
+    data = [(path, inner) for path, inner in settings if '.pipeline.' in path]
+    if names := suspects_in_text(message, [source for _, source in calls], data):
+        return f'{" or ".join(names[:3])}: {message}'
     ours = any(package in Path(file).parts for package in REFUSING)
-    return text.splitlines()[-1] if ours and source.startswith(('raise ', 'assert ')) else None
+    refuses = source.startswith(('raise ', 'assert ')) or message.startswith('cv2.error')
+    return message if ours and refuses else None
+
+
+def owner_of(
+    steps: Sequence[TracebackType], settings: Sequence[tuple[str, dict]], modules: list[FrameType]
+) -> str:
+    """The innermost object that the config names and whose method was called."""
+    kinds = {kind_of(inner) for _, inner in settings}
+    for step in reversed(steps):
+        owner = self_of(step.tb_frame)
+        if isinstance(owner, nn.Module):
+            return module_name(owner, modules)
+        kind = type(owner).__name__
+        if owner is not None and kind in kinds:
+            return path_of({**vars(owner), 'type': kind}, settings) or kind
+    return 'the config'
 
 
 def module_name(module: nn.Module, calls: list[FrameType]) -> str:

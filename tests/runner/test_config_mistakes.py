@@ -4,13 +4,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mmengine
+import numpy as np
 import pytest
 import torch
+from mmcv.ops import batched_nms
+from mmdet.models.utils import filter_scores_and_topk
+from mmdet.registry import MODELS, TASK_UTILS, TRANSFORMS
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
 from mmengine.model import BaseModule
 from mmengine.registry import DATA_SAMPLERS
 from mmengine.runner import Runner
+from mmengine.structures import InstanceData
 from support import load_tool
 from torch._utils import ExceptionWrapper
 
@@ -83,8 +88,29 @@ TRAINING = [
     ('custom_imports.imports=nothing.here', 'custom_imports of CONFIG: Failed to import nothing'),
 ]
 
+# Values of the right kind, or of a kind that nothing checks, which fail only at run time.
+AT_RUN_TIME = [
+    ('optim_wrapper.clip_grad.max_norm=a', "optim_wrapper.clip_grad.max_norm='a': could not"),
+    (
+        'model.bbox_head.bbox_coder.target_means=[0.0,0.0]',
+        'model.bbox_head.bbox_coder.target_means=[0.0, 0.0] or ',
+    ),
+    (
+        'train_dataloader.dataset.pipeline.2.scale=(96,-96)',
+        'train_dataloader.dataset.pipeline.2 (Resize): OpenCV',
+    ),
+    (
+        'train_dataloader.dataset.pipeline.4.meta_keys=img_path',
+        "model.bbox_head (RetinaHead): no step of the pipeline adds 'img_shape' to the data",
+    ),
+    ('default_hooks.checkpoint.out_dir=/proc/x', "default_hooks.checkpoint.out_dir='/proc/x': No"),
+    ('activation_checkpointing=5', 'activation_checkpointing must be a name or a list of names'),
+    ('model.backbone.init_cfg.type=Pretrained', 'init_cfg.checkpoint must be a path or an address'),
+    ('train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict, got None'),
+]
 
-@pytest.mark.parametrize('option, complaint', TRAINING)
+
+@pytest.mark.parametrize('option, complaint', TRAINING + AT_RUN_TIME)
 def test_mistakes_in_a_training(option, complaint, configs, capsys):
     config = str(configs['detector'])
     key = option.partition('=')[0]
@@ -143,6 +169,83 @@ def test_a_transform_that_refuses_its_data_in_a_worker(tmp_path):
         from_worker(lambda: None + 1)
 
 
+# Settings that fail in a call
+
+
+BOXES = torch.tensor([[0.0, 0, 9, 9], [1, 1, 9, 9]])
+SCORES = torch.tensor([0.9, 0.8])
+IMAGE = {'img': np.zeros((4, 6, 3), np.uint8), 'img_shape': (4, 6)}
+
+
+def focal_loss(cfg: dict) -> None:
+    MODELS.build(cfg)(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+def assign(cfg: dict) -> None:
+    truth, predictions = InstanceData(bboxes=BOXES, labels=SCORES), InstanceData(priors=BOXES)
+    TASK_UTILS.build(cfg).assign(predictions, truth)
+
+
+def transform(cfg: dict) -> None:
+    TRANSFORMS.build(cfg)(IMAGE)
+
+
+@pytest.mark.parametrize(
+    'run, cfg, complaint',
+    [
+        (focal_loss, {'type': 'FocalLoss', 'gamma': 'a', 'alpha': 0.25}, "gamma='a': pow"),
+        (focal_loss, {'type': 'FocalLoss', 'loss_weight': 'a', 'gamma': 2.0}, "loss_weight='a': "),
+        (focal_loss, {'type': 'FocalLoss', 'alpha': [0.2, 0.8]}, 'alpha=[0.2, 0.8]: only'),
+        (focal_loss, {'type': 'SmoothL1Loss', 'beta': 'a'}, "beta='a': '>' not supported"),
+        (
+            lambda cfg: batched_nms(BOXES, SCORES, SCORES, cfg.nms),
+            {'nms': {'type': 'nms', 'iou_threshold': 'a'}, 'score_thr': 0.1},
+            "nms.iou_threshold='a': could not",
+        ),
+        (
+            lambda cfg: batched_nms(BOXES, SCORES, SCORES, cfg.nms),
+            {'nms': {'type': 'nmss', 'iou_threshold': 0.5}},
+            "nms.type='nmss': name 'nmss'",
+        ),
+        (
+            lambda cfg: filter_scores_and_topk(SCORES[:, None], cfg.score_thr, cfg.nms_pre),
+            {'score_thr': None, 'nms_pre': 5},
+            "score_thr=None: '>' not supported",
+        ),
+        (
+            lambda cfg: filter_scores_and_topk(SCORES[:, None], cfg.score_thr, cfg.nms_pre),
+            {'score_thr': 0.1, 'nms_pre': 1.5},
+            'score_thr=0.1 or model.nms_pre=1.5: slice indices must be integers',
+        ),
+        (assign, {'type': 'MaxIoUAssigner', 'pos_iou_thr': 'a', 'neg_iou_thr': 0.4}, 'pos_iou_thr'),
+        (transform, {'type': 'mmdet.Resize', 'scale': (9, 9, 3)}, 'scale=(9, 9, 3): OpenCV'),
+        (
+            transform,
+            {'type': 'Resize', 'scale': (9, 9), 'interpolation': 'cubic'},
+            "interpolation='cubic': KeyError: cubic",
+        ),
+    ],
+)
+def test_settings_that_fail_in_a_call(run, cfg, complaint, tmp_path):
+    cfg = Config({'work_dir': str(tmp_path), 'model': cfg})
+    with pytest.raises(UserError) as raised, config_mistakes(cfg):
+        run(cfg.model)
+    assert str(raised.value).startswith(f'model.{complaint}')
+
+
+def test_a_setting_that_fails_in_a_worker(tmp_path):
+    def bright(results: dict, brightness_delta: str = 'a') -> float:
+        return -brightness_delta
+
+    dataset = {'pipeline': [{'type': bright, 'brightness_delta': 'a'}]}
+    cfg = Config({'work_dir': str(tmp_path), 'train_dataloader': {'dataset': dataset}})
+    message = (
+        "^while loading data: train_dataloader.dataset.pipeline.0.brightness_delta='a': TypeError: "
+    )
+    with pytest.raises(UserError, match=message), config_mistakes(cfg):
+        from_worker(lambda: bright({}))
+
+
 # What is not a mistake
 
 
@@ -168,7 +271,8 @@ class Buggy(BaseModule):
     ],
 )
 def test_bugs_keep_their_traceback(raises, image, tmp_path):
-    cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy'}})
+    settings = {'depth': 3, 'mode': 'fast', 'sizes': [4, 4], 'init': None, 'ratio': 0.5}
+    cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy', **settings}})
     with pytest.raises(Exception) as raised, config_mistakes(cfg):
         Buggy(raises)(image)
     assert raised.type is not UserError and not list(tmp_path.iterdir())
@@ -194,19 +298,19 @@ def test_a_bug_in_a_constructor_is_found_in_the_file(tmp_path):
     def broken(**_: object) -> None:
         raise AttributeError('no such attribute')
 
-    cfg = Config({'work_dir': str(tmp_path), 'sampler': {'type': broken, 'shuffle': True}})
-    with pytest.raises(UserError, match=r'^sampler \(broken\): no such attribute \(traceback: /'):
-        with config_mistakes(cfg):
-            DATA_SAMPLERS.build(cfg.sampler)
+    sampler = {'type': broken, 'shuffle': True}
+    cfg = Config({'work_dir': str(tmp_path), 'train_dataloader': {'sampler': sampler}})
+    message = r'^train_dataloader.sampler \(broken\): no such attribute \(traceback: /'
+    with pytest.raises(UserError, match=message), config_mistakes(cfg):
+        DATA_SAMPLERS.build(cfg.train_dataloader.sampler)
     text = (tmp_path / 'traceback.txt').read_text()
     assert text.startswith('Traceback') and 'in broken' in text
 
 
 def test_the_setting_is_the_most_similar_one():
     loader = {'sampler': {'type': DefaultSampler, 'shuffle': True, 'round': 2}}
-    cfg = Config({'val': {'sampler': {'type': DefaultSampler, 'shuffle': False}}, 'train': loader})
-    with (
-        pytest.raises(UserError, match=r'^train.sampler \(DefaultSampler\): '),
-        config_mistakes(cfg),
-    ):
+    other = {'sampler': {'type': DefaultSampler, 'shuffle': False}}
+    cfg = Config({'pipeline': loader, 'val_dataloader': other, 'train_dataloader': loader})
+    message = r'^train_dataloader.sampler \(DefaultSampler\): '
+    with pytest.raises(UserError, match=message), config_mistakes(cfg):
         Runner.build_dataloader({'dataset': [], **loader})

@@ -90,8 +90,8 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         (
             'train',
             'DETECTOR.py --amp --cfg-options activation_checkpointing=backbone',
-            'the config: activation_checkpointing of the whole backbone would leave it without '
-            'gradients; set model.backbone.with_cp=True instead',
+            'model.backbone (CPVTPyramid): activation_checkpointing of the whole backbone would '
+            'leave it without gradients; set model.backbone.with_cp=True instead',
         ),
         ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),

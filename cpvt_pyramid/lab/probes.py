@@ -70,7 +70,7 @@ class Subject:
                 f'{self.name} fails on images of {size} pixels ({error}); a measured model must '
                 'take images of several sizes'
             ) from error
-        maps = [map_ for map_ in leaves(found) if map_ is not None]
+        maps = [map_ for map_ in tensors_in(found) if map_ is not None]
         for map_ in maps or [None]:
             shape = tuple(map_.shape) if isinstance(map_, Tensor) else type(map_).__name__
             if not isinstance(map_, Tensor) or map_.ndim != 4 or len(map_) != len(image):
@@ -85,13 +85,13 @@ class Subject:
         return maps
 
 
-def leaves(found: Any) -> Iterator[Any]:
+def tensors_in(found: Any) -> Iterator[Any]:
     """What is in nested sequences and dicts, in order."""
     if not isinstance(found, (Mapping, list, tuple)):
         yield found
         return
     for part in found.values() if isinstance(found, Mapping) else found:
-        yield from leaves(part)
+        yield from tensors_in(part)
 
 
 def channels_last(map_: Tensor, image: Tensor) -> bool:

@@ -109,7 +109,9 @@ def assert_same(a: Any, b: Any) -> None:
         assert len(a) == len(b)
         for x, y in zip(a, b):
             assert_same(x, y)
-    elif isinstance(a, (torch.Tensor, np.ndarray)):
-        assert a.dtype == b.dtype and a.tolist() == b.tolist()
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
     else:
         assert a == b or callable(a) or np.isnan(a) and np.isnan(b)

@@ -1,5 +1,6 @@
 """mm's checkpoints in torchvision's models: the same boxes and logits. And the training example."""
 
+import re
 import runpy
 import sys
 
@@ -8,6 +9,7 @@ import torch
 from mmdet.structures import DetDataSample
 from support import ROOT
 
+from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.torchvision_models import load_mm_weights, retinanet, semantic_fpn
@@ -70,6 +72,28 @@ def test_other_sizes_are_refused_and_nothing_is_loaded(untrained, sizes, message
     with pytest.raises(ValueError, match=f'{message}.*Build the model with the sizes of its conf'):
         load_mm_weights(model, untrained['detector'][1])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_page_about_torchvision(tmp_path, monkeypatch):
+    """Its code, with the smallest backbone and small images; the demo's model fits its options."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / 'docs/torchvision.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
+    first, of_mm = re.findall(r'```python\n(.*?)```', page, re.S)
+    torch.save(CPVTPyramid('pcpvt_nano').state_dict(), 'pcpvt_nano.pth')
+    target = dict(boxes=torch.tensor([[2.0, 3, 40, 50]]), labels=torch.tensor([1]))
+    names = dict(images=[torch.rand(3, 60, 70), torch.rand(3, 70, 50)], targets=[target] * 2)
+    small = 'num_classes=10, out_channels=16, head_convs=1, min_size=40, max_size=50'
+    exec(first.replace('num_classes=10', small), names)
+    assert set(names['losses']) == {'classification', 'bbox_regression'}
+    assert set(names['predictions'][1]) == {'boxes', 'scores', 'labels'}
+
+    demo = build_model(load_config(str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')), 'cpu')
+    checkpoint = tmp_path / 'work_dirs/demo/epoch_8.pth'
+    checkpoint.parent.mkdir(parents=True)
+    torch.save(dict(state_dict=demo.state_dict()), checkpoint)
+    exec(of_mm, names)
+    loaded = names['model'].head.regression_head.bbox_reg.weight
+    assert torch.equal(loaded, demo.bbox_head.retina_reg.weight)
 
 
 def test_the_example_trains_and_evaluates(sample_dataset, tmp_path, monkeypatch, capsys):

@@ -112,7 +112,10 @@ def test_runtimes_follow_their_models(monkeypatch, tmp_path, capsys):
         tool, 'in_runtimes', lambda name, model: ((f'{name}_{x}', model) for x in tool.RUNTIMES)
     )
     options = dict(models=['ours', 'timm'], arch='pcpvt_nano', sizes=['50x70'], rounds=1)
-    rows = rows_of(tmp_path, runtimes=True, no_memory=True, **options)
+    options['dtypes'] = ['float32', 'bfloat16']
+    *rows, ours, timm = rows_of(tmp_path, runtimes=True, no_memory=True, **options)
+    assert [ours[key] for key in ('model', 'dtype')] == ['ours', 'bfloat16']
+    assert [timm[key] for key in ('model', 'dtype')] == ['timm', 'bfloat16']
     each = [[name, *(f'{name}_{x}' for x in tool.RUNTIMES)] for name in ('ours', 'timm')]
     assert [row['model'] for row in rows] == each[0] + each[1]
     assert [row['difference'] for row in rows if '_' in row['model']] == [0] * 6

@@ -45,8 +45,9 @@ other, in a process of its own, while one other process per core computes:
 --plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
 --compile adds each model compiled, and --runtimes each model in onnxruntime, in OpenVINO, and in
 OpenVINO with products in bfloat16: ours as one file for all sizes (tools/export.py), the others
-exported by torch.onnx.export for each size. Memory of these is not measured on a CPU. --profile
-lists the operators with the largest share of self time, on the GPU if there is one.
+exported by torch.onnx.export for each size. Runtimes are in the tables of float32. Memory of these
+is not measured on a CPU. --profile lists the operators with the largest share of self time, on the
+GPU if there is one.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def speed(
         threads (N): CPU threads; by default as many as torch takes
         rounds (N): timed steps of each model
         compile: add each model compiled with dynamic sizes
-        runtimes: add each model in onnxruntime and in OpenVINO
+        runtimes: add each model in onnxruntime and in OpenVINO, in float32
         with_cp: add ours with activation checkpointing, as ours_cp
         plain: add ours with plain operations, as ours_plain
         profile: list the operators with the largest share of a step's time
@@ -180,7 +181,7 @@ def speed(
         raise UserError('--compile measures backbones; leave --config out')
     if busy and (compile or profile or device != 'cpu'):
         raise UserError('--busy measures on a CPU; leave --compile, --profile and --device out')
-    plain_case = (device, *steps, *dtypes) == ('cpu', 'forward', 'float32')
+    plain_case = (device, *steps) == ('cpu', 'forward') and 'float32' in dtypes
     if runtimes and (busy or config or profile or not plain_case):
         raise UserError('--runtimes measures float32 forward passes of backbones on a CPU')
     arch = find_arch(arch, config)
@@ -214,7 +215,12 @@ def speed(
             if busy:
                 rows = measure_busy(tuple(dict.fromkeys(models)), arch, case, rounds)
             else:
-                rows = measure(contestants, arch, case, rounds, not no_memory)
+                in_dtype = {
+                    name: model
+                    for name, model in contestants.items()
+                    if dtype == 'float32' or not name.endswith(RUNTIMES)
+                }
+                rows = measure(in_dtype, arch, case, rounds, not no_memory)
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])

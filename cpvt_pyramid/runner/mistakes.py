@@ -2,8 +2,9 @@
 
     construction   anything raised while mmengine builds an object from the config
     keyword        a call with an unknown keyword argument that is a key of the config
-    misfit         a layer that gets another number of channels than it was built for
+    misfit         a layer whose input has other channels or sizes than it was built for
     refusal        a `raise` or `assert` of an OpenMMLab package or of this one, or of OpenCV
+    file           a file that cannot be read or written
     missing data   a sample without what the pipeline should have added
     suspect        a failing expression that reads a setting; see suspects.py
     loss           another process of the run ended, and has said why
@@ -43,7 +44,7 @@ MISFITS = IndexError, RuntimeError, ValueError
 MISFIT = re.compile(
     r"channels|shapes cannot be multiplied|normalized_shape|running_mean|Kernel size can't be|"
     'expected weight to be at least|more than 1 value per channel|each tensor to be equal size|'
-    'value tensor of shape|must be the same as input size|either for all or no classes|'
+    'value tensor of shape|must be the same as input size|defined either for all|'
     r'expected target dtype|Target \d+ is out of bounds|'
     'index 2 is out of bounds for dimension 0 with size 1$'
 )
@@ -109,7 +110,7 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
         where = owner_of(steps, settings, modules)
     elif isinstance(error, OSError) and error.filename:
         paths = [str(e) for e in entries_of(settings) if e.value and e.value == error.filename]
-        return ': '.join([*paths[:1], error.strerror, str(error.filename)])
+        return ': '.join([*paths[:1], error.strerror or complaint(error), str(error.filename)])
     elif missing := missing_data(origin, steps):
         owner = owner_of(steps, settings, modules)
         return f'{owner}: no step of the pipeline adds {missing!r} to the data'

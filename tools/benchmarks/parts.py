@@ -16,8 +16,7 @@ the rounds; their sum can be less than the fastest round.
                      in training, to the proposals of a detector with two stages
     optimizer        the step of all parameters
 
-The noise in the image gives an untrained model few boxes, so that post-processing takes longer with
-a --checkpoint.
+An untrained detector finds hardly a box: post-processing takes longer with a --checkpoint.
 """
 
 from __future__ import annotations
@@ -110,6 +109,7 @@ def parts(
         no_training: measure inference alone
     """
     import torch
+    from mmengine.logging import MMLogger
 
     from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
@@ -131,6 +131,9 @@ def parts(
     model = build_model(cfg, 'cpu')
     if weights:
         load_whole_model(model, weights, checkpoint)
+    else:
+        MMLogger.get_current_instance().setLevel('WARNING')  # not a line per parameter
+        model.init_weights()  # a detector's scores start low; else all anchors would be sorted
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 import numpy as np
 from PIL import Image
 
-from .runner.command import UserError, one_line, run_command
-from .runner.inputs import IMAGES
 from .runtime.images import load_image
 from .runtime.predictor import ExportedModel, Result
 from .runtime.results import Detections
+from .tooling.command import UserError, one_line, run_command
+from .tooling.inputs import IMAGES
 
 if TYPE_CHECKING:
     import gradio

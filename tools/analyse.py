@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, run_command
+from cpvt_pyramid.tooling.command import UserError, run_command
 
 
 def analyse(
@@ -40,11 +40,11 @@ def analyse(
     """
     import json
 
-    from cpvt_pyramid.runner.analysis import analyse_results
     from cpvt_pyramid.runner.checks import check_data
     from cpvt_pyramid.runner.configs import load_config
-    from cpvt_pyramid.runner.files import atomic_write, check_file
-    from cpvt_pyramid.runner.pages import html_page
+    from cpvt_pyramid.runner.results.analysis import analyse_results
+    from cpvt_pyramid.tooling.files import atomic_write, check_file
+    from cpvt_pyramid.tooling.pages import html_page
 
     if not out.endswith('.html'):
         raise UserError(f'--out must end in .html, got {out}')

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, run_command
+from cpvt_pyramid.tooling.command import UserError, run_command
 
 
 def print_band_statistics(inputs: Sequence[str], bands: Sequence[int] = ()) -> None:
@@ -24,8 +24,8 @@ def print_band_statistics(inputs: Sequence[str], bands: Sequence[int] = ()) -> N
     """
     from tqdm import tqdm
 
-    from cpvt_pyramid.runner.bands import band_statistics
-    from cpvt_pyramid.runner.inputs import find_inputs
+    from cpvt_pyramid.runner.inference.bands import band_statistics
+    from cpvt_pyramid.tooling.inputs import find_inputs
 
     paths = find_inputs(inputs)
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, run_command
+from cpvt_pyramid.tooling.command import UserError, run_command
 
 
 def check_data(
@@ -38,10 +38,10 @@ def check_data(
     """
     from cpvt_pyramid.runner.checks import check_data
     from cpvt_pyramid.runner.configs import load_config
-    from cpvt_pyramid.runner.data_checks import check_contents
-    from cpvt_pyramid.runner.data_pages import write_data_page
-    from cpvt_pyramid.runner.files import make_folder
-    from cpvt_pyramid.runner.new_config import config_of_folder
+    from cpvt_pyramid.runner.datasets.checks import check_contents
+    from cpvt_pyramid.runner.datasets.new_config import config_of_folder
+    from cpvt_pyramid.runner.datasets.page import write_data_page
+    from cpvt_pyramid.tooling.files import make_folder
 
     if samples < 0:
         raise UserError(f'--samples must be at least 0, got {samples}')

@@ -48,7 +48,7 @@ def convert_weights(
         backbone_only: leave out a classifier's head
         safetensors: write a .safetensors file
     """
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     try:
         path, is_new = convert(source, to, out, backbone_only, safetensors)
@@ -195,7 +195,7 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(convert_weights, argv)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, run_command
+from cpvt_pyramid.tooling.command import UserError, run_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ def export(
 
     from cpvt_pyramid.export.files import Settings, write_verified
     from cpvt_pyramid.export.models import exportable
-    from cpvt_pyramid.runner.files import check_file
+    from cpvt_pyramid.tooling.files import check_file
 
     path = Path(out)
     suffix = '.onnx' if format == 'onnx' else '.pt2'
@@ -134,7 +134,7 @@ def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.
     import numpy as np
     from PIL import Image
 
-    from cpvt_pyramid.runner.inputs import IMAGES, find_inputs
+    from cpvt_pyramid.tooling.inputs import IMAGES, find_inputs
 
     own = list(folder.iterdir()) if folder and folder.is_dir() else []
     if inputs or any(path.suffix.lower() in IMAGES for path in own):

@@ -69,8 +69,8 @@ def count(
     config: str, size: tuple[int, int], depth: int, cfg_options: Sequence[str] = ()
 ) -> list[Row]:
     """The model first, then its submodules that have parameters or FLOPs."""
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.tooling.command import UserError
 
     if min(size) < 1:
         raise UserError(f'--size must be at least 1 1, got {size[0]} {size[1]}')
@@ -89,9 +89,9 @@ def counted(cfg: Config, size: tuple[int, int]) -> tuple[nn.Module, Counter]:
     import torch
 
     from cpvt_pyramid.flops import Counter
-    from cpvt_pyramid.runner.command import UserError, one_line
+    from cpvt_pyramid.runner.inference.samples import data_sample
     from cpvt_pyramid.runner.models import build_model
-    from cpvt_pyramid.runner.samples import data_sample
+    from cpvt_pyramid.tooling.command import UserError, one_line
 
     torch.manual_seed(0)
     model = build_model(cfg, 'cpu')
@@ -121,7 +121,7 @@ def rows_of(model: nn.Module, counter: Counter, depth: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(get_flops, argv)
 

@@ -34,16 +34,16 @@ from typing import TYPE_CHECKING, Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
-    from cpvt_pyramid.runner.command import UserError, one_line, run_command
-    from cpvt_pyramid.runner.files import Format
+    from cpvt_pyramid.tooling.command import UserError, one_line, run_command
+    from cpvt_pyramid.tooling.files import Format
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
 if TYPE_CHECKING:
-    from cpvt_pyramid.runner.formats import Output
-    from cpvt_pyramid.runner.inference import ModelPredictor
-    from cpvt_pyramid.runner.large_images import LargeImages
-    from cpvt_pyramid.runner.sharing import Share
+    from cpvt_pyramid.runner.inference.batched import ModelPredictor
+    from cpvt_pyramid.runner.inference.large_images import LargeImages
+    from cpvt_pyramid.runner.inference.sharing import Share
+    from cpvt_pyramid.tooling.formats import Output
 
 Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 
@@ -97,13 +97,13 @@ def infer(
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from cpvt_pyramid.mm.amp import replace_forward
-    from cpvt_pyramid.runner import large_images
     from cpvt_pyramid.runner.configs import load_config
-    from cpvt_pyramid.runner.formats import Output
-    from cpvt_pyramid.runner.inference import ModelPredictor
+    from cpvt_pyramid.runner.inference import large_images
+    from cpvt_pyramid.runner.inference.batched import ModelPredictor
+    from cpvt_pyramid.runner.inference.prediction import dataset_meta, kind_of_results
+    from cpvt_pyramid.runner.inference.sharing import Sharing
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
-    from cpvt_pyramid.runner.prediction import dataset_meta, kind_of_results
-    from cpvt_pyramid.runner.sharing import Sharing
+    from cpvt_pyramid.tooling.formats import Output
 
     check_numbers(score_thr, workers)
     tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
@@ -168,11 +168,11 @@ def infer_exported(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from cpvt_pyramid.runner.formats import Output
-    from cpvt_pyramid.runner.large_images import LargeImages, tile_options
-    from cpvt_pyramid.runner.sharing import Sharing
+    from cpvt_pyramid.runner.inference.large_images import LargeImages, tile_options
+    from cpvt_pyramid.runner.inference.sharing import Sharing
     from cpvt_pyramid.runtime.in_mm import ExportedPredictor, exported_tiles
     from cpvt_pyramid.runtime.predictor import ExportedModel
+    from cpvt_pyramid.tooling.formats import Output
 
     check_numbers(score_thr, workers)
     tiling = tile_options(batch_size, tile, overlap, memory, None, inexact)
@@ -200,8 +200,8 @@ def check_numbers(score_thr: float, workers: int) -> None:
 
 def names_of_results(inputs: Sequence[str], out_dir: str) -> tuple[list[tuple[Path, str]], Path]:
     """The input files, each with a name for its results, and the folder for these."""
-    from cpvt_pyramid.runner.files import make_folder
-    from cpvt_pyramid.runner.inputs import find_inputs, result_names
+    from cpvt_pyramid.tooling.files import make_folder
+    from cpvt_pyramid.tooling.inputs import find_inputs, result_names
 
     paths = find_inputs(inputs)
     folder = make_folder(out_dir)
@@ -210,8 +210,8 @@ def names_of_results(inputs: Sequence[str], out_dir: str) -> tuple[list[tuple[Pa
 
 def write_tiles(large: 'LargeImages', named: Sequence[tuple[Path, str]], skip: Skip) -> None:
     """Write the results of images in tiles; call `skip` for those that cannot be read."""
-    from cpvt_pyramid.runner.inference import gpu_memory_errors
-    from cpvt_pyramid.runner.raster import ReadError
+    from cpvt_pyramid.runner.inference.batched import gpu_memory_errors
+    from cpvt_pyramid.runner.inference.raster import ReadError
 
     for path, name in named:
         try:
@@ -230,9 +230,9 @@ def write_whole(
     skip: Skip,
 ) -> None:
     """Write the results of images and videos; call `skip` for those that cannot be read."""
-    from cpvt_pyramid.runner.inference import infer_images, infer_video
-    from cpvt_pyramid.runner.inputs import is_video
-    from cpvt_pyramid.runner.raster import ReadError
+    from cpvt_pyramid.runner.inference.batched import infer_images, infer_video
+    from cpvt_pyramid.runner.inference.raster import ReadError
+    from cpvt_pyramid.tooling.inputs import is_video
 
     images = [(path, name) for path, name in named if not is_video(path)]
     if images:
@@ -255,7 +255,7 @@ def write_all(
     were skipped; returns the exit status. `share` divides this among processes."""
     from tqdm import tqdm
 
-    from cpvt_pyramid.runner.sharing import forget
+    from cpvt_pyramid.runner.inference.sharing import forget
 
     skipped = []
 

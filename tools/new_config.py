@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import run_command
+from cpvt_pyramid.tooling.command import run_command
 
 
 def new_config(
@@ -33,7 +33,7 @@ def new_config(
         skip_bad: leave out images and annotations that have errors.
         overwrite: replace files that exist.
     """
-    from cpvt_pyramid.runner.new_config import new_config
+    from cpvt_pyramid.runner.datasets.new_config import new_config
 
     for line in new_config(Path(data), Path(base), Path(out), skip_bad, overwrite):
         print(line)

@@ -71,7 +71,7 @@ def position_lab(
         page: Markdown page that takes the tables and figures of these questions, as
             docs/position.md does, between <!-- findings --> and <!-- /findings -->
     """
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     for name, value, least in (('seed', seed, 0), ('seeds', seeds, 1), ('workers', workers, 1),
                                ('size', size, 64)):  # fmt: skip
@@ -138,7 +138,7 @@ def position_lab(
 
 def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int) -> LabAnswer:
     """A measurement; models that cannot be measured are the user's mistake."""
-    from cpvt_pyramid.runner.command import UserError, one_line
+    from cpvt_pyramid.tooling.command import UserError, one_line
 
     if not subjects:
         return measure(lab, subjects, size)
@@ -152,7 +152,7 @@ def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int
 def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:
     """A model to be measured, by its name on the command line."""
     from cpvt_pyramid.lab.probes import Subject
-    from cpvt_pyramid.runner.command import UserError, one_line
+    from cpvt_pyramid.tooling.command import UserError, one_line
 
     if checkpoint and not Path(checkpoint).is_file():
         raise UserError(f'there is no checkpoint {checkpoint}')
@@ -173,7 +173,7 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
 
     from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVTPyramid, load_weights
     from cpvt_pyramid.columnar import Column
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     torch.manual_seed(0)
     family, _, rest = name.partition(':')
@@ -223,7 +223,7 @@ def torchvision_backbone(name: str, checkpoint: Optional[str], size: int) -> nn.
     from torchvision.models.feature_extraction import create_feature_extractor
 
     from cpvt_pyramid.lab.probes import Subject
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     if name not in torchvision.models.list_models(torchvision.models):
         raise UserError(f'torchvision has no classifier {name!r}')
@@ -242,7 +242,7 @@ def torchvision_backbone(name: str, checkpoint: Optional[str], size: int) -> nn.
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(position_lab, argv, interrupted='run the same command to continue')
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
-    from cpvt_pyramid.runner.command import UserError, rank, run_command
+    from cpvt_pyramid.tooling.command import UserError, rank, run_command
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
@@ -59,15 +59,16 @@ def test(
         launcher: what started the processes.
     """
     from cpvt_pyramid.mm.amp import replace_forward
-    from cpvt_pyramid.runner import checks, prediction
+    from cpvt_pyramid.runner import checks
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
-    from cpvt_pyramid.runner.data_checks import check_before_run
-    from cpvt_pyramid.runner.files import check_file, make_folder
+    from cpvt_pyramid.runner.datasets.checks import check_before_run
+    from cpvt_pyramid.runner.inference import prediction
+    from cpvt_pyramid.runner.inference.shared_test import share_test
+    from cpvt_pyramid.runner.inference.sharing import Sharing
     from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
-    from cpvt_pyramid.runner.shared_test import share_test
-    from cpvt_pyramid.runner.sharing import Sharing
     from cpvt_pyramid.runner.tool_runner import ToolRunner
+    from cpvt_pyramid.tooling.files import check_file, make_folder
 
     if out and not out.endswith(('.pkl', '.pickle')):
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')

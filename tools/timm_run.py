@@ -33,7 +33,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     # Like `python SCRIPT`: import the timm next to the script, if there is one.
     sys.path[0] = str(args.script.resolve().parent)
     sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-    from cpvt_pyramid.runner.command import prepare_for_torch
+    from cpvt_pyramid.tooling.command import prepare_for_torch
 
     prepare_for_torch()
     try:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import exit_on_signal, run_tool
+from cpvt_pyramid.tooling.command import exit_on_signal, run_tool
 
 
 def torchrun(processes: int, command: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
-    from cpvt_pyramid.runner.command import Preempted, UserError, exit_on_signal, rank, run_command
+    from cpvt_pyramid.tooling.command import Preempted, UserError, exit_on_signal, rank, run_command
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
@@ -54,15 +54,15 @@ def train(
     """
     from cpvt_pyramid.runner import checks
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
-    from cpvt_pyramid.runner.data_checks import check_before_run
+    from cpvt_pyramid.runner.datasets.checks import check_before_run
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
-    from cpvt_pyramid.runner.files import make_folder
-    from cpvt_pyramid.runner.logs import set_up_logs
     from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import load_whole_model
-    from cpvt_pyramid.runner.resume import make_resumable, read_training
-    from cpvt_pyramid.runner.schedules import fit_to_batch
     from cpvt_pyramid.runner.tool_runner import ToolRunner
+    from cpvt_pyramid.runner.training.logs import set_up_logs
+    from cpvt_pyramid.runner.training.resume import make_resumable, read_training
+    from cpvt_pyramid.runner.training.schedules import fit_to_batch
+    from cpvt_pyramid.tooling.files import make_folder
 
     signal.signal(signal.SIGUSR1, exit_on_signal)  # until the training starts
     if early_stop is not None and early_stop < 1:
@@ -121,7 +121,7 @@ def use_mixed_precision(cfg: 'Config') -> None:
 
 def choose_start(cfg: 'Config', resume: Union[bool, str]) -> None:
     """Set where a training starts: `cfg.resume`, `cfg.load_from` and the seed of the run."""
-    from cpvt_pyramid.runner.resume import last_checkpoint, read_training
+    from cpvt_pyramid.runner.training.resume import last_checkpoint, read_training
 
     work_dir = Path(cfg.work_dir)
     if cfg.get('resume') and not resume:

@@ -67,7 +67,7 @@ def about_config(cfg: Any, checkpoint: dict) -> tuple[dict[str, Any], Optional[s
         Entries of the metadata; and a warning about a test pipeline that does more than that.
     """
     from ..runner.configs import leaves
-    from ..runner.prediction import dataset_meta
+    from ..runner.inference.prediction import dataset_meta
 
     meta = dataset_meta(cfg, checkpoint)
     steps = [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import ceil_div
-from ..runner.command import UserError
-from ..runner.samples import data_sample
+from ..runner.inference.samples import data_sample
+from ..tooling.command import UserError
 from .base import Exportable, Preprocessing
 from .extent import EachImage, Extent
 from .nms import batched_nms, best, take, top

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import ceil_div
-from ..runner.command import UserError
+from ..tooling.command import UserError
 from .deformable import Levels, deformable_attention, encode, true_sizes
 from .detectors import Detector, clip
 from .nms import best, largest, take

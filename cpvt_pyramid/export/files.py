@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from ..runner.command import UserError, one_line
-from ..runner.files import atomic_write
+from ..tooling.command import UserError, one_line
+from ..tooling.files import atomic_write
 from .about import metadata
 from .base import Exportable
 from .onnx_file import (

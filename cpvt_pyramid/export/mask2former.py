@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..columnar import crop
 from ..ops import ceil_div
-from ..runner.command import UserError
-from ..runner.samples import data_sample
+from ..runner.inference.samples import data_sample
+from ..tooling.command import UserError
 from .base import Exportable, Preprocessing
 from .deformable import Levels, encode, true_sizes
 from .detectors import Detector, preprocessing_of

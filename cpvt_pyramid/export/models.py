@@ -7,7 +7,7 @@ from torch import nn
 
 from ..columnar import CPVT, Column
 from ..pyramid import CPVTPyramid
-from ..runner.command import UserError
+from ..tooling.command import UserError
 from .backbones import BackboneGraph, ClassifierGraph
 from .base import Exportable, Preprocessing
 

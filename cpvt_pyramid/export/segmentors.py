@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 
-from ..runner.command import UserError
-from ..runner.samples import data_sample
+from ..runner.inference.samples import data_sample
+from ..tooling.command import UserError
 from .base import Exportable
 from .detectors import preprocessing_of
 from .extent import EachImage

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import ceil_div
-from ..runner.command import UserError
+from ..tooling.command import UserError
 from .detectors import Detector, clip, nms_settings
 from .extent import Extent
 from .nms import best, survives, take, top

@@ -1,0 +1,1 @@
+"""Training, testing and inference with mm, as the tools do it."""

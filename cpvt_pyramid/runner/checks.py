@@ -13,8 +13,8 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from ..tooling.command import UserError
 from ..weights import listed, prepare_state_dict
-from .command import UserError
 from .configs import as_list, dataset_class, is_local, kind_of, leaves
 from .models import fetch_checkpoint
 

@@ -14,7 +14,7 @@ from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
-from .command import UserError, one_line
+from ..tooling.command import UserError, one_line
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # Top-level keys of a config that are not arguments of mmengine's Runner.

@@ -22,7 +22,7 @@ from mmengine.runner import Runner
 from mmengine.utils.dl_utils import set_multi_processing
 from torch import Tensor
 
-from .command import RANKS, Stopped, UserError
+from ..tooling.command import RANKS, Stopped, UserError
 from .configs import kind_of
 
 

@@ -24,7 +24,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 from torch import nn
 
-from .command import Stopped, UserError, contexts, is_disk_full, one_line, rank
+from ..tooling.command import Stopped, UserError, contexts, is_disk_full, one_line, rank
 from .configs import dicts_in, is_setting, kind_of
 from .suspects import (
     entries_of,

@@ -19,8 +19,8 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
+from ..tooling.command import UserError, one_line
 from ..weights import read_checkpoint
-from .command import UserError, one_line
 from .configs import is_local
 from .mistakes import config_mistakes
 

@@ -14,9 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
-from . import distributed, preemption, resume, sharded, shared_test  # noqa: F401 (register names)
+from . import distributed  # noqa: F401 (register names)
 from .configs import kind_of
+from .inference import shared_test  # noqa: F401 (register names)
 from .models import download_errors, trusted_checkpoints
+from .training import preemption, resume, sharded  # noqa: F401 (register names)
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(

@@ -8,7 +8,7 @@ found.draw().save('overlay.png')
 python -m cpvt_pyramid.runtime model.onnx 'photos/*.jpg' --out-dir predictions
 """
 
-from ..runner.command import UserError
+from ..tooling.command import UserError
 from .predictor import Predictor
 from .results import Detections, LabelMap
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Literal, Optional
 
-from ..runner.command import one_line, run_command
-from ..runner.files import Format
-from ..runner.formats import Output
+from ..tooling.command import one_line, run_command
+from ..tooling.files import Format
+from ..tooling.formats import Output
 
 
 def predict_files(
@@ -44,8 +44,8 @@ def predict_files(
     """
     from tqdm import tqdm
 
-    from ..runner.files import make_folder
-    from ..runner.inputs import find_inputs, is_video, result_names
+    from ..tooling.files import make_folder
+    from ..tooling.inputs import find_inputs, is_video, result_names
     from .images import load_image
     from .predictor import Predictor
 

@@ -13,9 +13,9 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from torch import Tensor
 
 from .. import __version__
-from ..runner.large_images import TileModel
-from ..runner.prediction import read_image
-from ..runner.tiling import Found
+from ..runner.inference.large_images import TileModel
+from ..runner.inference.prediction import read_image
+from ..runner.inference.tiling import Found
 from .predictor import ExportedModel, Result
 from .results import Detections
 

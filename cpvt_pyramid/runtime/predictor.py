@@ -13,9 +13,9 @@ from typing import Any, Optional, Protocol, Union, overload
 
 import numpy as np
 
-from ..runner.command import UserError, one_line
-from ..runner.drawing import class_palette
-from ..runner.formats import Kind
+from ..tooling.command import UserError, one_line
+from ..tooling.drawing import class_palette
+from ..tooling.formats import Kind
 from .images import Source, load_image, rescaled_size, resize_image, resize_labels, resize_scores
 from .masks import enlarge_masks, paste_masks
 from .results import Detections, LabelMap

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from PIL import Image
 
-from ..runner.command import UserError
-from ..runner.drawing import Color, draw_boxes, draw_segmentation
-from ..runner.files import atomic_write
-from ..runner.records import (
+from ..tooling.command import UserError
+from ..tooling.drawing import Color, draw_boxes, draw_segmentation
+from ..tooling.files import atomic_write
+from ..tooling.records import (
     detection_records,
     head_of_image,
     label_picture,

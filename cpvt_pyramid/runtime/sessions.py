@@ -6,7 +6,7 @@ from typing import Optional, Protocol
 
 import numpy as np
 
-from ..runner.command import UserError, one_line, send_no_telemetry
+from ..tooling.command import UserError, one_line, send_no_telemetry
 
 KEY = 'cpvt_pyramid'  # of the metadata
 NAMES = {'images', 'valid', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}

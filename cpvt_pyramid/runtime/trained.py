@@ -7,17 +7,17 @@ from typing import Optional
 
 import numpy as np
 
-from ..runner.command import UserError
 from ..runner.configs import config_in_checkpoint
-from ..runner.inference import ModelPredictor
-from ..runner.models import build_model, fetch_checkpoint, load_whole_model
-from ..runner.prediction import (
+from ..runner.inference.batched import ModelPredictor
+from ..runner.inference.prediction import (
     dataset_meta,
     found_boxes,
     is_panoptic,
     kind_of_results,
     label_map,
 )
+from ..runner.models import build_model, fetch_checkpoint, load_whole_model
+from ..tooling.command import UserError
 from .results import Detections, LabelMap
 
 SCORE_THR = 0.3  # as in tools/infer.py

@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / 'cpvt_pyramid'
 FILES = sorted(PACKAGE.rglob('*.py'))
 # From the bottom to the top: a file imports from its own layer and those below it.
-LAYERS = ('ops', '', 'mm', 'runner', 'export', 'runtime', 'app')
+LAYERS = ('ops', '', 'tooling', 'mm', 'runner', 'export', 'runtime', 'app')
 
 
 def layer(path: Path) -> str:
@@ -64,6 +64,16 @@ def test_imports_do_not_point_upwards(path):
     above = [str(target.relative_to(PACKAGE)) for target in imported(path)
              if layer(target) not in allowed]  # fmt: skip
     assert not above
+
+
+def test_tooling_needs_neither_torch_nor_mm():
+    """Exported models run without them."""
+    imports = (ast.Import, ast.ImportFrom)
+    for path in PACKAGE.glob('tooling/*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, imports) and not getattr(node, 'level', 0):
+                names = [getattr(node, 'module', None) or a.name for a in node.names]
+                assert not {n.split('.')[0] for n in names} & {'torch', 'mmengine', 'mmcv'}, path
 
 
 def test_imports_have_no_cycle():

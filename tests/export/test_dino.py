@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cpvt_pyramid.export.detectors import Detector
 from cpvt_pyramid.export.dino import DINO
-from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.tooling.command import UserError
 
 
 def small_dino(kind: str, levels: int = 4) -> nn.Module:

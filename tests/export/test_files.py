@@ -23,7 +23,7 @@ from cpvt_pyramid.export.files import Settings, write_verified
 from cpvt_pyramid.export.models import exportable
 from cpvt_pyramid.export.nms import batched_nms, best
 from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
-from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.tooling.command import UserError
 
 # One stage, of a block with windows and a global one.
 SVT = Arch((16,), (2,), (2,), (2,), sr_ratios=(8,), window=7, stage_norm=True)

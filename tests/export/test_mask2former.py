@@ -12,7 +12,7 @@ from tiny_export import CHECKS, SIZES, TINY, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.mask2former import Mask2Former, Mask2FormerSegmentor
-from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.tooling.command import UserError
 
 
 def make_small(head: dict, layers: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
 from cpvt_pyramid.export.models import exportable
-from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.tooling.command import UserError
 
 # The first is a multiple of 32, the others are odd; all need padding in the batch.
 SIZES = (96, 128), (131, 70), (75, 191)

@@ -9,7 +9,7 @@ from tiny_export import CHECKS, SIZES, TINY, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.two_stage import TwoStage
-from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.tooling.command import UserError
 
 
 def small_mask_rcnn(levels: int = 4) -> nn.Module:

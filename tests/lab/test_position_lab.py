@@ -16,7 +16,7 @@ from cpvt_pyramid.lab.laboratory import PRESETS, Lab
 from cpvt_pyramid.lab.parallel import in_parallel
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.lab.tasks import ceilings
-from cpvt_pyramid.runner.command import UserError, parser_of
+from cpvt_pyramid.tooling.command import UserError, parser_of
 
 tool = load_tool('position_lab')
 PAGE = ROOT / 'docs/position.md'

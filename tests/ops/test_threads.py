@@ -96,7 +96,7 @@ def test_every_tool_sets_up_its_environment_before_it_imports_torch(tmp_path):
 
 
 def test_what_the_user_chose_is_kept(monkeypatch):
-    from cpvt_pyramid.runner.command import prepare_for_torch
+    from cpvt_pyramid.tooling.command import prepare_for_torch
 
     monkeypatch.setenv('OMP_WAIT_POLICY', 'active')
     monkeypatch.setenv('THP_MEM_ALLOC_ENABLE', '0')

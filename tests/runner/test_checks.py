@@ -11,10 +11,10 @@ from mmdet.models import FCNMaskHead
 from support import load_tool
 
 from cpvt_pyramid.runner import checks
-from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.runner.tool_runner import ToolRunner
+from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
 

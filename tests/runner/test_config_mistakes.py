@@ -19,8 +19,8 @@ from mmengine.structures import InstanceData
 from support import load_tool
 from torch._utils import ExceptionWrapper
 
-from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.mistakes import config_mistakes
+from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test')}
 SHORT = (

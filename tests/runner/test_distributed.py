@@ -7,10 +7,10 @@ import torch
 from mmengine.config import Config
 from support import in_processes, load_tool
 
-from cpvt_pyramid.runner.command import UserError, run_tool
 from cpvt_pyramid.runner.configs import load_config
 from cpvt_pyramid.runner.distributed import all_or_none
 from cpvt_pyramid.runner.mistakes import config_mistakes
+from cpvt_pyramid.tooling.command import UserError, run_tool
 
 train = load_tool('train')
 

@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 from support import ROOT, load_tool
 
 from cpvt_pyramid.runner.checks import check_data
-from cpvt_pyramid.runner.command import UserError
+from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
 

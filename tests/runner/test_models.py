@@ -8,8 +8,8 @@ import mmengine.runner.checkpoint
 import pytest
 import torch
 
-from cpvt_pyramid.runner.command import UserError
 from cpvt_pyramid.runner.models import fetch_checkpoint
+from cpvt_pyramid.tooling.command import UserError
 
 FORCE = 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
 

@@ -15,7 +15,7 @@ from support import load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.configs import load_config
-from cpvt_pyramid.runner.prediction import dataset_meta, results_dump
+from cpvt_pyramid.runner.inference.prediction import dataset_meta, results_dump
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 test_tool, analyse = load_tool('test'), load_tool('analyse')

@@ -124,7 +124,7 @@ def test_exported_models_run_without_torch(model, folder):
 
 def test_checkpoints_of_a_training_need_torch():
     done = bare("from cpvt_pyramid.runtime import Predictor; Predictor('epoch_12.pth')")
-    assert last_line(done).startswith('cpvt_pyramid.runner.command.UserError: epoch_12.pth is not')
+    assert last_line(done).startswith('cpvt_pyramid.tooling.command.UserError: epoch_12.pth is not')
     assert "pip install 'cpvt_pyramid[mm]'" in last_line(done)
 
 

@@ -15,14 +15,14 @@ from PIL import Image
 from support import ROOT, load_tool
 
 from cpvt_pyramid.runner import checks
-from cpvt_pyramid.runner.command import UserError
-from cpvt_pyramid.runner.config_source import source
 from cpvt_pyramid.runner.configs import load_config
-from cpvt_pyramid.runner.data_checks import Defects
-from cpvt_pyramid.runner.label_maps import find_label_maps, kind_and_key, write_indices
-from cpvt_pyramid.runner.layouts import find_objects, split_of
-from cpvt_pyramid.runner.new_config import new_config, set_classes
-from cpvt_pyramid.runner.recipes import Recipe
+from cpvt_pyramid.runner.datasets.checks import Defects
+from cpvt_pyramid.runner.datasets.config_source import source
+from cpvt_pyramid.runner.datasets.label_maps import find_label_maps, kind_and_key, write_indices
+from cpvt_pyramid.runner.datasets.layouts import find_objects, split_of
+from cpvt_pyramid.runner.datasets.new_config import new_config, set_classes
+from cpvt_pyramid.runner.datasets.recipes import Recipe
+from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'
 DETECTOR = BASES / 'demo/retinanet_cpvt_nano.py'

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from support import ROOT, load_tool
 
 from cpvt_pyramid import app
-from cpvt_pyramid.runner.command import parser_of
 from cpvt_pyramid.runtime import __main__ as runtime
+from cpvt_pyramid.tooling.command import parser_of
 
 README = (ROOT / 'README.md').read_text()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, load_tool
 
-from cpvt_pyramid.runner.command import parser_of
+from cpvt_pyramid.tooling.command import parser_of
 
 COMMANDS = [
     line.strip()

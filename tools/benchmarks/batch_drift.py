@@ -67,8 +67,8 @@ def batch_drift(
         json: also write the numbers to this file
     """
     from cpvt_pyramid import ARCHS as known
-    from cpvt_pyramid.runner.command import UserError
-    from cpvt_pyramid.runner.files import make_folder
+    from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.tooling.files import make_folder
 
     for arch in archs:
         if arch not in known:
@@ -122,8 +122,8 @@ def read_images(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
     from skimage import data
 
-    from cpvt_pyramid.runner.command import UserError
-    from cpvt_pyramid.runner.prediction import read_image
+    from cpvt_pyramid.runner.inference.prediction import read_image
+    from cpvt_pyramid.tooling.command import UserError
 
     if not paths:
         return data.chelsea()[..., ::-1].copy(), data.astronaut()[..., ::-1].copy()
@@ -154,7 +154,7 @@ def backbones(arch: str, checkpoint: str | None) -> list[Backbone]:
     import ports
 
     from cpvt_pyramid import CPVTPyramid, load_weights
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     ours = ports.randomize(CPVTPyramid(arch)).eval()
     if checkpoint:
@@ -215,9 +215,9 @@ class Whole(NamedTuple):
 
 def read_model(text: str) -> Whole:
     """The model for `CONFIG` or `CONFIG=CHECKPOINT`."""
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.models import fetch_checkpoint
+    from cpvt_pyramid.tooling.command import UserError
 
     config, _, checkpoint = text.partition('=')
     cfg = load_config(config)
@@ -307,7 +307,7 @@ def predict(model: nn.Module, images: Sequence[np.ndarray]) -> list:
     """Predictions for a batch of images, at their own sizes."""
     import torch
 
-    from cpvt_pyramid.runner.samples import data_sample
+    from cpvt_pyramid.runner.inference.samples import data_sample
 
     segmentation = hasattr(model, 'decode_head')
     samples = [data_sample(segmentation, image.shape[:2]) for image in images]
@@ -321,7 +321,7 @@ def predict(model: nn.Module, images: Sequence[np.ndarray]) -> list:
 
 def features_table(rows: Sequence[dict]) -> str:
     """Maximum and mean drift of the features at each stride."""
-    from cpvt_pyramid.runner.report import markdown_table
+    from cpvt_pyramid.tooling.report import markdown_table
 
     lines = []
     for row in rows:
@@ -333,7 +333,7 @@ def features_table(rows: Sequence[dict]) -> str:
 
 def models_table(rows: Sequence[dict], score_thr: float) -> str:
     """Changes in the predictions of whole models."""
-    from cpvt_pyramid.runner.report import markdown_table
+    from cpvt_pyramid.tooling.report import markdown_table
 
     head = [
         'config', 'valid region', f'boxes >= {score_thr:g}', 'vanish', 'appear',
@@ -365,7 +365,7 @@ def draw(
     from matplotlib.colors import LogNorm
     from PIL import Image
 
-    from cpvt_pyramid.runner.files import atomic_write
+    from cpvt_pyramid.tooling.files import atomic_write
 
     small, large = (image[..., ::-1] for image in (small, large))
     height, width = (max(sides) for sides in zip(small.shape[:2], large.shape[:2]))
@@ -420,7 +420,7 @@ def progress(items: Iterable, what: str) -> Iterable:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(batch_drift, argv)
 

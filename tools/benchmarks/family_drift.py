@@ -67,7 +67,7 @@ def family_drift(*, families: Sequence[str] = (), write: bool = False) -> None:
     """
     from families import FAMILIES
 
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     for name in families:
         if name not in FAMILIES:
@@ -155,7 +155,7 @@ def read_page(text: str) -> dict[str, tuple[float, float, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(family_drift, argv)
 

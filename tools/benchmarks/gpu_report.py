@@ -26,8 +26,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
 
-from cpvt_pyramid.runner.command import UserError, run_command  # noqa: E402
-from cpvt_pyramid.runner.files import atomic_write, make_folder  # noqa: E402
+from cpvt_pyramid.tooling.command import UserError, run_command  # noqa: E402
+from cpvt_pyramid.tooling.files import atomic_write, make_folder  # noqa: E402
 
 SPEED = 'tools/benchmarks/speed.py'
 TABLE = ('model', 'ms', 'images/s', 'ratio', 'MiB', 'GFLOPs', 'x floor', 'differs', 'graphs')

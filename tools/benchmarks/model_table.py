@@ -408,7 +408,7 @@ def model_table(*, write: bool = False) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(model_table, argv)
 

@@ -111,9 +111,9 @@ def parts(
     import torch
     from mmengine.logging import MMLogger
 
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.tooling.command import UserError
 
     if min(rounds, threads or 1) < 1:
         raise UserError('--rounds and --threads must be at least 1')
@@ -267,7 +267,7 @@ def table(title: str, columns: list[tuple[str, dict[str, float]]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(parts, argv)
 

@@ -51,10 +51,10 @@ def resolution_sweep(
             test_dataloader.batch_size=8
     """
     from cpvt_pyramid.runner.checks import check_data
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import leaves, load_config, work_dir_of
-    from cpvt_pyramid.runner.files import make_folder
     from cpvt_pyramid.runner.models import fetch_checkpoint
+    from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.tooling.files import make_folder
 
     sizes = sorted(set(sizes))
     if sizes[0] < 1 or (limit is not None and limit < 1):
@@ -86,7 +86,7 @@ class Sweep:
     """The finished part of a sweep, kept in a JSON file: a row of results for each size."""
 
     def __init__(self, path: Path) -> None:
-        from cpvt_pyramid.runner.command import UserError
+        from cpvt_pyramid.tooling.command import UserError
 
         self.path = path
         self.rows: dict[str, dict] = {}
@@ -97,7 +97,7 @@ class Sweep:
                 raise UserError(f'{path} is damaged; remove it to start over') from error
 
     def add(self, size: int, row: dict) -> None:
-        from cpvt_pyramid.runner.files import atomic_write
+        from cpvt_pyramid.tooling.files import atomic_write
 
         self.rows = dict(sorted({**self.rows, str(size): row}.items(), key=lambda x: int(x[0])))
         with atomic_write(self.path) as draft:
@@ -119,8 +119,8 @@ def at_size(cfg: Config, size: int) -> Config:
     """The config with this size for the shorter side of test images."""
     from copy import deepcopy
 
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import leaves
+    from cpvt_pyramid.tooling.command import UserError
 
     cfg = deepcopy(cfg)
     for dataset in leaves(cfg.test_dataloader.dataset):
@@ -190,7 +190,7 @@ def peak_memory() -> Iterator[Any]:
         torch.cuda.reset_peak_memory_stats()
         yield lambda: round(torch.cuda.max_memory_allocated() / 2**20)
     elif sys.platform == 'linux':
-        from cpvt_pyramid.runner import memory
+        from cpvt_pyramid.tooling import memory
 
         memory.restart_peak()
         yield lambda: memory.peak() // 2**20
@@ -200,13 +200,13 @@ def peak_memory() -> Iterator[Any]:
 
 def metrics_of(rows: dict[int, dict]) -> dict[str, str]:
     """The metrics to show, and their names in print."""
-    from cpvt_pyramid.runner.report import headlines
+    from cpvt_pyramid.tooling.report import headlines
 
     return headlines(dict.fromkeys(name for row in rows.values() for name in row['metrics']))
 
 
 def table(rows: dict[int, dict]) -> str:
-    from cpvt_pyramid.runner.report import markdown_table
+    from cpvt_pyramid.tooling.report import markdown_table
 
     shown = metrics_of(rows)
     head = ['size', *shown.values(), 'seconds per image', 'peak memory, MiB']
@@ -225,7 +225,7 @@ def draw(rows: dict[int, dict], title: str, out: Path) -> None:
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    from cpvt_pyramid.runner.files import atomic_write
+    from cpvt_pyramid.tooling.files import atomic_write
 
     sizes = list(rows)
     figure, ax = plt.subplots(figsize=(7.5, 4.5), layout='constrained')
@@ -253,7 +253,7 @@ def draw(rows: dict[int, dict], title: str, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     kept = 'finished sizes are kept; continue with the same command'
     return run_command(resolution_sweep, argv, kept)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from cpvt_pyramid.runner.tiling import TileGrid
+    from cpvt_pyramid.runner.inference.tiling import TileGrid
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
@@ -58,10 +58,10 @@ def seams(
         cfg_options (KEY=VALUE): override settings of the config, for example
             model.backbone.window_padding=zero
     """
-    from cpvt_pyramid.runner import large_images, raster
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.inference import large_images, raster
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.tooling.command import UserError
 
     for overlap in overlaps:
         large_images.tile_options(1, tile, overlap)
@@ -101,7 +101,7 @@ def measured(
         tile, overlaps: in pixels.
         predict: scores (B, K, H, W) of images.
     """
-    from cpvt_pyramid.runner.tiling import TileGrid
+    from cpvt_pyramid.runner.inference.tiling import TileGrid
 
     whole = predict(image[None])[0].cpu()
     for overlap in overlaps:
@@ -121,7 +121,7 @@ def tiled_scores(image: Tensor, grid: TileGrid, predict: Callable) -> Tensor:
     """The blended scores (K, H, W) of an image (3, H, W)."""
     import torch
 
-    from cpvt_pyramid.runner import tiling
+    from cpvt_pyramid.runner.inference import tiling
 
     blended = None
     weights = tiling.ramps(grid.rows), tiling.ramps(grid.columns)
@@ -155,7 +155,7 @@ def draw(maps: dict[int, Tensor]) -> Image.Image:
     import numpy as np
     from PIL import Image, ImageDraw
 
-    from cpvt_pyramid.runner.drawing import INK, WHITE, font
+    from cpvt_pyramid.tooling.drawing import INK, WHITE, font
 
     top = float(np.quantile(np.concatenate([m.numpy().ravel() for m in maps.values()]), 0.999))
     height, width = next(iter(maps.values())).shape
@@ -176,7 +176,7 @@ def draw(maps: dict[int, Tensor]) -> Image.Image:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(seams, argv)
 

@@ -70,7 +70,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
 
 prepare_for_torch()  # before torch is imported
 
@@ -399,7 +399,7 @@ def targets(whole: Whole, case: Case) -> list:
     """The data samples of a batch, with random boxes, masks or label maps, always the same."""
     from mmengine.structures import InstanceData, PixelData
 
-    from cpvt_pyramid.runner.samples import data_sample
+    from cpvt_pyramid.runner.inference.samples import data_sample
 
     model, size = whole.model, (case.height, case.width)
     random = torch.Generator().manual_seed(0)
@@ -711,7 +711,7 @@ def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tenso
 
 def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
     """`peak_memory` on a CPU, in a process that runs nothing else."""
-    from cpvt_pyramid.runner import memory
+    from cpvt_pyramid.tooling import memory
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)  # the number of proposals depends on weights and image

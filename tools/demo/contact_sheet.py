@@ -39,11 +39,11 @@ def contact_sheet(
         score_thr: do not draw boxes with a lower score
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one
     """
-    from cpvt_pyramid.runner import prediction
     from cpvt_pyramid.runner.checks import check_data
-    from cpvt_pyramid.runner.command import UserError
     from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.inference import prediction
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.tooling.command import UserError
 
     cfg = load_config(config)
     if not cfg.get('val_dataloader'):
@@ -73,7 +73,7 @@ def contact_sheet(
 def check_arguments(out: Path, images: int) -> None:
     from PIL import Image
 
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     if images < 1:
         raise UserError(f'--images must be at least 1, got {images}')
@@ -89,7 +89,7 @@ def build_dataset(cfg: Any) -> Any:
     """The validation set."""
     from mmengine.registry import DATASETS
 
-    from cpvt_pyramid.runner.command import UserError
+    from cpvt_pyramid.tooling.command import UserError
 
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     if not len(dataset):
@@ -101,7 +101,7 @@ def draw_detection(
     dataset: Any, model: Any, colors: dict[str, tuple], chosen: Sequence[int], score_thr: float
 ) -> tuple[list[tuple], dict]:
     """Pairs of pictures, ground truth and prediction, and an empty legend: boxes have labels."""
-    from cpvt_pyramid.runner.drawing import draw_boxes
+    from cpvt_pyramid.tooling.drawing import draw_boxes
 
     classes, palette = list(colors), list(colors.values())
     pairs = []
@@ -130,7 +130,7 @@ def draw_segments(
     from mmengine.registry import TRANSFORMS
     from PIL import Image
 
-    from cpvt_pyramid.runner.drawing import draw_segmentation, painted_classes
+    from cpvt_pyramid.tooling.drawing import draw_segmentation, painted_classes
 
     classes, palette = list(colors), list(colors.values())
     read_map = TRANSFORMS.build({'type': 'LoadAnnotations'})
@@ -190,7 +190,7 @@ def lay_out(pairs: Sequence[tuple], title: str, legend: dict[str, tuple]) -> Any
     """A white sheet: the title, the pairs in rows, the legend."""
     from PIL import Image, ImageDraw
 
-    from cpvt_pyramid.runner.drawing import INK, WHITE, draw_legend, font
+    from cpvt_pyramid.tooling.drawing import INK, WHITE, draw_legend, font
 
     across = 1 if len(pairs) < 4 else 2 if len(pairs) <= 12 else 3
     rows = [pairs[i : i + across] for i in range(0, len(pairs), across)]
@@ -223,8 +223,8 @@ def lay_out(pairs: Sequence[tuple], title: str, legend: dict[str, tuple]) -> Any
 def save(sheet: Any, out: Path) -> None:
     from PIL import Image
 
-    from cpvt_pyramid.runner.command import UserError
-    from cpvt_pyramid.runner.files import atomic_write
+    from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.tooling.files import atomic_write
 
     try:
         with atomic_write(out) as draft:  # whose suffix does not tell the format
@@ -234,7 +234,7 @@ def save(sheet: Any, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(contact_sheet, argv)
 

@@ -45,8 +45,8 @@ def curves(work_dir: str, *, out: str | None = None) -> None:
         work_dir: the directory given to the training as --work-dir
         out (FILE): the picture; by default curves.png in the work directory
     """
-    from cpvt_pyramid.runner.command import UserError
-    from cpvt_pyramid.runner.files import atomic_write
+    from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.tooling.files import atomic_write
 
     path = Path(out or Path(work_dir, 'curves.png'))
     try:
@@ -204,7 +204,7 @@ def draw_losses(ax, curves: Curves) -> None:
 
 
 def draw_metrics(ax, curves: Curves) -> None:
-    from cpvt_pyramid.runner.report import headlines
+    from cpvt_pyramid.tooling.report import headlines
 
     shown = headlines(sorted(curves.metrics))
     colors = ['#c0392b', '#2c6fbb', '#2e8b57', '#8e6bbf', '#c2861e', '#4aa3a3', '#777777']
@@ -222,7 +222,7 @@ def draw_metrics(ax, curves: Curves) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.runner.command import run_command
+    from cpvt_pyramid.tooling.command import run_command
 
     return run_command(curves, argv)
 

@@ -33,7 +33,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
-from cpvt_pyramid.runner.command import UserError, imports_of, run_command  # noqa: E402
+from cpvt_pyramid.tooling.command import UserError, imports_of, run_command  # noqa: E402
 
 with imports_of('sample_dataset'):
     import numpy as np

@@ -1,0 +1,1 @@
+"""Data sets on disk: layouts, checks, pages, and configs for them."""

@@ -1,0 +1,424 @@
+"""Recognizes folders with images and label maps for semantic segmentation.
+
+Any pair of folders such as images/ and masks/, train/ and train_labels/, ADE20K's and Pascal VOC's
+folders, or images and maps in one folder with names such as a.jpg and a_mask.png. The values of a
+map are indices of classes, or gray values or colours that stand for them.
+"""
+
+import csv
+import io
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Optional
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ...tooling.command import UserError
+from ...tooling.drawing import class_palette
+from .checks import CHECKERS, IGNORED_LABEL, Defects
+from .layouts import (
+    SPLITS,
+    WORD,
+    Files,
+    NotRecognized,
+    comparable,
+    distinct,
+    image_sets,
+    named_classes,
+    sizes_of,
+    split_of,
+    text_of,
+    words,
+)
+
+Color = tuple[int, int, int]
+
+# Words in the names of folders and files.
+LABEL_WORDS = {
+    'mask', 'masks', 'label', 'labels', 'annotation', 'annotations', 'annot', 'gt', 'groundtruth',
+    'ground', 'truth', 'seg', 'segmentation', 'segmentations', 'segmap', 'semantic', 'labelids',
+    'gtfine',
+}  # fmt: skip
+IMAGE_WORDS = {
+    'image', 'images', 'img', 'imgs', 'jpeg', 'rgb', 'sat', 'photo', 'photos', 'leftimg8bit',
+}  # fmt: skip
+OTHER_WORDS = {'object', 'instance', 'instances', 'panoptic'}  # of maps of instances
+# Words in which the folders of images and label maps may differ.
+SKIPPED = LABEL_WORDS | IMAGE_WORDS | set.union(*SPLITS.values()) | {'class'}
+TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
+MOST_COLORS = 255
+
+
+class Pair(NamedTuple):
+    """An image and its label map, relative to the folder of the data."""
+
+    image: str
+    label: str
+
+
+class Values(NamedTuple):
+    """What occurs in a label map."""
+
+    counts: dict[int, int]  # pixels by value, or by 0xRRGGBB
+    is_color: bool
+    palette: dict[int, Color]  # of its values, if it has one
+
+
+class LabelMaps(NamedTuple):
+    """What was found in a folder with label maps."""
+
+    layout: str  # for people
+    splits: dict[str, list[Pair]]  # by train, val and test
+    classes: list[str]
+    palette: list[Color]
+    codes: Optional[list[int]]  # values that stand for 0, 1, ... in the files; None: these
+    by_color: bool  # the codes are 0xRRGGBB
+    reduce_zero_label: bool  # 0 is to be ignored and 1 is the first class
+    pixels: list[int]  # by class
+    sizes: dict[str, tuple[int, int]]  # (height, width) of each image
+    notes: list[str]  # what a person should know, one line each
+
+
+def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
+    """Read the label maps in a folder.
+
+    Args:
+        root: the folder.
+        defects: collects what is wrong with files; what is returned is without it.
+
+    Raises:
+        UserError: there are none, or their classes cannot be told.
+    """
+    files = Files(root)
+    splits, notes = find_pairs(files, defects)
+    pairs = [pair for split in splits.values() for pair in split]
+    values = values_of(root, [pair.label for pair in pairs], defects)
+    sizes = sizes_of(root, [pair.image for pair in pairs], defects)
+    splits = {
+        split: [pair for pair in listed if pair.label in values and pair.image in sizes]
+        for split, listed in splits.items()
+    }
+    if not values or not any(splits.values()):
+        raise UserError(f'{root}: none of {len(pairs)} label maps and their images is readable')
+    names, colors = names_and_colors(files)
+    has_palette = any(found.palette for found in values.values())
+    in_color = any(found.is_color for found in values.values())
+    by_color = in_color or palettes_differ(values.values()) or bool(colors and has_palette)
+    counts = Counter()
+    for found in values.values():
+        for value, count in found.counts.items():
+            if by_color and not found.is_color:
+                value = packed(found.palette.get(value, (value,) * 3))
+            counts[value] += count
+    is_gray = all(len(set(unpacked(code))) == 1 for code in counts)
+    if by_color and is_gray and not (has_palette or colors):  # gray values in three channels
+        by_color, counts = False, Counter({code & 255: n for code, n in counts.items()})
+    if not by_color and any(len(set(color)) > 1 for color in colors):
+        colors = []  # names of indices, then
+    if by_color or colors or not are_indices(counts, len(names)):
+        return coded(splits, counts, by_color, names, colors, sizes, notes)
+    palette = {k: c for found in values.values() for k, c in found.palette.items()}
+    is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
+    found = indexed(is_ade, splits, counts, palette, names, sizes, notes)
+    return found._replace(codes=list(range(256))) if in_color else found
+
+
+def coded(
+    splits: dict[str, list[Pair]],
+    counts: Counter,
+    by_color: bool,
+    names: list[str],
+    colors: list[Color],
+    sizes: dict[str, tuple[int, int]],
+    notes: list[str],
+) -> LabelMaps:
+    """Label maps whose colours or gray values stand for classes."""
+    if colors:
+        codes = [packed(color) if by_color else color[0] for color in colors]
+        if unknown := sorted(set(counts) - set(codes)):
+            share = sum(counts[code] for code in unknown) / sum(counts.values())
+            notes.append(
+                f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored'
+            )
+        counts = Counter({code: counts[code] for code in codes})
+    else:
+        codes = sorted(counts)
+    if len(codes) > MOST_COLORS:
+        raise UserError(
+            f'the label maps have {len(codes)} colours; there must be one for each class, at most '
+            f'{MOST_COLORS}. Were they compressed as JPEG or enlarged smoothly?'
+        )
+    if not names and not colors:
+        names = [color_name(code, by_color) for code in codes]
+        if codes == [0, 255]:
+            names = ['background', 'foreground']
+    if len(names) != len(codes):
+        raise UserError(
+            f'the label maps have {len(codes)} colours, but {len(names)} classes have names'
+        )
+    palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
+    layout = 'images and label maps in colours' if by_color else 'images and label maps in gray'
+    pixels = [counts[code] for code in codes]
+    return LabelMaps(
+        layout, splits, names, palette, codes, by_color, False, pixels, sizes, notes
+    )  # fmt: skip
+
+
+def indexed(
+    is_ade: bool,
+    splits: dict[str, list[Pair]],
+    counts: Counter,
+    palette: dict[int, Color],
+    names: list[str],
+    sizes: dict[str, tuple[int, int]],
+    notes: list[str],
+) -> LabelMaps:
+    """Label maps of class indices."""
+    highest = max((value for value in counts if value != IGNORED_LABEL), default=0)
+    reduce_zero_label = is_ade or 0 not in counts and len(names) in (0, highest)
+    if reduce_zero_label:
+        notes.append('label 0 is ignored, and 1 is the first class')
+    first = int(reduce_zero_label)
+    count = len(names) or highest + 1 - first
+    if highest - first >= count:
+        raise UserError(
+            f'the label maps have labels up to {highest}, but {count} classes have names'
+        )
+    if not names:
+        names = [f'class_{i}' for i in range(count)]
+        notes.append(
+            'no file names the classes; edit the names in the config, or add a classes.txt'
+        )
+    if all(first + i in palette for i in range(count)) and len(set(palette.values())) >= count:
+        colors = [palette[first + i] for i in range(count)]
+    else:
+        colors = class_palette(names)
+    return LabelMaps(
+        'ADE20K' if is_ade else 'images and label maps of indices',
+        splits, names, colors, None, False,
+        reduce_zero_label, [counts[first + i] for i in range(count)], sizes, notes,
+    )  # fmt: skip
+
+
+# Pairs of files
+
+
+def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], list[str]]:
+    """The images with their label maps of each split, and notes."""
+    lists = image_sets(files, 'Segmentation')
+    images, labels = {}, {}
+    for name in files.images:
+        kind, key = kind_and_key(name)
+        known = {'image': images, 'label': labels}.get(kind, {})
+        if key in known and kind == 'image':
+            defects.error('images with the name of another image', name)
+        known.setdefault(key, name)
+    if not labels:
+        raise NotRecognized(
+            f'{files.root} has no label maps; expected pairs of folders such as images/ and masks/ '
+            'with a mask for each image, or names such as a.jpg and a_mask.png'
+        )
+    match_by_name(images, labels)
+    paired = {key: Pair(images[key], labels[key]) for key in labels if key in images}
+    if not paired:
+        raise UserError(
+            f'{files.root}: no label map has the name of an image, for example '
+            f'{next(iter(labels.values()))}'
+        )
+    notes = []
+    if lists:
+        alone = [k for k in images if k not in labels and comparable(k[-1]) in lists]
+        before = len(paired)
+        paired = {key: pair for key, pair in paired.items() if comparable(key[-1]) in lists}
+        if before > len(paired):
+            notes.append(
+                f'{before - len(paired)} images are in no list of ImageSets/Segmentation: left out'
+            )
+    else:
+        alone = [key for key in images if key not in labels]
+    for key in alone:
+        defects.error('images without a label map', images[key])
+    for key in labels.keys() - images.keys():
+        defects.warn('label maps without an image', labels[key])
+    splits = defaultdict(list)
+    for key, pair in paired.items():
+        split = lists.get(comparable(key[-1])) if lists else key[0]
+        splits[split or 'train'].append(pair)
+    return {split: sorted(splits[split]) for split in SPLITS if split in splits}, notes
+
+
+def kind_and_key(name: str) -> tuple[str, tuple[Optional[str], ...]]:
+    """Whether a file is an image, a label map or something else, and what it shares with its
+    partner: the split, the folders without words such as masks, and the name without them."""
+    path = PurePosixPath(name)
+    stem, kinds, rest = path.stem, [], []  # kinds: the most specific first
+    while match := TAIL.search(stem):
+        tail = match[1].lower()
+        if tail not in LABEL_WORDS | IMAGE_WORDS and match[1] != 'L':  # CamVid: a_L.png
+            break
+        kinds.append('image' if tail in IMAGE_WORDS else 'label')
+        stem = stem[: match.start()]
+    for part in reversed(path.parts[:-1]):
+        found = {part.lower(), *words(part)}
+        if found & OTHER_WORDS:
+            return 'other', ()
+        if found & LABEL_WORDS or found & IMAGE_WORDS:
+            kinds.append('label' if found & LABEL_WORDS else 'image')
+        if part.lower() not in SKIPPED:
+            kept = WORD.sub(lambda m: '' if m[0].lower() in SKIPPED else m[0], part)
+            rest += [comparable(kept.strip(' _.-'))] if kept.strip(' _.-') else []
+    kind = kinds[0] if kinds else 'image'
+    return kind, (split_of(name, folders_only=True), *rest, comparable(stem))
+
+
+def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
+    """Give label maps in other folders than their images the key of the only image with the same
+    split and name."""
+    alone = defaultdict(list)
+    for key in images.keys() - labels.keys():
+        alone[key[0], key[-1]].append(key)
+    for key in sorted(labels.keys() - images.keys(), key=str):
+        if len(alone[key[0], key[-1]]) == 1:
+            labels[alone[key[0], key[-1]].pop()] = labels.pop(key)
+
+
+# Values and names
+
+
+def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, Values]:
+    """What occurs in each label map."""
+
+    def values_or_none(name: str) -> Optional[Values]:
+        try:
+            with Image.open(root / name) as image:
+                return values_in(image)
+        except Exception:  # Pillow raises many kinds on a truncated file
+            return None
+
+    found = {}
+    with ThreadPoolExecutor(CHECKERS) as threads:
+        results = tqdm(
+            threads.map(values_or_none, names), 'reading label maps', len(names), leave=False,
+            delay=3,
+        )  # fmt: skip
+        for name, values in zip(names, results):
+            if values is None:
+                defects.error('label maps that are not complete images', name)
+            elif len(values.counts) > 16 * MOST_COLORS:
+                defects.error('label maps with thousands of colours', name)
+            else:
+                found[name] = values
+    return found
+
+
+def values_in(image: Image.Image) -> Values:
+    palette = {}
+    if image.mode in ('1', 'L', 'P'):
+        unit = 255 if image.mode == '1' else 1
+        counts = {value // unit: count for count, value in image.getcolors()}
+        if image.mode == 'P':
+            colors = np.reshape(image.getpalette('RGB'), (-1, 3))
+            palette = {v: tuple(map(int, colors[v])) for v in counts if v < len(colors)}
+        return Values(counts, False, palette)
+    if image.mode.startswith('I'):
+        values, counts = np.unique(np.asarray(image), return_counts=True)
+        return Values(dict(zip(values.tolist(), counts.tolist())), False, palette)
+    values, counts = np.unique(packed_pixels(image), return_counts=True)
+    return Values(dict(zip(values.tolist(), counts.tolist())), True, palette)
+
+
+def packed_pixels(image: Image.Image) -> np.ndarray:
+    """(H, W) 0xRRGGBB."""
+    red, green, blue = np.moveaxis(np.asarray(image.convert('RGB')).astype(np.int64), -1, 0)
+    return red << 16 | green << 8 | blue
+
+
+def packed(color: Color) -> int:
+    return color[0] << 16 | color[1] << 8 | color[2]
+
+
+def unpacked(code: int) -> Color:
+    return code >> 16, code >> 8 & 255, code & 255
+
+
+def palettes_differ(values: Sequence[Values]) -> bool:
+    """Whether an index has several colours, so that the colours and not the indices are classes."""
+    colors = {}
+    return any(
+        colors.setdefault(index, color) != color
+        for found in values
+        for index, color in found.palette.items()
+    )
+
+
+def are_indices(counts: Counter, names: int) -> bool:
+    """Whether values are class indices, and not gray values such as 0 and 255 for two classes."""
+    values = set(counts) - {IGNORED_LABEL}
+    if max(counts) > IGNORED_LABEL or values <= {0} and IGNORED_LABEL in counts:
+        return False
+    return max(values, default=0) <= (names or 3 * len(values) + 10)
+
+
+def color_name(code: int, by_color: bool) -> str:
+    if code == 0:
+        return 'background'
+    return f'color_{code:06x}' if by_color else f'gray_{code}'
+
+
+def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
+    """The names of the classes, and their colours, from a file that lists them; or nothing."""
+    for name in sorted(files.names, key=lambda n: (n.count('/'), n)):
+        path = files.root / name
+        if path.name == 'objectInfo150.txt':
+            rows = [line.split('\t') for line in text_of(path).splitlines()]
+            if 'Name' not in rows[0]:
+                raise UserError(f'{path} must have a column Name')
+            column = rows[0].index('Name')
+            rows = [row for row in rows[1:] if len(row) > column]
+            return distinct([row[column].split(',')[0].strip() for row in rows]), []
+        if path.name == 'labelmap.txt':  # CVAT: name:r,g,b:parts:actions
+            rows = [line.split(':') for line in text_of(path).splitlines() if line[:1] != '#']
+            rows = [[row[0], *row[1].split(',')] for row in rows if len(row) > 1]
+            return listed_colors(path, rows)
+        if path.suffix == '.csv':
+            rows = list(csv.reader(io.StringIO(text_of(path))))
+            head = [cell.strip().lower() for cell in rows[0]] if rows else []
+            if head[1:4] == ['r', 'g', 'b']:  # name, r, g, b
+                return listed_colors(path, rows[1:])
+            if head == ['pixel value', 'class']:  # Roboflow
+                return distinct([row[1].strip() for row in rows[1:] if len(row) > 1]), []
+    return named_classes(files), []
+
+
+def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> tuple[list[str], list[Color]]:
+    try:
+        colors = [tuple(map(int, row[1:4])) for row in rows if row]
+        for color in colors:
+            if len(color) != 3 or not all(0 <= value <= 255 for value in color):
+                raise ValueError
+    except ValueError as error:
+        raise UserError(f'{path} must list a name and three numbers for each class') from error
+    return distinct([row[0].strip() for row in rows if row]), colors
+
+
+def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
+    """Write a label map in colours or gray values as one of class indices, with its palette."""
+    with Image.open(source) as image:
+        if found.by_color:
+            pixels = packed_pixels(image)
+        else:  # gray values, perhaps in three channels
+            pixels = np.asarray(image)
+            pixels = pixels[..., 0] if pixels.ndim == 3 else pixels
+    codes = np.array(found.codes)
+    order = codes.argsort()
+    place = codes[order].searchsorted(pixels).clip(0, len(codes) - 1)
+    labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
+    image = Image.fromarray(labels.astype(np.uint8))
+    image.putpalette([value for color in found.palette for value in color])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    image.save(target, 'PNG')

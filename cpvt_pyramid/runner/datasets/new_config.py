@@ -1,0 +1,548 @@
+"""A config for a folder with data: recognizes its layout and adapts a recipe to it."""
+
+import os
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from itertools import combinations
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from mmengine.config import Config
+
+from ...tooling.command import UserError
+from ...tooling.drawing import class_palette
+from ...tooling.files import atomic_write, check_file
+from ..configs import kind_of, load_config
+from .checks import Defects, Problem
+from .config_source import Code, text_of_settings
+from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
+from .layouts import (
+    GENERATED,
+    NotRecognized,
+    Objects,
+    divide,
+    find_objects,
+    stop_on_errors,
+    validation_part,
+    write_json,
+)
+from .recipes import Recipe, Scales, pipeline_of, steps
+
+HERE = '{{ fileDirname }}'
+
+
+class Data(NamedTuple):
+    """The data sets of a config, and what is known about them."""
+
+    layout: str
+    classes: list[str]
+    palette: list[tuple[int, int, int]]
+    datasets: dict[str, list[dict]]  # configs of the data sets of train, val and test
+    images: dict[str, int]  # number of images of each of them
+    sizes: np.ndarray  # (N, 2) heights and widths of the training images
+    objects: np.ndarray  # (M,) sides of squares with the areas of their objects, in pixels
+    scales: np.ndarray  # (M,) index into sizes for each object
+    lines: list[str]  # what was found
+    reduce_zero_label: bool = False
+
+
+def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: bool) -> list[str]:
+    """Write a config for a folder with data, and the files that it needs next to it.
+
+    Args:
+        data: the folder.
+        base: config with the model and the recipe.
+        out: the config to write. Converted annotations go to a folder next to it, OUT_data.
+        skip_bad: leave out what has errors.
+        overwrite: replace files that exist.
+
+    Returns:
+        Lines for people: what was found and written.
+    """
+    folder = out.with_name(out.stem + GENERATED)
+    check_output(out, folder, base, overwrite)
+    cfg = load_config(base)
+    task = task_of(cfg, base)
+    partial = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        found = data_of_folder(data, task, out, partial, skip_bad)
+        text, lines = config_text(cfg, found, task, data, base, out)
+        if folder.exists():
+            shutil.rmtree(folder)
+        if partial.exists():
+            partial.rename(folder)
+        with atomic_write(out) as file:
+            file.write_text(text, encoding='utf-8')
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    written = f'{out} and {folder}/' if folder.exists() else str(out)
+    return [*found.lines, *lines, f'wrote {written}']
+
+
+def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
+    if out.suffix != '.py':
+        raise UserError(f'--out must be a .py file, got {out}')
+    if re.search(r"""['"\\{}\n]""", os.path.abspath(out)):
+        raise UserError(f'the path of --out must have no quotes, braces and backslashes, got {out}')
+    if base.exists() and out.exists() and base.samefile(out):
+        raise UserError(f'--out must not be the base, got {out} for both')
+    for path in (out, folder):
+        if path.exists() and not overwrite:
+            raise UserError(f'{path} exists; choose another --out, or replace it with --overwrite')
+    if folder.exists():
+        ours = re.compile(r'(train|val|test)\d*\.(json|txt)|labels')
+        foreign = [path.name for path in folder.iterdir() if not ours.fullmatch(path.name)]
+        if foreign:
+            raise UserError(f'{folder} has files of others ({foreign[0]}); choose another --out')
+    check_file(out)
+
+
+def task_of(cfg: Config, base: Path) -> str:
+    """detection, instance or segmentation."""
+    loaders = [f'{split}_dataloader' for split in ('train', 'val', 'test')]
+    evaluators = ['val_evaluator', 'test_evaluator']
+    for key in ('train_cfg', 'optim_wrapper', *loaders, *evaluators):
+        if not cfg.get(key):
+            raise UserError(f'{base} must be the config of a training; it has no {key}')
+    if cfg.default_scope == 'mmseg':
+        return 'segmentation'
+    pipeline = pipeline_of(cfg, 'train')
+    loads = [step for step in steps(pipeline) if kind_of(step).startswith('LoadAnn')]
+    if any(step.get('with_seg') for step in loads) or 'Panoptic' in kind_of(cfg.model):
+        raise UserError(f'{base} is panoptic; the base must detect objects or segment images')
+    return 'instance' if any(step.get('with_mask') for step in loads) else 'detection'
+
+
+# Data
+
+
+def data_of_folder(data: Path, task: str, out: Path, folder: Path, skip_bad: bool) -> Data:
+    """Read a folder with data and write what has to be converted.
+
+    Args:
+        data: the folder.
+        task: detection, instance or segmentation.
+        out: the config that will name the data.
+        folder: to write to; it will be renamed to the folder next to the config.
+        skip_bad: leave out what has errors.
+    """
+    defects = Defects()
+    if task == 'segmentation':
+        maps = find_label_maps(data, defects)
+        stop_on_errors(defects, skip_bad)
+        return label_map_data(maps, data, out, folder)
+    objects = find_objects(data, defects, skip_bad)
+    if task == 'instance':
+        objects = with_masks(objects, defects)
+    stop_on_errors(defects, skip_bad)
+    return object_data(objects, data, out, folder)
+
+
+@contextmanager
+def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[Problem]]]:
+    """A config with the data in a folder, for their check, and what was found wrong so far.
+
+    Args:
+        data: the folder.
+        out_dir: folder for the report.
+    """
+    defects = Defects()
+    with TemporaryDirectory() as temporary:
+        out = Path(temporary, 'folder.py')
+        folder = out.with_name(out.stem + GENERATED)
+        try:
+            found = object_data(find_objects(data, defects, skip_bad=True), data, out, folder)
+        except NotRecognized:
+            found = label_map_data(find_label_maps(data, defects), data, out, folder)
+        print('\n'.join(found.lines))
+        is_segmentation = not found.objects.size
+        settings = {
+            'default_scope': 'mmseg' if is_segmentation else 'mmdet',
+            'work_dir': str(out_dir),
+            'data_root': os.path.abspath(data),
+            'metainfo': dict(classes=tuple(found.classes), palette=list(found.palette)),
+            'train_pipeline': [],
+            'test_pipeline': [],
+        }
+        for split, datasets in found.datasets.items():
+            settings[f'{split}_dataloader'] = dict(dataset=one_of(datasets))
+        out.write_text(text_of_settings(settings), encoding='utf-8')
+        yield Config.fromfile(out), defects.problems()
+
+
+def with_masks(found: Objects, defects: Defects) -> Objects:
+    """Report objects that have no mask, and leave them out."""
+    splits, masks = {}, 0
+    for name, split in found.splits.items():
+        good = []
+        for annotation in split.content['annotations']:
+            if annotation.get('segmentation') or annotation.get('iscrowd'):
+                good.append(annotation)
+            else:
+                at = f'annotation {annotation["id"]} of the {name} data'
+                defects.error('objects without a mask', at)
+        masks += len(good)
+        if len(good) < len(split.content['annotations']):
+            split = split._replace(content={**split.content, 'annotations': good}, path=None)
+        splits[name] = split
+    if not masks:
+        raise UserError(
+            f'the base trains masks, but the {found.layout} data have boxes only; choose a base '
+            'such as retinanet_cpvt_s.py'
+        )
+    return found._replace(splits=splits)
+
+
+def object_data(found: Objects, data: Path, out: Path, folder: Path) -> Data:
+    """The data of a detector; writes annotations that are no COCO file of the folder."""
+    splits, notes = dict(found.splits), list(found.notes)
+    require_training_data(splits, data)
+    if not splits['train'].content['annotations']:
+        raise UserError(f'the training data in {data} have no objects')
+    if 'val' not in splits:
+        chosen = validation_part(len(splits['train'].content['images']))
+        splits['train'], splits['val'] = divide(splits['train'], chosen)
+        notes.append(validation_note(splits['val'].content['images']))
+    notes += shared_note(
+        {
+            key: {str(split.folder / image['file_name']) for image in split.content['images']}
+            for key, split in splits.items()
+        }
+    )
+    datasets, images, lines = {}, {}, []
+    names = {c['id']: c['name'] for s in splits.values() for c in s.content['categories']}
+    for name in [key for key in ('train', 'val', 'test') if key in splits]:
+        split = splits[name]
+        if split.path is None:
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f'{name}.json', split.content)
+            ann_file = f'{HERE}/{out.stem}{GENERATED}/{name}.json'
+        else:
+            ann_file = relative(split.path, data)
+            names = {c['id']: c['name'] for c in split.content['categories']}
+        prefix = relative(split.folder, data)
+        datasets[name] = [
+            dict(
+                type='CocoDataset', data_root=Code('data_root'), metainfo=Code('metainfo'),
+                ann_file=ann_file, data_prefix=dict(img='' if prefix == '.' else f'{prefix}/'),
+                **(dict(filter_cfg=dict(filter_empty_gt=False, min_size=1)) if name == 'train'
+                   else dict(test_mode=True)),
+                pipeline=Code('train_pipeline' if name == 'train' else 'test_pipeline'))
+        ]  # fmt: skip
+        images[name] = len(split.content['images'])
+        counts = Counter(names.get(a['category_id']) for a in split.content['annotations'])
+        annotated = {a['image_id'] for a in split.content['annotations']}
+        lines.append(
+            f'{name}: {images[name]} images ({images[name] - len(annotated)} without objects), '
+            f'{sum(counts.values())} objects: {shown_counts(counts)}'
+        )
+    rows = {image['id']: row for row, image in enumerate(splits['train'].content['images'])}
+    annotations = splits['train'].content['annotations']
+    areas = [max(a['bbox'][2] * a['bbox'][3], 0) for a in annotations]
+    sizes = [(image['height'], image['width']) for image in splits['train'].content['images']]
+    return Data(
+        found.layout, found.classes, class_palette(found.classes), datasets, images,
+        np.array(sizes, float), np.sqrt(areas),
+        np.array([rows[a['image_id']] for a in annotations], int),
+        [headline(found.layout, data, found.classes), *lines, *map('note: {}'.format, notes)],
+    )  # fmt: skip
+
+
+def label_map_data(found: LabelMaps, data: Path, out: Path, folder: Path) -> Data:
+    """The data of a segmentor; writes lists of images, and label maps of indices where the values
+    of the files are others."""
+    splits, notes = dict(found.splits), list(found.notes)
+    require_training_data(splits, data)
+    if 'val' not in splits:
+        chosen = validation_part(len(splits['train']))
+        both = [[p for p, c in zip(splits['train'], chosen) if c == part] for part in (0, 1)]
+        splits['train'], splits['val'] = both
+        notes.append(validation_note(splits['val']))
+    notes += shared_note({key: {p.image for p in pairs} for key, pairs in splits.items()})
+    groups = {name: grouped(pairs) for name, pairs in splits.items()}
+    labels = None  # the folder of converted label maps
+    if found.codes or max(map(len, groups.values())) > 8:
+        labels = f'{HERE}/{out.stem}{GENERATED}/labels'
+        for pair in (p for pairs in splits.values() for p in pairs):
+            target = folder / 'labels' / PurePosixPath(pair.image).with_suffix('.png')
+            if found.codes:
+                write_indices(data / pair.label, target, found)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(data / pair.label, target)
+        notes.append('label maps were written as class indices next to the config')
+        groups = {
+            name: grouped([Pair(p.image, str(PurePosixPath(p.image).with_suffix('.png'))) for p in
+                           pairs])
+            for name, pairs in splits.items()
+        }  # fmt: skip
+    datasets, lines = {}, []
+    for name in [key for key in ('train', 'val', 'test') if key in splits]:
+        datasets[name] = []
+        for (images, suffix, maps, map_suffix), names in groups[name].items():
+            listed = dict(
+                data_prefix=dict(
+                    img_path=images, seg_map_path=f'{labels}/{maps}'.rstrip('/') if labels else maps
+                )
+            )
+            if names != in_folder(data / images, suffix):
+                number = len(datasets[name]) or ''
+                folder.mkdir(exist_ok=True)
+                text = ''.join(f'{n}\n' for n in names)
+                (folder / f'{name}{number}.txt').write_text(text, encoding='utf-8')
+                listed['ann_file'] = f'{HERE}/{out.stem}{GENERATED}/{name}{number}.txt'
+            datasets[name].append(
+                dict(
+                    type='BaseSegDataset', data_root=Code('data_root'), metainfo=Code('metainfo'),
+                    img_suffix=suffix, seg_map_suffix=map_suffix, **listed,
+                    reduce_zero_label=found.reduce_zero_label,
+                    pipeline=Code('train_pipeline' if name == 'train' else 'test_pipeline'))
+            )  # fmt: skip
+        lines.append(f'{name}: {len(splits[name])} images')
+    counts = Counter(dict(zip(found.classes, found.pixels)))
+    total = max(sum(found.pixels), 1)
+    shares = [f'{name} {count / total:.1%}' for name, count in counts.most_common(8)]
+    lines.append(f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else ''))
+    return Data(
+        found.layout, found.classes, found.palette, datasets,
+        {name: len(pairs) for name, pairs in splits.items()},
+        np.array([found.sizes[pair.image] for pair in splits['train']], float),
+        np.zeros(0), np.zeros(0, int),
+        [headline(found.layout, data, found.classes), *lines, *map('note: {}'.format, notes)],
+        found.reduce_zero_label,
+    )  # fmt: skip
+
+
+def shared_note(images: dict[str, set[str]]) -> list[str]:
+    """Notes about images in two splits."""
+    notes = []
+    for one, other in combinations(images, 2):
+        if shared := images[one] & images[other]:
+            notes.append(f'{len(shared)} images are in {one} and in {other}')
+    return notes
+
+
+def require_training_data(splits: dict, data: Path) -> None:
+    if not splits.get('train'):
+        raise UserError(f'{data} has no training data, only {" and ".join(splits)}')
+
+
+def validation_note(chosen: Sequence) -> str:
+    return (
+        f'no validation data: {len(chosen)} training images, chosen at random with seed 0, are '
+        'used for it. Divide frames of a video or views of one scene yourself'
+    )
+
+
+def headline(layout: str, data: Path, classes: Sequence[str]) -> str:
+    return f'{data}: {layout}, {len(classes)} classes: {shown(classes)}'
+
+
+def shown(names: Sequence[str]) -> str:
+    return ', '.join(names[:12]) + (' ...' if len(names) > 12 else '')
+
+
+def shown_counts(counts: Counter) -> str:
+    rare = f' ... {counts.most_common()[-1][0]} {min(counts.values())}' if len(counts) > 8 else ''
+    return ', '.join(f'{name} {count}' for name, count in counts.most_common(8)) + rare
+
+
+def relative(path: Path, start: Path) -> str:
+    return Path(os.path.relpath(path, start)).as_posix()
+
+
+def grouped(pairs: Sequence[Pair]) -> dict[tuple[str, str, str, str], list[str]]:
+    """Names of images by what BaseSegDataset adds to them: folder and suffix of images and label
+    maps."""
+    by_ends = defaultdict(list)
+    for pair in pairs:
+        image, label = PurePosixPath(pair.image), PurePosixPath(pair.label)
+        name = os.path.commonprefix([image.stem, label.stem])
+        if name not in (image.stem, label.stem):
+            name = re.sub('[ _.-]?[A-Za-z]*$', '', name)
+        folders = [list(path.parts[:-1]) for path in (image, label)]
+        inner = []
+        while all(folders) and folders[0][-1] == folders[1][-1]:
+            inner.insert(0, folders[0].pop())
+            folders[1].pop()
+        ends = image.name[len(name) :], label.name[len(name) :]
+        key = '/'.join(folders[0]), ends[0], '/'.join(folders[1]), ends[1]
+        by_ends[key].append('/'.join([*inner, name]))
+    found = {}
+    for (images, suffix, maps, map_suffix), names in by_ends.items():
+        parts = os.path.commonprefix([name.split('/')[:-1] for name in names])
+        prefix = '/'.join(parts)
+        key = joined(images, prefix), suffix, joined(maps, prefix), map_suffix
+        found[key] = sorted(name[len(prefix) :].lstrip('/') for name in names)
+    return found
+
+
+def joined(*parts: str) -> str:
+    return '/'.join(filter(None, parts))
+
+
+def in_folder(folder: Path, suffix: str) -> list[str]:
+    """The names that BaseSegDataset finds in a folder of images."""
+    found = [p.relative_to(folder).as_posix() for p in folder.rglob(f'*{suffix}') if p.is_file()]
+    return sorted(name.removesuffix(suffix) for name in found)
+
+
+# The config
+
+
+def config_text(
+    cfg: Config, data: Data, task: str, root: Path, base: Path, out: Path
+) -> tuple[str, list[str]]:
+    """The text of a config, and lines for people about it.
+
+    Args:
+        cfg: the base.
+        data: the data sets.
+        task: detection, instance or segmentation.
+        root: the folder with the data.
+        base: the path of the base.
+        out: the path of the config.
+    """
+    here = Path(os.path.abspath(out)).parent
+    scaled = Scales.of(cfg, data.sizes, task)
+    recipe = Recipe.of(cfg, data.images['train'])
+    settings = {
+        '_base_': relative(Path(os.path.abspath(base)), here),
+        'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
+        'metainfo': dict(classes=tuple(data.classes), palette=list(data.palette)),
+        'model': model_changes(cfg.model, len(data.classes), scaled),
+        'train_pipeline': scaled.pipeline(pipeline_of(cfg, 'train'), data.reduce_zero_label),
+        'test_pipeline': scaled.pipeline(pipeline_of(cfg, 'val'), data.reduce_zero_label),
+    }
+    if cfg.get('tta_pipeline'):
+        settings['tta_pipeline'] = scaled.pipeline(cfg.tta_pipeline, data.reduce_zero_label)
+    settings |= loaders(cfg, data, recipe)
+    settings |= evaluators(cfg, data, task)
+    settings |= recipe.settings(cfg)
+    comments = {
+        'train_pipeline': scaled.comment,
+        'train_cfg': recipe.length_comment,
+        'optim_wrapper': recipe.lr_comment,
+    }
+    name = out.name
+    head = (
+        f'# {len(data.classes)} classes, {sum(data.images.values())} images ({data.layout}). '
+        'Written by tools/new_config.py.\n'
+        f'#   python tools/check_data.py {name}\n#   python tools/train.py {name}\n'
+    )
+    lines = [scaled.line(data.sizes, data.objects, data.scales), recipe.line]
+    return head + text_of_settings(settings, comments), lines
+
+
+def loaders(cfg: Config, data: Data, recipe: 'Recipe') -> dict[str, Any]:
+    """The settings of the data loaders."""
+    found = {}
+    workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
+    for split in ('train', 'val', 'test'):
+        whole = one_of(data.datasets.get(split) or data.datasets['val'])
+        loader = dict(batch_size=recipe.batch) if split == 'train' else {}
+        loader['num_workers'] = workers
+        loader['dataset'] = instead_of(cfg[f'{split}_dataloader'].dataset, whole)
+        found[f'{split}_dataloader'] = loader
+    return with_test_as_val(found, 'dataloader')
+
+
+def one_of(datasets: list[dict]) -> dict:
+    """A data set of one or several."""
+    several = dict(type='ConcatDataset', datasets=datasets)
+    return several if len(datasets) > 1 else datasets[0]
+
+
+def evaluators(cfg: Config, data: Data, task: str) -> dict[str, Any]:
+    """The settings of the metrics."""
+    found = {}
+    for split in ('val', 'test'):
+        if task == 'segmentation':
+            metric = dict(type='IoUMetric', iou_metrics=['mIoU'])
+        else:
+            (dataset,) = data.datasets.get(split) or data.datasets['val']
+            file = dataset['ann_file']
+            metric = dict(
+                type='CocoMetric',
+                ann_file=file if file.startswith(HERE) else Code(f'data_root + {"/" + file!r}'),
+                metric=['bbox', 'segm'] if task == 'instance' else 'bbox',
+            )
+        found[f'{split}_evaluator'] = instead_of(cfg[f'{split}_evaluator'], metric)
+    return with_test_as_val(found, 'evaluator')
+
+
+def instead_of(before: Any, after: dict) -> dict:
+    """A setting that replaces the base's completely, though mmengine merges them."""
+    return after if overrides(after, before) else dict(_delete_=True, **after)
+
+
+def overrides(after: Any, before: Any) -> bool:
+    """Whether nothing of a setting of the base remains when another is merged into it."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return all(key in after and overrides(after[key], before[key]) for key in before)
+    return isinstance(after, Code) or not isinstance(before, list) or not isinstance(after, dict)
+
+
+def with_test_as_val(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Write equal settings of val and test once; not if mmengine is to delete what they replace,
+    which it does for the first of them."""
+    val, test = found[f'val_{kind}'], found[f'test_{kind}']
+    if val == test and '_delete_' not in (val, val.get('dataset') or {})[-1] | val:
+        found[f'test_{kind}'] = Code(f'val_{kind}')
+    return found
+
+
+def model_changes(model: Any, classes: int, scaled: 'Scales') -> dict:
+    """What changes in a model for another number of classes and size of crops."""
+    changed = deepcopy(model.to_dict())
+    count = set_classes(changed, classes)
+    if not count:
+        raise UserError('the model of the base has no num_classes')
+    size = changed.get('data_preprocessor', {}).get('size')
+    if size and scaled.crop != 1:
+        changed['data_preprocessor']['size'] = scaled.crops(size)
+    return difference(model.to_dict(), changed)
+
+
+def set_classes(config: Any, classes: int) -> int:
+    """Set the number of classes in all heads of a model's config; returns how many there were."""
+    if isinstance(config, list):
+        return sum(set_classes(child, classes) for child in config)
+    if not isinstance(config, dict):
+        return 0
+    before = config.get('num_classes')
+    if 'num_things_classes' in config:
+        before = config['num_things_classes'] + config.get('num_stuff_classes', 0)
+        config.update(num_things_classes=classes, num_stuff_classes=0)
+    elif isinstance(before, int):
+        config['num_classes'] = classes
+    if before is not None:
+        for loss in config.values():
+            weights = loss.get('class_weight') if isinstance(loss, dict) else None
+            if isinstance(weights, list) and len(weights) == before + 1:  # the last: no object
+                loss['class_weight'] = Code(f'[{weights[0]}] * {classes} + [{weights[-1]}]')
+            elif isinstance(weights, list):  # those of the base's classes
+                loss['class_weight'] = None
+    others = ('rpn_head', 'backbone', 'neck', 'data_preprocessor')
+    return (before is not None) + sum(
+        set_classes(value, classes) for key, value in config.items() if key not in others
+    )
+
+
+def difference(before: dict, after: dict) -> dict:
+    """The settings that turn one config into another."""
+    changes = {}
+    for key, value in after.items():
+        if isinstance(value, dict) and isinstance(before.get(key), dict):
+            if inner := difference(before[key], value):
+                changes[key] = inner
+        elif key not in before or value != before[key]:
+            changes[key] = value
+    return changes

@@ -1,0 +1,215 @@
+"""A recipe for data of another size: scales of images, batch size, learning rate, length."""
+
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+
+from ..configs import as_list, kind_of, leaves
+
+# Length of a training. Steps are those of the recipe, with the images per step of the recipe.
+MIN_STEPS = 3000
+MAX_EPOCHS = 300  # instead of MIN_STEPS, for small data sets
+SEGMENTATION_EPOCHS = 100  # at least, unless the recipe is shorter
+# Images are enlarged at most by this factor for detection, as most of COCO are by its recipe.
+ENLARGED = 5 / 3
+LARGER = 2  # segmentation of large images: at most this factor of the recipe's scale
+MEMORY = 16 * 2**30  # bytes of a GPU for the recipe's images per GPU
+SMALL = 16  # pixels; objects that are smaller in the network's input are hard to find
+
+
+class Scales(NamedTuple):
+    """How the scales of a recipe change for images of other sizes."""
+
+    before: tuple[int, ...]  # scale of the base's test images
+    scale: float  # factor on scales
+    crop: float  # factor on the crops of segmentation
+    is_segmentation: bool
+
+    @classmethod
+    def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
+        resizes = [s for s in steps(pipeline_of(cfg, 'val')) if s.get('scale')]
+        is_segmentation = task == 'segmentation'
+        if not resizes:
+            return cls((), 1, 1, is_segmentation)
+        before = tuple(resizes[0]['scale'])
+        enlarged = np.median(np.minimum(
+            max(before) / sizes.max(1), min(before) / sizes.min(1)))  # fmt: skip
+        most, limit = (1, LARGER) if is_segmentation else (ENLARGED, 1)
+        scale = min(most / enlarged, limit)
+        scale = 1 if abs(scale - 1) < 0.05 else scale
+        return cls(before, scale, min(scale, 1), is_segmentation)
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return self.scaled(self.before)
+
+    @property
+    def comment(self) -> str:
+        if self.scale == 1:
+            return 'The base resizes to the same scale.'
+        return f'The base resizes to {self.before}.'
+
+    def line(self, sizes: np.ndarray, objects: np.ndarray, image_of: np.ndarray) -> str:
+        """One line about the sizes of images and objects; the arguments are those of `Data`."""
+        heights, widths = sizes.T
+        line = (
+            f'images: {int(np.median(widths))} x {int(np.median(heights))} pixels (median), '
+            f'{int(widths.min())} x {int(heights.min())} at least; resized to {self.after}'
+        )
+        if len(objects) and self.after:
+            factors = np.minimum(max(self.after) / sizes.max(1), min(self.after) / sizes.min(1))
+            sides = objects * factors[image_of]
+            tiny = (sides < SMALL).mean()
+            line += f'; objects have {np.median(sides):.0f} x {np.median(sides):.0f} pixels then'
+            if tiny > 0.2:
+                line += f', and {tiny:.0%} are smaller than {SMALL}: consider a larger scale'
+        return line
+
+    def scaled(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.scaled, value))
+        return value if self.scale == 1 else max(round(value * self.scale), 32)
+
+    def crops(self, size: Sequence[int]) -> tuple[int, ...]:
+        if not self.is_segmentation:
+            return self.scaled(tuple(size))
+        return tuple(math.ceil(side * self.crop / 32) * 32 for side in size)
+
+    def pipeline(self, pipeline: Any, reduce_zero_label: bool) -> Any:
+        """A pipeline of the base with other scales."""
+        pipeline = deepcopy(pipeline)
+        for step in steps(pipeline):
+            for key in ('scale', 'scales', 'max_size'):
+                if step.get(key):
+                    step[key] = self.scaled(step[key])
+            if isinstance(step.get('crop_size'), (list, tuple)):
+                step['crop_size'] = self.crops(step['crop_size'])
+            if self.is_segmentation and kind_of(step) == 'LoadAnnotations':
+                step.pop('reduce_zero_label', None)
+                if reduce_zero_label:
+                    step['reduce_zero_label'] = True
+        return pipeline
+
+
+class Recipe(NamedTuple):
+    """Batch size, learning rate and length of a training."""
+
+    batch: int  # images per step
+    recipe_batch: int  # of the base
+    lr: Optional[float]
+    lr_before: Optional[float]
+    length: int  # epochs or iterations
+    length_before: int
+    by_epoch: bool
+    iterations: int  # in total
+    machine: str
+
+    @classmethod
+    def of(cls, cfg: Config, images: int) -> 'Recipe':
+        per_gpu = cfg.train_dataloader.get('batch_size') or 1
+        recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or per_gpu
+        batch, machine = per_gpu, 'a CPU'
+        if torch.cuda.is_available():
+            memory = torch.cuda.get_device_properties(0).total_memory
+            times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)
+            batch, machine = min(per_gpu * times, max(recipe_batch, per_gpu)), 'one GPU'
+            machine += f' of {memory / 2**30:.0f} GiB'
+        lr = cfg.optim_wrapper.get('optimizer', {}).get('lr')
+        by_epoch = 'max_epochs' in cfg.train_cfg
+        before = cfg.train_cfg.max_epochs if by_epoch else cfg.train_cfg.max_iters
+        seen = min(MIN_STEPS * recipe_batch, MAX_EPOCHS * images)
+        per_epoch = math.ceil(images / batch)
+        if by_epoch:
+            length = max(before, math.ceil(seen / images), math.ceil(MIN_STEPS / per_epoch))
+            iterations = length * per_epoch
+        else:
+            seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
+            hundreds = round(seen / batch / 100)
+            length = iterations = max(100 * hundreds, min(before, MIN_STEPS))
+        return cls(
+            batch, recipe_batch, lr and float(f'{lr * batch / recipe_batch:.3g}'), lr, length,
+            before, by_epoch, iterations, machine,
+        )  # fmt: skip
+
+    @property
+    def unit(self) -> str:
+        return 'epochs' if self.by_epoch else 'iterations'
+
+    @property
+    def length_comment(self) -> str:
+        return f'{self.iterations} iterations; the base has {self.length_before} {self.unit}.'
+
+    @property
+    def lr_comment(self) -> str:
+        return (
+            f'{self.lr_before} for {self.recipe_batch} images per step in the base; here '
+            f'{self.batch}, on {self.machine}.\n# On several GPUs: tools/dist_train.sh with '
+            '--auto-scale-lr.'
+        )
+
+    @property
+    def line(self) -> str:
+        length = f'{self.length} epochs, ' if self.by_epoch else ''
+        return (
+            f'training: {length}{self.iterations} iterations of {self.batch} images on '
+            f'{self.machine}, learning rate {self.lr}'
+        )
+
+    def settings(self, cfg: Config) -> dict[str, Any]:
+        key = 'max_epochs' if self.by_epoch else 'max_iters'
+        ratio = self.length / self.length_before
+        interval = max(round(cfg.train_cfg.get('val_interval', 1) * ratio), 1)
+        schedulers = [self.scheduler(s) for s in as_list(cfg.get('param_scheduler'))]
+        hooks = dict(checkpoint=dict(interval=interval))
+        for name, hook in (cfg.get('default_hooks') or {}).items():
+            if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
+                momentum = max(hook.get('momentum', 2e-4), 10 / self.iterations)
+                hooks[name] = dict(momentum=float(f'{momentum:.2g}'))
+        found = {'train_cfg': {key: self.length, 'val_interval': interval}}
+        if schedulers:
+            found['param_scheduler'] = schedulers
+        if self.lr:
+            found['optim_wrapper'] = dict(optimizer=dict(lr=self.lr))
+        found['auto_scale_lr'] = dict(enable=False, base_batch_size=self.batch)
+        found['default_hooks'] = hooks
+        return found
+
+    def scheduler(self, before: dict) -> dict:
+        """A scheduler of the base for this length; a warm-up stays, if it is a tenth at most."""
+        after = deepcopy(dict(before))
+        in_epochs = before.get('by_epoch', True)
+
+        def moment(value: int) -> int:
+            if not in_epochs and value <= 0.1 * self.length_before or in_epochs != self.by_epoch:
+                return min(value, self.iterations // 10)
+            return round(value * self.length / self.length_before)
+
+        for key in ('begin', 'end', 'T_max', 'total_steps', 'milestones', 'step_size'):
+            value = after.get(key)
+            if isinstance(value, list):
+                after[key] = [moment(item) for item in value]
+            elif isinstance(value, int):
+                after[key] = moment(value)
+        if after.get('eta_max') and self.lr:
+            after['eta_max'] = float(f'{after["eta_max"] * self.lr / self.lr_before:.3g}')
+        return after
+
+
+def pipeline_of(cfg: Config, split: str) -> list:
+    loader = cfg.get(f'{split}_dataloader') or cfg.train_dataloader
+    return deepcopy(next(leaves(loader.dataset)).get('pipeline') or [])
+
+
+def steps(value: Any) -> Iterator[dict]:
+    """The transforms of a pipeline, also those inside others."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for child in value:
+            yield from steps(child)

@@ -1,0 +1,256 @@
+"""Batched inference on image and video files."""
+
+import json
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import cv2
+import mmcv
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.structures import BaseDataElement
+from torch import nn
+from tqdm import tqdm
+
+from ...mm.valid_region import AppendsValidity
+from ...tooling.command import UserError
+from ...tooling.files import atomic_write
+from ..configs import kind_of, leaves
+from .bands import loaded_bands
+from .prediction import (
+    detections,
+    draw_prediction,
+    image_reader,
+    panoptic_segments,
+    write_results,
+)
+from .raster import ReadError, picture
+
+FRAME_RATE = 25  # for videos that do not declare one
+WAITING = 64  # the most images that wait in memory for others of their size
+
+
+class Prepared(NamedTuple):
+    """An image on its way to the model."""
+
+    source: Any  # the caller's reference to it
+    image: np.ndarray  # (H, W, 3) BGR, to draw on
+    data: dict  # the output of the pipeline
+
+
+class ModelPredictor:
+    """A model with its test pipeline.
+
+    A detector whose data preprocessor marks the padding takes images of different sizes in a batch.
+    Otherwise all images of a batch have one size: segmentors resize their scores to the size of the
+    batch, which would change the labels of a smaller image.
+
+    Args:
+        model: a detector or a segmentor.
+        cfg: its config, for the test pipeline.
+        meta: `classes` and `palette`.
+        batch_size: number of images that pass the model together.
+        score_thr: boxes of a lower score are left out.
+    """
+
+    def __init__(
+        self, model: nn.Module, cfg: Config, meta: dict, batch_size: int, score_thr: float
+    ) -> None:
+        self.model, self.meta = model, meta
+        self.batch_size, self.score_thr = batch_size, score_thr
+        self.bands = loaded_bands(cfg)
+        self.read, self.pipeline = image_reader(cfg), image_pipeline(cfg)
+        preprocessor = model.data_preprocessor
+        marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
+        self.pads = marks_padding and cfg.default_scope == 'mmdet'
+
+    def prepare(self, source: Any, image: np.ndarray) -> Prepared:
+        if self.bands and image.shape[2] != len(self.bands):  # a frame of a video
+            raise ReadError(f'the model takes {len(self.bands)} bands, got {image.shape[2]}')
+        try:
+            data = self.pipeline({'img': image, 'img_id': 0})
+        except cv2.error as error:
+            height, width = image.shape[:2]
+            raise ReadError(
+                f'{width} x {height} pixels are too thin to be resized as the test pipeline says'
+            ) from error
+        return Prepared(source, picture(image), data)
+
+    def predict(
+        self, images: Iterable[Prepared]
+    ) -> Iterator[tuple[Any, np.ndarray, BaseDataElement]]:
+        """The source, image and prediction of each; images of one size stay in order."""
+        waiting = {}  # size: incomplete batch
+        for prepared in images:
+            size = None if self.pads else prepared.data['inputs'].shape
+            batch = waiting.setdefault(size, [])
+            batch.append(prepared)
+            if len(batch) == self.batch_size or sum(map(len, waiting.values())) >= max(
+                WAITING, self.batch_size
+            ):
+                fullest = max(waiting, key=lambda size: len(waiting[size]))
+                yield from self._predict(waiting.pop(fullest))
+        for batch in waiting.values():
+            yield from self._predict(batch)
+
+    def _predict(
+        self, batch: Sequence[Prepared]
+    ) -> Iterator[tuple[Any, np.ndarray, BaseDataElement]]:
+        with torch.no_grad(), gpu_memory_errors('reduce --batch-size or use --tile'):
+            samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
+        for prepared, sample in zip(batch, samples):
+            yield prepared.source, prepared.image, sample
+
+
+@contextmanager
+def gpu_memory_errors(advice: str) -> Iterator[None]:
+    """Report that the memory of the GPU is too small, or limited, as a user's error."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(f'too little GPU memory; {advice}') from error
+
+
+def image_pipeline(cfg: Config) -> Compose:
+    """The config's test pipeline, for images in memory and without annotations."""
+    steps = []
+    for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
+        if kind_of(step).endswith('LoadBands'):
+            steps.append({'type': 'LoadImageFromNDArray', 'to_float32': True})
+        elif kind_of(step).endswith('LoadImageFromFile'):
+            steps.append(
+                {'type': 'LoadImageFromNDArray', 'to_float32': step.get('to_float32', False)}
+            )
+        elif not re.search(r'Load\w*Annotations$', kind_of(step)):
+            steps.append(step)
+    return Compose(steps)
+
+
+def infer_images(
+    predictor: ModelPredictor,
+    named: Sequence[tuple[Path, str]],
+    folder: Path,
+    skip: Callable[[Path, Exception], None],
+    workers: int = 0,
+) -> None:
+    """Write the results of images; call `skip` for those that cannot be read.
+
+    Args:
+        predictor: the model.
+        named: images, and names for their results.
+        folder: for the results.
+        skip: called with an image that has no results, and the reason.
+        workers: threads that read images ahead; 0 reads each when it is needed.
+    """
+
+    def read() -> Iterator[Prepared]:
+        paths = [path for path, _ in named]
+        for (path, name), image in zip(named, ahead(predictor.read, paths, workers)):
+            try:
+                yield predictor.prepare((path, name), image())
+            except ReadError as error:
+                skip(path, error)
+                bar.update()
+
+    with tqdm(total=len(named), unit='image', disable=None) as bar:
+        for (path, name), image, sample in predictor.predict(read()):
+            write_results(folder, name, path, image, sample, predictor.meta, predictor.score_thr)
+            bar.update()
+
+
+def ahead(
+    function: Callable[[Any], Any], items: Sequence[Any], threads: int
+) -> Iterator[Callable[[], Any]]:
+    """For each item, in order, a function that returns or raises what `function` does for it.
+
+    Threads call it for the next items, two each, while an item is in use.
+    """
+    if not threads:
+        yield from (partial(function, item) for item in items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = deque(pool.submit(function, item) for item in items[: 2 * threads])
+        try:
+            for item in chain(items[2 * threads :], repeat(None, len(waiting))):
+                yield waiting.popleft().result
+                if item is not None:
+                    waiting.append(pool.submit(function, item))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) -> None:
+    """Write NAME.overlay.mp4 and, except for semantic segmentors, one JSON line per frame to
+    NAME.detections.jsonl or NAME.segments.jsonl.
+
+    Frames are read when they are needed.
+
+    Raises:
+        ReadError: not a video, or one that ends early; frames before the end have results.
+    """
+    video = mmcv.VideoReader(str(path))
+    if not video.width:
+        raise ReadError('OpenCV cannot read this video')
+    frames = (predictor.prepare(i, frame) for i, frame in enumerate(video))
+    done = 0
+    with ExitStack() as stack:
+        total = max(video.frame_cnt, 0) or None
+        bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
+        overlay = lines = None
+        for index, image, sample in predictor.predict(frames):
+            picture = draw_prediction(image, sample, predictor.meta, predictor.score_thr, False)
+            if not overlay:
+                writer = video_writer(folder / f'{name}.overlay.mp4', picture.size, video.fps)
+                overlay = stack.enter_context(writer)
+            overlay.write(np.array(picture)[..., ::-1])
+            if 'pred_sem_seg' not in sample:
+                if 'pred_panoptic_seg' in sample:
+                    kind, items = 'segments', panoptic_segments(sample, predictor.meta)[1]
+                else:
+                    kind = 'detections'
+                    items = detections(sample, predictor.meta, predictor.score_thr)
+                if not lines:
+                    result = atomic_write(folder / f'{name}.{kind}.jsonl')
+                    lines = stack.enter_context(stack.enter_context(result).open('w'))
+                lines.write(json.dumps({'frame': index, kind: items}) + '\n')
+            done += 1
+            bar.update()
+    if done < video.frame_cnt or not done:
+        raise ReadError(f'ends after {done} of {video.frame_cnt} frames')
+
+
+@contextmanager
+def video_writer(path: Path, size: tuple[int, int], frame_rate: float) -> Iterator[cv2.VideoWriter]:
+    """An atomic writer for frames (H, W, 3) BGR of a size (width, height).
+
+    Raises:
+        ReadError: the format does not allow frames of this size.
+        UserError: the disk is full, which OpenCV does not report.
+    """
+    with atomic_write(path) as partial:
+        draft = partial.with_name(partial.name + path.suffix)  # OpenCV chooses the format by suffix
+        rate = frame_rate if 0 < frame_rate < math.inf else FRAME_RATE
+        draft.touch()  # OSError with the reason if this is not allowed
+        writer = cv2.VideoWriter(str(draft), cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
+        try:
+            if not writer.isOpened():
+                raise ReadError(f'OpenCV cannot write a video of {size[0]} x {size[1]} pixels')
+            yield writer
+            writer.release()
+            if not cv2.VideoCapture(str(draft)).isOpened():  # its index is written last
+                raise UserError(f'cannot write all of {path}; is the disk full?')
+            os.replace(draft, partial)
+        finally:
+            writer.release()
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,490 @@
+"""Tiled inference (`tiling.py`) with the models of mm, on image files larger than memory.
+
+Tiles keep the resolution of the image: of the test pipeline, only the model's data preprocessor is
+applied.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.structures import BaseDataElement, InstanceData
+from PIL import Image
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ... import __version__
+from ...tooling import memory
+from ...tooling.command import UserError
+from ...tooling.drawing import draw_frames, draw_segmentation
+from ...tooling.files import atomic_write
+from . import tiling
+from .bands import loaded_bands
+from .prediction import found_boxes, is_panoptic, write_detections
+from .raster import CACHE, ReadError, open_image, overview, row_reader, write_label_map
+from .tiling import Found, Journal, Span, TileGrid
+
+if TYPE_CHECKING:
+    from rasterio.io import DatasetReader
+
+UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+
+
+class Tiling(NamedTuple):
+    """How an image is split into tiles."""
+
+    tile: int  # height and width of a tile in pixels, a multiple of 32
+    overlap: int  # overlap of neighbouring tiles in pixels
+    batch_size: int = 1
+    exact: bool = True
+    memory: Optional[int] = None  # limit for the resident memory of the process, in bytes
+    gpu_memory: Optional[int] = None  # limit for what PyTorch allocates on the GPU, in bytes
+
+
+def tile_options(
+    batch_size: int,
+    tile: Optional[int],
+    overlap: Optional[int],
+    memory: Optional[str] = None,
+    gpu_memory: Optional[str] = None,
+    inexact: bool = False,
+) -> Optional[Tiling]:
+    """The tiling that the command-line options describe; None without --tile.
+
+    Raises:
+        UserError: the options contradict each other.
+    """
+    if batch_size < 1:
+        raise UserError(f'--batch-size must be at least 1, got {batch_size}')
+    limits = {'memory': memory, 'gpu-memory': gpu_memory}
+    if tile is None:
+        for name, value in {'overlap': overlap, **limits, 'inexact': inexact}.items():
+            if value:
+                raise UserError(f'--{name} needs --tile')
+        return None
+    overlap = tile // 4 // 32 * 32 if overlap is None else overlap
+    try:
+        TileGrid((1, 1), tile, overlap)
+        sizes = [
+            None if text is None else parse_bytes(text, f'--{name}')
+            for name, text in limits.items()
+        ]
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return Tiling(tile, overlap, batch_size, not inexact, *sizes)
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
+    number, unit = text.strip().rstrip('iBb'), ''
+    if number and number[-1].upper() in UNITS:
+        number, unit = number[:-1], number[-1].upper()
+    try:
+        size = float(number)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise ValueError(f'{option} must be a size such as 2GiB, got {text!r}')
+    return int(size * UNITS[unit])
+
+
+# The model
+
+
+class TileModel(NamedTuple):
+    """A model as tiled inference needs it."""
+
+    detects: bool  # boxes; else it segments
+    predict: Callable[[Tensor], Any]  # tiles, see `bands`, to their scores or boxes
+    meta: dict  # `classes` and `palette`
+    about: dict  # identifies the model, as JSON values
+    device: torch.device
+    decide: Callable[[Tensor], Tensor] = tiling.best_class  # scores (K, h, w) to labels
+    # Of tiles (B, N, h, w) float32, numbers of the bands in the file; None: (B, 3, h, w) BGR uint8
+    bands: Optional[tuple[int, ...]] = None
+
+
+def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> TileModel:
+    """A model of mm for tiled inference.
+
+    Args:
+        model: a detector or a segmentor.
+        cfg: its config.
+        weights: its checkpoint.
+        meta: `classes` and `palette`.
+
+    Raises:
+        UserError: the model is panoptic.
+    """
+    if is_panoptic(model):
+        raise UserError(
+            f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
+            f'panoptic; run it without --tile'
+        )
+    device, bands = next(model.parameters()).device, loaded_bands(cfg)
+    about = fingerprint(cfg, weights, device)
+    if bands:
+        about['bands'] = list(bands)
+    if cfg.default_scope == 'mmdet':
+        return TileModel(True, detector_boxes(model), meta, about, device, bands=bands)
+    whole = TileModel(False, segmentor_scores(model), meta, about, device, bands=bands)
+    if model.out_channels > 1:
+        return whole
+    threshold = model.decode_head.threshold
+    return whole._replace(decide=lambda scores: scores[0].sigmoid() > threshold)
+
+
+def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function from tiles, see `TileModel`, to a segmentor's scores (B, K, h, w)."""
+    from mmseg.structures import SegDataSample
+
+    def predict(tiles: Tensor) -> Tensor:
+        height, width = tiles.shape[2:]
+        shape = dict.fromkeys(('ori_shape', 'img_shape', 'pad_shape'), (height, width))
+        samples = [SegDataSample(metainfo=shape) for _ in tiles]
+        data = model.data_preprocessor({'inputs': list(tiles), 'data_samples': samples}, False)
+        metas = [sample.metainfo for sample in data['data_samples']]
+        with torch.no_grad():
+            scores = model.inference(data['inputs'], metas)
+        return scores[:, :, :height, :width].float()
+
+    return predict
+
+
+def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
+    """A function from tiles, see `TileModel`, to the detections in each."""
+    from mmdet.structures import DetDataSample
+
+    def predict(tiles: Tensor) -> list[Found]:
+        shape = dict.fromkeys(('ori_shape', 'img_shape', 'pad_shape'), tuple(tiles.shape[2:]))
+        meta = {**shape, 'scale_factor': (1.0, 1.0), 'img_id': 0}
+        samples = [DetDataSample(metainfo=meta) for _ in tiles]
+        with torch.no_grad():
+            results = model.test_step({'inputs': list(tiles), 'data_samples': samples})
+        found = [result.pred_instances for result in results]
+        return [Found(part.bboxes, part.scores, part.labels) for part in found]
+
+    return predict
+
+
+def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
+    """What a result depends on, other than the image and the tiles."""
+    digest = hashlib.sha256()
+    for name, tensor in weights['state_dict'].items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+    model = json.dumps(cfg.model, default=str, sort_keys=True)
+    return {
+        'model': hashlib.sha256(model.encode()).hexdigest(),
+        'checkpoint': digest.hexdigest(),
+        'device': device.type,
+        'version': __version__,
+    }
+
+
+# Memory
+
+
+def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) -> None:
+    """Predict from two smaller tiles whether the tiles of an image fit into the memory limit.
+
+    Raises:
+        UserError: they do not.
+    """
+    pixel = torch.zeros(len(model.bands)) if model.bands else torch.zeros(3, dtype=torch.uint8)
+    sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
+    on_gpu = model.device.type != 'cpu'
+    for side in sides:
+        output = model.predict(pixel[None, :, None, None].expand(1, -1, side, side))
+        peaks.append(memory.peak())
+    if peaks[0] > tiles.memory:
+        raise UserError(
+            f'the process needs {gibibytes(peaks[0])} even for a tile of {sides[0]}, but --memory '
+            f'is {gibibytes(tiles.memory)}'
+        )
+    # On a GPU, what the process gains are CUDA's kernels, however large the tile.
+    growth = 0 if on_gpu else (peaks[1] - peaks[0]) / (sides[1] ** 2 - sides[0] ** 2)
+    expected = peaks[1] + growth * (tiles.tile**2 - sides[1] ** 2)
+    if isinstance(output, Tensor):
+        # Partial sums for the next tile, and the scores that `expected` does not have yet.
+        scores = 1 if on_gpu else tiles.batch_size - 1
+        expected += 4 * output.shape[1] * tiles.tile * (tiles.overlap + scores * tiles.tile)
+    # A strip, while the next one is assembled
+    expected += 2 * pixel.nbytes * tiles.tile * image.width
+    expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
+    if expected > tiles.memory:
+        raise UserError(too_much(expected, tiles))
+
+
+def check_memory(tiles: Tiling) -> None:
+    if tiles.memory and memory.peak() > tiles.memory:
+        raise UserError(too_much(memory.peak(), tiles))
+
+
+def too_much(size: float, tiles: Tiling) -> str:
+    return (
+        f'tiles of {tiles.tile} need {gibibytes(size)} but --memory is {gibibytes(tiles.memory)}; '
+        'reduce --tile, --overlap or --batch-size'
+    )
+
+
+def gibibytes(size: float) -> str:
+    return f'{size / 2**30:.2f} GiB'
+
+
+def limit_gpu_memory(size: int, device: torch.device) -> None:
+    """Let PyTorch raise an OutOfMemoryError before it allocates more than `size` bytes.
+
+    Raises:
+        UserError: the device is not a GPU.
+    """
+    if device.type != 'cuda':
+        raise UserError(f'--gpu-memory needs a GPU, but the model is on the device {device}')
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), device)
+
+
+# From file to file
+
+
+class LargeImages:
+    """Writes the predictions of a model for large images.
+
+    For an image NAME: NAME.overlay.png, at most 2048 pixels a side, and NAME.detections.json or
+    NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of the image, if it has
+    one. Work in progress is kept in .NAME.partial.
+
+    Args:
+        model: the model.
+        tiles: how images are split.
+        folder: for the results.
+        score_thr: boxes of a lower score are left out.
+
+    Raises:
+        UserError: the model is not on a GPU whose memory is to be limited.
+    """
+
+    def __init__(self, model: TileModel, tiles: Tiling, folder: Path, score_thr: float) -> None:
+        self.model, self.meta, self.tiles = model, model.meta, tiles
+        self.folder, self.score_thr = folder, score_thr
+        if tiles.gpu_memory:
+            limit_gpu_memory(tiles.gpu_memory, model.device)
+        self.about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
+        if not tiles.exact:
+            self.about['batch size'] = tiles.batch_size
+        if model.detects:
+            self.about['score threshold'] = score_thr
+
+    def write(self, path: Path, name: str) -> bool:
+        """Write the results of an image under a name; False if they already exist.
+
+        Raises:
+            ReadError: not a complete image.
+            UserError: too little memory or disk space, or another run is at work on it.
+        """
+        with open_image(path) as image:
+            if self.is_done(path, name):
+                return False
+            with self.journal(image, name) as journal:
+                if self.model.detects:
+                    found = tiling.detect(**self.work(image, journal))
+                    self.save_detections(image, name, found)
+                else:
+                    self.save_labels(image, name, self.segment(image, journal))
+            journal.remove()
+        return True
+
+    # In several processes
+
+    def rows(self, path: Path) -> int:
+        """The number of rows of tiles of an image."""
+        with open_image(path) as image:
+            return len(self.grid(image).rows)
+
+    def write_band(self, path: Path, name: str, band: Span) -> None:
+        """Do the work for a span of rows of tiles; `join_bands` then writes the results.
+
+        Raises:
+            ReadError, UserError: see `write`.
+        """
+        with open_image(path) as image, self.journal(image, name, band) as journal:
+            if self.model.detects:
+                tiling.detect_in_tiles(**self.work(image, journal), band=band)
+            else:
+                self.segment(image, journal, band)
+
+    def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
+        """Write the results of an image whose bands are finished."""
+        folders = [self.working_folder(name, band) for band in bands]
+        with open_image(path) as image, disk_errors(image):
+            grid = self.grid(image)
+            if self.model.detects:
+                found = tiling.merged(tiling.found_in_tiles(folders), grid)
+                self.save_detections(image, name, found)
+            else:
+                lines = (tiling.lines_of(grid, band) for band in bands)
+                file = self.working_folder(name) / 'labels'
+                labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
+                self.save_labels(image, name, labels)
+        self.discard(name)
+
+    def discard(self, name: str) -> None:
+        """Remove the work in progress for an image."""
+        shutil.rmtree(self.working_folder(name), ignore_errors=True)
+
+    # Parts of both
+
+    def about_run(self, path: Union[str, Path]) -> dict:
+        """What the results for an image depend on."""
+        return {**self.about, 'image': identity(Path(path))}
+
+    def key(self, path: Union[str, Path]) -> str:
+        about = json.dumps(self.about_run(path), sort_keys=True)
+        return hashlib.sha256(about.encode()).hexdigest()
+
+    def result(self, name: str) -> Path:
+        ending = '.detections.json' if self.model.detects else '.labels.tif'
+        return self.folder / f'{name}{ending}'
+
+    def is_done(self, path: Path, name: str) -> bool:
+        """Whether the results of an image exist."""
+        return is_result_of(self.result(name), self.key(path))
+
+    def working_folder(self, name: str, band: Optional[Span] = None) -> Path:
+        folder = self.folder / f'.{name}.partial'
+        return folder / f'rows-{band[0]}-{band[1]}' if band else folder
+
+    def grid(self, image: 'DatasetReader') -> TileGrid:
+        return TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
+
+    @property
+    def label_type(self) -> type:
+        return np.uint8 if len(self.meta['classes']) <= 256 else np.uint16
+
+    @contextmanager
+    def journal(
+        self, image: 'DatasetReader', name: str, band: Optional[Span] = None
+    ) -> Iterator[Journal]:
+        """The journal of a run, closed afterwards, and removed if the image cannot be read."""
+        if self.tiles.memory:
+            check_memory_ahead(image, self.tiles, self.model)
+        try:
+            journal = Journal(self.working_folder(name, band), self.about_run(image.name))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        try:
+            with disk_errors(image):
+                yield journal
+        except ReadError:
+            journal.remove()
+            raise
+        finally:
+            journal.close()
+
+    def work(self, image: 'DatasetReader', journal: Journal) -> dict:
+        """Arguments of the tiling functions, with a progress bar."""
+        name = journal.folder.name.removeprefix('.').removesuffix('.partial')
+        grid = self.grid(image)
+        bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
+
+        def progress(tiles: int) -> None:
+            check_memory(self.tiles)
+            bar.update(tiles)
+            if bar.n == bar.total:
+                bar.close()
+
+        return {
+            'read': row_reader(image, self.model.bands),
+            'grid': grid,
+            'predict': self.model.predict,
+            'journal': journal,
+            'batch_size': self.tiles.batch_size,
+            'exact': self.tiles.exact,
+            'progress': progress,
+        }
+
+    def segment(
+        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
+    ) -> np.memmap:
+        return tiling.segment(
+            **self.work(image, journal),
+            dtype=self.label_type,
+            decide=self.model.decide,
+            band=band,
+        )
+
+    def save_labels(self, image: 'DatasetReader', name: str, labels: np.memmap) -> None:
+        classes, palette = self.meta['classes'], self.meta['palette']
+        small, step = overview(image, self.model.bands)
+        picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
+        save_overview(picture, self.result(name))
+        with atomic_write(self.result(name)) as file:
+            write_label_map(file, labels, image, self.meta, self.key(image.name))
+
+    def save_detections(self, image: 'DatasetReader', name: str, found: Found) -> None:
+        sample = as_sample(found)
+        small, step = overview(image, self.model.bands)
+        best = found_boxes(sample, self.score_thr)
+        classes, palette = self.meta['classes'], self.meta['palette']
+        picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)
+        save_overview(picture, self.result(name))
+        write_detections(
+            self.result(name), image.name, image.shape, sample, self.meta, self.score_thr,
+            run=self.key(image.name),
+        )  # fmt: skip
+
+
+@contextmanager
+def disk_errors(image: 'DatasetReader') -> Iterator[None]:
+    """Report that the results of an image cannot be written as a user's error."""
+    try:
+        yield
+    except ReadError:
+        raise
+    except OSError as error:
+        reason = error.__cause__ or error  # rasterio refers to the cause
+        raise UserError(
+            f'cannot write the results of {image.name}: {reason}; the same command resumes'
+        ) from error
+
+
+def as_sample(found: Found) -> BaseDataElement:
+    boxes, scores, labels = found
+    return BaseDataElement(pred_instances=InstanceData(bboxes=boxes, scores=scores, labels=labels))
+
+
+def identity(path: Path) -> dict:
+    """Identifies an image file and its version."""
+    status = path.stat()
+    return {
+        'path': str(path.resolve()),
+        'bytes': status.st_size,
+        'changed': status.st_mtime_ns,
+    }
+
+
+def is_result_of(result: Path, key: str) -> bool:
+    """Whether a file is the result of the run with this key."""
+    if not result.exists():
+        return False
+    if result.suffix == '.json':
+        with suppress(ValueError, AttributeError):
+            return json.loads(result.read_text()).get('run') == key
+        return False
+    with suppress(ReadError), open_image(result) as labels:
+        return labels.tags().get('run') == key
+    return False
+
+
+def save_overview(picture: Image.Image, result: Path) -> None:
+    name = result.name.rsplit('.', 2)[0]
+    with atomic_write(result.with_name(f'{name}.overlay.png')) as file:
+        picture.save(file, 'PNG')

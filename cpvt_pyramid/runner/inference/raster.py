@@ -1,0 +1,184 @@
+"""Image files larger than memory, read and written in parts with rasterio (GDAL)."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+from warnings import catch_warnings, filterwarnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...mm.bands import check_bands, read_image_bands
+from ...tooling.command import UserError
+
+if TYPE_CHECKING:
+    from rasterio.io import DatasetReader
+
+# GDAL's format names of images that are read as RGB.
+DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')
+CACHE = 64 * 2**20  # bytes of GDAL's block cache
+OVERVIEW = 2048  # pixels, longer side of the overlay picture
+LINES = 512  # lines of a label map written at a time
+
+
+class ReadError(OSError):
+    """A file that is not a complete image, or of an unsupported kind."""
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator['DatasetReader']:
+    """Open an image to read window by window.
+
+    Raises:
+        ReadError: not a complete image.
+    """
+    try:
+        import rasterio
+        from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    except ImportError as error:
+        raise UserError(f'--tile needs rasterio; pip install rasterio ({error})') from error
+    with catch_warnings(), rasterio.Env(GDAL_CACHEMAX=CACHE):
+        filterwarnings('ignore', category=NotGeoreferencedWarning)
+        try:
+            with rasterio.open(path) as image:
+                yield image
+        except RasterioError as error:
+            raise ReadError(f'not a complete image: {error}') from error
+
+
+def check_kind(image: 'DatasetReader') -> None:
+    if image.driver not in DRIVERS:
+        raise ReadError(f'format must be one of {", ".join(DRIVERS)}, got {image.driver}')
+    if set(image.dtypes) != {'uint8'}:
+        raise ReadError(
+            f'samples must have 8 bits, got {image.dtypes[0]}; convert them, for example with '
+            'gdal_translate -ot Byte -scale, or train with LoadBands (docs/bands.md)'
+        )
+    if image.count > 4:
+        raise ReadError(
+            f'at most 4 bands are supported, got {image.count}; choose 3, for example with '
+            'gdal_translate -b, or train with LoadBands (docs/bands.md)'
+        )
+    if image.tags().get('EXIF_Orientation', '1') != '1':
+        raise ReadError('rotated by an EXIF tag; save it upright first')
+
+
+def rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
+    """An RGB array (3, h, w) from a grey, palette or RGB image, with or without alpha."""
+    from rasterio.enums import ColorInterp
+
+    if image.count >= 3:
+        return image.read((1, 2, 3), **options)
+    values = image.read(1, **options)
+    if image.colorinterp[0] == ColorInterp.palette:
+        table = np.zeros((256, 3), np.uint8)
+        for index, color in image.colormap(1).items():
+            table[index] = color[:3]
+        return np.moveaxis(table[values], -1, 0)
+    return np.repeat(values[None], 3, 0)
+
+
+def row_reader(
+    image: 'DatasetReader', bands: Optional[Sequence[int]] = None
+) -> Callable[[int, int], Tensor]:
+    """A function that reads lines of an image like the data pipelines: (3, h, W) BGR, or the bands
+    (N, h, W) in float32.
+
+    Raises:
+        ReadError: unsupported kind of image; while reading, not a complete image.
+    """
+    from rasterio.errors import RasterioError
+
+    if bands is None:
+        check_kind(image)
+    else:
+        check_those(image, bands)
+
+    def read(start: int, stop: int) -> Tensor:
+        window = (start, stop), (0, image.width)
+        try:
+            if bands is None:
+                lines = rgb(image, window=window)[::-1]
+            else:
+                lines = np.moveaxis(read_image_bands(image, bands, window=window), -1, 0)
+        except RasterioError as error:
+            raise ReadError(f'not a complete image: {error}') from error
+        return torch.from_numpy(np.ascontiguousarray(lines))
+
+    return read
+
+
+def check_those(image: 'DatasetReader', bands: Sequence[int]) -> None:
+    try:
+        check_bands(image, bands)
+    except OSError as error:
+        raise ReadError(str(error)) from error
+
+
+def overview(
+    image: 'DatasetReader', bands: Optional[Sequence[int]] = None
+) -> tuple[np.ndarray, int]:
+    """A reduced image (h, w, 3) RGB, and its reduction factor; of bands their `picture`."""
+    from rasterio.enums import Resampling
+
+    step = math.ceil(max(image.shape) / OVERVIEW)
+    shape = tuple(math.ceil(length / step) for length in image.shape)
+    if bands is not None:
+        small = read_image_bands(image, bands, out_shape=(len(bands), *shape))
+        return np.ascontiguousarray(picture(small)[..., ::-1]), step
+    palette = image.count < 3 and image.colorinterp[0].name == 'palette'
+    resampling = Resampling.nearest if palette else Resampling.average
+    out_shape = shape if image.count < 3 else (3, *shape)
+    small = rgb(image, out_shape=out_shape, resampling=resampling)
+    return np.ascontiguousarray(np.moveaxis(small, 0, -1)), step
+
+
+def picture(image: np.ndarray) -> np.ndarray:
+    """An image (H, W, C) as an 8-bit picture (H, W, 3) in OpenCV's order (BGR), to draw on.
+
+    Bands: the first three as red, green and blue, or else the first in grey, each stretched from
+    its 2nd to its 98th percentile.
+    """
+    if image.dtype == np.uint8:
+        return image
+    shown = image[..., [2, 1, 0] if image.shape[2] >= 3 else [0, 0, 0]]
+    some = shown[:: math.ceil(len(shown) / OVERVIEW)]
+    low, high = np.percentile(some, (2, 98), axis=(0, 1))
+    return (255 * ((shown - low) / np.maximum(high - low, 1e-12)).clip(0, 1)).astype(np.uint8)
+
+
+def write_label_map(
+    file: Path, labels: np.memmap, image: 'DatasetReader', meta: dict, key: str
+) -> None:
+    """A tiled and compressed GeoTIFF of a label map.
+
+    Args:
+        file: path to write to.
+        labels: (H, W).
+        image: source of the georeference.
+        meta: `classes` and `palette`.
+        key: key of the run, stored as a tag.
+    """
+    import rasterio
+
+    gcps, crs = image.gcps
+    place = {'gcps': gcps, 'crs': crs} if gcps else {'crs': image.crs}
+    if not image.transform.is_identity:
+        place['transform'] = image.transform
+    height, width = labels.shape
+    size = {'height': height, 'width': width, 'count': 1, 'dtype': labels.dtype}
+    layout = {'tiled': True, 'blockxsize': 512, 'blockysize': 512, 'bigtiff': 'if_safer'}
+    with rasterio.open(file, 'w', 'GTiff', compress='deflate', **size, **layout, **place) as tif:
+        tif.update_tags(run=key, classes=json.dumps(list(meta['classes'])))
+        if labels.dtype == np.uint8:
+            colors = enumerate(meta['palette'])
+            tif.write_colormap(1, {i: (*color, 255) for i, color in colors})
+        for top in range(0, height, LINES):
+            bottom = min(top + LINES, height)
+            # Mapped for each part only: pages that stay mapped count as resident memory.
+            lines = np.memmap(labels.filename, labels.dtype, 'r', shape=labels.shape)[top:bottom]
+            tif.write(lines, 1, window=((top, bottom), (0, width)))

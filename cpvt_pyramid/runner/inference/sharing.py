@@ -1,0 +1,329 @@
+"""Work that several processes share through a folder, on one machine or on several.
+
+Nothing connects the processes. Each goes through the same list of tasks, claims one by locking a
+file, and writes down its outcome when it is finished. The lock ends with the process, however that
+ends, and another process takes the task over. A run of which all processes were killed is resumed
+by starting it again, with any number of processes: finished tasks are not repeated.
+"""
+
+import glob
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from ...tooling.command import RANKS, UserError, one_line, rank
+from ...tooling.files import atomic_write
+from ...tooling.inputs import is_video
+from .large_images import LargeImages, identity
+from .raster import ReadError
+from .tiling import Span, locked
+
+SIZES = {'pytorch': 'WORLD_SIZE', 'slurm': 'SLURM_NTASKS', 'mpi': 'OMPI_COMM_WORLD_SIZE'}
+LOCAL_RANKS = {
+    'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK',
+}  # fmt: skip
+WAIT = 0.2, 2.0  # seconds after which a process looks again for a task to take over
+REPORT = 30  # seconds between two lines about the progress
+PARTS, MOST = 64, 16  # parts that many images are divided into; batches of a part, at most
+FOLDER = '.shared'  # in the folder of the results
+
+Named = tuple[Path, str]  # an input, and the name for its results
+Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
+Write = Callable[[Sequence[Named], Skip], None]
+Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
+Share = Callable[[Write, Sequence[Named], Conclude], Sequence[Path]]  # returns the skipped inputs
+
+
+class Task(NamedTuple):
+    """A part of the work.
+
+    Attributes:
+        name: unique.
+        about: what the outcome depends on, as JSON values.
+        run: does it and returns the outcome, JSON values.
+        needs: names of tasks that must be finished first.
+        kept: whether the results that an outcome stands for still exist.
+    """
+
+    name: str
+    about: Any
+    run: Callable[[], Any]
+    needs: Sequence[str] = ()
+    kept: Callable[[Any], bool] = lambda outcome: True
+
+
+class Record(NamedTuple):
+    """A finished task."""
+
+    about: str  # what the outcome depends on, hashed
+    outcome: Any
+    time: float  # when the task was finished
+
+
+def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
+    """Finish tasks together with the other processes that call this with the same arguments.
+
+    Args:
+        folder: for locks and records.
+        tasks: in an order in which they can be done.
+
+    Returns:
+        The records of all tasks by name, when all are finished.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    records, waited, reported = {}, WAIT[0], time.monotonic()
+    while len(records) < len(tasks):
+        before = len(records)
+        for task in tasks:
+            if task.name in records or not records.keys() >= set(task.needs):
+                continue
+            record = finished(folder, task) or finish(folder, task)
+            if record:
+                records[task.name] = record
+            if rank() == 0 and time.monotonic() - reported > REPORT:
+                print(f'{len(records)} of {len(tasks)} parts done', file=sys.stderr)
+                reported = time.monotonic()
+        if len(records) < len(tasks):
+            waited = WAIT[0] if len(records) > before else min(2 * waited, WAIT[1])
+            time.sleep(waited)
+    return records
+
+
+def finish(folder: Path, task: Task) -> Optional[Record]:
+    """Run a task, unless another process is at work on it."""
+    lock = file_of(folder, task).with_suffix('.lock')
+    try:
+        file = locked(lock)
+    except BlockingIOError:
+        return None
+    if file is None:
+        raise UserError(f'sharing work needs file locks, and the file system of {folder} has none')
+    with file:
+        record = finished(folder, task)
+        if record is None:
+            record = Record(key_of(task), task.run(), time.time())
+            with atomic_write(file_of(folder, task)) as partial:
+                partial.write_text(json.dumps(record))
+        lock.unlink(missing_ok=True)  # a process that has opened it already finds the record
+    return record
+
+
+def finished(folder: Path, task: Task) -> Optional[Record]:
+    """The record of a task, if it is finished."""
+    try:
+        record = Record(*json.loads(file_of(folder, task).read_text()))
+    except (OSError, ValueError):
+        return None
+    return record if record.about == key_of(task) and task.kept(record.outcome) else None
+
+
+def forget(folder: Path) -> None:
+    """Remove the records of a shared run, whose results are about to be overwritten."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def file_of(folder: Path, task: Task) -> Path:
+    return folder / f'{hashlib.sha256(task.name.encode()).hexdigest()[:20]}.json'
+
+
+def key_of(task: Task) -> str:
+    return hashlib.sha256(json.dumps(task.about, sort_keys=True).encode()).hexdigest()
+
+
+# Images
+
+
+class Sharing(NamedTuple):
+    """The processes that share the results of images."""
+
+    processes: int
+    device: Optional[str]  # the GPU of this one, if there are any
+
+    @classmethod
+    def among(cls, launcher: str) -> Optional['Sharing']:
+        """What a launcher (none, pytorch, slurm or mpi) has started; None for none.
+
+        Raises:
+            UserError: this process was started otherwise.
+        """
+        if launcher == 'none':
+            return None
+        if not {RANKS[launcher], SIZES[launcher]} <= os.environ.keys():
+            raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
+        gpus = torch.cuda.device_count()
+        device = f'cuda:{int(os.environ.get(LOCAL_RANKS[launcher], 0)) % gpus}' if gpus else None
+        if device:
+            torch.cuda.set_device(device)  # mmengine takes the current one
+        return cls(int(os.environ[SIZES[launcher]]), device)
+
+    def of_tiles(self, large: LargeImages) -> 'Share':
+        """A function that shares rows of tiles."""
+        return lambda write, named, conclude: share_tiles(large, named, self.processes, conclude)
+
+    def of_images(self, folder: Path, about: Any, batch_size: int) -> 'Share':
+        """A function that shares images and videos; for the arguments, see `share_images`."""
+        return lambda write, named, conclude: share_images(
+            write, named, folder, about, batch_size, conclude
+        )
+
+
+def share_images(
+    write: Write,
+    named: Sequence[Named],
+    folder: Path,
+    about: Any,
+    batch_size: int,
+    conclude: Conclude,
+) -> Sequence[Path]:
+    """Write the results of images and videos in several processes.
+
+    Args:
+        write: writes the results of some of them; calls its second argument for those that cannot
+            be read.
+        named: all of them.
+        folder: for the results.
+        about: what the results depend on but for the inputs, as JSON values.
+        batch_size: number of images that pass the model together.
+        conclude: called in one process in the end, with the inputs that were skipped.
+
+    Returns:
+        The inputs that were skipped.
+    """
+    images = [entry for entry in named if not is_video(entry[0])]
+    size = batch_size * min(max(len(images) // (PARTS * batch_size), 1), MOST)
+    parts = [images[i : i + size] for i in range(0, len(images), size)]
+    parts += [[entry] for entry in named if is_video(entry[0])]
+
+    def task(part: Sequence[Named]) -> Task:
+        def run() -> list[tuple[str, str]]:
+            skipped = []
+            write(part, lambda path, error: skipped.append((str(path), one_line(error))))
+            return skipped
+
+        def kept(skipped: Sequence[tuple[str, str]]) -> bool:
+            without = [path for path, _ in skipped]
+            return all(
+                str(path) in without or any(folder.glob(f'{glob.escape(name)}.*'))
+                for path, name in part
+            )
+
+        files = [(name, path.is_file() and identity(path)) for path, name in part]
+        return Task(f'image {part[0][1]}', [about, files], run, kept=kept)
+
+    return conclude_once([task(part) for part in parts], [], folder, conclude)
+
+
+def share_tiles(
+    large: LargeImages,
+    named: Sequence[Named],
+    processes: int,
+    conclude: Conclude,
+) -> Sequence[Path]:
+    """Write the results of large images in several processes, which share rows of tiles.
+
+    Args:
+        large: the model, the tiles and the folder for the results.
+        named: the images, and names for their results.
+        processes: how many there are.
+        conclude: called in one process in the end, with the images that were skipped.
+
+    Returns:
+        The images that were skipped.
+    """
+    rows, images = [], []
+    for path, name in named:
+        try:
+            about = large.about_run(path)
+            bands = (
+                [] if large.is_done(path, name) else bands_of(large, large.rows(path), processes)
+            )
+        except ReadError as error:
+            skipped = [(str(path), one_line(error))]
+            images.append(Task(f'image {name}', skipped, partial(list, skipped)))
+            continue
+        parts = [band_task(large, path, name, band, about) for band in bands]
+        rows += parts
+        images.append(image_task(large, path, name, about, bands, parts))
+    return conclude_once(images, rows, large.folder, conclude)
+
+
+def bands_of(large: LargeImages, rows: int, processes: int) -> list[Span]:
+    """The spans of rows of tiles that are shared: one for each process. Of detectors, single rows;
+    a segmentor computes tiles twice where spans meet."""
+    length = 1 if large.model.detects else math.ceil(rows / processes)
+    return [(start, min(start + length, rows)) for start in range(0, rows, length)]
+
+
+def band_task(large: LargeImages, path: Path, name: str, band: Span, about: dict) -> Task:
+    """The work for a span of rows of tiles; its outcome are reasons to skip the image."""
+
+    def run() -> list[str]:
+        try:
+            large.write_band(path, name, band)
+        except ReadError as error:
+            return [one_line(error)]
+        return []
+
+    def kept(reasons: list[str]) -> bool:
+        return (
+            bool(reasons) or large.working_folder(name, band).exists() or large.is_done(path, name)
+        )
+
+    return Task(f'{name} rows {band[0]}-{band[1]}', [about, band], run, kept=kept)
+
+
+def image_task(
+    large: LargeImages,
+    path: Path,
+    name: str,
+    about: dict,
+    bands: Sequence[Span],
+    parts: Sequence[Task],
+) -> Task:
+    """The results of an image; its outcome is the image and a reason, if it is skipped."""
+
+    def run() -> list[tuple[str, str]]:
+        records = (finished(large.folder / FOLDER, part) for part in parts)
+        reasons = [reason for record in records for reason in record.outcome]
+        if not reasons and bands:
+            large.join_bands(path, name, bands)
+        large.discard(name)
+        return [(str(path), reason) for reason in reasons[:1]]
+
+    def kept(skipped: list) -> bool:
+        return bool(skipped) or large.is_done(path, name)
+
+    return Task(f'image {name}', about, run, [part.name for part in parts], kept)
+
+
+def conclude_once(
+    images: Sequence[Task],
+    parts: Sequence[Task],
+    folder: Path,
+    conclude: Conclude,
+) -> Sequence[Path]:
+    """Share tasks, of which those for images tell what they skipped and why; then let one process
+    report that and conclude. Returns the inputs that were skipped."""
+    records = share(folder / FOLDER, [*parts, *images])
+    skipped = [entry for task in images for entry in records[task.name].outcome]
+
+    def run() -> None:
+        for path, reason in skipped:
+            print(f'infer: skipped {path}: {reason}', file=sys.stderr)
+        conclude([Path(path) for path, _ in skipped])
+
+    last = Task('conclusion', [records[task.name].time for task in images], run)
+    if rank() == 0 and finished(folder / FOLDER, last):
+        print(f'already done: results in {folder}; to repeat it, remove {folder / FOLDER}')
+    share(folder / FOLDER, [last])
+    return [Path(path) for path, _ in skipped]

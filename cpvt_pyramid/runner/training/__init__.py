@@ -1,0 +1,1 @@
+"""Checkpoints, resuming, logs, schedules and sharding."""

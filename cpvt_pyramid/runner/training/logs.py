@@ -1,0 +1,165 @@
+"""Where a training logs to, and the line that shows its progress."""
+
+import datetime
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Optional, TextIO
+
+from mmengine.config import Config
+from mmengine.device import get_max_cuda_memory, is_cuda_available
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, LOG_PROCESSORS, VISBACKENDS
+from mmengine.runner import LogProcessor, Runner
+from mmengine.visualization import MLflowVisBackend
+
+from ...tooling import memory
+from ...tooling.command import UserError
+from ..configs import kind_of
+from .resume import batch_size_of
+
+# The backend and the package of each name for --log-to.
+LOGS = {
+    'tensorboard': ('TensorboardVisBackend', 'tensorboard'),
+    'wandb': ('WandbVisBackend', 'wandb'),
+    'mlflow': ('MLflowBackend', 'mlflow'),
+}
+PROJECT = 'cpvt_pyramid'  # of Weights & Biases
+REDRAW = 0.2  # seconds between two drawings of the progress line
+
+
+def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
+    """Add throughput and memory to the log of a training config, and further logs.
+
+    Args:
+        cfg: the config; its work dir is set.
+        names: keys of `LOGS`. Each writes into a folder of its name in the work dir.
+    """
+    processor = cfg.get('log_processor') or {}
+    if kind_of(processor) in ('', 'LogProcessor'):
+        cfg.log_processor = {**processor, 'type': 'ProgressLogProcessor'}
+    hook = {'type': 'ProgressHook'}
+    if hook not in (cfg.get('custom_hooks') or []):
+        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+    if not cfg.get('visualizer'):
+        cfg.visualizer = {'type': 'Visualizer'}
+    backends = list(cfg.visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
+    for name in dict.fromkeys(names):
+        kind, package = LOGS[name]
+        if find_spec(package) is None:
+            raise UserError(
+                f"--log-to {name} needs the package {package}; pip install 'cpvt-pyramid[{name}]'"
+            )
+        if kind not in map(kind_of, backends):
+            backends.append({'type': kind, 'save_dir': str(Path(cfg.work_dir, name))})
+            if name == 'wandb':
+                backends[-1]['init_kwargs'] = {'project': PROJECT, 'name': Path(cfg.work_dir).name}
+    cfg.visualizer.vis_backends = backends
+
+
+@VISBACKENDS.register_module()
+class MLflowBackend(MLflowVisBackend):
+    """mmengine's backend for MLflow, which works with MLflow 3 and does not copy the work dir.
+
+    MLFLOW_TRACKING_URI names another store than the folder in the work dir.
+    """
+
+    def _init_env(self) -> None:
+        self._tracking_uri = self._tracking_uri or os.environ.get('MLFLOW_TRACKING_URI')
+        if self._tracking_uri is None:  # MLflow 3 asks for this, to store runs in a folder
+            os.environ.setdefault('MLFLOW_ALLOW_FILE_STORE', 'true')
+        self._run_name = self._run_name or Path(self._save_dir).parent.name
+        super()._init_env()
+
+    def close(self) -> None:
+        if hasattr(self, '_mlflow'):
+            self._mlflow.end_run()
+
+
+# Progress
+
+
+@LOG_PROCESSORS.register_module()
+class ProgressLogProcessor(LogProcessor):
+    """mmengine's LogProcessor, which adds the throughput and, without a GPU, the memory."""
+
+    def get_log_after_iter(
+        self, runner: Runner, batch_idx: int, mode: str
+    ) -> tuple[dict[str, Any], str]:
+        tag, line = super().get_log_after_iter(runner, batch_idx, mode)
+        seconds = tag.get('time', tag.get('train/time'))
+        if mode != 'train' or not seconds:
+            return tag, line
+        tag['images_per_second'] = images_per_iteration(runner) / seconds
+        line += f'  images/s: {tag["images_per_second"]:.1f}'
+        if 'memory' not in tag:
+            tag['memory'] = memory.resident() // 2**20
+            line += f'  memory: {tag["memory"]}'
+        return tag, line
+
+
+def images_per_iteration(runner: Runner) -> int:
+    return runner.world_size * (batch_size_of(runner) or 1)
+
+
+@HOOKS.register_module()
+class ProgressHook(Hook):
+    """Shows a line with the progress of a training on a terminal, below the log."""
+
+    priority = 'LOWEST'
+
+    def __init__(self) -> None:
+        self.drawn = 0.0  # when; 0 if there is no line
+
+    def before_train(self, runner: Runner) -> None:
+        self.terminal = terminal() if runner.rank == 0 else None
+        for handler in runner.logger.handlers if self.terminal else ():
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(self.clear)
+
+    def after_train_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: Optional[dict] = None,
+        outputs: Optional[dict] = None,
+    ) -> None:
+        if self.terminal and time.monotonic() - self.drawn > REDRAW:
+            self.terminal.write(f'\r\x1b[K{progress(runner)}')
+            self.terminal.flush()
+            self.drawn = time.monotonic()
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        self.clear()
+
+    def clear(self, record: Optional[logging.LogRecord] = None) -> bool:
+        """Remove the line; as a filter of a log, let all records pass."""
+        if self.terminal and self.drawn:
+            self.terminal.write('\r\x1b[K')
+            self.terminal.flush()
+            self.drawn = 0.0
+        return True
+
+
+def terminal() -> Optional[TextIO]:
+    return sys.stderr if sys.stderr.isatty() else None
+
+
+def progress(runner: Runner) -> str:
+    """A line: iterations, time left, learning rate, throughput, memory and loss."""
+    hub = runner.message_hub
+    done = runner.iter + 1
+    left = datetime.timedelta(seconds=int(hub.get_info('eta', 0)))
+    seconds = hub.get_scalar('train/time').mean(50)
+    used = int(get_max_cuda_memory()) if is_cuda_available() else memory.resident() // 2**20
+    epoch = f'epoch {runner.epoch + 1}/{runner.max_epochs}  ' if runner.max_epochs > 1 else ''
+    return (
+        f'{epoch}iteration {done}/{runner.max_iters} ({done / runner.max_iters:.0%})  {left} left  '
+        f'lr {hub.get_scalar("train/lr").current():.2e}  '
+        f'{images_per_iteration(runner) / seconds:.1f} images/s  {used} MiB  '
+        f'loss {hub.get_scalar("train/loss").current():.4f}'
+    )

@@ -1,0 +1,473 @@
+"""A training that was stopped at any moment resumes to the same result, bit for bit.
+
+mmengine alone does not guarantee this:
+
+- It writes checkpoints in place and deletes older ones first, so that a kill can leave a truncated
+  checkpoint or none. Here they are written atomically.
+- Checkpoints do not hold the state of the random generators; they cannot, since each data worker
+  has its own, several batches ahead. Here no random number depends on earlier ones: the
+  augmentations of each sample, and each iteration of the model (drop path, dropout), have their own
+  seeds.
+- An epoch-based training that resumes in mid-epoch starts the epoch again. Here it goes on with the
+  next batch.
+- A checkpoint is written before the model is evaluated, and a resumed training does not evaluate
+  it: the best model can be missed. Here an evaluation that is missing is made up for first.
+- Gradients that are accumulated over iterations, and what an EarlyStoppingHook has counted, are not
+  in checkpoints. Here they are.
+
+Everything else is in mmengine's checkpoints.
+"""
+
+import itertools
+import pickle
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dist import get_dist_info, is_main_process
+from mmengine.fileio import LocalBackend, register_backend
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
+from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, LOOPS
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ...tooling.command import UserError
+from ...tooling.files import atomic_write
+from ..configs import kind_of
+
+SAMPLE, ITERATION = 0, 1  # first numbers of the two kinds of seeds, so that they never coincide
+# The metric by which a model is the best one: the first of this name.
+MAIN_METRIC = re.compile(r'(.*/|.*_)?(mAP|PQ|mIoU|mDice|mFscore)')
+EVALUATED = 'evaluated_iter'  # in the message hub: the iteration of the last evaluation
+PREEMPTED = 'preempted.pth'  # a checkpoint that preemption.py writes in the work dir
+
+
+def make_resumable(cfg: Config) -> None:
+    """Add the classes of this file to a training config. Idempotent."""
+    hooks = cfg.get('default_hooks') or {}
+    checkpoint = hooks.get('checkpoint') or {'type': 'CheckpointHook', 'interval': 1}
+    if kind_of(checkpoint) == 'CheckpointHook':
+        cfg.default_hooks = {**hooks, 'checkpoint': {**checkpoint, 'type': 'WholeCheckpointHook'}}
+    loop = {'by_epoch': True, **cfg.train_cfg}
+    if kind_of(loop) == 'EpochBasedTrainLoop' or not kind_of(loop) and loop['by_epoch']:
+        cfg.train_cfg = {**loop, 'type': 'MidEpochTrainLoop'}
+        del cfg.train_cfg['by_epoch']
+    loader = cfg.train_dataloader
+    custom = cfg.get('custom_hooks') or []
+    added = [{'type': name} for name in ('SeedHook', 'PreemptionHook', 'ResumeHook')]
+    cfg.custom_hooks = [
+        {**hook, 'type': 'StoppingHook'} if kind_of(hook) == 'EarlyStoppingHook' else hook
+        for hook in custom
+    ] + [hook for hook in added if hook not in custom]
+    if kind_of(loader.sampler) != 'SeededSampler':
+        loader.sampler = {'type': 'SeededSampler', 'sampler': loader.sampler}
+        loader.dataset = {'type': 'SeededDataset', 'dataset': loader.dataset}
+
+
+# Checkpoints
+
+
+@register_backend('atomic')
+class AtomicBackend(LocalBackend):
+    """mmengine's local files, written atomically."""
+
+    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
+        Path(filepath).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(filepath) as partial:
+            partial.write_bytes(obj)
+
+
+@HOOKS.register_module()
+class WholeCheckpointHook(CheckpointHook):
+    """mmengine's CheckpointHook, which always leaves at least one complete checkpoint, and keeps
+    the best one by default.
+
+    A checkpoint of an iteration after which the model is evaluated is written again afterwards, so
+    that it holds the result.
+
+    Args:
+        save_best: as CheckpointHook's; 'auto' is the first metric that is named mAP, PQ, mIoU,
+            mDice or mFscore.
+        **options: see `CheckpointHook`. With a remote `out_dir`, writing is only as atomic as its
+            backend.
+    """
+
+    def __init__(self, save_best: Union[str, list[str], None] = 'auto', **options: Any) -> None:
+        if '://' not in str(options.get('out_dir')):
+            options.setdefault('backend_args', {'backend': 'atomic'})
+        options.setdefault('greater_keys', [*self._default_greater_keys, 'PQ', 'mFscore'])
+        super().__init__(save_best=save_best, **options)
+        self.saved = None  # what the last checkpoint holds: its iteration and the evaluated one
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        if runner._resume and Path(runner._load_from).name != PREEMPTED:
+            evaluated = checkpoint['message_hub']['runtime_info'].get(EVALUATED)
+            self.saved = checkpoint['meta']['iter'], evaluated
+
+    def before_train(self, runner: Runner) -> None:
+        super().before_train(runner)
+        if getattr(self, 'best_ckpt_path', None):  # of a folder that may have been copied since
+            name = Path(self.best_ckpt_path).name
+            self.best_ckpt_path = self.file_backend.join_path(self.out_dir, name)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
+        runner.message_hub.update_info(EVALUATED, runner.iter)
+        super().after_val_epoch(runner, metrics)
+        if self.saved is None or self.saved == (runner.iter, runner.iter):
+            return
+        if self.saved[0] == runner.iter or runner.train_loop.stop_training:
+            step = runner.epoch if self.by_epoch else runner.iter
+            meta = {'epoch': runner.epoch, 'iter': runner.iter}
+            self._save_checkpoint_with_step(runner, step, meta)
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        with removing_afterwards(self.file_backend):
+            super()._save_checkpoint_with_step(runner, step, meta)
+        self.saved = meta['iter'], runner.message_hub.runtime_info.get(EVALUATED)
+        if is_main_process():  # this one is later
+            Path(runner.work_dir, PREEMPTED).unlink(missing_ok=True)
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        if not self.save_best:
+            return
+        missing = [name for name in self.key_indicators if name not in metrics]
+        if missing and len(self.key_indicators) == 1:
+            name = main_metric(metrics)
+            if missing != ['auto']:
+                runner.logger.warning(
+                    f'save_best is {missing[0]!r}, but the metrics are {", ".join(metrics)}; '
+                    f'taking {name}'
+                )
+            try:
+                self._init_rule(self.rules, [name])
+            except ValueError:
+                runner.logger.warning(
+                    f'no best checkpoint: set save_best and rule of default_hooks.checkpoint for '
+                    f'the metrics {", ".join(metrics)}'
+                )
+                self.save_best = None
+                return
+        with removing_afterwards(self.file_backend):
+            super()._save_best_checkpoint(runner, metrics)
+
+
+def main_metric(metrics: Iterable[str]) -> str:
+    """The name of the metric by which models are compared, among those of an evaluation."""
+    names = list(metrics)
+    return next(filter(MAIN_METRIC.fullmatch, names), names[0])
+
+
+@contextmanager
+def removing_afterwards(backend: LocalBackend) -> Iterator[None]:
+    """Inside this context the backend removes files only at the end, once new ones are written."""
+    remove, held = backend.remove, []
+    backend.remove = held.append
+    try:
+        yield
+    finally:
+        backend.remove = remove
+    for path in held:
+        remove(path)
+
+
+@HOOKS.register_module()
+class StoppingHook(EarlyStoppingHook):
+    """mmengine's EarlyStoppingHook, whose count is in checkpoints.
+
+    Args:
+        monitor: name of a metric; None takes the one by which checkpoints are the best, see
+            `main_metric`.
+        **options: see `EarlyStoppingHook`.
+    """
+
+    priority = 'LOW'  # before a checkpoint is written
+
+    def __init__(self, monitor: Optional[str] = None, **options: Any) -> None:
+        super().__init__(monitor or 'mAP', **options)
+        self.follows_main = monitor is None
+
+    def before_train(self, runner: Runner) -> None:
+        state = runner.message_hub.runtime_info.get(type(self).__name__)
+        if state:
+            self.wait_count, self.best_score, runner.train_loop.stop_training = state
+
+    def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
+        if self.follows_main and metrics:
+            self.monitor = main_metric(metrics)
+        super().after_val_epoch(runner, metrics)
+        state = self.wait_count, self.best_score, runner.train_loop.stop_training
+        runner.message_hub.update_info(type(self).__name__, state)
+
+
+def read_training(path: Union[str, Path]) -> Optional[dict]:
+    """The checkpoint of a training at `path`, or None if it is something else or truncated."""
+    try:
+        checkpoint = torch.load(path, map_location='cpu', mmap=True, weights_only=False)
+    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError):
+        return None
+    is_training = isinstance(checkpoint, dict) and {'meta', 'optimizer'} <= checkpoint.keys()
+    return checkpoint if is_training else None
+
+
+def last_checkpoint(folder: Path) -> Optional[Path]:
+    """The last complete checkpoint of a training in `folder`, if there is one.
+
+    mmengine's own file `last_checkpoint` may be truncated or out of date after a kill.
+    """
+    written = {}
+    for path in folder.glob('*.pth'):
+        checkpoint = read_training(path)
+        if checkpoint:
+            written[checkpoint['meta']['time'], checkpoint['meta']['iter']] = path
+    return written[max(written)] if written else None
+
+
+# Position
+
+
+@LOOPS.register_module()
+class MidEpochTrainLoop(EpochBasedTrainLoop):
+    """mmengine's EpochBasedTrainLoop, which can resume in mid-epoch.
+
+    Attributes:
+        batches_done: batches of the current epoch that were trained before the training resumed.
+    """
+
+    batches_done = 0
+
+    def run_epoch(self) -> None:
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        start, self.batches_done = self.batches_done, 0
+        loader = self.dataloader
+        if start:
+            loader = loader_of(loader, list(loader.batch_sampler)[start:])
+        for i, batch in enumerate(loader, start):
+            self.run_iter(i, batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+
+def loader_of(loader: DataLoader, batches: Sequence[list[int]]) -> DataLoader:
+    """A data loader for these batches of indices, otherwise like another one."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+    )
+
+
+@HOOKS.register_module()
+class ResumeHook(Hook):
+    """Lets a training resume where it stopped, see the top of this file."""
+
+    priority = 'LOWEST'  # what it does at the start of a training needs the other hooks
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        checkpoint['meta'] |= {
+            'processes': runner.world_size,
+            'batch_size': batch_size_of(runner),
+            'batches_per_epoch': len(runner.train_dataloader),
+        }
+        updated = all(wrapper.should_update() for wrapper in optimizers(runner))
+        if not updated and runner.world_size == 1:  # each process has its own, which are lost
+            checkpoint['gradients'] = {
+                name: parameter.grad.cpu()
+                for name, parameter in bare(runner.model).named_parameters()
+                if parameter.grad is not None
+            }
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        meta = checkpoint.get('meta', {})
+        if not runner._resume or 'processes' not in meta:
+            return
+        before, now = (
+            f'{processes} process{"" if processes == 1 else "es"} with {size} images each'
+            for processes, size in (
+                (meta['processes'], meta['batch_size']),
+                (runner.world_size, batch_size_of(runner)),
+            )
+        )
+        loop, length = runner.train_loop, meta['batches_per_epoch']
+        by_epoch = isinstance(loop, EpochBasedTrainLoop)
+        done = meta['iter'] - meta['epoch'] * length if by_epoch else 0
+        if now != before or by_epoch and length != len(runner.train_dataloader):
+            if done or 'gradients' in checkpoint:
+                raise UserError(
+                    f'the checkpoint was written in mid-epoch by {before}, {length} batches per '
+                    f'epoch; resume with the same number of processes, images and batches (now '
+                    f'{now}, {len(runner.train_dataloader)} batches), or from a checkpoint at the '
+                    f'end of an epoch'
+                )
+            runner.logger.warning(
+                f'trained so far by {before}, now by {now}: the results are not those of an '
+                f'uninterrupted training, and schedules by iterations go on at iteration '
+                f'{meta["iter"]}'
+            )
+        if done and not isinstance(loop, MidEpochTrainLoop):
+            runner.logger.warning(f'{type(loop).__name__} starts the epoch again')
+        loop.batches_done = done
+        gradients = checkpoint.get('gradients', {})
+        for name, parameter in bare(runner.model).named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].to(parameter.device)
+
+    def before_train(self, runner: Runner) -> None:
+        if evaluation_is_due(runner):
+            runner.logger.info('evaluating the model of the checkpoint first')
+            runner.val_loop.run()
+
+
+def evaluation_is_due(runner: Runner) -> bool:
+    """Whether a resumed training stopped before an evaluation or in it."""
+    loop = runner.train_loop
+    if isinstance(loop, EpochBasedTrainLoop):
+        step, last = loop.epoch, loop.max_epochs
+        if getattr(loop, 'batches_done', 0):
+            return False
+    elif isinstance(loop, IterBasedTrainLoop):
+        step, last = loop.iter, loop.max_iters
+    else:
+        return False
+    if not step or runner.val_loop is None or step < loop.val_begin:
+        return False
+    loop._decide_current_val_interval()
+    done = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
+    return not done and (step % loop.val_interval == 0 or step == last)
+
+
+def batch_size_of(runner: Runner) -> Optional[int]:
+    """The number of images of a process in a training iteration."""
+    return getattr(runner.train_dataloader.batch_sampler, 'batch_size', None)
+
+
+def optimizers(runner: Runner) -> list[OptimWrapper]:
+    wrapper = runner.optim_wrapper
+    return list(wrapper.values()) if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """A model without its wrapper for several processes."""
+    return model.module if is_model_wrapper(model) else model
+
+
+# Randomness
+
+
+def seed_generators(*numbers: int) -> None:
+    """Seed all global random generators with these numbers."""
+    seeds = np.random.SeedSequence(numbers).generate_state(3)
+    random.seed(int(seeds[0]))
+    np.random.seed(seeds[1])
+    torch.manual_seed(int(seeds[2]))
+
+
+class SeededIndex(int):
+    """The index of a sample, with the seed of its augmentations."""
+
+    def __new__(cls, index: int, numbers: tuple[int, ...]) -> 'SeededIndex':
+        self = super().__new__(cls, index)
+        self.numbers = numbers
+        return self
+
+    def __reduce__(self) -> tuple:  # pickled to the data workers
+        return SeededIndex, (int(self), self.numbers)
+
+
+@DATA_SAMPLERS.register_module()
+class SeededSampler(Sampler):
+    """Wraps a sampler; adds to each index a seed from the run, the epoch and the position.
+
+    Positions count through the batches of all processes, so that augmentations do not depend on
+    the number of processes or data workers.
+
+    Args:
+        dataset: the data set to sample.
+        sampler: config of the wrapped sampler.
+        seed: seed of the run; None takes that of the wrapped sampler.
+    """
+
+    def __init__(self, dataset: Dataset, sampler: dict, seed: Optional[int] = None) -> None:
+        self.dataset = dataset
+        self.sampler = DATA_SAMPLERS.build(sampler, default_args={'dataset': dataset, 'seed': seed})
+        self.seed = self.sampler.seed if seed is None else seed
+        self.epoch = 0
+        self.start = 0
+        # When an iteration-based training resumes, mmengine calls `skip` if a sampler has it, as
+        # infinite ones do, and iterates over the skipped indices otherwise.
+        if hasattr(self.sampler, 'skip'):
+            self.skip = self._skip
+
+    def __iter__(self) -> Iterator[SeededIndex]:
+        rank, world_size = get_dist_info()
+        indices = itertools.islice(self.sampler, self.start, None)
+        for position, index in enumerate(indices, self.start):
+            numbers = (SAMPLE, self.seed, self.epoch, position * world_size + rank)
+            yield SeededIndex(index, numbers)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.sampler.set_epoch(epoch)
+
+    def _skip(self, samples: int) -> None:
+        self.start = samples
+
+
+@DATASETS.register_module()
+class SeededDataset(Dataset):
+    """Wraps a data set; seeds the augmentations of a sample from its `SeededIndex`.
+
+    All other attributes are those of the wrapped data set, for hooks and samplers.
+
+    Args:
+        dataset: config of the wrapped data set.
+    """
+
+    def __init__(self, dataset: dict) -> None:
+        self.__dict__['dataset'] = DATASETS.build(dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(index, SeededIndex):
+            seed_generators(*index.numbers)
+        return self.dataset[int(index)]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == 'dataset':  # while unpickling in a spawned worker
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.dataset, name, value)
+
+
+@HOOKS.register_module()
+class SeedHook(Hook):
+    """Seeds each training iteration from the seed of the run, the process and the iteration."""
+
+    priority = 'VERY_HIGH'
+
+    def before_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Optional[dict] = None
+    ) -> None:
+        seed_generators(ITERATION, runner.seed, runner.rank, runner.iter)

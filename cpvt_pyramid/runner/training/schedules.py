@@ -1,0 +1,95 @@
+"""A recipe on another number of images a step: its learning rate and its iterations.
+
+`auto_scale_lr.base_batch_size` of a config is the number of images in a step of its recipe.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+from mmengine.config import Config
+from mmengine.dist import get_world_size
+
+from ...tooling.command import UserError, rank
+from ..configs import kind_of
+
+# Where settings of loops, hooks and schedulers count iterations.
+LOOP = 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals'
+CHECKPOINT = 'interval', 'save_begin'
+SCHEDULER = 'begin', 'end', 'T_max', 'total_steps', 'step_size', 'milestones', 'periods'
+
+
+def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
+    """Scale a training config to the images in a step of this run, or say what was not scaled.
+
+    Args:
+        cfg: changed in place.
+        scale_lr: let mmengine multiply the learning rate by the images in a step / those in a step
+            of the recipe.
+        scale_iters: divide the numbers of iterations by that ratio, so that an iteration-based
+            training sees as many images as the recipe. `ExponentialLR`, whose decay for each
+            iteration would have to change, is an error.
+    """
+    base = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
+    for option, given in (('--auto-scale-lr', scale_lr), ('--auto-scale-iters', scale_iters)):
+        if given and not base:
+            raise UserError(f'{option} needs auto_scale_lr.base_batch_size in the config')
+    if scale_lr:
+        cfg.auto_scale_lr.enable = True
+    counts_iterations = cfg.train_cfg.get('max_iters') is not None
+    if scale_iters and not counts_iterations:
+        raise UserError(
+            '--auto-scale-iters needs a training that counts iterations; epochs have the same '
+            'images with any batch'
+        )
+    batch = cfg.train_dataloader.get('batch_size')
+    counts = cfg.optim_wrapper.get('accumulative_counts', 1)
+    if not all(isinstance(x, int) and x > 0 for x in (base, batch, counts)):
+        return  # unknown, or a mistake that mmengine names
+    images = batch * get_world_size()
+    step = images * counts
+    if scale_iters:
+        scale_iterations(cfg, base / images)
+    left = []
+    if step != base and not cfg.auto_scale_lr.get('enable'):
+        left.append(f'the learning rate is for {base} (--auto-scale-lr changes it)')
+    if images != base and counts_iterations and not scale_iters:
+        left.append(
+            f'training sees {images / base:.3g} times the images of the recipe '
+            '(--auto-scale-iters changes that)'
+        )
+    if left and rank() == 0:
+        print(f'a step has {step} images: {", and ".join(left)}')
+
+
+def scale_iterations(cfg: Config, factor: float) -> None:
+    """Multiply by `factor` what an iteration-based training config counts in iterations."""
+    scale_settings(cfg.train_cfg, LOOP, factor)
+    checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    if not checkpoint.get('by_epoch', True):
+        scale_settings(checkpoint, CHECKPOINT, factor)
+    schedulers = cfg.get('param_scheduler') or []
+    for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
+        if scheduler.get('by_epoch', True):
+            continue
+        if kind_of(scheduler).startswith('Exponential'):
+            raise UserError(
+                f'--auto-scale-iters cannot scale the gamma of {kind_of(scheduler)}; '
+                'change param_scheduler in the config'
+            )
+        scale_settings(scheduler, SCHEDULER, factor)
+
+
+def scale_settings(settings: dict, names: Sequence[str], factor: float) -> None:
+    for name in names:
+        if settings.get(name) is not None:
+            settings[name] = scaled_count(settings[name], factor)
+
+
+def scaled_count(count: Union[int, float, Sequence], factor: float) -> Any:
+    """A number of iterations, or all numbers in a list. Infinity stays, and 0; others are 1 at
+    least."""
+    if isinstance(count, (list, tuple)):
+        return [scaled_count(inner, factor) for inner in count]
+    if count in (0, float('inf')):
+        return count
+    return max(1, round(count * factor))

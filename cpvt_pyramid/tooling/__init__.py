@@ -1,0 +1,1 @@
+"""What commands share, without torch and mm: command lines, files, pictures, formats of results."""

@@ -1,0 +1,444 @@
+"""Data sets with every kind of defect: found before the first iteration, in a line each."""
+
+import copy
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import imagehash
+import numpy as np
+import pytest
+import rasterio
+from mmengine.config import Config
+from PIL import Image
+from support import load_tool
+
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.datasets.checks import (
+    check_coco,
+    check_contents,
+    check_label_maps,
+    upright_size,
+    use_good_parts,
+)
+from cpvt_pyramid.runner.datasets.duplicates import image_print, shared_images
+from cpvt_pyramid.runner.datasets.reading import shown_image
+from cpvt_pyramid.runner.inference.raster import ReadError
+from cpvt_pyramid.tooling.command import UserError
+
+SIZE = (24, 32)  # height and width
+
+
+def picture(path: Path, mode: str = 'RGB', size=SIZE, **options) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    Image.fromarray(noise).convert(mode).save(path, **options)
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """A folder with a.jpg to d.jpg, and the content of a COCO file for them."""
+    names = ['a.jpg', 'b.jpg', 'c ä.jpg', 'd.jpg']
+    for name in names:
+        picture(tmp_path / name)
+    content = {
+        'images': [
+            {'id': i, 'file_name': name, 'width': SIZE[1], 'height': SIZE[0]}
+            for i, name in enumerate(names)
+        ],
+        'categories': [{'id': 7, 'name': 'cat'}, {'id': 9, 'name': 'dog'}],
+        'annotations': [
+            {
+                'id': 10 * i + j,
+                'image_id': i,
+                'category_id': 7 + 2 * j,
+                'bbox': [2, 3, 8 + j, 9],
+                'area': 72,
+                'iscrowd': 0,
+            }
+            for i in range(4)
+            for j in range(2)
+        ],
+    }
+    return tmp_path, content
+
+
+def found(folder: Path, content: object, **options):
+    (folder / 'coco.json').write_text(json.dumps(content))
+    return check_coco(folder / 'coco.json', folder, **options)
+
+
+def test_a_good_file(coco):
+    checked = found(*coco)
+    assert not checked.problems and checked.images == checked.decoded == 4
+
+
+@pytest.mark.parametrize(
+    'text, complaint',
+    [
+        ('', 'is empty'),
+        ('{"images": [{"id": 1', 'is not complete JSON'),
+        ('[1, 2]', 'must hold a JSON object, got a list'),
+        ('{"images": [], "annotations": []}', "must have a list 'categories'"),
+        ('{"images": [], "annotations": [], "categories": []}', 'has no images'),
+        ('{"images": [3], "annotations": [], "categories": []}', "each of 'images' must be"),
+        ('[' * 100_000, 'is not complete JSON'),
+        (
+            '{"images": [{}], "annotations": [], "categories": [{"id": 1}]}',
+            'each category must have a number as id and a name',
+        ),
+        (
+            '{"images": [{}], "annotations": [], "categories": '
+            '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
+            'lists the category .* twice, by its id or name',
+        ),
+    ],
+)
+def test_not_a_coco_file(text, complaint, tmp_path):
+    (tmp_path / 'coco.json').write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        check_coco(tmp_path / 'coco.json', tmp_path)
+    with pytest.raises(UserError, match='cannot read'):
+        check_coco(tmp_path / 'absent.json', tmp_path)
+
+
+def change(record: str, index: int, **values):
+    """Set fields of a record; `...` deletes one."""
+
+    def apply(folder, content):
+        for name, value in values.items():
+            content[record][index][name] = value
+            if value is ...:
+                del content[record][index][name]
+
+    return apply
+
+
+def write(name: str, data: bytes):
+    return lambda folder, content: (folder / name).write_bytes(data)
+
+
+def cut(name: str):
+    def apply(folder, content):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+
+    return apply
+
+
+DEFECTS = [  # what is done, the problem, its item, and how many images and annotations are left
+    (
+        change('annotations', 2, bbox=...),
+        'annotations without a bbox of',
+        'annotation 10 of b',
+        4,
+        7,
+    ),
+    (change('annotations', 2, bbox=None), 'annotations without a bbox of', 'annotation 10', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, 3]), 'annotations without a bbox of', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'not a finite number', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, None, 3]), 'not a finite number', 'b.jpg', 4, 7),
+    (change('annotations', 2, category_id=8), 'categories that are not listed', 'b.jpg', 4, 7),
+    (change('annotations', 2, category_id=[7]), 'categories that are not listed', 'b.jpg', 4, 7),
+    (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 10', 4, 7),
+    (change('annotations', 2, image_id=...), 'images that are not listed', 'annotation 10', 4, 7),
+    (change('annotations', 2, id=0), 'id of another annotation', 'annotation 0 of b.jpg', 4, 7),
+    (
+        change('annotations', 2, id=...),
+        'annotations without a number as id',
+        'annotation 2 of b.jpg',
+        4,
+        7,
+    ),
+    (change('annotations', 2, area=...), 'annotations without area', 'annotation 10', 4, 8),
+    (change('annotations', 2, iscrowd=...), 'annotations without iscrowd', 'annotation 10', 4, 8),
+    (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
+    (change('images', 1, height=0), 'without width and height', 'b.jpg', 3, 6),
+    (change('images', 1, width=33), 'another size than the width and height of', 'b.jpg', 3, 6),
+    (change('images', 1, file_name=...), 'images without file_name', 'image 1', 3, 6),
+    (change('images', 1, id=0), 'id of another image', 'b.jpg', 3, 6),
+    (change('images', 1, id='1'), 'images without an id of type int', 'b.jpg', 3, 6),
+    (change('images', 1, id=2**70), 'images without an id of type int', 'b.jpg', 3, 6),
+    (change('images', 1, file_name='x.jpg'), 'images that are missing', 'x.jpg', 3, 6),
+    (write('b.jpg', b''), 'images that are empty files', 'b.jpg', 3, 6),
+    (write('b.jpg', b'hello'), 'images that are not complete', 'b.jpg', 3, 6),
+    (cut('b.jpg'), 'images that are not complete', 'b.jpg', 3, 6),
+    (cut('c ä.jpg'), 'images that are not complete', 'c ä.jpg', 3, 6),
+]
+
+
+@pytest.mark.parametrize('apply, problem, item, images, annotations', DEFECTS)
+def test_errors(coco, apply, problem, item, images, annotations, tmp_path):
+    folder, content = coco
+    apply(folder, content)
+    checked = found(folder, content)
+    (error, *_) = [p for p in checked.problems if p.is_error]
+    assert problem in error.kind and item in str(error)
+    assert checked.write_clean(tmp_path / 'clean.json') == images
+    clean = json.loads((tmp_path / 'clean.json').read_text())
+    assert len(clean['annotations']) == annotations
+    assert not [p for p in found(folder, clean).problems if p.is_error]
+
+
+@pytest.mark.parametrize(
+    'apply, problem',
+    [
+        (change('annotations', 2, bbox=[3, 3, 0.5, 9]), 'boxes narrower than a pixel'),
+        (change('annotations', 2, bbox=[40, 3, 5, 9]), 'boxes outside their image'),
+        (change('annotations', 2, category_id=9, bbox=[2, 3, 9, 9]), 'boxes that are there twice'),
+        (lambda _, content: content['annotations'].pop(), ''),
+        (
+            lambda _, content: content.update(annotations=content['annotations'][:6]),
+            'images without',
+        ),
+    ],
+)
+def test_warnings(coco, apply, problem):
+    apply(*coco)
+    problems = found(*coco).problems
+    assert not [p for p in problems if p.is_error]
+    assert any(p.kind.startswith(problem) for p in problems) if problem else not problems
+
+
+def test_objects_without_a_mask(coco, tmp_path):
+    """Where the pipeline loads masks, mm fails on them."""
+    folder, content = coco
+    for annotation in content['annotations'][1:]:
+        annotation['segmentation'] = [[1, 1, 5, 1, 5, 5]]
+    assert not found(folder, content).problems
+    checked = found(folder, content, masks=True)
+    assert [str(p) for p in checked.problems] == ['objects without a mask: annotation 0 of a.jpg']
+    checked.write_clean(tmp_path / 'clean.json')
+    assert len(json.loads((tmp_path / 'clean.json').read_text())['annotations']) == 7
+
+
+def test_a_turned_photograph_whose_record_has_its_stored_size(coco):
+    """mm turns the image, but not its boxes."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(coco[0] / 'a.jpg', exif=exif)
+    error, warning = found(*coco).problems
+    kind = 'images that an EXIF tag turns, but their records have the size before'
+    assert (error.kind, error.items, error.is_error) == (kind, ['a.jpg'], True)
+    assert 'an EXIF tag turns' in warning.kind and not warning.is_error
+
+
+def test_out_of_time_it_still_finds_missing_files(coco):
+    folder, content = coco
+    (folder / 'a.jpg').unlink()
+    cut('b.jpg')(folder, content)
+    checked = found(folder, content, seconds=-1)
+    assert [p.items for p in checked.problems] == [['a.jpg']] and checked.decoded == 0
+
+
+# Label maps
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """The config of a segmentation data set with images a to c and two classes."""
+    for folder in ('images', 'labels'):
+        (tmp_path / folder).mkdir()
+    for name in 'abc':
+        picture(tmp_path / f'images/{name}.jpg')
+        values = np.random.default_rng(0).choice([0, 1, 2, 255], SIZE).astype(np.uint8)
+        Image.fromarray(values).save(tmp_path / f'labels/{name}.png')
+    return Config(
+        dict(
+            type='BaseSegDataset',
+            data_root=str(tmp_path),
+            data_prefix=dict(img_path='images', seg_map_path='labels'),
+            metainfo=dict(classes=('sky', 'sea')),
+            reduce_zero_label=True,
+            pipeline=[],
+        )
+    )
+
+
+def with_label(value):
+    def apply(root):
+        labels = np.array(Image.open(root / 'labels/b.png'))
+        labels[3, 4] = value
+        Image.fromarray(labels).save(root / 'labels/b.png')
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    'apply, problem',
+    [
+        (lambda root: (root / 'labels/b.png').unlink(), 'images without a label map'),
+        (lambda root: picture(root / 'labels/b.png', 'L', (24, 31)), 'of another size'),
+        (lambda root: picture(root / 'labels/b.png', 'RGB'), 'several channels'),
+        (lambda root: picture(root / 'labels/b.png', 'RGBA'), 'several channels'),
+        (lambda root: cut('labels/b.png')(root, None), 'label maps that are not complete'),
+        (lambda root: cut('images/b.jpg')(root, None), 'images that are not complete'),
+        (with_label(3), 'labels beyond the classes, 0 to 2'),
+        (with_label(254), 'labels beyond the classes, 0 to 2'),
+    ],
+)
+def test_label_maps(labelled, apply, problem, tmp_path):
+    assert not check_label_maps(labelled, 'mmseg').problems
+    apply(tmp_path)
+    checked = check_label_maps(labelled, 'mmseg')
+    assert problem in checked.problems[0].kind and checked.problems[0].items == ['b.jpg']
+    assert checked.write_clean(tmp_path / 'good.txt') == 2
+    labelled.ann_file = 'good.txt'
+    assert not check_label_maps(labelled, 'mmseg').problems
+
+
+def test_no_images_with_the_suffix(labelled):
+    labelled.img_suffix = '.tiff'
+    with pytest.raises(UserError, match='no images with the suffix .tiff; it has .jpg'):
+        check_label_maps(labelled, 'mmseg')
+
+
+# Configs
+
+
+def damaged(config: Path, tmp_path: Path) -> Config:
+    """A tiny detector's config whose training data have one bad image and one bad box."""
+    cfg = load_config(config)
+    dataset = cfg.train_dataloader.dataset
+    root = Path(dataset.data_root)
+    content = json.loads((root / dataset.ann_file).read_text())
+    content = copy.deepcopy(content)
+    content['images'][0]['width'] += 1
+    content['annotations'][-1]['bbox'][2] = math.nan
+    (tmp_path / 'train.json').write_text(json.dumps(content))
+    dataset.ann_file = str(tmp_path / 'train.json')
+    return cfg
+
+
+def test_config(configs, tmp_path, capsys):
+    for name in ('detector', 'segmentor'):
+        assert (
+            check_contents(load_config(configs[name]), 'train', 'val', folder=tmp_path).errors == 0
+        )
+    assert ' data: ' not in capsys.readouterr().out
+    cfg = damaged(configs['detector'], tmp_path)
+    assert check_contents(cfg, 'train', 'val', folder=tmp_path / 'report').errors == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith('train data: error: ') for line in lines) == 2
+    report = (tmp_path / 'report/data_report.txt').read_text()
+    assert lines[-1].endswith('data_report.txt') and '    annotation ' in report
+
+
+def test_the_good_part_of_a_config(configs, tmp_path):
+    cfg = damaged(configs['detector'], tmp_path)
+    images = len(json.loads((tmp_path / 'train.json').read_text())['images'])
+    result = check_contents(cfg, 'train', 'val', folder=tmp_path / 'good', write_good=True)
+    assert result.errors == 2
+    use_good_parts(cfg, result.good_parts)
+    dataset = cfg.train_dataloader.dataset
+    assert Path(dataset.ann_file) == tmp_path / 'good/good_train.json'
+    assert len(json.loads(Path(dataset.ann_file).read_text())['images']) == images - 1
+    assert check_contents(cfg, 'train', 'val', folder=tmp_path).errors == 0
+
+
+def test_metrics_that_read_another_file(configs, tmp_path):
+    cfg = load_config(configs['detector'])
+    cfg.val_evaluator.ann_file = str(tmp_path / 'other.json')
+    with pytest.raises(UserError, match='val_evaluator reads .*other.json, but the val data are'):
+        check_contents(cfg, 'val', folder=tmp_path)
+
+
+def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
+    train, test = load_tool('train'), load_tool('test')
+    damaged(configs['detector'], tmp_path).dump(tmp_path / 'config.py')
+    path = str(tmp_path / 'train.json')
+    run = [str(tmp_path / 'config.py'), '--cfg-options', 'train_cfg.max_epochs=1']
+    for split in ('val', 'test'):
+        run += [f'{split}_dataloader.dataset.ann_file={path}', f'{split}_evaluator.ann_file={path}']
+        run += [f'{split}_dataloader.dataset.data_prefix.img=train2017/']
+    assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count('data: error:') == 4
+    assert printed.err == (
+        'train: the data have the errors above; correct them, or leave out what has errors with '
+        '--skip-bad\n'
+    )
+    assert train.main([*run, '--work-dir', str(tmp_path / 'b'), '--skip-bad']) == 0
+    run.insert(1, (tmp_path / 'b/last_checkpoint').read_text())
+    assert test.main([*run, '--work-dir', str(tmp_path / 'c')]) == 2
+    assert test.main([*run, '--work-dir', str(tmp_path / 'c'), '--skip-bad']) == 0
+
+
+# The report of check_data.py
+
+
+def test_hashes_are_those_of_imagehash(sample_dataset):
+    for path in sorted((sample_dataset / 'coco/val2017').iterdir()):
+        with Image.open(path) as image:
+            print_ = image_print(b'', image)
+            np.testing.assert_array_equal(print_.bits, imagehash.phash(image).hash.ravel())
+
+
+def test_images_in_two_splits(sample_dataset, tmp_path):
+    """A copy of another name, recompressed and smaller ones; other images are other."""
+    prints = {'train': {}, 'val': {}}
+    images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
+    for split in prints:
+        for path in images[split]:
+            assert upright_size(path, prints[split])[1] is None
+    assert shared_images(prints['val'], prints['train']) == ([], [])
+    source = images['train'][2]
+    copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))
+    copy.write_bytes(source.read_bytes())
+    with Image.open(source) as image:
+        image.save(again, quality=60)
+        image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(small)
+    for path in (copy, again, small):
+        upright_size(path, prints['val'])
+    exact, near = shared_images(prints['val'], prints['train'])
+    assert exact == [(copy, source)] and near == [(again, source), (small, source)]
+
+
+def test_check_data(configs, sample_dataset, tmp_path, capsys):
+    """With leaked, turned and broken images, and names with spaces."""
+    root = tmp_path / 'my däta'
+    shutil.copytree(sample_dataset / 'coco', root)
+    path = root / 'annotations/instances_val2017.json'
+    content = json.loads(path.read_text())
+    leaked, turned, torn = content['images'][:3]
+    train = sorted((root / 'train2017').iterdir())[0]
+    with Image.open(train) as image:
+        leaked.update(width=image.width, height=image.height, file_name='a ü.jpg')
+    shutil.copyfile(train, root / 'val2017/a ü.jpg')
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(root / 'val2017' / turned['file_name']) as image:
+        image.rotate(90, expand=True).save(root / 'val2017' / turned['file_name'], exif=exif)
+    (root / 'val2017' / torn['file_name']).write_bytes(b'torn')
+    content['annotations'][-1]['bbox'][0] = math.nan
+    path.write_text(json.dumps(content))
+    assert load_tool('check_data').main([str(root), '--out-dir', 'report', '--samples', '3']) == 1
+    said = capsys.readouterr().out
+    assert f'val images that are training images, too: a ü.jpg ({train}' in said
+    kind = 'images that an EXIF tag turns; their annotations must be upright, too'
+    assert f'val data: warning: {kind}: {turned["file_name"]}' in said
+    assert 'images that are not complete images: ' in said
+    assert 'not a finite number' in said
+    report = Path('report/data_report.txt').read_text()
+    assert 'data.html' in report and 'a ü.jpg' in report and turned['file_name'] in report
+    page = Path('report/data.html').read_text()
+    assert page.count('data:image/jpeg') == 6 and 'aspect ratio' in page
+    command = [str(configs['segmentor']), '--splits', 'train', '--out-dir', 'maps']
+    assert load_tool('check_data').main(command) == 0
+    page = Path('maps/data.html').read_text()
+    assert page.count('data:image/jpeg') == 8 and 'maps counted' in page
+
+
+def test_pictures_of_bands():
+    """A scene of five bands of 16 bits, stretched to be seen; a torn one is no image."""
+    bands = np.random.default_rng(0).integers(0, 4000, (5, *SIZE), np.uint16)
+    size = {'height': SIZE[0], 'width': SIZE[1], 'count': 5, 'dtype': 'uint16'}
+    with rasterio.open('scene.tif', 'w', 'GTiff', **size) as file:
+        file.write(bands)
+    shown = shown_image(Path('scene.tif'))
+    assert shown.shape == (*SIZE, 3) and shown.dtype == np.uint8
+    assert np.corrcoef(shown[..., 0].ravel(), bands[0].ravel())[0, 1] > 0.99
+    os.truncate('scene.tif', 900)
+    with pytest.raises(ReadError):
+        shown_image(Path('scene.tif'))

@@ -1,0 +1,747 @@
+"""infer.py: images, folders, patterns, lists and videos; images in tiles."""
+
+import io
+import json
+import os
+import pickle
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import mmdet
+import numpy as np
+import pytest
+import rasterio
+import torch
+from mmdet.datasets import CocoPanopticDataset
+from PIL import Image
+from pycocotools import mask as coco
+from pycocotools.coco import COCO
+from rasterio.transform import from_origin
+from support import ROOT, load_tool, run
+from tiny_mm import DIGITS
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.inference import batched, large_images, tiling
+from cpvt_pyramid.runner.models import build_model
+from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.tooling.drawing import draw_boxes
+from cpvt_pyramid.tooling.inputs import find_inputs, result_names
+
+TOOLS = ROOT / 'tools'
+infer, test_tool = load_tool('infer'), load_tool('test')
+
+
+def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth noise, (H, W, 3) RGB."""
+    small = np.random.default_rng(seed).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
+    return cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.fixture
+def images() -> list[Path]:
+    """Two of one stem, one gray, one of a pixel, one truncated and one empty."""
+    noise = photograph(90, 130)
+    Path('in').mkdir()
+    for name, array in (
+        ('a.jpg', noise), ('a.png', noise[:, :51]), ('gray.png', noise[..., 0]),
+        ('pixel.png', noise[:1, :1]), ('torn.jpg', noise),
+    ):  # fmt: skip
+        Image.fromarray(array).save(Path('in', name))
+    os.truncate('in/torn.jpg', 1500)
+    Path('in/void.png').touch()
+    return sorted(Path('in').iterdir())
+
+
+SIZES = {'a': (130, 90), 'a-2': (51, 90), 'gray': (130, 90), 'pixel': (1, 1)}
+
+
+def boxes(path: str) -> list[dict]:
+    return json.loads(Path(path).read_text())['detections']
+
+
+# Images
+
+
+def test_a_detector(untrained, images, capsys):
+    before = [path.read_bytes() for path in images]
+    command = [*untrained['detector'], 'in', '--out-dir', 'in', '--score-thr', '0.01']
+    assert infer.main(command) == 1
+    said = capsys.readouterr()
+    assert re.search('infer: skipped in/torn.jpg: not a complete image.*\n', said.err)
+    assert 'infer: skipped in/void.png: the file is empty\n' in said.err
+    assert said.out.endswith('4 of 6 done: results in in\n')
+    assert [path.read_bytes() for path in images] == before
+    for name, (width, height) in SIZES.items():
+        with Image.open(f'in/{name}.overlay.png') as overlay:
+            assert overlay.width % width == 0 and overlay.height % height == 0
+        for found in boxes(f'in/{name}.detections.json'):
+            x1, y1, x2, y2 = found['box']
+            assert 0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height
+            assert DIGITS[found['label']] == found['class'] and found['score'] >= 0.01
+    assert boxes('in/a.detections.json')
+
+
+def test_a_detector_finds_what_evaluation_finds(untrained, sample_dataset):
+    assert test_tool.main([*untrained['detector'], '--out', 'all.pkl']) == 0
+    images = f'{sample_dataset}/coco/val2017'
+    assert infer.main([*untrained['detector'], images, '--score-thr', '0']) == 0
+    for sample in pickle.loads(Path('all.pkl').read_bytes()):
+        found = boxes(f'predictions/{Path(sample["img_path"]).stem}.detections.json')
+        expected = sample['pred_instances']
+        assert len(found) == len(expected['scores']) > 0
+        best = expected['scores'].argmax()
+        np.testing.assert_allclose(found[0]['box'], expected['bboxes'][best], atol=0.011)
+        assert found[0]['score'] == pytest.approx(expected['scores'][best].item(), abs=1e-4)
+
+
+def test_bfloat16(untrained, images, monkeypatch):
+    dtypes, forward = set(), CPVTPyramid.forward
+
+    def recorded(model: CPVTPyramid, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        maps = forward(model, *inputs)
+        dtypes.update(x.dtype for x in maps)
+        return maps
+
+    monkeypatch.setattr(CPVTPyramid, 'forward', recorded)
+    for dtype in ('bfloat16', 'float32'):
+        dtypes.clear()
+        command = [*untrained['detector'], 'in/a.png', '--out-dir', dtype, '--dtype', dtype]
+        assert infer.main([*command, '--score-thr', '0.01']) == 0
+        assert dtypes == {getattr(torch, dtype)}
+    rounded, exact = (boxes(f'{name}/a.detections.json')[0] for name in ('bfloat16', 'float32'))
+    assert rounded['score'] == pytest.approx(exact['score'], rel=0.05)
+    assert rounded['score'] != exact['score']
+
+
+def test_a_segmentor(untrained, images):
+    assert infer.main([*untrained['segmentor'], *map(str, images)]) == 1
+    for name, size in SIZES.items():
+        with Image.open(f'predictions/{name}.labels.png') as labels:
+            assert labels.size == size and np.array(labels).max() < 11
+        assert Path(f'predictions/{name}.overlay.png').is_file()
+
+
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_batches_give_what_single_images_give(untrained, kind, sample_dataset):
+    """Of several sizes: padded for the detector, sorted by size for the segmentor."""
+    resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
+    Path('in').mkdir()
+    for i, size in enumerate([(90, 130), (64, 130), (90, 130), (120, 90), (64, 130), (90, 130)]):
+        Image.fromarray(photograph(*size, seed=i)).save(f'in/{i}.png')
+    for size in ('1', '4'):
+        options = ['in', '--out-dir', size, '--batch-size', size, '--score-thr', '0']
+        assert infer.main([*untrained[kind], *options, '--cfg-options', resize]) == 0
+    for i in range(6):
+        if kind == 'segmentor':
+            one, four = (np.array(Image.open(f'{n}/{i}.labels.png')) for n in (1, 4))
+            assert len(np.unique(one)) > 1 and (one == four).mean() > 0.9999
+        else:
+            one, four = (boxes(f'{n}/{i}.detections.json') for n in (1, 4))
+            assert one[0]['box'] == pytest.approx(four[0]['box'], abs=0.5)
+            assert one[0]['score'] == pytest.approx(four[0]['score'], abs=0.02)
+
+
+def test_a_limited_number_of_images_waits_for_others_of_their_size(untrained, monkeypatch):
+    monkeypatch.setattr(batched, 'WAITING', 3)
+    cfg = load_config(untrained['segmentor'][0])
+    model = build_model(cfg, 'cpu')
+    predictor = batched.ModelPredictor(model, cfg, {'classes': DIGITS}, 3, 0.3)
+    batches = []
+    monkeypatch.setattr(
+        batched.ModelPredictor, '_predict',
+        lambda self, batch: batches.append([p.source for p in batch]) or iter(()),
+    )  # fmt: skip
+    images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
+    list(predictor.predict(predictor.prepare(i, image) for i, image in enumerate(images)))
+    assert batches == [[0, 2], [1, 3], [4]] or batches == [[0, 2], [1, 3, 4]], batches
+
+
+def test_images_are_read_ahead_in_order():
+    """No more than two for each thread, and an error comes where its item does."""
+    started, most = [], 0
+
+    def read(item: int) -> int:
+        started.append(item)
+        if item % 5 == 3:
+            raise ValueError(item)
+        time.sleep(0.002 * (item % 3))
+        return item
+
+    for threads in (0, 1, 3):
+        started.clear()
+        for done, result in enumerate(batched.ahead(read, range(20), threads)):
+            if done % 5 == 3:
+                with pytest.raises(ValueError, match=str(done)):
+                    result()
+            else:
+                assert result() == done
+            most = max(most, len(started) - done)
+            assert len(started) - done <= max(2 * threads, 1)
+    assert most > 1
+
+
+def test_workers_change_nothing(untrained, images):
+    for workers in ('0', '3'):
+        command = [*untrained['detector'], 'in', '--out-dir', workers, '--score-thr', '0.01']
+        assert infer.main([*command, '--workers', workers]) == 1
+    for path in Path('0').iterdir():
+        assert path.read_bytes() == Path('3', path.name).read_bytes()
+    assert infer.main([*command, '--workers', '-1']) == 2
+
+
+def test_an_image_too_thin_to_resize_is_skipped(untrained, capsys):
+    Path('in').mkdir()
+    Image.fromarray(photograph(3000, 8)[:, :2]).save('in/thin.png')
+    Image.fromarray(photograph(90, 130)).save('in/whole.png')
+    assert infer.main([*untrained['segmentor'], 'in']) == 1
+    said = capsys.readouterr().err
+    assert 'infer: skipped in/thin.png: 2 x 3000 pixels are too thin to be resized' in said
+    assert 'OpenCV' not in said
+    assert sorted(os.listdir('predictions')) == ['whole.labels.png', 'whole.overlay.png']
+
+
+@pytest.mark.parametrize('score', ['nan', 'inf', '2', '-0.1'])
+def test_a_score_threshold_is_a_score(score, capsys):
+    assert infer.main(['a.py', 'a.pth', 'a.png', f'--score-thr={score}']) == 2
+    error = f'infer: --score-thr must be in [0, 1], got {float(score)}\n'
+    assert capsys.readouterr().err == error
+
+
+def out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also ...')
+
+
+def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', out_of_memory)
+    monkeypatch.setattr(large_images, 'segmentor_scores', lambda model: out_of_memory)
+    for options, advice in (
+        ([], 'reduce --batch-size or use --tile'),
+        (['--tile', '64'], 'reduce --tile or --batch-size'),
+    ):
+        assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 2
+        assert capsys.readouterr().err == f'infer: too little GPU memory; {advice}\n'
+
+
+# Instance masks
+
+
+MASK_RCNN = """
+_base_ = '{configs}/mask_rcnn_cpvt_s.py'
+model = dict(
+    backbone=dict(arch='pcpvt_nano', init_cfg=None),
+    neck=dict(in_channels=[32, 64, 128, 192], out_channels=16),
+    rpn_head=dict(in_channels=16, feat_channels=16),
+    roi_head=dict(
+        bbox_roi_extractor=dict(out_channels=16),
+        mask_roi_extractor=dict(out_channels=16),
+        bbox_head=dict(in_channels=16, fc_out_channels=16, num_classes=10),
+        mask_head=dict(in_channels=16, conv_out_channels=16, num_convs=1, num_classes=10)),
+    test_cfg=dict(rcnn=dict(max_per_img=20)))
+test_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(
+        data_root='{data}/coco', metainfo=dict(classes={classes}),
+        pipeline=[
+            dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 96), keep_ratio=True),
+            dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+            dict(type='PackDetInputs')]))
+test_evaluator = dict(ann_file='{data}/coco/annotations/instances_val2017.json')
+"""
+
+
+def masks_of(items: list[dict]) -> np.ndarray:
+    return np.stack([coco.decode(item['mask']) for item in items]).astype(bool)
+
+
+def test_instance_masks(sample_dataset, capsys):
+    config = MASK_RCNN.replace('{configs}', str(ROOT / 'configs'))
+    config = config.replace('{data}', str(sample_dataset)).replace('{classes}', repr(DIGITS))
+    Path('mask_rcnn.py').write_text(config)
+    model = build_model(load_config('mask_rcnn.py'), 'cpu')
+    for name in ('bbox_head.fc_cls', 'mask_head.conv_logits'):
+        torch.nn.init.normal_(model.roi_head.get_submodule(name).weight)
+    torch.save(model.state_dict(), 'mask_rcnn.pth')
+    command = ['mask_rcnn.py', 'mask_rcnn.pth']
+    assert infer.main([*command, f'{sample_dataset}/coco/val2017', '--format', 'coco']) == 0
+    assert test_tool.main([*command, '--out', 'all.pkl', '--show-dir', 'shown']) == 0
+    table = capsys.readouterr().out
+    assert load_tool('analyse').main(['mask_rcnn.py', 'all.pkl', '--worst', '1']) == 0
+    for kind, numbers in json.loads(Path('analysis.json').read_text()).items():
+        reported = float(re.search(rf'coco/{kind}_mAP_50 +([\d.e-]+)\n', table)[1])
+        assert numbers['AP50'] == pytest.approx(reported, abs=6e-4)
+    data_set = COCO('predictions/coco.json')
+    for sample in pickle.loads(Path('all.pkl').read_bytes()):
+        name = Path(sample['img_path']).stem
+        items, expected = boxes(f'predictions/{name}.detections.json'), sample['pred_instances']
+        (image,) = (i for i in data_set.imgs.values() if Path(i['file_name']).stem == name)
+        assert [a['segmentation'] for a in data_set.imgToAnns[image['id']]] == [
+            item['mask'] for item in items
+        ]
+        masks, count = masks_of(items), (expected['scores'] >= 0.3).sum()
+        assert len(items) == count > 0 and masks.any()
+        written, evaluated = (
+            sorted(mask['counts'] for mask in kind)  # scores may be equal
+            for kind in ([item['mask'] for item in items], expected['masks'][:count])
+        )
+        assert written == [counts.decode() for counts in evaluated]
+        with Image.open(f'predictions/{name}.overlay.png') as drawn:
+            overlay = np.array(drawn)
+        with Image.open(f'shown/{name}.overlay.png') as shown:
+            np.testing.assert_array_equal(np.array(shown), overlay)
+        assert boxes(f'shown/{name}.detections.json') == items
+        with Image.open(sample['img_path']) as image:
+            found = [[item[key] for item in items] for key in ('box', 'label', 'score')]
+            plain = np.array(draw_boxes(np.array(image), *found, DIGITS))
+        factor = len(overlay) // len(masks[0])
+        inside = masks.any(0).repeat(factor, 0).repeat(factor, 1)
+        changed = (overlay != plain).any(-1)
+        near = cv2.dilate(inside.astype(np.uint8), np.ones((5, 5))).astype(bool)
+        assert changed[inside].mean() > 0.5 and changed[~near].mean() < 0.05
+
+
+# Panoptic models
+
+
+WHEEL = Path(mmdet.__file__).parent / '.mim/configs'
+PANOPTIC = {
+    'panoptic_fpn': """
+_base_ = '{configs}/panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py'
+model = dict(
+    data_preprocessor=dict(
+        _delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32),
+    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'),
+    neck=dict(in_channels=[32, 64, 128, 192]),
+    test_cfg=dict(
+        rcnn=dict(score_thr=0.0, max_per_img=10),
+        panoptic=dict(score_thr=0.0, mask_thr_binary=0.0, stuff_area_limit=20)))
+custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
+test_dataloader = dict(dataset=dict(pipeline={pipeline}))
+""",
+    'mask2former': """
+_base_ = '{configs}/mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
+model = dict(
+    data_preprocessor=dict(
+        _delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32),
+    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'),
+    panoptic_head=dict(
+        in_channels=[32, 64, 128, 192], num_queries=20,
+        pixel_decoder=dict(encoder=dict(num_layers=1)), transformer_decoder=dict(num_layers=1)),
+    test_cfg=dict(object_mask_thr=0.0, iou_thr=0.0, filter_low_score=False))
+custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
+test_dataloader = dict(dataset=dict(pipeline={pipeline}))
+""",
+}
+PIPELINE = """[
+    dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 96), keep_ratio=True),
+    dict(type='LoadPanopticAnnotations'), dict(type='PackDetInputs')]"""
+
+
+@pytest.fixture(scope='module', params=list(PANOPTIC))
+def panoptic(request, tmp_path_factory) -> list[str]:
+    """The config and a checkpoint of an untrained model with many segments."""
+    folder = tmp_path_factory.mktemp(request.param)
+    config = PANOPTIC[request.param].replace('{configs}', str(WHEEL))
+    (folder / 'panoptic.py').write_text(config.replace('{pipeline}', PIPELINE))
+    torch.manual_seed(0)
+    model = build_model(load_config(folder / 'panoptic.py'), 'cpu')
+    for name, module in model.named_modules():
+        if name.endswith(('conv_logits', 'fc_cls', 'cls_embed', 'query_feat')):
+            torch.nn.init.normal_(module.weight)
+    torch.save({'state_dict': model.state_dict()}, folder / 'panoptic.pth')
+    return [str(folder / 'panoptic.py'), str(folder / 'panoptic.pth')]
+
+
+def test_a_panoptic_model(panoptic, capsys):
+    """Without panopticapi, which mmdet needs to load annotations and to evaluate."""
+    assert 'panopticapi' not in sys.modules
+    Path('in').mkdir()
+    Image.fromarray(photograph(90, 130)).save('in/a.png')
+    film('in/b.avi', 2)
+    assert infer.main([*panoptic, 'in']) == 0
+    assert sorted(os.listdir('predictions')) == [
+        'a.overlay.png', 'a.segments.json', 'a.segments.png', 'b.overlay.mp4', 'b.segments.jsonl',
+    ]  # fmt: skip
+    numbers = np.array(Image.open('predictions/a.segments.png'))
+    segments = json.loads(Path('predictions/a.segments.json').read_text())['segments']
+    assert numbers.shape == (90, 130) and len(segments) > 1
+    classes = CocoPanopticDataset.METAINFO['classes']
+    for segment in segments:
+        mask = numbers == segment['id']
+        rows, columns = np.nonzero(mask)
+        assert segment['area'] == mask.sum() > 0
+        box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert segment['box'] == box and segment['class'] == classes[segment['label']]
+    assert set(np.unique(numbers)) <= {0, *(segment['id'] for segment in segments)}
+    lines = Path('predictions/b.segments.jsonl').read_text().splitlines()
+    assert [json.loads(line)['frame'] for line in lines] == [0, 1]
+    capsys.readouterr()
+    assert test_tool.main(panoptic) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        'test: the test data are panoptic, and mmdet reads them with panopticapi'
+    )
+    assert infer.main([*panoptic, 'in/a.png', '--tile', '64']) == 2
+    assert re.fullmatch(
+        'infer: --tile supports detectors and semantic segmentors, and (PanopticFPN|Mask2Former) '
+        'is panoptic; run it without --tile\n', capsys.readouterr().err,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize('panoptic', ['mask2former'], indirect=True)
+def test_a_panoptic_model_that_predicts_instances(panoptic):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    instances = ['model.test_cfg.panoptic_on=False', 'model.test_cfg.instance_on=True']
+    command = [*panoptic, 'a.png', '--score-thr', '0', '--cfg-options', *instances]
+    assert infer.main(command) == 0
+    items = boxes('predictions/a.detections.json')
+    masks = masks_of(items)
+    assert masks.shape[1:] == (90, 130)
+    for mask, item in zip(masks, items):
+        rows, columns = np.nonzero(mask)
+        if len(rows):
+            box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            assert item['box'] == box
+
+
+# Inputs
+
+
+def test_inputs():
+    for name in ('d/b.png', 'd/a.JPG', 'd/c.txt', 'd/e/f.png', 'd/g.mp4', 'h.png', 'i [1].png'):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+    def found(*inputs: str, lines: str = '') -> list[str]:
+        return [str(path) for path in find_inputs(inputs, io.StringIO(lines))]
+
+    assert found('d') == ['d/a.JPG', 'd/b.png', 'd/g.mp4']
+    assert found('d/**/*.png') == ['d/b.png', 'd/e/f.png']
+    assert found('i [1].png', 'h.png', './h.png') == ['i [1].png', 'h.png']
+    assert found('h.png', '-', lines='d/b.png\n\nd/no such.png\r\n') == [
+        'h.png', 'd/b.png', 'd/no such.png',
+    ]  # fmt: skip
+    with pytest.raises(UserError, match='no paths on stdin'):
+        found('-')
+
+
+def test_a_list_on_stdin(untrained, images, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'stdin', io.StringIO('in/gray.png\nin/none.png\n'))
+    assert infer.main([*untrained['segmentor'], '-']) == 1
+    assert 'infer: skipped in/none.png: no such file\n' in capsys.readouterr().err
+    assert sorted(os.listdir('predictions')) == ['gray.labels.png', 'gray.overlay.png']
+
+
+def test_results_never_overwrite_an_input():
+    paths = [Path('a.png'), Path('b/a.png'), Path('a.overlay.png'), Path('b.jpg')]
+    assert list(result_names(paths, Path())) == ['a-2', 'a-3', 'a.overlay', 'b']
+    assert list(result_names(paths, Path('out'))) == ['a', 'a-2', 'a.overlay', 'b']
+
+
+# Videos
+
+
+def film(path: str, frames: int, size: tuple[int, int] = (128, 96)) -> None:
+    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*'mp4v'), 10, size)
+    for i in range(frames):
+        writer.write(photograph(size[1], size[0], seed=i // 4))
+    writer.release()
+
+
+def test_videos(untrained, capsys):
+    Path('in').mkdir()
+    film('in/a.mp4', 7)
+    film('in/torn.mp4', 7)
+    os.truncate('in/torn.mp4', 3000)
+    Image.fromarray(photograph(96, 128)).save('in/b.png')
+    command = [*untrained['detector'], 'in', '--batch-size', '3', '--score-thr', '0.05']
+    assert infer.main(command) == 1
+    said = capsys.readouterr()
+    assert re.search('infer: skipped in/torn.mp4: .+\n', said.err)
+    assert said.out.endswith('2 of 3 done: results in predictions\n')
+    assert sorted(os.listdir('predictions')) == [
+        'a.detections.jsonl', 'a.overlay.mp4', 'b.detections.json', 'b.overlay.png',
+    ]  # fmt: skip
+    lines = [json.loads(x) for x in Path('predictions/a.detections.jsonl').read_text().splitlines()]
+    assert [line['frame'] for line in lines] == list(range(7))
+    assert any(line['detections'] for line in lines)
+    overlay = cv2.VideoCapture('predictions/a.overlay.mp4')
+    assert overlay.get(cv2.CAP_PROP_FRAME_COUNT) == 7 and overlay.get(cv2.CAP_PROP_FPS) == 10
+    assert overlay.get(cv2.CAP_PROP_FRAME_WIDTH) % 128 == 0
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file can grow beyond 8 KiB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_video_that_cannot_be_written_is_an_error(small_files):
+    """OpenCV does not report it."""
+    frame = np.random.default_rng(0).integers(0, 256, (240, 320, 3)).astype(np.uint8)
+    with (
+        pytest.raises(UserError, match='cannot write all of a.mp4; is the disk full?'),
+        batched.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
+    ):
+        for _ in range(9):
+            writer.write(frame)
+    assert not os.listdir()
+
+
+def test_frames_of_a_video_are_not_held(untrained, monkeypatch):
+    """Each batch is predicted before the frames of the next are read."""
+    film('a.avi', 6, (51, 90))
+    events = []
+    prepare, predict = batched.ModelPredictor.prepare, batched.ModelPredictor._predict
+    monkeypatch.setattr(
+        batched.ModelPredictor, 'prepare',
+        lambda self, source, image: events.append(source) or prepare(self, source, image),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        batched.ModelPredictor, '_predict',
+        lambda self, batch: events.append('predict') or predict(self, batch),
+    )  # fmt: skip
+    assert infer.main([*untrained['segmentor'], 'a.avi', '--batch-size', '2']) == 0
+    assert events == [0, 1, 'predict', 2, 3, 'predict', 4, 5, 'predict']
+    assert os.listdir('predictions') == ['a.overlay.mp4']
+
+
+# Images in tiles
+
+
+PLACE = {'crs': 'EPSG:32633', 'transform': from_origin(500_000, 5_000_000, 0.5, 0.5)}
+
+
+def save_tiff(path: str, array: np.ndarray, **options: object) -> None:
+    bands = np.atleast_3d(array)
+    height, width, count = bands.shape
+    profile = {'height': height, 'width': width, 'count': count, 'dtype': bands.dtype}
+    with rasterio.open(path, 'w', driver='GTiff', **profile, **options) as file:
+        file.write(np.moveaxis(bands, -1, 0))
+
+
+def read_labels(path: str) -> np.ndarray:
+    with rasterio.open(path) as file:
+        return file.read(1)
+
+
+def test_an_image_of_one_tile_has_the_labels_of_the_untiled(untrained):
+    Image.fromarray(photograph(96, 96)).save('a.png')
+    assert infer.main([*untrained['segmentor'], 'a.png']) == 0
+    assert infer.main([*untrained['segmentor'], 'a.png', '--tile', '128']) == 0
+    untiled = np.array(Image.open('predictions/a.labels.png'))
+    assert len(np.unique(untiled)) > 1
+    np.testing.assert_array_equal(read_labels('predictions/a.labels.tif'), untiled)
+
+
+def test_an_image_of_one_tile_has_the_boxes_of_the_untiled(untrained):
+    Image.fromarray(photograph(96, 96)).save('a.png')
+    command = [*untrained['detector'], 'a.png', '--score-thr', '0.05', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    assert infer.main([*command, 'tiled', '--tile', '128']) == 0
+    assert len(boxes('whole/a.detections.json')) > 3
+    assert boxes('tiled/a.detections.json') == boxes('whole/a.detections.json')
+
+
+def test_labels_keep_the_georeference_and_do_not_depend_on_batches(untrained, capsys):
+    save_tiff('a.tif', photograph(300, 410), photometric='rgb', **PLACE)
+    command = [*untrained['segmentor'], 'a.tif', '--tile', '128', '--overlap', '32', '--out-dir']
+    results = []
+    for size in ('1', '2', '5'):
+        assert infer.main([*command, size, '--batch-size', size]) == 0
+        results.append(Path(size, 'a.labels.tif').read_bytes())
+    assert results[0] == results[1] == results[2]
+    with rasterio.open('1/a.labels.tif') as file:
+        assert file.crs.to_epsg() == 32633 and file.transform == PLACE['transform']
+        assert file.profile['tiled'] and file.profile['compress'] == 'deflate'
+        assert json.loads(file.tags()['classes']) == ['background', *DIGITS]
+        assert file.colormap(1)[0] == (0, 0, 0, 255) and len(np.unique(file.read(1))) > 1
+    with Image.open('1/a.overlay.png') as overlay:
+        assert overlay.width == 410
+    capsys.readouterr()
+    assert infer.main([*command, '1']) == 0
+    assert 'a.tif: already done\n' in capsys.readouterr().out
+    assert sorted(os.listdir('1')) == ['a.labels.tif', 'a.overlay.png']
+
+
+def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
+    grey = photograph(70, 90)[..., 0]
+    Path('in').mkdir()
+    Image.fromarray(grey).save('in/grey.png')
+    Image.fromarray(np.dstack([grey] * 4), 'RGBA').save('in/alpha.png')
+    Image.fromarray(photograph(70, 90)).quantize(16).save('in/palette.png')
+    save_tiff('in/deep.tif', grey.astype(np.uint16))
+    Image.fromarray(photograph(700, 90)).save('in/torn.png')
+    os.truncate('in/torn.png', 40_000)
+    Path('in/void.png').touch()
+    assert infer.main([*untrained['segmentor'], 'in', '--tile', '64']) == 1
+    said = capsys.readouterr().err
+    assert re.findall('infer: skipped (.*?): (.{11})', said) == [
+        ('in/deep.tif', 'samples mus'),
+        ('in/torn.png', 'not a compl'),
+        ('in/void.png', 'not a compl'),
+    ]
+    assert {name.split('.')[0] for name in os.listdir('predictions') if name[0] != '.'} == {
+        'alpha', 'grey', 'palette',
+    }  # fmt: skip
+    assert not [name for name in os.listdir('predictions') if name[0] == '.']
+    np.testing.assert_array_equal(
+        read_labels('predictions/grey.labels.tif'), read_labels('predictions/alpha.labels.tif')
+    )
+
+
+KILL = """
+import os, signal, sys
+sys.path.insert(0, {tools!r})
+import infer
+from cpvt_pyramid.runner.inference import tiling
+done = tiling.Journal.done
+
+def stop(self, rows):
+    done(self, rows)
+    if rows == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tiling.Journal.done = stop
+sys.exit(infer.main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_run_resumes_to_the_same_labels(untrained, capsys):
+    Image.fromarray(photograph(400, 150)).save('a.png')
+    command = [*untrained['segmentor'], 'a.png', '--tile', '128', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    script = KILL.format(tools=str(TOOLS))
+    ended = run(sys.executable, '-c', script, *command, 'killed', PYTHONPATH=str(ROOT))
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert os.listdir('killed') == ['.a.partial']
+    capsys.readouterr()
+    assert infer.main([*command, 'killed', '--overlap', '64']) == 2
+    assert re.match('infer: .*a.partial belongs to an unfinished run with another overlap; finish '
+                    'that run or remove the folder\n$', capsys.readouterr().err)  # fmt: skip
+    assert infer.main([*command, 'killed']) == 0
+    assert sorted(os.listdir('killed')) == ['a.labels.tif', 'a.overlay.png']
+    assert Path('killed/a.labels.tif').read_bytes() == Path('whole/a.labels.tif').read_bytes()
+
+
+def test_an_interrupted_run_resumes_to_the_same_boxes(untrained, monkeypatch):
+    Image.fromarray(photograph(400, 150)).save('a.png')
+    command = [*untrained['detector'], 'a.png', '--tile', '128', '--score-thr', '0.05', '--out-dir']
+    assert infer.main([*command, 'whole']) == 0
+    done = tiling.Journal.done
+
+    def interrupted(self: tiling.Journal, rows: int) -> None:
+        done(self, rows)
+        raise KeyboardInterrupt
+
+    for status in (130, 130, 0):
+        with monkeypatch.context() as patch:
+            if status:
+                patch.setattr(tiling.Journal, 'done', interrupted)
+            assert infer.main([*command, 'parts']) == status
+    assert sorted(os.listdir('parts')) == ['a.detections.json', 'a.overlay.png']
+    parts, whole = (Path(name, 'a.detections.json').read_text() for name in ('parts', 'whole'))
+    assert parts == whole and whole.count('"score"') > 3
+
+
+MEMORY = """
+import sys
+sys.path.insert(0, {tools!r})
+import infer
+from cpvt_pyramid.tooling import memory
+status = infer.main(sys.argv[1:])
+print('peak', memory.peak())
+sys.exit(status)
+"""
+
+
+def test_the_memory_limit_holds(untrained, capsys):
+    """The scores of 150 classes would take 1.3 GiB, in addition to 0.8 GiB for mm. A limit that is
+    too small is reported before any work."""
+    config, _ = untrained['segmentor']
+    classes = 'model.decode_head.num_classes=150'
+    model = build_model(load_config(config, [classes]), 'cpu')
+    torch.save(model.state_dict(), 'many.pth')
+    save_tiff('a.tif', photograph(1200, 1930), photometric='rgb')
+    command = [config, 'many.pth', 'a.tif', '--tile', '256', '--cfg-options', classes]
+    assert infer.main([*command, '--memory', '300M']) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        'infer: the process needs .* GiB even for a tile of 64, but --memory is 0.29 GiB\n', said
+    )
+    assert not os.listdir('predictions')
+    script = [sys.executable, '-c', MEMORY.format(tools=str(TOOLS))]
+    ended = run(*script, *command, '--memory', '1400M', PYTHONPATH=str(ROOT))
+    assert ended.returncode == 0, ended.stderr
+    peak = int(re.search(r'peak (\d+)', ended.stdout)[1])
+    assert peak < 1400 * 2**20, peak
+    assert 11 < read_labels('predictions/a.labels.tif').max() < 150
+
+
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+def test_what_cuda_loads_does_not_count_for_each_pixel(device, tmp_path, monkeypatch):
+    """The process takes 3 GiB with a tile of 256 and 0.2 GiB more with one of 512."""
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    monkeypatch.setattr(
+        large_images.memory, 'peak', iter([int(3.0 * 2**30), int(3.2 * 2**30)]).__next__
+    )
+    model = large_images.TileModel(
+        False, lambda tiles: torch.zeros(1, 5, *tiles.shape[2:]), {}, {}, torch.device(device)
+    )
+    tiles = large_images.Tiling(1024, 256, memory=int(3.5 * 2**30))
+    with large_images.open_image(Path('a.png')) as image:
+        if device == 'cuda':
+            large_images.check_memory_ahead(image, tiles, model)
+        else:
+            with pytest.raises(UserError, match='tiles of 1024 need 4.* GiB but --memory is 3.50'):
+                large_images.check_memory_ahead(image, tiles, model)
+
+
+def test_the_limit_of_gpu_memory(untrained, monkeypatch, capsys):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    command = [*untrained['segmentor'], 'a.png', '--gpu-memory', '1G']
+    for options, complaint in (
+        ([], '--gpu-memory needs --tile'),
+        (
+            ['--tile', '64', '--device', 'cpu'],
+            '--gpu-memory needs a GPU, but the model is on the device cpu',
+        ),
+    ):
+        assert infer.main([*command, *options]) == 2
+        assert capsys.readouterr().err == f'infer: {complaint}\n'
+
+    limits = []
+    total = SimpleNamespace(total_memory=8 * 2**30)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: total)
+    monkeypatch.setattr(
+        torch.cuda, 'set_per_process_memory_fraction', lambda *limit: limits.append(limit)
+    )
+    device = torch.device('cuda:1')
+    for size in (2 * 2**30, 16 * 2**30):
+        large_images.limit_gpu_memory(size, device)
+    assert limits == [(0.25, device), (1.0, device)]
+
+
+@pytest.mark.parametrize(
+    'text, size',
+    [('2GiB', 2**31), ('1500M', 1500 * 2**20), ('1.5g', 3 * 2**29), ('4096', 4096), ('1kB', 1024)],
+)
+def test_sizes_of_memory(text, size):
+    assert large_images.parse_bytes(text, '--memory') == size
+
+
+@pytest.mark.parametrize('text', ['', 'much', '-1G', '0', 'nan', 'inf'])
+def test_invalid_sizes_of_memory(text):
+    with pytest.raises(ValueError, match='--memory must be a size such as 2GiB, got '):
+        large_images.parse_bytes(text, '--memory')

@@ -1,0 +1,369 @@
+"""Tiled against untiled inference, with models that treat each pixel separately."""
+
+import errno
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cpvt_pyramid.runner.inference import tiling
+from cpvt_pyramid.runner.inference.tiling import Found, Journal, TileGrid, merged, ramps, spans
+from cpvt_pyramid.tooling import memory
+from cpvt_pyramid.tooling.command import UserError
+
+
+@st.composite
+def axes(draw: Callable) -> tuple[int, int, int]:
+    """Length, tile and overlap of an axis."""
+    tile = draw(st.integers(1, 6)) * 32
+    return draw(st.integers(1, 700)), tile, draw(st.integers(0, tile // 32 - 1)) * 32
+
+
+@settings(deadline=None, max_examples=60)
+@given(axes())
+def test_tiles_cover_the_axis_and_their_weights_add_up_to_one(axis):
+    length, tile, overlap = axis
+    tiles = spans(length, tile, overlap)
+    assert tiles[0][0] == 0 and tiles[-1][1] == length
+    assert len(tiles) == max(
+        math.ceil((math.ceil(length / 32) * 32 - overlap) / (tile - overlap)), 1
+    )
+    for start, stop in tiles:
+        assert start % 32 == 0 and stop - start <= tile
+        assert stop - start == tile or stop == length and (start == 0 or stop - start > tile - 32)
+    for (start, stop), (following, _) in zip(tiles, tiles[1:]):
+        assert start < following <= stop - overlap
+    total = torch.zeros(length)
+    for (start, stop), weight in zip(tiles, ramps(tiles)):
+        assert (weight > 0).all()
+        total[start:stop] += weight
+    torch.testing.assert_close(total, torch.ones(length))
+
+
+def test_weights_fall_over_the_overlap_alone():
+    left, right = ramps([(0, 128), (64, 192)])
+    assert (left[:64] == 1).all() and (right[64:] == 1).all()
+    assert (left[64:].diff() < 0).all() and left[-1] < 1e-3
+    torch.testing.assert_close(left[64:], right[:64].flip(0))
+
+
+@pytest.mark.parametrize('tile, overlap', [(100, 0), (64, 64), (64, 16), (0, 0), (64, -32)])
+def test_tiles_that_do_not_fit_the_strides(tile, overlap):
+    with pytest.raises(ValueError, match=f'got tile={tile} and overlap={overlap}'):
+        spans(500, tile, overlap)
+
+
+# Segmentation
+
+
+def pointwise(tiles: Tensor) -> Tensor:
+    """Scores (B, 4, h, w) from each pixel alone."""
+    x = tiles.float()
+    return torch.stack([x[:, 0], x[:, 1], x[:, 2], x.mean(1) * 1.1], 1)
+
+
+def reader(image: Tensor) -> Callable[[int, int], Tensor]:
+    """Reads lines of an image; fails if a line is read twice."""
+    bottom = 0
+
+    def read(start: int, stop: int) -> Tensor:
+        nonlocal bottom
+        assert bottom <= start < stop
+        bottom = stop
+        return image[:, start:stop]
+
+    return read
+
+
+@settings(deadline=None, max_examples=60)
+@given(axes(), st.integers(1, 400), st.integers(1, 3), st.booleans())
+def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_size, exact):
+    height, tile, overlap = axis
+    image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+    grid = TileGrid((height, width), tile, overlap)
+    journal = Journal(tmp_path_factory.mktemp('run'), {})
+    tiles = []
+    options = {'batch_size': batch_size, 'exact': exact, 'progress': tiles.append}
+    labels = tiling.segment(reader(image), grid, pointwise, journal, **options)
+    # Where the two best are equal but for rounding, either is right.
+    scores = pointwise(image[None])[0]
+    chosen = scores.gather(0, torch.from_numpy(np.array(labels)).long()[None])[0]
+    torch.testing.assert_close(chosen, scores.amax(0), rtol=1e-5, atol=1e-4)
+    assert sum(tiles) == len(grid)
+    journal.remove()
+    assert not journal.folder.exists()
+
+
+def test_scores_are_blended_by_their_weights(tmp_path):
+    """Against weights times scores, added up over the whole image."""
+    image = torch.rand(3, 200, 330)
+    grid = TileGrid((200, 330), 96, 64)
+    rows, columns = ramps(grid.rows), ramps(grid.columns)
+    expected = torch.zeros(2, 200, 330)
+    calls = iter(range(len(grid)))
+
+    def predict(tiles: Tensor) -> Tensor:
+        torch.manual_seed(next(calls))
+        return torch.randn(1, 2, *tiles.shape[2:])
+
+    for i, (top, bottom) in enumerate(grid.rows):
+        for j, (left, right) in enumerate(grid.columns):
+            torch.manual_seed(i * len(grid.columns) + j)
+            scores = torch.randn(2, bottom - top, right - left)
+            expected[:, top:bottom, left:right] += rows[i][:, None] * columns[j] * scores
+
+    blended = torch.full((2, 200, 330), torch.nan)
+    for row, strip in enumerate(tiling.strips(reader(image), grid.rows)):
+        above, below = (tiling.Sums(tmp_path / str(i), 330) for i in (row, row + 1))
+        scores = tiling.batches(strip, grid.columns, predict, 1, True)
+        for ys, xs, block in tiling.blended(
+            scores, grid, row, (rows, columns), above if row else None, below
+        ):
+            assert blended[:, slice(*ys), slice(*xs)].isnan().all()
+            blended[:, slice(*ys), slice(*xs)] = block
+    torch.testing.assert_close(blended, expected)
+
+
+TO_BE_KILLED = """
+import os, signal, sys
+import torch
+from cpvt_pyramid.runner.inference import tiling
+
+def run(folder, calls, batch_size):
+    'Labels of an image, or SIGKILL in one of the calls of the model.'
+    image = torch.randint(0, 256, (3, 500, 300), generator=torch.manual_seed(0), dtype=torch.uint8)
+    left = [calls]
+
+    def predict(tiles):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = tiles.float()
+        return x + x.mean((2, 3), keepdim=True)
+
+    journal = tiling.Journal(folder, {'image': 'a'})
+    grid = tiling.TileGrid((500, 300), 96, 32)
+    read = lambda start, stop: image[:, start:stop]
+    return tiling.segment(read, grid, predict, journal, batch_size=batch_size)
+
+if len(sys.argv) > 2 and sys.argv[1] == 'kill':
+    assert not {'mmengine', 'timm'} & sys.modules.keys(), 'the core knows torch alone'
+    run(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+"""
+
+
+def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
+    """After kills in its first and in its third row of tiles, in batches of other sizes."""
+    there = {}
+    exec(TO_BE_KILLED, there)
+    whole = there['run'](tmp_path / 'whole', 0, 1)
+    folder = tmp_path / 'killed'
+    for calls, batch_size, rows in ((3, 1, None), (12, 2, 2)):
+        command = [sys.executable, '-c', TO_BE_KILLED, 'kill', folder, calls, batch_size]
+        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        state = folder / 'state.json'
+        assert (json.loads(state.read_text())['rows'] if state.exists() else None) == rows
+    np.testing.assert_array_equal(there['run'](folder, 0, 4), whole)
+
+
+def test_a_run_about_something_else_is_not_resumed(tmp_path):
+    journal = Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
+    journal.done(2)
+    with pytest.raises(ValueError, match='another run is using '):
+        Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
+    journal.close()
+    with pytest.raises(ValueError, match='an unfinished run with another checkpoint; finish'):
+        Journal(tmp_path / 'run', {'checkpoint': 'b', 'tile': 64})
+    assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
+
+
+def labels_of(module: ModuleType, folder: Path) -> np.ndarray:
+    image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
+    grid = module.TileGrid((90, 130), 64, 32)
+    return np.array(module.segment(reader(image), grid, pointwise, module.Journal(folder, {})))
+
+
+def fresh(module: ModuleType) -> ModuleType:
+    """A second copy of a module, imported now."""
+    spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.mark.parametrize('code', ['ENOSYS', 'ENOLCK', 'EOPNOTSUPP', 'ENOTSUP'])
+def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(getattr(errno, code), 'not supported')
+
+    expected = labels_of(tiling, tmp_path / 'locked')
+    monkeypatch.setattr(tiling.fcntl, 'flock', flock)
+    with pytest.warns(UserWarning, match='no file locks here: do not start a run twice'):
+        np.testing.assert_array_equal(labels_of(tiling, tmp_path / 'unlocked'), expected)
+    with pytest.warns(UserWarning):
+        Journal(tmp_path / 'unlocked', {}).remove()
+    assert not (tmp_path / 'unlocked').exists()
+
+
+def test_other_errors_of_locks_are_raised(tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.EIO, 'broken')
+
+    monkeypatch.setattr(tiling.fcntl, 'flock', flock)
+    with pytest.raises(OSError, match='broken'):
+        Journal(tmp_path, {})
+
+
+def test_a_platform_without_locks_and_allocation(tmp_path, monkeypatch):
+    """Windows has neither, macOS has no `posix_fallocate`."""
+    monkeypatch.setitem(sys.modules, 'fcntl', None)
+    monkeypatch.delattr(os, 'posix_fallocate')
+    elsewhere = fresh(tiling)
+    elsewhere.CHUNK = 1000
+    with pytest.warns(UserWarning, match='no file locks'):
+        found = labels_of(elsewhere, tmp_path / 'elsewhere')
+    np.testing.assert_array_equal(found, labels_of(tiling, tmp_path / 'here'))
+    assert not (tmp_path / 'elsewhere/lock').exists()
+
+
+def test_memory_is_not_measured_on_windows(monkeypatch):
+    def missing(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setitem(sys.modules, 'resource', None)
+    elsewhere = fresh(memory)
+    monkeypatch.setattr(elsewhere, 'in_bytes', missing)
+    with pytest.raises(UserError, match='memory can be measured on Linux and macOS only'):
+        elsewhere.peak()
+    elsewhere.limit()
+
+
+def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(os, 'posix_fallocate', full)
+    with pytest.raises(OSError, match='No space'):
+        grid = TileGrid((64, 64), 64, 0)
+        tiling.segment(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {}))
+
+    def detect(tiles: Tensor) -> list[Found]:
+        found = Found(torch.zeros(1, 4), torch.zeros(1), torch.zeros(1))
+        (tmp_path / 'run/found-0.pt').symlink_to('/dev/full')
+        return [found] * len(tiles)
+
+    with pytest.raises(OSError, match='No space'):
+        tiling.detect(reader(torch.zeros(3, 64, 64)), grid, detect, Journal(tmp_path / 'run', {}))
+
+
+# Detection
+
+
+def found(*boxes: tuple[float, ...]) -> Found:
+    """From x1, y1, x2, y2, score, label of each box."""
+    table = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 6)
+    return Found(table[:, :4], table[:, 4], table[:, 5].long())
+
+
+def as_tiles_see(things: Found, grid: TileGrid, visible: float = 4) -> list[Found]:
+    """A perfect detector: in each tile, the visible part of each object, if large enough."""
+    seen = []
+    for top, bottom in grid.rows:
+        for left, right in grid.columns:
+            tile = torch.tensor([left, top, right, bottom])
+            boxes = tiling.intersection(things.boxes, tile)
+            enough = ((boxes[:, 2:] - boxes[:, :2]) > visible).all(1)
+            shift = tile[[0, 1, 0, 1]]
+            seen.append(
+                Found((boxes - shift)[enough], things.scores[enough], things.labels[enough])
+            )
+    return seen
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**31), st.integers(1, 500), st.integers(1, 500))
+def test_separate_objects_are_found_once_and_whole(seed, height, width):
+    """Of any size: an object larger than a tile is assembled from its parts."""
+    generator = torch.Generator().manual_seed(seed)
+    random = lambda: float(torch.rand((), generator=generator))  # noqa: E731
+    boxes = []
+    for top in range(0, height, 180):
+        for left in range(0, width, 180):
+            x, y = left + 40 * random(), top + 40 * random()
+            box = x, y, min(x + 8 + 120 * random(), width), min(y + 8 + 120 * random(), height)
+            if box[2] - box[0] > 6 and box[3] - box[1] > 6:
+                boxes.append((*box, random(), 3 * random()))
+    things = found(*boxes)
+    grid = TileGrid((height, width), 128, 64)
+    result = merged(as_tiles_see(things, grid), grid)
+    order = things.scores.argsort(descending=True)
+    torch.testing.assert_close(result.boxes, things.boxes[order])
+    assert torch.equal(result.scores, things.scores[order])
+    assert torch.equal(result.labels, things.labels[order])
+
+
+def test_a_box_cut_by_its_tile_is_replaced_by_the_whole_one():
+    """Even if the cut one has the higher score. Boxes of different classes both stay."""
+    grid = TileGrid((128, 192), 128, 64)  # tiles from 0 to 128 and from 64 to 192
+    left = found((90, 10, 128, 40, 0.9, 1), (70, 60, 100, 90, 0.5, 0), (10, 10, 30, 30, 0.3, 2))
+    right = found((26, 10, 76, 40, 0.6, 1), (7, 61, 37, 91, 0.7, 0), (26, 10, 76, 40, 0.2, 2))
+    result = merged([left, right], grid)
+    assert result.labels.tolist() == [0, 1, 2, 2]
+    assert result.boxes.tolist() == [
+        [71, 61, 101, 91], [90, 10, 140, 40], [10, 10, 30, 30], [90, 10, 140, 40],
+    ]  # fmt: skip
+    assert result.scores.tolist() == pytest.approx([0.7, 0.6, 0.3, 0.2])
+
+
+def test_boxes_of_one_tile_are_not_merged():
+    grid = TileGrid((64, 64), 64, 0)
+    twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))
+    assert len(merged([twice], grid).scores) == 2
+
+
+def test_nothing_found():
+    result = merged([found(), found()], TileGrid((64, 96), 64, 32))
+    assert result.boxes.shape == (0, 4) and len(result.labels) == 0
+
+
+def test_detection_in_tiles(tmp_path):
+    """A detector of the one bright rectangle, in a run that is interrupted and resumed."""
+    image = torch.zeros(3, 300, 400, dtype=torch.uint8)
+    image[:, 100:220, 50:330] = 255
+    grid = TileGrid((300, 400), 128, 64)
+    calls = []
+
+    def predict(tiles: Tensor) -> list[Found]:
+        calls.append(len(tiles))
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        results = []
+        for tile in tiles:
+            ys, xs = (tile[0] > 0).nonzero().T
+            box = (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1, 0.5, 0) if len(ys) else ()
+            results.append(found(*[box] if box else []))
+        return results
+
+    def read(start: int, stop: int) -> Tensor:
+        return image[:, start:stop]
+
+    with pytest.raises(KeyboardInterrupt):
+        tiling.detect(read, grid, predict, Journal(tmp_path / 'run', {}))
+    journal = Journal(tmp_path / 'run', {})
+    assert journal.rows == 1
+    result = tiling.detect(read, grid, predict, journal, batch_size=3, exact=False)
+    assert result.boxes.tolist() == [[50, 100, 330, 220]]

@@ -1,0 +1,300 @@
+"""Trainings that are told to stop, at any moment, and go on as if nothing had happened."""
+
+import errno
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
+from mmengine.registry import HOOKS
+from support import assert_same, clear_global_instances, in_processes, load_tool
+
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.training import preemption, resume
+
+train = load_tool('train')
+
+# Averaged weights, batches by aspect ratio, an evaluation after each of 3 epochs of 3 batches.
+BY_EPOCHS = """
+_base_ = ['{base}']
+train_dataloader = dict(
+    batch_size=3, num_workers={workers},
+    batch_sampler=dict(_delete_=True, type='AspectRatioBatchSampler'))
+val_dataloader = dict(dataset=dict(indices=2))
+train_cfg = dict(val_interval=1)
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=1))
+custom_hooks = [
+    dict(type='EMAHook', ema_type='ExpMomentumEMA', momentum=0.1),
+    dict(type='EarlyStoppingHook', monitor='coco/bbox_mAP', min_delta=1.0, patience=5),
+    dict(type='Interruptions', moments={moments})]
+"""
+# Gradients of 3 iterations; checkpoints after 5 and 10 of 12, evaluations after 4, 8 and 12.
+BY_ITERATIONS = """
+_base_ = ['{base}']
+val_dataloader = dict(dataset=dict(indices=2))
+train_cfg = dict(val_interval=4)
+optim_wrapper = dict(accumulative_counts=3)
+custom_hooks = [dict(type='Interruptions', moments={moments})]
+"""
+
+
+@HOOKS.register_module()
+class Interruptions(Hook):
+    """Sends signals to this process.
+
+    Args:
+        moments: (moment, finished iterations, signal), in order; each happens once. A signal of 0
+            raises a KeyboardInterrupt, as a kill that the test survives.
+    """
+
+    priority = 'HIGHEST'
+
+    def __init__(self, moments: list[tuple[str, int, int]]) -> None:
+        self.moments = moments
+
+    def reach(self, moment: str, iterations: int) -> None:
+        log = Path('moments')
+        past = log.read_text().splitlines() if log.exists() else []
+        for entry in self.moments:
+            if tuple(entry[:2]) == (moment, iterations) and str(entry) not in past:
+                log.write_text('\n'.join([*past, str(entry)]))
+                if not entry[2]:
+                    raise KeyboardInterrupt
+                os.kill(os.getpid(), entry[2])
+
+    def after_train_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
+        self.reach('iteration', runner.iter + 1)
+
+    def after_val_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
+        self.reach('evaluation', runner.iter)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        self.reach('checkpoint', checkpoint['meta']['iter'])
+
+
+def run(template: str, base: Path, moments: list, workers: int = 0) -> list[int]:
+    """The exit statuses of a training in the folder `work` and of its resumptions."""
+    text = template.format(base=base, moments=moments, workers=workers)
+    Path('interrupted.py').write_text(text)
+    command = ['interrupted.py', '--work-dir', 'work']
+    statuses = []
+    while not statuses or statuses[-1] in (75, 130) and len(statuses) < 9:
+        statuses.append(train.main(command))
+        command = [*command[:3], '--resume']
+        clear_global_instances()
+    return statuses
+
+
+def contents(path: Path) -> dict:
+    """What of a checkpoint a training depends on, or a user reads."""
+    checkpoint = torch.load(path, weights_only=False)
+    hub = checkpoint['message_hub']['runtime_info']
+    kept = {k: v for k, v in hub.items() if k in ('best_score', 'best_ckpt', 'StoppingHook')}
+    names = 'state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers', 'gradients'
+    logs = checkpoint['message_hub']['log_scalars']
+    kept['best_ckpt'] = Path(kept.get('best_ckpt', '')).name
+    kept['losses'] = torch.from_numpy(logs['train/loss'].data[0])
+    return kept | {name: checkpoint[name] for name in names if name in checkpoint}
+
+
+@pytest.fixture(scope='module')
+def whole(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of trainings that nothing interrupts."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, template in (('detector', BY_EPOCHS), ('segmentor', BY_ITERATIONS)):
+            patch.chdir(tmp_path_factory.mktemp(name))
+            assert run(template, configs[name], []) == [0]
+            folders[name] = Path('work').absolute()
+    return folders
+
+
+def test_epochs(configs, whole, capsys):
+    """The last iteration of an epoch, an evaluation, an iteration, and while writing."""
+    moments = [
+        ('iteration', 3, signal.SIGTERM.value),
+        ('evaluation', 3, signal.SIGUSR1.value),
+        ('iteration', 5, signal.SIGUSR1.value),
+        ('checkpoint', 6, signal.SIGTERM.value),
+        ('evaluation', 9, 0),
+    ]
+    statuses = run(BY_EPOCHS, configs['detector'], moments, workers=1)
+    assert statuses == [75, 75, 75, 75, 130, 0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith('train: ')]
+    assert [line.split(': ')[1].split(' received; ')[0] for line in lines[:4]] == [
+        'SIGTERM', 'SIGUSR1', 'SIGUSR1', 'SIGTERM',
+    ]  # fmt: skip
+    assert 'is the state after iteration 5: continue with the same command and --resume' in lines[2]
+    names = sorted(path.name for path in Path('work').glob('*.pth'))
+    assert names == sorted(path.name for path in whole['detector'].glob('*.pth'))
+    assert len(names) == 2 and names[1] == 'epoch_3.pth'
+    assert names[0].startswith('best_coco_bbox_mAP_epoch_')
+    for name in names:
+        assert_same(contents(Path('work', name)), contents(whole['detector'] / name))
+    assert Path('work/last_checkpoint').read_text().endswith('epoch_3.pth')
+
+
+def test_iterations(configs, whole):
+    """While gradients are accumulated; after a checkpoint that holds some; in an evaluation."""
+    moments = [
+        ('iteration', 1, signal.SIGTERM.value),
+        ('iteration', 7, 0),
+        ('evaluation', 8, signal.SIGTERM.value),
+    ]
+    assert run(BY_ITERATIONS, configs['segmentor'], moments) == [75, 130, 75, 0]
+    for name in ('iter_10.pth', 'iter_12.pth'):
+        ours = contents(Path('work', name))
+        assert_same(ours, contents(whole['segmentor'] / name))
+        assert ('gradients' in ours) == (name == 'iter_10.pth')
+
+
+def test_a_second_signal_ends_it_at_once(configs, monkeypatch, capsys):
+    """While the checkpoint is being written, after it was checked that both are not one signal that
+    was delivered twice."""
+    write_bytes = Path.write_bytes
+
+    def signalled(self: Path, content: bytes) -> int:
+        write_bytes(self, content[: len(content) // 2])
+        os.kill(os.getpid(), signal.SIGTERM)  # is taken for the same
+        monkeypatch.setattr(preemption, 'TOGETHER', -1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise AssertionError('goes on')
+
+    monkeypatch.setattr(Path, 'write_bytes', signalled)
+    text = BY_ITERATIONS.format(base=configs['segmentor'], moments=[('iteration', 1, 10)])
+    Path('interrupted.py').write_text(text)
+    assert train.main(['interrupted.py', '--work-dir', 'work']) == 143
+    assert capsys.readouterr().err.endswith(
+        'train: terminated; continue with the same command and --resume\n'
+    )
+    assert not [path for path in Path('work').rglob('*') if 'preempted' in path.name]
+
+
+def test_a_full_disk_while_stopping(configs, monkeypatch, capsys):
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_bytes', full)
+    text = BY_ITERATIONS.format(base=configs['segmentor'], moments=[('iteration', 1, 10)])
+    Path('interrupted.py').write_text(text)
+    assert train.main(['interrupted.py', '--work-dir', 'work']) == 2
+    assert capsys.readouterr().err.endswith(
+        'work/preempted.pth; continue with the same command and --resume\n'
+    )
+
+
+def test_stopping_early(tmp_path):
+    """The count is in checkpoints; which metric is followed, is found in the first evaluation."""
+    hub = MessageHub('here')
+    loop = SimpleNamespace(stop_training=False)
+    runner = SimpleNamespace(message_hub=hub, train_loop=loop, logger=mock.Mock())
+    hook = resume.StoppingHook(patience=2, min_delta=1e-9)
+    for value in (0.1, 0.2, 0.2):
+        hook.after_val_epoch(runner, {'aAcc': 1.0, 'mIoU': value})
+    assert not loop.stop_training
+    resumed = resume.StoppingHook(patience=2, min_delta=1e-9)
+    resumed.before_train(runner)
+    resumed.after_val_epoch(runner, {'aAcc': 2.0, 'mIoU': 0.19})
+    assert loop.stop_training
+    loop.stop_training = False
+    resume.StoppingHook(patience=2).before_train(runner)
+    assert loop.stop_training
+
+
+@pytest.mark.parametrize(
+    'metrics, main',
+    [
+        (('coco/bbox_mAP_50', 'coco/bbox_mAP', 'coco/segm_mAP'), 'coco/bbox_mAP'),
+        (('coco_panoptic/SQ', 'coco_panoptic/PQ'), 'coco_panoptic/PQ'),
+        (('aAcc', 'mIoU', 'mAcc'), 'mIoU'),
+        (('a', 'b'), 'a'),
+    ],
+)
+def test_the_main_metric(metrics, main):
+    assert resume.main_metric(metrics) == main
+
+
+def test_a_best_checkpoint_without_a_known_metric_is_not_an_error(tmp_path):
+    """Third parties' configs do not ask for one; a name that is wrong is replaced by the main."""
+    runner = mock.Mock(epoch=1, iter=2, message_hub=MessageHub('here'))
+    hook = resume.WholeCheckpointHook()
+    hook._save_best_checkpoint(runner, {'strange': 1.0})
+    assert hook.save_best is None and 'set save_best and rule' in str(runner.logger.mock_calls)
+    hook = resume.WholeCheckpointHook(save_best='mIoU', by_epoch=False)
+    hook.out_dir, hook.file_backend = str(tmp_path), resume.AtomicBackend()
+    hook._save_best_checkpoint(runner, {'mDice': 1.0})
+    assert runner.save_checkpoint.call_args.kwargs['filename'] == 'best_mDice_iter_2.pth'
+
+
+TWO_PROCESSES = """
+_base_ = ['{base}']
+train_cfg = dict(max_epochs=2)
+train_dataloader = dict(batch_size=1)
+val_cfg = val_dataloader = val_evaluator = None
+custom_hooks = [dict(type='Interruptions', moments={moments})]
+"""
+
+
+def in_two(folder: Path, *options: str) -> list[tuple[int, str]]:
+    """Exit status and stderr of a training in two processes, each with its own config."""
+
+    def work(rank: int) -> int:
+        os.chdir(f'process{rank}')  # each has its own log of interruptions
+        command = ['two.py', '--launcher', 'pytorch', '--work-dir', str(folder)]
+        return train.main([*command, *options])
+
+    return in_processes(2, work)
+
+
+def write_two(base: Path, moments: list) -> None:
+    """Write the configs of two processes, of which the second has interruptions."""
+    load_config(base)  # imports mm once, and not in each process
+    for rank in range(2):
+        Path(f'process{rank}').mkdir()
+        text = TWO_PROCESSES.format(base=base, moments=moments if rank else [])
+        Path(f'process{rank}/two.py').write_text(text)
+
+
+@pytest.fixture(scope='module')
+def whole_of_two(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of two processes that nothing interrupts."""
+    folder = tmp_path_factory.mktemp('two')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_two(configs['detector'], [])
+        assert [status for status, _ in in_two(folder / 'work')] == [0, 0]
+    return folder / 'work/epoch_2.pth'
+
+
+@pytest.mark.parametrize('wrapper', ['MMDistributedDataParallel', 'ShardedDataParallel'])
+def test_two_processes(configs, whole_of_two, capsys, wrapper):
+    """A signal to the second process in mid-epoch stops both. One process cannot go on, but it can
+    after an epoch, also where the parameters were divided."""
+    write_two(configs['detector'], [('iteration', 2, signal.SIGTERM.value)])
+    work, options = Path('work').absolute(), ['--cfg-options', f'model_wrapper_cfg.type={wrapper}']
+    (status, line), (other_status, silent) = in_two(work, *options)
+    assert (status, other_status) == (75, 75) and silent == ''
+    stopped = f'train: SIGTERM received; {work}/preempted.pth is the state after iteration 2: '
+    assert f'{stopped}continue with the same command and --resume\n' in line
+    command = ['process0/two.py', '--work-dir', 'work', '--resume']
+    assert train.main(command) == 2
+    assert (
+        'train: the checkpoint was written in mid-epoch by 2 processes with 1 images each, 4 '
+        'batches per epoch; resume with the same number of processes, images and batches (now 1 '
+        'process with 1 images each, 8 batches), or from a checkpoint at the end of an epoch\n'
+    ) in capsys.readouterr().err
+    assert [status for status, _ in in_two(work, '--resume', *options)] == [0, 0]
+    ours, theirs = contents(Path('work/epoch_2.pth')), contents(whole_of_two)
+    if wrapper == 'MMDistributedDataParallel':
+        assert_same(ours, theirs)
+    else:  # sums of gradients are rounded in another order
+        torch.testing.assert_close(ours['state_dict'], theirs['state_dict'], rtol=1e-4, atol=1e-5)
+    clear_global_instances()
+    assert train.main([*command, '--cfg-options', 'train_cfg.max_epochs=2']) == 0
+    assert 'trained so far by 2 processes with 1 images each, now by 1' in capsys.readouterr().out

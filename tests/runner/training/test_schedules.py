@@ -1,0 +1,89 @@
+"""A recipe for other numbers of images a step."""
+
+import pytest
+from mmengine.config import Config
+from support import ROOT
+
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.training.schedules import fit_to_batch
+from cpvt_pyramid.tooling.command import UserError
+
+END = float('inf')  # mmengine's default
+RECIPE = ROOT / 'configs/semantic_fpn_cpvt_s.py'  # 80,000 iterations of 32 images
+
+
+def test_as_many_images_as_the_recipe():
+    cfg = load_config(RECIPE)  # 4 images in each of 8 processes
+    fit_to_batch(cfg, scale_lr=False, scale_iters=True)
+    assert cfg.train_cfg.max_iters == 8 * 80_000
+    assert cfg.train_cfg.val_interval == 8 * load_config(RECIPE).train_cfg.val_interval
+    assert cfg.param_scheduler[-1].end == 8 * 80_000
+    checkpoint = load_config(RECIPE).default_hooks.checkpoint
+    assert cfg.default_hooks.checkpoint.interval == 8 * checkpoint.interval
+    assert cfg.default_hooks.logger == load_config(RECIPE).default_hooks.logger
+
+
+def training(**changes) -> Config:
+    cfg = dict(
+        train_cfg=dict(
+            type='IterBasedTrainLoop', max_iters=100, dynamic_intervals=[(0, 5), (90, 1)]
+        ),
+        train_dataloader=dict(batch_size=4),
+        optim_wrapper=dict(type='OptimWrapper'),
+        auto_scale_lr=dict(base_batch_size=8),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=10, by_epoch=True)),
+        param_scheduler=[
+            dict(type='LinearLR', begin=0, end=3, by_epoch=False),
+            dict(type='MultiStepLR', begin=3, end=END, milestones=[60, 90], by_epoch=False),
+            dict(type='CosineAnnealingLR', T_max=7, by_epoch=True),
+        ],
+    )
+    return Config({**cfg, **changes})
+
+
+def test_what_counts_in_iterations_is_scaled():
+    cfg = training()
+    fit_to_batch(cfg, scale_lr=True, scale_iters=True)
+    assert cfg.auto_scale_lr.enable
+    assert cfg.train_cfg.max_iters == 200
+    assert cfg.train_cfg.dynamic_intervals == [[0, 10], [180, 2]]
+    assert cfg.default_hooks.checkpoint.interval == 10  # epochs
+    linear, steps, cosine = cfg.param_scheduler
+    assert (linear.begin, linear.end) == (0, 6)
+    assert (steps.begin, steps.end, steps.milestones) == (6, END, [120, 180])
+    assert cosine.T_max == 7
+
+
+def test_larger_steps_need_fewer_iterations():
+    cfg = training(train_dataloader=dict(batch_size=80))
+    fit_to_batch(cfg, scale_lr=False, scale_iters=True)
+    assert cfg.train_cfg.max_iters == 10
+    assert cfg.param_scheduler[0].end == 1  # at least one
+
+
+@pytest.mark.parametrize('changes, said', [
+    ({}, ['a step has 4 images', 'the learning rate is for 8', '0.5 times the images']),
+    ({'optim_wrapper': {'accumulative_counts': 2}}, ['0.5 times the images']),
+    ({'train_cfg': {'max_epochs': 2}}, ['the learning rate is for 8']),
+    ({'train_dataloader': {'batch_size': 8}}, []),
+    ({'auto_scale_lr': None}, []),
+])  # fmt: skip
+def test_a_run_says_what_is_not_scaled(changes, said, capsys):
+    before = training(**changes)
+    cfg = training(**changes)
+    fit_to_batch(cfg, scale_lr=False, scale_iters=False)
+    assert cfg.to_dict() == before.to_dict()
+    out = capsys.readouterr().out
+    assert all(part in out for part in said)
+    assert ('learning rate' in out) == any('learning rate' in part for part in said)
+    assert bool(out) == bool(said)
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'auto_scale_lr': None}, '--auto-scale-iters needs auto_scale_lr.base_batch_size'),
+    ({'train_cfg': {'max_epochs': 2}}, 'epochs have the same images'),
+    ({'param_scheduler': {'type': 'ExponentialLR', 'gamma': 0.9, 'by_epoch': False}}, 'gamma'),
+])  # fmt: skip
+def test_what_cannot_be_scaled_is_an_error(changes, message):
+    with pytest.raises(UserError, match=message):
+        fit_to_batch(training(**changes), scale_lr=False, scale_iters=True)

@@ -1,0 +1,292 @@
+"""train.py: trainings that are killed and resumed, and its options."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any, Optional
+from unittest import mock
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from support import in_processes, load_tool
+
+from cpvt_pyramid.runner import distributed
+from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.tool_runner import one_cycles_by_group
+from cpvt_pyramid.runner.training import resume
+
+train = load_tool('train')
+
+
+@pytest.fixture(scope='module')
+def trained(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of an uninterrupted training of each model."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in configs}
+    for name, folder in folders.items():
+        assert train.main([str(configs[name]), '--work-dir', str(folder)]) == 0
+    return folders
+
+
+def state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return torch.load(checkpoint, weights_only=False)['state_dict']
+
+
+def assert_same_state(a: Path, b: Path) -> None:
+    a, b = state(a), state(b)
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
+
+
+def logged(checkpoint: Path, name: str) -> np.ndarray:
+    """What the training logged under this name, iteration by iteration."""
+    hub = torch.load(checkpoint, weights_only=False)['message_hub']
+    return hub['log_scalars'][f'train/{name}'].data[0]
+
+
+# Training that is killed
+
+
+@HOOKS.register_module()
+class KillHook(Hook):
+    """Kills the process after this many iterations."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
+        if runner.iter + 1 == self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(
+    config: Path, *options: str, after: int = 0, writing: Optional[str] = None
+) -> None:
+    """Train in a process that is killed after some iterations, or in the middle of a file."""
+    faulty = Path(f'faulty_{config.name}')
+    faulty.write_text(
+        f"_base_ = '{config}'\ncustom_hooks = [dict(type='KillHook', after={after})]\n"
+    )
+    write_bytes = Path.write_bytes
+
+    def torn(self: Path, content: bytes) -> int:
+        if writing and writing in self.name:
+            with self.open('wb') as file:
+                file.write(content[: len(content) // 2])
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return write_bytes(self, content)
+
+    def work(rank: int) -> int:
+        with mock.patch.object(Path, 'write_bytes', torn):
+            return train.main([str(faulty), '--work-dir', 'killed', *options])
+
+    ((status, said),) = in_processes(1, work)
+    assert status == -signal.SIGKILL, said
+
+
+def test_killed_while_writing_a_checkpoint(configs, trained):
+    """By epochs, with persistent data workers; the reference has none."""
+    workers = 'train_dataloader.num_workers=2', 'train_dataloader.persistent_workers=True'
+    train_until_killed(configs['detector'], '--cfg-options', *workers, writing='epoch_2.pth')
+    assert [path.name for path in Path('killed').glob('*.pth')] == ['epoch_1.pth']
+    command = [str(configs['detector']), '--work-dir', 'killed', '--resume']
+    assert train.main([*command, '--cfg-options', *workers]) == 0
+    assert_same_state(Path('killed/epoch_3.pth'), trained['detector'] / 'epoch_3.pth')
+    assert not list(Path('killed').rglob('*partial*'))
+
+
+def test_killed_between_checkpoints(configs, trained):
+    """By iterations: checkpoints at 5 and 10, killed after 8 of 12."""
+    workers = 'train_dataloader.num_workers=2', 'train_dataloader.persistent_workers=True'
+    train_until_killed(configs['segmentor'], '--cfg-options', *workers, after=8)
+    command = [str(configs['segmentor']), '--work-dir', 'killed', '--resume']
+    assert train.main([*command, '--cfg-options', *workers]) == 0
+    assert_same_state(Path('killed/iter_12.pth'), trained['segmentor'] / 'iter_12.pth')
+
+
+def test_there_is_always_a_complete_checkpoint(configs, monkeypatch):
+    """With one checkpoint to keep, the previous one is removed once the next is in place."""
+    put = resume.AtomicBackend.put
+
+    def fail_at_the_second(self: resume.AtomicBackend, obj: bytes, path: str) -> None:
+        put(self, obj[: len(obj) // 2] if 'epoch_2' in path else obj, path)
+        if 'epoch_2' in path:
+            Path(path).unlink()
+            raise OSError('disk full')
+
+    monkeypatch.setattr(resume.AtomicBackend, 'put', fail_at_the_second)
+    command = [str(configs['detector']), '--work-dir', 'work']
+    with pytest.raises(OSError, match='disk full'):
+        train.main([*command, '--cfg-options', 'default_hooks.checkpoint.max_keep_ckpts=1'])
+    assert resume.last_checkpoint(Path('work')).name == 'epoch_1.pth'
+
+
+def test_an_interrupt_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / 'file.pth'
+    path.write_bytes(b'whole')
+
+    def interrupted(self: Path, content: bytes) -> None:
+        with self.open('wb') as file:
+            file.write(content[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, 'write_bytes', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        resume.AtomicBackend().put(b'the next', path)
+    assert [p.name for p in tmp_path.iterdir()] == ['file.pth']
+    assert path.read_bytes() == b'whole'
+
+
+def test_last_checkpoint_is_the_last_complete_one(tmp_path, trained):
+    whole = torch.load(trained['detector'] / 'epoch_2.pth', weights_only=False)
+    for epoch, second in ((1, 10), (10, 12), (2, 14), (9, 15)):  # 2: trained again, from 1
+        whole['meta'] |= {'iter': 4 * epoch, 'time': f'20260101_0000{second}'}
+        torch.save(whole, tmp_path / f'epoch_{epoch}.pth')
+    os.truncate(tmp_path / 'epoch_9.pth', 20_000_000)
+    torch.save({'state_dict': {}, 'meta': whole['meta']}, tmp_path / 'best_epoch_11.pth')
+    (tmp_path / 'last_checkpoint').write_text('')  # torn, too
+    assert resume.last_checkpoint(tmp_path).name == 'epoch_2.pth'
+
+
+def test_resume_keeps_a_seed_that_the_config_leaves_open(trained, configs):
+    cfg = Config({'work_dir': str(trained['detector']), 'randomness': {'deterministic': True}})
+    train.choose_start(cfg, True)
+    assert cfg.randomness == {'deterministic': True, 'seed': 3}
+    assert cfg.resume and cfg.load_from == str(trained['detector'] / 'epoch_3.pth')
+
+
+def test_a_config_that_mmengine_wrote_is_made_resumable_once(trained):
+    cfg = Config.fromfile(trained['detector'] / 'detector.py')
+    text = cfg.pretty_text
+    resume.make_resumable(cfg)
+    assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
+
+
+def test_resume_starts_from_scratch_without_a_checkpoint(tmp_path, capsys):
+    cfg = Config({'work_dir': str(tmp_path)})
+    train.choose_start(cfg, True)
+    assert not cfg.resume and 'training from the start' in capsys.readouterr().out
+
+
+# The options of a training
+
+
+NO_VALIDATION = 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None'
+
+
+def test_mixed_precision_takes_a_step_on_the_cpu(configs):
+    command = [str(configs['detector']), '--work-dir', 'work', '--amp', '--cfg-options']
+    assert train.main([*command, 'train_cfg.max_epochs=1', *NO_VALIDATION]) == 0
+    cfg = Config.fromfile('work/detector.py')
+    assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
+    losses = logged(Path('work/epoch_1.pth'), 'loss')
+    assert np.isfinite(losses).all() and losses[0] != losses[-1]
+
+
+def test_auto_scale_lr(configs):
+    """Steps of 4 images, in two batches, where the config says 16."""
+    command = [str(configs['detector']), '--work-dir', 'work', '--auto-scale-lr', '--cfg-options']
+    one_epoch = 'train_cfg.max_epochs=1', 'optim_wrapper.accumulative_counts=2'
+    assert train.main([*command, *one_epoch, *NO_VALIDATION]) == 0
+    assert logged(Path('work/epoch_1.pth'), 'lr')[0] == pytest.approx(1e-3 * 4 / 16)
+
+
+def test_a_one_cycle_schedule_respects_layer_decay_and_auto_scale_lr(configs):
+    Path('one_cycle.py').write_text(
+        f"_base_ = '{configs['detector']}'\n"
+        "param_scheduler = [dict(type='OneCycleLR', eta_max=2e-3, by_epoch=False, total_steps=4)]\n"
+        'optim_wrapper = dict(\n'
+        "    constructor='LayerDecayConstructor', paramwise_cfg=dict(layer_decay=0.5))\n"
+        'val_cfg = val_dataloader = val_evaluator = None\n'
+    )
+    command = ['one_cycle.py', '--work-dir', 'work', '--auto-scale-lr', '--cfg-options']
+    one_step = 'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2'
+    assert train.main([*command, *one_step]) == 0
+    groups = torch.load('work/epoch_1.pth', weights_only=False)['optimizer']['param_groups']
+    peaks = {group['max_lr'] for group in groups}
+    top = 2e-3 * 2 / 16  # twice the lr of the config, for batches of 2 instead of 16
+    assert max(peaks) == pytest.approx(top)
+    assert sorted(peaks)[-3:] == pytest.approx([top / 4, top / 2, top])  # a factor for each layer
+    for group in groups:
+        assert group['initial_lr'] == pytest.approx(group['max_lr'] / 25)
+    log = next(Path('work').rglob('*.log')).read_text()
+    assert 'OneCycleLR: eta_max=0.002 is scaled by the learning rate of each parameter group' in log
+    assert ' to 0.00025\n' in log
+
+
+@pytest.mark.parametrize('eta_max', [1e-3, [1e-3, 1e-3]])
+def test_other_one_cycle_schedules_are_left_as_they_are(eta_max):
+    """Equal groups, and a list of peaks."""
+    rates = [5e-4, 5e-4] if isinstance(eta_max, float) else [5e-4, 1e-4]
+    parameters = [{'params': [torch.nn.Parameter(torch.zeros(1))], 'lr': lr} for lr in rates]
+    wrapper = OptimWrapper(torch.optim.SGD(parameters, lr=5e-4))
+    schedules = [{'type': 'LinearLR'}, {'type': 'OneCycleLR', 'eta_max': eta_max}]
+    assert one_cycles_by_group(schedules, wrapper, logging.getLogger()) == schedules
+
+
+INIT = 'model{}.init_cfg.type=Pretrained model{}.init_cfg.checkpoint={}'
+
+
+@pytest.mark.parametrize(
+    'options, what',
+    [
+        (
+            INIT.format('.backbone', '.backbone', 'https://a.invalid/b.pth'),
+            'https://a.invalid/b.pth',
+        ),
+        (INIT.format('', '', 'https://a.invalid/b.pth'), 'the weights in an init_cfg'),
+        ('load_from=https://a.invalid/b.pth', 'https://a.invalid/b.pth'),
+    ],
+)
+def test_an_address_that_cannot_be_reached(options, what, configs, monkeypatch, capsys):
+    def offline(*_: object, **__: object) -> None:
+        raise URLError('no route')
+
+    monkeypatch.setattr('mmengine.runner.checkpoint.load_url', offline)
+    assert train.main([str(configs['detector']), '--cfg-options', *options.split()]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f'train: cannot download {what} (<urlopen error no route>). Download it elsewhere and give '
+        'the path of the file instead, or train from scratch with model.backbone.init_cfg=None'
+    )
+
+
+def test_two_processes_with_the_hook_are_one_with_the_total_batch(configs):
+    """Including augmentations, which depend on the sample and not on the process."""
+    options = '--cfg-options', 'model.backbone.drop_path_rate=0', *NO_VALIDATION
+    hooked = Path('hooked.py')
+    hooked.write_text(
+        f"_base_ = '{configs['detector']}'\ncustom_hooks = [dict(type='TotalBatchHook')]\n"
+    )
+    assert train.main([str(configs['detector']), '--work-dir', 'one', *options]) == 0
+    command = [str(hooked), '--launcher', 'pytorch', '--work-dir', 'two', *options]
+    ended = in_processes(2, lambda rank: train.main([*command, 'train_dataloader.batch_size=1']))
+    assert [status for status, _ in ended] == [0, 0], ended
+    for name in ('loss', 'loss_cls', 'loss_bbox'):
+        one, two = (logged(Path(folder, 'epoch_3.pth'), name) for folder in ('one', 'two'))
+        assert len(one) == len(two) == 12
+        np.testing.assert_allclose(one[0], two[0], rtol=1e-6)
+        # AdamW divides small gradients by their magnitude, which amplifies their rounding.
+        np.testing.assert_allclose(one, two, rtol=1e-3)
+
+
+def test_several_processes_get_no_hook_that_the_config_does_not_name(configs, monkeypatch):
+    monkeypatch.setenv('RANK', '0')
+    monkeypatch.setattr(distributed, 'get_device', lambda: 'cuda')
+    monkeypatch.setattr(distributed, 'connect', lambda *_: None)
+    cfg = load_config(configs['detector'])
+    distributed.join_processes(cfg, 'pytorch')
+    assert cfg.launcher == 'pytorch' and not cfg.get('custom_hooks')
+
+
+def test_sync_batch_norms_are_replaced_on_cpus():
+    model = {'norm': {'type': 'SyncBN'}, 'heads': [{'norm': {'type': 'MMSyncBN', 'eps': 1}}]}
+    distributed.replace_sync_batch_norms(model)
+    assert model == {'norm': {'type': 'BN'}, 'heads': [{'norm': {'type': 'BN', 'eps': 1}}]}

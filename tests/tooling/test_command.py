@@ -1,0 +1,194 @@
+"""Command lines from functions, and how they end."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Literal, Optional, Union
+
+import pytest
+from support import ROOT, run
+
+from cpvt_pyramid.tooling import command, files
+from cpvt_pyramid.tooling.command import UserError, parser_of, run_command, run_tool
+
+
+@pytest.mark.parametrize(
+    'signum, said, status',
+    [(signal.SIGINT, 'interrupted', 130), (signal.SIGTERM, 'terminated', 143)],
+)
+def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, capsys, request):
+    # Background processes of a shell ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
+    def write() -> None:
+        with files.atomic_write(tmp_path / 'file') as partial:
+            partial.write_text('ha')
+            try:
+                signal.raise_signal(signum)
+            except:  # noqa: E722 as mmengine does while it formats a config
+                raise SyntaxError from None
+
+    assert run_tool('tool', write, {}, 'try again') == status
+    assert capsys.readouterr().err == f'tool: {said}; try again\n'
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    'tool, module',
+    [
+        ('train', 'argparse'),
+        ('test', 'argparse'),
+        ('infer', 'argparse'),
+        ('torchrun', 'torch'),
+        ('demo/sample_dataset', 'skimage'),
+    ],
+)
+def test_an_interrupt_during_imports_is_no_traceback(tool, module, tmp_path):
+    (tmp_path / f'{module}.py').write_text('raise KeyboardInterrupt')
+    ended = run(sys.executable, ROOT / f'tools/{tool}.py', '1', 'x', PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 130
+    assert ended.stderr in ('', f'{tool}: interrupted; the processes have ended\n')
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):
+    (tmp_path / 'file').write_text('before')
+
+    def write() -> None:
+        with files.atomic_write(tmp_path / 'file'), open('/dev/full', 'w') as full:
+            full.write('ha')
+
+    def build() -> None:
+        try:
+            write()
+        except OSError as error:  # as registries of mm do with what a constructor raises
+            raise type(error)(f'in Hook: {error}') from None
+
+    for function in (write, build):
+        assert run_tool('tool', function, {}, 'try again') == 2
+        said = f'tool: no space left on the disk for {tmp_path}/file; try again\n'
+        assert capsys.readouterr().err == said
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['before']
+
+
+def test_denied_permission_is_one_line(capsys):
+    def read() -> None:
+        raise PermissionError(13, 'Permission denied', 'photos')
+
+    assert run_tool('tool', read, {}, 'try again') == 2
+    assert capsys.readouterr().err == 'tool: permission denied for photos\n'
+
+
+def test_other_errors_are_raised():
+    with pytest.raises(ZeroDivisionError):
+        run_tool('tool', lambda: 1 // 0, {}, 'try again')
+
+
+def measure(
+    image: str,
+    kinds: Sequence[Literal['a', 'b']],
+    size: tuple[int, int] = (512, 640),
+    resume: Union[bool, str] = False,
+    amp: bool = False,
+    scale: Optional[float] = None,
+    launcher: Literal['none', 'mpi'] = 'none',
+    *,
+    to_file: str,
+) -> None:
+    """Measure an image.
+
+    Args:
+        image: an image, 100%
+            of it.
+        kinds: what to measure.
+        size (H W): height and width.
+        resume (PATH): resume: from PATH, if given.
+        amp: mixed precision.
+        scale: factor.
+        launcher: starts the processes.
+        to_file (FILE): where to write to.
+
+    Returns:
+        Nothing: really.
+    """
+
+
+@pytest.mark.parametrize(
+    'line, options',
+    [
+        ('x.png a b --to-file y', {'image': 'x.png', 'kinds': ['a', 'b'], 'to_file': 'y'}),
+        ('x b --to-file y --size 3 4 --amp --scale 2', {'size': [3, 4], 'amp': True, 'scale': 2.0}),
+        ('x b --to-file y --resume --launcher mpi', {'resume': True, 'launcher': 'mpi'}),
+        ('x b --to-file y --resume p --local_rank=1', {'resume': 'p', 'local_rank': '1'}),
+    ],
+)
+def test_options_come_from_the_signature(line, options):
+    found = vars(parser_of(measure).parse_args(line.split()))
+    defaults = {
+        'size': (512, 640),
+        'resume': False,
+        'amp': False,
+        'scale': None,
+        'launcher': 'none',
+    }
+    assert found == {**found, **defaults, **options}
+
+
+@pytest.mark.parametrize(
+    'line, complaint',
+    [
+        ('x.png a', 'required: --to-file'),
+        ('x.png c --to-file y', "invalid choice: 'c'"),
+        ('x.png a --to-file y --size 3', 'argument --size: expected 2 arguments'),
+        ('x.png a --to-file y --size 3 b', "argument --size: invalid int value: 'b'"),
+    ],
+)
+def test_mistakes_in_options(line, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(measure, line.split())
+    assert ended.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_help_comes_from_the_docstrings(capsys):
+    with pytest.raises(SystemExit):
+        run_command(measure, ['--help'])
+    said = ' '.join(capsys.readouterr().out.split())
+    assert said.startswith('usage: test_command [-h] [--size H W] [--resume [PATH]] [--amp]')
+    assert '--to-file FILE' in said and 'Command lines from functions, and how they end.' in said
+    for text in (
+        'IMAGE an image, 100% of it',
+        'height and width (default: 512 640)',
+        '--resume [PATH] resume: from PATH, if given --amp mixed precision --scale SCALE factor',
+        'starts the processes (default: none)',
+    ):
+        assert text in said
+    assert 'local' not in said and 'really' not in said
+
+
+def test_an_error_of_the_user_is_one_line(capsys):
+    def fails() -> None:
+        raise UserError('no image at x')
+
+    assert run_tool('tool', fails, {}, '') == 2
+    assert capsys.readouterr().err == 'tool: no image at x\n'
+    assert run_tool('tool', lambda: 1, {}, '') == 1
+    assert run_tool('tool', lambda: None, {}, '') == 0
+
+
+def test_only_packages_that_are_not_installed_are_explained(tmp_path, monkeypatch, capsys):
+    def explained(code: str) -> bool:
+        try:
+            status = run_tool('tool', lambda: exec(code), {}, '')
+        except ImportError:
+            return False
+        assert status == 2 and capsys.readouterr().err.startswith('tool: no_such is not installed')
+        return True
+
+    assert explained('import no_such.part')
+    assert explained('try: import no_such\nexcept ImportError: raise ImportError from None')
+    assert not explained('import torch.no_such')
+    assert not explained('from torch import no_such')
+    monkeypatch.setattr(command, 'ROOT', tmp_path)  # installed, without a checkout
+    with pytest.raises(SystemExit), command.imports_of('tool'):
+        import no_such  # noqa: F401
+    assert 'python -m cpvt_pyramid.doctor tells what to install' in capsys.readouterr().err

@@ -1,0 +1,26 @@
+"""What is written for an image."""
+
+import numpy as np
+from pycocotools import mask as coco
+
+from cpvt_pyramid.tooling.records import detection_records
+
+
+def test_masks_are_run_lengths_as_pycocotools_writes_them() -> None:
+    random = np.random.default_rng(0)
+    for height, width in ((1, 1), (3, 3), (1, 500), (90, 130), (700, 900)):
+        masks = np.stack([
+            np.zeros((height, width), bool),
+            np.ones((height, width), bool),
+            random.random((height, width)) < 0.5,
+            np.add.outer(np.arange(height), np.arange(width)) % 17 < 9,
+        ])  # fmt: skip
+        count = len(masks)
+        records = detection_records(
+            np.ones((count, 4)), np.ones(count), np.zeros(count, int), ['a'], masks
+        )
+        for record, mask in zip(records, masks, strict=True):
+            expected = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+            assert record['mask'] == {**expected, 'counts': expected['counts'].decode()}
+    (record,) = detection_records([[1, 2, 3, 4]], [0.5], [0], ['a'])
+    assert record == {'box': [1.0, 2.0, 3.0, 4.0], 'label': 0, 'class': 'a', 'score': 0.5}

@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cpvt_pyramid import masked_map
-from cpvt_pyramid.masked_map import (
-    ELEMENT_WISE,
-    Cells,
-    MaskedMap,
-    Region,
-    masked,
-    padded_batch,
-)
+from cpvt_pyramid.masked_map import ELEMENT_WISE, Cells, MaskedMap, Region, masked
 
 FEW = settings(max_examples=40, deadline=None)
 SIZES = ((50, 70), (97, 41), (64, 96), (7, 3))
@@ -338,25 +331,6 @@ def test_an_inference_tensor_s_region_serves_gradients_too():
         region.outside(4)
     x = masked(torch.randn(4, 4, 28, 24).requires_grad_(), Cells(region, 4))
     nn.Conv2d(4, 4, 3, padding=1)(x).sum().backward()
-
-
-@pytest.mark.parametrize('without_gradient', [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize('inference_tensor', [False, True])
-def test_without_gradient(without_gradient, inference_tensor):
-    """Padding is cleared in place then, but not that of the user's images."""
-    conv = nn.Conv2d(4, 4, 3, padding=1)
-    images = map_of(stride=1).detach().as_subclass(Tensor)
-    before = images.clone()
-    together = conv(padded_batch(images, torch.tensor(SIZES)))
-    with torch.inference_mode(inference_tensor):
-        x = padded_batch(images, torch.tensor(SIZES))
-    with without_gradient():
-        again, once_more = conv(x), conv(x)
-    assert torch.equal(images, before) and images.max() == 1e4
-    for i, size in enumerate(SIZES):
-        expected = crop(together, i, size, 1)
-        for found in (again, once_more):
-            torch.testing.assert_close(crop(found, i, size, 1), expected)
 
 
 def test_the_region_dies_with_the_maps():

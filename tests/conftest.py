@@ -20,6 +20,12 @@ def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that fork this process come first: autograd refuses to work in the forks of a process
+    that has started threads of its own, as backward passes inside backward passes may do."""
+    items.sort(key=lambda item: not hasattr(getattr(item, 'module', None), 'in_processes'))
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

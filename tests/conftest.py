@@ -21,8 +21,8 @@ def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that fork this process come first: autograd refuses to work in the forks of a process in
-    which it has started threads, as some tests make it do."""
+    """Tests that fork this process come first: autograd refuses to work in the forks of a process
+    in which it has started threads, as some tests make it do."""
     items.sort(key=lambda item: not hasattr(getattr(item, 'module', None), 'in_processes'))
 
 

@@ -292,9 +292,9 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
 
 
 def stride_of(side: int, tokens: int) -> int:
-    """Pixels from one token to the next: the nearest power of 2 where it gives so many tokens, else
-    what divides the side, as in a ViT of patches of 14. Convolutions without padding leave some
-    pixels over: then the power of 2 again."""
+    """Pixels from one token to the next: the nearest power of 2 where it gives this number of
+    tokens, else what divides the side, as in a ViT of patches of 14. Convolutions without padding
+    leave some pixels over: then the power of 2 again."""
     power = 2 ** round(math.log2(side / tokens))
     if tokens in (side // power, -(-side // power)) or side % tokens:
         return power

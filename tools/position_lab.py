@@ -41,7 +41,7 @@ def position_lab(
         ]
     ],
     *,
-    preset: Literal['smoke', 'default', 'full'] = 'default',
+    preset: Literal['smoke', 'default', 'full', 'pyramid'] = 'default',
     work_dir: str = 'work_dirs/position_lab',
     seed: int = 0,
     seeds: Optional[int] = None,
@@ -57,7 +57,8 @@ def position_lab(
     Args:
         questions: what to ask
         preset: amount of work: default takes 30 minutes on two idle cores for encodings, placement
-            and resolution; full hours; smoke seconds, and shows nothing
+            and resolution; full, hours; pyramid, an hour, trains pyramids instead of columnar models;
+            smoke, seconds, shows nothing
         work_dir: folder of all results
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)

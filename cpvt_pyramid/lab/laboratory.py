@@ -36,8 +36,9 @@ PRESETS = {
                     encodings=('none', 'peg'),
                     placements=('after block 0', 'random and frozen')),
     'default': Preset(400, 3, (2e-3, 5e-3)),
-    'full': Preset(2000, 5, (1e-3, 2e-3, 5e-3), ('column', 'pyramid'), pictures=2000,
-                   scales=(0.5, 1, 1.5, 2, 3, 4), scaled_pictures=500),
+    'full': Preset(1000, 5, (2e-3, 5e-3, 1e-2), pictures=2000, scales=(0.5, 1, 1.5, 2, 3, 4),
+                   scaled_pictures=500),
+    'pyramid': Preset(400, 3, (2e-3, 5e-3), ('pyramid',)),
 }  # fmt: skip
 
 
@@ -46,6 +47,7 @@ class Variant(NamedTuple):
 
     position: str
     peg: tuple = ()  # fields of the PEG that differ from the defaults
+    options: tuple = ()  # of the encoding
     class_token: bool = True
     paper: str = ''  # what the CPVT paper reports, top-1 of DeiT-tiny on ImageNet
 
@@ -57,6 +59,7 @@ ENCODINGS = {
     **{name: Variant(name, paper=PAPER.get(name, '')) for name in sorted(
         POSITIONS, key=lambda name: list(('none', *PAPER, *POSITIONS)).index(name))},
     'peg, replicated border': Variant('peg', REPLICATED, paper='70.5'),
+    'rope, normalized': Variant('rope', options=(('normalized', True),)),
     'rope+peg': Variant('rope+peg'),
     'learned+peg': Variant('learned+peg', paper='72.9'),
 }  # fmt: skip
@@ -88,7 +91,7 @@ def placements(depth: int) -> dict[str, Variant]:
         'queries and keys only': Variant('peg', (('qk_only', True),), paper='71.3'),
         'random and frozen': Variant('peg', (('frozen', True),), paper='71.3'),
         '1x1 after every block (control)': Variant('peg', pointwise, paper='68.6'),
-        'first half, GAP': Variant('peg', (('after', half),), False, paper='74.9 (0 to 5)'),
+        'first half, GAP': Variant('peg', (('after', half),), class_token=False, paper='74.9 (0 to 5)'),
         'no position, GAP': Variant('none', class_token=False),
         'learned table, GAP': Variant('learned', class_token=False),
     }
@@ -144,8 +147,8 @@ class Lab:
         """The settings of a variant's training, but for seed and learning rate."""
         p = self.preset
         return RunSettings(
-            model, p.size, variant.position, variant.peg, variant.class_token, seed=self.seed,
-            steps=p.steps, batch=p.batch, pictures=p.pictures,
+            model, p.size, variant.position, variant.peg, variant.options, variant.class_token,
+            seed=self.seed, steps=p.steps, batch=p.batch, pictures=p.pictures,
         )  # fmt: skip
 
     def train(self, variants: dict[str, Variant], model: str = 'column') -> list[Trained]:

@@ -60,6 +60,7 @@ class LabModel(nn.Module):
         size: a key of `SIZES`.
         position: as in `Column` and `CPVTPyramid`.
         peg: as there.
+        position_options: as there.
         class_token: whether the classifiers read a class token; else the mean of the map (GAP). The
             pyramid has none.
         side: of the pictures in training, in pixels.
@@ -71,11 +72,14 @@ class LabModel(nn.Module):
         size: str = 'nano',
         position: str = 'peg',
         peg: Optional[PEG] = None,
+        position_options: Optional[dict] = None,
         class_token: bool = True,
         side: int = 48,
     ) -> None:
         super().__init__()
-        options = dict(position=position, peg=peg, pretrain_img_size=side)
+        options = dict(
+            position=position, peg=peg, position_options=position_options, pretrain_img_size=side
+        )
         if kind == 'column':
             self.backbone = Column(SIZES[size].column, class_token=class_token, **options)
             dim = self.backbone.arch.dim

@@ -22,7 +22,7 @@ from .parallel import in_parallel
 from .scenes import Scenes, draw_scenes
 from .tasks import TASKS, labels_of
 
-FORMAT = 1  # increased when the same settings give other results
+FORMAT = 2  # increased when the same settings give other results
 BOX_OVERLAP = 0.5  # of a detection that counts
 BATCH_TOKENS = 64 * 1024  # in evaluation
 
@@ -36,6 +36,7 @@ class RunSettings:
         size: a key of `models.SIZES`.
         position: as in `Column`.
         peg: fields of the `PEG` that differ from the defaults, as (name, value) pairs.
+        options: of the encoding, as (name, value) pairs.
         class_token: whether the classifiers read a class token instead of the mean of the map.
         lr: the peak learning rate.
         seed: of the weights, the training pictures and the pictures of the evaluation.
@@ -51,6 +52,7 @@ class RunSettings:
     size: str = 'nano'
     position: str = 'peg'
     peg: tuple = ()
+    options: tuple = ()
     class_token: bool = True
     lr: float = 3e-3
     seed: int = 0
@@ -64,8 +66,10 @@ class RunSettings:
         """The untrained model."""
         torch.manual_seed(self.seed)
         side = self.grid * CELLS[self.model]
-        peg = dict(self.peg) or None
-        return LabModel(self.model, self.size, self.position, peg, self.class_token, side)
+        peg, options = dict(self.peg) or None, dict(self.options) or None
+        return LabModel(
+            self.model, self.size, self.position, peg, options, self.class_token, side
+        )
 
     def draw(self, split: str, count: int, stream: int, grid: Any = None, inset: int = 0) -> Scenes:
         """Pictures of this run; `stream` counts the batches, 0 for those of the evaluation."""
@@ -153,7 +157,9 @@ def train(settings: RunSettings, device: str = 'cpu') -> tuple[LabModel, list[fl
     """The trained model, in evaluation mode, and its losses: means over tenths of the training."""
     model = settings.build().to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, settings.lr, betas=(0.9, 0.99), weight_decay=0.02)
+    optimizer = torch.optim.AdamW(
+        parameters, settings.lr, betas=(0.9, 0.99), weight_decay=0.02, fused=True
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.lr, settings.steps, pct_start=0.1
     )

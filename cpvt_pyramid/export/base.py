@@ -6,6 +6,7 @@ Shapes: B batch, H x W image in pixels.
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -90,6 +91,15 @@ class Exportable(nn.Module):
             Some or all of `output_names`, as the graph returns them.
         """
         raise NotImplementedError
+
+    def with_noise(self, share: float, random: torch.Generator) -> AbstractContextManager[None]:
+        """A context in which `reference` has noise where noise of the image does not reach.
+
+        Args:
+            share: standard deviation / largest value.
+            random: of the noise.
+        """
+        return nullcontext()
 
     def forward(self, images: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """The outputs, in the order of `output_names`; for the arguments see `stages`."""

@@ -3,10 +3,13 @@
 Shapes: B batch, H x W image in pixels, N candidates, K results.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..ops import ceil_div
 from ..runner.inference.samples import data_sample
@@ -14,6 +17,8 @@ from ..tooling.command import UserError
 from .base import Exportable, Preprocessing
 from .extent import EachImage, Extent
 from .nms import batched_nms, best, take, top
+
+DENSE_HEADS = ('rpn_head', 'bbox_head')
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
@@ -79,6 +84,25 @@ class Detector(Exportable):
         if 'masks' in found:
             result['masks'] = found.masks
         return {name: x[None] for name, x in result.items()}
+
+    @contextmanager
+    def with_noise(self, share: float, random: torch.Generator) -> Iterator[None]:
+        """See the base class. The maps are constant in the padding, where all cells have equal
+        scores: noise in what the dense heads predict puts them in another order."""
+
+        def disturb(x: Tensor) -> Tensor:
+            return x + share * x.abs().max() * torch.randn(x.shape, generator=random)
+
+        def hook(module: nn.Module, args: tuple, predictions: tuple) -> tuple:
+            return tree_map(disturb, predictions)
+
+        heads = [self.model.get_submodule(n) for n in DENSE_HEADS if hasattr(self.model, n)]
+        hooks = [head.register_forward_hook(hook) for head in heads]
+        try:
+            yield
+        finally:
+            for each in hooks:
+                each.remove()
 
 
 class RetinaNet(Detector):

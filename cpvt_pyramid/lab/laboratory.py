@@ -91,7 +91,9 @@ def placements(depth: int) -> dict[str, Variant]:
         'queries and keys only': Variant('peg', (('qk_only', True),), paper='71.3'),
         'random and frozen': Variant('peg', (('frozen', True),), paper='71.3'),
         '1x1 after every block (control)': Variant('peg', pointwise, paper='68.6'),
-        'first half, GAP': Variant('peg', (('after', half),), class_token=False, paper='74.9 (0 to 5)'),
+        'first half, GAP': Variant(
+            'peg', (('after', half),), class_token=False, paper='74.9 (0 to 5)'
+        ),
         'no position, GAP': Variant('none', class_token=False),
         'learned table, GAP': Variant('learned', class_token=False),
     }

@@ -68,3 +68,26 @@ def test_what_cannot_be_exported():
     model.roi_head.bbox_roi_extractor = nn.Identity()
     with pytest.raises(UserError, match='got Identity, RPNHead, RoIAlign'):
         TwoStage(model)
+
+
+def test_noise_reaches_the_padding():
+    model = TwoStage(small_mask_rcnn()).eval()
+    image = padded(SIZES)[2][-1]
+    scores = []
+    hook = model.model.rpn_head.register_forward_hook(lambda *call: scores.append(call[2][0][0]))
+    with torch.no_grad():
+        model.reference(image)
+        with model.with_noise(1e-4, torch.Generator().manual_seed(0)):
+            hook.remove()  # and again, after the noise
+            hook = model.model.rpn_head.register_forward_hook(
+                lambda *call: scores.append(call[2][0][0])
+            )
+            model.reference(image)
+        model.reference(image)
+    clean, noisy, after = (x[0, 0] for x in scores)
+    outside = torch.ones_like(clean, dtype=torch.bool)
+    outside[: -(-image.shape[2] // 4), : -(-image.shape[3] // 4)] = False
+    assert len(clean[outside].unique()) < outside.sum() / 2  # cells with equal scores
+    assert len(noisy[outside].unique()) == outside.sum()
+    torch.testing.assert_close(noisy, clean, rtol=0, atol=1e-3 * clean.abs().max().item())
+    torch.testing.assert_close(after, clean, rtol=0, atol=0)

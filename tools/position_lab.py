@@ -57,7 +57,7 @@ def position_lab(
     Args:
         questions: what to ask
         preset: amount of work: default takes 30 minutes on two idle cores for encodings, placement
-            and resolution; full, hours; pyramid, an hour, trains pyramids instead of columnar models;
+            and resolution; full, hours; pyramid, an hour, of pyramids instead of columnar models;
             smoke, seconds, shows nothing
         work_dir: folder of all results
         seed: first seed of the tables

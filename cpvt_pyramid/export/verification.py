@@ -233,7 +233,8 @@ class Comparison:
             extra -= {row for row, _ in matched(found, result, self.tolerances)}
             lost &= {row for row, _ in matched(expected, result, self.tolerances)}
         wrong = len(extra) + len(lost)
-        note = f'{len(expected["scores"])} boxes' + f', {alone - wrong} ties' * (alone > wrong)
+        ties = alone - wrong
+        note = f'{len(expected["scores"])} boxes' + f', {ties} tie{"s" * (ties > 1)}' * (ties > 0)
         self.add('boxes', wrong, 0, 'without counterpart', note)
         if not pairs:
             return

@@ -9,7 +9,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ..ops import ceil_div
 from ..runner.inference.samples import data_sample
@@ -94,7 +94,7 @@ class Detector(Exportable):
             return x + share * x.abs().max() * torch.randn(x.shape, generator=random)
 
         def hook(module: nn.Module, args: tuple, predictions: tuple) -> tuple:
-            return tree_map(disturb, predictions)
+            return tree_map_only(Tensor, disturb, predictions)
 
         heads = [self.model.get_submodule(n) for n in DENSE_HEADS if hasattr(self.model, n)]
         hooks = [head.register_forward_hook(hook) for head in heads]

@@ -176,17 +176,25 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
     """A detector with the hooks that carry the regions of the images through it.
 
     Raises:
-        TypeError: an option is unknown. torchvision ignores such.
+        TypeError: an option is unknown, which torchvision ignores, or must be a number, which
+            torchvision finds out with the first image.
     """
-    known = {
-        name
-        for c in (*kind.__mro__, GeneralizedRCNNTransform)
+    defaults = {
+        name: parameter.default
+        for c in (GeneralizedRCNNTransform, *reversed(kind.__mro__))
         if issubclass(c, (RetinaNet, FCOS, FasterRCNN, GeneralizedRCNNTransform))
-        for name in inspect.signature(c).parameters
+        for name, parameter in inspect.signature(c).parameters.items()
     }
-    if options.keys() - known:
-        unknown = ', '.join(sorted(options.keys() - known))
+    if options.keys() - defaults.keys():
+        unknown = ', '.join(sorted(options.keys() - defaults.keys()))
         raise TypeError(f'{kind.__name__} has no option {unknown}')
+    for name, value in options.items():
+        # Sides of images to choose from, as an exception.
+        numbers = value if name == 'min_size' and isinstance(value, (list, tuple)) else [value]
+        if isinstance(defaults[name], (int, float)) and not (
+            numbers and all(isinstance(number, (int, float)) for number in numbers)
+        ):
+            raise TypeError(f'{name} of {kind.__name__} must be a number, got {value!r}')
     model = kind(num_classes=num_classes, **options)
     head = model.rpn.head if issubclass(kind, FasterRCNN) else model.head.classification_head
     model.transform.register_forward_hook(mark_images)

@@ -212,6 +212,8 @@ def test_mistakes_name_the_way_out():
     for build in DETECTORS.values():
         with pytest.raises(TypeError, match='has no option box_nms_tresh'):
             build('pcpvt_nano', num_classes=3, box_nms_tresh=0.5)
+        with pytest.raises(TypeError, match=r"min_size of \w+ must be a number, got \('96',\)"):
+            build('pcpvt_nano', num_classes=3, min_size=('96',))
     with pytest.raises(ValueError, match='head_convs must be 1 to 4, got 5'):
         retinanet('pcpvt_nano', num_classes=3, head_convs=5)
 

@@ -351,12 +351,25 @@ def digest(settings: Any, **more: Any) -> str:
 def write_atomically(path: Path, write: Callable) -> None:
     """Write a binary file that is there whole or not at all."""
     partial = path.with_name(f'{path.name}.{os.getpid()}.part')
+    for other in path.parent.glob(f'{path.name}.*.part'):
+        if not is_running(int(other.suffixes[-2][1:])):  # it was killed
+            other.unlink(missing_ok=True)
     try:
         with open(partial, 'wb') as file:
             write(file)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of this number; on Windows, where that is unknown, True."""
+    try:
+        return os.name == 'nt' or os.kill(process, 0) is None
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
 
 
 def write_text(path: Path, text: str) -> None:

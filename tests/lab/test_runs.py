@@ -1,6 +1,7 @@
 """Trainings: the same settings give the same result, however often they were interrupted."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +49,15 @@ def test_a_finished_run_is_read(tmp_path, monkeypatch):
     assert second.metrics == first.metrics and second.seconds == first.seconds
     stored = json.loads(first.path.read_text())
     assert stored['settings']['position'] == 'peg' and stored['versions']['torch']
+
+
+def test_parts_of_killed_processes_are_removed(tmp_path):
+    killed = 2**22 + 1  # more than Linux's largest
+    names = f'a.json.{os.getppid()}.part', f'b.json.{killed}.part'
+    for name in (*names, f'a.json.{killed}.part'):
+        (tmp_path / name).touch()
+    runs.write_text(tmp_path / 'a.json', '{}')
+    assert {path.name for path in tmp_path.iterdir()} == {'a.json', *names}
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path):

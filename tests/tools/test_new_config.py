@@ -82,6 +82,7 @@ def test_a_coco_file_is_used_where_it_is(sample_dataset, tmp_path):
         root / 'annotations/instances_train2017.json'
     )
     assert not (tmp_path / 'my_data').exists()
+    assert '\nmodel = ' not in (tmp_path / 'my.py').read_text()  # the base has 10 classes, too
     assert cfg.train_dataloader.dataset.filter_cfg == dict(filter_empty_gt=False, min_size=1)
 
 

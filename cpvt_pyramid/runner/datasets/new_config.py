@@ -417,12 +417,16 @@ def config_text(
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
         'metainfo': dict(classes=tuple(data.classes), palette=list(data.palette)),
-        'model': model_changes(cfg.model, len(data.classes), scaled),
-        'train_pipeline': scaled.pipeline(pipeline_of(cfg, 'train'), data.reduce_zero_label),
-        'test_pipeline': scaled.pipeline(pipeline_of(cfg, 'val'), data.reduce_zero_label),
     }
-    if cfg.get('tta_pipeline'):
-        settings['tta_pipeline'] = scaled.pipeline(cfg.tta_pipeline, data.reduce_zero_label)
+    if changes := model_changes(cfg.model, len(data.classes), scaled):
+        settings['model'] = changes
+    for key, pipeline in (
+        ('train_pipeline', pipeline_of(cfg, 'train')),
+        ('test_pipeline', pipeline_of(cfg, 'val')),
+        ('tta_pipeline', cfg.get('tta_pipeline')),
+    ):
+        if pipeline:
+            settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
     settings |= loaders(cfg, data, recipe)
     settings |= evaluators(cfg, data, task)
     settings |= recipe.settings(cfg)

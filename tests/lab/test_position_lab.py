@@ -56,6 +56,11 @@ def test_answers_are_whole(answered):
     assert sizes[1]['rows'][0][1] == '100.0' and len(sizes[2]['rows']) == 2
 
 
+def test_presets_are_choices():
+    action = next(a for a in parser_of(tool.position_lab)._actions if a.dest == 'preset')
+    assert set(action.choices) == set(PRESETS)
+
+
 def test_report_is_self_contained(answered):
     page = (answered / 'report.html').read_text()
     pictures = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)

@@ -12,7 +12,7 @@ from cpvt_pyramid.lab import runs
 from cpvt_pyramid.lab.laboratory import ENCODINGS, PRESETS, Lab, placements
 from cpvt_pyramid.lab.models import Answers
 from cpvt_pyramid.lab.runs import RunSettings, digit_precision, mean_iou, run, tuned, tuning_seed
-from cpvt_pyramid.position import POSITIONS
+from cpvt_pyramid.position import POSITIONS, RoPE
 
 TINY = RunSettings(steps=3, batch=4, pictures=8)
 
@@ -109,12 +109,24 @@ def test_failed_runs_are_counted(tmp_path):
 def test_every_encoding_and_placement_trains(tmp_path):
     assert {v.position for v in ENCODINGS.values()} >= set(POSITIONS)
     lab = Lab(PRESETS['smoke'], tmp_path)
-    for name, variant in {**ENCODINGS, **placements(4)}.items():
-        model = lab.settings(variant).build()
-        scenes = lab.settings(variant).draw('train', 2, 1)
+    variants = [('column', *one) for one in {**ENCODINGS, **placements(4)}.items()]
+    variants += [('pyramid', *one) for one in lab.encodings('pyramid').items()]
+    for kind, name, variant in variants:
+        settings = lab.settings(variant, kind)
+        model, scenes = settings.build(), settings.draw('train', 2, 1)
         runs.loss_of(model(scenes.image), scenes, model.cell).backward()
         idle = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
         assert not idle, name
+
+
+def test_options_reach_the_encoding(tmp_path):
+    lab = Lab(PRESETS['smoke'], tmp_path)
+    found = {
+        name: {m.normalized for m in lab.settings(ENCODINGS[name]).build().modules()
+               if isinstance(m, RoPE)}
+        for name in ('rope', 'rope, normalized')
+    }  # fmt: skip
+    assert found == {'rope': {False}, 'rope, normalized': {True}}
 
 
 # Metrics

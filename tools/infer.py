@@ -97,17 +97,20 @@ def infer(
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from cpvt_pyramid.mm.amp import replace_forward
+    from cpvt_pyramid.runner.checks import check_settings
     from cpvt_pyramid.runner.configs import load_config
     from cpvt_pyramid.runner.inference import large_images
     from cpvt_pyramid.runner.inference.batched import ModelPredictor
     from cpvt_pyramid.runner.inference.prediction import dataset_meta, kind_of_results
     from cpvt_pyramid.runner.inference.sharing import Sharing
+    from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.tooling.formats import Output
 
     check_numbers(score_thr, workers)
     tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
     cfg = load_config(config, cfg_options)
+    check_settings(cfg, 'test_dataloader')
     named, folder = names_of_results(inputs, out_dir)
     weights = fetch_checkpoint(checkpoint)
     sharing = Sharing.among(launcher)
@@ -115,20 +118,22 @@ def infer(
     load_whole_model(model, weights, checkpoint)
     if dtype == 'bfloat16':
         replace_forward(model)
-    meta = dataset_meta(cfg, weights)
-    output = Output(folder, format, kind_of_results(model, cfg), meta['classes'])
-    output.check(named, tiled=tiling is not None)
-    if tiling:
-        tiles = large_images.tile_model(model, cfg, weights, meta)
-        tiles.about['dtype'] = dtype
-        large = large_images.LargeImages(tiles, tiling, folder, score_thr)
-        share = sharing and sharing.of_tiles(large)
-        return write_all(partial(write_tiles, large), named, output, share)
-    predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-    about = large_images.fingerprint(cfg, weights, next(model.parameters()).device)
-    about = [about, dtype, batch_size, score_thr]
-    share = sharing and sharing.of_images(folder, about, batch_size)
-    return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
+    cfg.work_dir = str(folder)  # for the traceback of a mistake in the config
+    with config_mistakes(cfg, ('test',)):
+        meta = dataset_meta(cfg, weights)
+        output = Output(folder, format, kind_of_results(model, cfg), meta['classes'])
+        output.check(named, tiled=tiling is not None)
+        if tiling:
+            tiles = large_images.tile_model(model, cfg, weights, meta)
+            tiles.about['dtype'] = dtype
+            large = large_images.LargeImages(tiles, tiling, folder, score_thr)
+            share = sharing and sharing.of_tiles(large)
+            return write_all(partial(write_tiles, large), named, output, share)
+        predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
+        about = large_images.fingerprint(cfg, weights, next(model.parameters()).device)
+        about = [about, dtype, batch_size, score_thr]
+        share = sharing and sharing.of_images(folder, about, batch_size)
+        return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
 
 
 def infer_exported(

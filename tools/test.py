@@ -75,6 +75,7 @@ def test(
     sharing = Sharing.among(launcher)
     cfg = load_config(config, cfg_options)
     checks.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+    checks.check_samplers(cfg, 'test')
     checks.check_data(cfg, 'test')
     weights = fetch_checkpoint(checkpoint)
     if out:
@@ -87,11 +88,11 @@ def test(
         hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
         cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
     cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
-    with config_mistakes(cfg):
+    with config_mistakes(cfg, ('test',)):
         check_before_run(cfg, 'test', skip_bad=skip_bad)
     if sharing:
         share_test(cfg, weights, rank(), out, show_dir, dtype)
-    with config_mistakes(cfg):
+    with config_mistakes(cfg, ('test',)):
         runner = ToolRunner.from_cfg(cfg)
         load_whole_model(runner.model, weights, checkpoint)
         checks.check_classes(cfg, runner.model, 'test')
@@ -133,6 +134,8 @@ def augmented(pipeline: Sequence[dict]) -> list[dict]:
         raise UserError('--tta needs tta_pipeline, or a Resize with a scale in the test pipeline')
     scale = pipeline[resize]['scale']
     width_height = scale if isinstance(scale, (list, tuple)) else (scale, scale)
+    if not all(isinstance(side, (int, float)) for side in width_height):
+        raise UserError(f'the scale of Resize in the test pipeline must be numbers, got {scale!r}')
     sizes = [
         {**pipeline[resize], 'scale': tuple(round(factor * s) for s in width_height)}
         for factor in TTA_SCALES

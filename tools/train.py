@@ -70,6 +70,7 @@ def train(
     with all_or_none(launcher):
         cfg = load_config(config, cfg_options)
         checks.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
+        checks.check_samplers(cfg, 'train', 'val')
         checks.check_data(cfg, 'train', 'val')
         checks.check_checkpoints(cfg)
         if amp:
@@ -83,10 +84,10 @@ def train(
         set_up_logs(cfg, log_to)
         make_resumable(cfg)
         join_processes(cfg, launcher)
-    with all_or_none(launcher), config_mistakes(cfg):
+    with all_or_none(launcher), config_mistakes(cfg, ('train', 'val')):
         fit_to_batch(cfg, auto_scale_lr, auto_scale_iters)
         check_before_run(cfg, 'train', 'val', skip_bad=skip_bad)
-    with config_mistakes(cfg):
+    with config_mistakes(cfg, ('train', 'val')):
         runner = ToolRunner.from_cfg(cfg)
         with all_or_none(launcher):
             if cfg.get('resume'):

@@ -41,9 +41,14 @@ class Configured:
             valid: see the core class; read from the validity channel if there is one.
 
         Raises:
+            TypeError: the images are a list.
             ValueError: the image has a channel more, which is not a validity channel; or mmengine's
                 `activation_checkpointing` names this backbone.
         """
+        if isinstance(image, (list, tuple)):
+            raise TypeError(
+                'the images must be a tensor (B, C, H, W), got a list; set model.data_preprocessor'
+            )
         if self.training and not (torch.is_grad_enabled() or graph_is_captured()):
             refuse_reentrant_checkpointing(self)
         if image.shape[1] == self.in_channels + 1:

@@ -25,6 +25,8 @@ ADVICE = {
     'sample/coco': 'Create it with: python tools/demo/sample_dataset.py',
     'sample/ade/ADEChallengeData2016': 'Create it with: python tools/demo/sample_dataset.py',
 }
+# The samplers of mmengine and mmdet that never end.
+ENDLESS = 'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'
 
 
 # Settings
@@ -39,6 +41,24 @@ def check_settings(cfg: Config, *required: str) -> None:
         value = (cfg.get('train_cfg') or {}).get(key, 1)
         if isinstance(value, (int, float)) and value < 1:
             raise UserError(f'train_cfg.{key} must be at least 1, got {value}')
+
+
+def check_samplers(cfg: Config, *splits: str) -> None:
+    """Check that every epoch and every evaluation ends.
+
+    Args:
+        cfg: the config.
+        *splits: of train, val and test.
+    """
+    for split in splits:
+        kind = kind_of((cfg.get(f'{split}_dataloader') or {}).get('sampler') or {})
+        if split == 'train' and cfg.train_cfg.get('max_epochs') is None:
+            continue
+        if kind in ENDLESS:
+            raise UserError(
+                f'{split}_dataloader.sampler must be one that ends, such as DefaultSampler, got '
+                f'{kind}'
+            )
 
 
 # Files

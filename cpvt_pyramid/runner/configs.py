@@ -155,6 +155,11 @@ def check_kinds(cfg: Config) -> None:
         for key in ('mask_size', 'output_size'):
             if isinstance(settings.get(key), int) and settings[key] < 1:  # RoIAlign crashes
                 raise UserError(f'{path}.{key} must be at least 1, got {settings[key]}')
+        name = settings.get('loss_name', 'loss')
+        if not isinstance(name, str) or 'loss' not in name:
+            raise UserError(
+                f"{path}.loss_name must contain 'loss', or mmengine only logs it, got {name!r}"
+            )
         if path.partition('.')[0] == 'model':
             continue  # in which keys have other meanings
         for key, value in settings.items():

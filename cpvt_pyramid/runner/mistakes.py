@@ -8,14 +8,18 @@
     missing data   a sample without what the pipeline should have added
     suspect        a failing expression that reads a setting; see suspects.py
     loss           another process of the run ended, and has said why
+    misuse         anything else in the code of an OpenMMLab package, which works with the right
+                   settings and data
 
 These end in one line. All other exceptions are bugs and keep their traceback. A bug can look like
 one of these; so the traceback of a run is written to its work dir.
 """
 
 import re
+import sys
+import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -35,11 +39,20 @@ from .suspects import (
     suspects_in_text,
 )  # fmt: skip
 
+SPLITS = 'train', 'val', 'test'
 BUILDERS = (
     'mmengine.registry.build_functions', 'mmengine.runner.runner',
     'cpvt_pyramid.runner.tool_runner',
 )  # fmt: skip
-REFUSING = 'cpvt_pyramid', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'
+OPENMMLAB = 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'
+REFUSING = 'cpvt_pyramid', *OPENMMLAB
+# What OpenMMLab's packages call.
+LIBRARIES = sys.stdlib_module_names | {
+    'PIL', 'addict', 'cv2', 'matplotlib', 'numpy', 'prettytable', 'pycocotools', 'scipy',
+    'terminaltables', 'torch', 'torchvision',
+}  # fmt: skip
+# Errors of a device, or of a process that was killed.
+NO_MISTAKE = re.compile('CUDA|CUBLAS|cuDNN|NCCL|out of memory|DataLoader worker')
 MISFITS = IndexError, RuntimeError, ValueError
 MISFIT = re.compile(
     r"channels|shapes cannot be multiplied|normalized_shape|running_mean|Kernel size can't be|"
@@ -49,7 +62,7 @@ MISFIT = re.compile(
     'index 2 is out of bounds for dimension 0 with size 1$'
 )
 # Look-ups in a sample.
-SAMPLE = re.compile(r'(results|img_metas?|\w*metainfo)\[')
+SAMPLE = re.compile(r'(results|data|img_metas?|\w*metainfo)\[')
 NO_DATA = re.compile(r"'(?:InstanceData|PixelData|\w+DataSample)' object has no attribute '(\w+)'")
 LOST = re.compile('Connection (closed|reset) by peer|remote process exited')  # gloo, NCCL
 # What to do, where a message does not say it.
@@ -63,8 +76,13 @@ ADVICE = {
 
 
 @contextmanager
-def config_mistakes(cfg: Config) -> Iterator[None]:
-    """Inside this context a mistake in the config is a `UserError`."""
+def config_mistakes(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
+    """Inside this context a mistake in the config is a `UserError`.
+
+    Args:
+        cfg: the config.
+        splits: whose data are read.
+    """
     try:
         yield
     except (Stopped, UserError):
@@ -73,10 +91,10 @@ def config_mistakes(cfg: Config) -> Iterator[None]:
         causes = list(contexts(error))
         if any(not isinstance(e, Exception) or is_disk_full(e) for e in causes):
             raise  # an interrupt, or a full disk
-        line = describe(error, cfg)
+        line = describe(error, read_settings(cfg, splits))
         if line is None:
             raise
-        if cfg.get('work_dir'):
+        if cfg.get('work_dir') and Path(cfg.work_dir).is_dir():
             name = f'traceback.{rank()}.txt' if rank() else 'traceback.txt'
             path = Path(cfg.work_dir, name)
             path.write_text(''.join(traceback.format_exception(error)))
@@ -84,14 +102,26 @@ def config_mistakes(cfg: Config) -> Iterator[None]:
         raise UserError(line) from error
 
 
-def describe(error: Exception, cfg: Config) -> Optional[str]:
-    """One line about a mistake in the config, or None if the error is something else."""
-    settings = [pair for pair in dicts_in(cfg.to_dict()) if is_setting(pair[0])]
+def read_settings(cfg: Config, splits: Sequence[str]) -> list[tuple[str, dict]]:
+    """The dicts of a config, with their paths, without those of the other splits' data."""
+    others = {*SPLITS} - {*splits}
+    keys = [f'{split}_{part}' for split in others for part in ('dataloader', 'evaluator', 'cfg')]
+    cfg = Config({key: value for key, value in cfg.items() if key not in keys})
+    return [pair for pair in dicts_in(cfg.to_dict()) if is_setting(pair[0])]
+
+
+def describe(error: Exception, settings: Sequence[tuple[str, dict]]) -> Optional[str]:
+    """One line about a mistake in the config, or None if the error is something else.
+
+    Args:
+        error: what was raised.
+        settings: the dicts of the config, with their paths.
+    """
     if 'in DataLoader worker process' in str(error):
         message = refusal_of_worker(str(error), settings)
         return message and f'while loading data: {message}'
     frames = [step.tb_frame for step in steps_of(error)]
-    builds = [frame for frame in frames if is_builder(frame)]
+    builds = any(map(is_builder, frames))
     modules = [frame for frame in frames if isinstance(self_of(frame), nn.Module)]
     layers = [self_of(frame) for frame in modules if frame.f_code.co_name == 'forward']
     keyword = re.search("unexpected keyword argument '(.*?)'", str(error))
@@ -100,8 +130,7 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
     origin = [e for e in contexts(error) if type(e) is type(error)][-1]
     steps = list(steps_of(origin))
     if builds:
-        setting = first_dict(builds[-1])
-        where = setting and path_of(setting, settings) or 'the config'
+        where = part_in_construction(origin, list(steps_of(error)), settings)
     elif keyword_at:
         where = keyword_at[0]
     elif layers and isinstance(error, MISFITS) and MISFIT.search(str(error)):
@@ -109,8 +138,8 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
     elif is_raised_by(steps[-1]) and package_of(steps[-1]) in REFUSING:
         where = owner_of(steps, settings, modules)
     elif isinstance(error, OSError) and error.filename:
-        paths = [str(e) for e in entries_of(settings) if e.value and e.value == error.filename]
-        return ': '.join([*paths[:1], error.strerror or complaint(error), str(error.filename)])
+        path = setting_of_file(str(error.filename), settings)
+        return ': '.join([*path, error.strerror or complaint(error), str(error.filename)])
     elif missing := missing_data(origin, steps):
         owner = owner_of(steps, settings, modules)
         return f'{owner}: no step of the pipeline adds {missing!r} to the data'
@@ -122,8 +151,13 @@ def describe(error: Exception, cfg: Config) -> Optional[str]:
         return 'the connection to another process is lost; its output says why'
     elif layers and 'must match the size of tensor' in str(error):
         where = f'{module_name(layers[-1], modules)} does not fit its input'
+    elif is_misused(map(package_of, steps)) and not NO_MISTAKE.search(str(error)):
+        where = owner_of(steps, settings, modules)
     else:
         return None
+    unset = getattr(self_of(steps[-1].tb_frame), 'train_cfg', '') is None
+    if isinstance(origin, AttributeError) and unset:
+        where += ', which has no train_cfg'
     return f'{where}: {complaint(origin)}'
 
 
@@ -135,6 +169,31 @@ def steps_of(error: Exception) -> Iterator[TracebackType]:
         step = step.tb_next
 
 
+def part_in_construction(
+    error: BaseException, steps: Sequence[TracebackType], settings: Sequence[tuple[str, dict]]
+) -> str:
+    """The setting that an object could not be built from, or else the object's config.
+
+    Args:
+        error: what was raised.
+        steps: its traceback, outermost call first.
+        settings: the dicts of the config, with their paths.
+    """
+    frames = [step.tb_frame for step in steps]
+    last = max(index for index, frame in enumerate(frames) if is_builder(frame))
+    built, read = first_dict(frames[last]), steps[last + 1 :]
+    where = built and path_of(built, settings)
+    if where:
+        path = where.partition(' ')[0]
+        settings = [pair for pair in settings if f'{pair[0]}.'.startswith(f'{path}.')]
+    elif built is None and not read:  # but, for example, None: a setting of the calling object
+        read = [step for step in steps[:last] if package_of(step) != 'mmengine']
+    names = []
+    if read and not (where and is_raised_by(steps[-1])):
+        names = suspects(error, read, settings, REFUSING)
+    return ' or '.join(names[:3]) or where or 'the config'
+
+
 def is_builder(frame: FrameType) -> bool:
     """Whether a call is one in which mmengine builds an object from a config."""
     name = frame.f_code.co_name.removeprefix('_')
@@ -142,9 +201,26 @@ def is_builder(frame: FrameType) -> bool:
     return builds and frame.f_globals.get('__name__') in BUILDERS
 
 
+def is_misused(packages: Iterable[str]) -> bool:
+    """Whether an error is one of OpenMMLab's code, or of a library that it calls.
+
+    Args:
+        packages: of the calls that led to the error, outermost first.
+    """
+    own = [package for package in packages if package not in LIBRARIES]
+    return bool(own) and own[-1] in OPENMMLAB
+
+
 def self_of(frame: FrameType) -> Any:
     """The object whose method a call is, or None."""
     return frame.f_locals.get('self')
+
+
+def setting_of_file(name: str, settings: Sequence[tuple[str, dict]]) -> list[str]:
+    """The setting, if there is one, that a file, a folder above it or a file in it is named by."""
+    texts = [e for e in entries_of(settings) if isinstance(e.value, str) and e.value.strip('./')]
+    found = [e for e in texts if name.startswith(e.value) or e.value.startswith(name)]
+    return [str(max(found, key=lambda entry: len(entry.value)))] if found else []
 
 
 def missing_data(error: BaseException, steps: Sequence[TracebackType]) -> Optional[str]:
@@ -161,13 +237,25 @@ def refusal_of_worker(text: str, settings: Sequence[tuple[str, dict]]) -> Option
     message = ' '.join(re.split(r'\n +\S.*(?=\n)', text)[-1].split())
     if not calls:
         return None
-    file, source = calls[-1]
+    source = calls[-1][1]
     data = [(path, inner) for path, inner in settings if '.pipeline.' in path]
+    packages = [package_of_file(file) for file, _ in calls]
     if names := suspects_in_text(message, [source for _, source in calls], data):
         return f'{" or ".join(names[:3])}: {message}'
-    ours = any(package in Path(file).parts for package in REFUSING)
     refuses = source.startswith(('raise ', 'assert ')) or message.startswith('cv2.error')
-    return message if ours and refuses else None
+    refuses = refuses and packages[-1] in REFUSING
+    return message if refuses or is_misused(packages) else None
+
+
+def package_of_file(file: str) -> str:
+    """The package of a module's file."""
+    parts = Path(file).parts
+    installed = [i for i, part in enumerate(parts) if part in ('site-packages', 'dist-packages')]
+    if installed:
+        return parts[installed[-1] + 1].removesuffix('.py')
+    if Path(file).is_relative_to(sysconfig.get_path('stdlib')):
+        return 'sys'
+    return next((package for package in REFUSING if package in parts), '')  # a checkout
 
 
 def owner_of(

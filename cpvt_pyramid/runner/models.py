@@ -1,5 +1,6 @@
 """Building models from configs, and loading their checkpoints."""
 
+import copy
 import os
 import re
 from argparse import Namespace
@@ -28,7 +29,7 @@ from .mistakes import config_mistakes
 def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
     """The model of a config in evaluation mode; `device=None` takes a GPU if there is one."""
     init_default_scope(cfg.default_scope)
-    config = dict(cfg.model)
+    config = copy.deepcopy(cfg.model)  # into which some constructors write
     if cfg.get('data_preprocessor'):
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
     with config_mistakes(cfg):

@@ -33,6 +33,8 @@ TYPE_NAMES = {
     str: r'\bstr\b|string|literal|sequence|integer|<U', list: r'\blist\b|sequence',
     tuple: r'\btuple\b|\blist\b|sequence',
 }  # fmt: skip
+# Settings of a model, of which each of its parts gets an entry.
+OF_PARTS = 'train_cfg', 'test_cfg'
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,9 @@ class Setting:
     def is_held_by(self, name: str, held: Any) -> bool:
         """Whether a variable may hold this setting; `means` may hold target_means."""
         related = f'_{name}'.endswith(f'_{self.key}')
-        if not is_numeric(self.value):  # many variables have the same number
+        if name in ('cfg', *OF_PARTS):
+            related = related or not {*self.path.split('.')[-2:]}.isdisjoint(OF_PARTS)
+        elif not is_numeric(self.value):  # many variables have the same number
             related = related or self.key.endswith(f'_{name}')
         return related and is_same(held, self.value)
 
@@ -142,10 +146,11 @@ def most_likely(
         named: whether variables of their names were read.
         inside: whether the message need not be about them.
     """
-    if isinstance(error, (TypeError, ZeroDivisionError)):  # whose messages always are
-        inside = False
+    if isinstance(error, (TypeError, ZeroDivisionError)) or 'scalar type' in str(error):
+        inside = False  # the messages of these always are about a value, or about no setting
     if not isinstance(error, NameError):
-        entries = [entry for entry in entries if entry.key != 'type']  # which messages often have
+        # Messages often have types.
+        entries = [entry for entry in entries if entry.key != 'type' or entry.value is None]
     numbers = [entry for entry in entries if is_numeric(entry.value)]
     others = [entry for entry in entries if not is_numeric(entry.value)]
     for group in (
@@ -269,6 +274,7 @@ def is_about(error: BaseException, value: Any, by_type: bool = True) -> bool:
         by_type: whether the type of a number is enough.
     """
     message = re.sub(r'\[[\d, ]+\]', '', str(error))  # shapes
+    message = re.sub(r'(expected|must be) [^:]*, not ', '', message)  # types that it is not
     if isinstance(error, ZeroDivisionError):
         return 0 in as_list(value) or is_numeric(value) and value == 0
     if value is None:

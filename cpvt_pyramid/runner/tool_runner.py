@@ -18,7 +18,7 @@ from . import distributed  # noqa: F401 (register names)
 from .configs import kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import download_errors, trusted_checkpoints
-from .training import preemption, resume, sharded  # noqa: F401 (register names)
+from .training import first_loss, preemption, resume, sharded  # noqa: F401 (register names)
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(

@@ -1,15 +1,17 @@
 """Mistakes in a config end in one line that names the setting; bugs keep their traceback."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import mmcv
 import mmengine
 import numpy as np
 import pytest
 import torch
 from mmcv.ops import batched_nms
 from mmdet.models.utils import filter_scores_and_topk
-from mmdet.registry import MODELS, TASK_UTILS, TRANSFORMS
+from mmdet.registry import METRICS, MODELS, TASK_UTILS, TRANSFORMS
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
 from mmengine.model import BaseModule
@@ -22,7 +24,7 @@ from torch._utils import ExceptionWrapper
 from cpvt_pyramid.runner.mistakes import config_mistakes
 from cpvt_pyramid.tooling.command import UserError
 
-TOOLS = {name: load_tool(name) for name in ('train', 'test')}
+TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
 SHORT = (
     'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2', 'val_cfg=None',
     'val_dataloader=None', 'val_evaluator=None',
@@ -107,6 +109,26 @@ AT_RUN_TIME = [
     ('activation_checkpointing=5', 'activation_checkpointing must be a name or a list of names'),
     ('model.backbone.init_cfg.type=Pretrained', 'init_cfg.checkpoint must be a path or an address'),
     ('train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict, got None'),
+    (
+        'train_dataloader.sampler.type=InfiniteSampler',
+        'train_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS',
+    ),
+    (
+        'model.bbox_head.loss_cls.loss_name=ce',
+        "model.bbox_head.loss_cls.loss_name must contain 'loss', or mmengine only logs it, got",
+    ),
+    ('log_level=a', "log_level='a': KeyError: a"),
+    ('model.backbone.drop_path_rate=a', "model.backbone.drop_path_rate='a': '<=' not supported"),
+    ('model.train_cfg.assigner=None', 'model.train_cfg.assigner=None: cfg should be a dict'),
+    (
+        'model.data_preprocessor=None',
+        'model.backbone (CPVTPyramid): the images must be a tensor (B, C, H, W), got a list; set '
+        'model.data_preprocessor',
+    ),
+    (
+        'model.data_preprocessor.std=[0,0,0]',
+        'the first loss must be finite, got loss=nan, loss_cls=nan, loss_bbox=nan: check what',
+    ),
 ]
 
 
@@ -136,6 +158,16 @@ def test_mistakes_in_a_training(option, complaint, configs, capsys):
             '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline',
         ),
         ('detector', 'test_dataloader=None', 'the config must set test_dataloader'),
+        (
+            'detector',
+            'test_dataloader.sampler.type=InfiniteSampler',
+            'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS',
+        ),
+        (
+            'detector',
+            f'{UNEQUAL}.scale=a --tta',
+            "the scale of Resize in the test pipeline must be numbers, got 'a'",
+        ),
     ],
 )
 def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys):
@@ -143,6 +175,29 @@ def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys)
     command = [*untrained[model], *tta.split(), '--cfg-options', *options.split()]
     assert TOOLS['test'].main(command) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f'test: {complaint}')
+
+
+@pytest.mark.parametrize(
+    'option, complaint',
+    [
+        ('model.test_cfg.score_thr=a', "model.test_cfg.score_thr='a': '>' not supported"),
+        (f'{UNEQUAL}.scale=a', f"{UNEQUAL}.scale='a': OpenCV"),
+        (f'{UNEQUAL}.type=Foo', f'{UNEQUAL} (Foo): Foo is not in the mmdet::transform registry'),
+        (
+            'test_dataloader.dataset.pipeline=[]',
+            'model.data_preprocessor (ValidRegionDetDataPreprocessor): no step of the pipeline '
+            "adds 'inputs' to the data",
+        ),
+        ('test_dataloader=None', 'the config must set test_dataloader'),
+    ],
+)
+def test_mistakes_in_predictions(option, complaint, untrained, sample_dataset, capsys):
+    image = next(sample_dataset.glob('coco/val2017/*'))
+    command = [*untrained['detector'], str(image), '--device', 'cpu', '--cfg-options', option]
+    assert TOOLS['infer'].main(command) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f'infer: {complaint}')
+    assert ('traceback.txt' in line) == Path('predictions/traceback.txt').is_file()
 
 
 @pytest.mark.parametrize('model', [{'roi_head': {'mask_head': {'a': 1}}}, {'mask_head': {'a': 1}}])
@@ -165,6 +220,9 @@ def test_a_transform_that_refuses_its_data_in_a_worker(tmp_path):
     message = '^while loading data: TypeError: Unsupported format: unknown '
     with pytest.raises(UserError, match=message), config_mistakes(cfg):
         from_worker(lambda: mmengine.load('x.unknown'))
+    message = "^while loading data: AttributeError: 'NoneType' object has no attribute 'copy'"
+    with pytest.raises(UserError, match=message), config_mistakes(cfg):
+        from_worker(lambda: mmcv.imnormalize(None, 0, 1))
     with pytest.raises(TypeError), config_mistakes(cfg):
         from_worker(lambda: None + 1)
 
@@ -174,6 +232,7 @@ def test_a_transform_that_refuses_its_data_in_a_worker(tmp_path):
 
 BOXES = torch.tensor([[0.0, 0, 9, 9], [1, 1, 9, 9]])
 SCORES = torch.tensor([0.9, 0.8])
+TRUTH = InstanceData(bboxes=BOXES, labels=torch.tensor([0, 1]))
 IMAGE = {'img': np.zeros((4, 6, 3), np.uint8), 'img_shape': (4, 6)}
 
 
@@ -224,13 +283,45 @@ def transform(cfg: dict) -> None:
             {'type': 'Resize', 'scale': (9, 9), 'interpolation': 'cubic'},
             "interpolation='cubic': KeyError: cubic",
         ),
+        (  # the part's entry in the settings of the model
+            lambda cfg: (lambda cfg: cfg.get('nms_pre'))(cfg.test_cfg.rpn),
+            {'test_cfg': {'rpn': None}, 'init_cfg': None},
+            "test_cfg.rpn=None: 'NoneType' object has no attribute 'get'",
+        ),
+        (
+            lambda cfg: os.path.join(cfg.output_dir, cfg.iou_metrics[0]),
+            {'iou_metrics': ['mIoU'], 'output_dir': None},
+            'output_dir=None: expected str, bytes or os.PathLike object, not NoneType',
+        ),
+        (
+            lambda cfg: open(f'{cfg.outfile_prefix}.bbox.json', 'w'),
+            {'outfile_prefix': '/nowhere/a'},
+            "outfile_prefix='/nowhere/a': No such file or directory: /nowhere/a.bbox.json",
+        ),
+        (
+            lambda cfg: MODELS.build(cfg)(None, None),
+            {'type': 'FocalLoss'},
+            ' (FocalLoss): ',
+        ),
+        (
+            lambda cfg: MODELS.build(cfg)._get_targets_single(SCORES, BOXES, TRUTH, IMAGE),
+            {'type': 'DETRHead', 'num_classes': 2, 'train_cfg': None},
+            " (DETRHead), which has no train_cfg: 'DETRHead' object has no attribute 'assigner'",
+        ),
     ],
 )
 def test_settings_that_fail_in_a_call(run, cfg, complaint, tmp_path):
     cfg = Config({'work_dir': str(tmp_path), 'model': cfg})
     with pytest.raises(UserError) as raised, config_mistakes(cfg):
         run(cfg.model)
-    assert str(raised.value).startswith(f'model.{complaint}')
+    assert str(raised.value).removeprefix('model').lstrip('.').startswith(complaint)
+
+
+def test_a_message_about_dtypes_is_about_no_setting():
+    cfg = Config({'model': {'nms': {'type': 'nms', 'iou_threshold': 0.5}}})
+    message = '^the config: expected scalar type Float but found BFloat16'
+    with pytest.raises(UserError, match=message), config_mistakes(cfg):
+        batched_nms(BOXES.bfloat16(), SCORES.bfloat16(), SCORES, cfg.model.nms)
 
 
 def test_a_setting_that_fails_in_a_worker(tmp_path):
@@ -314,3 +405,11 @@ def test_the_setting_is_the_most_similar_one():
     message = r'^train_dataloader.sampler \(DefaultSampler\): '
     with pytest.raises(UserError, match=message), config_mistakes(cfg):
         Runner.build_dataloader({'dataset': [], **loader})
+
+
+def test_settings_of_other_splits_are_not_read():
+    metric = {'type': 'CocoMetric', 'metric': 'a'}
+    cfg = Config({'val_evaluator': metric, 'test_evaluator': metric})
+    message = r'^test_evaluator \(CocoMetric\): metric should be one of'
+    with pytest.raises(UserError, match=message), config_mistakes(cfg, ('test',)):
+        METRICS.build(cfg.test_evaluator)

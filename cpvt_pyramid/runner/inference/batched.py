@@ -81,6 +81,8 @@ class ModelPredictor:
         try:
             data = self.pipeline({'img': image, 'img_id': 0})
         except cv2.error as error:
+            if 'Assertion failed' not in str(error):  # wrong arguments
+                raise
             height, width = image.shape[:2]
             raise ReadError(
                 f'{width} x {height} pixels are too thin to be resized as the test pipeline says'

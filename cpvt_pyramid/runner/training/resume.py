@@ -52,7 +52,8 @@ PREEMPTED = 'preempted.pth'  # a checkpoint that preemption.py writes in the wor
 
 
 def make_resumable(cfg: Config) -> None:
-    """Add the classes of this file to a training config. Idempotent."""
+    """Add the hooks of this folder, and the classes of this file, to a training config.
+    Idempotent."""
     hooks = cfg.get('default_hooks') or {}
     checkpoint = hooks.get('checkpoint') or {'type': 'CheckpointHook', 'interval': 1}
     if kind_of(checkpoint) == 'CheckpointHook':
@@ -63,7 +64,8 @@ def make_resumable(cfg: Config) -> None:
         del cfg.train_cfg['by_epoch']
     loader = cfg.train_dataloader
     custom = cfg.get('custom_hooks') or []
-    added = [{'type': name} for name in ('SeedHook', 'PreemptionHook', 'ResumeHook')]
+    names = 'SeedHook', 'FirstLossHook', 'PreemptionHook', 'ResumeHook'
+    added = [{'type': name} for name in names]
     cfg.custom_hooks = [
         {**hook, 'type': 'StoppingHook'} if kind_of(hook) == 'EarlyStoppingHook' else hook
         for hook in custom

@@ -71,6 +71,19 @@ class ToolRunner(Runner):
         else:
             super().save_checkpoint(*args, **options)
 
+    def _maybe_compile(self, target: str) -> None:
+        """Compile for fixed sizes, unless the config has `dynamic`. By default PyTorch compiles for
+        all sizes once it has seen two, and PyTorch 2.13 cannot do so for the gradients of pyramids
+        (docs/performance.md)."""
+        options = self.cfg.get('compile')
+        if options is True or (isinstance(options, dict) and 'dynamic' not in options):
+            self.cfg.compile = {**({} if options is True else options), 'dynamic': False}
+            self.logger.info(
+                'compile: one graph for each size of a batch (dynamic=False), so pad batches to '
+                'few sizes; compile.dynamic=True compiles one graph for all'
+            )
+        super()._maybe_compile(target)
+
     def _init_model_weights(self) -> None:
         if isinstance(self.model, sharded.ShardedDataParallel):
             return

@@ -72,6 +72,8 @@ ADVICE = {
     'None is not a callable object': 'there is no class of the name in optimizer.type',
     'persistent_workers option needs': 'set persistent_workers=False with it',
     'the first argument must be callable': 'there is no function of the name in collate_fn.type',
+    "object has no attribute 'backward'": 'the model has no loss',
+    'does not require grad': 'no loss has a gradient; activation_checkpointing can be the reason',
 }
 
 
@@ -181,16 +183,18 @@ def part_in_construction(
     """
     frames = [step.tb_frame for step in steps]
     last = max(index for index, frame in enumerate(frames) if is_builder(frame))
-    built, read = first_dict(frames[last]), steps[last + 1 :]
+    built, inside = built_from(frames[last]), steps[last + 1 :]
     where = built and path_of(built, settings)
-    if where:
-        path = where.partition(' ')[0]
-        settings = [pair for pair in settings if f'{pair[0]}.'.startswith(f'{path}.')]
-    elif built is None and not read:  # but, for example, None: a setting of the calling object
-        read = [step for step in steps[:last] if package_of(step) != 'mmengine']
     names = []
-    if read and not (where and is_raised_by(steps[-1])):
-        names = suspects(error, read, settings, REFUSING)
+    if built is None and not inside:  # for example, None: a setting that the calling object reads
+        outside = [step for step in steps[:last] if package_of(step) != 'mmengine']
+        names = suspects(error, outside, settings, REFUSING) if outside else []
+    elif built and where == kind_of(built):  # a class that a setting such as constructor names
+        names = [str(e) for e in entries_of(settings) if e.value == where and e.key != 'type']
+    elif inside and not (where and is_raised_by(steps[-1])):  # whose message says what is wrong
+        path = where.partition(' ')[0] if where else ''
+        below = [pair for pair in settings if f'{pair[0]}.'.startswith(f'{path}.'.lstrip('.'))]
+        names = suspects(error, inside, below, REFUSING)
     return ' or '.join(names[:3]) or where or 'the config'
 
 
@@ -295,11 +299,12 @@ def complaint(error: BaseException) -> str:
 # The setting
 
 
-def first_dict(frame: FrameType) -> Optional[dict]:
-    """The config that a builder was called with."""
-    code = frame.f_code
-    arguments = (frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount])
-    return next((value for value in arguments if isinstance(value, dict)), None)
+def built_from(builder: FrameType) -> Optional[dict]:
+    """The config that a builder was called with, or None if that is no dict."""
+    code = builder.f_code
+    arguments = [n for n in code.co_varnames[: code.co_argcount] if n not in ('self', 'cls')]
+    config = builder.f_locals[arguments[0]] if arguments else None
+    return config if isinstance(config, dict) else None
 
 
 def path_of(setting: dict, settings: Sequence[tuple[str, dict]]) -> Optional[str]:

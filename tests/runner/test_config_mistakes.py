@@ -299,6 +299,16 @@ def transform(cfg: dict) -> None:
             "outfile_prefix='/nowhere/a': No such file or directory: /nowhere/a.bbox.json",
         ),
         (
+            lambda cfg: TASK_UTILS.build(cfg.sampler, default_args={'context': None}),
+            {'sampler': None},
+            'sampler=None: cfg should be a dict',
+        ),
+        (  # a class that is named by another setting than type
+            lambda cfg: MODELS.build({'type': cfg.ema_type}),
+            {'type': 'EMAHook', 'ema_type': 'Foo'},
+            "ema_type='Foo': Foo is not in the",
+        ),
+        (
             lambda cfg: MODELS.build(cfg)(None, None),
             {'type': 'FocalLoss'},
             ' (FocalLoss): ',

@@ -84,6 +84,11 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         ),
         (
             'train',
+            'DETECTOR.py --auto-scale-iters --cfg-options auto_scale_lr.base_batch_size=a',
+            '--auto-scale-iters needs auto_scale_lr.base_batch_size in the config, a number of',
+        ),
+        (
+            'train',
             'DETECTOR.py --amp --cfg-options optim_wrapper.type=ApexOptimWrapper',
             '--amp needs an OptimWrapper in the config, got ApexOptimWrapper',
         ),

@@ -31,8 +31,11 @@ def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
     """
     base = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
     for option, given in (('--auto-scale-lr', scale_lr), ('--auto-scale-iters', scale_iters)):
-        if given and not base:
-            raise UserError(f'{option} needs auto_scale_lr.base_batch_size in the config')
+        if given and not (isinstance(base, int) and base > 0):
+            raise UserError(
+                f'{option} needs auto_scale_lr.base_batch_size in the config, a number of images, '
+                f'got {base!r}'
+            )
     if scale_lr:
         cfg.auto_scale_lr.enable = True
     counts_iterations = cfg.train_cfg.get('max_iters') is not None

@@ -67,9 +67,7 @@ class RunSettings:
         torch.manual_seed(self.seed)
         side = self.grid * CELLS[self.model]
         peg, options = dict(self.peg) or None, dict(self.options) or None
-        return LabModel(
-            self.model, self.size, self.position, peg, options, self.class_token, side
-        )
+        return LabModel(self.model, self.size, self.position, peg, options, self.class_token, side)
 
     def draw(self, split: str, count: int, stream: int, grid: Any = None, inset: int = 0) -> Scenes:
         """Pictures of this run; `stream` counts the batches, 0 for those of the evaluation."""

@@ -312,6 +312,8 @@ def draw_sizes(path: Path, found: dict[str, list[dict]], scales: Sequence[float]
             figures.of_sizes(axis, scales)
             axis.set_title(name)
             axis.set_ylim(0, 100)
+        for axis in axes.flat[max(len(found) - columns, 0) : len(found)]:
+            axis.tick_params(labelbottom=True)  # the lowest of its column
         for axis in axes[:, 0]:
             axis.set_ylabel('accuracy, %')
         figures.legend_below(fig, lines, 5)

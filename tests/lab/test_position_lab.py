@@ -5,13 +5,14 @@ import json
 import math
 import re
 import shlex
+from contextlib import contextmanager
 
 import pytest
 import torch
 from support import ROOT, load_tool
 from torch import nn
 
-from cpvt_pyramid.lab import measures, runs
+from cpvt_pyramid.lab import measures, questions, runs
 from cpvt_pyramid.lab.laboratory import PRESETS, Lab
 from cpvt_pyramid.lab.parallel import in_parallel
 from cpvt_pyramid.lab.probes import Subject
@@ -59,6 +60,28 @@ def test_answers_are_whole(answered):
 def test_presets_are_choices():
     action = next(a for a in parser_of(tool.position_lab)._actions if a.dest == 'preset')
     assert set(action.choices) == set(PRESETS)
+
+
+def test_every_column_of_sizes_has_an_axis(tmp_path, monkeypatch):
+    """Also where the last row is not full."""
+    shown = []
+
+    @contextmanager
+    def figure(*arguments, **options):
+        with figures_of_lab(*arguments, **options) as (fig, axes):
+            yield fig, axes
+            shown.extend(
+                {text.get_text() for text in axis.get_xticklabels() if text.get_visible()}
+                for axis in axes.flat
+                if axis.get_visible()
+            )
+
+    figures_of_lab = questions.figures.figure
+    monkeypatch.setattr(questions.figures, 'figure', figure)
+    metrics = dict.fromkeys((*ceilings(), 'mIoU', 'AP'), 0.5)
+    tests = {f'{kind} {scale}': metrics for kind in ('canvas', 'zoom') for scale in (1, 2)}
+    questions.draw_sizes(tmp_path / 'a.png', {str(i): [tests, tests] for i in range(5)}, (1, 2))
+    assert shown == [set(), {'1', '2'}, {'1', '2'}, {'1', '2'}, {'1', '2'}]
 
 
 def test_report_is_self_contained(answered):

@@ -14,7 +14,9 @@ from .statistics import estimate
 GREY, ACCENT, BLUE = '#8a8f98', '#c0392b', '#2c6fbb'
 # Of lines: without position, with a PEG, and others
 WARM = ('#c0392b', '#f39c12', '#6e1f14', '#e573a5')
-COOL = ('#1f4e9c', '#29a3d6', '#2e8b57', '#7d5ba6', '#c39bd3', '#8bc34a', '#00695c')
+COOL = (
+    '#1f4e9c', '#29a3d6', '#2e8b57', '#7d5ba6', '#c39bd3', '#8bc34a', '#00695c', '#111111',
+)  # fmt: skip
 MARKERS = 'osD^vP*X<>'
 GAP_SUFFIX = ', GAP'  # of variants whose classifiers read the mean of the map
 STYLE_OF_FIGURES = {

@@ -12,8 +12,8 @@ import torch
 from support import ROOT, load_tool
 from torch import nn
 
-from cpvt_pyramid.lab import measures, questions, runs
-from cpvt_pyramid.lab.laboratory import PRESETS, Lab
+from cpvt_pyramid.lab import figures, measures, questions, runs
+from cpvt_pyramid.lab.laboratory import ENCODINGS, PRESETS, Lab
 from cpvt_pyramid.lab.parallel import in_parallel
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.lab.tasks import ceilings
@@ -76,8 +76,8 @@ def test_every_column_of_sizes_has_an_axis(tmp_path, monkeypatch):
                 if axis.get_visible()
             )
 
-    figures_of_lab = questions.figures.figure
-    monkeypatch.setattr(questions.figures, 'figure', figure)
+    figures_of_lab = figures.figure
+    monkeypatch.setattr(figures, 'figure', figure)
     metrics = dict.fromkeys((*ceilings(), 'mIoU', 'AP'), 0.5)
     tests = {f'{kind} {scale}': metrics for kind in ('canvas', 'zoom') for scale in (1, 2)}
     questions.draw_sizes(tmp_path / 'a.png', {str(i): [tests, tests] for i in range(5)}, (1, 2))
@@ -248,3 +248,8 @@ def test_a_model_without_maps_is_refused(tmp_path, capsys, monkeypatch):
     arguments = ['probe', '--preset', 'smoke', '--work-dir', str(tmp_path), '--size', '64']
     assert tool.main([*arguments, '--model', 'flat']) == 2
     assert 'must return maps (B, C, h, w)' in capsys.readouterr().err
+
+
+def test_every_encoding_has_its_own_color():
+    looks = figures.styles(list(ENCODINGS))
+    assert len({look['color'] for look in looks.values()}) == len(ENCODINGS)

@@ -96,8 +96,8 @@ class Detector(Exportable):
         def hook(module: nn.Module, args: tuple, predictions: tuple) -> tuple:
             return tree_map_only(Tensor, disturb, predictions)
 
-        heads = [self.model.get_submodule(n) for n in DENSE_HEADS if hasattr(self.model, n)]
-        hooks = [head.register_forward_hook(hook) for head in heads]
+        parts = self.model.named_children()
+        hooks = [x.register_forward_hook(hook) for name, x in parts if name in DENSE_HEADS]
         try:
             yield
         finally:

@@ -70,21 +70,23 @@ def test_what_cannot_be_exported():
         TwoStage(model)
 
 
+def scores_in(model: TwoStage, image: Tensor) -> Tensor:
+    """The first anchor's scores on the largest map, padding included."""
+    found = []
+    hook = model.model.rpn_head.register_forward_hook(lambda *call: found.append(call[2][0][0]))
+    with torch.no_grad():
+        model.reference(image)
+    hook.remove()
+    return found[0][0, 0]
+
+
 def test_noise_reaches_the_padding():
     model = TwoStage(small_mask_rcnn()).eval()
     image = padded(SIZES)[2][-1]
-    scores = []
-    hook = model.model.rpn_head.register_forward_hook(lambda *call: scores.append(call[2][0][0]))
-    with torch.no_grad():
-        model.reference(image)
-        with model.with_noise(1e-4, torch.Generator().manual_seed(0)):
-            hook.remove()  # and again, after the noise
-            hook = model.model.rpn_head.register_forward_hook(
-                lambda *call: scores.append(call[2][0][0])
-            )
-            model.reference(image)
-        model.reference(image)
-    clean, noisy, after = (x[0, 0] for x in scores)
+    clean = scores_in(model, image)
+    with model.with_noise(1e-4, torch.Generator().manual_seed(0)):
+        noisy = scores_in(model, image)
+    after = scores_in(model, image)
     outside = torch.ones_like(clean, dtype=torch.bool)
     outside[: -(-image.shape[2] // 4), : -(-image.shape[3] // 4)] = False
     assert len(clean[outside].unique()) < outside.sum() / 2  # cells with equal scores

@@ -21,7 +21,7 @@ from cpvt_pyramid.runner.datasets.config_source import source
 from cpvt_pyramid.runner.datasets.label_maps import find_label_maps, kind_and_key, write_indices
 from cpvt_pyramid.runner.datasets.layouts import find_objects, split_of
 from cpvt_pyramid.runner.datasets.new_config import new_config, set_classes
-from cpvt_pyramid.runner.datasets.recipes import Recipe
+from cpvt_pyramid.runner.datasets.recipes import Recipe, Scales
 from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'
@@ -395,6 +395,26 @@ def test_schedules(monkeypatch):
     assert tiny.length == 3000
     schedulers = tiny.settings(segmentation)['param_scheduler']
     assert [(s['begin'], s['end']) for s in schedulers] == [(0, 300), (300, 3000)]
+
+
+@pytest.mark.parametrize(
+    'resize, before, after',
+    [
+        (dict(type='Resize', scale=(1333, 800)), (1333, 800), (833, 500)),
+        (dict(type='Resize', scale=800), (800, 800), 667),
+        (dict(type='ResizeShortestEdge', scale=800, max_size=1333), (1333, 800), 500),
+        (dict(type='Resize', scale=0.5), (), 0.5),
+        (dict(type='Resize', scale_factor=0.5), (), None),
+    ],
+)
+def test_scales_of_one_number(resize, before, after):
+    """For images of 400 x 300 pixels, which would be enlarged by more than 5/3."""
+    loader = dict(dataset=dict(pipeline=[resize]))
+    scales = Scales.of(Config({'val_dataloader': loader}), np.array([[300, 400]] * 3), 'detection')
+    assert scales.before == before
+    assert scales.pipeline([resize], False)[0].get('scale') == after
+    line = scales.line(np.array([[300, 400]]), np.array([20]), np.array([0]))
+    assert ('resized to' in line) == bool(before)
 
 
 def test_source_can_be_read_back():

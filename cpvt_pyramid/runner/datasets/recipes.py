@@ -32,11 +32,10 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
-        resizes = [s for s in steps(pipeline_of(cfg, 'val')) if s.get('scale')]
+        before = next(filter(None, map(long_and_short, steps(pipeline_of(cfg, 'val')))), ())
         is_segmentation = task == 'segmentation'
-        if not resizes:
+        if not before:
             return cls((), 1, 1, is_segmentation)
-        before = tuple(resizes[0]['scale'])
         enlarged = np.median(np.minimum(
             max(before) / sizes.max(1), min(before) / sizes.min(1)))  # fmt: skip
         most, limit = (1, LARGER) if is_segmentation else (ENLARGED, 1)
@@ -59,8 +58,10 @@ class Scales(NamedTuple):
         heights, widths = sizes.T
         line = (
             f'images: {int(np.median(widths))} x {int(np.median(heights))} pixels (median), '
-            f'{int(widths.min())} x {int(heights.min())} at least; resized to {self.after}'
+            f'{int(widths.min())} x {int(heights.min())} at least'
         )
+        if self.after:
+            line += f'; resized to {self.after}'
         if len(objects) and self.after:
             factors = np.minimum(max(self.after) / sizes.max(1), min(self.after) / sizes.min(1))
             sides = objects * factors[image_of]
@@ -85,7 +86,7 @@ class Scales(NamedTuple):
         pipeline = deepcopy(pipeline)
         for step in steps(pipeline):
             for key in ('scale', 'scales', 'max_size'):
-                if step.get(key):
+                if step.get(key) and not isinstance(step[key], float):  # a factor
                     step[key] = self.scaled(step[key])
             if isinstance(step.get('crop_size'), (list, tuple)):
                 step['crop_size'] = self.crops(step['crop_size'])
@@ -203,6 +204,14 @@ class Recipe(NamedTuple):
 def pipeline_of(cfg: Config, split: str) -> list:
     loader = cfg.get(f'{split}_dataloader') or cfg.train_dataloader
     return deepcopy(next(leaves(loader.dataset)).get('pipeline') or [])
+
+
+def long_and_short(step: dict) -> tuple[int, ...]:
+    """The `scale` of a transform as two sides, or () if it has none, or only a factor."""
+    scale = step.get('scale') or ()
+    if isinstance(scale, int):  # both sides; of ResizeShortestEdge, the shorter one
+        return step.get('max_size') or scale, scale
+    return () if isinstance(scale, float) else tuple(scale)
 
 
 def steps(value: Any) -> Iterator[dict]:

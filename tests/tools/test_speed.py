@@ -80,22 +80,22 @@ def test_plain_operations_are_used():
     assert not any('mkldnn::_linear_pointwise' in name for name in used['ours_plain'])
 
 
-def test_compiled_models_follow_their_own(monkeypatch, tmp_path):
+@pytest.fixture
+def compiled_rows(monkeypatch, tmp_path):
+    """Rows of measurements of models with one block in each stage, compiled."""
     monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend='eager'))
     monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
     one_block_each = tool.ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
     monkeypatch.setitem(tool.ARCHS, 'pcpvt_nano', one_block_each)
     torch._dynamo.reset()
-    rows = rows_of(
-        tmp_path,
-        models=['ours', 'timm'],
-        arch='pcpvt_nano',
-        sizes=['96x128', '128x160'],
-        rounds=1,
-        no_memory=True,
-        compile=True,
-        plot=str(tmp_path / 'speed.png'),
-    )
+    return functools.partial(
+        rows_of, tmp_path, arch='pcpvt_nano', sizes=['96x128', '128x160'], rounds=1,
+        no_memory=True, compile=True,
+    )  # fmt: skip
+
+
+def test_compiled_models_follow_their_own(compiled_rows, tmp_path):
+    rows = compiled_rows(models=['ours', 'timm'], plot=str(tmp_path / 'speed.png'))
     assert [row['model'] for row in rows] == ['ours', 'ours_compiled', 'timm', 'timm_compiled'] * 2
     for i, row in enumerate(rows):
         assert row['gflops'] > 0 and row.get('difference', 0) < tool.TOLERANCE
@@ -103,6 +103,13 @@ def test_compiled_models_follow_their_own(monkeypatch, tmp_path):
             assert (row['graphs'], row['graph_breaks']) == (1 if i < 4 else 0, 0)
         else:
             assert 'graphs' not in row
+
+
+def test_compiled_training_has_a_graph_for_each_size(compiled_rows):
+    """And one to compare the maps."""
+    rows = compiled_rows(models=['ours'], steps=['train'])
+    assert [row['model'] for row in rows] == ['ours', 'ours_compiled'] * 2
+    assert [(row['graphs'], row['graph_breaks']) for row in rows[1::2]] == [(2, 0)] * 2
 
 
 def test_runtimes_follow_their_models(monkeypatch, tmp_path, capsys):

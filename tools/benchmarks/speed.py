@@ -43,11 +43,12 @@ other, in a process of its own, while one other process per core computes:
     idle ms    the median without the other processes
 
 --plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
---compile adds each model compiled, and --runtimes each model in onnxruntime, in OpenVINO, and in
-OpenVINO with products in bfloat16: ours as one file for all sizes (tools/export.py), the others
-exported by torch.onnx.export for each size. Runtimes are in the tables of float32. Memory of these
-is not measured on a CPU. --profile lists the operators with the largest share of self time, on the
-GPU if there is one.
+--compile adds each model compiled: with dynamic sizes, or, if training steps are measured, which
+torch 2.13 cannot compile so, for each size. --runtimes adds each model in onnxruntime, in OpenVINO,
+and in OpenVINO with products in bfloat16: ours as one file for all sizes (tools/export.py), the
+others exported by torch.onnx.export for each size. Runtimes are in the tables of float32. Memory of
+these is not measured on a CPU. --profile lists the operators with the largest share of self time,
+on the GPU if there is one.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def speed(
         device: torch device, for example cuda
         threads (N): CPU threads; by default as many as torch takes
         rounds (N): timed steps of each model
-        compile: add each model compiled with dynamic sizes
+        compile: add each model compiled
         runtimes: add each model in onnxruntime and in OpenVINO, in float32
         with_cp: add ours with activation checkpointing, as ours_cp
         plain: add ours with plain operations, as ours_plain
@@ -204,7 +205,9 @@ def speed(
     try:
         contestants = {} if busy else build_all(tuple(dict.fromkeys(models)), arch, config)
         if compile or runtimes:
-            contestants = with_variants(contestants, compile, runtimes)
+            contestants = with_variants(
+                contestants, compile, runtimes, dynamic='train' not in steps
+            )
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
@@ -627,14 +630,15 @@ def busy_cores() -> Iterator[None]:
 
 
 def with_variants(
-    models: dict[str, nn.Module], compile: bool, runtimes: bool
+    models: dict[str, nn.Module], compile: bool, runtimes: bool, dynamic: bool
 ) -> dict[str, nn.Module]:
-    """Each model, followed by the same model compiled with dynamic sizes, and in each runtime."""
+    """Each model, followed by the same model compiled, with dynamic sizes or for each size, and in
+    each runtime."""
     result = {}
     for name, model in models.items():
         result[name] = model
         if compile:
-            result[name + COMPILED] = torch.compile(model, dynamic=True)
+            result[name + COMPILED] = torch.compile(model, dynamic=dynamic)
         if runtimes:
             result |= in_runtimes(name, model)
     return result

@@ -209,13 +209,20 @@ def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadRepor
     """Load a checkpoint file into a model of this package.
 
     Args:
-        model: a `CPVTPyramid`.
+        model: a backbone or a classifier, of timm's registry, too.
         path: a `.pth` or `.safetensors` file in any format that this module reads.
 
     Raises:
         FileNotFoundError: there is no such file.
+        TypeError: the model is not of this package, such as the detector that a backbone is part
+            of.
         ValueError: the file is damaged or empty, or the tensors have another architecture.
     """
+    if not isinstance(model, LoadsCheckpoints):
+        raise TypeError(
+            f'load_weights needs a backbone or a classifier of this package, got a '
+            f'{type(model).__name__}; pass the part that is one, such as model.backbone'
+        )
     checkpoint = read_checkpoint(path)
     try:
         report = prepare_state_dict(model, checkpoint, '')
@@ -234,6 +241,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
 
     Raises:
         FileNotFoundError: there is no such file.
+        ImportError: a `.safetensors` file without the package safetensors.
         ValueError: the file is damaged, or holds objects that could run code.
     """
     path = Path(path).expanduser()
@@ -241,7 +249,12 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
         raise FileNotFoundError(f'no checkpoint at {path}')
     try:
         if path.suffix == '.safetensors':
-            from safetensors.torch import load_file
+            try:
+                from safetensors.torch import load_file
+            except ImportError as error:
+                raise ImportError(
+                    f'reading {path} needs safetensors; pip install safetensors'
+                ) from error
 
             return load_file(path, device=map_location)
         with torch.serialization.safe_globals([inert(name) for name in INERT]):

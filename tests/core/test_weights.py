@@ -358,6 +358,11 @@ def test_what_is_wrong_is_said_first(model, checkpoint, complaint):
             assert str(caught.value).startswith(complaint)
 
 
+def test_a_model_of_something_else_is_an_error():
+    with pytest.raises(TypeError, match='a backbone .* got a Sequential; pass the part'):
+        load_weights(torch.nn.Sequential(CPVTPyramid(TINY['pcpvt'])), 'any.pth')
+
+
 def test_a_checkpoint_of_something_else_is_an_error():
     resnet = timm.create_model('resnet18').state_dict()
     with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight.*the file'):

@@ -91,7 +91,7 @@ class Classifier(Trunk):
         num_classes: of the classifier; 0: no classifier, the model returns pooled features.
         in_chans: channels of the image.
         global_pool: input of the classifier: 'avg', the mean of the map; 'token', the class token,
-            which only models with this option have; '': the map, not pooled.
+            which only models with this option have; '': each cell of the map, not pooled.
         img_size: timm's name for the trunk's `pretrain_img_size`.
         drop_rate: dropout before the classifier.
         proj_drop_rate: timm's name for the trunk's `drop_rate`.
@@ -128,7 +128,7 @@ class Classifier(Trunk):
         self.reset_classifier(num_classes, global_pool)
 
     def forward(self, x: Tensor) -> Union[Tensor, tuple[Tensor, Tensor]]:
-        """Logits (B, num_classes); in distilled training a pair of the same logits."""
+        """Logits (B, num_classes), in distilled training twice; see `global_pool` for others."""
         x = self.forward_head(self.forward_features(x))
         return (x, x) if self.distilled_training and self.training else x
 
@@ -143,7 +143,11 @@ class Classifier(Trunk):
         elif self.global_pool == 'avg':
             x = x.mean(dim=(2, 3)) if self.cls_token is None else x[:, 1:].mean(dim=1)
         x = self.head_drop(x)
-        return x if pre_logits else self.head(x)
+        if pre_logits:
+            return x
+        if self.global_pool or self.cls_token is not None:
+            return self.head(x)
+        return self.head(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # of each cell of the map
 
     def forward_intermediates(
         self,
@@ -404,7 +408,8 @@ class Features(FeatureGetterNet):
         maps = self.model.forward_intermediates(
             x.as_subclass(Tensor), wanted, intermediates_only=True, valid=valid
         )
-        return list(masked_maps(maps, valid, size, self.feature_info.reduction()))
+        # timm returns the maps in the order of the model, whatever the order of `out_indices`.
+        return list(masked_maps(maps, valid, size, sorted(self.feature_info.reduction())))
 
     def init_weights(self) -> None:
         self.model.init_weights()

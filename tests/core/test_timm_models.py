@@ -36,7 +36,7 @@ import cpvt_pyramid.mm  # noqa: F401 registers the backbone
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
 from cpvt_pyramid import timm_models as ours
 from cpvt_pyramid.layers import Block
-from cpvt_pyramid.masked_map import padded_batch
+from cpvt_pyramid.masked_map import cells_of, padded_batch
 from cpvt_pyramid.weights import to_format
 
 NAMES = timm.list_models(module='timm_models')
@@ -647,6 +647,21 @@ def test_features_of_a_padded_batch_are_those_of_each_image(name):
     for x, expected in zip(together, alone, strict=True):
         inside = x.as_subclass(Tensor)[1:, :, : expected.shape[2], : expected.shape[3]]
         torch.testing.assert_close(inside, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_padded_batch_keeps_its_sizes_whatever_the_order_of_the_indices():
+    features = create('pcpvt_nano', features_only=True, out_indices=(3, 1)).eval()
+    maps = features(padded_batch(torch.randn(1, 3, 64, 64), torch.tensor([[30, 40]])))
+    assert [cells_of(x).stride for x in maps] == [8, 32]
+
+
+def test_without_pooling_each_cell_is_classified():
+    model, image = random_model('pcpvt_nano', global_pool=''), torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        cells = model(image)
+        model.global_pool = 'avg'
+        assert cells.shape == (1, 7, 2, 3)
+        torch.testing.assert_close(cells.mean((2, 3)), model(image))
 
 
 def test_a_class_token_takes_no_padded_batch():

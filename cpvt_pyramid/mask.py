@@ -16,10 +16,21 @@ def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
     """Pixel mask (B, H, W, 1) of a batch (B, C, H, W), from each image's `valid` size."""
     if valid is None:
         return None
+    check_valid(valid, image.shape[0])
     rows = torch.arange(image.shape[2], device=image.device)
     columns = torch.arange(image.shape[3], device=image.device)
     height, width = valid.to(image.device).unsqueeze(-1).unbind(1)  # (B, 1) each
     return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
+
+
+def check_valid(valid: Tensor, images: int) -> None:
+    """Raise a ValueError unless `valid` has a height and a width for each of the images."""
+    if not isinstance(valid, Tensor) or tuple(valid.shape) != (images, 2):
+        got = tuple(valid.shape) if isinstance(valid, Tensor) else type(valid).__name__
+        raise ValueError(
+            f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
+            f'got {got}'
+        )
 
 
 @overload

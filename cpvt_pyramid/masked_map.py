@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .mask import check_valid
 from .ops.resize import interpolation_weights
 
 
@@ -33,6 +34,13 @@ class Region:
         self.valid = valid.long()
         self.size = tuple(size)
         self.masks: dict[int, Tensor] = {}
+        self.moved: dict[torch.device, Region] = {}
+
+    def to(self, device: torch.device) -> 'Region':
+        """The region on another device, one object for all maps of this region."""
+        if device not in self.moved:
+            self.moved[device] = Region(self.valid.to(device), self.size)
+        return self.moved[device]
 
     def map_size(self, stride: int) -> tuple[int, int]:
         """h and w of the map at a stride in pixels."""
@@ -135,7 +143,13 @@ def padded_batch(images: Tensor, valid: Tensor) -> Tensor:
     Args:
         images: (B, C, H, W).
         valid: (B, 2), true height and width of each image in pixels.
+
+    Raises:
+        ValueError: the shapes are others.
     """
+    if images.dim() != 4:
+        raise ValueError(f'images must be a batch (B, C, H, W), got {tuple(images.shape)}')
+    check_valid(valid, images.shape[0])
     return masked_maps([images.view_as(images)], valid, images.shape[2:], [1])[0]
 
 
@@ -191,7 +205,10 @@ def cast(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
     result = function(input, *args, **kwargs)
     if not isinstance(result, Tensor) or isinstance(result, MaskedMap):
         return result
-    return masked(result, cells_of(input))
+    cells = cells_of(input)
+    if cells is not None and result.device != input.device:
+        cells = cells._replace(region=cells.region.to(result.device))
+    return masked(result, cells)
 
 
 def conv2d(
@@ -566,7 +583,9 @@ ELEMENT_WISE = """
     hardsigmoid sigmoid logsigmoid tanh softplus softsign threshold
     dropout feature_dropout dropout2d alpha_dropout batch_norm
 """.split()
-CASTS = 'clone contiguous detach to type type_as float half bfloat16 double cpu cuda'.split()
+CASTS = (
+    'clone contiguous detach to type type_as float half bfloat16 double cpu cuda pin_memory'.split()
+)
 
 
 def named(names: Sequence[str]) -> list[Callable]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cpvt_pyramid import masked_map
-from cpvt_pyramid.masked_map import ELEMENT_WISE, Cells, MaskedMap, Region, masked
+from cpvt_pyramid.masked_map import ELEMENT_WISE, Cells, MaskedMap, Region, masked, padded_batch
 
 FEW = settings(max_examples=40, deadline=None)
 SIZES = ((50, 70), (97, 41), (64, 96), (7, 3))
@@ -236,7 +236,6 @@ def square(x: Tensor) -> Tensor:
         nn.Softmax(dim=3),
         lambda x: x.flatten(2),
         lambda x: x.permute(0, 2, 3, 1),
-        lambda x: x.to('meta'),
         lambda x: x.mean(),
         lambda x: x.mean(1),
         lambda x: x.sum((2, 3)),
@@ -323,6 +322,19 @@ def test_copies_and_files():
         assert torch.equal(y.as_subclass(Tensor), x.as_subclass(Tensor))
         assert type(F.conv2d(y, torch.ones(1, 4, 1, 1))) is MaskedMap
     assert 'MaskedMap' in repr(x) and x.numpy().shape == x.shape
+
+
+def test_a_batch_that_moves_to_another_device_keeps_its_sizes():
+    """As Lightning moves what a collate function makes. Its maps still belong together."""
+    x, y = map_of(), map_of()
+    y.cells = x.cells
+    x, y = x.to('meta'), y.to('meta')
+    assert x.cells.region.valid.is_meta and type(x + y) is MaskedMap
+
+
+def test_a_batch_must_be_one():
+    with pytest.raises(ValueError, match=r'images must be a batch .* got \(3, 64, 64\)'):
+        padded_batch(torch.randn(3, 64, 64), torch.tensor([[30, 40]]))
 
 
 def test_an_inference_tensor_s_region_serves_gradients_too():

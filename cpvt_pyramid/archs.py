@@ -8,6 +8,8 @@ PEG instead of the learned tables.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
+PATCH_SIZES = (4, 2, 2, 2)  # of each stage, in pixels or in tokens of the stage before
+
 
 class Arch(NamedTuple):
     """The shape of a pyramid. Every tuple has one entry per stage."""
@@ -96,6 +98,8 @@ def check_stages(
 ) -> None:
     """Raise a ValueError unless the options of a pyramid fit its arch."""
     stages = len(arch.dims)
+    if not 1 <= stages <= len(PATCH_SIZES):
+        raise ValueError(f'a pyramid has 1 to {len(PATCH_SIZES)} stages, got {stages} dims')
     for field in ('heads', 'mlp_ratios', 'depths', 'sr_ratios'):
         entries = len(getattr(arch, field))
         if entries != stages:

@@ -120,11 +120,11 @@ class GlobalAttention(nn.Module):
         b, h, w, c = x.shape
         x = ops.cast_once(x)
         coarse = self.norm(self.sr(x, mask)) if self.sr_ratio > 1 else x
-        q = self.q(x).view(b, h * w, self.heads, -1).transpose(1, 2)  # (B, heads, N, d)
-        kv = self.kv(coarse).view(b, -1, 2, self.heads, c // self.heads)
-        k, v = kv.transpose(1, 3).unbind(2)
+        q = self.q(x).flatten(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        kv = self.kv(coarse).flatten(1, 2).unflatten(2, (2, self.heads, -1))
+        k, v = kv.transpose(1, 3).unbind(2)  # (B, heads, M, d) each, like q
         q, k, bias = self.position(q, k, Grid(h, w, mask=mask), self.sr_ratio)
-        keys = None if mask is None else subsample(mask, self.sr_ratio).reshape(b, -1)
+        keys = None if mask is None else subsample(mask, self.sr_ratio).flatten(1)
         dropout = self.attn_drop * self.training
         x = ops.attend(q, k, v, score_mask(key_mask(keys), bias), dropout)
         return self.drop(self.proj(x.view(b, h, w, c)))

@@ -11,14 +11,12 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .archs import Arch, check_rates, check_stages, find_arch
+from .archs import PATCH_SIZES, Arch, check_rates, check_stages, find_arch
 from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttention
 from .mask import fill_outside, pixel_mask
 from .ops import ceil_div
 from .position import PEG, NoPosition, attention_position, parse_position, position_table
 from .weights import LoadsCheckpoints, check_rgb_weights
-
-PATCH_SIZES = (4, 2, 2, 2)
 
 
 class CPVTPyramid(LoadsCheckpoints):

@@ -446,7 +446,7 @@ class SemanticFPN(nn.Module):
         coarsest = self.backbone.strides[-1]
         padding = -height % coarsest, -width % coarsest  # so that all levels are whole multiples
         if valid is None and any(padding):
-            valid = torch.tensor([[height, width]] * len(image))
+            valid = torch.tensor([[height, width]]).expand(len(image), -1)
         image = F.pad(image, (0, padding[1], 0, padding[0]))
         if valid is not None:
             image = padded_batch(image, valid)

@@ -69,8 +69,8 @@ class _PatchConv(torch.autograd.Function):
 
 def patches(x: Tensor, k: int) -> Tensor:
     """(B, H, W, C), both sides multiples of k, to (B, H / k, W / k, k^2 C)."""
-    b, h, w, _ = x.shape
-    return to_windows(x, k, k).reshape(b, h // k, w // k, -1)
+    b, h, w, c = x.shape
+    return to_windows(x, k, k).reshape(b, h // k, w // k, k * k * c)
 
 
 def as_rows(weight: Tensor) -> Tensor:
@@ -93,10 +93,9 @@ def split_windows(x: Tensor, mask: Optional[Tensor], k: int) -> tuple[Tensor, Op
     b, h, w, _ = x.shape
     # A captured graph serves other sizes, too, so that it always has a mask.
     if mask is None and (graph_is_captured() or h % k or w % k):
-        mask = x.new_ones((1, h, w, 1), dtype=torch.bool)
+        mask = x.new_ones((b, h, w, 1), dtype=torch.bool)
     if mask is not None:
-        keys = to_windows(pad_to_multiple(mask, k), k, k)[..., 0]
-        mask = keys.repeat(b // mask.shape[0], 1)
+        mask = to_windows(pad_to_multiple(mask, k), k, k)[..., 0]
     return to_windows(pad_to_multiple(x, k), k, k), mask
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ports import randomize
 from reference import TINY_SVT, padded, reference_maps, same_maps
 
-from cpvt_pyramid import ARCHS, Arch, CPVTPyramid, DenseCPVT, ops
-from cpvt_pyramid.archs import ColumnarArch
+from cpvt_pyramid import ARCHS, CPVT, Arch, ColumnarArch, CPVTPyramid, DenseCPVT, ops
+from cpvt_pyramid.masked_map import padded_batch
 
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 
@@ -287,6 +287,21 @@ def test_dropout_acts_in_training_alone(option):
         same_maps(model(image), plain(image), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    'model',
+    [CPVTPyramid('pcpvt_nano'), CPVTPyramid(TINY_SVT), DenseCPVT(ColumnarArch(8, 2, 2))],
+    ids=['pcpvt', 'svt', 'columnar'],
+)
+@pytest.mark.parametrize('valid', [None, torch.zeros(0, 2)], ids=['', 'valid'])
+def test_no_images(model, valid):
+    one, none = torch.randn(1, 3, 50, 70), torch.randn(0, 3, 50, 70, requires_grad=True)
+    maps = model(none, valid)
+    assert [x.shape[1:] for x in maps] == [x.shape[1:] for x in model(one)]
+    assert all(len(x) == 0 for x in maps)
+    sum(x.sum() for x in maps).backward()
+    assert none.grad.shape == none.shape
+
+
 def test_other_channels_and_memory_formats():
     model = randomize(CPVTPyramid('pcpvt_nano', in_channels=5)).eval()
     image = torch.randn(2, 5, 50, 70)
@@ -455,6 +470,7 @@ def test_layers_are_counted_from_the_image():
         (dict(window_padding='reflect'), "'mask' or 'zero'"),
         (dict(drop_path_rate=1.0), 'drop rates'),
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims and 2 depths'),
+        (dict(arch=Arch((8,) * 5, (1,) * 5, (1,) * 5, (1,) * 5, (1,) * 5)), '1 to 4 stages, got 5'),
         (dict(position='rotary'), "unknown position 'rotary'; one of peg, learned"),
         (dict(position='relative'), "'relative' needs the columnar model"),
         (dict(position='rope', position_options=dict(bass=10)), 'can hold base, normalized, got'),
@@ -481,6 +497,22 @@ def test_layers_are_counted_from_the_image():
 def test_mistakes_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         CPVTPyramid(**arguments)
+
+
+@pytest.mark.parametrize(
+    'valid, got',
+    [
+        (torch.tensor([[30, 40]]), r'\(1, 2\)'),
+        (torch.tensor([30, 40]), r'\(2,\)'),
+        (torch.ones(2, 64, 64), r'\(2, 64, 64\)'),
+        ([(30, 40), (64, 64)], 'list'),
+    ],
+)
+def test_sizes_must_be_those_of_each_image(valid, got):
+    images = torch.randn(2, 3, 64, 64)
+    for use in (CPVTPyramid('pcpvt_nano'), CPVT(ColumnarArch(8, 2, 2)), padded_batch):
+        with pytest.raises(ValueError, match=rf'valid must be .* \(2, 2\), .* got {got}'):
+            use(images, valid)
 
 
 def test_unknown_arguments_fail():

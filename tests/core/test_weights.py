@@ -4,6 +4,7 @@ import argparse
 import os
 import pickle
 import re
+import sys
 
 import pytest
 import timm
@@ -361,6 +362,13 @@ def test_what_is_wrong_is_said_first(model, checkpoint, complaint):
 def test_a_model_of_something_else_is_an_error():
     with pytest.raises(TypeError, match='a backbone .* got a Sequential; pass the part'):
         load_weights(torch.nn.Sequential(CPVTPyramid(TINY['pcpvt'])), 'any.pth')
+
+
+def test_a_missing_package_is_named(published, tmp_path, monkeypatch):
+    save_file(published, tmp_path / 'model.safetensors')
+    monkeypatch.setitem(sys.modules, 'safetensors.torch', None)
+    with pytest.raises(ImportError, match='pip install safetensors'):
+        load_weights(CPVTPyramid(TINY['pcpvt']), tmp_path / 'model.safetensors')
 
 
 def test_a_checkpoint_of_something_else_is_an_error():

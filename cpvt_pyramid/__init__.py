@@ -1,4 +1,11 @@
-"""Position-aware pyramid backbones for detection and segmentation."""
+"""CPVT, Twins and PVT backbones for detection and segmentation.
+
+    from cpvt_pyramid import CPVTPyramid, load_weights
+
+The backbones need only torch. What needs other libraries is in modules of its own: `mm.detection`
+and `mm.segmentation` (plugins for MMDetection and MMSegmentation), `timm_models`,
+`torchvision_models`, `hub`, `export`, and `runtime`, which runs exported models without torch.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -45,4 +52,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return __all__

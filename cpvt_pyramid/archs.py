@@ -12,16 +12,27 @@ PATCH_SIZES = (4, 2, 2, 2)  # of each stage, in pixels or in tokens of the stage
 
 
 class Arch(NamedTuple):
-    """The shape of a pyramid. Every tuple has one entry per stage."""
+    """The shape of a pyramid. Every tuple has one entry per stage, of which there are at most four.
 
-    dims: tuple[int, ...]  # channels of the tokens
-    heads: tuple[int, ...]  # attention heads
-    mlp_ratios: tuple[int, ...]  # hidden channels of the MLP / channels of the tokens
-    depths: tuple[int, ...]  # blocks
-    sr_ratios: tuple[int, ...] = (8, 4, 2, 1)  # sub-sampling of the keys in global attention
-    window: Optional[int] = None  # side of the windows of blocks 0, 2, 4, ...; None: all global
-    stage_norm: bool = False  # a LayerNorm on each stage's output
-    position: str = 'peg'  # where position comes from, see `CPVTPyramid`
+    Attributes:
+        dims: channels of the tokens.
+        heads: attention heads; they must divide the channels.
+        mlp_ratios: hidden channels of the MLP / channels of the tokens.
+        depths: blocks.
+        sr_ratios: sides of the patches that have one key each in global attention.
+        window: side of the windows of blocks 0, 2, 4, ..., in tokens. None: all blocks are global.
+        stage_norm: a LayerNorm on each stage's output.
+        position: where position comes from, see `CPVTPyramid`.
+    """
+
+    dims: tuple[int, ...]
+    heads: tuple[int, ...]
+    mlp_ratios: tuple[int, ...]
+    depths: tuple[int, ...]
+    sr_ratios: tuple[int, ...] = (8, 4, 2, 1)
+    window: Optional[int] = None
+    stage_norm: bool = False
+    position: str = 'peg'
 
 
 _PCPVT: dict[str, Any] = dict(dims=(64, 128, 320, 512), heads=(1, 2, 5, 8), mlp_ratios=(8, 8, 4, 4))
@@ -48,13 +59,21 @@ ARCHS = {
 
 
 class ColumnarArch(NamedTuple):
-    """The shape of a columnar model: one map from the first block to the last."""
+    """The shape of a columnar model: one map from the first block to the last.
 
-    dim: int  # channels of the tokens
-    heads: int  # attention heads
-    depth: int = 12  # blocks
-    mlp_ratio: int = 4  # hidden channels of the MLP / channels of the tokens
-    patch_size: int = 16  # side of a patch, in pixels
+    Attributes:
+        dim: channels of the tokens.
+        heads: attention heads; they must divide the channels.
+        depth: blocks.
+        mlp_ratio: hidden channels of the MLP / channels of the tokens.
+        patch_size: side of a patch, in pixels.
+    """
+
+    dim: int
+    heads: int
+    depth: int = 12
+    mlp_ratio: int = 4
+    patch_size: int = 16
 
 
 # CPVT (arXiv 2102.10882), table 2: the shapes of DeiT (arXiv 2012.12877)
@@ -71,7 +90,7 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
     """Look up a variant.
 
     Args:
-        arch: its name, or its row or a dict of the row's fields, of your own.
+        arch: its name, or a row of your own, also as a dict of its fields.
         kind: `Arch` or `ColumnarArch`.
 
     Raises:

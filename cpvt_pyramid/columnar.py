@@ -32,22 +32,23 @@ class Column(LoadsCheckpoints):
         position: where position comes from: 'peg' (CPVT), 'learned' (a table, interpolated to
             the map; with a class token this is DeiT), 'sincos' (2-D, computed at the map's
             size), 'none', or, inside every attention, 'rope' or 'rope-mixed' (rotary), 'alibi' (a
-            penalty in proportion to distance), 'lookhere' (which adds fields of view) or 'relative'
+            penalty proportional to distance), 'lookhere' (with fields of view) or 'relative'
             (learned, clipped to 8 rows and columns); or one of them and a PEG, as in 'learned+peg'.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
             (`view`) and `RelativePosition` (`reach`). None: as in its paper.
         peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: a
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
-        class_token: whether there is a class token besides the map's tokens.
+        class_token: whether there is a class token in addition to the map's tokens.
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
             for each token.
         in_channels: channels of the image.
-        rgb_weights: how weights for RGB are made to fit other channels when a checkpoint is loaded:
-            'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue', 'nir');
-            see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
+        rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
+            is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
+            'nir'); see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
         drop_rate: dropout on the embedded patches, after the attentions and in the MLPs.
         attn_drop_rate: dropout on the attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
+            first.
         with_cp: activation checkpointing: less memory in training, more time.
     """
 

@@ -68,7 +68,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         self, kind: str, *, classes: Optional[Sequence[str]] = None, **options: Any
     ) -> None:
         super().__init__()
-        if kind not in list(KINDS):  # of JSON, also something that cannot be hashed
+        if kind not in list(KINDS):  # a list, because JSON can hold what cannot be hashed
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
         options = {name: to_json(name, value) for name, value in options.items()}
         labels = options.get('num_classes')

@@ -18,14 +18,14 @@ from .position import AttentionPosition, Grid
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` in terms of `ops.linear`."""
+    """`nn.Linear`, computed by `ops.linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` in terms of `ops.layer_norm`."""
+    """`nn.LayerNorm`, computed by `ops.layer_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
@@ -88,10 +88,10 @@ class GlobalAttention(nn.Module):
     Args:
         dim: channels of the tokens.
         heads: attention heads.
-        sr_ratio: the keys and values are one token for each patch of this side.
+        sr_ratio: side of the patches that have one key and one value each.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.
-        position: what position does in the attention; None: nothing.
+        position: position encoding inside the attention; None: there is none.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class GlobalAttention(nn.Module):
 class WindowAttention(nn.Module):
     """Tokens attend to their own window (Twins' LSA, section 3.2).
 
-    Maps that the window does not divide are padded at the right and bottom. On a CPU, windows at
-    the border are smaller instead, where that is the same.
+    Maps whose sides are not multiples of the window are padded at the right and bottom. On a CPU,
+    windows at the border are smaller instead, if that gives the same result.
 
     Args:
         dim: channels of the tokens.
@@ -144,7 +144,7 @@ class WindowAttention(nn.Module):
             values of a zero token, as in timm and in Twins' detection code.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.
-        position: what position does in the attention; None: nothing.
+        position: position encoding inside the attention; None: there is none.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class SelfAttention(nn.Module):
     Args:
         dim: channels of the tokens.
         heads: attention heads.
-        position: what position does in the attention; None: nothing.
+        position: position encoding inside the attention; None: there is none.
         peg: a PEG for queries and keys alone; the values are those of the tokens without it.
         attn_drop: dropout on the attention weights.
         drop: dropout on the output.

@@ -4,7 +4,7 @@ The backbone zeroes what is outside the images, but the first bias of a neck fil
 again, and the next convolution, norm, pooling or resizing mixes it into the images. A `MaskedMap`
 carries the region of the images through these operations, so that an image's values are the same
 alone and in any batch. `RULES`, at the end, lists the operations that keep the region. All others
-give plain tensors, by PyTorch's ordinary semantics.
+work as usual and return plain tensors.
 
 Values outside the images are arbitrary. Rules that mix cells clear them first.
 
@@ -201,7 +201,7 @@ def element_wise(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def cast(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same values, of another type or elsewhere."""
+    """The same values, in another dtype or on another device."""
     result = function(input, *args, **kwargs)
     if not isinstance(result, Tensor) or isinstance(result, MaskedMap):
         return result

@@ -39,22 +39,30 @@ CONVS = ('depthwise', 'separable', 'dense')
 class PEG(NamedTuple):
     """Where PEGs are and what they are made of; the defaults are those of CPVTv2 and Twins.
 
-    The figures are the CPVT paper's, top-1 of DeiT-tiny on ImageNet (sections 4.2 to 4.5 and
-    appendix): 68.2 without position, 72.2 with a learned table.
+    The figures are the CPVT paper's, top-1 of DeiT-tiny on ImageNet in percent (sections 4.2 to 4.5
+    and appendix): 68.2 without position, 72.2 with a learned table.
+
+    Attributes:
+        after: indices of the blocks that a PEG follows; -1: before the first; 'all': after each.
+            -1: 70.6; 0: 72.4; 3: about 72.4; (0, 1, 2, 3, 4, 5), the paper's main model: 73.4.
+        kernel_size: side of the kernel, odd. 27 at -1: 72.5.
+        conv: 'depthwise'; 'separable', followed by a 1x1 convolution; or 'dense', over all
+            channels. The control, dense and kernel_size 1 after each of the twelve blocks: 68.6.
+        layers: PEGs in a row. Four of them, separable: 72.9.
+        zero_padding: False: replicate the border, which hides it. 70.5.
+        frozen: random weights that are never trained. 71.3.
+        qk_only: apply PEGs only to queries and keys (columnar model). 71.3.
+        zero_init: start at zero, so that PEGs added to a pretrained model change nothing before
+            training.
     """
 
-    # Blocks that a PEG follows; -1: before the first; 'all': each.
-    # -1: 70.6; 0: 72.4; 3: about 72.4; (0, 1, 2, 3, 4, 5), the paper's main model: 73.4
     after: Union[int, str, Sequence[int]] = (0,)
-    kernel_size: int = 3  # 27 at -1: 72.5
-    # 'depthwise'; 'separable': followed by a 1x1 convolution; 'dense': over all channels.
-    # The control, dense and kernel_size 1 after each of the twelve blocks: 68.6
+    kernel_size: int = 3
     conv: str = 'depthwise'
-    layers: int = 1  # PEGs in a row; four of them, separable: 72.9
-    zero_padding: bool = True  # False: replicate the border, which hides it. 70.5
-    frozen: bool = False  # as drawn at random, never trained: 71.3
-    qk_only: bool = False  # for queries and keys alone (columnar model): 71.3
-    # Start at zero, so that PEGs added to a pretrained model change nothing before training.
+    layers: int = 1
+    zero_padding: bool = True
+    frozen: bool = False
+    qk_only: bool = False
     zero_init: bool = False
 
     def indices(self, depth: int) -> list[int]:
@@ -403,7 +411,7 @@ class RelativePosition(AttentionBias):
 
 
 class ALiBi(AttentionBias):
-    """A penalty in proportion to the Euclidean distance from query to key; each head has a slope.
+    """A penalty proportional to the Euclidean distance from query to key; each head has a slope.
 
     ALiBi (arXiv 2108.12409) in 2-D, as in CROMA (arXiv 2311.00566), with ALiBi's slopes: for n
     heads, a power of two, 2^(-8 / n), 2^(-16 / n) ... 2^-8. For other numbers, the slopes of the
@@ -433,7 +441,7 @@ class ALiBi(AttentionBias):
 
 
 class LookHere(ALiBi):
-    """Heads that each look in one direction, with a penalty in proportion to distance: keys outside
+    """Heads that each look in one direction, with a penalty proportional to distance: keys outside
     a head's field of view are hidden.
 
     LookHere (arXiv 2405.13985). The paper's model has 12 heads. Eight are directed, with slope 1/2:

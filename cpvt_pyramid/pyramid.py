@@ -29,25 +29,26 @@ class CPVTPyramid(LoadsCheckpoints):
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
         position: where position comes from: 'peg' (CPVT), 'learned' (a table for each stage,
             interpolated to the map; PVT), 'sincos' (2-D, computed at the map's size), 'none', or,
-            inside every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty in
-            proportion to distance); or one of them and a PEG, as in 'learned+peg'. A sub-sampled
+            inside every attention, 'rope' or 'rope-mixed' (rotary) or 'alibi' (a penalty
+            proportional to distance); or one of them and a PEG, as in 'learned+peg'. A sub-sampled
             key is at the centre of its patch. None: as published, 'learned' for PVT, else 'peg'.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`). None: as in
             its paper.
         peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: as
-            published. A stage with fewer blocks has no PEG where it has no block.
+            published. Indices of blocks that a stage does not have are ignored in that stage.
         pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
             for each token.
         in_channels: channels of the image.
-        rgb_weights: how weights for RGB are made to fit other channels when a checkpoint is loaded:
-            'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue', 'nir');
-            see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
+        rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
+            is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
+            'nir'); see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
         out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
             are not built.
         drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.
         attn_drop_rate: dropout on the attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        stage_norm: a LayerNorm on each stage's output. None: as published, which is for SVT.
+        drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
+            first.
+        stage_norm: a LayerNorm on each stage's output. None: as published, only SVT has them.
         window_padding: how windows that the map does not fill are treated (SVT): 'mask' or
             'zero', see `WindowAttention`.
         frozen_stages: number of stages, from the first, that do not train (patch embedding,

@@ -65,7 +65,7 @@ class Trunk(nn.Module):
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """Of each map: `num_chs`, its channels; `reduction`, its stride; `module`, whose it is."""
+        """For each map: `num_chs`, channels; `reduction`, stride; `module`, which returns it."""
         raise NotImplementedError
 
     def taps(
@@ -393,7 +393,7 @@ class ColumnClassifier(Classifier, ColumnTrunk):
 class Features(FeatureGetterNet):
     """What `features_only` returns: the maps of a classifier without its head.
 
-    Of a `padded_batch` the maps are `MaskedMap`s, in which the features of an image are those that
+    For a `padded_batch`, the maps are `MaskedMap`s, and the features of each image are those that
     it has alone.
     """
 

@@ -35,7 +35,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Format(NamedTuple):
-    """How a family of files names and shapes what we have under our own names."""
+    """How a family of checkpoint files names and shapes the tensors of our models."""
 
     mark: str  # regular expression: some key of such a file, and of no other, matches it
     holds: str  # regular expression: our names of what it has a place for, the classifier aside
@@ -355,8 +355,8 @@ def inflated(
 ) -> tuple[dict[str, Tensor], str]:
     """A checkpoint whose first convolution, of RGB, is made to fit a model's channels.
 
-    Filters are scaled by 3 / channels: of an image whose bands are all alike the model sees as much
-    as the RGB model sees of a grey image.
+    Filters are scaled by 3 / channels, which keeps the scale of the features: with 'mean', those of
+    an image with equal bands are what the RGB model computes for a grey image.
 
     Args:
         theirs: the checkpoint.

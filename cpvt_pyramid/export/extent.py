@@ -63,8 +63,8 @@ class Extent:
 class EachImage(TorchFunctionMode):
     """Inside this context, functions of maps with an extent give each image its own result.
 
-    Functions that are not in `RULES` return maps without one. A height and width to which a map is
-    resized mean those of the first map of this size.
+    Functions that are not in `RULES` return maps without one. A map that is resized to a height and
+    width gets the extent of the first map that had this size.
 
     Args:
         maps: (B, C, H, W) each, where the padding begins.

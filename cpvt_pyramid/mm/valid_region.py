@@ -20,8 +20,9 @@ class AppendsValidity:
     Args:
         mean: of each channel of the images, as many as there are; mm's own takes 1 or 3.
         std: of each channel.
-        valid_region: append the validity channel to padded batches. False: act as that class.
-        **options: see that class.
+        valid_region: append the validity channel to padded batches. False: act as the data
+            preprocessor does without this mixin.
+        **options: see the data preprocessor.
     """
 
     def __init__(

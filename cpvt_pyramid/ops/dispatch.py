@@ -1,9 +1,9 @@
 """Which version of an operation runs: the plain one or the fast one.
 
-Every file of `cpvt_pyramid.ops` starts with the plain version of its operations in PyTorch's public
-functions, then chooses, then has the fast version. If you suspect a fast version, select the
-plain ones everywhere, with the context manager `plain` or the environment variable
-`CPVT_PLAIN_OPS=1`, and compare.
+Every file of `cpvt_pyramid.ops` has the plain version of its operations first, in PyTorch's public
+functions, then the choice, then the fast version. If you suspect a fast version, select the plain
+ones everywhere, with the context manager `plain` or the environment variable `CPVT_PLAIN_OPS=1`,
+and compare.
 """
 
 import functools
@@ -48,7 +48,7 @@ def plain_selected() -> bool:
 
 
 def graph_is_captured() -> bool:
-    """Whether this call is compiled, exported or traced, for other sizes than its own."""
+    """Whether this call is compiled, exported or traced to a graph that must serve other sizes."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 

@@ -107,9 +107,9 @@ def merge_windows(x: Tensor, k: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def cuts_border_windows(x: Tensor, k: int) -> bool:
-    """Whether `map_windows` takes the place of padding (B, H, W, C) to whole windows and masking.
+    """Whether to use `map_windows` instead of padding (B, H, W, C) to whole windows and masking.
 
-    Not on a GPU, where nobody has measured whether less work is worth more kernels.
+    Only on a CPU: on GPUs it has not been measured whether less work outweighs more kernels.
     """
     return x.is_cpu and not use_plain() and bool(x.shape[1] % k or x.shape[2] % k)
 

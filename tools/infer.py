@@ -99,6 +99,7 @@ def infer(
     from cpvt_pyramid.mm.amp import replace_forward
     from cpvt_pyramid.runner.checks import check_settings
     from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.ignored import check_ignored
     from cpvt_pyramid.runner.inference import large_images
     from cpvt_pyramid.runner.inference.batched import ModelPredictor
     from cpvt_pyramid.runner.inference.prediction import dataset_meta, kind_of_results
@@ -111,6 +112,7 @@ def infer(
     tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
     cfg = load_config(config, cfg_options)
     check_settings(cfg, 'test_dataloader')
+    check_ignored(cfg, 'test')
     named, folder = names_of_results(inputs, out_dir)
     weights = fetch_checkpoint(checkpoint)
     sharing = Sharing.among(launcher)

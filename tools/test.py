@@ -62,6 +62,7 @@ def test(
     from cpvt_pyramid.runner import checks
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
     from cpvt_pyramid.runner.datasets.checks import check_before_run
+    from cpvt_pyramid.runner.ignored import check_ignored
     from cpvt_pyramid.runner.inference import prediction
     from cpvt_pyramid.runner.inference.shared_test import share_test
     from cpvt_pyramid.runner.inference.sharing import Sharing
@@ -75,6 +76,7 @@ def test(
     sharing = Sharing.among(launcher)
     cfg = load_config(config, cfg_options)
     checks.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+    check_ignored(cfg, 'test')
     checks.check_samplers(cfg, 'test')
     checks.check_data(cfg, 'test')
     weights = fetch_checkpoint(checkpoint)

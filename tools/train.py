@@ -56,6 +56,7 @@ def train(
     from cpvt_pyramid.runner.configs import load_config, work_dir_of
     from cpvt_pyramid.runner.datasets.checks import check_before_run
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
+    from cpvt_pyramid.runner.ignored import check_ignored, warn_of_custom_keys
     from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
@@ -70,6 +71,7 @@ def train(
     with all_or_none(launcher):
         cfg = load_config(config, cfg_options)
         checks.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
+        check_ignored(cfg, 'train', 'val')
         checks.check_samplers(cfg, 'train', 'val')
         checks.check_data(cfg, 'train', 'val')
         checks.check_checkpoints(cfg)
@@ -95,6 +97,7 @@ def train(
             else:
                 checks.check_weights(runner)
             checks.check_classes(cfg, runner.model, 'train', 'val')
+        warn_of_custom_keys(cfg, runner.model)
         try:
             runner.train()
         except Preempted:  # in all processes

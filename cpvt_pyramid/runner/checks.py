@@ -33,8 +33,8 @@ ENDLESS = 'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'
 
 
 def check_settings(cfg: Config, *required: str) -> None:
-    """Check that a config has these keys, and that its training has a length."""
-    for key in required:
+    """Check that a config has a model and these keys, and that its training has a length."""
+    for key in ('model', *required):
         if not cfg.get(key):
             raise UserError(f'the config must set {key}')
     for key in ('max_epochs', 'max_iters', 'val_interval'):

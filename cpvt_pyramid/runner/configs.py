@@ -4,13 +4,13 @@ import ast
 import difflib
 import inspect
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.config import Config, DictAction
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, Registry
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
@@ -140,13 +140,39 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
     for key in values:
         top = key.split('.')[0]
         if top not in known:
-            close = difflib.get_close_matches(top, known, n=1)
-            did_you_mean = f'; did you mean {close[0]!r}?' if close else ''
-            raise UserError(f'--cfg-options {key}: no config has a key {top!r}{did_you_mean}')
+            raise UserError(
+                f'--cfg-options {key}: no config has a key {top!r}{did_you_mean(top, known)}'
+            )
+        check_no_variable(cfg, key)
     try:
         cfg.merge_from_dict(values)
     except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
         raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
+
+
+def check_no_variable(cfg: Config, key: str) -> None:
+    """Check that an option changes a setting: settings have the values of variables already."""
+    name, _, rest = key.partition('.')
+    if is_setting(name) or name not in cfg:
+        return
+    paths = [f'{path}.{name}' for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
+    paths = [f'{path}.{rest}'.rstrip('.') for path in paths if is_setting(path)]
+    if paths:
+        raise UserError(
+            f'--cfg-options {key} changes only a variable of the config file; '
+            f'set {" and ".join(paths[:3])}'
+        )
+
+
+def closest(name: str, known: Iterable[str], cutoff: float) -> str:
+    """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), '')
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown name."""
+    similar = closest(name, known, cutoff)
+    return f'; did you mean {similar!r}?' if similar else ''
 
 
 def check_kinds(cfg: Config) -> None:
@@ -212,14 +238,20 @@ def kind_of(config: dict) -> str:
 
 def dataset_class(dataset: dict, scope: str) -> type:
     """The class of a data set's config."""
-    if not isinstance(dataset.type, str):
-        return dataset.type
-    kind = None
-    with DATASETS.switch_scope_and_registry(scope) as registry, suppress(TypeError, ImportError):
-        kind = registry.get(dataset.type)  # imports what looks like a module
+    kind = class_in_registry(dataset.type, DATASETS, scope)
     if kind is None:
         raise UserError(f'{scope} has no data set {dataset.type!r}')
     return kind
+
+
+def class_in_registry(kind: Any, root: Registry, scope: str) -> Any:
+    """The class or function in `type`, which may be its name in a registry of mmengine, or None."""
+    if not isinstance(kind, str):
+        return kind if callable(kind) else None
+    with root.switch_scope_and_registry(scope) as registry:
+        with suppress(ImportError, RuntimeError, TypeError, ValueError):
+            return registry.get(kind)  # imports what looks like a module
+    return None
 
 
 def framework_of(kind: Any) -> Optional[str]:

@@ -29,8 +29,13 @@ def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
             training sees as many images as the recipe. `ExponentialLR`, whose decay for each
             iteration would have to change, is an error.
     """
-    base = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
-    for option, given in (('--auto-scale-lr', scale_lr), ('--auto-scale-iters', scale_iters)):
+    auto = cfg.get('auto_scale_lr') or {}
+    base = auto.get('base_batch_size')
+    for option, given in (
+        ('--auto-scale-lr', scale_lr),
+        ('--auto-scale-iters', scale_iters),
+        ('auto_scale_lr.enable', auto.get('enable')),
+    ):
         if given and not (isinstance(base, int) and base > 0):
             raise UserError(
                 f'{option} needs auto_scale_lr.base_batch_size in the config, a number of images, '

@@ -94,7 +94,8 @@ def autocast(*operands: Tensor) -> Sequence[Tensor]:
 
 def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
     """x @ weight.T + bias, then a GELU if asked for; without gradient."""
-    if onednn_takes(x) or (gelu and onednn_takes_bfloat16(x)):
+    # Of two dtypes PyTorch's error says so, oneDNN's does not.
+    if x.dtype == weight.dtype and (onednn_takes(x) or (gelu and onednn_takes_bfloat16(x))):
         activation, variant = ('gelu', 'none') if gelu else ('none', '')
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
     out = F.linear(x, weight, bias)

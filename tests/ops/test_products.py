@@ -207,6 +207,16 @@ def test_other_types_and_modes_are_torchs():
     assert 'aten::linear' in str(traced.graph)
 
 
+@pytest.mark.parametrize('name', FUNCTIONS)
+@pytest.mark.parametrize('trains', [False, True])
+def test_a_product_of_two_dtypes_is_torchs_error(name, trains):
+    """As of an image in float32 and a model in bfloat16."""
+    function, _, layers = FUNCTIONS[name]
+    x, *weights = operands((3,), (4, 5, 6)[:layers])
+    with torch.set_grad_enabled(trains), pytest.raises(RuntimeError, match='same dtype'):
+        function(x, *(weight.bfloat16() for weight in weights))
+
+
 def test_a_model_goes_by_way_of_onednn():
     model = CPVTPyramid('pcpvt_nano').eval()
     with torch.no_grad(), torch.profiler.profile() as profiler:

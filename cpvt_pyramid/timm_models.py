@@ -171,7 +171,7 @@ class Classifier(Trunk):
             valid: size of each image in a padded batch, as in `CPVTPyramid.forward`.
         """
         if output_fmt not in ('NCHW', 'NHWC'):
-            raise ValueError(f"output_fmt={output_fmt!r}; 'NCHW' or 'NHWC'")
+            raise ValueError(f"output_fmt must be 'NCHW' or 'NHWC', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self.blocks), indices)
         maps = []
         for i, tap in enumerate(self.taps(x, valid)):
@@ -213,7 +213,8 @@ class Classifier(Trunk):
         if pool not in POOLS or (pool == 'token' and self.cls_token is None):
             # The type that timm's models raise, and that its tools expect.
             raise AssertionError(
-                f"global_pool={pool!r}; 'avg', '' or, where the model was created so, 'token'"
+                f"global_pool must be 'avg', '' or, if the model was created with it, 'token', got "
+                f'{pool!r}'
             )
         self.num_classes = num_classes
         self.global_pool = pool
@@ -281,7 +282,7 @@ class PyramidTrunk(CPVTPyramid, Trunk):
         if class_token:
             if self.arch.window or self.arch.sr_ratios[-1] > 1:
                 raise ValueError(
-                    "global_pool='token': the last stage does not attend to all tokens"
+                    "global_pool='token' needs an arch whose last stage attends to all its tokens"
                 )
             self.cls_token = token(self.arch.dims[-1])
             if isinstance(self.pos_embeds[-1], LearnedPosition):

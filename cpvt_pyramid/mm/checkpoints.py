@@ -28,8 +28,9 @@ def load_from_timm(filename: str, map_location: Optional[str] = None) -> dict:
         path = hf_hub_download(f'timm/{name}', 'model.safetensors')
     except Exception as error:  # the hub's client raises many, from several libraries
         raise ConnectionError(
-            f'cannot load {filename} ({type(error).__name__}): offline, or no such model? Download '
-            f'model.safetensors of timm/{name} elsewhere and name the file in '
-            f'init_cfg.checkpoint, or train from scratch with model.backbone.init_cfg=None'
+            f'cannot load {filename}: the hub cannot be reached, or has no such model '
+            f'({type(error).__name__}). Download model.safetensors of timm/{name} elsewhere and '
+            f'set init_cfg.checkpoint to the file, or train from scratch with '
+            f'model.backbone.init_cfg=None'
         ) from error
     return read_checkpoint(path, map_location or 'cpu')

@@ -29,7 +29,7 @@ from mmengine.config import Config
 from torch import nn
 
 from ..tooling.command import Stopped, UserError, contexts, is_disk_full, one_line, rank
-from .configs import dicts_in, is_setting, kind_of
+from .configs import as_list, dicts_in, is_setting, kind_of
 from .suspects import (
     entries_of,
     failing_expression,
@@ -136,7 +136,7 @@ def describe(error: Exception, settings: Sequence[tuple[str, dict]]) -> Optional
     elif keyword_at:
         where = keyword_at[0]
     elif layers and isinstance(error, MISFITS) and MISFIT.search(str(error)):
-        where = f'{module_name(layers[-1], modules)} does not fit its input'
+        where = misfit(layers[-1], modules, settings)
     elif is_raised_by(steps[-1]) and package_of(steps[-1]) in REFUSING:
         where = owner_of(steps, settings, modules)
     elif isinstance(error, OSError) and error.filename:
@@ -152,7 +152,7 @@ def describe(error: Exception, settings: Sequence[tuple[str, dict]]) -> Optional
     elif isinstance(error, RuntimeError) and LOST.search(str(error)):
         return 'the connection to another process is lost; its output says why'
     elif layers and 'must match the size of tensor' in str(error):
-        where = f'{module_name(layers[-1], modules)} does not fit its input'
+        where = misfit(layers[-1], modules, settings)
     elif is_misused(map(package_of, steps)) and not NO_MISTAKE.search(str(error)):
         where = owner_of(steps, settings, modules)
     else:
@@ -275,6 +275,18 @@ def owner_of(
         if owner is not None and kind in kinds:
             return path_of({**vars(owner), 'type': kind}, settings) or kind
     return 'the config'
+
+
+def misfit(layer: nn.Module, calls: list[FrameType], settings: Sequence[tuple[str, dict]]) -> str:
+    """The layer that does not fit its input, after the setting that its input size is from."""
+    name = module_name(layer, calls)
+    size = getattr(layer, 'in_channels', getattr(layer, 'in_features', None))
+    parts = [path for path, inner in settings if kind_of(inner) and name.startswith(f'{path}.')]
+    part = max(parts, key=len, default='')
+    for entry in entries_of(settings):
+        if entry.path == f'{part}.in_channels' and size in as_list(entry.value):
+            name = f'{entry}: {name}'
+    return f'{name} does not fit its input'
 
 
 def module_name(module: nn.Module, calls: list[FrameType]) -> str:

@@ -185,12 +185,14 @@ def test_a_class_agnostic_mask_head_may_have_any_number_of_classes():
         checks.check_head_classes(detector(False), 10, 'train')
 
 
-def test_the_class_check_can_be_left_out(files, runner, capsys):
+def test_the_class_check_can_be_left_out_and_custom_keys_are_checked(files, runner, capsys):
     command = [files['DETECTOR.py'], '--cfg-options', 'model.bbox_head.num_classes=80']
     assert TOOLS['train'].main(command) == 2
     assert capsys.readouterr().err.endswith('If both are right, set check_classes=False\n')
+    key = 'optim_wrapper.paramwise_cfg.custom_keys.absolute_pos_embed.decay_mult=0'
     with pytest.raises(Began):
-        TOOLS['train'].main([*command, 'check_classes=False'])
+        TOOLS['train'].main([*command, 'check_classes=False', key])
+    assert 'warning: no parameter has a name with these custom_keys' in capsys.readouterr().out
 
 
 def test_categories_are_found_anywhere_in_the_file(tmp_path):

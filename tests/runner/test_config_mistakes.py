@@ -80,7 +80,8 @@ TRAINING = [
     ),
     (
         'model.neck.in_channels=[1,2,3,4]',
-        'model.neck.lateral_convs.0.conv (Conv2d) does not fit its input: Given groups=1',
+        'model.neck.in_channels=[1, 2, 3, 4]: model.neck.lateral_convs.0.conv (Conv2d) does not '
+        'fit its input: Given groups=1',
     ),
     (
         'model.neck.in_channels=[32,64,128]',

@@ -130,8 +130,11 @@ def of_sizes(axis: Any, x: Sequence[float]) -> None:
     axis.minorticks_off()
 
 
-def legend_below(fig: Any, lines: Sequence, columns: int = 6) -> None:
-    fig.legend(handles=list(lines), loc='outside lower center', ncols=columns)
+def legend_below(fig: Any, lines: Sequence, columns: int = 7) -> None:
+    """In rows of about the same length, of at most `columns` lines."""
+    lines = list(lines)
+    rows = -(-len(lines) // columns)
+    fig.legend(handles=lines, loc='outside lower center', ncols=-(-len(lines) // rows))
 
 
 def show_picture(axis: Any, image: Tensor, title: str = '') -> None:

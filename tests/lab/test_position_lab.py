@@ -116,7 +116,7 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
     lines = ''.join(re.findall(r'```bash\n(.*?)```', text, re.S)).splitlines()
     commands = [line.partition('#')[0] for line in lines]
     commands = [shlex.split(c) for c in commands if 'position_lab.py' in c]
-    assert len(commands) == 8
+    assert len(commands) == 7
     for words in commands:
         parser_of(tool.position_lab).parse_args(words[2:])
     monkeypatch.chdir(tmp_path)

@@ -159,8 +159,8 @@ def check_no_variable(cfg: Config, key: str) -> None:
     paths = [f'{path}.{rest}'.rstrip('.') for path in paths if is_setting(path)]
     if paths:
         raise UserError(
-            f'--cfg-options {key} changes only a variable of the config file; '
-            f'set {" and ".join(paths[:3])}'
+            f'--cfg-options {key} changes a variable of the config file, and not the settings '
+            f'that have its value, such as {", ".join(paths[:3])}'
         )
 
 

@@ -55,6 +55,7 @@ HOOKS = (
     'visualization',
 )  # fmt: skip
 MM = {*REFUSING, 'torch'}
+PART = re.compile(r'(^model|backbone|neck|head)(\.\d+)?$')
 # The train_cfg and test_cfg of a model, and those of its stages in them.
 OF_PARTS = re.compile(r'\.(train|test)_cfg(\.(rcnn|rpn|rpn_proposal))?(\.\d+)?$')
 # What configs of mm have in train_cfg for models that do not read it.
@@ -148,10 +149,13 @@ def check_data_settings(cfg: Config, *splits: str) -> None:
 
 def check_model_settings(cfg: Config) -> None:
     """Check the keys of train_cfg and test_cfg in a model of mm, whose parts read some."""
-    model = cfg.to_dict()['model']
-    kinds = [part['type'] for _, part in dicts_in(model) if 'type' in part]
-    kinds = [class_in_registry(kind, MODELS, cfg.default_scope) for kind in kinds]
-    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    model, kinds = cfg.to_dict()['model'], []
+    for path, part in dicts_in(model, 'model'):
+        kind = class_in_registry(part.get('type'), MODELS, cfg.default_scope)
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
+            kinds.append(kind)
+        elif PART.search(path):
+            return  # a mistake that mmengine names
     words = [words_of(kind) for kind in kinds]
     if None in words or not {kind.__module__.partition('.')[0] for kind in kinds} <= MM:
         return  # other code may hand the settings on to anything
@@ -316,7 +320,7 @@ def warnings_of_schedules(cfg: Config) -> Iterator[str]:
             marks = ', '.join(map(str, marks))
             yield f'{path} ends after {steps} {unit}, before its milestones {marks}'
         numbers = [settings.get(key) for key in ('begin', 'end', 'T_max', 'total_steps')]
-        if any(is_real(n) and length < n < INF for n in numbers):
+        if not marks and any(is_real(n) and length < n < INF for n in numbers):
             yield f'{path} is longer than the training of {length} {unit}'
         if is_real(settings.get('T_max')) and 0 < settings['T_max'] < steps < math.inf:
             yield f'{path}: the values rise again after T_max={settings["T_max"]} {unit}'

@@ -169,6 +169,7 @@ def test_mistakes(name, settings, complaint, trainings):
             {'param_scheduler': [{**COSINE, 'T_max': 2, 'convert_to_iter_based': True}]},
             '',
         ),
+        ('detector', {'model.bbox_head.type': 'RetinaHed', 'model.test_cfg.mine': 1}, ''),
         ('detector', {'mode': 'fast', 'train_dataloaders': {}, 'test_pipeline': []}, ''),
         ('detector', {'custom_hook': {'type': 'A'}, 'custom_hooks': [{'type': 'A'}]}, ''),
         ('detector', {'default_hooks.checkpoint_2': {'type': 'CheckpointHook'}}, ''),
@@ -241,13 +242,13 @@ def test_settings_of_stages():
         ),
         (
             'train DETECTOR --cfg-options max_epochs=5',
-            '--cfg-options max_epochs changes only a variable of the config file; set '
-            'train_cfg.max_epochs\n',
+            '--cfg-options max_epochs changes a variable of the config file, and not the settings '
+            'that have its value, such as train_cfg.max_epochs\n',
         ),
         (
             'train DETECTOR --cfg-options optimizer.lr=1',
-            '--cfg-options optimizer.lr changes only a variable of the config file; set '
-            'optim_wrapper.optimizer.lr\n',
+            '--cfg-options optimizer.lr changes a variable of the config file, and not the '
+            'settings that have its value, such as optim_wrapper.optimizer.lr\n',
         ),
         (
             'train DETECTOR --cfg-options auto_scale_lr.enable=1 auto_scale_lr.base_batch_size=-1',

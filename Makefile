@@ -31,7 +31,7 @@ demo: setup  ## train a detector on handwritten digits, evaluate it, draw its pr
 demo-seg: demo  ## the same for a segmentor with the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
-lab: setup  ## test the papers' claims about position on small models, some 30 minutes on 2 cores
+lab: setup  ## test the papers' claims about position on small models, in half an hour on 2 cores
 	$(PY) tools/position_lab.py encodings placement resolution
 
 test: setup  ## run the tests

@@ -56,9 +56,9 @@ def position_lab(
 
     Args:
         questions: what to ask
-        preset: amount of work: default takes an estimated 30 minutes on two idle cores for
-            encodings, placement and resolution; full, hours; pyramid is default with pyramids
-            instead of columnar models; smoke takes seconds, and shows nothing
+        preset: amount of work: default takes half an hour on two cores for encodings, placement
+            and resolution; full, hours; pyramid is default with pyramids instead of columnar
+            models; smoke takes seconds, and shows nothing
         work_dir: folder of all results
         seed: first seed of the tables
         seeds: number of seeds (default: the preset's)

@@ -210,10 +210,14 @@ def good_annotations(
             continue
         seen.add(annotation['id'])
         warn_about_box(annotation, image, boxes, at, defects)
-        for field, fix in (('area', box_area), ('iscrowd', lambda _: 0)):
-            if not is_number(annotation.get(field)):
-                defects.error(f'annotations without {field}', at)
-                annotation = {**annotation, field: fix(annotation)}
+        if not is_number(annotation.get('area')):
+            defects.error('annotations without area', at)
+            annotation = {**annotation, 'area': box_area(annotation)}
+        crowd = annotation.get('iscrowd')
+        if crowd not in (0, 1):
+            what = 'whose iscrowd is not 0 or 1' if is_number(crowd) else 'without iscrowd'
+            defects.error(f'annotations {what}', at)
+            annotation = {**annotation, 'iscrowd': int(is_number(crowd))}  # as mmdet reads it
         yield annotation
 
 

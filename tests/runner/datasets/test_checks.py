@@ -74,6 +74,13 @@ def test_a_good_file(coco):
     assert not checked.problems and checked.images == checked.decoded == 4
 
 
+def test_iscrowd_may_be_a_boolean(coco):
+    folder, content = coco
+    for index, annotation in enumerate(content['annotations']):
+        annotation['iscrowd'] = bool(index % 2)
+    assert not found(folder, content).problems
+
+
 @pytest.mark.parametrize(
     'text, complaint',
     [
@@ -153,6 +160,7 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     ),
     (change('annotations', 2, area=...), 'annotations without area', 'annotation 10', 4, 8),
     (change('annotations', 2, iscrowd=...), 'annotations without iscrowd', 'annotation 10', 4, 8),
+    (change('annotations', 2, iscrowd=-1), 'iscrowd is not 0 or 1', 'annotation 10', 4, 8),
     (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, height=0), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, width=33), 'another size than the width and height of', 'b.jpg', 3, 6),

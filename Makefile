@@ -7,7 +7,7 @@ SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help setup demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
-	test-transformers docs dist test-core lint lock table drift-table gpu-report fuzz
+	test-transformers docs dist test-core lint lock table drift-table gpu-report cpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -53,11 +53,14 @@ test-transformers:  ## test with transformers, in .venv-transformers
 	@tools/setup_env.sh transformers
 	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest tests/with_transformers
 
-fuzz: setup  ## 1000 cases of each fuzz test, some 20 minutes
+fuzz: setup  ## 1000 cases of each fuzz test, some minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
 gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md
-	$(PY) tools/benchmarks/gpu_report.py
+	$(PY) tools/benchmarks/report.py --device cuda
+
+cpu-report: setup  ## measure on an idle CPU; writes work_dirs/cpu-report/report.md
+	$(PY) tools/benchmarks/report.py --device cpu
 
 test-timm: setup  ## run timm's own tests of models over ours
 	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2

@@ -815,6 +815,7 @@ def table(case: Case, rows: Sequence[dict]) -> str:
         'idle ms': lambda row: f'{row["idle_ms"]:.1f}',
         'ms': lambda row: f'{row["ms"]:.1f}',
         'cpu ms': lambda row: f'{row["cpu_ms"]:.1f}',
+        'images/s': lambda row: f'{1e3 * row["batch"] / row["ms"]:.1f}' if row['batch'] > 1 else '',
         'ratio': lambda row: '{:.2f} ({:.2f} to {:.2f})'.format(row['ratio'], *row['ratio_spread']),
         'MiB': lambda row: f'{row["peak_mib"]:.0f}',
         'GFLOPs': lambda row: f'{row["gflops"]:.1f}',

@@ -53,7 +53,7 @@ test-transformers:  ## test with transformers, in .venv-transformers
 	@tools/setup_env.sh transformers
 	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest tests/with_transformers
 
-fuzz: setup  ## 1000 cases of each fuzz test, some minutes
+fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
 gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md

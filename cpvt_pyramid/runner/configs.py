@@ -34,6 +34,14 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def is_real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    return is_real(value) and value % 1 == 0
+
+
 def is_list(value: Any, of: Callable[[Any], bool] = is_dict) -> bool:
     return isinstance(value, (list, tuple)) and all(map(of, value))
 
@@ -244,7 +252,7 @@ def dataset_class(dataset: dict, scope: str) -> type:
     return kind
 
 
-def class_in_registry(kind: Any, root: Registry, scope: str) -> Any:
+def class_in_registry(kind: Any, root: Registry, scope: Optional[str]) -> Any:
     """The class or function in `type`, which may be its name in a registry of mmengine, or None."""
     if not isinstance(kind, str):
         return kind if callable(kind) else None

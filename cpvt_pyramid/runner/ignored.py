@@ -37,6 +37,8 @@ from .configs import (
     dicts_in,
     did_you_mean,
     is_list,
+    is_real,
+    is_whole,
     kind_of,
     leaves,
 )
@@ -364,11 +366,3 @@ def value_at(cfg: Config, path: str) -> Any:
     for key in path.split('.'):
         value = value.get(key) if isinstance(value, (Config, dict)) else None
     return value
-
-
-def is_real(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def is_whole(value: Any) -> bool:
-    return is_real(value) and value % 1 == 0

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from mmengine import registry as registries
 
-from .configs import as_list, kind_of
+from .configs import as_list, class_in_registry, is_real, kind_of
 
 ROOTS = [r for r in vars(registries).values() if isinstance(r, registries.Registry)]
 # How messages call the type of a value.
@@ -196,11 +196,8 @@ def is_unusual(entry: Setting, owner: str) -> bool:
 
 def class_named(name: str) -> Any:
     """What a name in `type` stands for, or None."""
-    for root in ROOTS:
-        with root.switch_scope_and_registry(None) as registry:
-            if kind := registry.get(name):
-                return kind
-    return None
+    found = (class_in_registry(name, root, None) for root in ROOTS)
+    return next(filter(None, found), None)
 
 
 def read_by(step: TracebackType) -> Iterator[tuple[str, Any]]:
@@ -262,7 +259,7 @@ def is_numeric(value: Any) -> bool:
     """Whether a value is a number, but no flag, or a list of numbers."""
     if isinstance(value, (list, tuple)):
         return all(map(is_numeric, value))
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_real(value)
 
 
 def is_about(error: BaseException, value: Any, by_type: bool = True) -> bool:

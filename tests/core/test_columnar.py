@@ -149,7 +149,7 @@ def test_feature_pyramid_equals_the_slow_version(name):
 
 @settings(deadline=None, max_examples=20)
 @given(
-    size=st.tuples(st.integers(1, 45), st.integers(1, 45)),
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
     name=st.sampled_from(list(POSITIONS)),
 )
 def test_equals_the_slow_version_at_any_size(size, name):

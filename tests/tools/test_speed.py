@@ -221,6 +221,15 @@ RETINANET = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
 SEMANTIC_FPN = str(ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py')
 
 
+@pytest.mark.parametrize('batch', [1, 2])
+def test_a_table_of_batches_has_images_per_second(batch):
+    case = tool.Case('forward', 'float32', 64, 64, batch, 'cpu', None)
+    shown = tool.table(case, [{'model': 'ours', 'ms': 4.0, **case._asdict()}])
+    expected = {1: ['model', 'ms', 'ours', '4.0'],
+                2: ['model', 'ms', 'images/s', 'ours', '4.0', '500.0']}  # fmt: skip
+    assert shown.split('\n', 2)[2].split() == expected[batch]
+
+
 @pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
 def test_models_of_configs(config, monkeypatch, capsys, tmp_path):
     """The libraries' outputs agree, and the shares of operators add up to at most 1."""

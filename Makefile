@@ -3,9 +3,6 @@ PY := .venv/bin/python
 DETECTION := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
-# Threads that busy-wait slow training down on a machine with other work.
-export OMP_WAIT_POLICY ?= passive
-
 .PHONY: help setup demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
 	test-transformers docs dist test-core lint lock table drift-table gpu-report cpu-report fuzz
 

@@ -26,9 +26,10 @@ are computed. Where a model selects by score, small differences become large one
             of a separate process that runs nothing else
     GFLOPs  billions of multiply-additions (get_flops.py)
     floor   ms / the time of the arithmetic alone, or of the memory traffic alone, whichever is
-            longer, at rates measured in this run: the fastest matrix product, and a copy. Traffic
-            is the operands and results of matrix products with weights and of convolutions, once
-            each. Operations that depend on values, such as losses and proposals, are not counted
+            longer, at the highest rates so far, which are measured first and after each table: of
+            matrix products, and of a copy. Traffic is the operands and results of matrix products
+            with weights and of convolutions, once each. Operations that depend on values, such as
+            losses and proposals, are not counted
     differs maximum difference from the first model's maps / maximum value; of a model in a runtime
             from the maps of the same model in PyTorch
     graphs  number of graphs compiled for this size (0: earlier ones are reused), and graph breaks;
@@ -37,7 +38,8 @@ are computed. Where a model selects by score, small differences become large one
 With --busy, each model is measured with every way in which OpenMP's threads can wait for each
 other, in a process of its own, while one other process per core computes:
 
-    passive    they sleep (OMP_WAIT_POLICY=passive), as in all tools of this repository
+    passive    they sleep (OMP_WAIT_POLICY=passive)
+    bounded    they spin for a fraction of a millisecond, as in all tools of this repository
     throttled  they spin for microseconds (`cpvt_pyramid.ops.throttle_spinning`)
     default    they spin for milliseconds
     idle ms    the median without the other processes
@@ -71,7 +73,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-from cpvt_pyramid.tooling.command import UserError, imports_of, prepare_for_torch, run_command
+from cpvt_pyramid.tooling.command import (  # noqa: E402
+    SPIN_COUNT,
+    WAIT_VARIABLES,
+    UserError,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
 
 prepare_for_torch()  # before torch is imported
 
@@ -98,8 +107,15 @@ BOXES = 7  # per training image of a detector
 MIB = 2**20
 # First argument of a process that measures memory, or time in rounds.
 MEMORY_CHILD, TIME_CHILD = '--measure-memory', '--measure-time'
-WAIT_VARIABLES = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'KMP_BLOCKTIME')
-WAITS = ('passive', 'throttled', 'default')  # see --busy
+# Ways of waiting, see --busy. What libgomp does by default is said in words, so that a child, whose
+# tool has another default, keeps it.
+LIBGOMP = {'GOMP_SPINCOUNT': '300000'}
+WAITS = {
+    'passive': {'OMP_WAIT_POLICY': 'passive'},
+    'bounded': {'GOMP_SPINCOUNT': SPIN_COUNT},
+    'throttled': LIBGOMP,
+    'default': LIBGOMP,
+}
 BUSY = 'while True: pass'  # a process that keeps a core busy
 
 
@@ -212,9 +228,9 @@ def speed(
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             select_tf32(dtype == 'tf32')
-            if not busy and dtype not in results['rates']:
-                results['rates'][dtype] = rates = machine_rates(device, dtype)
-                print(rates_line(dtype, rates))
+            rates = results['rates'].setdefault(dtype, {})
+            if not (busy or rates):
+                raise_to(rates, machine_rates(device, dtype))
             if busy:
                 rows = measure_busy(tuple(dict.fromkeys(models)), arch, case, rounds)
             else:
@@ -224,9 +240,11 @@ def speed(
                     if dtype == 'float32' or not name.endswith(RUNTIMES)
                 }
                 rows = measure(in_dtype, arch, case, rounds, not no_memory)
+                raise_to(rates, machine_rates(device, dtype))
+                print(rates_line(dtype, rates))
             for row in rows:
                 if 'gflops' in row:
-                    row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
+                    row['floor_ms'] = 1e3 * floor(row, rates)
                 if profile and 'ms' in row:
                     model = case.prepared(contestants[row['model']])
                     row['profile'] = slowest_operators(model, case)
@@ -583,12 +601,10 @@ def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> li
 def time_child(name: str, arch: str, case: Case, waits: str) -> Iterator[subprocess.Popen]:
     """A process that runs `time_rounds`, with OpenMP's threads waiting in one of WAITS."""
     environment = {key: value for key, value in os.environ.items() if key not in WAIT_VARIABLES}
-    # Its default, in words, so that the child keeps it.
-    policy = {'GOMP_SPINCOUNT': '300000'} if waits != 'passive' else {'OMP_WAIT_POLICY': 'passive'}
     arguments = json.dumps([name, arch, case, torch.get_num_threads(), waits == 'throttled'])
     with subprocess.Popen(
         [sys.executable, __file__, TIME_CHILD, arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | policy,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | WAITS[waits],
     ) as child:  # fmt: skip
         next_time(child)
         yield child
@@ -777,6 +793,12 @@ def machine_rates(device: str, dtype: str) -> dict[str, float]:
         seconds = least(lambda: target.copy_(source), device)
         rates['copy'] = 2 * source.numel() / seconds / 1e9
     return rates
+
+
+def raise_to(rates: dict[str, float], others: dict[str, float]) -> None:
+    """Replace rates by higher ones: a machine with other work is slower at times."""
+    for name, rate in others.items():
+        rates[name] = max(rate, rates.get(name, 0))
 
 
 def least(function: Callable[[], object], device: str) -> float:

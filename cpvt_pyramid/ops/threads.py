@@ -4,7 +4,7 @@ On Linux PyTorch's wheels ship libgomp, whose threads spin for about 10 ms befor
 busy machine, or where a CPU quota is used up, they keep others from the core that they wait for: a
 pass has hundreds of parallel regions, and takes several times longer. Threads that sleep at once
 (`OMP_WAIT_POLICY=passive`) have to be woken for each region, which costs an idle machine up to a
-tenth of the pass. `GOMP_SPINCOUNT=10000` in the environment, as in the tools, is in between: about
+fifth of the pass. `GOMP_SPINCOUNT=10000` in the environment, as in the tools, is in between: about
 0.3 ms. libgomp reads these variables once, when torch is imported.
 """
 

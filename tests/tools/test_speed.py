@@ -80,6 +80,15 @@ def test_plain_operations_are_used():
     assert not any('mkldnn::_linear_pointwise' in name for name in used['ours_plain'])
 
 
+def test_floor_is_of_the_highest_rates_so_far(tmp_path, monkeypatch):
+    rates = iter([{'torch': 1, 'copy': 4}, {'torch': 3, 'copy': 2}, {'torch': 2, 'copy': 5}])
+    monkeypatch.setattr(tool, 'machine_rates', lambda *_: next(rates))
+    options = dict(arch='pcpvt_nano', models=['ours'], sizes=['32', '64'], rounds=1)
+    first, second = rows_of(tmp_path, no_memory=True, **options)
+    for row, best in ((first, {'torch': 3, 'copy': 4}), (second, {'torch': 3, 'copy': 5})):
+        assert row['floor_ms'] == 1e3 * tool.floor(row, best)
+
+
 @pytest.fixture
 def compiled_rows(monkeypatch, tmp_path):
     """Rows of measurements of models with one block in each stage, compiled."""
@@ -311,6 +320,7 @@ def test_waiting_on_busy_cores(tmp_path, monkeypatch):
     passive, throttled = rows_of(tmp_path, **options)
     assert (passive['model'], throttled['model']) == ('ours, passive', 'ours, throttled')
     assert passive['ratio'] == 1 and throttled['ratio'] > 0
+    assert json.loads((tmp_path / 'speed.json').read_text())['rates'] == {}
     for row in (passive, throttled):
         assert len(row['rounds_ms']) == 2 and row['idle_ms'] > 0
     busy = [process for process in started if process.args[-1] == tool.BUSY]

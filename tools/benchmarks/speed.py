@@ -228,9 +228,8 @@ def speed(
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             select_tf32(dtype == 'tf32')
-            rates = results['rates'].setdefault(dtype, {})
-            if not (busy or rates):
-                raise_to(rates, machine_rates(device, dtype))
+            if not busy and dtype not in results['rates']:
+                results['rates'][dtype] = machine_rates(device, dtype)
             if busy:
                 rows = measure_busy(tuple(dict.fromkeys(models)), arch, case, rounds)
             else:
@@ -240,11 +239,11 @@ def speed(
                     if dtype == 'float32' or not name.endswith(RUNTIMES)
                 }
                 rows = measure(in_dtype, arch, case, rounds, not no_memory)
-                raise_to(rates, machine_rates(device, dtype))
-                print(rates_line(dtype, rates))
+                raise_to(results['rates'][dtype], machine_rates(device, dtype))
+                print(rates_line(dtype, results['rates'][dtype]))
             for row in rows:
                 if 'gflops' in row:
-                    row['floor_ms'] = 1e3 * floor(row, rates)
+                    row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
                 if profile and 'ms' in row:
                     model = case.prepared(contestants[row['model']])
                     row['profile'] = slowest_operators(model, case)

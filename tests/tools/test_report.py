@@ -72,6 +72,17 @@ def test_a_failing_process_and_one_out_of_time():
     assert 'time limit' in tool.run_process(['-c', 'import time; time.sleep(60)'], 0)['failed']
 
 
+def test_a_process_out_of_time_is_interrupted_and_then_killed(monkeypatch):
+    """It can draw what it measured, and ends in any case."""
+    sleep = 'import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print("drawn")'
+    run = tool.run_process(['-c', sleep], time.monotonic() + 3)
+    assert run == {'output': 'drawn', 'failed': 'the time limit of its part'}
+    monkeypatch.setattr(tool, 'GRACE', 1)
+    start = time.monotonic()
+    run = tool.run_process(['-c', f'while True:\n exec({sleep!r})'], start + 3)
+    assert run['failed'] == 'the time limit of its part' and time.monotonic() - start < 30
+
+
 def test_outcomes_of_tests():
     cases = ElementTree.fromstring(
         '<suite><testcase classname="a" name="x" time="1"/>'

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ PACKAGES = (
     'torch', 'timm', 'onedl-mmcv', 'mmcv', 'onedl-mmdetection', 'onedl-mmsegmentation',
     'onnxruntime', 'openvino',
 )  # fmt: skip
+GRACE = 30  # seconds for a process that is interrupted
 OPTIONS_WHEN_SMALL = '--arch pcpvt_nano --models ours --sizes 64 --rounds 1 --no-memory'
 
 
@@ -254,24 +256,36 @@ def outcomes(cases: Sequence[ElementTree.Element]) -> str:
 def run_process(options: Sequence[str], deadline: float) -> dict:
     """Run Python with these options in the checkout. `output`: what it printed; `failed`: why it
     did, or None."""
-    with tempfile.TemporaryFile('w+') as output:
+    with tempfile.TemporaryFile('w+') as output, tempfile.TemporaryFile('w+') as errors:
+        process = subprocess.Popen(
+            [sys.executable, *options], cwd=ROOT, stdout=output, stderr=errors
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, *options],
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=max(deadline - time.monotonic(), 1),
-            )
-            errors = done.stderr.strip().splitlines() or ['no message']
-            failed = (
-                f'exit status {done.returncode}: {errors[-1][:300]}' if done.returncode else None
-            )
+            status = process.wait(max(deadline - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            stop(process)
+        for file in (output, errors):
+            file.seek(0)
+        failed = None
+        if status is None:
             failed = 'the time limit of its part'
-        output.seek(0)
+        elif status:
+            last = (errors.read().strip().splitlines() or ['no message'])[-1]
+            failed = f'exit status {status}: {last[:300]}'
         return {'output': output.read().strip(), 'failed': failed}
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Interrupt a process that still runs, as Ctrl-C does: it draws what it has measured, and stops
+    its own processes."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 # The page

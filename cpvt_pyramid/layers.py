@@ -120,9 +120,8 @@ class GlobalAttention(nn.Module):
         b, h, w, c = x.shape
         x = ops.cast_once(x)
         coarse = self.norm(self.sr(x, mask)) if self.sr_ratio > 1 else x
-        q = self.q(x).flatten(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        kv = self.kv(coarse).flatten(1, 2).unflatten(2, (2, self.heads, -1))
-        k, v = kv.transpose(1, 3).unbind(2)  # (B, heads, M, d) each, like q
+        q = split_heads(self.q(x).flatten(1, 2), self.heads)
+        k, v = (split_heads(y, self.heads) for y in self.kv(coarse).flatten(1, 2).chunk(2, -1))
         q, k, bias = self.position(q, k, Grid(h, w, mask=mask), self.sr_ratio)
         keys = None if mask is None else subsample(mask, self.sr_ratio).flatten(1)
         dropout = self.attn_drop * self.training
@@ -179,7 +178,7 @@ class WindowAttention(nn.Module):
 
     def attend(self, qkv: Tensor, height: int, width: int, keys: Optional[Tensor] = None) -> Tensor:
         """Attention inside windows of this height and width, (B * n, height * width, C)."""
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (split_heads(y, self.heads) for y in qkv.chunk(3, -1))
         q, k, bias = self.position(q, k, Grid(height, width))
         return ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
 
@@ -215,16 +214,22 @@ class SelfAttention(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.split_heads(x)  # (B, heads, T, d) each
+        q, k, v = self.project(x)
         if self.peg is not None:
-            q, k, _ = self.split_heads(grid.encode(self.peg, x))
+            q, k, _ = self.project(grid.encode(self.peg, x))
         q, k, bias = self.position(q, k, grid)
         mask = score_mask(grid.keys(), bias)
         x = ops.attend(q, k, v, mask, self.attn_drop * self.training)
         return self.drop(self.proj(x))
 
-    def split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, (B, heads, T, d) each."""
+        return [split_heads(y, self.heads) for y in self.qkv(x).chunk(3, -1)]
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N, C) to (B, heads, N, d)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 class MLP(nn.Module):

@@ -4,7 +4,8 @@ PyTorch's fused kernels compute it. On a CPU they hand float32 products to MKL. 
 twice as fast (see `products.py`), attention with many queries and keys goes to oneDNN instead, some
 queries at a time: their scores stay in the processor's cache and are recomputed in the backward
 pass. bfloat16 inference on a CPU takes the same steps by PyTorch's batched products, which are
-oneDNN's: the fused kernel's are slower than its float32 ones.
+oneDNN's: the fused kernel's are slower than its float32 ones. In training on a CPU the queries of
+a few heads are dealt to all threads, which the kernel's backward pass does not do.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
@@ -19,20 +20,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import CAPABILITIES, onednn_takes, onednn_takes_bfloat16, stays_whole
+from .dispatch import (
+    MKL_IS_SLOW,
+    nothing_watches,
+    onednn_takes,
+    onednn_takes_bfloat16,
+    stays_whole,
+)
 from .products import AT_A_TIME, affine, differentiable, summed_outer, times
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
 
-# Scores of a head from which on oneDNN is faster than the fused kernel, in float32: on AMD's Zen 5,
-# where MKL uses half of the width of AVX-512. Zen 4, which has no AVX-VNNI, is as fast with AVX2,
-# and there the fused kernel takes 0.7 to 0.95 of oneDNN's time. Where PyTorch does not say what the
-# processor has, it is taken for the former.
-WORTH_ONEDNN = 2**20 if CAPABILITIES.get('avx_vnni', True) else math.inf
+# Scores of a head from which on oneDNN is faster than the fused kernel, in float32. Where MKL is
+# fast, as on Zen 4, the fused kernel takes 0.7 to 0.95 of oneDNN's time.
+WORTH_ONEDNN = 2**20 if MKL_IS_SLOW else math.inf
 
 # Keys from which on bfloat16 attention with a mask is faster in batches than fused: not in windows.
 WORTH_BATCHES = 128
+
+# The fused kernel takes 256 queries at a time if it has at least as many as this, else 64 or 32.
+MIN_GROUP = 768
 
 
 def plain_attention(
@@ -78,6 +86,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
         and onednn_takes_bfloat16(q)
     ):
         out = batched_attention(q, k, v, mask)
+    elif simple and torch.is_grad_enabled() and q.is_cpu and nothing_watches(q):
+        out = grouped_attention(q, k, v, mask)
     else:
         out = plain_attention(q, k, v, mask, dropout)
     return out.transpose(1, 2).flatten(2)
@@ -121,6 +131,47 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
             scores += bias[part[0]]
         out[part] = torch.softmax(scores, dim=-1, out=scores) @ v[part[0]]
     return out
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """`plain_attention` whose backward pass keeps all threads busy, (B, heads, N, d).
+
+    That of PyTorch's fused kernel takes each head of an image as a whole, so that one image and one
+    head, as in PCPVT's first stage, are the work of one thread. Here an image is several images to
+    the kernel, with the same keys and values, and a group of the queries each.
+
+    Args:
+        q: as in `attend`.
+        k: as in `attend`.
+        v: as in `attend`.
+        mask: (B, 1, 1, M), True where a key may be attended to; None: everywhere.
+    """
+    queries = q.shape[2]
+    groups = groups_for(q.shape[0] * q.shape[1], queries, torch.get_num_threads())
+    if groups == 1:
+        return plain_attention(q, k, v, mask, 0.0)
+    q = F.pad(q, (0, 0, 0, -queries % groups)) if queries % groups else q
+    q = q.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    k, v, mask = (
+        None if x is None else x[:, None].expand(-1, groups, -1, -1, -1).flatten(0, 1)
+        for x in (k, v, mask)
+    )
+    out = plain_attention(q, k, v, mask, 0.0).unflatten(0, (-1, groups))
+    return out.transpose(1, 2).flatten(2, 3)[:, :, :queries]
+
+
+def groups_for(heads: int, queries: int, threads: int) -> int:
+    """Number of groups of queries, so that threads share the work evenly; 1 if they do so anyway.
+
+    Args:
+        heads: of all images.
+        queries: of a head.
+        threads: of the kernel.
+    """
+    turns = math.ceil(heads / threads)
+    if heads >= 0.9 * turns * threads:
+        return 1
+    return max(min(threads // math.gcd(heads, threads), queries // MIN_GROUP), 1)
 
 
 class _Attention(torch.autograd.Function):

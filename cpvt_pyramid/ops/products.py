@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import onednn_takes, onednn_takes_bfloat16, stays_whole, use_plain
+from .dispatch import MKL_IS_SLOW, onednn_takes, onednn_takes_bfloat16, stays_whole, use_plain
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two around it.
@@ -185,6 +185,9 @@ def times(grad: Tensor, weight: Tensor) -> Tensor:
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
-    if grad.shape[1] <= x.shape[1]:  # oneDNN is fastest with the smaller side first
-        return affine(grad.t(), x.t())
-    return affine(x.t(), grad.t()).t()
+    if onednn_takes(grad):  # oneDNN is fastest with the smaller side first
+        if grad.shape[1] < x.shape[1]:
+            return affine(grad.t(), x.t())
+        if MKL_IS_SLOW:
+            return affine(x.t(), grad.t()).t()
+    return grad.t() @ x

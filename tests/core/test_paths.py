@@ -33,6 +33,20 @@ def in_parts():
         yield
 
 
+@contextlib.contextmanager
+def grouped():
+    """Queries in groups, on more threads than there are heads."""
+    with (
+        mock.patch.object(attention, 'MIN_GROUP', 3),
+        mock.patch.object(torch, 'get_num_threads', lambda: 7),
+    ):
+        yield
+
+
+def with_mkl(slow):
+    return lambda: mock.patch.object(products, 'MKL_IS_SLOW', slow)
+
+
 def torchs_own():
     return torch.backends.mkldnn.flags(enabled=False)
 
@@ -72,6 +86,9 @@ PATHS = {  # under what, and what becomes of the model and of the image
     'plain, checkpointed': (ops.plain, checkpointed, same),
     'in parts': (in_parts, same, same),
     'checkpointed': (in_parts, checkpointed, same),
+    'grouped': (grouped, same, same),
+    'with a slow MKL': (with_mkl(True), same, same),
+    'with a fast MKL': (with_mkl(False), same, same),
     'channels-last': (contextlib.nullcontext, channels_last, channels_last),
     'compiled': (contextlib.nullcontext, compiled, same),
 }

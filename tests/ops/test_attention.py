@@ -96,6 +96,75 @@ def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
         assert len(calls) > 2  # 16,384 queries and 256 keys in the first stage
 
 
+@settings(deadline=None, max_examples=60)
+@given(**sizes, threads=st.integers(1, 9), least=st.integers(1, 9))
+def test_groups_of_queries_equal_the_formula(threads, least, **size):
+    leaves, inputs = operands(**size)
+    grad = torch.randn_like(inputs[0].transpose(1, 2).flatten(2))
+    calls = []
+    fused = attention.plain_attention
+    with (
+        mock.patch.object(attention, 'MIN_GROUP', least),
+        mock.patch.object(torch, 'get_num_threads', lambda: threads),
+        mock.patch.object(
+            attention, 'plain_attention', lambda *a: calls.append(a[0].shape) or fused(*a)
+        ),
+    ):
+        ours = attend(*inputs, 0.0)
+        groups = attention.groups_for(size['batch'] * size['heads'], size['queries'], threads)
+    assert [shape[0] for shape in calls] == [size['batch'] * groups]
+    slow = formula(*inputs)
+    torch.testing.assert_close(ours, slow)
+    for a, b in zip(
+        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(slow, leaves, grad)
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@given(heads=st.integers(1, 40), queries=st.integers(1, 100_000), threads=st.integers(1, 64))
+def test_groups_keep_threads_busy(heads, queries, threads):
+    def busy(groups):
+        return heads * groups / (-(-heads * groups // threads) * threads)
+
+    groups = attention.groups_for(heads, queries, threads)
+    assert groups == 1 or queries // groups >= attention.MIN_GROUP
+    assert busy(groups) >= busy(1)
+    if queries >= threads * attention.MIN_GROUP:
+        assert busy(groups) >= 0.9
+    if busy(1) >= 0.9:
+        assert groups == 1
+
+
+def test_what_runs_in_groups(monkeypatch):
+    """Training on a CPU, without what the fused kernel does not take."""
+    monkeypatch.setattr(attention, 'MIN_GROUP', 1)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
+    _, (q, k, v, mask) = operands(1, 1, 6, 4, True)
+    grouped = mock.Mock(side_effect=attention.grouped_attention)
+    monkeypatch.setattr(attention, 'grouped_attention', grouped)
+    for _ in range(2):
+        attend(q, k, v, mask, 0.5)
+        attend(q, k, v, torch.zeros(1, 1, 6, 4), 0.0)
+        with torch.no_grad():
+            attend(q, k, v, mask, 0.0)
+        with ops.plain():
+            attend(q, k, v, mask, 0.0)
+    assert not grouped.called
+    attend(q, k, v, mask, 0.0)
+    attend(q, k, v, None, 0.0)
+    assert grouped.call_count == 2
+
+
+def test_gradients_of_queries_keys_and_values_are_joined_in_one_pass():
+    windows = WindowAttention(8, 2, window=3)
+    qkv = torch.randn(4, 9, 24, requires_grad=True)
+    out = windows.attend(qkv, 3, 3)
+    with torch.profiler.profile() as profiler:
+        torch.autograd.grad(out, qkv, torch.randn(out.shape))
+    calls = {event.key: event.count for event in profiler.key_averages()}
+    assert calls['aten::cat'] == 1 and 'aten::clone' not in calls
+
+
 def bfloat16_hardware(there):
     return mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=there, amx_bf16=False)
 

@@ -87,6 +87,17 @@ def test_what_is_frozen_gets_no_gradient(monkeypatch, trains, at_a_time):
     assert all(x.grad is None for i, x in enumerate(inputs) if i != trains)
 
 
+@pytest.mark.parametrize('slow', [False, True], ids=['fast-MKL', 'slow-MKL'])
+@pytest.mark.parametrize('sides', [(5, 9), (9, 5), (5, 5)])
+def test_gradients_of_weights(monkeypatch, sides, slow):
+    """As parameters lie, so that autograd need not copy them, unless that would be slower."""
+    monkeypatch.setattr(products, 'MKL_IS_SLOW', slow)
+    grad, x = (torch.randn(2, 7, side) for side in sides)
+    found = products.summed_outer(grad, x)
+    torch.testing.assert_close(found, torch.einsum('abo,abi->oi', grad, x))
+    assert found.is_contiguous() == (not slow or sides == (5, 9))
+
+
 def test_strided_tokens():
     x, weight, bias = operands((4, 6), (5, 3))
     turned = x.transpose(0, 1)[::2]

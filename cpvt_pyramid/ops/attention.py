@@ -137,8 +137,8 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
     """`plain_attention` whose backward pass keeps all threads busy, (B, heads, N, d).
 
     That of PyTorch's fused kernel takes each head of an image as a whole, so that one image and one
-    head, as in PCPVT's first stage, are the work of one thread. Here an image is several images to
-    the kernel, with the same keys and values, and a group of the queries each.
+    head, as in PCPVT's first stage, are mostly the work of one thread. Here an image is several
+    images to the kernel, with the same keys and values, and a group of the queries each.
 
     Args:
         q: as in `attend`.

@@ -186,7 +186,7 @@ def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
     if onednn_takes(grad):  # oneDNN is fastest with the smaller side first
-        if grad.shape[1] < x.shape[1]:
+        if grad.shape[1] < x.shape[1] or (MKL_IS_SLOW and grad.shape[1] == x.shape[1]):
             return affine(grad.t(), x.t())
         if MKL_IS_SLOW:
             return affine(x.t(), grad.t()).t()

@@ -14,6 +14,9 @@ from setuptools.command.build_py import build_py
 here = Path(__file__).parent
 
 
+OF_THE_CHECKOUT = ('benchmarks', 'demo', 'position_lab.py', 'setup_env.sh')  # in tools/
+
+
 class BuildWithConfigs(build_py):
     """Puts the configs and tools into the package as well, in the folder where mim looks."""
 
@@ -26,7 +29,8 @@ class BuildWithConfigs(build_py):
         super().run()
         target = package / '.mim'
         for folder in ('configs', 'tools'):
-            ignored = shutil.ignore_patterns('__pycache__')
+            unneeded = OF_THE_CHECKOUT if folder == 'tools' else ()
+            ignored = shutil.ignore_patterns('__pycache__', *unneeded)
             shutil.copytree(here / folder, target / folder, ignore=ignored)
         shutil.copy(here / 'model-index.yml', target)
 
@@ -77,7 +81,7 @@ setup(
         'torchvision': [*TORCH, 'torchvision>=0.22'],
         'hub': [*TORCH, 'huggingface_hub>=0.31', 'safetensors'],
         'export': [*TORCH, *RUNTIME, 'onnx', 'onnxscript'],
-        'lab': [*TORCH, 'matplotlib', 'scikit-image', 'scikit-learn'],  # position_lab.py
+        'lab': [*TORCH, 'matplotlib', 'scikit-image', 'scikit-learn'],  # experiments/position
         'dev': [
             'hypothesis',
             'pytest',

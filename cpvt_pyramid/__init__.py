@@ -49,6 +49,8 @@ def __getattr__(name: str) -> object:
             raise
         text = f"{name} needs PyTorch, which is not installed; pip install '{__name__}[torch]'"
         raise ImportError(text) from None
+    except AttributeError as error:  # Python would say "cannot import name", without the cause
+        raise ImportError(f'{name} cannot be imported: {error}') from error
 
 
 def __dir__() -> list[str]:

@@ -6,32 +6,33 @@ for the first.
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import numpy as np
-from PIL import Image
 
-from .runtime.images import load_image
-from .runtime.predictor import ExportedModel, Result
-from .runtime.results import Detections
+from .results.predictions import Detections, Prediction
+from .runtime.images import Source, load_image
+from .runtime.predictor import ExportedModel
 from .tooling.command import UserError, one_line, run_command
-from .tooling.inputs import IMAGES
+from .tooling.inputs import IMAGES, local_path
 
 if TYPE_CHECKING:
     import gradio
+    from PIL.Image import Image
 
 SIZES = (32, 1333)  # pixels, of the slider
 
 
 def alone_and_together(
     model: ExportedModel,
-    image: Optional[Image.Image],
-    second: Optional[Image.Image],
+    image: Optional[Source],
+    second: Optional[Source],
     size: int,
     score: float,
-) -> tuple[Optional[Image.Image], Optional[Image.Image], str]:
+) -> tuple[Optional['Image'], Optional['Image'], str]:
     """Predictions for an image, alone and in a batch with a second one.
 
     Args:
@@ -60,7 +61,7 @@ def alone_and_together(
     return alone.draw(), together.draw(), text
 
 
-def summary(result: Result) -> str:
+def summary(result: Prediction) -> str:
     if isinstance(result, Detections):
         return f'{len(result)} {"box" if len(result) == 1 else "boxes"}'
     shares = np.bincount(result.labels.ravel(), minlength=len(result.classes)) / result.labels.size
@@ -68,7 +69,7 @@ def summary(result: Result) -> str:
     return ', '.join(f'{result.classes[i]} {shares[i]:.1%}' for i in order)
 
 
-def difference_in_words(alone: Result, together: Result) -> str:
+def difference_in_words(alone: Prediction, together: Prediction) -> str:
     """How two predictions for an image differ, in words."""
     if not isinstance(alone, Detections):
         changed = int((alone.labels != together.labels).sum())
@@ -98,13 +99,20 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
 
     def predict(*inputs: Any) -> tuple:
         try:
-            return alone_and_together(model, *inputs)
-        except UserError as error:
+            with warnings.catch_warnings(record=True) as notes:
+                warnings.simplefilter('always', UserWarning)
+                result = alone_and_together(model, *inputs)
+        except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
+        for note in notes:
+            gradio.Warning(str(note.message))
+        return result
 
     size = model.resize[0] if model.resize else 512
     detects = model.about['task'] != 'segmentation'
-    given = {'type': 'pil', 'sources': ['upload', 'clipboard'], 'height': 260}
+    # Files as they are: gradio would clip values of more than 8 bits.
+    given = {'type': 'filepath', 'image_mode': None, 'height': 260}
+    given |= {'sources': ['upload', 'clipboard']}
     drawn = {
         'interactive': False,
         'format': 'png',
@@ -162,7 +170,7 @@ def serve(
         host: address to listen on; 0.0.0.0 lets other machines in.
         port: port to listen on.
     """
-    exported = ExportedModel(Path(model), backend)
+    exported = ExportedModel(local_path(model), backend)
     folder = Path(samples or Path(model).parent)
     if not folder.is_dir():
         raise UserError(f'no folder at {folder}')

@@ -1,11 +1,10 @@
-"""The columnar CPVT: a ViT of one resolution, with PEG or what the paper compares it with.
+"""The columnar CPVT: a ViT of one resolution, with a PEG or an encoding it is compared with.
 
 Shapes: B batch, H x W map, C channels. Tokens are (B, T, C) from block to block: a class token,
 if the model has one, then the map's, row by row; and (B, H, W, C) before and after.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Optional, Union
 
 import torch
@@ -22,7 +21,7 @@ from .weights import LoadsCheckpoints, check_rgb_weights
 
 
 class Column(LoadsCheckpoints):
-    """What the classifier and the dense backbone share: from the image to the last block.
+    """The part common to classifier and dense backbone: from the image to the last block.
 
     Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
     takes as they are (see `cpvt_pyramid.weights`).
@@ -36,11 +35,11 @@ class Column(LoadsCheckpoints):
             (learned, clipped to 8 rows and columns); or one of them and a PEG, as in 'learned+peg'.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
             (`view`) and `RelativePosition` (`reach`). None: as in its paper.
-        peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: a
+        peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: a
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
         class_token: whether there is a class token in addition to the map's tokens.
-        pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
-            for each token.
+        pretrain_img_size: side of the image in pixels, or height and width, for which a learned
+            table has one entry for each token.
         in_channels: channels of the image.
         rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
             is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
@@ -62,7 +61,7 @@ class Column(LoadsCheckpoints):
         position_options: Optional[dict] = None,
         peg: Union[PEG, dict, None] = None,
         class_token: bool = True,
-        pretrain_img_size: int = 224,
+        pretrain_img_size: Union[int, Sequence[int]] = 224,
         in_channels: int = 3,
         rgb_weights: Union[str, Sequence[str], None] = None,
         drop_rate: float = 0.0,
@@ -89,7 +88,7 @@ class Column(LoadsCheckpoints):
 
         def block(index: int) -> Block:
             # A PEG for queries and keys alone is part of the following block.
-            of_keys = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
+            key_peg = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
             depth = index / max(arch.depth - 1, 1)
             inside = attention_position(
                 'none' if kind == 'relative' and index >= mapped else kind,
@@ -99,14 +98,15 @@ class Column(LoadsCheckpoints):
                 options,
             )
             attention = SelfAttention(
-                arch.dim, arch.heads, inside, of_keys, attn_drop_rate, drop_rate
+                arch.dim, arch.heads, inside, key_peg, attn_drop_rate, drop_rate
             )
             drop_path = drop_path_rate * depth
             return Block(arch.dim, attention, arch.mlp_ratio, drop_rate, drop_path, with_cp)
 
-        side = ceil_div(pretrain_img_size, arch.patch_size)
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
-        self.pos_embed = position_table(kind, arch.dim, side, 'bicubic')
+        self.pos_embed = position_table(
+            kind, arch.dim, pretrain_img_size, arch.patch_size, 'bicubic'
+        )
         self.cls_token = token(arch.dim) if class_token else None
         self.cls_pos = token(arch.dim) if class_token and kind == 'learned' else None
         self.pos_drop = nn.Dropout(drop_rate)
@@ -145,7 +145,7 @@ class Column(LoadsCheckpoints):
         x, mask = self.patch_embed(image.permute(0, 2, 3, 1), mask)  # (B, H, W, C)
         x = self.pos_embed(x, mask)
         height, width = x.shape[1:3]
-        grid = Grid(height, width, int(self.cls_token is not None), mask)
+        grid = Grid(height, width, mask, int(self.cls_token is not None))
         x = with_class_token(x.flatten(1, 2), self.cls_token, self.cls_pos)  # (B, T, C)
         return self.encode(self.pos_drop(x), grid, after=-1), grid
 
@@ -158,7 +158,7 @@ class Column(LoadsCheckpoints):
         peg = str(after)
         return grid.encode(self.pos_block[peg], x) if peg in self.pos_block else x
 
-    def has_no_use_for(self, name: str) -> bool:
+    def ignores_key(self, name: str) -> bool:
         """Whether published checkpoints hold a tensor that this model leaves out: a class token
         or, of a dense backbone, the classifier and levels that are not built."""
         part, *rest = name.split('.')
@@ -169,7 +169,7 @@ class Column(LoadsCheckpoints):
             return bool(rest) and rest[0] not in levels
         return part in ('norm', 'head') and part not in self._modules
 
-    def can_do_without(self, name: str) -> bool:
+    def may_be_missing(self, name: str) -> bool:
         """Whether a tensor keeps its value when a checkpoint does not hold it: PEGs that start at
         zero."""
         is_peg = name.startswith('pos_block.') or '.attn.peg.' in name
@@ -309,7 +309,7 @@ class Level(nn.Module):
     def __init__(self, dim: int, out_channels: int, doublings: int) -> None:
         super().__init__()
         dims = [dim // 2**i for i in range(max(doublings, 0) + 1)]
-        ups = [UnpatchConv(*pair, 2, stride=2) for pair in pairwise(dims)]
+        ups = [UnpatchConv(*pair, 2, stride=2) for pair in zip(dims, dims[1:])]
         between = [LayerNorm(dims[1], eps=1e-6), nn.GELU()] if len(ups) == 2 else []
         self.halve = doublings < 0
         self.up = nn.Sequential(*ups[:1], *between, *ups[1:])

@@ -2,11 +2,9 @@
 
     python -m cpvt_pyramid.doctor
 
-With names of rows as arguments, it shows only those. The exit status is 0 if nothing is broken,
-otherwise 1. Packages are found by their metadata, and
-tested by running them. This happens in a second process, because an operator library built for
-another torch can crash. This module imports only the standard library; each probe imports what it
-tests.
+With names of rows as arguments, it shows only those. The exit status is 1 if something is broken.
+Packages are found by their metadata and tested by running them, in a second process, because an
+operator library built for another torch can crash. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -34,36 +31,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 7)
 NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
+NO_METADATA = 'found on the path, without metadata'
 MARK = 'finding '  # prefix of the second process's lines for the first
-TIMEOUT = 300  # seconds per probe; the first `import torch` from a cold disk is slow
+TIMEOUT = 600  # seconds of the second process; the first import from a cold disk is slow
 
 # Distributions by import name, of the maintained fork and of the original OpenMMLab.
 FORK = {
-    'mmengine': 'onedl-mmengine',
-    'mmcv': 'onedl-mmcv',
-    'mmdet': 'onedl-mmdetection',
+    'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection',
     'mmseg': 'onedl-mmsegmentation',
-}
+}  # fmt: skip
 ORIGINAL = {
-    'mmengine': ('mmengine', 'mmengine-lite'),
-    'mmcv': ('mmcv', 'mmcv-full', 'mmcv-lite'),
-    'mmdet': ('mmdet',),
-    'mmseg': ('mmsegmentation',),
-}
-# Versions that this project is tested with, as in requirements/.
+    'mmengine': ('mmengine', 'mmengine-lite'), 'mmcv': ('mmcv', 'mmcv-full', 'mmcv-lite'),
+    'mmdet': ('mmdet',), 'mmseg': ('mmsegmentation',),
+}  # fmt: skip
+# Versions that this project is tested with, as in requirements/; the original family last.
 TESTED = {
-    'torch': '2.13.0',
-    'torchvision': '0.28.0',
-    'onedl-mmengine': '0.10.12',
-    'onedl-mmcv': '2.3.6',
-    'onedl-mmdetection': '3.5.1',
+    'torch': '2.13.0', 'torchvision': '0.28.0',
+    'onedl-mmengine': '0.10.12', 'onedl-mmcv': '2.3.6', 'onedl-mmdetection': '3.5.1',
     'onedl-mmsegmentation': '1.4.2',
-    # The original family, of requirements/original-mm.txt.
-    'mmengine': '0.10.7',
-    'mmcv': '2.1.0',
-    'mmdet': '3.3.0',
-    'mmsegmentation': '1.2.2',
-}
+    'mmengine': '0.10.7', 'mmcv': '2.1.0', 'mmdet': '3.3.0', 'mmsegmentation': '1.2.2',
+}  # fmt: skip
 # The environments of tools/setup_env.sh and the commands that complete them.
 ENVIRONMENTS = {
     '.venv': 'make setup',
@@ -93,9 +80,6 @@ class Finding:
     fix: str = ''
 
 
-# ---------------------------------------------------------------- probes that read metadata only
-
-
 def python() -> Finding:
     place = '' if sys.prefix == sys.base_prefix else f', environment {sys.prefix}'
     return Finding('Python', 'ok', f'{platform.python_version()} on {platform.platform()}{place}')
@@ -104,6 +88,10 @@ def python() -> Finding:
 def torch() -> Finding:
     version = installed(('torch',)).get('torch')
     wanted = '.'.join(map(str, OLDEST_TORCH))
+    if len(found := copies('torch')) > 1:
+        detail = f'{len(found)} builds over each other: {", ".join(found)}'
+        removal = f'{pip("uninstall")} torch torchvision'  # pip removes one build at a time
+        return Finding('torch', 'FAIL', detail, f'{removal} && {removal} && {torch_pair()}')
     if version is None and not present('torch'):
         fix = f'{install()} torch torchvision'
         if present('onnxruntime') or present('openvino'):
@@ -114,22 +102,30 @@ def torch() -> Finding:
     if version and release(version) >= NO_MMCV_FROM and not present('mmcv'):
         detail = f'{version}; mmcv, which uses C++17, does not compile with 2.14 or later'
         return Finding('torch', 'note', f'{detail}; only for the mm packages', torch_pair())
-    return Finding('torch', 'ok', version or 'found on the path, without metadata')
+    return Finding('torch', 'ok', version or NO_METADATA)
 
 
 def torchvision() -> Finding:
-    version = installed(('torchvision',)).get('torchvision')
+    found = installed(('torch', 'torchvision'))
+    version = found.get('torchvision')
     if version or present('torchvision'):
-        return Finding('torchvision', 'ok', version or 'found on the path, without metadata')
-    if any_mm():
-        detail = 'not installed; mmdet and mmcv require it'
-        return Finding('torchvision', 'FAIL', detail, torch_pair())
+        builds = {text.partition('+')[2] for text in found.values() if '+' in text}
+        if len(builds) > 1:
+            detail = f'{version}; another build than torch {found["torch"]}'
+            return Finding('torchvision', 'warn', detail, torch_pair())
+        return Finding('torchvision', 'ok', version or NO_METADATA)
+    users = ', '.join(name for name in (*FORK, 'timm') if present(name))
+    if users:
+        return Finding('torchvision', 'FAIL', f'not installed; required by {users}', torch_pair())
     return Finding('torchvision', 'note', 'not installed; the mm packages and timm require it')
 
 
 def optional(name: str) -> Finding:
     distributions, purpose = OPTIONAL[name]
     found = installed(distributions)
+    if found and name == 'timm' and not present('torchvision'):
+        detail = f'{found[name]}; requires torchvision, which is not installed'
+        return Finding(name, 'FAIL', detail, torch_pair())
     if found:
         return Finding(name, 'ok', ', '.join(found.values()))
     return Finding(name, 'note', f'not installed; for {purpose}', f'{install()} {name}')
@@ -137,43 +133,41 @@ def optional(name: str) -> Finding:
 
 def mm_package(name: str) -> Finding | None:
     """The installed distribution of mmengine, mmcv, mmdet or mmseg, if any."""
-    found = installed((FORK[name], *ORIGINAL[name]))
+    found = installed(mm_distributions(name))
     if found:
         return Finding(name, 'ok', versions_text(found))
     if present(name):
-        return Finding(name, 'warn', 'found on the path, without metadata')
+        return Finding(name, 'warn', NO_METADATA)
     if not any_mm():
         return None  # `mm_family` reports all four
-    fix = mm_command(name)
     if name in ('mmengine', 'mmcv') and (present('mmdet') or present('mmseg')):
         detail = 'not installed; mmdet and mmseg require it but do not install it'
-        return Finding(name, 'FAIL', detail, fix)
+        return Finding(name, 'FAIL', detail, mm_command(name))
     purpose = {'mmdet': 'detection', 'mmseg': 'segmentation'}.get(name, 'mmdet and mmseg')
-    return Finding(name, 'note', f'not installed; for {purpose}', fix)
+    return Finding(name, 'note', f'not installed; for {purpose}', mm_command(name))
 
 
 def mm_family() -> Finding:
-    """The fork and the original install the same files, so they overwrite each other."""
-    fork = {name: installed((FORK[name],)) for name in FORK}
-    original = {name: installed(ORIGINAL[name]) for name in FORK}
-    twice = [name for name in FORK if len(fork[name]) + len(original[name]) > 1]
-    if twice:
-        names = [d for name in twice for d in (*fork[name], *original[name])]
-        detail = f'overwrite each other: {", ".join(names)}'
-        again = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in twice))
-        return Finding('mm family', 'FAIL', detail, f'{uninstall()} {" ".join(names)} && {again}')
-    forked = [name for name in FORK if fork[name]]
-    originals = [name for name in FORK if original[name]]
-    if forked and originals:
-        detail = f'mixed: {", ".join(forked)} (the fork), {", ".join(originals)} (the original)'
-        fix = ' && '.join(dict.fromkeys(mm_command(name, fork=True) for name in originals))
-        return Finding('mm family', 'warn', detail, fix)
-    if forked:
-        return Finding('mm family', 'ok', 'the maintained fork (onedl-*)')
-    if originals:
-        return Finding('mm family', 'ok', 'the original')
+    """The fork and the original install the same files, so they overwrite each other, as do mmcv,
+    mmcv-full and mmcv-lite. Only mmcv-lite has no operators."""
+    found = {name: list(installed(mm_distributions(name))) for name in FORK}
+    forks = [name for name in FORK if FORK[name] in found[name]]
+    originals = [name for name in FORK if set(found[name]) & set(ORIGINAL[name])]
+    twice = [name for name in FORK if len(found[name]) > 1]
+    if twice or found['mmcv'] == ['mmcv-lite']:
+        wrong = [name for name in FORK if name in twice or forks and name in originals]
+        wrong = wrong or ['mmcv']
+        names = ', '.join(', '.join(found[name]) for name in wrong)
+        detail = f'overwrite each other: {names}' if twice else f'{names} has no operators'
+        return Finding('mm family', 'FAIL', detail, mm_command(*wrong))
+    if forks and originals:
+        detail = f'mixed: {", ".join(forks)} (the fork), {", ".join(originals)} (the original)'
+        return Finding('mm family', 'warn', detail, mm_command(*originals))
+    if forks or originals:
+        family = 'the maintained fork (onedl-*)' if forks else 'the original'
+        return Finding('mm family', 'ok', family)
     if any_mm():
-        return Finding('mm family', 'warn', 'found on the path, without metadata')
+        return Finding('mm family', 'warn', NO_METADATA)
     detail = 'not installed; required for MMDetection and MMSegmentation only'
     return Finding('mm family', 'note', detail, mm_commands())
 
@@ -189,9 +183,6 @@ def transformers() -> Finding | None:
     return Finding('transformers', 'warn', detail, old_transformers())
 
 
-# ------------------------------------------------------------- probes that import and run things
-
-
 def torch_works() -> Finding:
     import torch
 
@@ -205,21 +196,19 @@ def device() -> Finding:
     import torch
 
     if torch.cuda.is_available():
-        names = [
-            f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)'
-            for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        ]
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        names = ', '.join(f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)' for gpu in gpus)
         torch.ones(1, device='cuda').add(1).item()
-        return Finding('device', 'ok', f'CUDA {torch.version.cuda}: {", ".join(names)}')
-    built = f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU only'
+        return Finding('device', 'ok', f'CUDA {torch.version.cuda}: {names}')
+    built = torch.version.cuda
     detail = (
-        f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores; '
-        f'torch is built for {built}'
+        f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores; torch is built for '
+        f'{f"CUDA {built}" if built else "the CPU only"}'
     )
     if not nvidia_gpu() or os.environ.get('CUDA_VISIBLE_DEVICES') is not None:
         return Finding('device', 'ok', detail)
     detail += ' and cannot use the NVIDIA GPU'
-    if torch.version.cuda is not None:
+    if built is not None:
         try:
             torch.cuda.init()
         except RuntimeError as error:
@@ -275,14 +264,6 @@ def mmcv_operators() -> Finding | None:
     return two_kept(f'{name} on CUDA {built}', kept, mmcv_command())
 
 
-def mmdet_imports() -> Finding | None:
-    return imports('mmdet')
-
-
-def mmseg_imports() -> Finding | None:
-    return imports('mmseg')
-
-
 def imports(package: str) -> Finding | None:
     if not present(package):
         return None
@@ -331,11 +312,8 @@ def forwards(name: str, model: Any, torch: ModuleType) -> Finding:
     return Finding(name, 'ok', 'CPVTPyramid gives maps at strides 4, 8, 16, 32')
 
 
-# ---------------------------------------------------------------------------------- the machine
-
-
 def nvidia_gpu() -> bool:
-    """Whether there is an NVIDIA GPU, even one that torch cannot use."""
+    """True if there is an NVIDIA GPU, even one that torch cannot use."""
     if list(Path('/dev').glob('nvidia[0-9]*')):
         return True
     try:
@@ -361,34 +339,28 @@ def mmcv_built_for() -> str:
 
     name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
     nvcc, built = Path(CUDA_HOME or '') / 'bin' / 'nvcc', torch.version.cuda
-    forced = os.environ.get('FORCE_CUDA') == '1'
-    usable = torch.cuda.is_available() and built and nvcc.exists()
-    if not forced and not usable:
-        return f'{name}-cpu'
-    if not built:
+    if os.environ.get('FORCE_CUDA') != '1':
+        if not (torch.cuda.is_available() and built and nvcc.exists()):
+            return f'{name}-cpu'
+    elif not built:
         raise ValueError(f'FORCE_CUDA=1 requires a torch for CUDA, got {torch.__version__}')
-    if not nvcc.exists():
+    elif not nvcc.exists():
         raise ValueError('FORCE_CUDA=1 requires nvcc; install it or set CUDA_HOME')
     said = subprocess.run([nvcc, '--version'], capture_output=True, text=True).stdout
     version = said.partition('release ')[2].partition(',')[0]
     if release(version)[0] != release(built)[0]:
         raise ValueError(
             f'nvcc is CUDA {version} and torch is built for CUDA {built}, but both must have the '
-            f'same major version; set TORCH (see tools/setup_env.sh --help) or CUDA_HOME, or hide '
-            f'the GPU with CUDA_VISIBLE_DEVICES='
+            'same major version; set TORCH (see tools/setup_env.sh --help) or CUDA_HOME, or hide '
+            'the GPU with CUDA_VISIBLE_DEVICES='
         )
-    gpus = range(torch.cuda.device_count())
-    architectures = os.environ.get('TORCH_CUDA_ARCH_LIST') or ';'.join(
-        sorted({'{}.{}'.format(*torch.cuda.get_device_capability(gpu)) for gpu in gpus})
-    )
-    if not architectures:
+    gpus = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+    found = ';'.join(sorted({'{}.{}'.format(*gpu) for gpu in gpus}))
+    if not (found := os.environ.get('TORCH_CUDA_ARCH_LIST') or found):
         raise ValueError(
             "FORCE_CUDA=1 without a GPU requires TORCH_CUDA_ARCH_LIST, for example '8.0;9.0'"
         )
-    return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", architectures)}'
-
-
-# --------------------------------------------------------------------------------- the commands
+    return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", found)}'
 
 
 def python_command() -> str:
@@ -400,15 +372,14 @@ def python_command() -> str:
     return sys.executable if here.startswith('..') else here
 
 
-def install() -> str:
+def pip(action: str) -> str:
     """With uv if installed: pip may take incompatible torch and torchvision from two indexes."""
-    tool = 'uv pip install' if present('uv') else 'pip install'
+    tool = f'uv pip {action}' if present('uv') else f'pip {action}{" -y" * (action == "uninstall")}'
     return f'{python_command()} -m {tool}'
 
 
-def uninstall() -> str:
-    tool = 'uv pip uninstall' if present('uv') else 'pip uninstall -y'
-    return f'{python_command()} -m {tool}'
+def install() -> str:
+    return pip('install')
 
 
 def set_up(torch: str = '') -> str:
@@ -436,35 +407,37 @@ def torch_pair(for_gpu: bool = False) -> str:
 
 
 def opencv_command() -> str:
-    headless = 'opencv-python-headless'
-    return f'{install()} --force-reinstall --no-deps {headless}'
+    return f'{install()} --force-reinstall --no-deps opencv-python-headless'
 
 
-def mmcv_command(distribution: str = '') -> str:
-    """Build mmcv with its operators. An isolated build finds no torch and leaves them out."""
-    if not distribution:
-        return mm_command('mmcv')
-    tools = f'{install()} "setuptools<81" wheel ninja packaging psutil'
-    version = installed(('torch',)).get('torch', '')
-    if version and release(version) >= NO_MMCV_FROM:
-        tools = f'{torch_pair()} && {tools}'
-    return (
-        f'{tools} && MMCV_WITH_OPS=1 {install()} --no-build-isolation --no-deps --no-cache-dir '
-        f'--force-reinstall {distribution}'
-    )
+def mmcv_command() -> str:
+    return mm_command('mmcv')
 
 
-def mm_command(name: str, fork: bool = False) -> str:
-    """Install an mm package of the family that the others belong to, or of the fork."""
+def mm_command(*names: str) -> str:
+    """Install mm packages of the family that is kept: the original if nothing of the fork is
+    installed. What has the same files goes first, and what it leaves is incomplete."""
+    fork = any(installed((d,)) for d in FORK.values())
+    fork = fork or not any(installed(d) for d in ORIGINAL.values())
+    wanted = {name: FORK[name] if fork else ORIGINAL[name][0] for name in names}
+    found = {name: list(installed(mm_distributions(name))) for name in names}
+    removed = [d for name in names if set(found[name]) - {wanted[name]} for d in found[name]]
+    steps = [f'{pip("uninstall")} {" ".join(removed)}'] if removed else []
     if set_up():
-        return set_up()
-    forked = fork or any(installed((d,)) for d in FORK.values())
-    original = any(installed(d) for d in ORIGINAL.values())
-    distribution = ORIGINAL[name][0] if original and not forked else FORK[name]
-    distribution = f'{distribution}=={TESTED[distribution]}'
-    if name == 'mmcv':
-        return mmcv_command(distribution)
-    return f'{install()} --force-reinstall --no-deps {distribution}'
+        return ' && '.join([*steps, set_up()])
+    for name in names:
+        pin = f'{wanted[name]}=={TESTED[wanted[name]]}'
+        if name == 'mmcv':  # in an isolated build it finds no torch and leaves the operators out
+            version = installed(('torch',)).get('torch', '')
+            steps += [torch_pair()] if version and release(version) >= NO_MMCV_FROM else []
+            steps.append(f'{install()} "setuptools<81" wheel ninja packaging psutil')
+            steps.append(
+                f'MMCV_WITH_OPS=1 {install()} --no-build-isolation --no-deps --no-cache-dir '
+                f'--force-reinstall {pin}'
+            )
+        else:
+            steps.append(f'{install()} --force-reinstall --no-deps {pin}')
+    return ' && '.join(steps)
 
 
 def old_transformers() -> str:
@@ -475,14 +448,10 @@ def old_transformers() -> str:
 
 
 def mm_commands() -> str:
-    """Install all mm packages, mmcv last, because its build needs torch."""
-    if set_up():
-        return set_up()
-    if (ROOT / 'tools' / 'setup_env.sh').exists():
+    """Install all mm packages."""
+    if (ROOT / 'tools' / 'setup_env.sh').exists() and not set_up():
         return f'make -C {os.path.relpath(ROOT)} setup  # installs everything into .venv there'
-    names = [FORK[name] for name in ('mmengine', 'mmdet', 'mmseg')]
-    pins = ' '.join(f'{name}=={TESTED[name]}' for name in names)
-    return f'{install()} {pins} && {mmcv_command()}'
+    return mm_command(*FORK)
 
 
 def reinstall_self() -> str:
@@ -491,20 +460,20 @@ def reinstall_self() -> str:
 
 def known_fix(message: str) -> str:
     """The fix for an error whose message names the cause, else ''."""
-    if 'pkg_resources' in message:  # used by mmengine 0.10.7, removed in setuptools 81
-        return f'{install()} "setuptools<81"'
-    if 'libGL' in message or 'libgthread' in message or 'libSM' in message:  # no X11
-        return opencv_command()
-    if 'cv2' in message:
-        return opencv_command()
-    if '_ARRAY_API' in message or 'multiarray' in message or 'numpy.dtype size' in message:
-        # A package was compiled for another major version of NumPy.
-        return f'{install()} --force-reinstall numpy opencv-python-headless pycocotools'
-    if 'torchvision::' in message or 'torchvision' in missing_module(message):
-        return torch_pair()
-    if 'mmcv._ext' in message or '/mmcv/' in message or 'MMCV==' in message:
-        return mmcv_command()
     missing = missing_module(message)
+    causes = (
+        # Used by mmengine 0.10.7, removed in setuptools 81.
+        (('pkg_resources',), lambda: f'{install()} "setuptools<81"'),
+        (('libGL', 'libgthread', 'libSM', 'cv2'), opencv_command),  # no X11
+        # A package was compiled for another major version of NumPy.
+        (('_ARRAY_API', 'multiarray', 'numpy.dtype size'),
+         lambda: f'{install()} --force-reinstall numpy opencv-python-headless pycocotools'),
+        (('torchvision::', "No module named 'torchvision"), torch_pair),
+        (('mmcv._ext', '/mmcv/', 'MMCV==', "No module named 'mmcv.ops"), mmcv_command),
+    )  # fmt: skip
+    for parts, fix in causes:
+        if any(part in message for part in parts):
+            return fix()
     if missing in FORK:
         return mm_command(missing)
     if missing and '.' not in missing and missing != 'cpvt_pyramid':
@@ -516,9 +485,6 @@ def missing_module(message: str) -> str:
     return message.partition("No module named '")[2].partition("'")[0]
 
 
-# ----------------------------------------------------------------------------- looking things up
-
-
 def installed(distributions: tuple[str, ...]) -> dict[str, str]:
     """The installed distributions and their versions."""
     found = {}
@@ -528,6 +494,17 @@ def installed(distributions: tuple[str, ...]) -> dict[str, str]:
         except (metadata.PackageNotFoundError, KeyError, ValueError, OSError):
             continue  # damaged metadata
     return found
+
+
+def copies(name: str) -> list[str]:
+    """The versions of all copies of a distribution: a failed uninstall leaves one, and a folder of
+    the user may have another."""
+    found = {(str(d.locate_file('')), d.version) for d in metadata.distributions(name=name)}
+    return sorted(version for _, version in found)
+
+
+def mm_distributions(name: str) -> tuple[str, ...]:
+    return FORK[name], *ORIGINAL[name]
 
 
 def present(name: str) -> bool:
@@ -553,8 +530,6 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(d or 0) for d in digits)
 
 
-# ----------------------------------------------------------------------------------- running all
-
 LOOKS: list[tuple[str, Callable[[], Finding | None]]] = [
     ('Python', python),
     ('torch', torch),
@@ -571,8 +546,8 @@ TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
     ('torchvision operators', torchvision_operators, torch_pair),
     ('OpenCV', opencv, opencv_command),
     ('mmcv operators', mmcv_operators, mmcv_command),
-    ('mmdet imports', mmdet_imports, lambda: old_transformers() or mm_command('mmdet')),
-    ('mmseg imports', mmseg_imports, lambda: old_transformers() or mm_command('mmseg')),
+    ('mmdet imports', lambda: imports('mmdet'), lambda: old_transformers() or mm_command('mmdet')),
+    ('mmseg imports', lambda: imports('mmseg'), lambda: old_transformers() or mm_command('mmseg')),
     ('backbone', backbone, reinstall_self),
     ('backbone in mm', registered, reinstall_self),
 ]
@@ -607,69 +582,44 @@ def first_line(error: BaseException) -> str:
 
 def tried_apart(names: Sequence[str]) -> Iterator[Finding]:
     """Run the trials in a second process, and in a new one after each crash."""
-    done = 0
-    while done < len(names):
+    while names:
         code = (
             f'import sys; sys.path[:] = {[*sys.path, str(ROOT)]!r}; '
-            f'from cpvt_pyramid import doctor; doctor.report_trials({names[done:]!r})'
+            f'from cpvt_pyramid import doctor; doctor.report_trials({list(names)!r})'
         )
-        late = threading.Event()
-        with tempfile.TemporaryFile('w+', errors='replace') as errors:
-            with subprocess.Popen(
-                [sys.executable, '-c', code],
-                stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True,
-            ) as child:  # fmt: skip
-                try:
-                    while done < len(names) and (line := answer_in_time(child, late)):
-                        answer = json.loads(line.removeprefix(MARK))
-                        if answer:
-                            yield Finding(**answer)
-                        if names[done] == 'torch runs' and answer['state'] == 'FAIL':
-                            return  # nothing else can work without torch
-                        done += 1
-                finally:
-                    child.kill()
-            errors.seek(0)
-            last = (errors.read().strip().splitlines() or [''])[-1]
-        if done < len(names):
-            fix = next(fix for name, _, fix in TRIALS if name == names[done])
-            detail = f'crashed ({ending(child.returncode)})' + f': {last}' * bool(last)
-            if late.is_set():
-                detail = f'timed out after {TIMEOUT} seconds'
-            yield Finding(names[done], 'FAIL', detail[:200], known_fix(last) or fix())
-            if names[done] == 'torch runs':
-                return
-            done += 1
-
-
-def answer_in_time(child: subprocess.Popen, late: threading.Event) -> str:
-    """The child's next answer; '' if the child ended or timed out."""
-
-    def stop() -> None:
-        late.set()
-        child.kill()
-
-    clock = threading.Timer(TIMEOUT, stop)
-    clock.start()
-    try:
-        return next((line for line in child.stdout or () if line.startswith(MARK)), '')
-    finally:
-        clock.cancel()
-
-
-def ending(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f'status {status}'
+        with tempfile.TemporaryFile('w+', errors='replace') as file:
+            try:
+                status = subprocess.call(
+                    [sys.executable, '-c', code],
+                    stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=TIMEOUT,
+                )  # fmt: skip
+                name = signal.Signals(-status).name if status < 0 else f'status {status}'
+                end = f'crashed ({name})'
+            except subprocess.TimeoutExpired:
+                end = f'timed out after {TIMEOUT} seconds'
+            file.seek(0)
+            lines = file.read().splitlines()
+        answers = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
+        found = [Finding(**answer) if answer else None for answer in answers]
+        if len(found) < len(names):
+            fix = next(fix for name, _, fix in TRIALS if name == names[len(found)])
+            last = '' if not lines or lines[-1].startswith(MARK) else lines[-1].strip()
+            detail = f'{end}: {last}' if last else end
+            found.append(Finding(names[len(found)], 'FAIL', detail[:200], known_fix(last) or fix()))
+        yield from filter(None, found)
+        if found[0] and (found[0].name, found[0].state) == ('torch runs', 'FAIL'):
+            return  # nothing else can work without torch
+        names = names[len(found) :]
 
 
 def report_trials(names: Sequence[str]) -> None:
-    """Run trials in the second process; print a line of JSON for each."""
-    # Output of packages, even from native code, must not mix with these lines.
-    lines = os.fdopen(os.dup(1), 'w')
-    os.dup2(2, 1)
+    """Run trials in the second process; print a line of JSON for each, on a line of its own."""
     for name, probe, fix in TRIALS:
         if name in names:
             finding = attempted(name, probe, fix)
-            print(f'{MARK}{json.dumps(finding and asdict(finding))}', file=lines, flush=True)
+            if finding and (finding.name, finding.state) == ('torch runs', 'FAIL'):
+                names = []
+            print(f'\n{MARK}{json.dumps(finding and asdict(finding))}', flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

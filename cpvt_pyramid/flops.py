@@ -17,6 +17,12 @@ from contextlib import ExitStack
 from typing import Any, Optional
 
 import torch
+
+from .ops.dispatch import require_torch
+
+require_torch((2, 4), 'Counting multiply-additions')
+
+# ruff: noqa: E402
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -10,12 +10,14 @@ and `README.md`, the model card. Loading it runs no code from it: `config.json` 
 models in `KINDS`, and weights are only read from safetensors.
 """
 
+import inspect
 import json
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 from huggingface_hub import (
     EvalResult,
@@ -29,6 +31,8 @@ from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save_file
 from torch import nn
 
+from .columnar import DenseCPVT
+from .pyramid import CPVTPyramid
 from .weights import compare, listed, read_checkpoint
 
 # The module that defines each model, and the model's task on the hub.
@@ -43,6 +47,7 @@ KINDS = {
     'mask_rcnn': ('torchvision_models', 'object-detection'),
     'semantic_fpn': ('torchvision_models', 'image-segmentation'),
 }
+OPTIONS_OF = {'classifier': ('PyramidClassifier', 'ColumnClassifier')}  # that `KINDS` passes on
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 
 
@@ -77,7 +82,11 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         if classes and labels is not None and len(classes) != labels:
             raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
         module = import_module(f'.{KINDS[kind][0]}', __package__)
-        self.model = getattr(module, kind)(**options)
+        build = getattr(module, kind)
+        check_types(options, build, *(getattr(module, name) for name in OPTIONS_OF.get(kind, ())))
+        if isinstance(options.get('backbone'), dict):
+            check_types(options['backbone'], CPVTPyramid, DenseCPVT, prefix='backbone.')
+        self.model = build(**options)
         self.kind, self.options = kind, options
         self.classes = list(classes) if classes else None
 
@@ -118,11 +127,14 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         try:
             config = json.loads(path.read_text(encoding='utf-8'))
             kind, model_options = config['kind'], dict(config['options'])
+            unused = config.keys() - {'kind', 'options', 'classes'}
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(
                 f"{path} must hold the 'kind' and the 'options' of a HubModel. Load a model that "
                 f'timm saved with timm.create_model, and backbones of others with load_weights'
             ) from None
+        if unused and kind != 'classifier':  # timm has keys of its own
+            warnings.warn(f'{path}: nothing reads {listed(sorted(unused))}', stacklevel=2)
         try:
             model = cls(kind, classes=config.get('classes'), **model_options)
         except ImportError:
@@ -228,6 +240,43 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         return (LOAD + ('' if task == 'object-detection' else NORMALIZE) + PREDICT[task]).format(
             source=source, name=name
         )
+
+
+def check_types(options: dict[str, Any], *builders: Callable, prefix: str = '') -> None:
+    """Raise a ValueError if an option of JSON has another type than the annotations say.
+
+    Args:
+        options: by their names.
+        builders: classes and functions that take them.
+        prefix: of the names in the message.
+    """
+    hints: dict[str, Any] = {}
+    for builder in builders:
+        for part in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else [builder]:
+            hints |= get_type_hints(part.__init__ if inspect.isclass(part) else part)
+    for name, value in options.items():
+        hint = hints.get(name, Any)
+        if not fits(value, hint):
+            expected = str(hint).replace('typing.', '') if get_args(hint) else hint.__name__
+            raise ValueError(f'{prefix}{name} must be {expected}, got {value!r}')
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON has the annotated type."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Union:
+        return any(fits(value, part) for part in parts)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return isinstance(value, list) and all(fits(item, parts[0]) for item in value)
+    if hasattr(hint, '_fields'):  # a NamedTuple
+        hints = get_type_hints(hint)
+        return isinstance(value, dict) and all(fits(x, hints.get(k, Any)) for k, x in value.items())
+    kind = origin or hint
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def is_list_of_names(classes: Any) -> bool:

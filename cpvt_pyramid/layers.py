@@ -2,33 +2,18 @@
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout, except
 in the columnar model, where they are (B, T, C): a class token, if it has one, then the map's.
-`mask` says which tokens of a padded batch belong to their image, see `mask.py`.
+A `Grid` is their map: its size, and the mask of the tokens that belong to their image (`mask.py`).
 """
 
-from typing import Optional, Union
+from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as all_modules
 
 from . import ops
 from .mask import fill_outside, key_mask, score_mask, subsample
+from .ops import LayerNorm, Linear
 from .position import AttentionPosition, Grid
-
-
-class Linear(nn.Linear):
-    """`nn.Linear`, computed by `ops.linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
-
-
-class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm`, computed by `ops.layer_norm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class PatchConv(nn.Conv2d):
@@ -73,7 +58,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> tuple[Tensor, Optional[Tensor]]:
         """The tokens and their mask."""
-        if x.shape[-1] != self.proj.in_channels:
+        if isinstance(x, Tensor) and x.shape[-1] != self.proj.in_channels:  # no proxy of torch.fx
             raise ValueError(
                 f'the image must have in_channels={self.proj.in_channels} channels, '
                 f'got {x.shape[-1]}'
@@ -116,24 +101,24 @@ class GlobalAttention(nn.Module):
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        b, h, w, c = x.shape
-        x = ops.cast_once(x)
-        coarse = self.norm(self.sr(x, mask)) if self.sr_ratio > 1 else x
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        shape = x.shape
+        (x,) = ops.autocast(x)
         q = split_heads(self.q(x).flatten(1, 2), self.heads)
-        k, v = (split_heads(y, self.heads) for y in self.kv(coarse).flatten(1, 2).chunk(2, -1))
-        q, k, bias = self.position(q, k, Grid(h, w, mask=mask), self.sr_ratio)
-        keys = None if mask is None else subsample(mask, self.sr_ratio).flatten(1)
-        dropout = self.attn_drop * self.training
-        x = ops.attend(q, k, v, score_mask(key_mask(keys), bias), dropout)
-        return self.drop(self.proj(x.view(b, h, w, c)))
+        coarse = self.norm(self.sr(x, grid.mask)) if self.sr_ratio > 1 else x
+        k, v = self.kv(coarse).flatten(1, 2).chunk(2, -1)
+        k, v = (split_heads(y, self.heads) for y in (k, v))
+        q, k, bias = self.position(q, k, grid, self.sr_ratio)
+        mask = score_mask(grid.keys(self.sr_ratio), bias)
+        x = ops.attend(q, k, v, mask, self.attn_drop * self.training)
+        return self.drop(self.proj(x.view(shape)))
 
 
 class WindowAttention(nn.Module):
     """Tokens attend to their own window (Twins' LSA, section 3.2).
 
-    Maps whose sides are not multiples of the window are padded at the right and bottom. On a CPU,
-    windows at the border are smaller instead, if that gives the same result.
+    Maps whose sides are not multiples of the window are padded at the right and bottom, or the
+    windows there are smaller if that gives the same result, see `ops.map_windows`.
 
     Args:
         dim: channels of the tokens.
@@ -166,21 +151,20 @@ class WindowAttention(nn.Module):
         self.proj = Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        if mask is None and self.padding == 'mask' and ops.cuts_border_windows(x, self.window):
-            x = ops.map_windows(self.attend, self.qkv(x), self.window)
-            return self.drop(self.proj(x))
-        shape = x.shape
-        x, keys = ops.split_windows(fill_outside(x, mask), mask, self.window)
-        keys = None if self.padding == 'zero' else key_mask(keys)
-        x = self.attend(self.qkv(x), self.window, self.window, keys)
-        return self.drop(ops.merge_windows(self.proj(x), self.window, shape))
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        mask = grid.mask
+        if self.padding == 'zero':  # of the tokens, before their keys and values
+            x, mask = ops.pad_to_multiple(fill_outside(x, mask), self.window), None
+        x = ops.map_windows(self.attend, self.qkv, x, mask, self.window)
+        return self.drop(self.proj(x[:, : grid.height, : grid.width]))
 
-    def attend(self, qkv: Tensor, height: int, width: int, keys: Optional[Tensor] = None) -> Tensor:
+    def attend(self, qkv: Tensor, height: int, width: int, mask: Optional[Tensor] = None) -> Tensor:
         """Attention inside windows of this height and width, (B * n, height * width, C)."""
-        q, k, v = (split_heads(y, self.heads) for y in qkv.chunk(3, -1))
+        q, k, v = qkv.chunk(3, -1)
+        q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
         q, k, bias = self.position(q, k, Grid(height, width))
-        return ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
+        mask = score_mask(key_mask(mask), bias)
+        return ops.attend(q, k, v, mask, self.attn_drop * self.training)
 
 
 class SelfAttention(nn.Module):
@@ -224,7 +208,8 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, (B, heads, T, d) each."""
-        return [split_heads(y, self.heads) for y in self.qkv(x).chunk(3, -1)]
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return [split_heads(y, self.heads) for y in (q, k, v)]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -248,31 +233,7 @@ class MLP(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        fc1, fc2 = self.fc1, self.fc2
-        if is_plain(fc1) and is_plain(fc2) and not (self.training and self.drop.p):
-            return ops.mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-        return self.drop(fc2(self.drop(F.gelu(fc1(x)))))
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether calling a linear layer does nothing but apply its weight and bias.
-
-    False for a layer that was replaced (LoRA, quantization), parametrized, pruned, sharded or
-    hooked: such a layer must be called.
-    """
-    return (
-        type(layer) is Linear
-        and not is_hooked(layer)
-        and all(type(p) in (Tensor, nn.Parameter) for p in (layer.weight, layer.bias))
-    )
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether calling a module runs more than the `forward` of its class."""
-    kinds = ('forward_hooks', 'forward_pre_hooks', 'backward_hooks', 'backward_pre_hooks')
-    return 'forward' in module.__dict__ or any(
-        getattr(module, f'_{kind}') or getattr(all_modules, f'_global_{kind}') for kind in kinds
-    )
+        return ops.mlp(x, self.fc1, self.drop, self.fc2)
 
 
 class DropPath(nn.Module):
@@ -290,7 +251,8 @@ class DropPath(nn.Module):
         if not self.training or self.rate == 0:
             return x
         keep = 1 - self.rate
-        return x * x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(keep).div_(keep)
+        scale = x.new_empty(x.shape[:1]).bernoulli_(keep).div_(keep)  # (B,)
+        return x * scale.expand_as(x.transpose(0, -1)).transpose(0, -1)
 
     def extra_repr(self) -> str:
         return f'rate={self.rate:.3f}'
@@ -301,7 +263,7 @@ class Block(nn.Module):
 
     Args:
         dim: channels of the tokens.
-        attn: the attention, called with the tokens and `place`.
+        attn: the attention, called with the tokens and their `Grid`.
         mlp_ratio: hidden channels of the MLP / dim.
         drop: dropout in the MLP.
         drop_path: probability of dropping each of the two branches.
@@ -325,23 +287,14 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
         self.with_cp = with_cp
 
-    def forward(self, x: Tensor, place: Union[Tensor, Grid, None] = None) -> Tensor:
-        """Tokens to tokens.
-
-        Args:
-            x: tokens.
-            place: where they are: in a pyramid their mask or None, in the columnar model a `Grid`.
-        """
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Tokens to tokens."""
         if self.with_cp and self.training and torch.is_grad_enabled():
-            # Only then does nothing read the output of the MLP when it is recomputed.
-            ends_in_mlp = type(self.mlp) is MLP and not (
-                is_hooked(self.mlp) or is_hooked(self.drop_path)
-            )
-            return ops.checkpoint(self.branches, x, place, ends_in_mlp=ends_in_mlp)
-        return self.branches(x, place)
+            return ops.checkpoint(self.branches, x, grid)
+        return self.branches(x, grid)
 
-    def branches(self, x: Tensor, place: Union[Tensor, Grid, None]) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), place))
+    def branches(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 

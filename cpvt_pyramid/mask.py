@@ -27,6 +27,8 @@ def check_valid(valid: Tensor, images: int) -> None:
     """Raise a ValueError unless `valid` has a height and a width for each of the images."""
     if not isinstance(valid, Tensor) or tuple(valid.shape) != (images, 2):
         got = tuple(valid.shape) if isinstance(valid, Tensor) else type(valid).__name__
+        if got == 'Proxy':
+            raise ValueError("torch.fx cannot trace valid; set concrete_args={'valid': None}")
         raise ValueError(
             f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
             f'got {got}'

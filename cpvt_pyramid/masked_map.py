@@ -2,126 +2,351 @@
 
 The backbone zeroes what is outside the images, but the first bias of a neck fills the padding
 again, and the next convolution, norm, pooling or resizing mixes it into the images. A `MaskedMap`
-carries the region of the images through these operations, so that an image's values are the same
-alone and in any batch. `RULES`, at the end, lists the operations that keep the region. All others
-work as usual and return plain tensors.
+carries the region of the images through the operations that `regions.RULES` lists, so that an
+image's values, and the gradients that flow back from them, are the same alone and in any batch.
 
-Values outside the images are arbitrary. Rules that mix cells clear them first.
+All other operations work as usual, and what they return has lost the region. It stays a `MaskedMap`
+as long as the batch lives, because a map that is combined with it has no region either:
+`x * x.var()` depends on the padding. `on_region_loss` tells where regions are lost. Not seen are
+values that were read into Python numbers, and kernels outside PyTorch's dispatcher.
 
 Shapes: B batch, C channels, H x W image in pixels, h x w map.
 """
 
+import copy
+import functools
+import sys
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, TypeGuard, Union
+from contextlib import ExitStack
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .mask import check_valid
-from .ops.resize import interpolation_weights
+from .regions import (
+    PIXELS,
+    RULES,
+    Extent,
+    Region,
+    cast,
+    constant,
+    extent_of,
+    is_in_place,
+    mark,
+    overwrite,
+)
+
+_action = 'ignore'
 
 
-class Region:
-    """The images of a padded batch, each in the top left corner.
+class on_region_loss:  # noqa: N801, like torch.set_grad_enabled
+    """What to do where a map loses its region, as a function or as a context manager.
 
-    Args:
-        valid: (B, 2), true height and width of each image in pixels; 0 for none.
-        size: H and W, height and width of the batch in pixels.
-    """
-
-    def __init__(self, valid: Tensor, size: Sequence[int]) -> None:
-        self.valid = valid.long()
-        self.size = tuple(size)
-        self.masks: dict[int, Tensor] = {}
-        self.moved: dict[torch.device, Region] = {}
-
-    def to(self, device: torch.device) -> 'Region':
-        """The region on another device, one object for all maps of this region."""
-        if device not in self.moved:
-            self.moved[device] = Region(self.valid.to(device), self.size)
-        return self.moved[device]
-
-    def map_size(self, stride: int) -> tuple[int, int]:
-        """h and w of the map at a stride in pixels."""
-        return -(-self.size[0] // stride), -(-self.size[1] // stride)
-
-    def sides(self, stride: int) -> Tensor:
-        """(2, B), rows and columns of each image in the map at a stride."""
-        return (-(-self.valid // stride)).T
-
-    def outside(self, stride: int) -> Tensor:
-        """(B, 1, h, w) booleans, True where a cell of the map at a stride begins outside."""
-        if stride not in self.masks:
-            with torch.inference_mode(False):  # autograd does not save inference tensors
-                rows, columns = (
-                    torch.arange(length, device=self.valid.device) >= side[:, None]
-                    for length, side in zip(self.map_size(stride), self.sides(stride))
-                )
-                self.masks[stride] = (rows[:, :, None] | columns[:, None])[:, None]
-        return self.masks[stride]
-
-
-class Cells(NamedTuple):
-    """Where the cells of a map are.
+        with on_region_loss('warn'):
+            model(batch)
 
     Args:
-        region: the images of the batch.
-        stride: of the map, in pixels.
-        pooled: the cells divide the region of each image into equal parts, as adaptive pooling
-            does, and `stride` is that of the pooled map.
+        action: 'ignore' (the default), 'warn' or 'raise'. Warning and error (RuntimeError) name the
+            function.
     """
 
-    region: Region
-    stride: int
-    pooled: bool = False
+    def __init__(self, action: str) -> None:
+        global _action
+        if action not in ('ignore', 'warn', 'raise'):
+            raise ValueError(f"action must be 'ignore', 'warn' or 'raise', got {action!r}")
+        self.before = _action
+        _action = action
 
-    def fit(self, x: Tensor) -> bool:
-        valid = self.region.valid
-        if x.dim() != 4 or len(x) != len(valid) or x.device != valid.device:
-            return False
-        return self.pooled or tuple(x.shape[2:]) == self.region.map_size(self.stride)
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        global _action
+        _action = self.before
+
+
+def uncompiled(function: Callable) -> Callable:
+    """`torch.compiler.disable`, but only once the compiler is imported, which takes seconds."""
+    disabled: list[Callable] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not disabled and 'torch._dynamo' in sys.modules:
+            disabled.append(torch.compiler.disable(function))
+        return (disabled[0] if disabled else function)(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
 
 
 class MaskedMap(Tensor):
-    """A map (B, C, h, w) of a padded batch; see `masked` and `RULES`.
+    """A map (B, C, h, w) of a padded batch, or what was computed from one; see `padded_batch`.
 
-    BatchNorm in training computes its statistics over padding as well, as it always does, and
-    SyncBatchNorm in training returns a plain tensor, as all functions with their own backward do.
+    `extent` says which cells belong to each image. It holds for the `state` in which the tensor
+    was: it is lost when values change, or autograd's history, as the results of an
+    `autograd.Function` get theirs after its forward pass. Then `origin` refers to the region as
+    long as it lives.
+
+    BatchNorm in training computes its statistics over the cells of all images. Saved files contain
+    plain tensors.
     """
 
-    cells: Optional[Cells] = None  # None: acts as a plain tensor
+    extent: Optional[Extent] = None
+    state: Any = None
+    origin: Any = None
+    same_as: Any = None  # the map of which this is a view as a whole
 
     @classmethod
-    @torch.compiler.disable
     def __torch_function__(
         cls, function: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            rule = RULES.get(function)
-            if rule is None:
-                return function(*args, **(kwargs or {}))
-            return rule(function, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        with DisableTorchFunctionSubclass():
+            if function in INPUTS:
+                args, kwargs = of_autograd(function, args, kwargs)
+            elif all(t in (MaskedMap, Tensor) for t in types):
+                return call(function, args, kwargs)
+            else:  # another subclass defines the function
+                report(function, tensors_among(args, kwargs))
+            maps = [x for x in tensors_among(args, kwargs) if is_map(x)]
+            origin = next(filter(None, map(origin_of, maps)), None)
+            args, kwargs = each(as_plain, (args, kwargs))
+        result = function(*args, **kwargs)
+        with DisableTorchFunctionSubclass():
+            return each(lambda y: lost_from(origin, y) if type(y) is Tensor else y, result)
 
     def __deepcopy__(self, memo: dict) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            memo[id(self)] = x = self.detach().clone().requires_grad_(self.requires_grad)
-        return masked(x, self.cells)
+        with DisableTorchFunctionSubclass():
+            y = (self.detach() if self.is_leaf else self).as_subclass(Tensor)
+            memo[id(self)] = y = copy.deepcopy(y).requires_grad_(self.requires_grad)
+            extent = current_extent(self)
+        return y if extent is None else masked(y, extent)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with DisableTorchFunctionSubclass():
+            y = self.detach().as_subclass(Tensor).requires_grad_(self.requires_grad)
+            return y.__reduce_ex__(protocol)
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        text = Tensor.__repr__(self, **options)
+        return text.replace('tensor(', 'MaskedMap(', 1) if cells_of(self) else text
 
 
-def masked(x: Tensor, cells: Optional[Cells]) -> Tensor:
-    """`x` itself as a `MaskedMap`, or a plain tensor if it is not a map of these cells.
+# Other tensors and arrays in the same memory, whose changes are not counted.
+EXPOSES: set[Any] = {
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+}
 
-    The class is assigned because `as_subclass` returns a view, and a ReLU in place on a view
-    costs a copy of the gradient.
+
+# Backward passes may run code of the forward pass again, with its maps. The position of `inputs`.
+INPUTS = {Tensor.backward: 4, torch.autograd.backward: 5, torch.autograd.grad: 1}
+
+
+def of_autograd(function: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments, with places in autograd's graph for the tensors whose gradients are wanted."""
+    at = INPUTS[function]
+    args = (*args[:at], *(each(get_gradient_edge, x) for x in args[at : at + 1]), *args[at + 1 :])
+    if 'inputs' in kwargs:
+        kwargs = {**kwargs, 'inputs': each(get_gradient_edge, kwargs['inputs'])}
+    return args, kwargs
+
+
+def as_plain(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return x.as_subclass(Tensor) if is_map(x) else x
+
+
+def is_map(x: Any) -> bool:
+    return isinstance(x, MaskedMap)
+
+
+def each(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """The same nested tuples, lists and dicts, of what the function makes of each tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list):
+        return [each(function, x) for x in value]
+    if isinstance(value, tuple) and not isinstance(value, (torch.Size, GradientEdge)):
+        items = [each(function, x) for x in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    if type(value) is dict:
+        return {name: each(function, x) for name, x in value.items()}
+    return value
+
+
+def tensors_among(*values: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    found: list[Tensor] = []
+    each(found.append, values)
+    return found
+
+
+def call(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """The result of a function, by its rule if it has one."""
+    tensors = tensors_among(args, kwargs)
+    maps = [x for x in tensors if is_map(x)]
+    had_extent = [x for x in maps if current_extent(x) is not None]
+    origin = next(filter(None, map(origin_of, maps)), None)
+    before = {id(x): changes(x) for x in tensors}
+    rule = None if kwargs.get('out') is not None or graph_is_made() else RULES.get(function)
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled() and not any(x.is_inference() for x in tensors):
+            # Tensors of inference mode do not count their changes.
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        result = function(*args, **kwargs) if rule is None else rule(function, *args, **kwargs)
+    if function in EXPOSES:
+        drop_region(maps[0], origin)
+    if origin is None:
+        return result
+    lost = []
+
+    def settled(y: Tensor) -> Tensor:
+        given = before.get(id(y), -1)
+        if given != -1 and (
+            given == changes(y) if given is not None else not is_in_place(function)
+        ):
+            return y  # as it was given
+        if rule is constant or (rule is cast and not is_map(args[0])):
+            return y
+        if rule is not None and extent_of(y) is not None:
+            return wrapped(y)
+        if rule is overwrite:
+            return wrapped(y)
+        lost.append(y)
+        return lost_from(origin, y)
+
+    result = each(settled, result)
+    if function is Tensor.view_as and args[0] is args[1]:
+        result.same_as = args[0]
+    lost += [x for x in had_extent if current_extent(x) is None]  # changed in place
+    if had_extent and any(y.is_floating_point() or y.is_complex() for y in lost):
+        report(function)
+    return result
+
+
+def lost_from(origin: Any, y: Any) -> Any:
+    """A tensor as a `MaskedMap` that has lost its region; as it is if there is no such region."""
+    if origin is None:
+        return y
+    y.extent, y.origin = None, origin
+    return wrapped(y)
+
+
+def wrapped(y: Any) -> Any:
+    """A tensor with its extent or origin, as a `MaskedMap`.
+
+    The class is assigned because `as_subclass` returns a view, and a ReLU in place on a view costs
+    a copy of the gradient.
     """
-    if cells is not None and cells.fit(x):
-        changed: Any = x  # no longer of its declared type
-        changed.__class__, changed.cells = MaskedMap, cells
-    return x
+    if extent_of(y) is not None and y.is_inference():
+        extent = y.extent
+        with torch.inference_mode(False):
+            y = mark(y.clone(), extent)
+    if type(y) is Tensor:
+        keep_from_compiler()
+        y.__class__ = MaskedMap
+    if is_map(y):
+        y.state = changes(y), y.grad_fn
+        y.same_as = None
+    return y
 
 
-@torch.compiler.disable  # dynamo cannot trace the change of class
+@functools.cache
+def uncompiled_class() -> None:
+    plain_method: Any = MaskedMap.__torch_function__
+    disabled = torch.compiler.disable(plain_method.__func__)
+    setattr(MaskedMap, '__torch_function__', classmethod(disabled))  # noqa: B010, for mypy
+
+
+def keep_from_compiler() -> None:
+    """Let the compiler call the methods of maps instead of tracing them, once it is imported."""
+    if 'torch._dynamo' in sys.modules:
+        uncompiled_class()
+
+
+def changes(x: Tensor) -> Optional[int]:
+    """How often a tensor was changed in place; None if that is not counted."""
+    return None if x.is_inference() else x._version
+
+
+def current_extent(x: Any) -> Optional[Extent]:
+    """The extent of a map, or None if it has none, or was changed since it was set."""
+    extent, before = x.extent, x.same_as
+    if extent is None:
+        return None
+    counted, history = x.state
+    unchanged = counted == changes(x)
+    if not (unchanged and x.grad_fn is history):
+        if unchanged and is_transparent(x.grad_fn, before is not None):
+            x.state = counted, x.grad_fn
+        else:
+            drop_region(x, weakref.ref(extent.region))
+            if unchanged:
+                report(getattr(type(x.grad_fn), '_forward_cls', x.grad_fn))
+    return x.extent
+
+
+def origin_of(x: Any) -> Any:
+    """A weak reference to the region from which a tensor comes, as long as its maps live."""
+    if x.extent is not None:
+        return weakref.ref(x.extent.region)
+    if x.origin is None or x.origin() is None:
+        x.origin = None
+        x.__class__ = Tensor
+    return x.origin
+
+
+def drop_region(x: Any, origin: Any) -> None:
+    x.extent, x.origin = None, origin
+
+
+def is_transparent(node: Any, returned_as_given: bool) -> bool:
+    """True if a node of autograd's graph passes each image's gradient on as it is.
+
+    Hooks, FSDP and DeepSpeed insert functions that return what they are given.
+    """
+    function = getattr(type(node), '_forward_cls', None)
+    return (
+        returned_as_given
+        and function is not None
+        and function.__module__.split('.')[0] in ('torch', 'deepspeed')
+    )
+
+
+def graph_is_made() -> bool:
+    """True in `torch.jit.trace`, `make_fx` and export, whose graphs must serve other batches."""
+    keys = torch._C._TorchDispatchModeKey
+    return torch.jit.is_tracing() or any(
+        torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE)
+    )
+
+
+def report(function: Any, operands: Optional[Sequence[Tensor]] = None) -> None:
+    """Warn or raise, as `on_region_loss` says, if one of the operands has a region."""
+    if _action == 'ignore' or (operands is not None and not any(map(cells_of, operands))):
+        return
+    home = getattr(function, '__module__', None) or 'torch'
+    name = getattr(function, '__qualname__', None) or getattr(function, '__name__', str(function))
+    text = (
+        f'{home}.{name} has no rule for maps of a padded batch: its result may depend on the '
+        'padding (see cpvt_pyramid.regions.RULES)'
+    )
+    if _action == 'raise':
+        raise RuntimeError(text)
+    warnings.warn(text, stacklevel=5)
+
+
+@uncompiled
 def masked_maps(
     maps: Sequence[Tensor], valid: Tensor, size: Sequence[int], strides: Sequence[int]
 ) -> tuple[Tensor, ...]:
@@ -134,7 +359,15 @@ def masked_maps(
         strides: of the maps, in pixels.
     """
     region = Region(valid.to(maps[0].device), size)
-    return tuple(masked(x, Cells(region, stride)) for x, stride in zip(maps, strides))
+    region.known[str(region.size)] = PIXELS, PIXELS
+    return tuple(masked(x, region.at_stride(stride)) for x, stride in zip(maps, strides))
+
+
+@uncompiled
+def masked(x: Tensor, extent: Extent) -> Tensor:
+    """`x` itself as a `MaskedMap`, or as it is if it is not a map of this extent."""
+    with DisableTorchFunctionSubclass():
+        return wrapped(mark(x, extent)) if extent.fits(x) else x
 
 
 def padded_batch(images: Tensor, valid: Tensor) -> Tensor:
@@ -153,465 +386,25 @@ def padded_batch(images: Tensor, valid: Tensor) -> Tensor:
     return masked_maps([images.view_as(images)], valid, images.shape[2:], [1])[0]
 
 
-def cells_of(x: Any) -> Optional[Cells]:
-    """The cells of a map, or None if it is not a `MaskedMap` or has changed its shape."""
-    cells = x.cells if isinstance(x, MaskedMap) else None
-    return cells if cells is not None and cells.fit(x) else None
-
-
-def clear(x: Tensor, cells: Cells, value: float = 0) -> Tensor:
-    """The map with this value outside the images."""
-    return x if cells.pooled else x.masked_fill(cells.region.outside(cells.stride), value)
-
-
-def shared_cells(result: Tensor, operands: Sequence[Any]) -> Optional[Cells]:
-    """The cells that a result has from those of its operands that are `MaskedMap`s, if they agree.
-
-    One pooled cell for each image goes with any map of the same region.
-    """
-    known: set[Cells] = set()
-    spread: set[Cells] = set()
-    for x in operands:
-        if isinstance(x, MaskedMap):
-            cells = cells_of(x)
-            if cells is None:
-                return None
-            known.add(cells)
-            if cells.pooled and x.shape[2:] == (1, 1):
-                spread.add(cells)
-    if len({cells.region for cells in known}) != 1:
+def cells_of(x: Any) -> Optional[Extent]:
+    """The extent of a map, or None if it has none, or has lost it."""
+    if not is_map(x):
         return None
-    found = (known - spread) or known
-    return found.pop() if len(found) == 1 and next(iter(found)).fit(result) else None
+    with DisableTorchFunctionSubclass():
+        return current_extent(x)
 
 
-# Rules: each is called with the function, the arguments, and MaskedMap's handling turned off.
+def reduce_for_workers(x: MaskedMap) -> tuple:
+    """Maps keep their region on the way from the workers of a data loader."""
+    extent = cells_of(x)
+    y = x.as_subclass(Tensor).detach()
+    if extent is None:
+        return Tensor.detach, (y,)
+    return rebuilt, (y, extent.region.valid, extent.region.size, extent.rows, extent.columns)
 
 
-def element_wise(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Each cell of the result depends on the same cell of the operands."""
-    result = function(*args, **kwargs)
-    operands = (*args, *kwargs.values())
-    if isinstance(result, MaskedMap):  # in place, or nothing to do
-        result.cells = shared_cells(result, operands)
-        return result
-    if not isinstance(result, Tensor) or any(result is x for x in operands):
-        return result
-    return masked(result, shared_cells(result, operands))
+def rebuilt(y: Tensor, valid: Tensor, size: tuple, *formulas: Any) -> Tensor:
+    return masked(y, Extent(Region(valid, size), *formulas))
 
 
-def cast(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same values, in another dtype or on another device."""
-    result = function(input, *args, **kwargs)
-    if not isinstance(result, Tensor) or isinstance(result, MaskedMap):
-        return result
-    cells = cells_of(input)
-    if cells is not None and result.device != input.device:
-        cells = cells._replace(region=cells.region.to(result.device))
-    return masked(result, cells)
-
-
-def conv2d(
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple, str] = 0,
-    dilation: Union[int, tuple] = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Padding of the batch reads as zeros, like the padding of the convolution."""
-    cells = cells_of(input)
-    if cells is not None:
-        input = clear(input, cells)
-        cells = windowed(cells, weight.shape[2:], stride, padding, dilation)
-    return masked(function(input, weight, bias, stride, padding, dilation, groups), cells)
-
-
-def conv_transpose2d(
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple] = 0,
-    output_padding: Union[int, tuple] = 0,
-    groups: int = 1,
-    dilation: Union[int, tuple] = 1,
-) -> Tensor:
-    """Upsampling by the kernel's size keeps the grid: each cell becomes k x k cells."""
-    cells = cells_of(input)
-    if cells is not None:
-        input = clear(input, cells)
-        factor, other = pair(stride)
-        divides = factor == other and cells.stride % factor == 0 and not cells.pooled
-        whole = tuple(weight.shape[2:]) == (factor, factor) and pair(dilation) == (1, 1)
-        no_padding = pair(padding) == pair(output_padding) == (0, 0)
-        finer = cells._replace(stride=cells.stride // factor)
-        cells = finer if divides and whole and no_padding else None
-    result = function(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return masked(result, cells)
-
-
-def max_pool2d(
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    dilation: Union[int, tuple] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    options = (kernel_size, stride or kernel_size, padding, dilation)
-    cells = cells_of(input)
-    coarser = cells and windowed(cells, *options)
-    if cells is None or coarser is None or cells.pooled or return_indices:
-        return function(input, *options, ceil_mode, return_indices)
-    result = function(clear(input, cells, torch.finfo(input.dtype).min), *options, ceil_mode)
-    if not coarser.fit(result):
-        return function(input, *options, ceil_mode)
-    return masked(clear(result, coarser), coarser)
-
-
-def avg_pool2d(
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Optional[int] = None,
-) -> Tensor:
-    """Padding counts as zeros where `count_include_pad` says so, and else not at all."""
-    options = (kernel_size, stride or kernel_size, padding)
-    cells = cells_of(input)
-    coarser = cells and windowed(cells, *options)
-    if cells is None or coarser is None or cells.pooled or ceil_mode:
-        return function(input, *options, ceil_mode, count_include_pad, divisor_override)
-    result = function(clear(input, cells), *options, False, True, divisor_override)
-    if not count_include_pad and divisor_override is None:
-        share = function(inside(cells, input.dtype), *options)
-        result = result / share.clamp(min=torch.finfo(share.dtype).tiny)
-    return masked(result, coarser)
-
-
-def group_norm(
-    function: Callable,
-    input: Tensor,
-    num_groups: int,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Mean and variance over the cells inside each image."""
-    cells = cells_of(input)
-    if cells is None or cells.pooled:
-        return masked(function(input, num_groups, weight, bias, eps), cells)
-    dtype = torch.promote_types(input.dtype, torch.float32)
-    x = clear(input, cells).to(dtype).unflatten(1, (num_groups, -1))  # (B, groups, C/groups, h, w)
-    rows, columns = cells.region.sides(cells.stride)
-    count = (rows * columns * x.shape[2]).clamp(min=1).view(-1, 1, 1, 1, 1)
-    x = x - x.sum((2, 3, 4), keepdim=True) / count
-    outside = cells.region.outside(cells.stride)[:, :, None]
-    variance = x.masked_fill(outside, 0).square().sum((2, 3, 4), keepdim=True) / count
-    x = (x * (variance + eps).rsqrt()).flatten(1, 2)
-    if weight is not None:
-        x = x * weight.to(dtype).view(-1, 1, 1)
-    if bias is not None:
-        x = x + bias.to(dtype).view(-1, 1, 1)
-    return masked(x.to(input.dtype), cells)
-
-
-def instance_norm(
-    function: Callable,
-    input: Tensor,
-    running_mean: Optional[Tensor] = None,
-    running_var: Optional[Tensor] = None,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """A `group_norm` of one channel a group. Running statistics act on each cell by itself."""
-    if use_input_stats and running_mean is None:
-        return group_norm(F.group_norm, input, input.shape[1], weight, bias, eps)
-    options = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    return masked(function(input, *options), None if use_input_stats else cells_of(input))
-
-
-def interpolate(
-    function: Callable,
-    input: Tensor,
-    size: Union[int, Sequence[int], None] = None,
-    scale_factor: Union[float, Sequence[float], None] = None,
-    mode: str = 'nearest',
-    align_corners: Optional[bool] = None,
-    recompute_scale_factor: Optional[bool] = None,
-    antialias: bool = False,
-) -> Tensor:
-    """By whole factors. A pooled map is resized to the region of each image."""
-    options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    cells = cells_of(input)
-    bilinear = mode == 'bilinear' and not antialias
-    if cells is not None and cells.pooled:
-        whole = cells._replace(pooled=False)
-        map_size = whole.region.map_size(whole.stride)
-        if bilinear and size is not None and pair(size) == map_size:
-            rows, columns = (
-                interpolation_weights(side.float(), length, cell_count, mode, bool(align_corners))
-                for side, length, cell_count in zip(
-                    whole.region.sides(whole.stride), map_size, input.shape[2:]
-                )
-            )
-            return masked(product(rows, input, columns), whole)
-        return function(input, *options)
-
-    resized = cells and resized_cells(cells, input, size, scale_factor)
-    if cells is None or resized is None:
-        return function(input, *options)
-    if mode == 'nearest':
-        return masked(function(input, *options), resized)
-    old, new = input.shape[2:], resized.region.map_size(resized.stride)
-    whole_factor = all(a % b == 0 or b % a == 0 for a, b in zip(old, new))
-    if not (bilinear and whole_factor and not align_corners):
-        return function(input, *options)
-    # Divided by the share of the weights that is inside: the edge of the image is replicated.
-    share = function(inside(cells, input.dtype), *options)
-    result = function(clear(input, cells), *options)
-    result = result / share.clamp(min=torch.finfo(share.dtype).tiny)
-    return masked(clear(result, resized), resized)
-
-
-def adaptive_avg_pool2d(
-    function: Callable, input: Tensor, output_size: Union[int, Sequence[Optional[int]]]
-) -> Tensor:
-    """k x k bins: means over equal parts of each image. For a size, see `grid_factor`."""
-    cells, size = cells_of(input), pair(output_size)
-    if factor := grid_factor(cells, output_size):
-        return avg_pool2d(F.avg_pool2d, input, factor)
-    if not by_bins(cells, output_size):
-        return function(input, output_size)
-    rows, columns = (
-        parts / parts.sum(-1, keepdim=True).clamp(min=1)
-        for parts in (bins.to(torch.float32) for bins in bins_of(cells, size))
-    )
-    return masked(product(rows, clear(input, cells), columns), cells._replace(pooled=True))
-
-
-def adaptive_max_pool2d(
-    function: Callable,
-    input: Tensor,
-    output_size: Union[int, Sequence[Optional[int]]],
-    return_indices: bool = False,
-) -> Any:
-    """k x k bins: maxima over equal parts of each image, 0 if it has no cells. For a size, see
-    `grid_factor`."""
-    cells, size = cells_of(input), pair(output_size)
-    if not return_indices and (factor := grid_factor(cells, output_size)):
-        return max_pool2d(F.max_pool2d, input, factor)
-    if return_indices or not by_bins(cells, output_size):
-        return function(input, output_size, return_indices)
-    x = input
-    for axis, bins in zip((2, 3), bins_of(cells, size)):
-        bins = bins[:, :, None, :, None] if axis == 2 else bins[:, :, None, None]
-        least = torch.finfo(x.dtype).min
-        maxima = [x.masked_fill(~of_image, least).amax(axis) for of_image in bins.unbind(1)]
-        x = torch.stack(maxima, axis)
-    empty = (cells.region.valid == 0).any(1).view(-1, 1, 1, 1)
-    return masked(x.masked_fill(empty, 0), cells._replace(pooled=True))
-
-
-def mean(
-    function: Callable,
-    input: Tensor,
-    dim: Union[int, Sequence[int], None] = None,
-    keepdim: bool = False,
-    **options: Any,
-) -> Tensor:
-    """Over both axes of the map: of each image. Over the channels: of each cell."""
-    dims = {d % 4 for d in ((dim,) if isinstance(dim, int) else dim or ())}
-    cells = cells_of(input)
-    if cells is not None and not cells.pooled and dims == {2, 3} and not options:
-        result = adaptive_avg_pool2d(F.adaptive_avg_pool2d, input, 1)
-        return result if keepdim else result.flatten(1)
-    result = function(input, *(() if dim is None else (dim, keepdim)), **options)
-    return masked(result, cells if dims == {1} else None)
-
-
-def over_channels(position: int) -> Callable:
-    """The rule of functions that keep the region where their `dim` is that of the channels.
-
-    Args:
-        position: of `dim` among the arguments after the first.
-    """
-
-    def rule(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
-        result = function(input, *args, **kwargs)
-        dim = kwargs.get('dim', args[position] if len(args) > position else None)
-        if dim not in (1, -3):
-            return result
-        operands = input if isinstance(input, (tuple, list)) else [input]
-        parts = [result] if isinstance(result, Tensor) else result
-        parts = tuple(masked(part, shared_cells(part, operands)) for part in parts)
-        return parts[0] if isinstance(result, Tensor) else parts
-
-    return rule
-
-
-def channel_slice(function: Callable, input: Tensor, index: Any) -> Tensor:
-    """`x[:, start:stop]`."""
-    result = function(input, index)
-    if isinstance(index, tuple) and len(index) == 2 and isinstance(index[1], slice):
-        if index[0] == slice(None):
-            return masked(result, cells_of(input))
-    return result
-
-
-# What the rules compute with.
-
-
-def pair(value: Any) -> tuple:
-    """A number for both axes, or one for each."""
-    value = tuple(value) if isinstance(value, Sequence) else (value,)
-    return value * 2 if len(value) == 1 else value
-
-
-def inside(cells: Cells, dtype: torch.dtype) -> Tensor:
-    """(B, 1, h, w), 1 inside the images."""
-    return (~cells.region.outside(cells.stride)).to(dtype)
-
-
-def windowed(
-    cells: Cells,
-    kernel_size: Union[int, Sequence[int]],
-    stride: Union[int, Sequence[int]],
-    padding: Union[int, Sequence[int], str] = 0,
-    dilation: Union[int, Sequence[int]] = 1,
-) -> Optional[Cells]:
-    """The cells after a convolution or pooling, or None if they are not on the pixels' grid:
-    windows must be centred on every k-th cell, or tile the map."""
-    kernels, strides, dilations = pair(kernel_size), pair(stride), pair(dilation)
-    if padding == 'same':
-        padding = tuple(d * (k - 1) / 2 for k, d in zip(kernels, dilations))
-    paddings = pair(0 if padding == 'valid' else padding)
-    if cells.pooled:
-        keeps = kernels == strides == (1, 1) and paddings == (0, 0)
-        return cells if keeps else None
-    centred = all(2 * p == d * (k - 1) for k, p, d in zip(kernels, paddings, dilations))
-    centred = centred and all(k % 2 for k in kernels)
-    tiled = kernels == strides and paddings == (0, 0) and dilations == (1, 1)
-    if strides[0] != strides[1] or not (centred or tiled):
-        return None
-    return cells._replace(stride=cells.stride * strides[0])
-
-
-def resized_cells(cells: Cells, x: Tensor, size: Any, scale_factor: Any) -> Optional[Cells]:
-    """The cells after resizing by a whole factor, or None if it is not one.
-
-    Nearest-neighbour upsampling by 2 is exact for odd sizes, too: from ceil(n / 2) to n cells.
-    """
-    old = tuple(x.shape[2:])
-    if scale_factor is None:
-        new = pair(size)
-    else:
-        new = tuple(int(n * f) for n, f in zip(old, pair(scale_factor)))
-        if any(n * f != m for n, f, m in zip(old, pair(scale_factor), new)):
-            return None
-    up = max(-(-b // a) for a, b in zip(old, new))
-    down = max(-(-a // b) for a, b in zip(old, new))
-    if up > 1 and cells.stride % up == 0:
-        resized = cells._replace(stride=cells.stride // up)
-        exact = up == 2 or all(b == a * up for a, b in zip(old, new))
-    else:
-        resized = cells._replace(stride=cells.stride * down)
-        exact = all(a == b * down for a, b in zip(old, new))
-    fits = resized.region.map_size(resized.stride) == new
-    return resized if exact and fits else None
-
-
-def by_bins(cells: Optional[Cells], output_size: Any) -> TypeGuard[Cells]:
-    """Whether adaptive pooling is to divide each image: into `k` x `k` bins, or into one.
-
-    A height and width are the size of some map, not a number of bins.
-    """
-    if cells is None or cells.pooled:
-        return False
-    return isinstance(output_size, int) or tuple(output_size) == (1, 1)
-
-
-def grid_factor(cells: Optional[Cells], output_size: Any) -> Optional[int]:
-    """The factor by which adaptive pooling to a height and width coarsens the grid, if it does."""
-    if cells is None or cells.pooled or by_bins(cells, output_size) or None in output_size:
-        return None
-    (rows, odd_rows), (columns, odd_columns) = (
-        divmod(old, new) for old, new in zip(cells.region.map_size(cells.stride), pair(output_size))
-    )
-    return rows if rows == columns and not odd_rows and not odd_columns else None
-
-
-def bins_of(cells: Cells, size: tuple[int, int]) -> list[Tensor]:
-    """For rows and columns (B, bins, cells) booleans: adaptive pooling's bins of each image."""
-    result = []
-    sides, lengths = cells.region.sides(cells.stride), cells.region.map_size(cells.stride)
-    for side, length, count in zip(sides, lengths, size):
-        index = torch.arange(count, device=side.device)
-        start = (index * side[:, None] // count)[..., None]
-        stop = (-(-(index + 1) * side[:, None] // count))[..., None]
-        at = torch.arange(length, device=side.device)
-        result.append((at >= start) & (at < stop))
-    return result
-
-
-def product(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
-    """rows @ x @ columns^T, for each image and channel."""
-    with torch.autocast(x.device.type, enabled=False):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        columns = columns.transpose(1, 2)[:, None].to(dtype)
-        return (rows[:, None].to(dtype) @ (x.to(dtype) @ columns)).to(x.dtype)
-
-
-# Functions and methods of one result, by name; those in place end in an underscore.
-ELEMENT_WISE = """
-    add sub mul div true_divide rsub neg abs pow square sqrt rsqrt exp log reciprocal
-    __radd__ __rsub__ __rmul__ __rdiv__ __pow__ __rpow__ __ipow__
-    addcmul addcdiv lerp where maximum minimum clamp clamp_min clamp_max clip masked_fill
-    relu relu6 leaky_relu prelu rrelu elu celu selu gelu silu mish hardtanh hardswish
-    hardsigmoid sigmoid logsigmoid tanh softplus softsign threshold
-    dropout feature_dropout dropout2d alpha_dropout batch_norm
-""".split()
-CASTS = (
-    'clone contiguous detach to type type_as float half bfloat16 double cpu cuda pin_memory'.split()
-)
-
-
-def named(names: Sequence[str]) -> list[Callable]:
-    """The functions and methods with these names, and those in place."""
-    homes = (torch, Tensor, F, torch._C._nn)
-    names = [f'{name}{suffix}' for name in names for suffix in ('', '_')]
-    return [getattr(home, name) for home in homes for name in names if hasattr(home, name)]
-
-
-# The functions that keep the region.
-RULES: dict[Callable, Callable] = {
-    **dict.fromkeys(named(ELEMENT_WISE), element_wise),
-    **dict.fromkeys(named(CASTS), cast),
-    F.conv2d: conv2d,
-    F.conv_transpose2d: conv_transpose2d,
-    F.max_pool2d: max_pool2d,
-    F.avg_pool2d: avg_pool2d,
-    F.adaptive_avg_pool2d: adaptive_avg_pool2d,
-    F.adaptive_max_pool2d: adaptive_max_pool2d,
-    F.group_norm: group_norm,
-    F.instance_norm: instance_norm,
-    F.interpolate: interpolate,
-    **dict.fromkeys((torch.mean, Tensor.mean), mean),
-    **dict.fromkeys(named(['softmax', 'log_softmax', 'sum', 'amax', 'amin']), over_channels(0)),
-    **dict.fromkeys((torch.cat, torch.concat), over_channels(0)),
-    **dict.fromkeys(named(['split', 'chunk']), over_channels(1)),
-    F.normalize: over_channels(1),
-    Tensor.__getitem__: channel_slice,
-}
+ForkingPickler.register(MaskedMap, reduce_for_workers)

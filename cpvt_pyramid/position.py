@@ -1,4 +1,4 @@
-"""Where position comes from: the PEG of CPVT (arXiv 2102.10882) and what it is compared with.
+"""Position encodings: the PEG of CPVT (arXiv 2102.10882) and those it is compared with.
 
 There are two kinds of encodings, each with one interface:
 - of tokens: a module takes tokens (B, H, W, C) and their mask (see `mask.py`), and returns the
@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
-from .mask import fill_outside, key_mask, valid_sizes
+from .mask import fill_outside, key_mask, subsample, valid_sizes
 
 # The encodings of a model, each with its options; a PEG's are in `PEG`.
-OF_ROPE = ('base', 'normalized')
+ROPE_OPTIONS = ('base', 'normalized')
 POSITIONS = {
     'peg': (),
     'learned': (),
     'sincos': (),
     'none': (),
-    'rope': OF_ROPE,
-    'rope-mixed': OF_ROPE,
+    'rope': ROPE_OPTIONS,
+    'rope-mixed': ROPE_OPTIONS,
     'alibi': (),
     'relative': ('reach',),
     'lookhere': ('view',),
@@ -37,7 +37,7 @@ CONVS = ('depthwise', 'separable', 'dense')
 
 
 class PEG(NamedTuple):
-    """Where PEGs are and what they are made of; the defaults are those of CPVTv2 and Twins.
+    """Placement and structure of PEGs; the defaults are those of CPVTv2 and Twins.
 
     The figures are the CPVT paper's, top-1 of DeiT-tiny on ImageNet in percent (sections 4.2 to 4.5
     and appendix): 68.2 without position, 72.2 with a learned table.
@@ -216,12 +216,12 @@ class SinCosPosition(nn.Module):
 
 
 class Grid(NamedTuple):
-    """The map that the queries of an attention come from."""
+    """The map that tokens form: the queries of an attention."""
 
     height: int
     width: int
+    mask: Optional[Tensor] = None  # (B, H, W, 1), see mask.py
     class_tokens: int = 0  # 0 or 1, before the map's
-    mask: Optional[Tensor] = None  # (B, H, W, 1)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of tokens (B, T, C), the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
@@ -234,13 +234,18 @@ class Grid(NamedTuple):
         x = position(x, self.mask).flatten(1, 2)
         return torch.cat([first, x], dim=1) if self.class_tokens else x
 
-    def keys(self) -> Optional[Tensor]:
-        """(B, 1, 1, T), True where a token may be attended to; None: everywhere."""
+    def keys(self, step: int = 1) -> Optional[Tensor]:
+        """(B, 1, 1, M), True where a key may be attended to; None: everywhere.
+
+        Args:
+            step: side of the cells of the map that have a key each.
+        """
         if self.mask is None:
             return None
-        return key_mask(F.pad(self.mask.flatten(1), (self.class_tokens, 0), value=True))
+        cells = subsample(self.mask, step).flatten(1)
+        return key_mask(F.pad(cells, (self.class_tokens, 0), value=True))
 
-    def places(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def centers(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (H',) and columns (W',) of the centres of all `step` x `step` cells, in tokens."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         rows, columns = (
@@ -321,12 +326,12 @@ class RoPE(AttentionPosition):
         self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         angles = self.angles(grid, 1, q)
-        of_keys = angles if step == 1 else self.angles(grid, step, q)
-        return rotate(q, angles), rotate(k, of_keys), None
+        key_angles = angles if step == 1 else self.angles(grid, step, q)
+        return rotate(q, angles), rotate(k, key_angles), None
 
     def angles(self, grid: Grid, step: int, like: Tensor) -> Tensor:
         """(B or 1, heads or 1, T, d / 2), by which the planes of queries or keys are rotated."""
-        rows, columns = (at[None] for at in grid.places(step, like))
+        rows, columns = (at[None] for at in grid.centers(step, like))
         if self.normalized:
             height: Union[int, Tensor] = grid.height
             width: Union[int, Tensor] = grid.width
@@ -337,9 +342,9 @@ class RoPE(AttentionPosition):
             f_x, f_y = self.turned_axes(rows.new_zeros(1, 1))
         else:
             f_x, f_y = self.frequencies.to(rows.dtype)
-        of_columns = columns[:, None, None, :, None] * f_x[:, None, None]
-        of_rows = rows[:, None, :, None, None] * f_y[:, None, None]
-        angles = (of_rows + of_columns).flatten(2, 3)
+        column_angles = columns[:, None, None, :, None] * f_x[:, None, None]
+        row_angles = rows[:, None, :, None, None] * f_y[:, None, None]
+        angles = (row_angles + column_angles).flatten(2, 3)
         return F.pad(angles, (0, 0, grid.class_tokens, 0))
 
 
@@ -356,7 +361,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 class AttentionBias(AttentionPosition):
-    """Adds to each score what `bias` makes of the offset from the query to the key.
+    """Adds a `bias`, a function of the offset from the query to the key, to each score.
 
     Nothing is added where the query or the key is the class token.
     """
@@ -398,9 +403,9 @@ class RelativePosition(AttentionBias):
         height, width = grid.height, grid.width
         q = q.unflatten(2, (height, width)) * q.shape[-1] ** -0.5
         rows, columns = F.linear(q, self.rows), F.linear(q, self.columns)  # of all distances
-        of_row, of_column = self.distances(height)[:, None], self.distances(width)
-        rows = rows.gather(-1, of_row.expand(*q.shape[:4], height))
-        columns = columns.gather(-1, of_column.expand(*q.shape[:4], width))
+        row_index, column_index = self.distances(height)[:, None], self.distances(width)
+        rows = rows.gather(-1, row_index.expand(*q.shape[:4], height))
+        columns = columns.gather(-1, column_index.expand(*q.shape[:4], width))
         scores = rows[..., :, None] + columns[..., None, :]  # (B, heads, H, W, H, W)
         return scores.flatten(4).flatten(2, 3)
 
@@ -429,9 +434,9 @@ class ALiBi(AttentionBias):
         self.slopes = [2**-exponent for exponent in exponents]
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
-        (rows, columns), (of_keys, of_columns) = grid.places(1, q), grid.places(step, q)
-        down = (of_keys - rows[:, None])[:, None, :, None]  # (H, 1, H', 1), from query to key
-        right = (of_columns - columns[:, None])[:, None]  # (1, W, 1, W')
+        (rows, columns), (key_rows, key_columns) = grid.centers(1, q), grid.centers(step, q)
+        down = (key_rows - rows[:, None])[:, None, :, None]  # (H, 1, H', 1), from query to key
+        right = (key_columns - columns[:, None])[:, None]  # (1, W, 1, W')
         heads = [self.penalty(head, down, right) for head in range(len(self.slopes))]
         return torch.stack(heads).flatten(3).flatten(1, 2)[None]
 
@@ -488,23 +493,41 @@ def distance(down: Tensor, right: Tensor) -> Tensor:
 
 
 class NoPosition(nn.Module):
-    """Tokens unchanged: the place of an encoding that is not used."""
+    """The identity, for an encoding that is not used."""
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         return x
 
 
-def position_table(kind: str, dim: int, size: int, mode: str = 'bilinear') -> nn.Module:
-    """What is added before the first block: 'learned' a table, 'sincos' a formula, else nothing."""
+def position_table(
+    kind: str, dim: int, image_size: Union[int, Sequence[int]], stride: int, mode: str = 'bilinear'
+) -> nn.Module:
+    """Build the encoding that is added before the first block: a table, a formula or nothing.
+
+    Args:
+        kind: the encoding.
+        dim: channels of the tokens.
+        image_size: side of the image in pixels, or height and width, for which a table has one
+            entry for each token.
+        stride: of the tokens, in pixels.
+        mode: of the table's interpolation.
+    """
+    sides = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(
+            f'pretrain_img_size (img_size in timm) must be a side in pixels, or a height and a '
+            f'width, got {image_size!r}'
+        )
     if kind == 'learned':
-        return LearnedPosition(dim, (size, size), mode)
+        height, width = (ops.ceil_div(side, stride) for side in sides)
+        return LearnedPosition(dim, (height, width), mode)
     return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
 
 
 def attention_position(
     kind: str, heads: int, dim: int, depth: float, options: dict
 ) -> AttentionPosition:
-    """What position does in an attention, for each of `POSITIONS`.
+    """Build the encoding inside an attention, for each of `POSITIONS`.
 
     Args:
         kind: the encoding.
@@ -534,8 +557,8 @@ def parse_position(
         columnar: whether the model is columnar.
 
     Raises:
-        ValueError: an unknown name, an encoding that the model cannot have, or settings of what is
-            not there.
+        ValueError: an unknown name, an encoding that the model cannot have, or settings that
+            nothing reads.
     """
     before, _, after = position.partition('+')
     known = [name for name in POSITIONS if columnar or name not in COLUMNAR_POSITIONS]

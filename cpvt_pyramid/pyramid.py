@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from .archs import PATCH_SIZES, Arch, check_rates, check_stages, find_arch
 from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttention
 from .mask import fill_outside, pixel_mask
-from .ops import ceil_div
-from .position import PEG, NoPosition, attention_position, parse_position, position_table
+from .position import PEG, Grid, NoPosition, attention_position, parse_position, position_table
 from .weights import LoadsCheckpoints, check_rgb_weights
+
+# Lists with an entry for each stage; the last only if PEGs follow other blocks than the first.
+STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
 
 
 class CPVTPyramid(LoadsCheckpoints):
@@ -34,10 +36,10 @@ class CPVTPyramid(LoadsCheckpoints):
             key is at the centre of its patch. None: as published, 'learned' for PVT, else 'peg'.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`). None: as in
             its paper.
-        peg: where PEGs are and what they are made of, a `PEG` or a dict of its fields. None: as
+        peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: as
             published. Indices of blocks that a stage does not have are ignored in that stage.
-        pretrain_img_size: side of the image, in pixels, for which a learned table has one entry
-            for each token.
+        pretrain_img_size: side of the image in pixels, or height and width, for which a learned
+            table has one entry for each token.
         in_channels: channels of the image.
         rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
             is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
@@ -70,7 +72,7 @@ class CPVTPyramid(LoadsCheckpoints):
         position: Optional[str] = None,
         position_options: Optional[dict] = None,
         peg: Union[PEG, dict, None] = None,
-        pretrain_img_size: int = 224,
+        pretrain_img_size: Union[int, Sequence[int]] = 224,
         in_channels: int = 3,
         rgb_weights: Union[str, Sequence[str], None] = None,
         out_indices: Sequence[int] = (0, 1, 2, 3),
@@ -137,7 +139,7 @@ class CPVTPyramid(LoadsCheckpoints):
             for shape in zip((in_channels, *dims[:-1]), dims, PATCH_SIZES)
         )
         self.pos_embeds = nn.ModuleList(
-            position_table(kind, dim, ceil_div(pretrain_img_size, stride))
+            position_table(kind, dim, pretrain_img_size, stride)
             for dim, stride in zip(dims, strides)
         )
         self.blocks = nn.ModuleList(
@@ -149,8 +151,9 @@ class CPVTPyramid(LoadsCheckpoints):
             for dim, depth in zip(dims, arch.depths)
         ]
         # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.
-        self.pos_block = nn.ModuleList(of_stage.pop('0', NoPosition()) for of_stage in pegs)
-        self.more_pos_block = nn.ModuleList(nn.ModuleDict(of_stage) for of_stage in pegs)
+        self.pos_block = nn.ModuleList(stage_pegs.pop('0', NoPosition()) for stage_pegs in pegs)
+        if any(pegs):
+            self.more_pos_block = nn.ModuleList(nn.ModuleDict(stage_pegs) for stage_pegs in pegs)
         self.no_peg = NoPosition()
         self.norm_list = nn.ModuleList(
             LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
@@ -184,50 +187,46 @@ class CPVTPyramid(LoadsCheckpoints):
     def forward_stage(
         self, i: int, x: Tensor, mask: Optional[Tensor] = None
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """Stage i: the tokens of the stage before, or of the image, and their mask, to its own."""
+        """Run stage i; returns its tokens and mask."""
         x, mask = self.patch_embeds[i](x, mask)
         x = self.pos_embeds[i](x, mask)  # PVT's table; CPVT has none
         x = self.peg(i, -1)(x, mask)
+        height, width = x.shape[1:3]
+        grid = Grid(height, width, mask)
         blocks: Any = self.blocks[i]  # a ModuleList, whose type names no items
         for j, block in enumerate(blocks):
-            x = self.peg(i, j)(block(x, mask), mask)  # CPVT: a PEG after block 0
+            x = self.peg(i, j)(block(x, grid), mask)  # CPVT: a PEG after block 0
         return self.norm_list[i](x), mask
 
     def peg(self, stage: int, block: int) -> nn.Module:
         """The PEG after a block of a stage (-1: before the first), or the identity."""
         if block == 0:
             return self.pos_block[stage]
-        pegs: Any = self.more_pos_block[stage]
+        pegs: Any = self.more_pos_block[stage] if hasattr(self, 'more_pos_block') else {}
         return pegs[str(block)] if str(block) in pegs else self.no_peg
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)
         for i in range(min(max(self.frozen_stages, 0), len(self.blocks))):
-            for parts in (
-                self.patch_embeds,
-                self.pos_embeds,
-                self.blocks,
-                self.pos_block,
-                self.more_pos_block,
-                self.norm_list,
-            ):
-                parts[i].eval().requires_grad_(False)
+            for name in STAGE_PARTS:
+                if hasattr(self, name):
+                    getattr(self, name)[i].eval().requires_grad_(False)
         if self.norm_eval:
             for module in self.modules():
                 if isinstance(module, (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)):
                     module.eval()
         return self
 
-    def has_no_use_for(self, name: str) -> bool:
+    def ignores_key(self, name: str) -> bool:
         """Whether published checkpoints hold a tensor that this model leaves out: of a classifier
         or of a stage that is not built."""
         part, *rest = name.split('.')
         if part in ('norm', 'head', 'cls_token', 'cls_pos'):
             return True
         stage = rest[0] if rest else ''
-        return part in self._modules and stage.isdecimal() and int(stage) >= len(self.blocks)
+        return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
 
-    def can_do_without(self, name: str) -> bool:
+    def may_be_missing(self, name: str) -> bool:
         """Whether a tensor keeps its value when a checkpoint does not hold it: the stage norms of
         SVT start as the identity, and PEGs may start at zero."""
         part = name.split('.')[0]

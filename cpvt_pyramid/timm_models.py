@@ -18,7 +18,7 @@ Shapes: B batch, H x W map, C channels, N = H * W tokens.
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Optional, Union
@@ -107,7 +107,7 @@ class Classifier(Trunk):
         num_classes: int = 1000,
         in_chans: int = 3,
         global_pool: str = 'avg',
-        img_size: int = 224,
+        img_size: Union[int, Sequence[int]] = 224,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         **options: Any,
@@ -291,7 +291,7 @@ class PyramidTrunk(CPVTPyramid, Trunk):
     @property
     def feature_info(self) -> list[dict]:
         return [
-            dict(num_chs=dim, reduction=4 * 2**i, module=f'blocks.{i}')
+            dict(num_chs=dim, reduction=4 * 2**i, module=f'norm_list.{i}')
             for i, dim in enumerate(self.arch.dims)
         ]
 
@@ -320,8 +320,9 @@ class PyramidTrunk(CPVTPyramid, Trunk):
         grid = Grid(height, width, class_tokens=1)
         x = with_class_token(x.flatten(1, 2), self.cls_token, self.cls_pos)  # (B, 1 + N, C)
         blocks: Any = self.blocks[last]  # a ModuleList, whose type names no items
+        row = Grid(1, x.shape[1])
         for j, block in enumerate(blocks):
-            x = block(x[:, None])[:, 0]  # a map with one row
+            x = block(x[:, None], row)[:, 0]
             x = grid.encode(self.peg(last, j), x)
         first, x = grid.split(x)
         return first, self.norm_list[last](x)
@@ -485,17 +486,20 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
     def create(
         pretrained: bool = False, output_stride: Optional[int] = None, **options: Any
     ) -> nn.Module:
+        feature_cfg: dict[str, Any] = dict(out_indices=4)
         if options.get('features_only'):
             if model_cls is PyramidClassifier:
                 options.setdefault('global_pool', 'avg')  # as `CPVTPyramid`, without a class token
             if options.get('feature_cls', 'getter') == 'getter':
                 options['feature_cls'] = Features
+            elif model_cls is PyramidClassifier:  # 'hook' and 'fx' return what a module returns
+                feature_cfg['output_fmt'] = 'NHWC'
         model = build_model_with_cfg(
             partial(build, model_cls),
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg=dict(out_indices=4),
+            feature_cfg=feature_cfg,
             **published | options,
         )
         info = model.feature_info

@@ -10,7 +10,7 @@ an image in another batch. Here the boxes are the same:
     each image, and FPN and heads keep the padding out of the images (`mark_images`);
   - anchors lie at fixed strides, and only inside the images (`StrideAnchors`);
   - cells of padding are not among the candidates (`suppress_padding`);
-  - RoIAlign repeats the edge of an image where it reads across it (`EdgeRoIAlign`).
+  - RoIAlign reads each image's own part of the maps (`RegionRoIAlign`).
 
 Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
 """
@@ -34,9 +34,11 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxP
 from torchvision.ops.poolers import LevelMapper
 
 from .archs import ARCHS, COLUMNAR_ARCHS
-from .columnar import DenseCPVT
-from .masked_map import cells_of, clear, masked_maps, padded_batch
+from .columnar import DenseCPVT, crop
+from .masked_map import cells_of, masked_maps, padded_batch
 from .pyramid import CPVTPyramid
+from .regions import clear
+from .rois import split_images
 from .weights import WRAPPERS, compare, read_checkpoint, rename
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
@@ -114,7 +116,7 @@ def mask_rcnn(
 ) -> MaskRCNN:
     """Mask R-CNN. Arguments are those of `faster_rcnn`, and options of torchvision's `MaskRCNN`."""
     parts = two_stage_parts(backbone, out_channels)
-    parts['mask_roi_pool'] = EdgeRoIAlign(14, parts['backbone'].strides[:-1])
+    parts['mask_roi_pool'] = RegionRoIAlign(14, parts['backbone'].strides[:-1])
     return assemble(MaskRCNN, num_classes, parts | options)
 
 
@@ -164,7 +166,7 @@ def two_stage_parts(backbone: Backbone, out_channels: int) -> dict[str, Any]:
     return dict(
         backbone=pyramid,
         rpn_anchor_generator=StrideAnchors(pyramid.strides, [[8 * s] for s in pyramid.strides]),
-        box_roi_pool=EdgeRoIAlign(7, pyramid.strides[:-1]),
+        box_roi_pool=RegionRoIAlign(7, pyramid.strides[:-1]),
         size_divisible=1,
     )
 
@@ -342,16 +344,15 @@ class StrideAnchors(AnchorGenerator):
             return [anchors] * len(image_list.image_sizes)
         counts = self.num_anchors_per_location()
         outside = [
-            regions[0].outside(stride).flatten(1).repeat_interleave(count, dim=1)
-            for stride, count in zip(self.strides, counts)
+            regions[0].at_stride(stride).outside(size).flatten(1).repeat_interleave(count, dim=1)
+            for stride, size, count in zip(self.strides, map_sizes, counts)
         ]
         return list(torch.where(torch.cat(outside, dim=1)[..., None], 0, anchors))
 
 
-class EdgeRoIAlign(MultiScaleRoIAlign):
-    """RoIAlign that reads the same at the edge of a padded image as at that of a map.
+class RegionRoIAlign(MultiScaleRoIAlign):
+    """RoIAlign that reads each image of a padded batch as it reads the image alone.
 
-    There it repeats the last cells, which is why they are copied to the padding next to them.
     Scales are those of the strides; torchvision guesses them from the first batch.
 
     Args:
@@ -362,7 +363,6 @@ class EdgeRoIAlign(MultiScaleRoIAlign):
     def __init__(self, output_size: int, strides: Sequence[int]) -> None:
         names = [str(i) for i in range(len(strides))]
         super().__init__(names, output_size, sampling_ratio=2)
-        self.strides = tuple(strides)
         self.scales = [1 / stride for stride in strides]
         self.map_levels = LevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
 
@@ -370,25 +370,14 @@ class EdgeRoIAlign(MultiScaleRoIAlign):
         self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
     ) -> Tensor:
         """(boxes of all images, C, output_size, output_size)."""
-        maps = {
-            name: repeat_edges(x[name], image_shapes, stride)
-            for name, stride in zip(self.featmap_names, self.strides)
-        }
-        return super().forward(maps, boxes, image_shapes)
-
-
-def repeat_edges(x: Tensor, image_sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:
-    """A map (B, C, h, w) whose first row and column of padding repeat each image's last ones."""
-    if cells_of(x) is None:
-        return x
-    x = x.as_subclass(Tensor).clone()
-    for b, (height, width) in enumerate(image_sizes):
-        rows, columns = -(-height // stride), -(-width // stride)
-        if rows < x.shape[2]:
-            x[b, :, rows] = x[b, :, rows - 1]
-        if columns < x.shape[3]:
-            x[b, :, :, columns] = x[b, :, :, columns - 1]
-    return x
+        images = split_images([x[name] for name in self.featmap_names])
+        if images is None:
+            return super().forward(x, boxes, image_shapes)
+        found = [
+            super(RegionRoIAlign, self).forward(dict(zip(self.featmap_names, maps)), [box], [shape])
+            for maps, box, shape in zip(images, boxes, image_shapes)
+        ]
+        return torch.cat(found)
 
 
 def mark_images(_transform: nn.Module, _args: tuple, output: tuple) -> None:
@@ -443,20 +432,32 @@ class SemanticFPN(nn.Module):
                 image alone.
         """
         height, width = image.shape[2:]
-        coarsest = self.backbone.strides[-1]
-        padding = -height % coarsest, -width % coarsest  # so that all levels are whole multiples
-        if valid is None and any(padding):
-            valid = torch.tensor([[height, width]]).expand(len(image), -1)
-        image = F.pad(image, (0, padding[1], 0, padding[0]))
         if valid is not None:
+            if torch.compiler.is_exporting() or torch.jit.is_tracing():
+                raise ValueError('a graph of SemanticFPN takes images of one size; leave out valid')
             image = padded_batch(image, valid)
-        levels = self.backbone(image).values()
-        first, *others = (branch(x) for branch, x in zip(self.branches, levels))
-        for x in others:
-            first = first + x
-        logits = self.classifier(self.dropout(first))
+        levels = list(self.backbone(image).values())
+        results = []
+        for i, branch in enumerate(self.branches):
+            x, finer = levels[i], i
+            for layer in branch.children():
+                x = layer(x)
+                if isinstance(layer, nn.Upsample):
+                    finer -= 1
+                    x = top_left(x, levels[finer].shape[2:])
+            results.append(x)
+        logits = self.classifier(self.dropout(sum(results[1:], results[0])))
         logits = F.interpolate(logits, scale_factor=self.backbone.strides[0], mode='bilinear')
-        return {'out': logits.as_subclass(Tensor)[..., :height, :width]}
+        if valid is not None:
+            logits = logits.as_subclass(Tensor)
+        return {'out': top_left(logits, (height, width))}
+
+
+def top_left(x: Tensor, size: Sequence[int]) -> Tensor:
+    """The top left h x w of a map (B, C, H, W)."""
+    if cells_of(x) is not None:
+        return x[..., : size[0], : size[1]]
+    return crop(x.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
 
 
 # (ours, mm's): the beginning of a name in a detector's or segmentor's checkpoint.

@@ -15,6 +15,7 @@ A checkpoint of another architecture is an error, wherever it is loaded.
 import functools
 import logging
 import math
+import os
 import pickle
 import re
 from collections.abc import Iterable, Sequence
@@ -244,7 +245,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
         ImportError: a `.safetensors` file without the package safetensors.
         ValueError: the file is damaged, or holds objects that could run code.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))  # unlike Path.expanduser, takes unknown users
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint at {path}')
     try:
@@ -283,11 +284,11 @@ class LoadsCheckpoints(nn.Module):
 
     rgb_weights: Union[str, Sequence[str], None]
 
-    def has_no_use_for(self, name: str) -> bool:
+    def ignores_key(self, name: str) -> bool:
         """Whether published checkpoints hold a tensor that this model leaves out."""
         raise NotImplementedError
 
-    def can_do_without(self, name: str) -> bool:
+    def may_be_missing(self, name: str) -> bool:
         """Whether a tensor keeps its value when a checkpoint does not hold it."""
         raise NotImplementedError
 
@@ -317,14 +318,14 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
     if not theirs:  # a checkpoint of something else: a neck, a head
         return compare(ours, {})
     theirs = to_ours(tensors_of(theirs))
-    theirs = {k: v for k, v in theirs.items() if k in ours or not module.has_no_use_for(k)}
+    theirs = {k: v for k, v in theirs.items() if k in ours or not module.ignores_key(k)}
     theirs, how = inflated(theirs, ours, module.rgb_weights)
     report = compare(ours, theirs)._replace(inflated=how)
     objection = objection_to(ours, theirs, report)
     if objection:
         raise ValueError(objection)
 
-    theirs |= {name: ours[name] for name in report.kept if module.can_do_without(name)}
+    theirs |= {name: ours[name] for name in report.kept if module.may_be_missing(name)}
     for name in [name for name in state_dict if name.startswith(prefix)]:
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})
@@ -422,8 +423,8 @@ def objection_to(
                 advice += f"; or set rgb_weights='mean' to make it fit {here[1]} channels"
         if name.endswith('.table'):
             advice = (
-                '. Build the model with the pretrain_img_size of the checkpoint: at any other '
-                'size of image the table is interpolated'
+                '. Build the model with the pretrain_img_size of the checkpoint (img_size in '
+                'timm): at any other size of image the table is interpolated'
             )
         return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
     # No position at all is a choice; a part of it is a damaged file.
@@ -569,7 +570,7 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             if value.dim() != 3:
                 raise ValueError(f'{name} must have the shape (1, N, C), got {tuple(value.shape)}')
             side = math.isqrt(value.shape[1])
-            if value.shape[1] - side**2 not in (0, 1):
+            if not side or value.shape[1] - side**2 not in (0, 1):
                 raise ValueError(f'{name} must be square, got {value.shape[1]} entries')
             if value.shape[1] > side**2:
                 ours['cls_pos'] = value[:, :1]

@@ -60,7 +60,7 @@ def untrained(
     configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     """By name, the config and a checkpoint of an untrained model with many detections or labels."""
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.models import build_model
 
     folder, commands = tmp_path_factory.mktemp('untrained'), {}

@@ -1,8 +1,8 @@
-"""Small random models of other packages, from the builders in tools/benchmarks/ports.py."""
+"""Small random models of other packages, from the builders in models/ports.py."""
 
-import ports
 import torch
-from ports import randomize, with_eps
+from models import ports
+from models.ports import randomize, with_eps
 from torch import nn
 
 from cpvt_pyramid import ARCHS, Arch

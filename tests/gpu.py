@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 import torch
-from ports import randomize
+from models.ports import randomize
 from reference import TINY_SVT
 from torch import Tensor, nn
 

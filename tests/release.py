@@ -123,6 +123,11 @@ def check_archives(wheel: Path, archive: Path, folder: Path) -> Path:
         check_contents(names, '', [n for n in tracked if n.startswith('cpvt_pyramid/')])
         configs = [name for name in tracked if name.startswith('configs/')]
         check_contents(names, 'cpvt_pyramid/.mim/', configs)
+        of_checkout = [
+            n for n in names if re.search(r'(benchmarks|tools/demo|experiments|tests)/', n)
+        ]
+        if of_checkout:
+            sys.exit(f'must not be in the wheel: {", ".join(sorted(of_checkout))}')
         check_paths((name, file.read(name)) for name in names)
     with tarfile.open(archive) as file:
         check_contents(set(file.getnames()), f'{root}/', tracked)

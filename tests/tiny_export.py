@@ -6,7 +6,7 @@ from typing import Optional
 import pytest
 import torch
 from mmengine.registry import MODELS
-from ports import randomize
+from models.ports import randomize
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable

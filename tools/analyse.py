@@ -23,7 +23,7 @@ def analyse(
     results: str,
     *,
     out: str = 'analysis.html',
-    score_thr: float = 0.3,
+    score_thr: Optional[float] = None,
     worst: int = 12,
     cfg_options: Sequence[str] = (),
 ) -> None:
@@ -34,24 +34,24 @@ def analyse(
         results: what test.py --out wrote, or for detectors COCO results (JSON).
         out (FILE.html): the page; the numbers are written to FILE.json.
         score_thr (SCORE): detections with a lower score are not in the confusion matrix and in
-            pictures.
+            pictures; by default 0.3.
         worst (N): number of images to show.
         cfg_options (KEY=VALUE): override settings of the config.
     """
     import json
 
-    from cpvt_pyramid.runner.checks import check_data
-    from cpvt_pyramid.runner.configs import load_config
-    from cpvt_pyramid.runner.results.analysis import analyse_results
+    from cpvt_pyramid.runner.analysis import analyse_results
+    from cpvt_pyramid.runner.config.check import check_data
+    from cpvt_pyramid.runner.config.load import load_config
+    from cpvt_pyramid.runtime.predictor import check_score_thr
     from cpvt_pyramid.tooling.files import atomic_write, check_file
     from cpvt_pyramid.tooling.pages import html_page
 
     if not out.endswith('.html'):
         raise UserError(f'--out must end in .html, got {out}')
-    if not 0 <= score_thr <= 1 or worst < 0:
-        raise UserError(
-            f'--score-thr must be in [0, 1] and --worst at least 0, got {score_thr} and {worst}'
-        )
+    check_score_thr(score_thr)
+    if worst < 0:
+        raise UserError(f'--worst must be at least 0, got {worst}')
     check_file(out)
     cfg = load_config(config, cfg_options)
     check_data(cfg, 'test')

@@ -24,10 +24,10 @@ def print_band_statistics(inputs: Sequence[str], bands: Sequence[int] = ()) -> N
     """
     from tqdm import tqdm
 
-    from cpvt_pyramid.runner.inference.bands import band_statistics
+    from cpvt_pyramid.runner.inference.raster import band_statistics
     from cpvt_pyramid.tooling.inputs import find_inputs
 
-    paths = find_inputs(inputs)
+    paths = list(find_inputs(inputs))
     try:
         found = band_statistics(tqdm(paths, unit='image', disable=None), bands or None)
     except (OSError, ValueError) as error:

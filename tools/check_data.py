@@ -36,8 +36,8 @@ def check_data(
         samples (N): images of each split to show.
         cfg_options (KEY=VALUE): override settings of the config.
     """
-    from cpvt_pyramid.runner.checks import check_data
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.check import check_data
+    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.datasets.checks import check_contents
     from cpvt_pyramid.runner.datasets.new_config import config_of_folder
     from cpvt_pyramid.runner.datasets.page import write_data_page

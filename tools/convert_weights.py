@@ -76,6 +76,7 @@ def convert(
     found = weights.tensors_of(weights.read_checkpoint(source))
     ours = weights.to_ours(found)
     model = model_of(ours)
+    validate(ours, model)
     if backbone_only:
         ours = {k: v for k, v in ours.items() if not weights.CLASSIFIER.match(k)}
     key = to if to in ('ours', *weights.FORMATS) else published_format(ours)
@@ -99,6 +100,44 @@ def convert(
         if path.read_bytes() != partial.read_bytes():
             raise ValueError(f'{path} already exists with other content; remove it')
         return path, False
+
+
+def validate(ours: dict[str, Tensor], model: nn.Module) -> None:
+    """Raise a ValueError if a tensor is damaged or missing.
+
+    Args:
+        ours: under our names; some may have no place in the model.
+        model: of their architecture; see `model_of`.
+    """
+    from torch import nn
+
+    from cpvt_pyramid.weights import compare, defect_of, listed, objection_to
+
+    expected = model.state_dict()
+    if 'norm.weight' not in expected:  # a pyramid: add what its classifier holds
+        dim = model.channels[-1]
+        classifier = {'norm': nn.LayerNorm(dim), 'head': nn.Linear(dim, labels_of(ours))}
+        expected |= nn.ModuleDict(classifier).state_dict()
+        expected |= dict.fromkeys(('cls_token', 'cls_pos'), expected['norm.bias'][None, None])
+    report = compare(expected, ours)
+    objection = objection_to(expected, ours, report)
+    if objection:
+        raise ValueError(objection)
+    held = {name.split('.')[0] for name in ours}
+    held |= {part for part, other in (('norm', 'head'), ('cls_token', 'cls_pos')) if other in held}
+    if lacking := [name for name in report.kept if name.split('.')[0] in held]:
+        raise ValueError(f'the checkpoint is damaged: it lacks {listed(lacking)}')
+    for name in report.unused:
+        if defect := defect_of(ours[name], expected['norm.bias']):
+            raise ValueError(f'the checkpoint is damaged: {name} {defect}')
+
+
+def labels_of(ours: dict[str, Tensor]) -> int:
+    """Number of classes of a checkpoint; 1000 if it has no classifier."""
+    labels = ours['head.bias'].shape[:1].numel() if 'head.bias' in ours else 1000
+    if not labels:
+        raise ValueError('head.bias must have a value for each class, got none')
+    return labels
 
 
 def published_format(ours: dict[str, Tensor]) -> str:
@@ -168,12 +207,15 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
     if table is None and not pegs:
         raise ValueError(f'{arch} must have a PEG (pos_block) or a table; the checkpoint has none')
     for name in ('patch_embeds.0.proj.weight', 'pos_embeds.0.table', 'pos_embed.table'):
-        if name in ours and ours[name].dim() != 4:
-            raise ValueError(f'{name} must have 4 dimensions, got {tuple(ours[name].shape)}')
+        if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
+            shape = tuple(ours[name].shape)
+            raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
     kinds = ['learned'] * (table is not None) + ['peg'] * bool(pegs)
     options = dict(
         position='+'.join(kinds) or 'none',
-        pretrain_img_size=224 if table is None else (4 if stages else 16) * table.shape[1],
+        pretrain_img_size=224
+        if table is None
+        else [(4 if stages else 16) * side for side in table.shape[1:3]],
     )
     if stages:
         model = CPVTPyramid(
@@ -188,8 +230,8 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
             arch,
             **options,
             peg=dict(after=pegs) if pegs else None,
-            class_token='cls_token' in ours,
-            num_classes=len(ours.get('head.bias', range(1000))),
+            class_token='cls_token' in ours or 'cls_pos' in ours,
+            num_classes=labels_of(ours),
         )
     return model.eval()
 

@@ -101,7 +101,7 @@ def load(
         return load_backbone(config, checkpoint), {'arch': config}, None
 
     from cpvt_pyramid.export.about import about_config
-    from cpvt_pyramid.runner.configs import leaves, load_config
+    from cpvt_pyramid.runner.config.load import leaves, load_config
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
     cfg = load_config(config, cfg_options)
@@ -131,18 +131,16 @@ def load_backbone(arch: str, checkpoint: str) -> 'nn.Module':
 
 def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.ndarray']:
     """Up to eight images, (H, W, 3) RGB."""
-    import numpy as np
-    from PIL import Image
-
+    from cpvt_pyramid.runtime.images import load_image
     from cpvt_pyramid.tooling.inputs import IMAGES, find_inputs
 
-    own = list(folder.iterdir()) if folder and folder.is_dir() else []
-    if inputs or any(path.suffix.lower() in IMAGES for path in own):
-        found = [p for p in find_inputs(inputs or [str(folder)]) if p.suffix.lower() in IMAGES]
+    own = sorted(folder.iterdir()) if folder and folder.is_dir() else []
+    found = find_inputs(inputs) if inputs else own
+    if images := [path for path in found if path.suffix.lower() in IMAGES]:
         try:
-            return [np.array(Image.open(path).convert('RGB')) for path in found[:8]]
+            return [load_image(path := image) for image in images[:8]]
         except OSError as error:
-            raise UserError(f'--images: not a complete image: {error}') from error
+            raise UserError(f'--images {path}: {error}') from error
     try:
         import skimage.data
     except ImportError as error:

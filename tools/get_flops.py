@@ -69,7 +69,7 @@ def count(
     config: str, size: tuple[int, int], depth: int, cfg_options: Sequence[str] = ()
 ) -> list[Row]:
     """The model first, then its submodules that have parameters or FLOPs."""
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.tooling.command import UserError
 
     if min(size) < 1:

@@ -16,7 +16,8 @@ With --format, the predictions are also written for other tools:
   csv       predictions.csv, one table of all images
   geojson   NAME.geojson, in world coordinates if the image is georeferenced, else in pixels
 For a video it writes NAME.overlay.mp4 and NAME.detections.jsonl or NAME.segments.jsonl, one line
-per frame.
+per frame. NAME keeps the subfolders of a folder or a pattern, and gets a number where two inputs
+would have the same; inputs.json tells which input has which.
 
 With --tile, images of any size are processed in tiles at their own resolution; label maps are
 GeoTIFFs, NAME.labels.tif, and detections are boxes without masks. The same command resumes a run
@@ -28,9 +29,10 @@ For several GPUs, processes or machines, see dist_infer.sh.
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
@@ -40,23 +42,24 @@ except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
 if TYPE_CHECKING:
+    from cpvt_pyramid.results.formats import Output
+    from cpvt_pyramid.results.predictions import Kind
     from cpvt_pyramid.runner.inference.batched import ModelPredictor
-    from cpvt_pyramid.runner.inference.large_images import LargeImages
+    from cpvt_pyramid.runner.inference.exported import ExportedPredictor
+    from cpvt_pyramid.runner.inference.large_images import LargeImages, TileModel
     from cpvt_pyramid.runner.inference.sharing import Share
-    from cpvt_pyramid.tooling.formats import Output
 
 Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 
 
 def infer(
-    config: str,
-    checkpoint: str,
-    inputs: Sequence[str],
+    model: Sequence[str],
     out_dir: str = 'predictions',
+    backend: Optional[Literal['onnxruntime', 'openvino']] = None,
     device: Optional[str] = None,
-    dtype: Literal['float32', 'bfloat16'] = 'float32',
+    dtype: Optional[Literal['float32', 'bfloat16']] = None,
     batch_size: int = 1,
-    score_thr: float = 0.3,
+    score_thr: Optional[float] = None,
     format: Optional[Format] = None,
     workers: int = 2,
     tile: Optional[int] = None,
@@ -70,15 +73,18 @@ def infer(
     """Run a model on images and videos.
 
     Args:
-        config: config file, for example configs/retinanet_cpvt_s.py.
-        checkpoint: weights of the model, a path or an address.
-        inputs (INPUT): an image, a video, a folder of them, a quoted pattern such as
+        model (MODEL INPUT): CONFIG CHECKPOINT, of which the second may be an address; or a .onnx
+            file of tools/export.py, or an OpenVINO model (.xml) made from one. Then the inputs:
+            images, videos, folders with their subfolders, quoted patterns such as
             'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir (DIR): folder for the results.
+        backend: what runs an exported model; by default onnxruntime.
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
-        dtype: of the backbone, the neck and the heads of segmentors; boxes are float32.
+        dtype: of the backbone, the neck and the heads of segmentors, by default float32; boxes are
+            float32.
         batch_size (N): images, frames or tiles at a time.
-        score_thr (SCORE): leave out boxes with a lower score.
+        score_thr (SCORE): leave out boxes with a lower score; by default that of an exported model,
+            else 0.3.
         format: write the predictions in this format, too.
         workers (N): threads that read images ahead of the model.
         tile (PIXELS): split images into tiles of this size, for example 1024.
@@ -96,123 +102,119 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from cpvt_pyramid.mm.amp import replace_forward
-    from cpvt_pyramid.runner.checks import check_settings
-    from cpvt_pyramid.runner.configs import load_config
-    from cpvt_pyramid.runner.ignored import check_ignored
-    from cpvt_pyramid.runner.inference import large_images
-    from cpvt_pyramid.runner.inference.batched import ModelPredictor
-    from cpvt_pyramid.runner.inference.prediction import dataset_meta, kind_of_results
+    from cpvt_pyramid.results.formats import Output
+    from cpvt_pyramid.runner.inference.large_images import LargeImages, tile_options
     from cpvt_pyramid.runner.inference.sharing import Sharing
-    from cpvt_pyramid.runner.mistakes import config_mistakes
-    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
-    from cpvt_pyramid.tooling.formats import Output
+    from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
+    from cpvt_pyramid.tooling.inputs import find_inputs, name_results
 
-    check_numbers(score_thr, workers)
-    tiling = large_images.tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
+    check_score_thr(score_thr)
+    if workers < 0:
+        raise UserError(f'--workers must be at least 0, got {workers}')
+    tiling = tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
+    exported = Path(model[0]).suffix in EXPORTED
+    inputs = model[1 if exported else 2 :]
+    if not inputs:
+        raise UserError('give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...')
+    others = {'device': device, 'dtype': dtype, 'gpu-memory': gpu_memory}
+    others |= {'cfg-options': cfg_options}
+    for name, value in (others if exported else {'backend': backend}).items():
+        if value:
+            kind = 'exported models' if exported else 'checkpoints'
+            raise UserError(f'--{name} is not for {kind}; leave it out')
+    found = find_inputs(inputs, out_dir=out_dir)
+    sharing = Sharing.among(launcher)
+    with ExitStack() as stack:
+        if exported:
+            loaded = load_exported(model[0], backend or 'onnxruntime', batch_size, score_thr, tile)
+        else:
+            device, dtype = device or (sharing and sharing.device), dtype or 'float32'
+            files = model[0], model[1], cfg_options, device, dtype, out_dir
+            loaded = load_trained(stack, *files, batch_size, score_thr, tile)
+        check_score_thr(score_thr, loaded.kind)
+        named, folder = name_results(found, out_dir)
+        output = Output(folder, format, loaded.kind, loaded.model.meta['classes'])
+        output.check(named, tiled=tiling is not None)
+        if tiling:
+            large = LargeImages(loaded.model, tiling, folder, loaded.score_thr)
+            share = sharing and sharing.of_tiles(large)
+            return write_all(partial(write_tiles, large), named, output, share)
+        about = [loaded.about, batch_size, loaded.score_thr]
+        share = sharing and sharing.of_images(folder, about, batch_size)
+        write = partial(write_whole, loaded.model, folder, workers)
+        return write_all(write, named, output, share)
+
+
+class Loaded(NamedTuple):
+    """A model that is ready to run."""
+
+    model: 'ModelPredictor | ExportedPredictor | TileModel'  # the last with --tile
+    kind: 'Kind'
+    score_thr: float
+    about: dict  # identifies the model
+
+
+def load_exported(
+    path: str, backend: str, batch_size: int, score_thr: Optional[float], tile: Optional[int]
+) -> Loaded:
+    """Open an exported model; for the arguments, see `infer`."""
+    from cpvt_pyramid.runner.inference.exported import ExportedPredictor, exported_tiles
+    from cpvt_pyramid.runtime.predictor import ExportedModel
+    from cpvt_pyramid.tooling.inputs import local_path
+
+    exported = ExportedModel(local_path(path), backend)
+    score_thr = exported.about['score_thr'] if score_thr is None else score_thr
+    tiles = exported_tiles(exported, backend)
+    model = tiles if tile else ExportedPredictor(exported, batch_size, score_thr)
+    return Loaded(model, exported.kind_of_results, score_thr, tiles.about)
+
+
+def load_trained(
+    stack: ExitStack,
+    config: str,
+    checkpoint: str,
+    cfg_options: Sequence[str],
+    device: Optional[str],
+    dtype: str,
+    out_dir: str,
+    batch_size: int,
+    score_thr: Optional[float],
+    tile: Optional[int],
+) -> Loaded:
+    """Build a model of mm; for the arguments, see `infer`. In the `stack`, what is wrong with its
+    config becomes the user's error."""
+    from cpvt_pyramid.mm.amp import replace_forward
+    from cpvt_pyramid.runner.config.check import check_settings
+    from cpvt_pyramid.runner.config.explain import explained
+    from cpvt_pyramid.runner.config.load import load_config
+    from cpvt_pyramid.runner.config.unread import check_unread
+    from cpvt_pyramid.runner.inference.batched import ModelPredictor
+    from cpvt_pyramid.runner.inference.large_images import fingerprint, tile_model
+    from cpvt_pyramid.runner.inference.prediction import dataset_meta, kind_of_results
+    from cpvt_pyramid.runner.inference.trained import SCORE_THR
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+    from cpvt_pyramid.tooling.files import make_folder
+
     cfg = load_config(config, cfg_options)
     check_settings(cfg, 'test_dataloader')
-    check_ignored(cfg, 'test')
-    named, folder = names_of_results(inputs, out_dir)
+    check_unread(cfg, 'test')
     weights = fetch_checkpoint(checkpoint)
-    sharing = Sharing.among(launcher)
-    model = build_model(cfg, device or sharing and sharing.device)
+    model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
     if dtype == 'bfloat16':
         replace_forward(model)
-    cfg.work_dir = str(folder)  # for the traceback of a mistake in the config
-    with config_mistakes(cfg, ('test',)):
-        meta = dataset_meta(cfg, weights)
-        output = Output(folder, format, kind_of_results(model, cfg), meta['classes'])
-        output.check(named, tiled=tiling is not None)
-        if tiling:
-            tiles = large_images.tile_model(model, cfg, weights, meta)
-            tiles.about['dtype'] = dtype
-            large = large_images.LargeImages(tiles, tiling, folder, score_thr)
-            share = sharing and sharing.of_tiles(large)
-            return write_all(partial(write_tiles, large), named, output, share)
-        predictor = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-        about = large_images.fingerprint(cfg, weights, next(model.parameters()).device)
-        about = [about, dtype, batch_size, score_thr]
-        share = sharing and sharing.of_images(folder, about, batch_size)
-        return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
-
-
-def infer_exported(
-    model: str,
-    inputs: Sequence[str],
-    out_dir: str = 'predictions',
-    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
-    batch_size: int = 1,
-    score_thr: float = 0.3,
-    format: Optional[Format] = None,
-    workers: int = 2,
-    tile: Optional[int] = None,
-    overlap: Optional[int] = None,
-    memory: Optional[str] = None,
-    inexact: bool = False,
-    launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
-) -> int:
-    """Run an exported model on images and videos.
-
-    Args:
-        model (MODEL): a .onnx file of tools/export.py, or an OpenVINO model (.xml) made from one.
-        inputs (INPUT): an image, a video, a folder of them, a quoted pattern such as
-            'photos/**/*.jpg', or - for a list of paths on stdin.
-        out_dir (DIR): folder for the results.
-        backend: what runs the model.
-        batch_size (N): images, frames or tiles at a time.
-        score_thr (SCORE): leave out boxes with a lower score.
-        format: write the predictions in this format, too.
-        workers (N): threads that read images ahead of the model.
-        tile (PIXELS): split images into tiles of this size, for example 1024.
-        overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
-        memory (SIZE): memory limit of the process with --tile, for example 2GiB.
-        inexact: let the tiles of a batch pass the model together; rounding then depends on the
-            batch size.
-        launcher: what started the processes.
-
-    Returns:
-        The exit status: 1 if some inputs could not be read, else 0.
-    """
-    from cpvt_pyramid.runner.inference.large_images import LargeImages, tile_options
-    from cpvt_pyramid.runner.inference.sharing import Sharing
-    from cpvt_pyramid.runtime.in_mm import ExportedPredictor, exported_tiles
-    from cpvt_pyramid.runtime.predictor import ExportedModel
-    from cpvt_pyramid.tooling.formats import Output
-
-    check_numbers(score_thr, workers)
-    tiling = tile_options(batch_size, tile, overlap, memory, None, inexact)
-    exported = ExportedModel(Path(model), backend)
-    named, folder = names_of_results(inputs, out_dir)
-    output = Output(folder, format, exported.kind_of_results, exported.classes)
-    output.check(named, tiled=tiling is not None)
-    sharing = Sharing.among(launcher)
-    tiles = exported_tiles(exported, backend)
-    if tiling:
-        large = LargeImages(tiles, tiling, folder, score_thr)
-        share = sharing and sharing.of_tiles(large)
-        return write_all(partial(write_tiles, large), named, output, share)
-    predictor = ExportedPredictor(exported, batch_size, score_thr)
-    share = sharing and sharing.of_images(folder, [tiles.about, batch_size, score_thr], batch_size)
-    return write_all(partial(write_whole, predictor, folder, workers), named, output, share)
-
-
-def check_numbers(score_thr: float, workers: int) -> None:
-    if not 0 <= score_thr <= 1:  # refuses nan too
-        raise UserError(f'--score-thr must be in [0, 1], got {score_thr}')
-    if workers < 0:
-        raise UserError(f'--workers must be at least 0, got {workers}')
-
-
-def names_of_results(inputs: Sequence[str], out_dir: str) -> tuple[list[tuple[Path, str]], Path]:
-    """The input files, each with a name for its results, and the folder for these."""
-    from cpvt_pyramid.tooling.files import make_folder
-    from cpvt_pyramid.tooling.inputs import find_inputs, result_names
-
-    paths = find_inputs(inputs)
-    folder = make_folder(out_dir)
-    return list(zip(paths, result_names(paths, folder))), folder
+    cfg.work_dir = str(make_folder(out_dir))  # for the traceback of a mistake in the config
+    stack.enter_context(explained(cfg, ('test',)))
+    meta, kind = dataset_meta(cfg, weights), kind_of_results(model, cfg)
+    score_thr = SCORE_THR if score_thr is None else score_thr
+    if tile:
+        ready = tile_model(model, cfg, weights, meta)
+        about = ready.about
+    else:
+        ready = ModelPredictor(model, cfg, meta, batch_size, score_thr)
+        about = fingerprint(cfg, weights, next(model.parameters()).device)
+    about['dtype'] = dtype
+    return Loaded(ready, kind, score_thr, about)
 
 
 def write_tiles(large: 'LargeImages', named: Sequence[tuple[Path, str]], skip: Skip) -> None:
@@ -271,8 +273,9 @@ def write_all(
         skipped.append(path)
 
     def conclude(skipped: Sequence[Path]) -> None:
-        output.write([(path, name) for path, name in named if path not in skipped])
-        print(f'{len(named) - len(skipped)} of {len(named)} done: results in {output.folder}')
+        done = [(path, name) for path, name in named if path not in skipped]
+        output.write(done)
+        output.report(done, len(named))
 
     if share:
         skipped = share(write, named, conclude)
@@ -284,10 +287,7 @@ def write_all(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    exported = any(Path(argument).suffix in ('.onnx', '.xml') for argument in argv)
-    command = infer_exported if exported else infer
-    return run_command(command, argv, 'finished results are in {out_dir}')
+    return run_command(infer, argv, 'finished results are in {out_dir}')
 
 
 if __name__ == '__main__':

@@ -18,14 +18,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cpvt_pyramid.lab.laboratory import Lab
     from cpvt_pyramid.lab.probes import Subject
-    from cpvt_pyramid.lab.report import LabAnswer
+    from experiments.position.laboratory import Lab
+    from experiments.position.report import LabAnswer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
@@ -95,11 +95,11 @@ def position_lab(
 
     import torch
 
-    from cpvt_pyramid.lab import measures
-    from cpvt_pyramid.lab import questions as trainings
-    from cpvt_pyramid.lab.laboratory import PRESETS, Lab
-    from cpvt_pyramid.lab.report import save, write_findings, write_lab_report
-    from cpvt_pyramid.lab.tasks import TASKS, ceilings
+    from experiments.position import measures
+    from experiments.position import questions as trainings
+    from experiments.position.laboratory import PRESETS, Lab
+    from experiments.position.report import save, write_findings, write_lab_report
+    from experiments.position.tasks import TASKS, ceilings
 
     if device == 'cuda' and not torch.cuda.is_available():
         raise UserError('--device cuda needs a GPU that torch can use; there is none')
@@ -165,7 +165,8 @@ def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:
         weights = f' with {checkpoint}' if checkpoint else ''
         what = f'{type(error).__name__}: {one_line(error)}'
         raise UserError(f'cannot build --model {name}{weights}: {what}') from error
-    return Subject(Path(name).stem if name.endswith('.py') else name, model)
+    label = Path(name).stem if name.endswith('.py') else name
+    return Subject(label if checkpoint else f'{label}, random weights', model)
 
 
 def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
@@ -175,6 +176,7 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
     from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVTPyramid, load_weights
     from cpvt_pyramid.columnar import Column
     from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.weights import listed, read_checkpoint, tensors_of
 
     torch.manual_seed(0)
     family, _, rest = name.partition(':')
@@ -184,17 +186,22 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
         if not timm.is_model(rest):
             close = difflib.get_close_matches(rest, timm.list_models(), 3)
             raise UserError(f'timm has no model {rest!r}; close: {", ".join(close) or "none"}')
-        weights = {'checkpoint_path': checkpoint} if checkpoint else {}
-        # Models of a fixed size are built for this one and must take others: padded images are
-        # larger. Their options differ, and other models have none of them.
-        for any_size in ({'strict_img_size': False}, {'dynamic_img_size': True}):
-            try:
-                return timm.create_model(
-                    rest, features_only=True, img_size=size, **any_size, **weights
-                )
-            except TypeError:
-                continue
-        return timm.create_model(rest, features_only=True, **weights)
+        if not checkpoint:
+            return build_timm(rest, size)
+        weights = tensors_of(read_checkpoint(checkpoint)) or {'': torch.zeros(0)}
+        source = {'state_dict': weights, 'custom_load': False}
+        seed = 987_654_321  # no checkpoint should have been made with it
+        model = build_timm(rest, size, seed, pretrained=True, pretrained_cfg_overlay=source)
+        # timm loads what it finds. Random weights that stay as they were are not in the file.
+        untrained = build_timm(rest, size, seed).state_dict()
+        kept = [
+            name
+            for name, value in model.state_dict().items()
+            if value.dim() > 1 and value.std() > 0 and torch.equal(value, untrained[name])
+        ]
+        if kept:
+            raise UserError(f'{checkpoint} lacks weights of {rest}: {listed(kept)}')
+        return model
     if family == 'torchvision':
         return torchvision_backbone(rest, checkpoint, size)
     if name in ARCHS or name in COLUMNAR_ARCHS:
@@ -203,7 +210,7 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
             load_weights(model, checkpoint)
         return model
     if name.endswith('.py'):
-        from cpvt_pyramid.runner.configs import load_config
+        from cpvt_pyramid.runner.config.load import load_config
         from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
         model = build_model(load_config(name), 'cpu')
@@ -217,6 +224,23 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
     )
 
 
+def build_timm(name: str, size: int, seed: int = 0, **options: Any) -> nn.Module:
+    """The maps of a timm model; `seed` is that of its random weights."""
+    import timm
+    import torch
+
+    # Models of a fixed size are built for this one and must take others: padded images are larger.
+    # Their options differ, and other models have none of them.
+    for any_size in ({'strict_img_size': False}, {'dynamic_img_size': True}):
+        torch.manual_seed(seed)
+        try:
+            return timm.create_model(name, features_only=True, img_size=size, **any_size, **options)
+        except TypeError:
+            continue
+    torch.manual_seed(seed)
+    return timm.create_model(name, features_only=True, **options)
+
+
 def torchvision_backbone(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
     """The maps of a torchvision classifier, the last of each resolution, by tracing."""
     import torch
@@ -225,12 +249,13 @@ def torchvision_backbone(name: str, checkpoint: Optional[str], size: int) -> nn.
 
     from cpvt_pyramid.lab.probes import Subject
     from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.weights import read_checkpoint, tensors_of
 
     if name not in torchvision.models.list_models(torchvision.models):
         raise UserError(f'torchvision has no classifier {name!r}')
     model = torchvision.models.get_model(name, weights=None)
     if checkpoint:
-        model.load_state_dict(torch.load(checkpoint, 'cpu', weights_only=True))
+        model.load_state_dict(tensors_of(read_checkpoint(checkpoint)))
     names = [f'layer{i}' for i in range(1, 5)]
     if not hasattr(model, 'layer4'):
         if not hasattr(model, 'features'):

@@ -59,14 +59,14 @@ def test(
         launcher: what started the processes.
     """
     from cpvt_pyramid.mm.amp import replace_forward
-    from cpvt_pyramid.runner import checks
-    from cpvt_pyramid.runner.configs import load_config, work_dir_of
+    from cpvt_pyramid.runner.config import check
+    from cpvt_pyramid.runner.config.explain import explained
+    from cpvt_pyramid.runner.config.load import load_config, work_dir_of
+    from cpvt_pyramid.runner.config.unread import check_unread
     from cpvt_pyramid.runner.datasets.checks import check_before_run
-    from cpvt_pyramid.runner.ignored import check_ignored
     from cpvt_pyramid.runner.inference import prediction
     from cpvt_pyramid.runner.inference.shared_test import share_test
     from cpvt_pyramid.runner.inference.sharing import Sharing
-    from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
     from cpvt_pyramid.tooling.files import check_file, make_folder
@@ -75,29 +75,29 @@ def test(
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
     sharing = Sharing.among(launcher)
     cfg = load_config(config, cfg_options)
-    checks.check_settings(cfg, 'test_dataloader', 'test_evaluator')
-    check_ignored(cfg, 'test')
-    checks.check_samplers(cfg, 'test')
-    checks.check_data(cfg, 'test')
-    weights = fetch_checkpoint(checkpoint)
-    if out:
-        check_file(out)
-    # Not the folder of the training: mmengine writes the config it runs, under the same name.
-    cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
-    if tta:
-        use_augmentation(cfg)
-    if show_dir:
-        hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
-        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-    cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
-    with config_mistakes(cfg, ('test',)):
+    with explained(cfg, ('test',)):
+        check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+        check_unread(cfg, 'test')
+        check.check_samplers(cfg, 'test')
+        check.check_data(cfg, 'test')
+        weights = fetch_checkpoint(checkpoint)
+        if out:
+            check_file(out)
+        # Not the folder of the training: mmengine writes the config it runs, under the same name.
+        cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
+        if tta:
+            use_augmentation(cfg)
+        if show_dir:
+            hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
+            cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+        cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
         check_before_run(cfg, 'test', skip_bad=skip_bad)
     if sharing:
         share_test(cfg, weights, rank(), out, show_dir, dtype)
-    with config_mistakes(cfg, ('test',)):
+    with explained(cfg, ('test',)):
         runner = ToolRunner.from_cfg(cfg)
         load_whole_model(runner.model, weights, checkpoint)
-        checks.check_classes(cfg, runner.model, 'test')
+        check.check_classes(cfg, runner.model, 'test')
         if dtype == 'bfloat16':
             replace_forward(runner.model)
         if out:
@@ -111,7 +111,7 @@ def test(
 
 def use_augmentation(cfg: 'Config') -> None:
     """Wrap the model and the test pipeline for test-time augmentation."""
-    from cpvt_pyramid.runner.configs import kind_of, leaves
+    from cpvt_pyramid.runner.config.load import kind_of, leaves
 
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
     if kind_of(wrapper) == 'DetTTAModel' and has_masks(cfg.model):
@@ -129,7 +129,7 @@ def has_masks(model: Mapping) -> bool:
 
 def augmented(pipeline: Sequence[dict]) -> list[dict]:
     """The test pipeline at 3 sizes, each flipped and not."""
-    from cpvt_pyramid.runner.configs import kind_of
+    from cpvt_pyramid.runner.config.load import kind_of
 
     resize = next((i for i, step in enumerate(pipeline) if kind_of(step) == 'Resize'), None)
     if resize is None or 'scale' not in pipeline[resize]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional, Union
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from mmengine.config import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
@@ -20,6 +21,8 @@ try:
     from cpvt_pyramid.tooling.command import Preempted, UserError, exit_on_signal, rank, run_command
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
+
+LOCK_TIMEOUT = 15  # seconds
 
 
 def train(
@@ -52,12 +55,12 @@ def train(
         cfg_options (KEY=VALUE): override settings of the config, for example randomness.seed=0.
         launcher: what started the processes.
     """
-    from cpvt_pyramid.runner import checks
-    from cpvt_pyramid.runner.configs import load_config, work_dir_of
+    from cpvt_pyramid.runner.config import check
+    from cpvt_pyramid.runner.config.explain import explained
+    from cpvt_pyramid.runner.config.load import load_config, work_dir_of
+    from cpvt_pyramid.runner.config.unread import check_unread, warn_of_custom_keys
     from cpvt_pyramid.runner.datasets.checks import check_before_run
     from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
-    from cpvt_pyramid.runner.ignored import check_ignored, warn_of_custom_keys
-    from cpvt_pyramid.runner.mistakes import config_mistakes
     from cpvt_pyramid.runner.models import load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
     from cpvt_pyramid.runner.training.logs import set_up_logs
@@ -68,35 +71,38 @@ def train(
     signal.signal(signal.SIGUSR1, exit_on_signal)  # until the training starts
     if early_stop is not None and early_stop < 1:
         raise UserError(f'--early-stop must be at least 1, got {early_stop}')
+    splits = 'train', 'val'
     with all_or_none(launcher):
         cfg = load_config(config, cfg_options)
-        checks.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
-        check_ignored(cfg, 'train', 'val')
-        checks.check_samplers(cfg, 'train', 'val')
-        checks.check_data(cfg, 'train', 'val')
-        checks.check_checkpoints(cfg)
-        if amp:
-            use_mixed_precision(cfg)
-        cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config)))
-        choose_start(cfg, resume)
-        if early_stop:
-            checks.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
-            hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 1e-9}
-            cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-        set_up_logs(cfg, log_to)
-        make_resumable(cfg)
-        join_processes(cfg, launcher)
-    with all_or_none(launcher), config_mistakes(cfg, ('train', 'val')):
+        with explained(cfg, splits):
+            check.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
+            check_unread(cfg, *splits)
+            check.check_samplers(cfg, *splits)
+            check.check_data(cfg, *splits)
+            check.check_checkpoints(cfg)
+            if amp:
+                use_mixed_precision(cfg)
+            cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config)))
+            lock = lock_work_dir(cfg.work_dir)
+            choose_start(cfg, resume)
+            if early_stop:
+                check.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
+                hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 1e-9}
+                cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+            set_up_logs(cfg, log_to)
+            make_resumable(cfg)
+            join_processes(cfg, launcher)
+    with all_or_none(launcher), explained(cfg, splits):
         fit_to_batch(cfg, auto_scale_lr, auto_scale_iters)
-        check_before_run(cfg, 'train', 'val', skip_bad=skip_bad)
-    with config_mistakes(cfg, ('train', 'val')):
+        check_before_run(cfg, *splits, skip_bad=skip_bad)
+    with explained(cfg, splits):
         runner = ToolRunner.from_cfg(cfg)
         with all_or_none(launcher):
             if cfg.get('resume'):
                 load_whole_model(runner.model, read_training(cfg.load_from), cfg.load_from)
             else:
-                checks.check_weights(runner)
-            checks.check_classes(cfg, runner.model, 'train', 'val')
+                check.check_weights(runner)
+            check.check_classes(cfg, runner.model, *splits)
         warn_of_custom_keys(cfg, runner.model)
         try:
             runner.train()
@@ -105,6 +111,8 @@ def train(
             raise
         finally:
             runner.visualizer.close()
+            if lock:
+                lock.release()
     leave_processes()
 
 
@@ -113,7 +121,7 @@ def use_mixed_precision(cfg: 'Config') -> None:
     an optimizer wrapper for mixed precision."""
     from mmengine.device import get_device
 
-    from cpvt_pyramid.runner.configs import kind_of
+    from cpvt_pyramid.runner.config.load import kind_of
 
     kind = kind_of(cfg.optim_wrapper) or 'OptimWrapper'
     if kind in ('AmpOptimWrapper', 'BFloat16OptimWrapper'):
@@ -121,6 +129,19 @@ def use_mixed_precision(cfg: 'Config') -> None:
     if kind != 'OptimWrapper':
         raise UserError(f'--amp needs an OptimWrapper in the config, got {kind}')
     cfg.optim_wrapper.type = 'BFloat16OptimWrapper' if get_device() == 'cpu' else 'AmpOptimWrapper'
+
+
+def lock_work_dir(work_dir: str) -> Optional['BaseFileLock']:
+    """Keep other trainings from this work dir, until this process ends. The data workers of a
+    killed training hold its lock for some seconds."""
+    from cpvt_pyramid.tooling.files import locked
+
+    try:
+        return locked(Path(work_dir, '.lock'), timeout=LOCK_TIMEOUT) if rank() == 0 else None
+    except BlockingIOError:
+        raise UserError(
+            f'another training is running in {work_dir}; choose another --work-dir'
+        ) from None
 
 
 def choose_start(cfg: 'Config', resume: Union[bool, str]) -> None:

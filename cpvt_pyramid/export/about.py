@@ -7,9 +7,10 @@ from typing import Any, Optional
 from torch import nn
 
 from .. import __version__
+from ..runtime.metadata import FORMAT, check_metadata
+from ..tooling.command import UserError
 from .base import STRIDE, Exportable
 
-FORMAT = 1
 SCORE_THR = 0.3  # what runtimes show by default, as tools/infer.py
 
 
@@ -25,7 +26,7 @@ def metadata(
         graph: how it is exported: `inputs`, `size`, `dtype`, `license`.
     """
     packages = ('torch', 'onnx', 'onnxruntime')
-    return {
+    about = {
         'format': FORMAT,
         'task': model.task,
         'classes': [],
@@ -45,6 +46,11 @@ def metadata(
         **config,
         **graph,
     }
+    try:
+        check_metadata(about)
+    except ValueError as error:
+        raise UserError(f'cannot write metadata: {error}') from error
+    return about
 
 
 def hash_of(model: nn.Module) -> str:
@@ -66,7 +72,7 @@ def about_config(cfg: Any, checkpoint: dict) -> tuple[dict[str, Any], Optional[s
     Returns:
         Entries of the metadata; and a warning about a test pipeline that does more than that.
     """
-    from ..runner.configs import leaves
+    from ..runner.config.load import leaves
     from ..runner.inference.prediction import dataset_meta
 
     meta = dataset_meta(cfg, checkpoint)

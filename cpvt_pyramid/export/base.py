@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import ceil_div
-from .extent import Extent
+from ..regions import Region, clear
 
 # Sides in a graph are multiples of this, the largest stride of the pyramids: then the sizes of all
 # maps are products of one symbol, which makes them comparable.
@@ -138,7 +138,7 @@ class Exportable(nn.Module):
             return x.to(self.dtype), None
         stride = math.lcm(divisor, STRIDE)
         bottom, right = (ceil_div(side, stride) * stride - side for side in (height, width))
-        x = F.pad(Extent(*valid.unbind(1)).clear(x), (0, right, 0, bottom))
+        x = F.pad(clear(x, Region(valid).at_stride(1)), (0, right, 0, bottom))
         if not self.preprocessing.marks_padding:
             valid = ceil_div(valid, divisor) * divisor
         return x.to(self.dtype), valid

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import ceil_div
-from .extent import Extent
+from ..regions import Region
 
 
 def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:
@@ -37,7 +36,7 @@ class Levels:
 
     def __init__(self, maps: Sequence[Tensor], strides: Sequence[int], valid: Tensor) -> None:
         self.sizes = [x.shape[2:] for x in maps]
-        extents = [Extent(*ceil_div(valid, stride).unbind(1)) for stride in strides]
+        extents = [Region(valid).at_stride(stride) for stride in strides]
         # width and height of each image in each map, (B, 2)
         self.sides = [torch.stack(extent.sides[::-1], 1).to(torch.float32) for extent in extents]
         self.masks = [extent.outside(size)[:, 0] for extent, size in zip(extents, self.sizes)]

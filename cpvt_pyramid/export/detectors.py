@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ..ops import ceil_div
+from ..regions import Region
 from ..runner.inference.samples import data_sample
 from ..tooling.command import UserError
 from .base import Exportable, Preprocessing
-from .extent import EachImage, Extent
+from .extent import EachImage
 from .nms import batched_nms, best, take, top
 
 DENSE_HEADS = ('rpn_head', 'bbox_head')
@@ -160,7 +161,7 @@ class RetinaNet(Detector):
         if valid is not None:
             divisor = self.preprocessing.divisor
             alone = ceil_div(ceil_div(valid, divisor) * divisor, stride)
-            outside = Extent(*alone.unbind(1)).outside(logits.shape[2:])
+            outside = Region(alone).at_stride(1).outside(logits.shape[2:])
             x = x * ~outside.permute(0, 2, 3, 1)[..., None]
         return x.flatten(1, 3)
 

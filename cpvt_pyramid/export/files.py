@@ -1,7 +1,6 @@
 """Writing an exported model: capture, comparison with PyTorch, and only then the file."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -95,7 +94,8 @@ def write_verified(
 
     write = write_onnx if settings.format == 'onnx' else write_program
     try:
-        with atomic_write(path) as partial:
+        # PyTorch checks the suffix.
+        with atomic_write(path, '' if settings.format == 'onnx' else '.pt2') as partial:
             checks = write(partial, graph, about, settings, compare)
             report = write_report(path, about, checks)
             failed = [check for check in checks if not check.passed]
@@ -140,15 +140,11 @@ def write_program(
 ) -> list[Check]:
     """An archive of torch.export or a package of AOTInductor; only its outputs are compared."""
     program = capture(graph, settings.has_valid, settings.size)
-    draft = path.with_name(f'{path.name}.pt2')  # PyTorch checks the suffix
     save = {'torch': save_archive, 'aotinductor': save_package}[settings.format]
     try:
-        module = save(program, draft, json.dumps(about))
-        os.replace(draft, path)
+        module = save(program, path, json.dumps(about))
     except Exception as error:  # many kinds, from all of PyTorch
         raise ExportError(f'{settings.format}: {type(error).__name__}: {error}') from error
-    finally:
-        draft.unlink(missing_ok=True)
     return compare(torch_runner(module, graph.output_names))
 
 

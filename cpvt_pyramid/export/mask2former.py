@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ..columnar import crop
 from ..ops import ceil_div
+from ..regions import Region, mark
 from ..runner.inference.samples import data_sample
 from ..tooling.command import UserError
 from .base import Exportable, Preprocessing
 from .deformable import Levels, encode, true_sizes
 from .detectors import Detector, preprocessing_of
-from .extent import EachImage, Extent
+from .extent import EachImage
 from .nms import best, largest
 from .two_stage import repeat_edge
 
@@ -121,7 +122,7 @@ class Mask2Former(Detector):
         masks = masks.gather(1, query[..., None, None].expand(-1, -1, *masks.shape[2:]))
         size = [4 * side for side in masks.shape[2:]]
         pixels = F.interpolate(masks, size, mode='bilinear', align_corners=False)
-        inside = (pixels > 0) & ~Extent(*valid.unbind(1)).outside(size)  # (B, K, H, W)
+        inside = (pixels > 0) & ~Region(valid).at_stride(1).outside(size)  # (B, K, H, W)
         area = inside.sum((2, 3))
         scores = scores * ((pixels.sigmoid() * inside).sum((2, 3)) / (area + 1e-6))
         boxes = torch.stack([*ends(inside.any(2)), *ends(inside.any(3))], dim=-1)
@@ -196,7 +197,7 @@ def predict(
             key_padding_mask=None,
         )
         masks = mask_logits(head, query, features)
-    masks = repeat_edge(masks.float(), Extent(*ceil_div(alone, 4).unbind(1)))
+    masks = repeat_edge(masks.float(), Region(alone).at_stride(4))
     return features, head.cls_embed(decoder.post_norm(query)).float(), masks
 
 
@@ -217,13 +218,15 @@ def pixel_decoder(
         ]
     )
     encoded = levels.split(encode(decoder.encoder, tokens, positions.to(tokens.dtype), levels))
-    extent = Extent(*ceil_div(alone, coarse[-1][1]).unbind(1))
+    extent = Region(alone).at_stride(coarse[-1][1])
     finer = F.interpolate(
         repeat_edge(encoded[-1], extent), maps[0].shape[2:], mode='bilinear', align_corners=False
     )
     with context:
-        x = decoder.output_convs[0](decoder.lateral_convs[0](maps[0]) + finer)
-        features = decoder.mask_feature(x)
+        x = decoder.lateral_convs[0](maps[0]) + finer
+        # In MMDetection the sum of a map with a region and one without it has none.
+        mark(x, Region(alone).at_stride(decoder.strides[0]))
+        features = decoder.mask_feature(decoder.output_convs[0](x))
     return features, encoded[: decoder.num_outs], levels
 
 

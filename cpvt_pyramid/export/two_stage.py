@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import ceil_div
+from ..regions import Extent, Region, extent_of
 from ..tooling.command import UserError
 from .detectors import Detector, clip, nms_settings
-from .extent import Extent
 from .nms import best, survives, take, top
 
 
@@ -20,8 +20,9 @@ class TwoStage(Detector):
     """Proposals of the RPN, then boxes and masks of what RoIAlign reads at the proposals.
 
     As in MMDetection, cells in the padding to a multiple of the divisor have proposals, and
-    RoIAlign repeats the last cells of that padding. Both are those that the image has alone, which
-    MMDetection's own are not (docs/batch_drift.md).
+    RoIAlign repeats the last cells of that padding; with `ValidRegionSingleRoIExtractor`, the last
+    ones of the image. Both are those that the image has alone, which MMDetection's own are not
+    (docs/batch_drift.md).
 
     Args:
         model: a detector with an `RPNHead` and a `StandardRoIHead`.
@@ -38,7 +39,8 @@ class TwoStage(Detector):
         parts = getattr(model, 'rpn_head', None), head, *extractors, *layers
         kinds = sorted({type(part).__name__ for part in parts})
         known = ['RPNHead', 'RoIAlign', 'SingleRoIExtractor', 'StandardRoIHead']
-        if kinds != known:
+        self.reads_padding = 'SingleRoIExtractor' in kinds
+        if sorted(kind.removeprefix('ValidRegion') for kind in kinds) != known:
             raise UserError(
                 f'only a detector with {", ".join(known)} can be exported in two stages, '
                 f'got {", ".join(kinds)}'
@@ -69,16 +71,16 @@ class TwoStage(Detector):
         proposals, scores = self.proposals(logits, deltas, images, valid, alone)
 
         head = self.model.roi_head
-        strides = head.bbox_roi_extractor.featmap_strides
-        if alone is not None:
-            levels = [
-                repeat_edge(x, Extent(*ceil_div(alone, stride).unbind(1)))
-                for x, stride in zip(levels, strides)
-            ]
-        boxes, scores, labels = self.results(levels, proposals, scores, images, valid)
+        edged = []
+        for x, stride in zip(levels, head.bbox_roi_extractor.featmap_strides):
+            extent = extent_of(x)
+            if self.reads_padding:
+                extent = None if alone is None else Region(alone).at_stride(stride)
+            edged.append(x if extent is None else repeat_edge(x, extent))
+        boxes, scores, labels = self.results(edged, proposals, scores, images, valid)
         stages |= {'boxes': boxes, 'scores': scores, 'labels': labels}
         if head.with_mask:
-            stages['masks'] = self.masks(levels, boxes, labels)
+            stages['masks'] = self.masks(edged, boxes, labels)
         return stages
 
     def proposals(
@@ -107,7 +109,7 @@ class TwoStage(Detector):
             x = x.unflatten(-1, (-1, head.cls_out_channels))
             x = (x.sigmoid() if head.use_sigmoid_cls else x.softmax(-1))[..., 0]
             if alone is not None:
-                extent = Extent(*ceil_div(alone, generator.strides[i][0]).unbind(1))
+                extent = Region(alone).at_stride(generator.strides[i][0])
                 x = x * ~extent.outside(logits[i].shape[2:]).permute(0, 2, 3, 1)
             scores, index = top(x.flatten(1), count)
             anchors = generator.single_level_grid_priors(
@@ -213,7 +215,7 @@ def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor
     of other levels shrunk to nothing, which takes no time and gives zeros.
 
     Args:
-        extractor: MMDetection's `SingleRoIExtractor`.
+        extractor: MMDetection's `SingleRoIExtractor`, or ours.
         levels: maps (B, C, h, w).
         rois: (R, 5), index of the image and x1 y1 x2 y2.
     """

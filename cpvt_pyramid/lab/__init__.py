@@ -1,6 +1,1 @@
-"""The position laboratory: what CPVT claims about position, tested on small models.
-
-`tools/position_lab.py` is its command line. `scenes` draws pictures whose questions need position,
-`tasks` asks them and computes what a bag of patches can answer, `runs` trains and remembers,
-`probes` measures any model that returns maps, `questions` puts it together.
-"""
+"""Probes of where a model knows about position, for any model that returns maps."""

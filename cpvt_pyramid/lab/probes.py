@@ -20,15 +20,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..columnar import Column
+from ..mask import fill_outside, pixel_mask
 from ..position import PosCNN
-from .models import LabModel, maps_of
-from .scenes import PHOTOGRAPHS
 
 KINDS = ('noise', 'constant', 'natural')
 PENALTIES = (1e-4, 1e-2, 1.0)  # of the ridge regression, for a sample and standardized features
 RINGS = 4  # from the border to the center
 SAMPLES = 6000  # tokens of a regression
 HIGH_NORM = 4.0  # times the median
+PHOTOGRAPHS = {  # of scikit-image
+    'train': ('astronaut', 'coffee', 'rocket', 'brick'),
+    'tuning': ('chelsea', 'gravel'),
+    'test': ('camera', 'hubble_deep_field', 'grass'),
+}
 
 
 class Subject:
@@ -44,8 +49,9 @@ class Subject:
         self.name = name
         self.model = model
         model.eval()  # of mm's ResNet it returns None
-        body = model.backbone if isinstance(model, LabModel) else model
-        self.masks = 'valid' in inspect.signature(body.forward).parameters or hasattr(body, 'embed')
+        self.masks = 'valid' in inspect.signature(model.forward).parameters or isinstance(
+            model, Column
+        )
 
     @torch.no_grad()
     def maps(self, image: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
@@ -60,8 +66,6 @@ class Subject:
 
     def call(self, image: Tensor, valid: Optional[Tensor]) -> list[Tensor]:
         """What the model returns for a batch."""
-        if isinstance(self.model, LabModel):
-            return list(self.model.maps(image, valid))
         try:
             found = maps_of(self.model, image, valid)
         except Exception as error:  # a model from elsewhere can fail in any way
@@ -103,6 +107,19 @@ def channels_last(map_: Tensor, image: Tensor) -> bool:
         return abs(h * width - w * height) <= max(height, width)
 
     return not fits(*map_.shape[2:]) and fits(*map_.shape[1:3])
+
+
+def maps_of(model: nn.Module, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+    """The maps (B, C, h, w) of a columnar model, one after each block and zero in the padding, or
+    of any other model, which returns them itself."""
+    if not isinstance(model, Column):
+        return model(image) if valid is None else model(image, valid)
+    x, grid = model.embed(image, pixel_mask(valid, image))
+    maps = []
+    for i in range(len(model.blocks)):
+        x = model.forward_block(i, x, grid)
+        maps.append(fill_outside(grid.split(x)[1], grid.mask).permute(0, 3, 1, 2))
+    return tuple(maps)
 
 
 def images_of(kind: str, count: int, side: int, seed: int = 0, split: str = 'test') -> Tensor:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
-from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
+
+from ..tooling.rasters import ReadError, open_raster
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -67,19 +68,12 @@ def read_bands(
 
 @contextmanager
 def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
-    """An image file; what is wrong with it becomes an OSError."""
+    """An image file; what is wrong with it becomes an OSError that names it."""
     try:
-        import rasterio
-        from rasterio.errors import NotGeoreferencedWarning, RasterioError
-    except ImportError as error:
-        raise ImportError(f'LoadBands needs rasterio; pip install rasterio ({error})') from error
-    with catch_warnings():
-        filterwarnings('ignore', category=NotGeoreferencedWarning)
-        try:
-            with rasterio.open(path) as image:
-                yield image
-        except RasterioError as error:
-            raise OSError(f'not a complete image: {error}: {path}') from error
+        with open_raster(path, 'LoadBands') as image:
+            yield image
+    except ReadError as error:
+        raise OSError(f'{error}: {path}') from error
 
 
 def read_image_bands(

@@ -1,15 +1,20 @@
-"""The data preprocessor for MMDetection, and a DINO whose boxes do not depend on the batch."""
+"""The data preprocessor for MMDetection, and RoI extractors and a DINO whose results for an image
+do not depend on the batch."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from mmdet.models.data_preprocessors import DetDataPreprocessor
 from mmdet.models.detectors import DINO
 from mmdet.models.layers.transformer.utils import coordinate_to_encoding
+from mmdet.models.roi_heads.roi_extractors import GenericRoIExtractor, SingleRoIExtractor
 from mmengine.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 
+from ..rois import split_images
 from . import bands  # noqa: F401 (it registers transforms)
 from .valid_region import AppendsValidity
 
@@ -17,6 +22,34 @@ from .valid_region import AppendsValidity
 @MODELS.register_module()
 class ValidRegionDetDataPreprocessor(AppendsValidity, DetDataPreprocessor):
     """mmdet's DetDataPreprocessor, which appends the validity channel to padded batches."""
+
+
+class ReadsEachImage:
+    """Mixin, listed before an RoI extractor class: the RoIs of an image read it without padding."""
+
+    def forward(
+        self, feats: Sequence[Tensor], rois: Tensor, roi_scale_factor: Optional[float] = None
+    ) -> Tensor:
+        images = split_images(feats)
+        if images is None:
+            return super().forward(feats, rois, roi_scale_factor)
+        found, order = [], []
+        for i, levels in enumerate(images):
+            index = (rois[:, 0] == i).nonzero()[:, 0]
+            boxes = F.pad(rois[index, 1:], (1, 0))  # of image 0
+            found.append(super().forward(levels, boxes, roi_scale_factor))
+            order.append(index)
+        return torch.cat(found)[torch.cat(order).argsort()]
+
+
+@MODELS.register_module()
+class ValidRegionSingleRoIExtractor(ReadsEachImage, SingleRoIExtractor):
+    """mmdet's SingleRoIExtractor, whose RoIs read nothing of the padding of a batch."""
+
+
+@MODELS.register_module()
+class ValidRegionGenericRoIExtractor(ReadsEachImage, GenericRoIExtractor):
+    """mmdet's GenericRoIExtractor, whose RoIs read nothing of the padding of a batch."""
 
 
 @MODELS.register_module()

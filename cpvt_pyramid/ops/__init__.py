@@ -1,42 +1,32 @@
-"""Everything that exists for speed, a file for each operation.
+"""Everything that exists for speed or for a version of PyTorch, a file for each operation.
 
-The layers call these functions as they would call `torch.nn.functional`. `plain` selects the plain
-version of all of them.
+The layers call these functions as they would call `torch.nn.functional`, and use the modules
+`LayerNorm` and `Linear` as they would use those of `torch.nn`. `plain` selects the plain version of
+all of them, which is also what runs below PyTorch 2.7.
 """
 
 from .attention import attend
 from .checkpointing import checkpoint
 from .conv import convolve
 from .dispatch import plain
-from .norm import layer_norm
-from .patches import (
-    ceil_div,
-    cuts_border_windows,
-    map_windows,
-    merge_windows,
-    patch_conv,
-    split_windows,
-)
-from .products import cast_once, linear, mlp
+from .norm import LayerNorm
+from .patches import ceil_div, map_windows, pad_to_multiple, patch_conv
+from .products import Linear, autocast, mlp
 from .resize import resize_table, resize_table_each
-from .threads import throttle_spinning
 
 __all__ = [
+    'LayerNorm',
+    'Linear',
     'attend',
-    'cast_once',
+    'autocast',
     'ceil_div',
     'checkpoint',
     'convolve',
-    'cuts_border_windows',
-    'layer_norm',
-    'linear',
     'map_windows',
-    'merge_windows',
     'mlp',
+    'pad_to_multiple',
     'patch_conv',
     'plain',
     'resize_table',
     'resize_table_each',
-    'split_windows',
-    'throttle_spinning',
 ]

@@ -22,12 +22,15 @@ from torch.autograd.function import FunctionCtx
 
 from .dispatch import (
     MKL_IS_SLOW,
-    nothing_watches,
-    onednn_takes,
-    onednn_takes_bfloat16,
-    stays_whole,
+    graph_is_exported,
+    is_unobserved,
+    opaque_when_compiled,
+    register_operator,
+    use_onednn,
+    use_onednn_bfloat16,
+    use_plain,
 )
-from .products import AT_A_TIME, affine, differentiable, summed_outer, times
+from .products import AT_A_TIME, differentiable, onednn_affine, summed_outer
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
@@ -46,20 +49,20 @@ MIN_GROUP = 768
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
 ) -> Tensor:
-    if torch.compiler.is_exporting():
+    if graph_is_exported():
         # One call serves all batch sizes; torch.export would specialize the loop. ONNX looks for
         # rows without keys if the mask is boolean, in passes over all scores.
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, float('-inf'))
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    if q.shape[0] <= MAX_BATCH:
+    if not isinstance(q, Tensor) or q.shape[0] <= MAX_BATCH:  # a proxy of torch.fx
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     parts = [x.split(MAX_BATCH) for x in (q, k, v)]
     parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))
     return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
 
 
-@stays_whole(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
+@register_operator(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d)) v.
 
@@ -74,19 +77,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     Returns:
         (B, N, heads * d).
     """
-    simple = not dropout and (mask is None or mask.dtype == torch.bool)
-    if simple and q.shape[2] * k.shape[2] >= WORTH_ONEDNN and onednn_takes(q):
-        bias = None if mask is None else bias_of(mask)
+    if opaque_when_compiled(q):
+        return torch.ops.cpvt_pyramid.attend(q, k, v, mask, dropout)
+    simple = not dropout and not use_plain() and (mask is None or mask.dtype == torch.bool)
+    if simple and q.shape[2] * k.shape[2] >= WORTH_ONEDNN and use_onednn(q):
+        bias = None if mask is None else key_bias(mask)
         function = _Attention.apply if torch.is_grad_enabled() else attention
         out = function(q, k, v, bias)
     elif (
         simple
         and not torch.is_grad_enabled()
         and (mask is None or k.shape[2] >= WORTH_BATCHES)
-        and onednn_takes_bfloat16(q)
+        and use_onednn_bfloat16(q)
     ):
         out = batched_attention(q, k, v, mask)
-    elif simple and torch.is_grad_enabled() and q.is_cpu and nothing_watches(q):
+    elif simple and torch.is_grad_enabled() and q.is_cpu and is_unobserved(q):
         out = grouped_attention(q, k, v, mask)
     else:
         out = plain_attention(q, k, v, mask, dropout)
@@ -106,7 +111,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
     k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
     for b, head, rows in parts_of(q, k):
         weights = softmax(q[b, head, rows], k[b, head], bias, b)
-        out[b, head, rows] = affine(weights, v[b, head])
+        out[b, head, rows] = onednn_affine(weights, v[b, head])
     return out
 
 
@@ -121,7 +126,7 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
     """
     batch, heads, queries, _ = q.shape
     out, k = empty_map(q), scaled(k).transpose(2, 3)
-    bias = None if mask is None else bias_of(mask).to(q.dtype)[:, None, None]
+    bias = None if mask is None else key_bias(mask).to(q.dtype)[:, None, None]
     rows = max(AT_A_TIME // (heads * k.shape[3]), 1)
     images = max(rows // queries, 1)
     for b, start in itertools.product(range(0, batch, images), range(0, queries, rows)):
@@ -193,13 +198,14 @@ class _Attention(torch.autograd.Function):
         k, v = scaled(k).contiguous(), v.contiguous()
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
         for b, head, rows in parts_of(q, k):
-            of_q, of_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
-            weights = softmax(of_q, k[b, head], bias, b)
-            grad_v[b, head] += summed_outer(weights, of_grad)
-            of_scores = affine(of_grad, v[b, head])  # of the weights, then of the scores
-            of_scores = torch.ops.aten._softmax_backward_data(of_scores, weights, -1, weights.dtype)
-            grad_k[b, head] += summed_outer(of_scores, of_q)
-            grad_q[b, head, rows] = times(of_scores, k[b, head])
+            part_q, part_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
+            weights = softmax(part_q, k[b, head], bias, b)
+            grad_v[b, head] += summed_outer(weights, part_grad)
+            grad_scores = torch.ops.aten._softmax_backward_data(
+                onednn_affine(part_grad, v[b, head]), weights, -1, weights.dtype
+            )
+            grad_k[b, head] += summed_outer(grad_scores, part_q)
+            grad_q[b, head, rows] = onednn_affine(grad_scores, k[b, head].t())
         return grad_q, scaled(grad_k), grad_v, None
 
 
@@ -212,7 +218,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
 
 def softmax(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
     """Attention weights of a part (rows, M), from keys that are `scaled`."""
-    scores = affine(q, k, None if bias is None else bias[image])
+    scores = onednn_affine(q, k, None if bias is None else bias[image])
     return torch.softmax(scores, dim=-1, out=scores)
 
 
@@ -224,8 +230,8 @@ def parts_of(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
         yield b, head, slice(start, start + rows)
 
 
-def bias_of(mask: Tensor) -> Tensor:
-    """What a mask of keys adds to their scores, (B, M): 0 or minus infinity."""
+def key_bias(mask: Tensor) -> Tensor:
+    """Bias of scores (B, M) that a mask of keys stands for: 0 or minus infinity."""
     keys = mask[:, 0, 0]
     return keys.new_zeros(keys.shape, dtype=torch.float32).masked_fill_(~keys, float('-inf'))
 

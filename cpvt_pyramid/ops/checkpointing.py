@@ -1,36 +1,23 @@
-"""Activation checkpointing that skips what the backward pass does not need."""
+"""Activation checkpointing."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 
 import torch.utils.checkpoint
 from torch import Tensor
 
 from .dispatch import graph_is_captured, plain, plain_selected
-from .products import skip_mlp_output
 
 
-def checkpoint(function: Callable[..., Tensor], *args: object, ends_in_mlp: bool = False) -> Tensor:
+def checkpoint(function: Callable[..., Tensor], *args: object) -> Tensor:
     """function(*args), whose intermediates are recomputed in the backward pass.
 
-    Args:
-        function: what to call.
-        args: of the function.
-        ends_in_mlp: the function does nothing with the output of its `mlp` but return it, after
-            additions and dropout. It is then not recomputed.
+    The recomputation runs the same version of the operations, plain or fast, as the forward pass.
     """
-    if graph_is_captured():
-        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
     selected = plain_selected()
 
-    @contextmanager
-    def recomputation() -> Iterator[None]:
-        with plain(selected), skip_mlp_output() if ends_in_mlp else nullcontext():
-            yield
+    def run(*args: object) -> Tensor:
+        with plain(selected):
+            return function(*args)
 
-    return torch.utils.checkpoint.checkpoint(
-        function,
-        *args,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), recomputation()),
-    )
+    called = function if graph_is_captured() else run
+    return torch.utils.checkpoint.checkpoint(called, *args, use_reentrant=False)

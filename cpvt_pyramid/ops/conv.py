@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import stays_whole
+from .dispatch import opaque_when_compiled, register_operator
 
 
 def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
@@ -16,13 +16,14 @@ def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding
     return x.new_empty(x.shape[0], h, w, len(weight))
 
 
-@stays_whole(convolved_like)
+@register_operator(convolved_like)
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
     """`F.conv2d` of tokens (B, H, W, C); the groups follow from the shape of the weight."""
+    if opaque_when_compiled(x):
+        return torch.ops.cpvt_pyramid.convolve(x, weight, bias, stride, padding)
     groups = x.shape[-1] // weight.shape[1]
-    if torch.is_grad_enabled() and weight.stride(1) > 1:
-        # The gradient of a depthwise weight comes with channels-last strides, which are different
-        # numbers for the same memory. That of a view has the weight's, which DDP asks for.
-        weight = weight.view_as(weight)
+    # The gradient of a depthwise weight comes with channels-last strides, which are different
+    # numbers for the same memory. That of a view has the weight's, which DDP asks for.
+    weight = weight.view_as(weight)
     x = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups)
     return x.permute(0, 2, 3, 1).contiguous()

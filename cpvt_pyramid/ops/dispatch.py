@@ -1,22 +1,43 @@
 """Which version of an operation runs: the plain one or the fast one.
 
+Below PyTorch 2.7 the plain versions run, whatever is selected: the fast ones need newer operators.
+
 Every file of `cpvt_pyramid.ops` has the plain version of its operations first, in PyTorch's public
 functions, then the choice, then the fast version. If you suspect a fast version, select the plain
 ones everywhere, with the context manager `plain` or the environment variable `CPVT_PLAIN_OPS=1`,
 and compare.
 """
 
-import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+VERSION = tuple(int(number) for number in re.findall(r'\d+', torch.__version__)[:2])
+
+
+def require_torch(version: tuple[int, int], what: str) -> None:
+    """Raise an ImportError if PyTorch is older than a version that something needs."""
+    if version > VERSION:
+        needed = '.'.join(map(str, version))
+        raise ImportError(
+            f'{what} needs torch {needed} or newer, found {torch.__version__}; '
+            f"pip install --upgrade 'torch>={needed}'"
+        )
+
+
+require_torch((2, 1), 'cpvt_pyramid')  # before what an older one does not have is imported
+
+# ruff: noqa: E402
 from torch import Tensor
+from torch.backends import mkldnn
+from torch.fx import _symbolic_trace
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 # Private to PyTorch. Without it the plain versions run.
-HAS_ONEDNN_LINEAR = hasattr(torch.ops.mkldnn, '_linear_pointwise')
+HAS_ONEDNN_LINEAR = mkldnn.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
 
 # What the processor can do, by name; empty where PyTorch does not say.
 CAPABILITIES = dict(getattr(torch.cpu, 'get_capabilities', dict)())
@@ -26,7 +47,12 @@ CAPABILITIES = dict(getattr(torch.cpu, 'get_capabilities', dict)())
 # PyTorch does not say what the processor has, it is taken for the former.
 MKL_IS_SLOW = CAPABILITIES.get('avx_vnni', True)
 
-_plain = os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
+# PyTorch 2.1 has it elsewhere.
+is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
+
+HAS_FAST_OPS = VERSION >= (2, 7)
+
+_plain = not HAS_FAST_OPS or os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
 
 
 @contextmanager
@@ -40,7 +66,7 @@ def plain(select: bool = True) -> Iterator[None]:
         select: False selects the fast versions instead, whatever is selected outside.
     """
     global _plain
-    before, _plain = _plain, select
+    before, _plain = _plain, select or not HAS_FAST_OPS
     try:
         yield
     finally:
@@ -54,7 +80,16 @@ def plain_selected() -> bool:
 
 def graph_is_captured() -> bool:
     """Whether this call is compiled, exported or traced to a graph that must serve other sizes."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return (
+        is_compiling()
+        or torch.jit.is_tracing()
+        or getattr(_symbolic_trace, '_is_fx_tracing_flag', False)  # private to PyTorch
+    )
+
+
+def graph_is_exported() -> bool:
+    """Whether this call is captured by torch.export."""
+    return HAS_FAST_OPS and torch.compiler.is_exporting()
 
 
 def use_plain() -> bool:
@@ -62,36 +97,27 @@ def use_plain() -> bool:
     return _plain or graph_is_captured()
 
 
-def onednn_takes(x: Tensor) -> bool:
-    """Whether oneDNN computes the matrix products of x: float32 on a CPU, and nothing that has to
-    see PyTorch's own operators (autocast, a captured graph, a FLOP counter)."""
-    return float32_on_cpu(x) and onednn_is_free(x)
+def use_onednn(x: Tensor) -> bool:
+    """Whether oneDNN computes the matrix products of x: float32 on a CPU, without autocast."""
+    return is_unobserved(x) and float32_on_cpu(x) and HAS_ONEDNN_LINEAR and mkldnn.enabled
 
 
-def onednn_takes_bfloat16(x: Tensor) -> bool:
+def use_onednn_bfloat16(x: Tensor) -> bool:
     """Whether x is bfloat16 on a CPU that multiplies it by AVX-512 instructions. PyTorch's own
     products are oneDNN's there, but its GELU and its attention are not."""
     return (
-        x.is_cpu
+        is_unobserved(x)
+        and x.is_cpu
         and x.dtype == torch.bfloat16
         and CAPABILITIES.get('avx512_bf16', False)
         and not CAPABILITIES.get('amx_bf16', False)  # has a fused kernel, not measured
-        and onednn_is_free(x)
-    )
-
-
-def onednn_is_free(x: Tensor) -> bool:
-    """Whether oneDNN is there, is enabled, and nothing has to see PyTorch's own operators."""
-    return (
-        nothing_watches(x)
         and HAS_ONEDNN_LINEAR
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and mkldnn.enabled
     )
 
 
-def nothing_watches(x: Tensor) -> bool:
-    """Whether nothing has to see PyTorch's own operators, and x is not empty."""
+def is_unobserved(x: Tensor) -> bool:
+    """True if x has values and no dispatch mode or graph capture must observe ATen ops."""
     return not use_plain() and x.numel() > 0 and _get_current_dispatch_mode() is None
 
 
@@ -100,33 +126,33 @@ def float32_on_cpu(x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
 
 
-def stays_whole(like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable]:
-    """Decorator: keep a function one operator in graphs compiled for float32 inference on CPUs.
+def opaque_when_compiled(x: Tensor) -> bool:
+    """Whether a graph is compiled, not exported, for float32 inference on a CPU. It then calls the
+    operators of `register_operator`.
 
     With dynamic shapes the compiler's own kernels for these functions are slower than the functions
-    (docs/performance.md). In training, on other devices or dtypes, and in exports, the function is
-    traced through.
+    (docs/performance.md). In training, on other devices or dtypes, and in exports, the functions
+    are traced through.
+    """
+    return (
+        is_compiling()
+        and not (_plain or graph_is_exported() or torch.is_grad_enabled())
+        and float32_on_cpu(x)
+    )
+
+
+def register_operator(like: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
+    """Decorator: register a function as an operator, `torch.ops.cpvt_pyramid.<its name>`.
 
     Args:
         like: called with the function's arguments, returns an empty tensor shaped as its result.
     """
 
-    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        name = f'cpvt_pyramid::{function.__name__}'
-        operator = torch.library.custom_op(name, function, mutates_args=())
-        operator.register_fake(like)
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if HAS_FAST_OPS:
+            name = f'cpvt_pyramid::{function.__name__}'
+            operator = torch.library.custom_op(name, function, mutates_args=())
+            operator.register_fake(like)
+        return function
 
-        @functools.wraps(function)
-        def call(x: Tensor, *others: object) -> Tensor:
-            whole = (
-                not _plain
-                and torch.compiler.is_compiling()
-                and not torch.compiler.is_exporting()
-                and not torch.is_grad_enabled()
-                and float32_on_cpu(x)
-            )
-            return (operator if whole else function)(x, *others)
-
-        return call
-
-    return decorate
+    return register

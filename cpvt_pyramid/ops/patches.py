@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import graph_is_captured, stays_whole, use_plain
-from .products import affine, autocast, differentiable, gradients
+from .dispatch import graph_is_captured, opaque_when_compiled, register_operator, use_plain
+from .products import autocast, differentiable, gradients, linear
 
 
 def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
+    return linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
 
 
 def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(b, ceil_div(h, k), ceil_div(w, k), out_channels)
 
 
-@stays_whole(patches_like)
+@register_operator(patches_like)
 def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A convolution whose stride equals its kernel, as a reshape and one matrix product.
 
@@ -37,10 +37,12 @@ def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         (B, ceil(H / k), ceil(W / k), out).
     """
+    if opaque_when_compiled(x):
+        return torch.ops.cpvt_pyramid.patch_conv(x, weight, bias)
     x = pad_to_multiple(x, weight.shape[-1])
-    if use_plain():
-        return plain_patch_conv(x, weight, bias)
-    return _PatchConv.apply(*autocast(x, weight, bias))
+    if torch.is_grad_enabled() and not use_plain():
+        return _PatchConv.apply(*autocast(x, weight, bias))
+    return plain_patch_conv(x, weight, bias)
 
 
 class _PatchConv(torch.autograd.Function):
@@ -49,7 +51,7 @@ class _PatchConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return affine(patches(x, weight.shape[-1]), as_rows(weight), bias)
+        return plain_patch_conv(x, weight, bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
@@ -78,70 +80,74 @@ def as_rows(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1)
 
 
-def split_windows(x: Tensor, mask: Optional[Tensor], k: int) -> tuple[Tensor, Optional[Tensor]]:
-    """Split a map into windows.
+def map_windows(
+    function: Callable[[Tensor, int, int, Optional[Tensor]], Tensor],
+    project: Callable[[Tensor], Tensor],
+    x: Tensor,
+    mask: Optional[Tensor],
+    k: int,
+) -> Tensor:
+    """function(project(x)) of the windows of a map.
+
+    A map whose sides are not multiples of k is padded at the right and bottom. On a CPU the windows
+    at its border are smaller instead.
 
     Args:
+        function: called with windows (B * n, h * w, D), their height h and width w, and which of
+            their tokens are the image's, (B * n, h * w), or None where all are; returns
+            (B * n, h * w, E), which do not depend on the other tokens.
+        project: called once, before or after the map is split: (..., C) to (..., D).
         x: map (B, H, W, C).
         mask: (B, H, W, 1), True for the tokens of the image; None: all.
         k: side of a window.
 
     Returns:
-        Windows (B * n, k^2, C), and which of their tokens are the image's, (B * n, k^2), or None
-        where all are.
+        (B, H, W, E).
     """
     b, h, w, _ = x.shape
+    whole = not graph_is_captured() and h % k == 0 and w % k == 0
+    # On GPUs it has not been measured whether less work outweighs more kernels.
+    if not whole and not use_plain() and x.is_cpu:
+        return map_border_windows(function, project(x), mask, k)
     # A captured graph serves other sizes, too, so that it always has a mask.
-    if mask is None and (graph_is_captured() or h % k or w % k):
+    if mask is None and not whole:
         mask = x.new_ones((b, h, w, 1), dtype=torch.bool)
-    if mask is not None:
-        mask = to_windows(pad_to_multiple(mask, k), k, k)[..., 0]
-    return to_windows(pad_to_multiple(x, k), k, k), mask
+    x = pad_to_multiple(x, k)
+    keys = None if mask is None else to_windows(pad_to_multiple(mask, k), k, k)[..., 0]
+    out = function(project(to_windows(x, k, k)), k, k, keys)
+    b, padded_h, padded_w, _ = x.shape
+    return from_windows(out, k, k, (b, padded_h, padded_w, out.shape[-1]))[:, :h, :w]
 
 
-def merge_windows(x: Tensor, k: int, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `split_windows`: windows to a map of this shape, (B, H, W, C)."""
-    b, h, w, c = shape
-    padded = b, ceil_div(h, k) * k, ceil_div(w, k) * k, c
-    return from_windows(x, k, k, padded)[:, :h, :w]
-
-
-def cuts_border_windows(x: Tensor, k: int) -> bool:
-    """Whether to use `map_windows` instead of padding (B, H, W, C) to whole windows and masking.
-
-    Only on a CPU: on GPUs it has not been measured whether less work outweighs more kernels.
-    """
-    return x.is_cpu and not use_plain() and bool(x.shape[1] % k or x.shape[2] % k)
-
-
-def map_windows(function: Callable[[Tensor, int, int], Tensor], x: Tensor, k: int) -> Tensor:
-    """A function of the windows of a map. Those at the right and bottom border may be smaller.
-
-    Args:
-        function: called with windows (B * n, h * w, C) and their sides, h and w, once for each
-            size of windows; returns (B * n, h * w, D).
-        x: map (B, H, W, C).
-        k: largest side of a window.
-
-    Returns:
-        (B, H, W, D).
-    """
+def map_border_windows(
+    function: Callable[[Tensor, int, int, Optional[Tensor]], Tensor],
+    x: Tensor,
+    mask: Optional[Tensor],
+    k: int,
+) -> Tensor:
+    """A function of the windows of a map, which are smaller at the right and bottom border."""
     rows = []
-    for strip in whole_and_rest(x, k, 1):
+    for strip, strip_mask in whole_and_rest(x, mask, k, 1):
         parts = []
-        for part in whole_and_rest(strip, k, 2):
+        for part, keys in whole_and_rest(strip, strip_mask, k, 2):
             b, height, width, _ = part.shape
             sides = min(height, k), min(width, k)
-            out = function(to_windows(part, *sides), *sides)
+            if keys is not None:
+                keys = to_windows(keys, *sides)[..., 0]
+            out = function(to_windows(part, *sides), *sides, keys)
             parts.append(from_windows(out, *sides, (b, height, width, out.shape[-1])))
         rows.append(torch.cat(parts, dim=2))
     return torch.cat(rows, dim=1)
 
 
-def whole_and_rest(x: Tensor, k: int, dim: int) -> list[Tensor]:
-    """A map split where its last whole window ends; without empty parts."""
+def whole_and_rest(
+    x: Tensor, mask: Optional[Tensor], k: int, dim: int
+) -> list[tuple[Tensor, Optional[Tensor]]]:
+    """A map and its mask split where the last whole window ends; without empty parts."""
     rest = x.shape[dim] % k
-    return [part for part in x.split([x.shape[dim] - rest, rest], dim) if part.shape[dim]]
+    sizes = [size for size in (x.shape[dim] - rest, rest) if size]
+    masks = [None] * len(sizes) if mask is None else mask.split(sizes, dim)
+    return list(zip(x.split(sizes, dim), masks))
 
 
 def to_windows(x: Tensor, height: int, width: int) -> Tensor:
@@ -161,10 +167,9 @@ def from_windows(x: Tensor, height: int, width: int, shape: tuple[int, ...]) -> 
 def pad_to_multiple(x: Tensor, k: int) -> Tensor:
     """Zeros at the right and bottom of (B, H, W, C) until k divides both sides."""
     h, w = x.shape[1:3]
-    right, bottom = ceil_div(w, k) * k - w, ceil_div(h, k) * k - h
     # A captured graph serves other sizes, too, so that it always pads.
-    if graph_is_captured() or right or bottom:
-        return F.pad(x, (0, 0, 0, right, 0, bottom))
+    if graph_is_captured() or h % k or w % k:
+        x = F.pad(x, (0, 0, 0, ceil_div(w, k) * k - w, 0, ceil_div(h, k) * k - h))
     return x
 
 

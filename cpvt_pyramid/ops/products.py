@@ -10,57 +10,82 @@ does.
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.nn.modules import module as all_modules
 
-from .dispatch import MKL_IS_SLOW, onednn_takes, onednn_takes_bfloat16, stays_whole, use_plain
+from .dispatch import (
+    MKL_IS_SLOW,
+    opaque_when_compiled,
+    register_operator,
+    use_onednn,
+    use_onednn_bfloat16,
+    use_plain,
+)
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
 # fastest of the powers of two around it.
 AT_A_TIME = 2**21
-
-# Whether `mlp` skips its output, see `skip_mlp_output`.
-SKIP_OUTPUT = ContextVar('SKIP_OUTPUT', default=False)
 
 
 def plain_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     return F.linear(F.gelu(F.linear(x, weight1, bias1)), weight2, bias2)
 
 
-@stays_whole(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
+@register_operator(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias."""
-    if not onednn_takes(x):
+    if opaque_when_compiled(x):
+        return torch.ops.cpvt_pyramid.linear(x, weight, bias)
+    if not use_onednn(x):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)
-    return affine(x, weight, bias)
+    return onednn_affine(x, weight, bias)
 
 
-@stays_whole(lambda x, *layers: x.new_empty(x.shape))
-def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
-    """Two linear layers with a GELU (erf) between them.
+class Linear(nn.Linear):
+    """`nn.Linear`, computed by `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def mlp(x: Tensor, fc1: nn.Module, drop: nn.Module, fc2: nn.Module) -> Tensor:
+    """Two linear layers with a GELU (erf) between them and dropout after each.
+
+    The layers are called, unless calling them has no other effect than the formula's. Then one
+    function computes it: `fused_mlp`.
+    """
+    if is_plain_linear(fc1) and is_plain_linear(fc2) and is_identity(drop):
+        return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+    return drop(fc2(drop(F.gelu(fc1(x)))))
+
+
+@register_operator(lambda x, *layers: x.new_empty(*x.shape[:-1], len(layers[2])))
+def fused_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    """Two linear layers with a GELU between them, without dropout.
 
     The hidden map is the widest of a block. Training saves it once, as it is before the GELU. With
     oneDNN a large one is computed part by part, each of which stays in the processor's cache, and
     is recomputed in the backward pass.
     """
-    layers = (weight1, bias1, weight2, bias2)
+    if opaque_when_compiled(x):
+        return torch.ops.cpvt_pyramid.fused_mlp(x, weight1, bias1, weight2, bias2)
     if use_plain():
-        return plain_mlp(x, *layers)
-    x, *layers = autocast(x, *layers)
+        return plain_mlp(x, weight1, bias1, weight2, bias2)
+    x, *layers = autocast(x, weight1, bias1, weight2, bias2)
     tokens = x.flatten(0, -2)
-    at_a_time = AT_A_TIME // len(weight1) if onednn_takes(x) else len(tokens)
-    parts = tokens.split(max(at_a_time, 1))
+    onednn = use_onednn(x)
+    parts = tokens.split(max(AT_A_TIME // len(weight1), 1) if onednn else max(len(tokens), 1))
+    affine = onednn_affine if onednn else torch_affine
     if torch.is_grad_enabled():
-        parts = [_MLP.apply(part, *layers, len(parts) == 1) for part in parts]
+        parts = [_MLP.apply(part, *layers, len(parts) == 1, affine) for part in parts]
     else:
         weight1, bias1, weight2, bias2 = layers
         parts = [affine(affine(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts]
@@ -68,38 +93,70 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     return out.unflatten(0, x.shape[:-1])
 
 
-@contextmanager
-def skip_mlp_output() -> Iterator[None]:
-    """Inside this context `mlp` saves tensors for backward but skips computing its output."""
-    token = SKIP_OUTPUT.set(True)
-    try:
-        yield
-    finally:
-        SKIP_OUTPUT.reset(token)
+def is_plain_linear(layer: nn.Module) -> bool:
+    """True if calling a layer does nothing but apply its weight and bias.
+
+    False for a layer that was replaced (LoRA, quantization), parametrized, pruned, sharded or
+    hooked: it must be called.
+    """
+    return (
+        type(layer) is Linear
+        and not is_hooked(layer)
+        and all(type(p) in (Tensor, nn.Parameter) for p in (layer.weight, layer.bias))
+    )
 
 
-def cast_once(x: Tensor) -> Tensor:
-    """x in the dtype that autocast uses for products, so that several products share one cast."""
-    return x if use_plain() else autocast(x)[0]
+def is_identity(drop: nn.Module) -> bool:
+    """True if calling a dropout layer, or what has replaced it, does nothing."""
+    inactive = type(drop) is nn.Dropout and not (drop.training and drop.p)
+    return (inactive or type(drop) is nn.Identity) and not is_hooked(drop)
 
 
-def autocast(*operands: Tensor) -> Sequence[Tensor]:
-    """Operands of a product in the dtype to which autocast casts them."""
+def is_hooked(module: nn.Module) -> bool:
+    """True if calling a module runs more than the `forward` of its class."""
+    kinds = ('forward_hooks', 'forward_pre_hooks', 'backward_hooks', 'backward_pre_hooks')
+    return 'forward' in module.__dict__ or any(
+        getattr(module, f'_{kind}') or getattr(all_modules, f'_global_{kind}') for kind in kinds
+    )
+
+
+def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Operands of products in the dtype to which autocast casts them, so that several products
+    share one cast. The plain versions leave that to autocast."""
     device = operands[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if (
+        use_plain()
+        or not torch.amp.is_autocast_available(device)
+        or not torch.is_autocast_enabled(device)
+    ):
         return operands
     dtype = torch.get_autocast_dtype(device)
-    return [x if x.dtype == torch.float64 else x.to(dtype) for x in operands]
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in operands)
 
 
-def affine(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False) -> Tensor:
-    """x @ weight.T + bias, then a GELU if asked for; without gradient."""
-    # Of two dtypes PyTorch's error says so, oneDNN's does not.
-    if x.dtype == weight.dtype and (onednn_takes(x) or (gelu and onednn_takes_bfloat16(x))):
-        activation, variant = ('gelu', 'none') if gelu else ('none', '')
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
+def onednn_affine(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False
+) -> Tensor:
+    """x @ weight.T + bias by oneDNN, then a GELU if asked for; without gradient."""
+    if x.dtype != weight.dtype:  # PyTorch's error says so, oneDNN's does not
+        return torch_affine(x, weight, bias, gelu)
+    activation, variant = ('gelu', 'none') if gelu else ('none', '')
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
+
+
+def torch_affine(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, gelu: bool = False
+) -> Tensor:
+    """`onednn_affine` by PyTorch's products; in bfloat16 the GELU is part of them if it can be."""
+    if gelu and x.dtype == weight.dtype and use_onednn_bfloat16(x):
+        return onednn_affine(x, weight, bias, gelu)
     out = F.linear(x, weight, bias)
     return torch.ops.aten.gelu_(out) if gelu else out
+
+
+def affine_for(x: Tensor) -> Callable[..., Tensor]:
+    """The function that computes products of x."""
+    return onednn_affine if use_onednn(x) else torch_affine
 
 
 class _Linear(torch.autograd.Function):
@@ -108,7 +165,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return affine(x, weight, bias)
+        return onednn_affine(x, weight, bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
@@ -130,13 +187,10 @@ class _MLP(torch.autograd.Function):
         weight2: Tensor,
         bias2: Tensor,
         keep: bool,
+        affine: Callable[..., Tensor],
     ) -> Tensor:
-        hidden = None
-        if keep:
-            hidden = affine(x, weight1, bias1)
+        hidden = affine(x, weight1, bias1) if keep else None
         ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden)
-        if SKIP_OUTPUT.get():
-            return x.new_empty(*x.shape[:-1], len(weight2))
         activated = F.gelu(hidden) if keep else affine(x, weight1, bias1, gelu=True)
         return affine(activated, weight2, bias2)
 
@@ -144,16 +198,18 @@ class _MLP(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         *inputs, hidden = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *differentiable(plain_mlp, inputs, ctx.needs_input_grad, grad), None
+            return *differentiable(plain_mlp, inputs, ctx.needs_input_grad, grad), None, None
         x, weight1, bias1, weight2, _ = inputs
-        *need_first, need_weight2, need_bias2, _ = ctx.needs_input_grad
+        *need_first, need_weight2, need_bias2, _, _ = ctx.needs_input_grad
+        affine = affine_for(grad)
         if hidden is None:
             hidden = affine(x, weight1, bias1)
         grad_weight2 = summed_outer(grad, F.gelu(hidden)) if need_weight2 else None
-        grad_hidden = times(grad, weight2)
+        grad_hidden = affine(grad, weight2.t())
         torch.ops.aten.gelu_backward(grad_hidden, hidden, grad_input=grad_hidden)
         grad_bias2 = grad.flatten(0, -2).sum(0) if need_bias2 else None
-        return *gradients(grad_hidden, x, weight1, need_first), grad_weight2, grad_bias2, None
+        first = gradients(grad_hidden, x, weight1, need_first)
+        return *first, grad_weight2, grad_bias2, None, None
 
 
 def differentiable(
@@ -171,23 +227,18 @@ def gradients(
     """The gradients of a linear layer's input, weight and bias, where needed."""
     need_x, need_weight, need_bias = needed
     return (
-        times(grad, weight) if need_x else None,
+        affine_for(grad)(grad, weight.t()) if need_x else None,
         summed_outer(grad, x) if need_weight else None,
         grad.flatten(0, -2).sum(0) if need_bias else None,
     )
 
 
-def times(grad: Tensor, weight: Tensor) -> Tensor:
-    """grad @ weight: the gradient of a linear layer's input."""
-    return affine(grad, weight.t())
-
-
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
-    if onednn_takes(grad):  # oneDNN is fastest with the smaller side first
+    if use_onednn(grad):  # oneDNN is fastest with the smaller side first
         if grad.shape[1] < x.shape[1] or (MKL_IS_SLOW and grad.shape[1] == x.shape[1]):
-            return affine(grad.t(), x.t())
+            return onednn_affine(grad.t(), x.t())
         if MKL_IS_SLOW:
-            return affine(x.t(), grad.t()).t()
+            return onednn_affine(x.t(), grad.t()).t()
     return grad.t() @ x

@@ -23,7 +23,7 @@ from mmengine.utils.dl_utils import set_multi_processing
 from torch import Tensor
 
 from ..tooling.command import RANKS, Stopped, UserError
-from .configs import kind_of
+from .config.load import kind_of
 
 
 @contextmanager

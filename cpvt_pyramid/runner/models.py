@@ -22,8 +22,8 @@ from torch import nn
 
 from ..tooling.command import UserError, one_line
 from ..weights import read_checkpoint
-from .configs import is_local
-from .mistakes import config_mistakes
+from .config.explain import explained
+from .config.load import is_local
 
 
 def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
@@ -32,7 +32,7 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
     config = copy.deepcopy(cfg.model)  # into which some constructors write
     if cfg.get('data_preprocessor'):
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with config_mistakes(cfg):
+    with explained(cfg):
         model = revert_sync_batchnorm(MODELS.build(config)).eval()
     try:
         return model.to(device or get_device())

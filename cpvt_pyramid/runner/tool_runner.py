@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
 from . import distributed  # noqa: F401 (register names)
-from .configs import kind_of
+from .config.load import kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import download_errors, trusted_checkpoints
 from .training import first_loss, preemption, resume, sharded  # noqa: F401 (register names)

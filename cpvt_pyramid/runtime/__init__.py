@@ -8,8 +8,8 @@ found.draw().save('overlay.png')
 python -m cpvt_pyramid.runtime model.onnx 'photos/*.jpg' --out-dir predictions
 """
 
+from ..results.predictions import Detections, LabelMap
 from ..tooling.command import UserError
 from .predictor import Predictor
-from .results import Detections, LabelMap
 
 __all__ = ['Detections', 'LabelMap', 'Predictor', 'UserError']

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Literal, Optional
 
+from ..results.formats import Output
 from ..tooling.command import one_line, run_command
 from ..tooling.files import Format
-from ..tooling.formats import Output
 
 
 def predict_files(
@@ -30,8 +30,8 @@ def predict_files(
     Args:
         model (MODEL): a .onnx file of tools/export.py, or a checkpoint of a training where torch
             and mm are installed.
-        inputs (INPUT): an image, a folder, a quoted pattern such as 'photos/**/*.jpg', or - for a
-            list of paths on stdin.
+        inputs (INPUT): an image, a folder with its subfolders, a quoted pattern such as
+            'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir (DIR): folder for the results.
         backend: what runs the model.
         batch_size (N): images at a time.
@@ -44,15 +44,12 @@ def predict_files(
     """
     from tqdm import tqdm
 
-    from ..tooling.files import make_folder
-    from ..tooling.inputs import find_inputs, is_video, result_names
+    from ..tooling.inputs import find_inputs, is_video, name_results
     from .images import load_image
     from .predictor import Predictor
 
     predictor = Predictor(model, backend, batch_size, score_thr, size)
-    paths = find_inputs(inputs)
-    folder = make_folder(out_dir)
-    named = list(zip(paths, result_names(paths, folder)))
+    named, folder = name_results(find_inputs(inputs, out_dir=out_dir), out_dir)
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
     done: list[tuple] = []  # path and name
@@ -76,8 +73,8 @@ def predict_files(
             predict()
     predict()
     output.write(done)
-    print(f'{len(done)} of {len(paths)} done: results in {folder}')
-    return int(len(done) < len(paths))
+    output.report(done, len(named))
+    return int(len(done) < len(named))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

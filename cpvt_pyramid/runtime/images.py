@@ -1,19 +1,31 @@
-"""Reading and resizing images as the data pipelines of mm do, with Pillow and numpy."""
+"""Reading images, and resizing them as the data pipelines of mm do, with Pillow and numpy."""
 
+import warnings
 from pathlib import Path
 from typing import Union
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
 
 DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
-TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32'
+TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bits first'
+DARK = 16  # of 256: values below fill at most 12 of 16 bits
+ORIENTATION = 0x0112  # EXIF tag
+SUBFILE_TYPE, PART = 254, 0b101  # TIFF tag, and its bits of overviews and masks
 
 
 def load_image(source: Source) -> np.ndarray:
-    """An image as (H, W, 3) RGB uint8: upright, without alpha, 16 bits reduced to 8.
+    """An image as (H, W, 3) RGB uint8. All commands read images with this function.
+
+    - The image is upright, whatever the format. OpenCV, with which mm reads images in training,
+      ignores the orientation of WebP files.
+    - Transparency is left out, as in OpenCV: hidden colours show.
+    - Values of 16 bits are divided by 256, as in OpenCV, and never stretched. A warning tells of
+      those that fill at most 12 bits, which are nearly black.
+    - Of several frames or pages the first is read, with a warning.
 
     Raises:
         OSError: not a complete image, or one of 32 bits a channel.
@@ -29,7 +41,7 @@ def load_image(source: Source) -> np.ndarray:
     if isinstance(source, Image.Image):
         if source.mode in DEEP:
             raise ValueError(TOO_DEEP)
-        return _upright(source)
+        return _to_rgb(source, 'the image')
     path = Path(source)
     if not path.is_file():
         raise OSError('no such file')
@@ -40,20 +52,55 @@ def load_image(source: Source) -> np.ndarray:
         # its EXIF data rotate it.
         with path.open('rb') as file, Image.open(file) as image:
             if image.mode not in DEEP:
-                return _upright(image)
+                rgb = _to_rgb(image, path)
+                if (frames := _count_frames(image)) > 1:
+                    warnings.warn(
+                        f'{path}: only the first of {frames} frames is read', stacklevel=2
+                    )
+                return rgb
     except PermissionError as error:
         raise OSError('permission denied') from error
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
+        raise OSError(f'more than {most} million pixels; use tools/infer.py --tile') from error
+    except UnidentifiedImageError as error:
+        raise OSError('not an image of a kind that Pillow reads') from error
     except Exception as error:  # Pillow raises many kinds on a truncated file
-        reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else error
-        raise OSError(f'not a complete image: {reason}') from error
+        raise OSError(f'not a complete image: {error}') from error
     raise OSError(TOO_DEEP)
 
 
-def _upright(image: Image.Image) -> np.ndarray:
+def _to_rgb(image: Image.Image, name: object) -> np.ndarray:
+    is_deep = '16' in image.mode or any(';16' in str(tile) for tile in getattr(image, 'tile', ()))
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith('I;16'):  # Pillow would clip it
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return np.array(image.convert('RGB'))
+    rgb = np.array(image.convert('RGB'))
+    if is_deep and rgb.max() < DARK:
+        warnings.warn(
+            f'{name}: its values fill at most 12 of 16 bits, so that it is nearly black; scale '
+            'them to 16 bits first',
+            stacklevel=3,
+        )
+    return rgb
+
+
+def _count_frames(image: Image.Image) -> int:
+    """The number of frames or pages, without a TIFF's overviews and masks, and without the previews
+    that cameras append to a JPEG."""
+    if isinstance(image, TiffImageFile):
+        pages = ImageSequence.Iterator(image)
+        return sum(not image.tag_v2.get(SUBFILE_TYPE, 0) & PART for _ in pages)
+    return 1 if image.format == 'MPO' else getattr(image, 'n_frames', 1)
+
+
+def is_upright(path: Path) -> bool:
+    """Whether no EXIF data rotate or mirror an image, as far as Pillow can read them."""
+    try:
+        with Image.open(path) as image:
+            return image.getexif().get(ORIENTATION, 1) not in range(2, 9)
+    except Exception:  # Pillow raises many kinds
+        return True
 
 
 def rescaled_size(size: tuple[int, int], short: float, long: float) -> tuple[int, int]:

@@ -5,28 +5,27 @@ width of each in pixels.
 """
 
 import copy
-import json
+import importlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional, Protocol, Union, overload
 
 import numpy as np
 
+from ..results.drawing import class_palette
+from ..results.predictions import Detections, Kind, LabelMap, Prediction
 from ..tooling.command import UserError, one_line
-from ..tooling.drawing import class_palette
-from ..tooling.formats import Kind
+from ..tooling.inputs import IMAGES, local_path
 from .images import Source, load_image, rescaled_size, resize_image, resize_labels, resize_scores
 from .masks import enlarge_masks, paste_masks
-from .results import Detections, LabelMap
+from .metadata import read_metadata
 from .sessions import Session, open_session
 
-FORMAT = 1  # of the metadata
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
-TASKS = ('detection', 'instance', 'segmentation')
-NEEDED = ('classes', 'palette', 'resize', 'masks', 'raw', 'score_thr')  # of the metadata
-Result = Union[Detections, LabelMap]
+TRAINED = '..runner.inference.trained'  # wraps checkpoints; needs torch and mm, which this does not
 
 
 class Model(Protocol):
@@ -35,7 +34,7 @@ class Model(Protocol):
     kind_of_results: Kind
     classes: Sequence[str]
 
-    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Result]:
+    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
         """The results of images (H, W, 3) RGB uint8 that pass the model together."""
         ...
 
@@ -66,24 +65,24 @@ class Predictor:
         for name, value in (('batch_size', batch_size), ('size', size)):
             if value is not None and value < 1:
                 raise UserError(f'{name} must be at least 1, got {value}')
-        if score_thr is not None and not 0 <= score_thr <= 1:
-            raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
+        check_score_thr(score_thr)
         self.batch_size, self.score_thr = batch_size, score_thr
-        path = Path(model).expanduser()
+        path = local_path(str(model)).expanduser()
         if path.suffix in EXPORTED:
             backend = 'openvino' if path.suffix == '.xml' else backend
             exported = ExportedModel(path, backend)
             self.model: Model = exported.with_size(size) if size else exported
         else:
             self.model = _trained(path, size)
+        check_score_thr(score_thr, self.model.kind_of_results)
 
     @overload
-    def __call__(self, images: Source) -> Result: ...
+    def __call__(self, images: Source) -> Prediction: ...
 
     @overload
-    def __call__(self, images: Union[list, tuple]) -> list[Result]: ...
+    def __call__(self, images: Union[list, tuple]) -> list[Prediction]: ...
 
-    def __call__(self, images: Union[Source, list, tuple]) -> Union[Result, list[Result]]:
+    def __call__(self, images: Union[Source, list, tuple]) -> Union[Prediction, list[Prediction]]:
         """Predict.
 
         Args:
@@ -97,11 +96,23 @@ class Predictor:
         """
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
-        results: list[Result] = []
+        results: list[Prediction] = []
         for start in range(0, len(images), self.batch_size):
             batch = [_image(source) for source in images[start : start + self.batch_size]]
             results += self.model.predict(batch, self.score_thr)
         return results
+
+
+def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:
+    """Raise a UserError unless a threshold for scores is valid, and the results have scores."""
+    if score_thr is None:
+        return
+    if not 0 <= score_thr <= 1:  # refuses nan too
+        raise UserError(f'score_thr must be in [0, 1], got {score_thr}')
+    if kind != 'detections':
+        raise UserError(
+            f'score_thr is for scores of boxes, but the model predicts {kind}; leave it out'
+        )
 
 
 def _image(source: Source) -> np.ndarray:
@@ -117,14 +128,18 @@ def _trained(path: Path, size: Optional[int]) -> Model:
         raise UserError(
             f'size is for exported models; {path} takes its size from the config of its training'
         )
+    if not path.is_file():
+        raise UserError(f'no model at {path}')
+    if path.suffix.lower() in IMAGES:
+        raise UserError(f'{path} is an image; the model comes first, then the images')
     try:
-        from .trained import TrainedModel
+        trained = importlib.import_module(TRAINED, __package__)
     except ImportError as error:
         raise UserError(
             f'{path} is not an exported model ({", ".join(EXPORTED)}), and checkpoints of a '
             f"training need torch and mm; pip install 'cpvt_pyramid[mm]' ({error})"
         ) from error
-    return TrainedModel(path)
+    return trained.TrainedModel(path)
 
 
 class ExportedModel:
@@ -142,7 +157,7 @@ class ExportedModel:
     def __init__(self, path: Path, backend: str = 'onnxruntime') -> None:
         self.path = path
         self.session: Session = open_session(path, backend)
-        self.about = _metadata(path, self.session.metadata)
+        self.about = read_metadata(path, self.session)
         self.classes = self.about['classes']
         self.palette = class_palette(self.classes, self.about['palette'])
         is_map = self.about['task'] == 'segmentation'
@@ -156,11 +171,11 @@ class ExportedModel:
         other.resize = short, short / self.resize[0] * self.resize[1] if self.resize else math.inf
         return other
 
-    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Result]:
+    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
         resized = [self.to_input_size(image) for image in images]
         outputs = self.run(resized)
         score_thr = self.about['score_thr'] if score_thr is None else score_thr
-        results: list[Result] = []
+        results: list[Prediction] = []
         for image, small, output in zip(images, resized, outputs):
             common = dict(image=image, classes=self.classes, palette=self.palette)
             if self.about['task'] == 'segmentation':
@@ -220,35 +235,30 @@ class ExportedModel:
             raise UserError(
                 f'{self.path} failed on images of {batch.shape}: {one_line(error)}'
             ) from error
-        return [{name: value[i] for name, value in outputs.items()} for i in range(len(images))]
+        found = [{name: x[i] for name, x in outputs.items()} for i in range(len(images))]
+        for output, size in zip(found, sizes):
+            self.check(output, *size)
+        return found
 
-
-def _metadata(path: Path, text: Optional[str]) -> dict[str, Any]:
-    """The exporter's metadata, checked."""
-    if text is None:
-        raise UserError(
-            f'{path} was not written by tools/export.py (no metadata cpvt_pyramid); export the '
-            'model with it'
-        )
-    try:
-        about = json.loads(text)
-        number, task = about['format'], about['task']
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{path}: damaged metadata: {one_line(error)}') from error
-    if number != FORMAT:
-        raise UserError(
-            f'{path}: its format must be {FORMAT}, got {number}; export the model again, or update '
-            'cpvt_pyramid'
-        )
-    if task not in TASKS:
-        raise UserError(f'{path}: its task must be one of {", ".join(TASKS)}, got {task}')
-    if missing := [key for key in NEEDED if key not in about]:
-        raise UserError(f'{path}: damaged metadata: no {missing[0]}')
-    if about['raw']:
-        raise UserError(
-            f'{path} was exported with --raw and returns boxes before NMS; export it without'
-        )
-    return about
+    def check(self, output: dict[str, np.ndarray], height: int, width: int) -> None:
+        """Warn of NaN; raise a UserError if a label has no name."""
+        if self.about['task'] == 'segmentation':  # values in the padding are arbitrary
+            output = {name: x[..., :height, :width] for name, x in output.items()}
+        labels = int(output['labels'].max(initial=0)) + 1 if 'labels' in output else 0
+        labels = max(labels, len(output.get('probabilities', ())))
+        if labels > len(self.classes):
+            raise UserError(
+                f'{self.path} returns {labels} classes, but its metadata names '
+                f'{len(self.classes)}; export the model again'
+            )
+        for name, x in output.items():
+            if x.dtype.kind == 'f' and np.isnan(x.min(initial=0)):
+                warnings.warn(
+                    f'{self.path} returned NaN in {name}, so that its results are incomplete; '
+                    'check its weights, and export it without --half',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
 
 def own_labels(

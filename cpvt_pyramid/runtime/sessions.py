@@ -17,10 +17,12 @@ class Session(Protocol):
 
     Attributes:
         metadata: what the exporter wrote, JSON text; None if the file has none.
+        names: of the outputs.
         shapes: the shape of each input, by name; None for a dimension of any length.
     """
 
     metadata: Optional[str]
+    names: list[str]
     shapes: dict[str, list[Optional[int]]]
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...

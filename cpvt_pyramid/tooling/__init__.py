@@ -1,1 +1,1 @@
-"""What commands share, without torch and mm: command lines, files, pictures, formats of results."""
+"""What commands share, without torch and mm: command lines, inputs, files, memory, HTML pages."""

@@ -48,6 +48,7 @@ from types import FrameType, UnionType
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
+PACKAGE = __name__.partition('.')[0]
 # The process index, from the variable that each launcher sets.
 RANKS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RANK'}
 # How OpenMP's threads wait. SPIN_COUNT is in steps of libgomp's loop, 10000 take about 0.3 ms.
@@ -59,7 +60,7 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
     'faster_coco_eval is not', 'The draw is False', '`reduce_zero_label`', '.*avg_non_ignore',
-    '`broadcast_buffers`',
+    '`broadcast_buffers`', 'Image size .* exceeds limit',
 )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def run_command(
     """Call a function with options from the command line.
 
     A `UserError`, an interrupt, a full disk, a file without permission and a missing package end it
-    with one line on stderr.
+    with one line on stderr. Warnings of this package are one line, too.
 
     Args:
         function: declares the options, see above; it may return an exit status.
@@ -109,9 +110,11 @@ def run_command(
 def prepare_for_torch() -> None:
     """Set what torch and OpenMP read when they start, unless the environment sets it.
 
-    OpenMP's threads spin for a fraction of a millisecond where they wait, then they sleep (see
-    `cpvt_pyramid.ops.threads`), and Linux may give tensors of 2 MiB and more large pages, which are
-    faster to touch first.
+    On Linux PyTorch's wheels ship libgomp, whose threads spin for about 10 ms at the end of each
+    of a pass's hundreds of parallel regions before they sleep. On a busy machine they keep others
+    from the core that they wait for. If they sleep at once (OMP_WAIT_POLICY=passive), they must be
+    woken for each region, up to a fifth of a pass. In between is GOMP_SPINCOUNT=10000, about
+    0.3 ms. Linux may give tensors of 2 MiB and more large pages, which are faster to touch first.
     """
     if not WAIT_VARIABLES & os.environ.keys():
         os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
@@ -142,6 +145,10 @@ def run_tool(
         The exit status.
     """
     default = signal.signal(signal.SIGTERM, exit_on_signal)
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda message, kind, file, *rest: (
+        f'{name}: {message}\n' if is_own(file) else plain(message, kind, file, *rest)
+    )
     try:
         with warnings.catch_warnings():
             for message in IGNORED_WARNINGS:
@@ -169,11 +176,17 @@ def run_tool(
             raise
     finally:
         signal.signal(signal.SIGTERM, default)
+        warnings.formatwarning = plain
     if rank() == 0:
         print(f'{name}: {line}', file=sys.stderr)
     elif status == 2:  # may be the only process with this error; an interrupt ends all of them
         print(f'{name}: rank {rank()}: {line}', file=sys.stderr)
     return status
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is one of this package."""
+    return Path(file).is_relative_to(Path(__file__).parents[1])
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -195,13 +208,19 @@ def imports_of(tool: str) -> Iterator[None]:
 
 
 def missing_package(error: BaseException) -> str:
-    """What to do if an import failed because a package is not installed; '' for other errors."""
+    """What to do if an import failed because a package is not installed, or in a version without
+    what is imported; '' for other errors."""
     if not isinstance(error, ImportError):
         return ''
-    names = [getattr(cause, 'name', None) or '' for cause in contexts(error)]
-    package = names[-1].partition('.')[0]  # the import that failed first
-    if not package or find_spec(package) is not None:
+    first = [cause for cause in contexts(error) if isinstance(cause, ImportError)][-1]
+    package = (first.name or '').partition('.')[0]
+    if package in ('', PACKAGE) or package in sys.builtin_module_names:
         return ''
+    if package in sys.modules or find_spec(package) is not None:
+        return (
+            f'{one_line(first)}: the installed version of {package} does not fit; '
+            'python -m cpvt_pyramid.doctor tells what to install'
+        )
     line = f'{package} is not installed for {sys.executable}; '
     python = ROOT / '.venv/bin/python'
     if Path(sys.prefix) == ROOT / '.venv' or not (ROOT / 'tools/setup_env.sh').exists():

@@ -1,13 +1,20 @@
 """Output files and folders."""
 
+import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Union
+from typing import TYPE_CHECKING, Literal, Optional, Union
 
 from .command import UserError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+# Errors of file systems without locks, for example Lustre as it is mounted by default.
+NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP
 
 # See formats.py; here, because the options of tools name it before they import anything slow.
 Format = Literal['coco', 'yolo', 'labelme', 'csv', 'geojson']
@@ -32,13 +39,17 @@ def make_folder(path: Union[str, Path]) -> Path:
 
 
 @contextmanager
-def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
+def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
     """A hidden path next to `path` to write to; it is renamed to `path` on success.
 
     On any failure `path` keeps its previous content. An OSError names it.
+
+    Args:
+        path: the file.
+        suffix: of the hidden path, by which some libraries choose the format.
     """
     path = Path(path)
-    partial = path.with_name(f'.{path.name}.partial')
+    partial = path.with_name(f'.{path.name}.partial{suffix}')
     try:
         yield partial
         os.replace(partial, path)
@@ -50,12 +61,47 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_text(path: Union[str, Path], text: str) -> None:
+    """Write a file atomically."""
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding='utf-8')
+
+
+def locked(path: Union[str, Path], timeout: float = 0) -> Optional['BaseFileLock']:
+    """A lock on the file at `path`, until `release()` or the end of the process; None if the file
+    system has no locks.
+
+    Args:
+        path: a file that nothing else uses; created.
+        timeout: seconds to wait for another process.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BlockingIOError(errno.EWOULDBLOCK, 'locked by another process', str(path)) from error
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return lock
+
+
 def distinct_name(
     wanted: str, taken: set[str], conflicts: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """`wanted`, with a number appended if it is taken or conflicts; added to `taken`."""
+    """`wanted`, with a number appended if it is taken or conflicts; added to `taken`.
+
+    Names that differ only in case are the same, as they are in the file systems of macOS and
+    Windows.
+    """
     numbered = (f'{wanted}-{number}' for number in itertools.count(2))
     names = itertools.chain([wanted], numbered)
-    name = next(name for name in names if name not in taken and not conflicts(name))
-    taken.add(name)
+    name = next(n for n in names if n.casefold() not in taken and not conflicts(n))
+    taken.add(name.casefold())
     return name

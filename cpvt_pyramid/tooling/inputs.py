@@ -1,74 +1,162 @@
 """The images and videos named on a command line, and names for their results."""
 
 import glob
+import itertools
+import json
+import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
-from .command import UserError
-from .files import distinct_name
+from .command import UserError, rank
+from .files import atomic_write, distinct_name, make_folder
 
 # The file types looked for in a folder.
-IMAGES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
+IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 RESULTS = (
     '.overlay.png', '.overlay.mp4', '.detections.json', '.detections.jsonl', '.labels.png',
     '.labels.tif', '.segments.png', '.segments.json', '.segments.jsonl',
 )  # fmt: skip
+OWNERS = 'inputs.json'  # in the folder of results: the input of each name, relative to the folder
+LISTED = 10  # files in a warning
 
 
-def find_inputs(inputs: Sequence[str], lines: Optional[Iterable[str]] = None) -> list[Path]:
-    """The files that the inputs name, without duplicates.
+def find_inputs(
+    inputs: Sequence[str], lines: Optional[Iterable[str]] = None, out_dir: Optional[str] = None
+) -> dict[Path, str]:
+    """The files that the inputs name, without duplicates, each with a name for its results: its
+    path inside the folder or the fixed part of the pattern, or its own name, without the ending.
 
     Args:
-        inputs: files; folders, for the images and videos directly in them; patterns such as
-            `photos/**/*.jpg`; `-`, for the files listed in `lines`.
+        inputs: files; folders, for the images and videos in them and in their subfolders; patterns
+            such as `photos/**/*.jpg`; `-`, for the files listed in `lines`. Hidden files in folders
+            are left out, and other files with a warning.
         lines: one path each, by default from stdin. Paths that do not exist are kept; reading them
             reports the error later.
+        out_dir: folder for the results, of which earlier ones are left out.
     """
-    found = {}
+    found: dict[str, tuple[Path, str]] = {}  # by absolute path; a link is an input of its own
     for text in inputs:
-        path = Path(text)
+        path = local_path(text)
         if text == '-':
-            inside = [Path(line.rstrip('\r\n')) for line in lines or sys.stdin if line.strip()]
+            named = (line.rstrip('\r\n') for line in lines or sys.stdin if line.strip())
+            inside = [(path, path.stem) for path in map(local_path, named)]
         elif path.is_dir():
-            kinds = IMAGES + VIDEOS
-            inside = sorted(
-                p for p in path.iterdir() if p.suffix.lower() in kinds and not p.is_dir()
-            )
-            if not inside:
-                raise UserError(
-                    f'no images or videos in the folder {path}; looked for {", ".join(kinds)}'
-                )
+            inside = named_within(path, media_in(path, out_dir))
         elif path.exists():
-            inside = [path]
+            inside = [(path, path.stem)]
         elif glob.has_magic(text):
-            inside = sorted(p for p in map(Path, glob.glob(text, recursive=True)) if p.is_file())
-            if not inside:
+            root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+            matches = sorted(map(Path, glob.glob(text, recursive=True)))
+            files = [p for p in matches if p.is_file() and not is_result(p, out_dir)]
+            if not files:
                 raise UserError(f'no files match {text}')
+            inside = named_within(root, files)
         else:
             raise UserError(f'no image or folder at {path}')
-        found |= {p.resolve(): p for p in inside}
+        for path, name in inside:
+            found.setdefault(os.path.abspath(path), (path, name))
     if not found:
         raise UserError('no paths on stdin')
-    return list(found.values())
+    return dict(found.values())
+
+
+def local_path(text: str) -> Path:
+    """The path of a file.
+
+    Raises:
+        UserError: it is an address.
+    """
+    if re.match('[A-Za-z][A-Za-z0-9+.-]+://', text):
+        raise UserError(f'a file on this machine is needed, got the address {text}; download it')
+    return Path(text)
+
+
+def named_within(folder: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
+    return [(path, path.relative_to(folder).with_suffix('').as_posix()) for path in files]
+
+
+def media_in(folder: Path, out_dir: Optional[str]) -> list[Path]:
+    """The images and videos in a folder and its subfolders, links to folders included."""
+    found, others, seen = [], [], set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(root))
+        folders[:] = sorted(
+            name for name in folders
+            if not name.startswith('.') and os.path.realpath(Path(root, name)) not in seen
+        )  # fmt: skip
+        for path in (Path(root, name) for name in sorted(names) if not name.startswith('.')):
+            is_medium = path.suffix.lower() in IMAGES + VIDEOS and not is_result(path, out_dir)
+            (found if is_medium else others).append(path)
+    if not found:
+        kinds = ', '.join(IMAGES + VIDEOS)
+        raise UserError(f'no images or videos in the folder {folder}; looked for {kinds}')
+    if others and rank() == 0:
+        listed = ', '.join(str(path.relative_to(folder)) for path in others[:LISTED])
+        warnings.warn(
+            f'{folder}: left out what is no image or video, or written by an earlier run: '
+            f'{listed}{f" and {len(others) - LISTED} more" * (len(others) > LISTED)}',
+            stacklevel=2,
+        )
+    return found
+
+
+def is_result(path: Path, out_dir: Optional[str]) -> bool:
+    """Whether a file is one that an earlier run has written to the folder of results."""
+    return (
+        out_dir is not None
+        and path.name.endswith(RESULTS)
+        and path.resolve().is_relative_to(Path(out_dir).resolve())
+    )
 
 
 def is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEOS
 
 
-def result_names(paths: Sequence[Path], folder: Path) -> Iterator[str]:
-    """A name for the results of each image: its own, numbered to avoid overwriting a file.
+def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Path, str]], Path]:
+    """Name the results of inputs, see `find_inputs`, and create the folders for them.
 
-    No result takes the name of an input in the folder, or of a result of an earlier image.
+    A name gets a number if its files would overwrite an input, or results of another input, also of
+    an earlier run. `inputs.json` in the folder tells which name is whose.
+
+    Returns:
+        The inputs with their names, and the folder.
     """
-    inputs = {path.resolve() for path in paths}
+    folder = make_folder(out_dir)
+    owners: dict[str, str] = {}
+    with suppress(OSError, ValueError, TypeError):
+        owners = dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
+    named = list(distinct_names(found, folder, owners))
+    for parent in {(folder / name).parent for _, name in named}:
+        make_folder(parent)
+    if rank() == 0:
+        owners |= {name: os.path.relpath(path, folder) for path, name in named}
+        with atomic_write(folder / OWNERS) as file:
+            file.write_text(json.dumps(owners, indent=1), encoding='utf-8')
+    return named, folder
 
-    def overwrites_an_input(name: str) -> bool:
-        return any((folder / f'{name}{result}').resolve() in inputs for result in RESULTS)
 
-    taken = set()
-    for path in paths:
-        yield distinct_name(path.stem, taken, overwrites_an_input)
+def distinct_names(
+    found: Mapping[Path, str], folder: Path, owners: Mapping[str, str]
+) -> Iterator[tuple[Path, str]]:
+    inputs = {path.resolve() for path in found}
+    sources = {os.path.relpath(path, folder) for path in found}
+    owners = {name.casefold(): source for name, source in owners.items()}
+    taken: set[str] = set()
+    for path, wanted in found.items():
+        source = os.path.relpath(path, folder)
+
+        def conflicts(name: str, source: str = source) -> bool:
+            files = [folder / f'{name}{ending}' for ending in RESULTS]
+            owner = owners.get(name.casefold(), source)
+            if owner != source and (owner in sources or any(file.exists() for file in files)):
+                return True
+            return any(file.resolve() in inputs for file in files)
+
+        yield path, distinct_name(wanted, taken, conflicts)

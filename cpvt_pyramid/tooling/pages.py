@@ -1,22 +1,23 @@
 """Self-contained HTML pages with tables, charts and pictures.
 
-Charts are SVG and pictures are data URLs, so that a page is one file that opens anywhere. Values
-appear when the mouse rests on them.
+Charts are SVG and pictures are data URLs, so that a page is one file that opens anywhere.
 """
 
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-BLUE, GRAY, RED = '#2f6fde', '#b9c0ca', '#d1343e'
-WIDTH, HEIGHT = 460, 260  # of a chart
-LEFT, TOP, RIGHT, BOTTOM = 52, 26, 22, 38  # margins for the axes
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLUE, GRAY, RED, LIGHT = '#2f6fde', '#b9c0ca', '#d1343e', '#e3e6ea'
 THUMBNAIL = 480  # pixels, longer side of a picture in a sheet
 
 STYLE = """
@@ -39,8 +40,7 @@ tr:hover td { background: #f2f6fe }
 figure { margin: 0 } figcaption { font-size: 13px; color: #5a6370; overflow-wrap: anywhere }
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 14px }
 .sheet img { max-width: 100%; max-height: 340px; border-radius: 6px; display: block }
-svg { display: block; max-width: 100%; height: auto } svg text { font: 12px system-ui, sans-serif;
-  fill: #5a6370 }
+svg { display: block; max-width: 100%; height: auto }
 """
 # A click on the head of a column sorts its table.
 SCRIPT = """
@@ -135,6 +135,39 @@ def reduced(image: np.ndarray, longest: int = THUMBNAIL) -> tuple[np.ndarray, fl
 # Charts
 
 
+@contextmanager
+def chart(width: float, height: float, parts: list[str]) -> Iterator['Axes']:
+    """Axes in inches; appended to `parts` as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({'svg.fonttype': 'none', 'font.size': 9}):
+        axes = Figure((width, height), layout='constrained').subplots()
+        axes.spines[['top', 'right']].set_visible(False)
+        yield axes
+        file = io.StringIO()
+        axes.figure.savefig(file, format='svg', transparent=True)
+    parts.append(file.getvalue()[file.getvalue().index('<svg') :])
+
+
+def bar_chart(
+    values: Mapping[str, float],
+    title: str,
+    show: Callable[[float], str] = '{:g}'.format,
+) -> str:
+    """Horizontal bars."""
+    parts: list[str] = []
+    with chart(4.8, 0.24 * len(values) + 0.4, parts) as axes:
+        names = [name if len(name) < 28 else f'{name[:26]}…' for name in values]
+        bars = axes.barh(range(len(values)), list(values.values()), color=BLUE)
+        axes.bar_label(bars, list(map(show, values.values())), padding=3)
+        axes.set_yticks(range(len(values)), names)
+        axes.set(title=title, xlim=(0, 1.15 * max([*values.values(), 1e-12])), xticks=[])
+        axes.invert_yaxis()
+        axes.margins(y=0.01)
+    return parts[0]
+
+
 class Curve(NamedTuple):
     """A line in a chart."""
 
@@ -144,55 +177,17 @@ class Curve(NamedTuple):
     width: float = 1
 
 
-def bar_chart(
-    values: Mapping[str, float],
-    title: str,
-    show: Callable[[float], str] = '{:g}'.format,
-) -> str:
-    """Horizontal bars."""
-    row, text = 22, max([len(name) for name in values] + [4]) * 7 + 8
-    text = min(text, 200)
-    highest = max([*values.values(), 1e-12])
-    room = WIDTH - text - 70
-    height = row * len(values) + 30
-    parts = [f'<text x="0" y="14" font-weight="bold">{escape(title)}</text>']
-    for i, (name, value) in enumerate(values.items()):
-        y = 24 + i * row
-        tip = f'{name}: {show(value)}'
-        parts.append(rectangle(text, y, room * value / highest, 14, BLUE, tip))
-        shown = name if len(name) < 28 else name[:26] + '…'
-        parts.append(f'<text x="{text - 6}" y="{y + 12}" text-anchor="end">{escape(shown)}</text>')
-        x = text + room * value / highest + 5
-        parts.append(f'<text x="{x:.1f}" y="{y + 12}">{escape(show(value))}</text>')
-    return drawing_of(parts, WIDTH, height)
-
-
-def line_chart(
-    curves: Sequence[Curve],
-    x_name: str,
-    y_name: str,
-    x_range: tuple[float, float] = (0, 1),
-    y_range: tuple[float, float] = (0, 1),
-) -> str:
-    """Lines; the names of colored ones are listed."""
-    x_of, y_of, parts = axes(x_name, y_name, x_range, y_range)
-    for curve in curves:
-        points = ' '.join(f'{x_of(x):.1f},{y_of(y):.1f}' for x, y in curve.points)
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{curve.color}" '
-            f'stroke-width="{curve.width}"><title>{escape(curve.name)}</title></polyline>'
-        )
-    for i, curve in enumerate(curve for curve in curves if curve.color != GRAY):
-        x = LEFT + 100 * i
-        parts.append(rectangle(x, 8, 14, 3, curve.color))
-        parts.append(f'<text x="{x + 20}" y="14">{escape(curve.name)}</text>')
-    return drawing_of(parts, WIDTH, HEIGHT)
-
-
-def round_step(highest: float) -> float:
-    """The smallest round number of which five reach a value."""
-    unit = 10 ** math.floor(math.log10(max(highest / 5, 1)))
-    return unit * next(k for k in (1, 2, 5, 10) if 5 * k * unit >= highest)
+def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
+    """Lines from 0 to 1; the names of colored ones are listed."""
+    parts: list[str] = []
+    with chart(4.8, 2.8, parts) as axes:
+        for curve in curves:
+            name = None if curve.color == GRAY else curve.name
+            axes.plot(*zip(*curve.points), color=curve.color, lw=curve.width, label=name)
+        axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.01))
+        axes.grid(color=LIGHT)
+        axes.legend(frameon=False)
+    return parts[0]
 
 
 def histogram(values: np.ndarray, name: str, bins: int = 24) -> str:
@@ -200,104 +195,41 @@ def histogram(values: np.ndarray, name: str, bins: int = 24) -> str:
     values = np.asarray(values, float)
     if not len(values):
         return ''
-    scale, back = np.log2, np.exp2
-    low, high = float(scale(values).min()), float(scale(values).max())
-    if high - low < 1e-6:
-        low, high = low - 0.5, high + 0.5
-    counts, edges = np.histogram(scale(values).clip(low, high), bins, (low, high))
-    x_of, y_of, parts = axes(name, 'number', (low, high), (0, 5 * round_step(counts.max())), back)
-    for count, start, stop in zip(counts, edges[:-1], edges[1:]):
-        tip = f'{back(start):.3g} to {back(stop):.3g}: {count}'
-        width = x_of(stop) - x_of(start) - 1
-        parts.append(rectangle(x_of(start), y_of(count), width, y_of(0) - y_of(count), BLUE, tip))
-    return drawing_of(parts, WIDTH, HEIGHT)
-
-
-def axes(
-    x_name: str,
-    y_name: str,
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
-    back: Callable[[float], float] = lambda value: value,
-) -> tuple[Callable[[float], float], Callable[[float], float], list[str]]:
-    """Two axes: functions from values to places, and their drawing.
-
-    back: from the scale of the first axis to the numbers at its ticks.
-    """
-    plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-
-    def x_of(x: float) -> float:
-        return LEFT + (x - x_range[0]) / (x_range[1] - x_range[0]) * plot_width
-
-    def y_of(y: float) -> float:
-        return TOP + plot_height - (y - y_range[0]) / (y_range[1] - y_range[0]) * plot_height
-
-    parts = []
-    for i in range(6):
-        x = x_range[0] + (x_range[1] - x_range[0]) * i / 5
-        y = y_range[0] + (y_range[1] - y_range[0]) * i / 5
-        line = f'y1="{y_of(y):.1f}" y2="{y_of(y):.1f}" x1="{LEFT}" x2="{WIDTH - RIGHT}"'
-        parts.append(f'<line {line} stroke="#e3e6ea"/>')
-        at = f'x="{LEFT - 6}" y="{y_of(y) + 4:.1f}"'
-        parts.append(f'<text {at} text-anchor="end">{y:.3g}</text>')
-        at = f'x="{x_of(x):.1f}" y="{HEIGHT - BOTTOM + 15}"'
-        parts.append(f'<text {at} text-anchor="middle">{float(back(x)):.3g}</text>')
-    middle = f'x="{LEFT + plot_width / 2}" y="{HEIGHT - 5}"'
-    parts.append(f'<text {middle} text-anchor="middle">{escape(x_name)}</text>')
-    at = f'transform="rotate(-90)" x="{-TOP - plot_height / 2}" y="11"'
-    parts.append(f'<text {at} text-anchor="middle">{escape(y_name)}</text>')
-    return x_of, y_of, parts
+    low, high = values.min(), values.max()
+    edges = np.geomspace(low, high, bins + 1) if high > low * 1.01 else [low / 1.4, low * 1.4]
+    parts: list[str] = []
+    with chart(4.8, 2.8, parts) as axes:
+        axes.hist(values.clip(edges[0], edges[-1]), edges, color=BLUE, rwidth=0.95)
+        axes.set_xscale('log', base=2)
+        axes.xaxis.set_major_formatter('{x:.3g}')
+        if len(edges) == 2:
+            axes.set_xticks([low])
+        axes.set(xlabel=name, ylabel='number')
+    return parts[0]
 
 
 def heat_map(
     counts: np.ndarray, rows: Sequence[str], columns: Sequence[str], row_name: str, column_name: str
 ) -> str:
-    """A matrix whose cells are as dark as their share of the row; red off the diagonal.
-
-    counts: (R, C). Cells below half a percent of their row are left white.
-    """
-    cell = int(np.clip(640 / max(counts.shape), 6, 44))
-    text = min(max(len(name) for name in [*rows, *columns]), 24) * 7 + 10 if cell >= 11 else 20
-    totals = counts.sum(1, keepdims=True)
-    shares = counts / np.maximum(totals, 1)
-    frame = f'x="{text}" y="{text}" width="{cell * len(columns)}" height="{cell * len(rows)}"'
-    parts = [f'<rect {frame} fill="none" stroke="#e3e6ea"/>']
-    for i, j in zip(*np.nonzero(shares >= 0.005)):
-        share = float(shares[i, j])
-        x, y = text + j * cell, text + i * cell
-        tip = f'{rows[i]} → {columns[j]}: {counts[i, j]:g} ({share:.1%})'
-        color = BLUE if rows[i] == columns[j] else RED
-        opacity = 0.08 + 0.92 * share
-        parts.append(rectangle(x, y, cell - 1, cell - 1, color, tip, opacity))
-        if cell >= 30:
-            fill = '#fff' if share > 0.5 else '#212529'
-            at = f'x="{x + cell / 2 - 0.5}" y="{y + cell / 2 + 4}"'
-            parts.append(
-                f'<text {at} text-anchor="middle" style="fill:{fill};pointer-events:none">'
-                f'{share:.0%}</text>'
-            )
-    if cell >= 11:
-        for i, name in enumerate(rows):
-            at = f'x="{text - 6}" y="{text + (i + 0.5) * cell + 4}"'
-            parts.append(f'<text {at} text-anchor="end">{escape(name[:24])}</text>')
-        for j, name in enumerate(columns):
-            at = f'transform="translate({text + (j + 0.5) * cell + 4},{text - 6}) rotate(-90)"'
-            parts.append(f'<text {at}>{escape(name[:24])}</text>')
-    width, height = text + cell * len(columns), text + cell * len(rows)
-    parts.append(f'<text x="4" y="{height + 16}">rows: {escape(row_name)}, columns: ')
-    parts[-1] += f'{escape(column_name)}</text>'
-    return f'<div class="scroll">{drawing_of(parts, max(width, 300), height + 22)}</div>'
+    """A matrix (R, C) whose cells are as dark as their share of the row; red off the diagonal."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    right = np.array([[row == column for column in columns] for row in rows])
+    color = np.where(right[..., None], *(np.array(to_rgb(c)) for c in (BLUE, RED)))
+    side = float(np.clip(6.5 / max(counts.shape), 0.13, 0.45))  # of a cell
+    parts: list[str] = []
+    with chart(side * len(columns) + 1.5, side * len(rows) + 1.5, parts) as axes:
+        axes.imshow(1 - shares[..., None] * (1 - color))
+        if side > 0.3:
+            for i, j in zip(*np.nonzero(shares >= 0.005)):
+                ink = 'white' if shares[i, j] > 0.5 else 'black'
+                axes.text(j, i, f'{shares[i, j]:.0%}', color=ink, ha='center', va='center')
+        axes.set(xticks=[], yticks=[])
+        if side > 0.15:  # else names would overlap
+            axes.set_yticks(range(len(rows)), [name[:24] for name in rows])
+            axes.set_xticks(range(len(columns)), [name[:24] for name in columns], rotation=90)
+        axes.set(ylabel=row_name, xlabel=column_name)
+    return f'<div class="scroll">{parts[0]}</div>'
 
 
-def rectangle(
-    x: float, y: float, width: float, height: float, color: str, tip: str = '', opacity: float = 1
-) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
-    faint = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ''
-    title = f'<title>{escape(tip)}</title>' if tip else ''
-    return f'<rect {place} fill="{color}"{faint}>{title}</rect>'
-
-
-def drawing_of(parts: Sequence[str], width: float, height: float) -> str:
-    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    return f'<svg {size}>{"".join(parts)}</svg>'
+def to_rgb(color: str) -> list[float]:
+    return [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]

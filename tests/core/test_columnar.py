@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmpretrain.models import VisionTransformer
-from ports import randomize
+from models.ports import randomize
 from reference import bicubic, padded, reference_levels, reference_tokens, same_maps
 from support import load
 

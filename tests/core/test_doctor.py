@@ -33,6 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
         found = {modules.get(name, name) for name in versions}
         monkeypatch.setattr(metadata, 'version', version)
+        monkeypatch.setattr(metadata, 'distributions', lambda name: ())
         monkeypatch.setattr(doctor, 'present', found.__contains__)
         monkeypatch.setattr(doctor, 'set_up', lambda torch='': '')
 
@@ -50,25 +51,50 @@ def test_families(machine) -> None:
     assert (doctor.mm_family().state, 'fork' in doctor.mm_family().detail) == ('ok', True)
     machine(**ORIGINAL)
     assert (doctor.mm_family().state, 'original' in doctor.mm_family().detail) == ('ok', True)
-    machine(mmcv='2.1.0', mmcv_full='1.7.2')  # both write mmcv/
-    assert doctor.mm_family().state == 'FAIL'
 
 
-def test_both_families_over_each_other(machine) -> None:
-    machine(**FORK, mmdet='3.3.0')
+@pytest.mark.parametrize(
+    'versions, state, removed, installed',
+    [  # removing one of two removes files of the other: both go, and one is installed again
+        ({**FORK, 'mmdet': '3.3.0'}, 'FAIL', 'onedl-mmdetection mmdet', ['onedl-mmdetection']),
+        ({**FORK, 'mmcv': '2.1.0'}, 'FAIL', 'onedl-mmcv mmcv', ['onedl-mmcv']),
+        ({**FORK, 'mmcv_lite': '2.1.0'}, 'FAIL', 'onedl-mmcv mmcv-lite', ['onedl-mmcv']),
+        ({**FORK, 'onedl_mmcv': None, 'mmcv_lite': '2.1.0'}, 'FAIL', 'mmcv-lite', ['onedl-mmcv']),
+        ({**FORK, 'onedl_mmcv': None, 'mmcv': '2.1.0'}, 'warn', 'mmcv', ['onedl-mmcv']),
+        ({**ORIGINAL, 'mmcv_full': '1.7.2'}, 'FAIL', 'mmcv mmcv-full', ['mmcv']),
+        ({**ORIGINAL, 'mmcv': None, 'mmcv_lite': '2.1.0'}, 'FAIL', 'mmcv-lite', ['mmcv']),
+        ({**ORIGINAL, 'onedl_mmengine': '1'}, 'FAIL', 'onedl-mmengine mmengine mmcv mmdet',
+         ['onedl-mmengine', 'onedl-mmcv', 'onedl-mmdetection']),
+        ({'mmengine': '0.10.7', 'onedl_mmcv': '2.3.6'}, 'warn', 'mmengine', ['onedl-mmengine']),
+    ],
+)  # fmt: skip
+def test_mixed_families(machine, versions, state, removed, installed) -> None:
+    """Everything of the wrong files is removed first; then packages in the order of their need."""
+    machine(**{name: version for name, version in versions.items() if version})
     found = doctor.mm_family()
-    assert found.state == 'FAIL'
-    assert 'onedl-mmdetection, mmdet' in found.detail and 'mmcv' not in found.detail
-    # Removing one removes files of the other: both are removed, and one is installed again.
-    removal, _, again = found.fix.partition(' && ')
-    assert re.search(r'pip uninstall (-y )?onedl-mmdetection mmdet$', removal)
-    assert again.endswith('onedl-mmdetection==3.5.1')
+    assert found.state == state
+    removal, *steps = found.fix.split(' && ')
+    assert re.search(rf'pip uninstall (-y )?{removed}$', removal)
+    pinned = [step.rpartition(' ')[2] for step in steps if '==' in step]
+    assert pinned == [f'{name}=={doctor.TESTED[name]}' for name in installed]
+    assert doctor.known_fix("No module named 'mmcv.ops'").startswith(removal) or removed != (
+        'mmcv-lite')  # fmt: skip
 
 
-def test_mixed_families(machine) -> None:
-    machine(mmengine='0.10.7', onedl_mmcv='2.3.6')
-    found = doctor.mm_family()
-    assert found.state == 'warn' and found.fix.endswith('onedl-mmengine==0.10.12')
+def test_two_builds_of_torch(machine, monkeypatch, tmp_path) -> None:
+    machine(torch='2.13.0+cpu', torchvision='0.28.0+cu130')
+    assert doctor.torchvision().state == 'warn'
+    for version in ('2.13.0+cpu', '2.1.2+cu118'):
+        (tmp_path / f'torch-{version}.dist-info').mkdir()
+        text = f'Metadata-Version: 2.1\nName: torch\nVersion: {version}\n'
+        (tmp_path / f'torch-{version}.dist-info/METADATA').write_text(text)
+    found = list(metadata.MetadataPathFinder.find_distributions(
+        metadata.DistributionFinder.Context(name='torch', path=[str(tmp_path)])))  # fmt: skip
+    monkeypatch.setattr(metadata, 'distributions', lambda name: found)
+    found = doctor.torch()
+    assert found.state == 'FAIL' and '2.1.2+cu118, 2.13.0+cpu' in found.detail
+    removal, again, pair = found.fix.split(' && ')
+    assert removal == again and 'uninstall' in removal and 'torchvision==0.28.0' in pair
 
 
 def test_missing_mm_packages(machine) -> None:
@@ -126,6 +152,11 @@ def test_torch_versions(machine) -> None:
 def test_optional_packages(machine) -> None:
     machine(onnxruntime_gpu='1.31')
     assert doctor.optional('onnxruntime') == doctor.Finding('onnxruntime', 'ok', '1.31')
+    machine(timm='1.0')
+    assert doctor.optional('timm').state == doctor.torchvision().state == 'FAIL'
+    machine(timm='1.0', torchvision='0.28.0')
+    assert doctor.optional('timm').state == doctor.torchvision().state == 'ok'
+    machine()
     for name in ('timm', 'openvino', 'gradio'):
         absent = doctor.optional(name)
         assert absent.state == 'note' and absent.fix.endswith(f'pip install {name}')

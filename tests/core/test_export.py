@@ -3,7 +3,7 @@ bakes "no pad" in, and other sizes come out in the wrong shape without an error.
 
 import pytest
 import torch
-from ports import randomize
+from models.ports import randomize
 from reference import same_maps
 from support import PINNED_TORCH
 
@@ -75,6 +75,6 @@ def test_compiled_for_inference_on_a_cpu_keeps_functions_whole(infers):
     with torch.set_grad_enabled(not infers):
         model(torch.randn(1, 3, 64, 96))
     (graph,) = graphs
-    whole = {'attend', 'convolve', 'layer_norm', 'linear', 'mlp', 'patch_conv'}
+    whole = {'attend', 'convolve', 'fused_mlp', 'layer_norm', 'linear', 'patch_conv'}
     if PINNED_TORCH or not infers:  # PyTorch 2.7 traces through them: as exact, but slower
         assert whole_functions(graph) == (whole if infers else set())

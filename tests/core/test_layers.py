@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ports import randomize
+from models.ports import randomize
 from reference import kept
 
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
-from cpvt_pyramid.position import attention_position
+from cpvt_pyramid.position import Grid, attention_position
 
 
 def test_a_window_that_is_wholly_padding_gives_no_nan():
@@ -18,7 +18,7 @@ def test_a_window_that_is_wholly_padding_gives_no_nan():
     mask[0, :4, :2] = True
     mask[1, :1, :1] = True
     for dtype in (torch.float, torch.bfloat16, torch.half):
-        out = attention.to(dtype)(x.to(dtype), mask)
+        out = attention.to(dtype)(x.to(dtype), Grid(9, 9, mask))
         out.sum().backward()
         assert out.isfinite().all() and x.grad.isfinite().all()
 
@@ -34,7 +34,7 @@ def test_smaller_windows_at_the_border_are_padded_ones_without_the_padding(size,
     results = []
     for plain in (False, True):
         with ops.plain(plain):
-            out = attention(x)
+            out = attention(x, Grid(*size))
             results.append((out, *torch.autograd.grad((out * weights).sum(), inputs)))
     torch.testing.assert_close(*results)
 
@@ -45,7 +45,7 @@ def test_an_image_that_is_wholly_padding_gives_no_nan(sr_ratio):
     x = torch.randn(2, 6, 6, 8, requires_grad=True)
     mask = torch.zeros(2, 6, 6, 1, dtype=torch.bool)
     mask[0, :3, :3] = True
-    out = attention(x, mask)
+    out = attention(x, Grid(6, 6, mask))
     out.sum().backward()
     assert out.isfinite().all() and x.grad.isfinite().all()
 
@@ -88,7 +88,7 @@ def test_training_keeps_the_tokens_of_attention_once(autocast):
     attention = randomize(GlobalAttention(8, 2, sr_ratio=2))
     x = torch.randn(1, 64, 64, 8, requires_grad=True) * 1
     with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        maps = {m.untyped_storage().data_ptr(): m for m in kept(attention, x)}
+        maps = {m.untyped_storage().data_ptr(): m for m in kept(attention, x, Grid(64, 64))}
     whole = [m.dtype for m in maps.values() if m.numel() == x.numel()]
     # The tokens, their queries, and what attention makes of them.
     assert whole == [torch.bfloat16 if autocast else torch.float32] * 3

@@ -1,7 +1,6 @@
 """What users do to the layers of a model reaches every path: hooks, LoRA, pruning, replaced parts.
 
-The MLP has a fused path that does not call `fc1` and `fc2`, and checkpointing one that does not
-recompute the MLP's output.
+The MLP has a fused path that calls neither `fc1` and `fc2` nor `drop`.
 """
 
 import copy
@@ -9,15 +8,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ports import randomize
+from models.ports import randomize
 from reference import TINY_SVT
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, prune
-from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from cpvt_pyramid import CPVT, ColumnarArch, CPVTPyramid, ops
-from cpvt_pyramid.layers import MLP, set_checkpointing
+from cpvt_pyramid.layers import MLP, Block, set_checkpointing
+from cpvt_pyramid.position import Grid
 
 IMAGE = torch.randn(2, 3, 40, 36, generator=torch.Generator().manual_seed(0))
 MODELS = {
@@ -43,8 +43,9 @@ def grads_of(model: nn.Module) -> dict[str, Tensor]:
     return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
 
 
-def linears_of(model: nn.Module) -> dict[str, nn.Module]:
-    return {k: m for k, m in model.named_modules() if isinstance(m, nn.Linear)}
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Those that an MLP may not call."""
+    return {k: m for k, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Dropout))}
 
 
 HOOKS = {
@@ -56,27 +57,27 @@ HOOKS = {
 
 
 @pytest.mark.parametrize('kind', HOOKS)
-def test_hooks_fire_on_every_linear_layer(model, kind):
+def test_hooks_fire_on_every_layer(model, kind):
     fired = set()
-    for name, module in linears_of(model).items():
+    for name, module in layers_of(model).items():
         HOOKS[kind](module, lambda *_, name=name: fired.add(name))
     grads_of(model)
-    assert fired == set(linears_of(model))
+    assert fired == set(layers_of(model))
 
 
-def test_global_hooks_fire_on_every_linear_layer(model):
+def test_global_hooks_fire_on_every_layer(model):
     fired = set()
     handle = nn.modules.module.register_module_forward_hook(lambda m, *_: fired.add(m))
     try:
         loss_of(model)
     finally:
         handle.remove()
-    assert fired >= set(linears_of(model).values())
+    assert fired >= set(layers_of(model).values())
 
 
 def test_a_hook_can_change_the_output(model):
     """Of one layer of an MLP alone, as steering and probing tools do."""
-    name, layer = next((k, m) for k, m in linears_of(model).items() if k.endswith('fc1'))
+    name, layer = next((k, m) for k, m in layers_of(model).items() if k.endswith('fc1'))
     before = loss_of(model)
     layer.register_forward_hook(lambda _module, _args, out: out * 0)
     assert not torch.isclose(loss_of(model), before), name
@@ -85,8 +86,8 @@ def test_a_hook_can_change_the_output(model):
 @pytest.mark.parametrize('checkpointed', [False, True])
 def test_pruning_survives_steps(model, checkpointed):
     set_checkpointing(model, checkpointed)
-    for name, module in linears_of(model).items():
-        if 'mlp' in name:
+    for name, module in layers_of(model).items():
+        if 'mlp.fc' in name:
             prune.l1_unstructured(module, 'weight', amount=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -97,7 +98,7 @@ def test_pruning_survives_steps(model, checkpointed):
         optimizer.step()
         losses.append(loss.item())
     assert len(set(losses)) == 3
-    for module in linears_of(model).values():
+    for module in layers_of(model).values():
         if prune.is_pruned(module):
             assert module.weight_orig.grad is not None
             loss_of(model)  # the pre-hook applies the mask
@@ -140,26 +141,25 @@ def test_weight_norm_trains(model):
 
 
 class Adapter(nn.Module):
-    """Something after the MLP, whose gradient needs the MLP's output."""
+    """Something after a part of a block, with its own parameter, whose gradient needs the output of
+    that part."""
 
-    def __init__(self, mlp: nn.Module) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self.mlp = mlp
+        self.part = part
+        self.scale = nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(x).sigmoid()
-
-
-def adapt(block: nn.Module) -> None:
-    block.mlp = Adapter(block.mlp)
+    def forward(self, x: Tensor, *others) -> Tensor:
+        return self.part(x, *others).sigmoid() * self.scale
 
 
-def hook_mlp(block: nn.Module) -> None:
-    block.mlp.register_forward_hook(lambda _module, _args, out: out.sigmoid())
+def wrap(name: str) -> Callable:
+    return lambda block: block.set_submodule(name, Adapter(block.get_submodule(name)))
 
 
-def hook_drop_path(block: nn.Module) -> None:
-    block.drop_path.register_forward_hook(lambda _module, _args, out: out.sigmoid())
+def hook(name: str) -> Callable:
+    change = lambda _module, _args, out: out.sigmoid()  # noqa: E731
+    return lambda block: block.get_submodule(name).register_forward_hook(change)
 
 
 def patch_forward(block: nn.Module) -> None:
@@ -167,13 +167,63 @@ def patch_forward(block: nn.Module) -> None:
     block.mlp.forward = lambda x: forward(x).sigmoid()
 
 
-@pytest.mark.parametrize('change', [adapt, hook_mlp, hook_drop_path, patch_forward])
-def test_checkpointing_recomputes_an_output_that_is_read(model, change: Callable):
-    for block in [m for m in model.modules() if hasattr(m, 'mlp') and hasattr(m, 'attn')]:
-        change(block)
-    expected = grads_of(model)
+def override_branches(block: nn.Module) -> None:
+    class Parallel(type(block)):
+        def branches(self, x: Tensor, grid: Grid) -> Tensor:
+            y = self.norm1(x)
+            return x + self.attn(y, grid) * self.mlp(self.norm2(y))
+
+    block.__class__ = Parallel
+
+
+def add_mlp_to_attention(block: nn.Module) -> None:
+    block.attn.proj = nn.Sequential(block.attn.proj, MLP(block.attn.proj.out_features, 8))
+
+
+def nest_checkpointing(block: nn.Module) -> None:
+    mlp = block.mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: checkpoint(forward, x, use_reentrant=False) * 2
+
+
+def remove_drop(block: nn.Module) -> None:
+    block.mlp.drop = nn.Identity()
+
+
+PARTS = ('norm1', 'attn', 'norm2', 'mlp', 'mlp.fc1', 'mlp.drop', 'mlp.fc2', 'drop_path')
+CHANGES = {
+    **{f'wrapped {part}': wrap(part) for part in PARTS},
+    **{f'hook on {part}': hook(part) for part in PARTS},
+    'mlp.forward patched': patch_forward,
+    'branches overridden': override_branches,
+    'an MLP inside attn': add_mlp_to_attention,
+    'checkpointing inside': nest_checkpointing,
+    'mlp.drop removed': remove_drop,
+}
+
+
+def grads_of_two_losses(model: nn.Module) -> dict[str, Tensor]:
+    """Of two backward passes over one graph."""
+    model.zero_grad(set_to_none=True)
+    loss = loss_of(model)
+    loss.square().backward(retain_graph=True)
+    loss.backward()
+    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize('model', ['svt'], indirect=True)
+@pytest.mark.parametrize('change', CHANGES)
+def test_checkpointing_of_changed_blocks(model, change):
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    expected = loss_of(model)
+    for block in blocks:
+        CHANGES[change](block)
+    assert (loss_of(model) == expected) == (change == 'mlp.drop removed')
+    expected = grads_of_two_losses(model)
     set_checkpointing(model, True)
-    for name, grad in grads_of(model).items():
+    grads = grads_of_two_losses(model)
+    assert grads.keys() == expected.keys()
+    for name, grad in grads.items():
         torch.testing.assert_close(grad, expected[name])
 
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ports import randomize
+from models.ports import randomize
 from reference import TINY_SVT, same_maps
 from support import PINNED_TORCH
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ports import randomize
+from models.ports import randomize
 from reference import same_maps
 from timm.layers import apply_rot_embed_cat
 

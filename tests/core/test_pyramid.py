@@ -9,11 +9,12 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ports import randomize
+from models.ports import randomize
 from reference import TINY_SVT, padded, reference_maps, same_maps
 
 from cpvt_pyramid import ARCHS, CPVT, Arch, ColumnarArch, CPVTPyramid, DenseCPVT, ops
 from cpvt_pyramid.masked_map import padded_batch
+from cpvt_pyramid.position import Grid
 
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 
@@ -258,14 +259,14 @@ def test_drop_path_is_applied_once_to_a_branch():
     model = randomize(CPVTPyramid('pcpvt_nano', drop_path_rate=rate))
     block = model.blocks[3][-1]
     assert block.drop_path.rate == rate
-    x = torch.randn(4000, 1, 1, 192)
+    x, grid = torch.randn(4000, 1, 1, 192), Grid(1, 1)
     with torch.no_grad():
-        left = block.drop_path(block.attn(x))
+        left = block.drop_path(block.attn(x, grid))
         kept = left.flatten(1).any(1)
         assert abs(kept.float().mean() - (1 - rate)) < 0.04
-        torch.testing.assert_close(left[kept], block.attn(x)[kept] / (1 - rate))
+        torch.testing.assert_close(left[kept], block.attn(x, grid)[kept] / (1 - rate))
         # The whole block: both branches kept in a quarter, both dropped in a quarter.
-        untouched = (block(x) == x).flatten(1).all(1).float().mean()
+        untouched = (block(x, grid) == x).flatten(1).all(1).float().mean()
     assert abs(untouched - 0.25) < 0.04
 
 

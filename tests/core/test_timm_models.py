@@ -11,8 +11,8 @@ import timm
 import torch
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import PCPVT
+from models.ports import randomize
 from PIL import Image
-from ports import randomize
 from reference import (
     bilinear,
     everywhere,
@@ -31,6 +31,9 @@ from timm.models._manipulate import group_parameters
 from timm.optim import create_optimizer_v2
 from timm.task import TokenDistillationTask
 from torch import Tensor, nn
+from torchvision.models.feature_extraction import (
+    create_feature_extractor as torchvision_extractor,
+)
 
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
@@ -366,10 +369,16 @@ def test_weights_are_drawn_again(name, options, features_only):
 
 
 def test_the_size_that_a_table_is_for():
-    model = create('pvt_tiny', img_size=64)
-    assert [tuple(part.table.shape[1:3]) for part in model.pos_embeds] == [
-        (16, 16), (8, 8), (4, 4), (2, 2),
-    ]  # fmt: skip
+    model = create('pvt_tiny', img_size=(64, 97))
+    sizes = [tuple(part.table.shape[1:3]) for part in model.pos_embeds]
+    assert sizes == [(16, 25), (8, 13), (4, 7), (2, 4)]
+    with pytest.raises(ValueError, match='16, 16, .* and .*16, 25, .*img_size in timm'):
+        model.load_state_dict(create('pvt_tiny', img_size=64).state_dict())
+    column = create('cpvt_tiny', img_size=(64, 97), position='learned', peg=None)
+    assert column.pos_embed.table.shape[1:3] == (4, 7)
+    for name, size in (('pcpvt_nano', (64, 96, 3)), ('pvt_tiny', 0), ('cpvt_tiny', '224')):
+        with pytest.raises(ValueError, match='img_size in timm. must be a side .* got '):
+            create(name, img_size=size)
 
 
 # --- graphs ------------------------------------------------------------------------------------
@@ -407,13 +416,40 @@ def test_a_scripted_model_survives_a_file_and_is_not_trained(tmp_path):
         torch.jit.script(model.train())
 
 
-@small
-def test_a_graph_of_torch_fx(name):
-    model = random_model(name)
-    graph = create_feature_extractor(model, ['head'])
+@pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny', 'cpvt_tiny'])
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.filterwarnings('ignore:.*torch.jit.*is deprecated', 'ignore:NOTE. The nodes')
+def test_graphs_of_other_tracers(name):
+    """timm's Twins pass them, too."""
+    model, first = random_model(name, drop_path_rate=0.1), torch.randn(1, 3, 64, 64)
+    graphs = [
+        torch.jit.trace(model, first),  # whose check runs without gradients
+        torch.fx.symbolic_trace(model),
+        create_feature_extractor(model, ['head']),
+        torchvision_extractor(model, ['blocks.1', 'head']),
+    ]
     image = torch.randn(2, 3, 40, 70)
-    with torch.no_grad():
-        torch.testing.assert_close(graph(image)['head'], model(image))
+    for graph in graphs:
+        found = graph(image)
+        found = found['head'] if isinstance(found, dict) else found
+        torch.testing.assert_close(found, model(image))
+
+
+@pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny'])
+@pytest.mark.parametrize('feature_cls', ['hook', 'fx'])
+def test_maps_of_timms_other_extractors(name, feature_cls):
+    options, image = dict(features_only=True, out_indices=(1, 3)), torch.randn(2, 3, 40, 70)
+    model = random_model(name, **options, feature_cls=feature_cls)
+    assert model.output_fmt == 'NHWC'
+    same_maps([x.permute(0, 3, 1, 2) for x in model(image)], random_model(name, **options)(image))
+
+
+def test_torch_fx_traces_no_sizes_of_images():
+    model = CPVTPyramid('pcpvt_nano')
+    with pytest.raises(ValueError, match='torch.fx cannot trace valid; set concrete_args='):
+        torch.fx.symbolic_trace(model)
+    graph, image = torch.fx.symbolic_trace(model, {'valid': None}), torch.randn(1, 3, 33, 50)
+    same_maps(graph(image), model(image))
 
 
 @small
@@ -652,7 +688,8 @@ def test_features_of_a_padded_batch_are_those_of_each_image(name):
 def test_a_padded_batch_keeps_its_sizes_whatever_the_order_of_the_indices():
     features = create('pcpvt_nano', features_only=True, out_indices=(3, 1)).eval()
     maps = features(padded_batch(torch.randn(1, 3, 64, 64), torch.tensor([[30, 40]])))
-    assert [cells_of(x).stride for x in maps] == [8, 32]
+    region = cells_of(maps[0]).region
+    assert [cells_of(x) for x in maps] == [region.at_stride(8), region.at_stride(32)]
 
 
 def test_without_pooling_each_cell_is_classified():

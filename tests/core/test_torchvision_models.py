@@ -13,7 +13,9 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, DenseCPVT, torchvision_models
+from cpvt_pyramid.masked_map import masked_maps
 from cpvt_pyramid.torchvision_models import (
+    RegionRoIAlign,
     faster_rcnn,
     fcos,
     mask_rcnn,
@@ -80,6 +82,26 @@ def difference(model: nn.Module, batch: list[torch.Tensor]) -> float:
 )
 def test_predictions_are_those_of_the_image_alone(kind, backbone):
     assert difference(detector(kind, backbone), images()) < 0.01
+
+
+def test_boxes_at_the_edge_read_the_image_alone():
+    """Also those that RoIAlign widens to a cell, so that it reads further than one cell outside."""
+    sizes, strides = [(40, 40), (64, 96), (37, 75), (1, 90)], (4, 8)
+    batch = [torch.randn(4, 2, 64 // stride, 96 // stride) for stride in strides]
+    boxes = []
+    for height, width in sizes:
+        ends = torch.tensor([width, height]) - torch.tensor([[0.0], [0.5], [0], [0.3], [1]])
+        sides = torch.tensor([[2.5, 25], [0.1, 0.1], [9, 0.5], [60, 40], [0, 0]])
+        boxes.append(torch.cat([ends - sides, ends], dim=1).clamp(min=0))
+    pool = RegionRoIAlign(7, strides)
+    maps = masked_maps([x.clone() for x in batch], torch.tensor(sizes), (64, 96), strides)
+    together = pool(dict(zip('01', maps)), boxes, sizes).split([len(x) for x in boxes])
+    for i, (size, found) in enumerate(zip(sizes, together)):
+        maps = {
+            name: x[i : i + 1, :, : -(-size[0] // stride), : -(-size[1] // stride)]
+            for name, x, stride in zip('01', batch, strides)
+        }
+        torch.testing.assert_close(found, pool(maps, boxes[i : i + 1], [size]), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('kind', ['retinanet', 'faster_rcnn'])
@@ -174,6 +196,30 @@ def test_logits_are_those_of_the_image_alone():
             alone = model(image[None, :, :height, :width])['out'][0]
             assert alone.std() > 1e-3
             torch.testing.assert_close(logits[:, :height, :width], alone, atol=1e-4, rtol=1e-4)
+
+
+class Strided(nn.ModuleList):
+    """Maps of a pyramid's sizes, which are captured in no time."""
+
+    def forward(self, image: torch.Tensor) -> list[torch.Tensor]:
+        return [conv(nn.functional.pad(image, (0, s - 1, 0, s - 1)))
+                for conv, s in zip(self, (4, 8, 16, 32))]  # fmt: skip
+
+
+def test_a_graph_of_semantic_fpn_takes_other_sizes():
+    model = semantic_fpn('pcpvt_nano', num_classes=3, out_channels=8, head_channels=8).eval()
+    channels = model.backbone.body.channels
+    model.backbone.body = Strided(
+        nn.Conv2d(3, c, 4 * 2**i, 4 * 2**i) for i, c in enumerate(channels)
+    )
+    image, shapes = torch.randn(2, 3, 70, 90), dict(image={2: torch.export.Dim.DYNAMIC})
+    graph = torch.export.export(model, (image,), dynamic_shapes=shapes, strict=False).module()
+    with torch.no_grad():
+        for size in ((2, 3, 96, 90), (2, 3, 131, 90)):
+            image = torch.randn(size)
+            torch.testing.assert_close(graph(image)['out'], model(image)['out'])
+    with pytest.raises(ValueError, match='leave out valid'):
+        torch.export.export(model, (image, torch.tensor([[96, 64]] * 2)), strict=False)
 
 
 @pytest.mark.parametrize('arch', ['pcpvt_small', 'svt_small', 'pvt_tiny', 'cpvt_tiny'])

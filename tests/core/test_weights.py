@@ -22,7 +22,7 @@ from foreign import (
 from mmdet.models.backbones.pvt import pvt_convert
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
-from ports import randomize
+from models.ports import randomize
 from reference import same_maps
 from safetensors.torch import save_file
 from support import load

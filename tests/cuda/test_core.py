@@ -14,12 +14,13 @@ from gpu import (
     maps_and_gradients,
     twins,
 )  # fmt: skip
-from ports import randomize
+from models.ports import randomize
 
 from cpvt_pyramid import CPVTPyramid, ops
 from cpvt_pyramid.layers import WindowAttention, set_checkpointing
 from cpvt_pyramid.ops import attention
 from cpvt_pyramid.ops.attention import MAX_BATCH
+from cpvt_pyramid.position import Grid
 
 small = pytest.mark.parametrize('name', SMALL)
 padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
@@ -213,9 +214,9 @@ def test_more_windows_than_cuda_takes_in_a_batch():
     side = 7 * 260
     x = torch.randn(1, side, side, 32, device=DEVICE, requires_grad=True)
     assert (side // 7) ** 2 > MAX_BATCH
-    whole = layer(x, None)
+    whole = layer(x, Grid(side, side))
     (grad,) = torch.autograd.grad(whole.square().mean(), x)
-    part = layer(x[:, :70, :140], None)
+    part = layer(x[:, :70, :140], Grid(70, 140))
     assert_near([whole[:, :70, :140]], [part], FLOAT32)
     assert grad.isfinite().all()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpu import SMALL, VALID, assert_near, images
-from ports import randomize
+from models.ports import randomize
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

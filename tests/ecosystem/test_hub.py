@@ -196,6 +196,38 @@ def test_damaged_configs_give_one_clear_error(tmp_path, change, message):
     assert str(tmp_path) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ('kind', 'name', 'value'),
+    [
+        ('CPVTPyramid', 'with_cp', 'no'),
+        ('CPVTPyramid', 'norm_eval', 1),
+        ('CPVTPyramid', 'pretrain_img_size', float('nan')),
+        ('CPVTPyramid', 'position', []),
+        ('CPVTPyramid', 'frozen_stages', True),
+        ('CPVTPyramid', 'peg', {'after': {}}),
+        ('DenseCPVT', 'position_options', []),
+        ('CPVT', 'class_token', 'false'),
+        ('classifier', 'drop_rate', '0.5'),
+        ('classifier', 'in_chans', True),
+        ('retinanet', 'backbone', 5),
+        ('retinanet', 'backbone', {'arch': 'pcpvt_nano', 'with_cp': 'no'}),
+        ('retinanet', 'score_thresh', '0.5'),
+        ('semantic_fpn', 'dropout', None),
+    ],
+)
+def test_options_of_other_types(kind, name, value):
+    with pytest.raises((ValueError, TypeError), match=f'{name}.* must be '):
+        HubModel(kind, **{**MODELS[kind], name: value})
+
+
+def test_keys_that_nothing_reads(tmp_path):
+    HubModel('CPVTPyramid', **MODELS['CPVTPyramid']).save_pretrained(tmp_path)
+    path = tmp_path / 'config.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), 'clases': []}))
+    with pytest.warns(UserWarning, match=r'config.json: nothing reads clases'):
+        HubModel.from_pretrained(tmp_path)
+
+
 def test_damaged_weights_give_one_clear_error(tmp_path):
     HubModel('retinanet', **MODELS['retinanet']).save_pretrained(tmp_path)
     path = tmp_path / 'model.safetensors'

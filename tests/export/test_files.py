@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from ports import randomize
+from models.ports import randomize
 from support import ROOT
 from torch import Tensor
 
@@ -85,7 +85,13 @@ def test_quantization_as_documented(exported, tmp_path, monkeypatch):
     (code,) = (b for b in re.findall(r'```python\n(.*?)```', text, re.S) if 'quantize' in b)
     exec(code, {})
     model = onnx.load('model-int8.onnx')
-    assert 'MatMulInteger' in {node.op_type for node in model.graph.node}
+    weights = {x.name: onnx.numpy_helper.to_array(x) for x in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == 'MatMulInteger']
+    assert products
+    for node in products:
+        # Without VNNI, onnxruntime adds two products of uint8 and int8 in 16 bits.
+        weight = weights[node.input[1]]
+        assert weight.dtype == np.uint8 or 2 * 255 * abs(weight.astype(int)).max() < 2**15
     about = next(x for x in onnx.load('model.onnx').metadata_props if x.key == 'cpvt_pyramid')
     assert about in model.metadata_props  # with a mark of onnxruntime
     inputs = {'images': np.random.default_rng(0).random((1, 3, 75, 90), np.float32) * 255}
@@ -94,7 +100,7 @@ def test_quantization_as_documented(exported, tmp_path, monkeypatch):
         onnxruntime_runner(name)(inputs)['map_0'] for name in ('model.onnx', 'model-int8.onnx')
     )
     error = np.abs(found - exact).max() / np.abs(exact).max()
-    assert 1e-4 < error < 0.1
+    assert 1e-4 < error < 0.05
 
 
 def test_the_report_lists_every_comparison(exported):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from ports import randomize
+from models.ports import randomize
 from support import ROOT
 from torch import Tensor, nn
 

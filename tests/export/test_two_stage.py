@@ -12,7 +12,7 @@ from cpvt_pyramid.export.two_stage import TwoStage
 from cpvt_pyramid.tooling.command import UserError
 
 
-def small_mask_rcnn(levels: int = 4) -> nn.Module:
+def small_mask_rcnn(levels: int = 4, extractor: str = 'ValidRegionSingleRoIExtractor') -> nn.Module:
     """Of the config that is shipped, with maps of the first stages."""
     cfg = Config.fromfile(ROOT / 'configs/mask_rcnn_cpvt_s.py')
     init_default_scope('mmdet')
@@ -25,7 +25,8 @@ def small_mask_rcnn(levels: int = 4) -> nn.Module:
     model.rpn_head.update(in_channels=16, feat_channels=16)
     model.rpn_head.anchor_generator.strides = strides[: levels + 1]
     for part in ('bbox_roi_extractor', 'mask_roi_extractor'):
-        model.roi_head[part].update(out_channels=16, featmap_strides=strides[:levels])
+        options = dict(type=extractor, out_channels=16, featmap_strides=strides[:levels])
+        model.roi_head[part].update(options)
     model.roi_head.bbox_head.update(in_channels=16, fc_out_channels=32, num_classes=5)
     model.roi_head.mask_head.update(
         in_channels=16, conv_out_channels=16, num_convs=1, num_classes=5
@@ -45,8 +46,9 @@ def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert (found['labels'][count:] == -1).all() and not found['scores'][count:].any()
 
 
-def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone():
-    model = TwoStage(small_mask_rcnn()).eval()
+@pytest.mark.parametrize('extractor', ['SingleRoIExtractor', 'ValidRegionSingleRoIExtractor'])
+def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone(extractor):
+    model = TwoStage(small_mask_rcnn(extractor=extractor)).eval()
     batch, valid, alone = padded(SIZES)
     with torch.no_grad():
         together = dict(zip(model.output_names, model(batch, valid)))

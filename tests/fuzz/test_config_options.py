@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from support import load_tool
 
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 FUZZ = settings.get_profile('fuzz')

@@ -8,16 +8,17 @@ import shlex
 from contextlib import contextmanager
 
 import pytest
+import timm
 import torch
 from support import ROOT, load_tool
 from torch import nn
 
-from cpvt_pyramid.lab import figures, measures, questions, runs
-from cpvt_pyramid.lab.laboratory import ENCODINGS, PRESETS, Lab
-from cpvt_pyramid.lab.parallel import in_parallel
 from cpvt_pyramid.lab.probes import Subject
-from cpvt_pyramid.lab.tasks import ceilings
 from cpvt_pyramid.tooling.command import UserError, parser_of
+from experiments.position import figures, measures, questions, runs
+from experiments.position.laboratory import ENCODINGS, PRESETS, Lab
+from experiments.position.parallel import in_parallel
+from experiments.position.tasks import ceilings
 
 tool = load_tool('position_lab')
 PAGE = ROOT / 'docs/position.md'
@@ -200,6 +201,34 @@ def test_names_of_models(name):
     sides = [16, 8, 4, 2]
     assert [tuple(m.shape[2:]) for m in maps][-4:] == [(n, n) for n in sides]
     assert len(maps) == (5 if name == 'timm:resnet10t' else 4)
+
+
+@pytest.mark.parametrize('name', ['convnext_atto', 'vit_tiny_patch16_224', 'resnet18'])
+def test_state_dicts_of_timm(name, tmp_path):
+    torch.manual_seed(1)
+    options = {'img_size': 64} if name.startswith('vit') else {}
+    model = timm.create_model(name, num_classes=3, **options).eval()
+    weights = model.state_dict()
+    torch.save({'state_dict': weights}, tmp_path / 'a.pth')
+    subject = tool.load_subject(f'timm:{name}', str(tmp_path / 'a.pth'), 64)
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = model.forward_intermediates(x, intermediates_only=True)[-1]
+    torch.testing.assert_close(subject.maps(x)[-1], expected, rtol=1e-3, atol=1e-4)
+    last = [k for k, w in weights.items() if w.dim() > 1 and not k.startswith(('head', 'fc'))][-1]
+    if name != 'convnext_atto':  # one is enough
+        return
+    for damaged in ({k: w for k, w in weights.items() if k != last}, {'a': torch.ones(1)}, {}):
+        torch.save(damaged, tmp_path / 'b.pth')
+        with pytest.raises(UserError, match='b.pth'):
+            tool.load_subject(f'timm:{name}', str(tmp_path / 'b.pth'), 64)
+
+
+def test_the_report_says_which_weights_are_random(tmp_path):
+    subject = tool.load_subject('timm:resnet18', None, 64)
+    assert subject.name == 'timm:resnet18, random weights'
+    group = measures.groups_of(Lab(PRESETS['smoke'], tmp_path, seeds=1), [subject], 64)
+    assert 'all 0 (timm:resnet18, random weights: 8)' in measures.origin_of(group)
 
 
 def test_weights_must_fit(tmp_path):

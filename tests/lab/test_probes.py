@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from cpvt_pyramid import CPVTPyramid, ops
-from cpvt_pyramid.lab.models import LabModel
 from cpvt_pyramid.lab.probes import (
     Subject,
     attention_weights,
@@ -29,6 +28,7 @@ from cpvt_pyramid.lab.probes import (
     token_norms,
     with_replicated_borders,
 )  # fmt: skip
+from experiments.position.models import LabModel
 
 
 class Coordinates(nn.Module):
@@ -156,7 +156,7 @@ def test_features_of_a_convolution_move_with_the_picture():
 def test_masked_padding_changes_nothing_and_unmasked_does():
     torch.manual_seed(0)
     model = LabModel(position='peg').eval()
-    subject = Subject('peg', model)
+    subject = Subject('peg', model.backbone)
     images = photographs(4, 48, 0, 'test')
     probes = [fit_probe(m) for m in subject.maps(images)]
     masked = padding_drift(subject, images, (64, 80), True, probes)[-1]
@@ -180,7 +180,7 @@ def test_padded_sizes_are_what_models_take():
 @pytest.mark.parametrize('position', ['none', 'relative', 'peg'])
 def test_weights_of_every_block_are_recorded(position):
     torch.manual_seed(0)
-    subject = Subject('ours', LabModel(position=position))
+    subject = Subject('ours', LabModel(position=position).backbone)
     image = torch.randn(1, 3, 48, 48)
     weights = attention_weights(subject, image)
     assert [w.shape for w in weights] == [(4, 37, 37)] * 4

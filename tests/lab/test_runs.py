@@ -1,18 +1,24 @@
 """Trainings: the same settings give the same result, however often they were interrupted."""
 
 import json
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from cpvt_pyramid.lab import runs
-from cpvt_pyramid.lab.laboratory import ENCODINGS, PRESETS, Lab, placements
-from cpvt_pyramid.lab.models import Answers
-from cpvt_pyramid.lab.runs import RunSettings, digit_precision, mean_iou, run, tuned, tuning_seed
 from cpvt_pyramid.position import POSITIONS, RoPE
+from experiments.position import runs
+from experiments.position.laboratory import ENCODINGS, PRESETS, Lab, placements
+from experiments.position.models import Answers
+from experiments.position.runs import (
+    RunSettings,
+    digit_precision,
+    mean_iou,
+    run,
+    tuned,
+    tuning_seed,
+)
 
 TINY = RunSettings(steps=3, batch=4, pictures=8)
 
@@ -22,7 +28,7 @@ def test_an_interrupted_run_gives_the_same_result(tmp_path, monkeypatch, when):
     whole = run(TINY, tmp_path / 'whole')
     folder = tmp_path / 'interrupted'
     with monkeypatch.context() as patch:
-        target = {'training': 'loss_of', 'weights': 'write_atomically', 'result': 'write_text'}
+        target = {'training': 'loss_of', 'weights': 'atomic_write', 'result': 'write_text'}
         calls = []
 
         def interrupt(*args):
@@ -35,7 +41,7 @@ def test_an_interrupted_run_gives_the_same_result(tmp_path, monkeypatch, when):
         patch.setattr(runs, target[when], interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(TINY, folder)
-    assert not list(folder.glob('*.json')) and not list(folder.glob('*.part'))
+    assert not list(folder.glob('*.json')) and not list(folder.glob('.*'))
     again = run(TINY, folder)
     assert again.metrics == whole.metrics and again.losses == whole.losses
     for a, b in zip(again.load().parameters(), whole.load().parameters()):
@@ -49,15 +55,6 @@ def test_a_finished_run_is_read(tmp_path, monkeypatch):
     assert second.metrics == first.metrics and second.seconds == first.seconds
     stored = json.loads(first.path.read_text())
     assert stored['settings']['position'] == 'peg' and stored['versions']['torch']
-
-
-def test_parts_of_killed_processes_are_removed(tmp_path):
-    killed = 2**22 + 1  # more than Linux's largest
-    names = f'a.json.{os.getppid()}.part', f'b.json.{killed}.part'
-    for name in (*names, f'a.json.{killed}.part'):
-        (tmp_path / name).touch()
-    runs.write_text(tmp_path / 'a.json', '{}')
-    assert {path.name for path in tmp_path.iterdir()} == {'a.json', *names}
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path):

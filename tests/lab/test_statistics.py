@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cpvt_pyramid.lab.statistics import estimate, holm, paired_difference
+from experiments.position.statistics import estimate, holm, paired_difference
 
 
 def test_three_seeds_by_hand():

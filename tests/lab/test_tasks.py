@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from cpvt_pyramid.lab.models import LabModel
-from cpvt_pyramid.lab.scenes import INKS, LEFTMOST, OTHER, draw_scenes, material
-from cpvt_pyramid.lab.tasks import TASKS, ceilings, labels_of
+from experiments.position.models import LabModel
+from experiments.position.scenes import INKS, LEFTMOST, OTHER, draw_scenes, material
+from experiments.position.tasks import TASKS, ceilings, labels_of
 
 
 def slow_answers(places: list, digits: tuple, grid: tuple) -> dict:

@@ -14,7 +14,7 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import load_checkpoint, turn_on_activation_checkpointing
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
-from ports import randomize
+from models.ports import randomize
 from reference import same_maps
 from safetensors.torch import save_file
 
@@ -105,11 +105,12 @@ def test_maps_of_a_padded_batch_know_their_region():
         model(with_validity(images, [(33, 96), (64, 20)])),
         model(images, torch.tensor([(33, 96), (64, 20)])),
     ):
-        assert [x.cells.stride for x in maps] == [8, 32]
-        assert maps[0].cells.region is maps[1].cells.region
-        for x in maps:
-            valid = x.cells.region.sides(x.cells.stride).T.tolist()
-            stride = x.cells.stride
+        assert [x.extent for x in maps] == [
+            x.extent.region.at_stride(s) for x, s in zip(maps, (8, 32))
+        ]
+        assert maps[0].extent.region is maps[1].extent.region
+        for x, stride in zip(maps, (8, 32)):
+            valid = torch.stack(x.extent.sides, 1).tolist()
             assert valid == [[-(-33 // stride), 96 // stride], [64 // stride, -(-20 // stride)]]
 
 

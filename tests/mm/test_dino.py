@@ -5,7 +5,7 @@ from mmdet.models.detectors import DINO
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from ports import randomize
+from models.ports import randomize
 from support import ROOT
 from torch import Tensor, nn
 

@@ -13,7 +13,6 @@ import mmengine.device
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, batch, build, shrink
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.config import Config, ConfigDict
@@ -21,7 +20,8 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData, PixelData
 from mmseg.structures import SegDataSample
-from ports import randomize
+from models.families import FAMILIES, batch, build, shrink
+from models.ports import randomize
 from support import CONFIGS, ORIGINAL_MM, ROOT, load_tool
 from torch import Tensor, nn
 

@@ -10,7 +10,7 @@ from mmdet.structures import DetDataSample
 from support import ROOT
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.torchvision_models import load_mm_weights, retinanet, semantic_fpn
 

@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 import torch
 from mmdet.models.test_time_augs import DetTTAModel
+from mmdet.registry import MODELS as MMDET
 from mmdet.structures import DetDataSample
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from mmseg.structures import SegDataSample
-from ports import randomize
+from models.ports import randomize
 from support import ROOT
+
+import cpvt_pyramid.mm.detection  # noqa: F401 registers the RoI extractors
+from cpvt_pyramid.masked_map import masked_maps
 
 CONFIGS = ROOT / 'configs'
 DEMOS = ['demo/retinanet_cpvt_nano.py', 'demo/semantic_fpn_cpvt_nano.py']
@@ -180,3 +184,32 @@ def test_test_time_augmentation():
     alone, joint = found(images[:1]), found(images)
     count = min(len(alone), len(joint))
     assert (alone.scores[:count] - joint.scores[:count]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize('kind', ['SingleRoIExtractor', 'GenericRoIExtractor'])
+@pytest.mark.parametrize('aligned, scale', [(True, None), (True, 1.3), (False, None)])
+def test_rois_read_the_image_alone(kind, aligned, scale):
+    """At the edge, narrower than a cell, and enlarged; values and gradients."""
+    layer = dict(type='RoIAlign', output_size=3, sampling_ratio=0, aligned=aligned)
+    options = dict(roi_layer=layer, out_channels=2, featmap_strides=[4, 8])
+    init_default_scope('mmdet')
+    ours, theirs = (MMDET.build(dict(type=f'{x}{kind}', **options)) for x in ('ValidRegion', ''))
+    maps = [torch.randn(3, 2, 96 // s, 96 // s, requires_grad=True) for s in (4, 8)]
+    rois = [
+        [i, *box]
+        for i, (h, w) in enumerate(SIZES)
+        for box in ([w - 2.5, 5, w, 30], [w - 0.1, h - 0.1, w, h], [0, 0, w, h], [3, 4, 20, 9])
+    ]
+    rois, valid = torch.tensor(rois)[torch.randperm(len(rois))], torch.tensor(SIZES).clamp(max=96)
+    together = masked_maps([x.view_as(x) for x in maps], valid, (96, 96), (4, 8))
+    found, expected = ours(together, rois, roi_scale_factor=scale), torch.zeros(len(rois), 2, 3, 3)
+    for i, (h, w) in enumerate(valid.tolist()):
+        at = rois[:, 0] == i
+        alone = [x[i : i + 1, :, : -(-h // s), : -(-w // s)] for x, s in zip(maps, (4, 8))]
+        boxes = torch.cat([torch.zeros(at.sum(), 1), rois[at, 1:]], dim=1)
+        contiguous = [x.contiguous() for x in alone]
+        expected[at] = theirs(contiguous, boxes, roi_scale_factor=scale)
+    assert not torch.allclose(theirs(maps, rois, roi_scale_factor=scale), expected, atol=0.1)
+    torch.testing.assert_close(found, expected)
+    grads = (torch.autograd.grad(x.square().sum(), maps) for x in (found, expected))
+    torch.testing.assert_close(*grads)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ports import randomize
+from models.ports import randomize
 from reference import kept
 
 from cpvt_pyramid import CPVTPyramid, ops
@@ -14,6 +14,7 @@ from cpvt_pyramid.layers import WindowAttention
 from cpvt_pyramid.mask import key_mask
 from cpvt_pyramid.ops import attention, dispatch
 from cpvt_pyramid.ops.attention import attend
+from cpvt_pyramid.position import Grid
 
 
 def formula(q, k, v, mask):
@@ -81,8 +82,8 @@ def test_gradient_of_the_gradient(masked):
 def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
     monkeypatch.setattr(attention, 'WORTH_ONEDNN', 2**20)  # depends on the processor
     calls = []
-    affine = attention.affine
-    monkeypatch.setattr(attention, 'affine', lambda *a: calls.append(1) or affine(*a))
+    affine = attention.onednn_affine
+    monkeypatch.setattr(attention, 'onednn_affine', lambda *a: calls.append(1) or affine(*a))
     with torch.no_grad():
         _, (q, k, v, mask) = operands(1, 1, 1024, 1024, True)
         attend(q, k, v, mask, 0.0)
@@ -204,10 +205,10 @@ def test_bfloat16_in_batches_is_for_inference_on_processors_that_have_it():
                 with ops.plain():
                     attend(*inputs, mask, 0.0)
                 attend(*inputs, mask, 0.0)  # few keys
-                for many, of_keys in [(3, mask), (4, None)]:
+                for many, keys in [(3, mask), (4, None)]:
                     with mock.patch.object(attention, 'WORTH_BATCHES', many):
                         with pytest.raises(ZeroDivisionError):
-                            attend(*inputs, of_keys, 0.0)
+                            attend(*inputs, keys, 0.0)
 
 
 def test_training_keeps_no_scores():
@@ -221,14 +222,15 @@ def test_in_several_calls(monkeypatch, masked):
     """CUDA's kernels refuse more than 65,535 windows at a time."""
     windows = randomize(WindowAttention(8, 2, window=3)).eval()
     x = torch.randn(2, 10 if masked else 9, 12, 8)
-    whole = windows(x)
+    grid = Grid(*x.shape[1:3])
+    whole = windows(x, grid)
     calls = []
     fused = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
         attention.F, 'scaled_dot_product_attention', lambda *a: calls.append(len(a[0])) or fused(*a)
     )
     monkeypatch.setattr(attention, 'MAX_BATCH', 5)
-    torch.testing.assert_close(windows(x), whole)
+    torch.testing.assert_close(windows(x, grid), whole)
     assert len(calls) > 1 and max(calls) <= 5
 
 
@@ -241,5 +243,5 @@ def test_it_is_on_4d_tensors(monkeypatch):
         'scaled_dot_product_attention',
         lambda *a: shapes.append(a[0].dim()) or fused(*a),
     )
-    WindowAttention(8, 2, window=7)(torch.randn(1, 14, 14, 8))
+    WindowAttention(8, 2, window=7)(torch.randn(1, 14, 14, 8), Grid(14, 14))
     assert shapes == [4]

@@ -1,15 +1,18 @@
 """Which version of an operation runs, and how a user selects the plain ones."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+from types import ModuleType
 from unittest import mock
 
 import pytest
 import torch
-from ports import randomize
+from models.ports import randomize
 from reference import TINY_SVT, same_maps
 
+import cpvt_pyramid
 from cpvt_pyramid import CPVTPyramid, ops
 from cpvt_pyramid.ops import dispatch
 
@@ -83,3 +86,38 @@ def test_plain_holds_in_the_recomputation_of_a_checkpoint():
         loss.backward()
         grads.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads))
+
+
+def with_torch(version: str) -> ModuleType:
+    """The module `dispatch` as an older torch would import it."""
+    spec = importlib.util.spec_from_file_location('dispatch', dispatch.__file__)
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.object(torch, '__version__', version):
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_below_27_the_plain_operations_run():
+    older = with_torch('2.1.2+cpu')
+    with older.plain(False):
+        assert older.plain_selected()
+    assert older.register_operator(None)(len) is len and not older.graph_is_exported()
+    older.require_torch((2, 1), 'this')
+    expected = "^that needs torch 2.4 or newer, found 2.13; pip install --upgrade 'torch>=2.4'$"
+    with (
+        mock.patch.object(torch, '__version__', '2.13'),
+        pytest.raises(ImportError, match=expected),
+    ):
+        older.require_torch((2, 4), 'that')
+
+
+def test_a_torch_that_is_too_old_is_named():
+    """In place of "cannot import name"."""
+    with pytest.raises(
+        ImportError, match=r'cpvt_pyramid needs torch 2.1 or newer, found 1.13.1\+cu'
+    ):
+        with_torch('1.13.1+cu117')
+    error = AttributeError("module 'torch' has no attribute 'compiler'")
+    with mock.patch.object(cpvt_pyramid, 'import_module', side_effect=error):
+        with pytest.raises(ImportError, match="CPVTPyramid cannot be imported: module 'torch' has"):
+            from cpvt_pyramid import CPVTPyramid  # noqa: F401

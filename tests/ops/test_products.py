@@ -1,7 +1,6 @@
 """Linear layers and MLP against their formulas, with their gradients and what is kept for them; and
 where oneDNN does their products."""
 
-from collections import Counter
 from unittest import mock
 
 import pytest
@@ -13,8 +12,8 @@ from reference import kept
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.layers import set_checkpointing
 from cpvt_pyramid.ops import dispatch, products
+from cpvt_pyramid.ops.products import fused_mlp
 
 
 def plain_linear(x, weight, bias):
@@ -34,7 +33,7 @@ def operands(tokens, sizes, dtype=torch.float32):
     return [x.requires_grad_() for x in out]
 
 
-FUNCTIONS = {'linear': (products.linear, plain_linear, 2), 'mlp': (products.mlp, plain_mlp, 3)}
+FUNCTIONS = {'linear': (products.linear, plain_linear, 2), 'mlp': (fused_mlp, plain_mlp, 3)}
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
@@ -48,7 +47,7 @@ FUNCTIONS = {'linear': (products.linear, plain_linear, 2), 'mlp': (products.mlp,
 def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
     ours, plain, layers = FUNCTIONS[name]
     inputs = operands(tokens, sizes[:layers], dtype)
-    assert dispatch.onednn_takes(inputs[0]) == (dtype == torch.float32)
+    assert dispatch.use_onednn(inputs[0]) == (dtype == torch.float32)
     grad = torch.randn(*tokens, sizes[layers - 1], dtype=dtype)
     results = []
     with mock.patch.object(products, 'AT_A_TIME', at_a_time):
@@ -81,7 +80,7 @@ def test_what_is_frozen_gets_no_gradient(monkeypatch, trains, at_a_time):
     inputs = operands((7,), (5, 6, 4))
     for i, x in enumerate(inputs):
         x.requires_grad_(i == trains)
-    products.mlp(*inputs).sum().backward()
+    fused_mlp(*inputs).sum().backward()
     (expected,) = torch.autograd.grad(plain_mlp(*inputs).sum(), [inputs[trains]])
     torch.testing.assert_close(inputs[trains].grad, expected, rtol=1e-4, atol=1e-5)
     assert all(x.grad is None for i, x in enumerate(inputs) if i != trains)
@@ -120,49 +119,13 @@ def values_kept(function, *inputs):
 def test_training_keeps_the_hidden_map_once(dtype):
     """The output of the GELU is as large as its input, and autograd would keep both."""
     inputs = operands((100,), (8, 64, 8), dtype)
-    assert values_kept(products.mlp, *inputs) == 100 * 64
+    assert values_kept(fused_mlp, *inputs) == 100 * 64
     assert values_kept(products.plain_mlp, *inputs) == 2 * 100 * 64
 
 
 def test_onednn_keeps_no_large_hidden_map(monkeypatch):
     monkeypatch.setattr(products, 'AT_A_TIME', 50 * 64)
-    assert values_kept(products.mlp, *operands((100,), (8, 64, 8))) == 0
-
-
-def products_of(function, *inputs):
-    with torch.profiler.profile() as profiler:
-        function(*inputs)
-    calls = Counter({event.key: event.count for event in profiler.key_averages()})
-    return calls['mkldnn::_linear_pointwise'] + calls['aten::linear']
-
-
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('at_a_time', [products.AT_A_TIME, 20])
-def test_an_mlp_without_output_has_its_gradient(monkeypatch, at_a_time, dtype):
-    monkeypatch.setattr(products, 'AT_A_TIME', at_a_time)
-    inputs = operands((7,), (5, 6, 4), dtype)
-    grad = torch.randn(7, 4, dtype=dtype)
-    with products.skip_mlp_output():
-        out = products.mlp(*inputs)
-        in_parts = at_a_time == 20 and dtype == torch.float32
-        assert products_of(products.mlp, *inputs) == (0 if in_parts else 1)
-    assert out.shape == grad.shape
-    expected = torch.autograd.grad(plain_mlp(*inputs), inputs, grad)
-    for a, b in zip(torch.autograd.grad(out, inputs, grad), expected):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert products_of(products.mlp, *inputs) >= 2
-
-
-def test_checkpointing_does_not_recompute_the_output_of_an_mlp():
-    model, image = CPVTPyramid('pcpvt_nano').train(), torch.randn(1, 3, 64, 64)
-
-    def step():
-        sum(x.sum() for x in model(image)).backward()
-
-    once = products_of(step)
-    set_checkpointing(model, True)
-    # Again: q, kv, proj and the first of the MLP in eight blocks, and six sub-samplings.
-    assert products_of(step) == once + 8 * 4 + 6
+    assert values_kept(fused_mlp, *operands((100,), (8, 64, 8))) == 0
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
@@ -190,27 +153,27 @@ def test_bfloat16_gets_its_gelu_in_the_product():
     inputs = [x.detach() for x in operands((9,), (8, 16, 8), torch.bfloat16)]
     with torch.no_grad(), torch.profiler.profile() as profiler:
         with mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=True, amx_bf16=False):
-            fast = products.mlp(*inputs)
+            fast = fused_mlp(*inputs)
     assert 'aten::gelu_' not in {event.key for event in profiler.key_averages()}
     slow = products.plain_mlp(*(x.float() for x in inputs))
     torch.testing.assert_close(fast.float(), slow, rtol=0.02, atol=0.1)  # of sums up to 16
     with torch.no_grad(), torch.profiler.profile() as profiler:
         with mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=False):
-            products.mlp(*inputs)
+            fused_mlp(*inputs)
     assert 'aten::gelu_' in {event.key for event in profiler.key_averages()}
 
 
 def test_other_types_and_modes_are_torchs():
     x, weight, bias = (t.detach() for t in operands((3,), (4, 4)))
-    assert dispatch.onednn_takes(x)
-    assert not dispatch.onednn_takes(x.double())
-    assert not dispatch.onednn_takes(x.bfloat16())
-    assert not dispatch.onednn_takes(x.to('meta'))
-    assert not dispatch.onednn_takes(x[:0])
+    assert dispatch.use_onednn(x)
+    assert not dispatch.use_onednn(x.double())
+    assert not dispatch.use_onednn(x.bfloat16())
+    assert not dispatch.use_onednn(x.to('meta'))
+    assert not dispatch.use_onednn(x[:0])
     with torch.autocast('cpu', torch.bfloat16):
         assert products.linear(x, weight, bias).dtype == torch.bfloat16
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not dispatch.onednn_takes(x)
+        assert not dispatch.use_onednn(x)
     with FlopCounterMode(display=False) as counter:
         products.linear(x, weight, bias)
     assert counter.get_total_flops() == 2 * 3 * 4 * 4

@@ -10,8 +10,8 @@ from foreign import of_mmseg, of_timm
 from mmdet.models import FCNMaskHead
 from support import load_tool
 
-from cpvt_pyramid.runner import checks
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config import check as checks
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 from cpvt_pyramid.tooling.command import UserError

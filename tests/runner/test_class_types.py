@@ -9,9 +9,10 @@ from mmengine.config import Config
 from support import ORIGINAL_MM, load_tool
 from tiny_mm import DIGITS
 
-from cpvt_pyramid.runner.checks import pretrained
-from cpvt_pyramid.runner.configs import kind_of, load_config
+from cpvt_pyramid.runner.config.check import check_checkpoints
+from cpvt_pyramid.runner.config.load import kind_of, load_config
 from cpvt_pyramid.runner.distributed import replace_sync_batch_norms
+from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer', 'get_flops')}
 
@@ -174,7 +175,8 @@ def test_a_segmentor_is_counted(segmentor, capsys):
 def test_names_are_those_of_the_classes(segmentor):
     cfg = load_config(segmentor)
     assert cfg.default_scope == 'mmseg'
-    assert list(pretrained(cfg.model)) == ['nowhere.pth']
+    with pytest.raises(UserError, match='no checkpoint at nowhere.pth'):
+        check_checkpoints(cfg)
     replace_sync_batch_norms(cfg.model)
     assert cfg.model.decode_head.norm_cfg.type == 'BN'
 

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from support import ROOT, load_tool
 
-from cpvt_pyramid.runner.checks import check_data
+from cpvt_pyramid.runner.config.check import check_data
 from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}

@@ -14,7 +14,7 @@ from PIL import Image
 from support import load_tool
 from tiny_mm import DIGITS
 
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference.prediction import dataset_meta, results_dump
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
 from PIL import Image
 
 from cpvt_pyramid import app
@@ -57,17 +58,25 @@ def test_a_batch_that_changes_something_is_noticed(model, pictures, monkeypatch)
 def test_the_page_is_served(model, pictures):
     for i, picture in enumerate(pictures[:2]):
         picture.save(f'{i}.png')
+    pictures[0].convert('F').save('float.tif')
+    deep = np.array(pictures[0].convert('L')).astype(np.uint16) * 256
+    Image.fromarray(deep).save('deep.png')
     page = app.build_page(ExportedModel(model('detection')), [Path('0.png'), Path('1.png')])
     try:
         _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name='127.0.0.1')
         client = Client(address, verbose=False, httpx_kwargs={'trust_env': False})
         files = handle_file('0.png'), handle_file('1.png')
         alone, together, text = client.predict(*files, 40, 0.1, api_name='/predict')
+        drawn, _, _ = client.predict(handle_file('deep.png'), None, 40, 0.1, api_name='/predict')
+        with pytest.raises(AppError, match='must have 8 or 16 bits a channel, got 32'):
+            client.predict(handle_file('float.tif'), None, 40, 0.1, api_name='/predict')
     finally:
         page.close()
     assert text.startswith('2 boxes. In a batch')
     with Image.open(alone) as first, Image.open(together) as second:
         np.testing.assert_array_equal(np.array(first), np.array(second))
+    expected = Predictor('detection.onnx', score_thr=0.1)('deep.png').draw()
+    np.testing.assert_array_equal(np.array(Image.open(drawn)), np.array(expected))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from support import ROOT
 
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
+from cpvt_pyramid.tooling.inputs import OWNERS
 
 
 @pytest.fixture
@@ -33,10 +34,13 @@ def test_files(model, folder, name, kind, capsys):
     said = capsys.readouterr()
     assert 'runtime: skipped in/torn.jpg: not a complete image' in said.err
     assert 'runtime: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
-    assert said.out == '4 of 6 done: results in predictions\n'
+    done, found = said.out.splitlines()
+    assert done == '4 of 6 done: results in predictions'
+    assert found.startswith('found in images: ') and ('%' in found) == (name == 'labels')
     names = {'a': 'a.jpg', 'a-2': 'a.png', 'b': 'b.png', 'c': 'c.png'}
     written = {file.name for file in Path('predictions').iterdir()}
-    assert written == {f'{n}.{end}' for n in names for end in ('overlay.png', kind)}
+    assert written == {f'{n}.{end}' for n in names for end in ('overlay.png', kind)} | {OWNERS}
+    assert json.loads(Path('predictions', OWNERS).read_text())['a-2'] == '../in/a.png'
     for result, file in names.items():
         expected = Predictor(path)(folder / file)
         picture = Image.open(f'predictions/{result}.overlay.png')
@@ -76,11 +80,16 @@ def foreign_model() -> None:
      ('text.onnx in --backend openvino', 'text.onnx is not a complete model: '),
      ('foreign.onnx in', 'foreign.onnx was not written by tools/export.py'),
      ('detection.onnx nowhere', 'no image or folder at nowhere'),
+     ('detection.onnx http://host/a.png', 'got the address http://host/a.png; download it'),
+     ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
+     ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
      ('detection.onnx in --batch-size 0', 'batch_size must be at least 1'),
-     ('in/a.png in', 'in/a.png is not a complete checkpoint'),
+     ('in/a.png in', 'in/a.png is an image; the model comes first'),
+     ('nowhere.pth in', 'no model at nowhere.pth'),
      ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png')],
 )  # fmt: skip
 def test_mistakes(model, folder, arguments, complaint, capfd):
+    model('labels')
     whole = model('detection').read_bytes()
     Path('torn.onnx').write_bytes(whole[: len(whole) // 2])
     Path('text.onnx').write_text('hello')
@@ -114,17 +123,26 @@ def bare(code: str) -> subprocess.CompletedProcess:
 
 
 def test_exported_models_run_without_torch(model, folder):
+    Path('more').mkdir()
+    Path('more/notes.txt').touch()
+    deep = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))
+    deep.save('more/b.png')
     code = f'from cpvt_pyramid.runtime.__main__ import main; sys.exit(main([{str(model("box"))!r}, '
-    done = bare(code + "'in/a.png', '--out-dir', 'bare']))")
-    assert (done.returncode, done.stderr) == (0, '')
+    done = bare(code + "'in/a.png', 'more', '--out-dir', 'bare']))")
+    first, second = done.stderr.splitlines()  # a warning is one line
+    assert first.startswith('runtime: more: left out what is no image') and 'notes.txt' in first
+    assert second.startswith('runtime: more/b.png: its values fill at most 12 of 16 bits')
+    assert done.returncode == 0
     assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
     for text in ('bare', 'full'):
         assert len(json.loads(Path(text, 'a.detections.json').read_text())['detections']) == 1
 
 
-def test_checkpoints_of_a_training_need_torch():
-    done = bare("from cpvt_pyramid.runtime import Predictor; Predictor('epoch_12.pth')")
-    assert last_line(done).startswith('cpvt_pyramid.tooling.command.UserError: epoch_12.pth is not')
+def test_checkpoints_of_a_training_need_torch(tmp_path):
+    path = tmp_path / 'epoch_12.pth'
+    path.touch()
+    done = bare(f"from cpvt_pyramid.runtime import Predictor; Predictor('{path}')")
+    assert last_line(done).startswith(f'cpvt_pyramid.tooling.command.UserError: {path} is not')
     assert "pip install 'cpvt_pyramid[mm]'" in last_line(done)
 
 

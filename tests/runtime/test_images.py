@@ -1,6 +1,7 @@
 """Reading and resizing equal OpenCV's, with which the data pipelines of mm work."""
 
 import io
+import warnings
 from pathlib import Path
 
 import cv2
@@ -58,6 +59,13 @@ FILES = {
     'sixteen bits, tiff': encoded(SIXTEEN, 'TIFF'),
     'bmp': encoded(PICTURE, 'BMP'),
     'webp': encoded(PICTURE, 'WEBP'),
+    'frames, png': encoded(PICTURE, 'PNG', save_all=True, append_images=[PICTURE.rotate(180)]),
+    'frames, webp': encoded(PICTURE, 'WEBP', save_all=True, append_images=[PICTURE.rotate(180)]),
+    'pages': encoded(PICTURE, 'TIFF', save_all=True, append_images=[PICTURE.rotate(180)]),
+    'twelve bits': encoded(Image.fromarray(np.asarray(SIXTEEN) >> 4), 'PNG'),
+    'twelve bits, rgb': cv2.imencode('.png', RNG.integers(0, 2**12, (30, 20, 3), np.uint16))[
+        1
+    ].tobytes(),
 } | {
     f'{kind}, orientation {n}': encoded(PICTURE, kind, exif=turned(n))
     for kind in ('JPEG', 'PNG', 'TIFF')
@@ -65,11 +73,48 @@ FILES = {
 }
 
 
+@pytest.mark.filterwarnings('ignore:file. ')
 @pytest.mark.parametrize('kind', FILES)
 def test_files_are_read_as_mmcv_reads_them(kind):
     Path('file').write_bytes(FILES[kind])
     expected = imfrombytes(FILES[kind])[..., ::-1]
     np.testing.assert_array_equal(images.load_image('file'), expected)
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'TIFF', 'WEBP'])
+def test_images_are_upright(kind):
+    """Whatever the format, which OpenCV ignores for WebP."""
+    for orientation, turn in enumerate([None, 0, 3, 1, 5, 4, 6, 2], 1):
+        # Nearest in JPEG and WebP: each pixel is a block of one colour.
+        big = Image.fromarray(NOISE.repeat(16, 0).repeat(16, 1))
+        Path('file').write_bytes(encoded(big, kind, exif=turned(orientation), quality=100))
+        expected = big if turn is None else big.transpose(Image.Transpose(turn))
+        away = images.load_image('file').astype(int) - np.asarray(expected)
+        assert np.abs(away)[8::16, 8::16].mean() < 12
+
+
+@pytest.mark.parametrize(
+    'kind, warning',
+    [(kind, 'file: only the first of 2 frames is read')
+     for kind in ('frames, png', 'frames, webp', 'pages', 'gif')]
+    + [(kind, 'file: its values fill at most 12 of 16 bits')
+       for kind in ('twelve bits', 'twelve bits, rgb')],
+)  # fmt: skip
+def test_what_is_not_shown_as_it_is(kind, warning):
+    gif = encoded(PICTURE, 'GIF', save_all=True, append_images=[PICTURE.rotate(180)])
+    Path('file').write_bytes((FILES | {'gif': gif})[kind])
+    with pytest.warns(UserWarning, match=warning):
+        assert images.load_image('file').shape[2] == 3
+
+
+def test_overviews_are_no_pages():
+    """As in a cloud-optimized GeoTIFF."""
+    small = PICTURE.resize((48, 65))
+    small.encoderinfo = {'tiffinfo': {254: 1}}
+    PICTURE.save('file.tif', save_all=True, append_images=[small])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        images.load_image('file.tif')
 
 
 def test_other_sources():
@@ -86,7 +131,7 @@ def test_other_sources():
 
 @pytest.mark.parametrize(
     'content, complaint',
-    [(b'', 'the file is empty'), (b'text', 'not a complete image: unknown format'),
+    [(b'', 'the file is empty'), (b'text', 'not an image of a kind that Pillow reads'),
      (None, 'no such file'), (FILES['jpeg'][:2000], 'not a complete image: image file is trunc'),
      (encoded(SIXTEEN.convert('I'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),
      (encoded(SIXTEEN.convert('F'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32')],

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from support import load_tool
 
-from cpvt_pyramid.runner.configs import config_in_checkpoint, load_config
+from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.runtime import Predictor, UserError
 from cpvt_pyramid.runtime.__main__ import main
 
@@ -34,6 +34,7 @@ def written(folder: str) -> dict[str, object]:
         if path.suffix == '.json'
         else np.array(Image.open(path))
         for path in sorted(Path(folder).iterdir())
+        if path.name != 'inputs.json'
     }
 
 
@@ -50,7 +51,8 @@ def test_a_checkpoint_of_a_training(untrained, in_files, kind):
     checkpoint = torch.load(weights)
     checkpoint['meta'] = {'cfg': load_config(config).pretty_text}
     torch.save(checkpoint, 'epoch_1.pth')
-    options = ['in', '--score-thr', '0.01', '--batch-size', '2']
+    options = ['in', '--batch-size', '2']
+    options += ['--score-thr', '0.01'] if kind == 'detector' else []
     assert main(['epoch_1.pth', *options, '--out-dir', 'ours']) == 0
     assert infer.main([config, weights, *options, '--out-dir', 'theirs']) == 0
     assert_same_files('ours', 'theirs')
@@ -76,7 +78,8 @@ def test_checkpoints_have_their_own_size():
 
 @pytest.mark.parametrize('name', ['box', 'labels'])
 def test_infer_writes_what_the_runtime_writes(model, in_files, name):
-    options = [str(model(name)), 'in', '--score-thr', '0.1', '--batch-size', '3']
+    options = [str(model(name)), 'in', '--batch-size', '3']
+    options += ['--score-thr', '0.1'] if name == 'box' else []
     assert infer.main([*options, '--out-dir', 'tool']) == 0
     assert main([*options, '--out-dir', 'runtime']) == 0
     assert_same_files('tool', 'runtime')
@@ -124,7 +127,10 @@ def test_boxes_in_tiles(model, photos, capsys):
 @pytest.mark.parametrize(
     'arguments, complaint',
     [('no.onnx in', 'no model at no.onnx'),
-     ('labels.onnx in --score-thr 2', '--score-thr must be in [0, 1], got 2.0'),
+     ('labels.onnx in --score-thr 2', 'score_thr must be in [0, 1], got 2.0'),
+     ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
+     ('labels.onnx in --dtype bfloat16', '--dtype is not for exported models'),
+     ('labels.onnx', 'give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...'),
      ('fixed.onnx in --tile 128', 'takes images of up to 64 x 96')],
 )  # fmt: skip
 def test_mistakes(model, in_files, arguments, complaint, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -213,7 +214,7 @@ def test_pictures(model, photos):
 @pytest.mark.parametrize(
     'changes, complaint',
     [({'format': 2}, 'its format must be 1, got 2'),
-     ({'task': 'features'}, 'task must be one of detection, instance, segmentation, got features'),
+     ({'task': 'features'}, 'task must be one of detection, instance, segmentation, got .features'),
      ({'raw': True}, 'exported with --raw')],
 )  # fmt: skip
 def test_files_for_something_else(model, changes, complaint):
@@ -235,15 +236,86 @@ def test_damaged_metadata(model, text, complaint):
 
 
 @pytest.mark.parametrize(
+    'changes',
+    [{'classes': None}, {'classes': []}, {'classes': 'one'}, {'classes': [1, 2, 3]},
+     {'palette': None}, {'palette': [['red', 0, 0]]}, {'palette': [[0, 0, 256]]},
+     {'resize': {'short': 0, 'long': 60}}, {'resize': {'short': '40', 'long': 60}},
+     {'resize': [40, 60]}, {'resize': {'short': float('nan'), 'long': 60}},
+     {'score_thr': '0.3'}, {'score_thr': None}, {'score_thr': 2}, {'raw': 'no'}, {'raw': None},
+     {'masks': 'pixels'}, {'masks': {}}, {'size': [0, 0]}, {'resized': 'labels'},
+     {'threshold': '0.5'}, {'threshold': 1}],
+    ids=str,
+)  # fmt: skip
+def test_edited_metadata(model, changes):
+    (key,) = changes
+    with pytest.raises(UserError, match=f'^detection.onnx: damaged metadata: {key} must be '):
+        Predictor(model('detection', **changes))
+
+
+@pytest.mark.parametrize('changes', [{'task': []}, {'task': {}}, {'format': '1'}, {'format': None}])
+def test_edited_kinds(model, changes):
+    with pytest.raises(UserError, match=f'^detection.onnx: its {next(iter(changes))} must be '):
+        Predictor(model('detection', **changes))
+
+
+@pytest.mark.parametrize('name', ['detection', 'box', 'labels', 'probabilities'])
+def test_a_missing_output(model, name):
+    path = model(name)
+    graph = onnx.load(path)
+    graph.graph.output[-1].name = graph.graph.node[0].output[0]
+    graph.graph.output[-1].ClearField('type')
+    onnx.save(graph, path)
+    with pytest.raises(UserError, match=f'^{path} must have the outputs .*, got '):
+        Predictor(path)
+
+
+def test_outputs_that_the_metadata_lacks(model):
+    with pytest.raises(UserError, match='must have the outputs boxes, labels, masks, scores, got'):
+        Predictor(model('detection', masks='box'))
+    with pytest.raises(UserError, match='masks must be box or image, got null'):
+        Predictor(model('box', masks=None))
+
+
+@pytest.mark.parametrize('name', ['detection', 'labels', 'probabilities'])
+def test_labels_without_a_name(model, photos, name):
+    predictor = Predictor(model(name, classes=['zero']))
+    with pytest.raises(UserError, match='returns [23] classes, but its metadata names 1'):
+        predictor(photos[0])
+
+
+@pytest.mark.parametrize(
+    'name, output', [('detection', 'scores'), ('box', 'masks'), ('probabilities', 'probabilities')]
+)
+def test_nan_is_reported(model, photos, name, output):
+    predictor = Predictor(model(name))
+    run = predictor.model.session.run
+    for row, warns in ((1, False), (0, True)):  # of a batch of fixed size, row 1 is idle
+
+        def damaged(inputs: dict, row: int = row) -> dict:
+            outputs = {k: np.repeat(x, 2, 0) for k, x in run(inputs).items()}
+            outputs[output][row] = np.nan
+            return outputs
+
+        predictor.model.session.run = damaged
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            predictor(photos[0])
+        assert [output in str(w.message) for w in caught if 'NaN' in str(w.message)] == [
+            True
+        ] * warns
+
+
+@pytest.mark.parametrize(
     'options, complaint',
     [({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
      ({'size': -1}, 'size must be at least 1, got -1'),
      ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
+     ({'score_thr': 0.5, 'model': 'labels'}, 'the model predicts labels; leave it out'),
      ({'backend': 'tensorrt'}, "one of onnxruntime, openvino, got 'tensorrt'")],
 )  # fmt: skip
 def test_options_that_make_no_sense(model, options, complaint):
     with pytest.raises(UserError, match=complaint):
-        Predictor(model('detection'), **options)
+        Predictor(model(options.pop('model', 'detection')), **options)
 
 
 def test_a_model_that_fails_on_an_image(model, photos):

@@ -8,8 +8,8 @@ from PIL import Image
 from support import load_tool
 from tiny_mm import DIGITS
 
-from cpvt_pyramid.tooling import drawing
-from cpvt_pyramid.tooling.drawing import draw_boxes, draw_segmentation
+from cpvt_pyramid.results import drawing
+from cpvt_pyramid.results.drawing import draw_boxes, draw_segmentation
 
 contact_sheet = load_tool('demo/contact_sheet')
 

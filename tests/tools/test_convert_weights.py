@@ -171,6 +171,12 @@ def test_mistakes(make, to, complaint, capsys):
     assert not Path('out').exists() or not os.listdir('out')
 
 
+def test_an_unknown_user(capsys):
+    assert tool.main(['~nobody-of-this-name/c.pth', '--to', 'mmseg']) == 2
+    errors = capsys.readouterr().err
+    assert errors == 'convert_weights: no checkpoint at ~nobody-of-this-name/c.pth\n'
+
+
 def test_knows_all_formats():
     assert set(tool.FORMATS) == {'ours', 'official', 'timm', *FORMATS}
 
@@ -181,41 +187,51 @@ def test_help_is_quick():
     assert ended.stdout.startswith('usage: convert_weights ') and ' torch\n' not in ended.stderr
 
 
+NANO = of_timm('pcpvt_nano').state_dict()  # of an architecture that the tool knows
+
+
 @pytest.mark.parametrize('defect', BAD)
-def test_bad_values_are_refused_in_one_line(defect, tmp_path, capsys):
-    weights = of_timm('pcpvt').state_dict()
-    for name in (
-        'patch_embeds.0.proj.weight',
-        'blocks.1.0.attn.kv.weight',
-        'pos_block.2.proj.0.bias',
-    ):
-        if defect == 'sparse' and weights[name].dim() > 2:
-            continue
-        torch.save(weights | {name: BAD[defect](weights[name])}, tmp_path / 'bad.pth')
-        refused(tmp_path, capsys)
+@pytest.mark.parametrize('name', ['blocks.0.0.attn.q.weight', 'norm.bias', 'head.weight'])
+def test_bad_values_are_refused_in_one_line(name, defect, tmp_path, capsys):
+    if defect != 'sparse' or NANO[name].dim() < 3:
+        refused(NANO | {name: BAD[defect](NANO[name])}, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    'missing', ['pos_block.', 'pos_block.2.', 'blocks.0.1.norm1.', 'patch_embeds.3']
+    'missing',
+    [
+        'pos_block.',
+        'pos_block.2.',
+        'blocks.0.1.norm1.',
+        'patch_embeds.1.proj.weight',
+        'patch_embeds.3',
+        'norm.',
+        'norm.bias',
+        'head.bias',
+    ],
 )
 def test_missing_parts_are_refused(missing, tmp_path, capsys):
-    weights = of_timm('pcpvt').state_dict()
-    weights = {k: v for k, v in weights.items() if not k.startswith(missing)}
-    torch.save(weights, tmp_path / 'bad.pth')
-    refused(tmp_path, capsys)
+    rest = {k: v for k, v in NANO.items() if not k.startswith(missing)}
+    refused(rest, tmp_path, capsys)
+
+
+def test_a_classifier_without_classes_is_refused(tmp_path, capsys):
+    heads = {name: NANO[name][:0] for name in ('head.weight', 'head.bias')}
+    refused(NANO | heads, tmp_path, capsys)
 
 
 @pytest.mark.parametrize('name', NAMES, ids=lambda n: repr(n)[:40])
 def test_strange_names_give_one_line_at_most(name, tmp_path, capsys):
-    torch.save({**of_timm('pcpvt').state_dict(), name: torch.ones(3)}, tmp_path / 'odd.pth')
+    torch.save({**NANO, name: torch.ones(3)}, tmp_path / 'odd.pth')
     status = tool.main([str(tmp_path / 'odd.pth'), '--to', 'mmseg', '--out', str(tmp_path / 'out')])
     assert status in (0, 2)
     assert len(capsys.readouterr().err.splitlines()) == (1 if status else 0)
 
 
-def refused(folder, capsys):
+def refused(tensors, folder, capsys):
+    torch.save(tensors, folder / 'bad.pth')
     status = tool.main([str(folder / 'bad.pth'), '--to', 'mmseg', '--out', str(folder / 'out')])
     assert status == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert len(line) < 1000
+    assert len(line) < 1000 and 'no known architecture' not in line
     assert not list(folder.glob('out/*'))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # a checkout that is not installed
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]  # a checkout that is not installed
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
 MODELS = tuple(str(ROOT / f'configs/{name}_cpvt_s.py') for name in ('retinanet', 'semantic_fpn'))
@@ -151,7 +151,7 @@ def normed(image: np.ndarray) -> Tensor:
 
 def backbones(arch: str, checkpoint: str | None) -> list[Backbone]:
     """An architecture in every library that has it, with the same weights."""
-    import ports
+    from models import ports
 
     from cpvt_pyramid import CPVTPyramid, load_weights
     from cpvt_pyramid.tooling.command import UserError
@@ -215,7 +215,7 @@ class Whole(NamedTuple):
 
 def read_model(text: str) -> Whole:
     """The model for `CONFIG` or `CONFIG=CHECKPOINT`."""
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.models import fetch_checkpoint
     from cpvt_pyramid.tooling.command import UserError
 
@@ -234,8 +234,8 @@ def model_drifts(
 ) -> list[dict]:
     """How much a detector's boxes or a segmentor's labels change, as with mm's own preprocessor
     and with the valid region."""
-    import ports
     import torch
+    from models import ports
 
     from cpvt_pyramid.runner.models import build_model, load_whole_model
 

@@ -111,7 +111,7 @@ def parts(
     import torch
     from mmengine.logging import MMLogger
 
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.tooling.command import UserError
 
@@ -161,7 +161,7 @@ class Steps:
         from mmengine.dataset import Compose
         from mmengine.optim import build_optim_wrapper
 
-        from cpvt_pyramid.runner.configs import kind_of, leaves
+        from cpvt_pyramid.runner.config.load import kind_of, leaves
 
         self.model, self.size = model, size
         self.example = example(size, folder)

@@ -38,19 +38,17 @@ are computed. Where a model selects by score, small differences become large one
 With --busy, each model is measured with every way in which OpenMP's threads can wait for each
 other, in a process of its own, while one other process per core computes:
 
-    passive    they sleep (OMP_WAIT_POLICY=passive)
-    bounded    they spin for a fraction of a millisecond, as in all tools of this repository
-    throttled  they spin for microseconds (`cpvt_pyramid.ops.throttle_spinning`)
-    default    they spin for milliseconds
-    idle ms    the median without the other processes
+    passive  they sleep (OMP_WAIT_POLICY=passive)
+    bounded  they spin for a fraction of a millisecond, as in all tools of this repository
+    default  they spin for milliseconds
+    idle ms  the median without the other processes
 
 --plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
 --compile adds each model compiled: with dynamic sizes, or, if training steps are measured, which
 torch 2.13 cannot compile so, for each size. --runtimes adds each model in onnxruntime, in OpenVINO,
 and in OpenVINO with products in bfloat16: ours as one file for all sizes (tools/export.py), the
 others exported by torch.onnx.export for each size. Runtimes are in the tables of float32. Memory of
-these is not measured on a CPU. --profile lists the operators with the largest share of self time,
-on the GPU if there is one.
+these is not measured on a CPU.
 """
 
 from __future__ import annotations
@@ -72,7 +70,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+ROOT = Path(__file__).resolve().parents[2]
+# A checkout that is not installed, and runtimes.py where this file is loaded as a module.
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests'), str(Path(__file__).parent)]
 from cpvt_pyramid.tooling.command import (  # noqa: E402
     SPIN_COUNT,
     WAIT_VARIABLES,
@@ -81,13 +81,15 @@ from cpvt_pyramid.tooling.command import (  # noqa: E402
     prepare_for_torch,
     run_command,
 )
+from cpvt_pyramid.tooling.files import write_text  # noqa: E402
 
 prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
-    import ports
     import torch
-    from ports import Maps, ports_of
+    from models import ports
+    from models.ports import Maps, ports_of
+    from report import processor
     from runtimes import RUNTIMES, in_runtimes
     from torch import Tensor, nn
     from torch.utils._pytree import tree_leaves
@@ -102,19 +104,15 @@ VARIANTS = re.compile(f'({COMPILED}|_({"|".join(RUNTIMES)}))$')  # and of one in
 STEPS, DTYPES = ('forward', 'train'), ('float32', 'tf32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
 WARM_UP = 2  # steps
-OPERATORS = 8  # rows of a profile
 BOXES = 7  # per training image of a detector
 MIB = 2**20
 # First argument of a process that measures memory, or time in rounds.
 MEMORY_CHILD, TIME_CHILD = '--measure-memory', '--measure-time'
-# Ways of waiting, see --busy. What libgomp does by default is said in words, so that a child, whose
-# tool has another default, keeps it.
-LIBGOMP = {'GOMP_SPINCOUNT': '300000'}
+# Ways of waiting, see --busy; 'default' is libgomp's, and not the tools'.
 WAITS = {
     'passive': {'OMP_WAIT_POLICY': 'passive'},
     'bounded': {'GOMP_SPINCOUNT': SPIN_COUNT},
-    'throttled': LIBGOMP,
-    'default': LIBGOMP,
+    'default': {'GOMP_SPINCOUNT': '300000'},
 }
 BUSY = 'while True: pass'  # a process that keeps a core busy
 
@@ -162,7 +160,6 @@ def speed(
     runtimes: bool = False,
     with_cp: bool = False,
     plain: bool = False,
-    profile: bool = False,
     busy: bool = False,
     no_memory: bool = False,
     json: str | None = None,
@@ -188,7 +185,6 @@ def speed(
         runtimes: add each model in onnxruntime and in OpenVINO, in float32
         with_cp: add ours with activation checkpointing, as ours_cp
         plain: add ours with plain operations, as ours_plain
-        profile: list the operators with the largest share of a step's time
         busy: measure time on busy cores, for each way in which OpenMP's threads wait
         no_memory: measure time only
         json (FILE): write machine, options, rates and rows to this file, after each table
@@ -196,10 +192,10 @@ def speed(
     """
     if config and compile:
         raise UserError('--compile measures backbones; leave --config out')
-    if busy and (compile or profile or device != 'cpu'):
-        raise UserError('--busy measures on a CPU; leave --compile, --profile and --device out')
+    if busy and (compile or device != 'cpu'):
+        raise UserError('--busy measures on a CPU; leave --compile and --device out')
     plain_case = (device, *steps) == ('cpu', 'forward') and 'float32' in dtypes
-    if runtimes and (busy or config or profile or not plain_case):
+    if runtimes and (busy or config or not plain_case):
         raise UserError('--runtimes measures float32 forward passes of backbones on a CPU')
     arch = find_arch(arch, config)
     pixels = [parse_size(text) for text in sizes]
@@ -244,13 +240,8 @@ def speed(
             for row in rows:
                 if 'gflops' in row:
                     row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
-                if profile and 'ms' in row:
-                    model = case.prepared(contestants[row['model']])
-                    row['profile'] = slowest_operators(model, case)
             results['rows'] += rows
             print(table(case, rows), flush=True)
-            if profile:
-                print(profiles(rows), flush=True)
             if json:
                 write_json(results, json)
     finally:
@@ -381,7 +372,7 @@ def contiguous_maps(indices: Sequence[int], backbone: nn.Module, image: Tensor) 
 
 def read_config(path: str) -> Any:
     """The config at a path; its backbone must be ours, and one that other libraries have."""
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.load import load_config
 
     cfg = load_config(path)
     backbone = cfg.model.get('backbone') or {}
@@ -575,61 +566,35 @@ def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> li
         names: of the models.
         arch, case, rounds: as in `speed`.
     """
-    idle, loaded = {}, {}
-    with contextlib.ExitStack() as stack:
-        children = {
-            f'{name}, {waits}': stack.enter_context(time_child(name, arch, case, waits))
-            for name in names
-            for waits in WAITS
-        }
-        for times, load in ((idle, contextlib.nullcontext()), (loaded, busy_cores())):
-            with load:
-                for i in range(rounds):
-                    for name, child in children.items():
-                        times.setdefault(name, []).append(next_time(child))
-                    say(f'{case}: {"idle" if times is idle else "busy"}, round {i + 1} of {rounds}')
-    base = next(iter(loaded.values()))
-    return [
-        {'model': name, **case._asdict(), 'idle_ms': 1e3 * statistics.median(idle[name])}
-        | compared(seconds, base)
-        for name, seconds in loaded.items()
-    ]
+    rows, base = [], None
+    for name, waits in itertools.product(names, WAITS):
+        say(f'{case}: {name}, {waits}')
+        environment = {key: value for key, value in os.environ.items() if key not in WAIT_VARIABLES}
+        arguments = json.dumps([name, arch, case, torch.get_num_threads(), rounds])
+        command = [sys.executable, __file__, TIME_CHILD, arguments]
+        times = {}
+        for load, context in (('idle', contextlib.nullcontext()), ('busy', busy_cores())):
+            with context:
+                child = subprocess.run(
+                    command, capture_output=True, text=True, env=environment | WAITS[waits]
+                )
+            if child.returncode:
+                raise UserError(f'{name}, {waits}: {child.stderr.strip().splitlines()[-1]}')
+            times[load] = json.loads(child.stdout)
+        base = base or times['busy']
+        row = {'idle_ms': 1e3 * statistics.median(times['idle'])} | compared(times['busy'], base)
+        rows.append({'model': f'{name}, {waits}', **case._asdict(), **row})
+    return rows
 
 
-@contextlib.contextmanager
-def time_child(name: str, arch: str, case: Case, waits: str) -> Iterator[subprocess.Popen]:
-    """A process that runs `time_rounds`, with OpenMP's threads waiting in one of WAITS."""
-    environment = {key: value for key, value in os.environ.items() if key not in WAIT_VARIABLES}
-    arguments = json.dumps([name, arch, case, torch.get_num_threads(), waits == 'throttled'])
-    with subprocess.Popen(
-        [sys.executable, __file__, TIME_CHILD, arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | WAITS[waits],
-    ) as child:  # fmt: skip
-        next_time(child)
-        yield child
-        child.stdin.close()
-
-
-def next_time(child: subprocess.Popen) -> float:
-    """The seconds of one more step of a child of `time_child`."""
-    child.stdin.write('\n')
-    child.stdin.flush()
-    line = child.stdout.readline()
-    if not line:
-        raise UserError('a measuring process ended; its last lines are above')
-    return float(line)
-
-
-def time_rounds(name: str, arch: str, case: Case, threads: int, throttle: bool) -> None:
-    """Print the seconds of a step for each line of the standard input."""
+def time_rounds(name: str, arch: str, case: Case, threads: int, rounds: int) -> list[float]:
+    """The seconds of some steps, in a process of its own."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    if throttle:
-        ops.throttle_spinning()
     image = case.image()
     model = case.prepared(build_all([name], arch, case.config)[name])
-    for _ in sys.stdin:
-        print(elapsed(functools.partial(run, model, image, case.step), case.device), flush=True)
+    step = functools.partial(run, model, image, case.step)
+    return [elapsed(step, case.device) for _ in range(WARM_UP + rounds)][WARM_UP:]
 
 
 @contextlib.contextmanager
@@ -692,23 +657,6 @@ def cost(model: nn.Module, case: Case) -> tuple[float, float]:
     return counter.total / 1e9, counter.bytes / 1e9
 
 
-def slowest_operators(model: nn.Module, case: Case) -> dict[str, float]:
-    """The operators with the most self time in a step, and their shares of the total."""
-    on_gpu = case.device.startswith('cuda')
-    activity = torch.profiler.ProfilerActivity
-    image = case.image()
-    activities = [activity.CPU, activity.CUDA] if on_gpu else [activity.CPU]
-    with torch.profiler.profile(activities=activities) as profiler:
-        run(model, image, case.step)
-        synchronize(case.device)
-    field = 'self_device_time_total' if on_gpu else 'self_cpu_time_total'
-    of_cpu = torch.autograd.DeviceType.CPU  # operators; events of a GPU are kernels
-    events = [event for event in profiler.key_averages() if event.device_type == of_cpu]
-    times = {event.key.removeprefix('aten::'): getattr(event, field) for event in events}
-    longest = sorted(times, key=times.get, reverse=True)[:OPERATORS]
-    return {name: times[name] / sum(times.values()) for name in longest}
-
-
 # Memory
 
 
@@ -750,21 +698,13 @@ def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> floa
 
 def machine(device: str) -> dict:
     """The machine that the numbers are from."""
-    names = in_lines('/proc/cpuinfo', 'model name')
     cuda = device.startswith('cuda')
     return dict(
-        processor=torch.cuda.get_device_name(device) if cuda else next(names, platform.machine()),
+        processor=torch.cuda.get_device_name(device) if cuda else processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
         system=platform.platform(),
         torch=torch.__version__,
     )
-
-
-def in_lines(path: str, field: str) -> Iterator[str]:
-    if Path(path).exists():
-        for line in Path(path).read_text().splitlines():
-            if line.startswith(field):
-                yield line.partition(':')[2].strip()
 
 
 def machine_rates(device: str, dtype: str) -> dict[str, float]:
@@ -847,27 +787,12 @@ def table(case: Case, rows: Sequence[dict]) -> str:
     }
     cells = [list(columns)] + [[cell(of, row) for of in columns.values()] for row in rows]
     lines = list(zip(*(column for column in zip(*cells) if any(column[1:]))))
-    return f'\n{case}\n{aligned(lines, str.rjust)}'
-
-
-def aligned(lines: Sequence[Sequence[str]], after_the_first: Callable) -> str:
-    """Cells in columns; the first column is left-justified."""
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return '\n'.join(
-        '  '.join([line[0].ljust(widths[0])] + list(map(after_the_first, line[1:], widths[1:])))
-        .rstrip()
+    texts = [
+        '  '.join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
         for line in lines
-    )  # fmt: skip
-
-
-def profiles(rows: Sequence[dict]) -> str:
-    """The profiles of a case, one column per model."""
-    rows = [row for row in rows if 'profile' in row]
-    columns = [
-        [row['model']] + [f'{share:4.0%} {name}' for name, share in row['profile'].items()]
-        for row in rows
     ]
-    return '\n' + aligned(list(itertools.zip_longest(*columns, fillvalue='')), str.ljust)
+    return '\n'.join(['', str(case), *texts])
 
 
 def shown(difference: float | None) -> str:
@@ -882,9 +807,7 @@ def cell(of: Callable[[dict], str], row: dict) -> str:
 
 
 def write_json(results: dict, path: str) -> None:
-    draft = Path(f'{path}.{os.getpid()}')
-    draft.write_text(json.dumps(results, indent=1) + '\n')
-    draft.replace(path)
+    write_text(path, json.dumps(results, indent=1) + '\n')
 
 
 def draw(results: dict, path: str) -> None:
@@ -893,7 +816,6 @@ def draw(results: dict, path: str) -> None:
 
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator, NullFormatter
 
     rows = results['rows']
     columns = list(dict.fromkeys((row['step'], row['dtype']) for row in rows))
@@ -906,41 +828,30 @@ def draw(results: dict, path: str) -> None:
         len(quantities), len(columns), squeeze=False, sharex=True, layout='constrained',
         figsize=(1.5 + 5.5 * len(columns), 0.8 + 4.2 * len(quantities)),
     )  # fmt: skip
-    options, batch = results['options'], rows[0]['batch']
-    where = results['machine']['processor']
+    options = results['options']
     what = Path(options['config']).stem if options['config'] else options['arch']
-    figure.suptitle(f'{what}, batch {batch}, {where}, {options["threads"]} threads')
-    for (key, text), across in zip(quantities.items(), axes):
-        for (step, dtype), ax in zip(columns, across):
-            here = [row for row in rows if (row['step'], row['dtype']) == (step, dtype)]
-            for name in names:
-                points = sorted(
-                    (math.sqrt(row['height'] * row['width']), row[key])
-                    for row in here
-                    if row['model'] == name and key in row
-                )
-                if not points:
-                    continue
-                sides, costs = zip(*points)  # root of the area, cost
+    where = f'{results["machine"]["processor"]}, {options["threads"]} threads'
+    figure.suptitle(f'{what}, batch {rows[0]["batch"]}, {where}')
+    for ((key, text), (step, dtype)), ax in zip(
+        itertools.product(quantities.items(), columns), axes.flat
+    ):
+        for name in names:
+            points = sorted(
+                (math.sqrt(row['height'] * row['width']), row[key])
+                for row in rows
+                if (row['model'], row['step'], row['dtype']) == (name, step, dtype) and key in row
+            )
+            if points:
                 model = VARIANTS.sub('', name)
-                look = dict(linewidth=2.6, zorder=3) if model in OURS else dict(linewidth=1.4)
-                look |= dict(color=colors[model], linestyle='-' if name == model else '--')
-                ax.plot(sides, costs, marker='o', markersize=4, label=name, **look)
-                if name == names[0]:
-                    linear = [costs[-1] * (side / sides[-1]) ** 2 for side in sides]
-                    ax.plot(sides, linear, ':', color='#777777', label='proportional to the pixels')
-            ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
-            sides = sorted({math.sqrt(row['height'] * row['width']) for row in here})
-            ax.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
-            ax.set_xticks([], minor=True)
-            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.yaxis.set_major_formatter('{x:g}')
-            ax.yaxis.set_minor_formatter(NullFormatter())
-            ax.grid(color='#e6e6e6')
-            ax.spines[['top', 'right']].set_visible(False)
-            ax.legend(frameon=False, fontsize=8)
-    for ax in axes[-1]:
+                look = dict(color=colors[model], linewidth=2.6 if model in OURS else 1.4)
+                look |= dict(linestyle='-' if name == model else '--')
+                ax.plot(*zip(*points), marker='o', markersize=4, label=name, **look)
+        ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
         ax.set_xlabel('image side in pixels (square root of the area)')
+        ax.xaxis.set_major_formatter('{x:.0f}')
+        ax.xaxis.set_minor_formatter('{x:.0f}')
+        ax.grid(color='#e6e6e6', which='both')
+        ax.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -961,8 +872,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(peak_of_this_process(name, arch, Case(*case), threads))
         return 0
     if argv[:1] == [TIME_CHILD]:
-        name, arch, case, threads, throttle = json.loads(argv[1])
-        time_rounds(name, arch, Case(*case), threads, throttle)
+        name, arch, case, threads, rounds = json.loads(argv[1])
+        print(json.dumps(time_rounds(name, arch, Case(*case), threads, rounds)))
         return 0
     return run_command(speed, argv, 'finished results are above')
 

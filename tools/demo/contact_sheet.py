@@ -39,8 +39,8 @@ def contact_sheet(
         score_thr: do not draw boxes with a lower score
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one
     """
-    from cpvt_pyramid.runner.checks import check_data
-    from cpvt_pyramid.runner.configs import load_config
+    from cpvt_pyramid.runner.config.check import check_data
+    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.inference import prediction
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.tooling.command import UserError
@@ -101,7 +101,7 @@ def draw_detection(
     dataset: Any, model: Any, colors: dict[str, tuple], chosen: Sequence[int], score_thr: float
 ) -> tuple[list[tuple], dict]:
     """Pairs of pictures, ground truth and prediction, and an empty legend: boxes have labels."""
-    from cpvt_pyramid.tooling.drawing import draw_boxes
+    from cpvt_pyramid.results.drawing import draw_boxes
 
     classes, palette = list(colors), list(colors.values())
     pairs = []
@@ -130,7 +130,7 @@ def draw_segments(
     from mmengine.registry import TRANSFORMS
     from PIL import Image
 
-    from cpvt_pyramid.tooling.drawing import draw_segmentation, painted_classes
+    from cpvt_pyramid.results.drawing import draw_segmentation, painted_classes
 
     classes, palette = list(colors), list(colors.values())
     read_map = TRANSFORMS.build({'type': 'LoadAnnotations'})
@@ -190,7 +190,7 @@ def lay_out(pairs: Sequence[tuple], title: str, legend: dict[str, tuple]) -> Any
     """A white sheet: the title, the pairs in rows, the legend."""
     from PIL import Image, ImageDraw
 
-    from cpvt_pyramid.tooling.drawing import INK, WHITE, draw_legend, font
+    from cpvt_pyramid.results.drawing import INK, WHITE, draw_legend, font
 
     across = 1 if len(pairs) < 4 else 2 if len(pairs) <= 12 else 3
     rows = [pairs[i : i + across] for i in range(0, len(pairs), across)]

@@ -19,17 +19,14 @@ files, and a smaller set is the beginning of a larger one with the same seed.
 """
 
 import colorsys
-import contextlib
-import fcntl
 import io
 import json
-import os
-import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
@@ -45,6 +42,7 @@ with imports_of('sample_dataset'):
     from sklearn.model_selection import train_test_split
     from tqdm import tqdm
 
+load_digits = cache(load_digits)
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 SPLITS = ('train', 'val')
 ADE_SPLITS = {'train': 'training', 'val': 'validation'}
@@ -98,21 +96,13 @@ PHOTOGRAPHS = {
 
 @dataclass
 class Instance:
-    """A digit in an image.
+    """A digit in an image."""
 
-    Args:
-        scan: index into scikit-learn's digits.
-        label: the digit, 0 to 9.
-        visible: (H, W), True where no later digit hides it.
-        area: its number of pixels, hidden ones included.
-        color: (3,) from 0 to 255.
-    """
-
-    scan: int
-    label: int
-    visible: np.ndarray
-    area: int
-    color: np.ndarray
+    scan: int  # index into scikit-learn's digits
+    label: int  # 0 to 9
+    visible: np.ndarray  # (H, W), True where no later digit hides it
+    area: int  # pixels, hidden ones included
+    color: np.ndarray  # (3,) from 0 to 255
 
 
 @dataclass
@@ -135,21 +125,9 @@ class Tally:
     images_with: np.ndarray = field(default_factory=lambda: np.zeros(2 + len(NAMES), np.int64))
 
 
-# ---- one digit ----------------------------------------------------------------------------------
-
-
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
-    """Enlarge an 8x8 scan to a smooth stroke, cropped to its ink.
-
-    Args:
-        scan: (8, 8), 0 to 16.
-        height: of the scan before the rotation, in pixels.
-        stretch: width over height.
-        angle: in degrees, counter-clockwise.
-
-    Returns:
-        (h, w) float32 coverage from 0 to 1.
-    """
+    """Enlarge an 8x8 scan, 0 to 16, to a smooth stroke, cropped to its ink: (h, w) coverage from
+    0 to 1. It is `height` pixels high before the rotation by `angle` degrees."""
     cell = height / 8
     # A margin of one empty cell, so that strokes at the edge of the scan end round.
     paper = Image.fromarray(np.pad(scan / 16, 1).astype(np.float32))
@@ -164,23 +142,14 @@ def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -
 def readable_color(
     rng: np.random.Generator, under: np.ndarray, others: list[np.ndarray]
 ) -> np.ndarray:
-    """A random saturated color that contrasts with most of `under` and all of `others`.
-
-    Args:
-        under: (h, w, 3) pixels below the digit, 0 to 255.
-        others: colors of the neighboring digits, each (3,) from 0 to 255.
-
-    Returns:
-        (3,) from 0 to 255.
-    """
+    """A random saturated color (3,) that contrasts with most of the pixels `under` a digit
+    (h, w, 3) and with all of the colors of `others`, 0 to 255."""
     step = max(1, max(under.shape[:2]) // 16)  # about 16 x 16 pixels are enough
     ground = under[::step, ::step].reshape(-1, 3)
     # Drawn in HSV for uniform hues, compared in CIELAB, where distances are perceptual.
+    values = rng.uniform(0.25, 1, 24)
     candidates = np.array(
-        [
-            colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.7, 1), value)
-            for value in rng.uniform(0.25, 1, 24)
-        ]
+        [colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.7, 1), value) for value in values]
     )
     weights = (1, 0.5, 0.5)  # lightness separates strokes from the ground better than color
     around = rgb2lab(np.concatenate([ground, *(other[None] for other in others)]) / 255)
@@ -215,11 +184,8 @@ def place(
     room: tuple[int, int],
     scale: float,
 ) -> tuple[np.ndarray, Window] | None:
-    """Find a size and a place for a scan among the digits in the image.
-
-    Returns:
-        Its ink and its window; None if there is no room.
-    """
+    """A size and a place for a scan among the digits in the image: its ink and its window; None if
+    there is no room."""
     touching = rng.random() < TOUCHING and len(instances) > 0
     over = instances[rng.integers(len(instances))] if touching else None
     smallest, largest = DIGIT_HEIGHT
@@ -247,9 +213,6 @@ def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> 
     return max(hidden)
 
 
-# ---- one image ----------------------------------------------------------------------------------
-
-
 def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
     """Width and height of an image, portrait or landscape."""
     short = rng.uniform(*SHORT_SIDE)
@@ -261,11 +224,8 @@ def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
 def random_crop(
     rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
 ) -> np.ndarray:
-    """A random crop of the photograph, resized to `size` and mirrored half of the time.
-
-    Returns:
-        (H, W, 3) float32, 0 to 255.
-    """
+    """A random crop of the photograph, resized to `size` and mirrored half of the time: (H, W, 3)
+    float32, 0 to 255."""
     zoom = min(photograph.width / size[0], photograph.height / size[1]) * rng.uniform(*CROP)
     width, height = size[0] * zoom, size[1] * zoom
     left = rng.uniform(0, photograph.width - width)
@@ -282,8 +242,6 @@ def draw_picture(
     rng: np.random.Generator,
     photographs: dict[str, Image.Image],
     scans: np.ndarray,
-    images: np.ndarray,
-    labels: np.ndarray,
     digits: tuple[int, int],
     scale: float,
 ) -> Picture:
@@ -291,75 +249,46 @@ def draw_picture(
 
     Args:
         photographs: of the split, by name.
-        scans: (n,) indices of the split's scans.
-        images, labels: all scans, (1797, 8, 8) and (1797,).
+        scans: (n,) indices of the split's scans in scikit-learn's digits.
         digits: minimum and maximum number of digits.
         scale: factor on all sizes.
     """
+    data = load_digits()
     while True:
         name = sorted(photographs)[rng.integers(len(photographs))]
         canvas = random_crop(rng, photographs[name], random_size(rng, scale))
         instances: list[Instance] = []
         wanted = rng.integers(digits[0], digits[1] + 1)
         for scan in rng.choice(scans, wanted, replace=False).tolist():
-            placed = place(rng, images[scan], instances, canvas.shape[:2], scale)
+            placed = place(rng, data.images[scan], instances, canvas.shape[:2], scale)
             if placed is None:
                 continue
             ink, window = placed
-            color = paint(
-                rng,
-                canvas[window],
-                ink,
-                [earlier.color for earlier in instances if earlier.visible[window].any()],
-            )
+            others = [earlier.color for earlier in instances if earlier.visible[window].any()]
+            color = readable_color(rng, canvas[window], others)
+            alpha = rng.uniform(*OPACITY) * ink[..., None]
+            canvas[window] += alpha * (color - canvas[window])
             mask = np.zeros(canvas.shape[:2], bool)
             mask[window] = ink >= 0.5
             for earlier in instances:
                 earlier.visible &= ~mask
-            instances.append(Instance(scan, int(labels[scan]), mask, np.count_nonzero(mask), color))
+            instances.append(
+                Instance(scan, int(data.target[scan]), mask, np.count_nonzero(mask), color)
+            )
         if len(instances) >= digits[0]:  # else too small for them: draw another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
-
-
-def paint(
-    rng: np.random.Generator, ground: np.ndarray, ink: np.ndarray, others: list[np.ndarray]
-) -> np.ndarray:
-    """Blend a digit into `ground`, in place, and return its color.
-
-    Args:
-        ground: (h, w, 3) part of the image, 0 to 255.
-        ink: (h, w) coverage, 0 to 1.
-        others: colors of the neighboring digits.
-    """
-    color = readable_color(rng, ground, others)
-    alpha = rng.uniform(*OPACITY) * ink[..., None]
-    ground += alpha * (color - ground)
-    return color
-
-
-# ---- annotations --------------------------------------------------------------------------------
 
 
 def coco_annotation(instance: Instance, image_id: int, annotation_id: int) -> dict:
     """The COCO record of an instance: tight box, area and mask of its visible part."""
     rle = coco_mask.encode(np.asfortranarray(instance.visible, np.uint8))
-    rows = np.flatnonzero(instance.visible.any(1))
-    columns = np.flatnonzero(instance.visible.any(0))
     return dict(
-        id=annotation_id,
-        image_id=image_id,
-        category_id=instance.label + 1,
-        iscrowd=0,
-        bbox=[
-            int(columns[0]),
-            int(rows[0]),
-            int(columns[-1] - columns[0] + 1),
-            int(rows[-1] - rows[0] + 1),
-        ],
-        area=int(np.count_nonzero(instance.visible)),
+        id=annotation_id, image_id=image_id, category_id=instance.label + 1, iscrowd=0,
+        bbox=[int(side) for side in coco_mask.toBbox(rle)],
+        area=int(coco_mask.area(rle)),
         segmentation=dict(size=list(rle['size']), counts=rle['counts'].decode('ascii')),
         scan=instance.scan,
-    )
+    )  # fmt: skip
 
 
 def semantic_map(picture: Picture) -> np.ndarray:
@@ -397,9 +326,8 @@ def object_info(tallies: dict[str, Tally]) -> str:
 def sources(arguments: dict, tallies: dict[str, Tally], scans: dict[str, np.ndarray]) -> str:
     """The text of SOURCES.md."""
     photographs = '\n'.join(
-        f'| `skimage.data.{name}` | {photo.title} | {photo.author} | {photo.licence} '
-        f'| {photo.split} |'
-        for name, photo in PHOTOGRAPHS.items()
+        f'| `skimage.data.{name}` | {p.title} | {p.author} | {p.licence} | {p.split} |'
+        for name, p in PHOTOGRAPHS.items()
     )
     counts = '\n'.join(
         f'| {split} | {tally.images} | {tally.instances} | {tally.overlapped} '
@@ -445,9 +373,6 @@ def command_of(arguments: dict) -> str:
     return f'python tools/demo/sample_dataset.py {options}'
 
 
-# ---- the data set -------------------------------------------------------------------------------
-
-
 def load_photograph(name: str) -> Image.Image:
     """A photograph from scikit-image's wheel."""
     return Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
@@ -476,16 +401,6 @@ def annotation_path(split: str) -> str:
     return f'coco/annotations/instances_{split}2017.json'
 
 
-def all_paths(arguments: dict) -> set[str]:
-    """Every file of a data set, relative to its root."""
-    paths = {MARKER, 'SOURCES.md', OBJECT_INFO}
-    for split in SPLITS:
-        paths.add(annotation_path(split))
-        for index in range(1, arguments[split] + 1):
-            paths.update(image_paths(split, index))
-    return paths
-
-
 def write_picture(folder: Path, split: str, index: int, picture: Picture) -> np.ndarray:
     """Write an image and its semantic map in both layouts, and return the map."""
     classes = semantic_map(picture)
@@ -506,16 +421,9 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
     tally = Tally()
     for index, picture in enumerate(pictures, 1):
         classes = write_picture(folder, split, index, picture)
-        height, width = classes.shape
-        images.append(
-            dict(
-                id=index,
-                file_name=Path(image_paths(split, index)[0]).name,
-                height=height,
-                width=width,
-                photograph=picture.photograph,
-            )
-        )
+        name = Path(image_paths(split, index)[0]).name
+        size = dict(height=classes.shape[0], width=classes.shape[1])
+        images.append(dict(id=index, file_name=name, **size, photograph=picture.photograph))
         for instance in picture.instances:
             annotations.append(coco_annotation(instance, index, len(annotations) + 1))
             tally.overlapped += np.count_nonzero(instance.visible) < instance.area
@@ -529,24 +437,12 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
     """Draw the images of a split from the scans with these indices."""
-    digits = load_digits()
-    photographs = {
-        name: load_photograph(name)
-        for name, photograph in PHOTOGRAPHS.items()
-        if photograph.split == split
-    }
+    names = [name for name, photograph in PHOTOGRAPHS.items() if photograph.split == split]
+    photographs = {name: load_photograph(name) for name in names}
     for index in range(arguments[split]):
         # A generator per image, so that images do not depend on each other.
         rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
-        yield draw_picture(
-            rng,
-            photographs,
-            scans,
-            digits.images,
-            digits.target,
-            arguments['digits'],
-            arguments['scale'],
-        )
+        yield draw_picture(rng, photographs, scans, arguments['digits'], arguments['scale'])
 
 
 def write_dataset(folder: Path, arguments: dict) -> None:
@@ -554,102 +450,39 @@ def write_dataset(folder: Path, arguments: dict) -> None:
     scans = split_scans(load_digits().target, arguments['seed'])
     tallies = {}
     for split in SPLITS:
-        pictures = tqdm(
-            draw_pictures(split, arguments, scans[split]),
-            f'{split:5}',
-            arguments[split],
-            unit='image',
-            file=sys.stderr,
-        )
+        pictures = draw_pictures(split, arguments, scans[split])
+        pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
         tallies[split] = write_split(folder, split, pictures)
     (folder / OBJECT_INFO).write_text(object_info(tallies))
     (folder / 'SOURCES.md').write_text(sources(arguments, tallies, scans), encoding='utf-8')
     (folder / MARKER).write_text(json.dumps(arguments) + '\n')
 
 
-# ---- the folder ---------------------------------------------------------------------------------
-
-
-def arguments_of(root: Path) -> dict | None:
-    """The arguments of the data set at `root`; None if this tool created none there."""
-    try:
-        arguments = json.loads((root / MARKER).read_text())
-        counts = [arguments[name] for name in ('format', *SPLITS)]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    return arguments if all(isinstance(count, int) for count in counts) else None
-
-
-def exists(root: Path, arguments: dict, force: bool) -> bool:
+def is_complete(root: Path, arguments: dict, force: bool) -> bool:
     """Whether the data set is at `root`. Raises UserError if `root` must not be replaced."""
-    if not root.exists():
+    if not root.exists() or root.is_dir() and not any(root.iterdir()):
         return False
-    if not root.is_dir():
-        raise UserError(f'{root} is a file; name a folder')
-    if not any(root.iterdir()):
-        return False
-    found = arguments_of(root)
-    if found is None:
+    try:  # written last
+        found = json.loads((root / MARKER).read_text())
+        is_ours = isinstance(found, dict) and {'format', *SPLITS} <= found.keys()
+    except (OSError, ValueError):
+        is_ours = False
+    if not is_ours:
         raise UserError(f'{root} has files that this tool did not create; name another folder')
-    present = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob('*')
-        if path.is_symlink() or not path.is_dir()
-    }
-    missing, foreign = all_paths(found) - present, sorted(present - all_paths(found))
-    if force and foreign:
+    if found != arguments and not force:
         raise UserError(
-            f'{root} has files that this tool did not create ({foreign[0]}); '
-            'move them away or name another folder'
+            f'{root} has a data set with other arguments or of another version; name another '
+            'folder, or replace it with --force'
         )
-    if force:
-        return False
-    if found != arguments or missing:
-        what = (
-            f'lacks {len(missing)} files of its data set'
-            if found == arguments
-            else 'has a data set with other arguments or of another version'
+    made = (root / MARKER).stat().st_mtime_ns
+    files = (path for path in root.rglob('*') if not path.is_dir())
+    changed = [path for path in files if path.lstat().st_mtime_ns > made]
+    if force and changed:
+        raise UserError(
+            f'{changed[0]} was added or changed after the data set was created; move it away or '
+            'name another folder'
         )
-        raise UserError(f'{root} {what}; name another folder, or replace it with --force')
-    return True
-
-
-def locked(folder: Path) -> IO[str]:
-    """Create `folder` if necessary and acquire the lock in it, which is released by closing it."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            lock = (folder / 'lock').open('a')
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print('sample_dataset: waiting for another run to finish', file=sys.stderr)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock.fileno()).st_nlink:
-                return lock
-            lock.close()  # the other run has removed it: create it again
-
-
-@contextlib.contextmanager
-def workshop(root: Path) -> Iterator[Path]:
-    """A temporary folder next to `root` that one run at a time can use."""
-    folder = root.with_name(f'.{root.name}.partial')
-
-    def sweep() -> None:
-        for name in ('new', 'old'):
-            if (folder / name).exists():
-                shutil.rmtree(folder / name)
-
-    with locked(folder):
-        try:
-            sweep()  # files of a killed run
-            yield folder
-        finally:
-            sweep()
-            # The lock goes last: it lets the next run use the folder.
-            (folder / 'lock').unlink()
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    return not force
 
 
 def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int], seed: int) -> None:
@@ -668,17 +501,18 @@ def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int],
 
 def create(root: Path, arguments: dict, force: bool) -> bool:
     """Create the data set at `root`, completely or not at all; False if it exists."""
-    if exists(root, arguments, force):
+    if is_complete(root, arguments, force):
         return False
-    with workshop(root) as folder:
-        # Again, because another run may have created it while this one waited.
-        if exists(root, arguments, force):
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f'.{root.name}.', dir=root.parent) as folder:
+        new = Path(folder, 'new')
+        new.mkdir()
+        write_dataset(new, arguments)
+        if is_complete(root, arguments, force):  # another run was faster
             return False
-        (folder / 'new').mkdir()
-        write_dataset(folder / 'new', arguments)
-        if root.exists() and any(root.iterdir()):
-            root.rename(folder / 'old')
-        (folder / 'new').rename(root)
+        if root.exists():
+            root.rename(Path(folder, 'old'))
+        new.rename(root)
     return True
 
 

@@ -22,51 +22,44 @@ def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]
     return '\n'.join(lines) + '\n'
 
 
-def source(value: Any, indent: int, used: int) -> str:
-    """Python source of a setting.
+def source(value: Any, indent: int = 0, used: int = 0) -> str:
+    """Python source of a setting of dicts, lists, tuples, strings and numbers.
 
     Args:
-        value: dicts, lists, tuples, strings, numbers.
+        value: the setting.
         indent: of the lines after the first.
         used: characters before the value on its first line.
     """
-    line = inline(value)
-    if used + len(line) + 1 <= WIDTH or not isinstance(value, (dict, list, tuple)) or not value:
-        return line
-    inner = indent + 4
-    space = '\n' + ' ' * inner
-    if isinstance(value, dict):
-        if all(is_name(key) for key in value):
-            items = [f'{k}={source(v, inner, inner + len(k) + 1)}' for k, v in value.items()]
-            return f'dict({space}{("," + space).join(items)})'
-        items = [f'{k!r}: {source(v, inner, inner + len(repr(k)) + 2)}' for k, v in value.items()]
-        return f'{{{space}{("," + space).join(items)}}}'
-    left, right = '()' if isinstance(value, tuple) else '[]'
-    if any(isinstance(item, (dict, list)) for item in value):
-        items = [source(item, inner, inner) for item in value]
-        return f'{left}{space}{("," + space).join(items)}{right}'
-    lines = ['']
-    for item in map(inline, value):  # as many as fit on a line
-        if lines[-1] and inner + len(lines[-1]) + len(item) + 2 > WIDTH:
-            lines.append('')
-        lines[-1] += f'{" " if lines[-1] else ""}{item},'
-    return f'{left}{space}{space.join(lines).removesuffix(",")}{right}'
-
-
-def inline(value: Any) -> str:
     if isinstance(value, Code):
         return str(value)
-    if isinstance(value, dict):
-        if all(is_name(key) for key in value):
-            return f'dict({", ".join(f"{k}={inline(v)}" for k, v in value.items())})'
-        return f'{{{", ".join(f"{k!r}: {inline(v)}" for k, v in value.items())}}}'
-    if isinstance(value, list):
-        return f'[{", ".join(map(inline, value))}]'
-    if isinstance(value, tuple):
-        return f'({", ".join(map(inline, value))}{"," if len(value) == 1 else ""})'
     if isinstance(value, type):
         raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
-    return repr(value)
+    if isinstance(value, dict) and all(map(is_name, value)):
+        left, right, items = 'dict(', ')', [(f'{key}=', item) for key, item in value.items()]
+    elif isinstance(value, dict):
+        left, right, items = '{', '}', [(f'{key!r}: ', item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        left, right = '[]' if isinstance(value, list) else '()'
+        items = [('', item) for item in value]
+    else:
+        return repr(value)
+    flat = [key + source(item, indent, -(10**9)) for key, item in items]
+    end = ',' if isinstance(value, tuple) and len(value) == 1 else ''
+    line = left + ', '.join(flat) + end + right
+    if used + len(line) + 1 <= WIDTH or not items:
+        return line
+    inner = indent + 4
+    lines = ['']
+    if isinstance(value, dict) or any(isinstance(item, (dict, list)) for item in value):
+        lines = [f'{key}{source(item, inner, inner + len(key))},' for key, item in items]
+    else:
+        for item in flat:  # as many as fit on a line
+            if lines[-1] and inner + len(lines[-1]) + len(item) + 2 > WIDTH:
+                lines.append('')
+            lines[-1] += f'{" " if lines[-1] else ""}{item},'
+    space = '\n' + ' ' * inner
+    text = space.join(lines)
+    return f'{left}{space}{text if end else text.removesuffix(",")}{right}'
 
 
 def is_name(key: Any) -> bool:

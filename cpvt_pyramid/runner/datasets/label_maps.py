@@ -1,57 +1,56 @@
-"""Recognizes folders with images and label maps for semantic segmentation.
+"""Images and label maps for semantic segmentation.
 
-Any pair of folders such as images/ and masks/, train/ and train_labels/, ADE20K's and Pascal VOC's
-folders, or images and maps in one folder with names such as a.jpg and a_mask.png. The values of a
-map are indices of classes, or gray values or colours that stand for them.
+Any pair of folders such as images/ and masks/, train/ and train_labels/, ADE20K's, Cityscapes' and
+Pascal VOC's folders, or images and maps in one folder with names such as a.jpg and a_mask.png. The
+values of a map are indices of classes, or gray values or colours that stand for them.
 """
 
 import csv
 import io
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
+from mmengine.registry import TRANSFORMS
 from PIL import Image
-from tqdm import tqdm
 
+from ...results.drawing import class_palette
 from ...tooling.command import UserError
-from ...tooling.drawing import class_palette
-from .checks import CHECKERS, IGNORED_LABEL, Defects
-from .layouts import (
+from ...tooling.files import atomic_write
+from ..config.load import dataset_class, kind_of
+from ..inference.raster import labels_of_raster
+from .defects import Checked, Defects
+from .folder import (
+    IMAGE_WORDS,
+    LABEL_WORDS,
     SPLITS,
     WORD,
     Files,
+    ImageSets,
     NotRecognized,
     comparable,
     distinct,
-    image_sets,
     named_classes,
-    sizes_of,
     split_of,
     text_of,
     words,
 )
+from .images import Prints, checked_until, in_threads, inspect, sizes_of, warn_about_turned
 
 Color = tuple[int, int, int]
 
-# Words in the names of folders and files.
-LABEL_WORDS = {
-    'mask', 'masks', 'label', 'labels', 'annotation', 'annotations', 'annot', 'gt', 'groundtruth',
-    'ground', 'truth', 'seg', 'segmentation', 'segmentations', 'segmap', 'semantic', 'labelids',
-    'gtfine',
-}  # fmt: skip
-IMAGE_WORDS = {
-    'image', 'images', 'img', 'imgs', 'jpeg', 'rgb', 'sat', 'photo', 'photos', 'leftimg8bit',
-}  # fmt: skip
+IGNORED_LABEL = 255
 OTHER_WORDS = {'object', 'instance', 'instances', 'panoptic'}  # of maps of instances
+OTHER_TAILS = ('_gtFine_color', '_gtFine_instanceIds', '_gtCoarse_color', '_gtCoarse_instanceIds')
 # Words in which the folders of images and label maps may differ.
 SKIPPED = LABEL_WORDS | IMAGE_WORDS | set.union(*SPLITS.values()) | {'class'}
 TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
 MOST_COLORS = 255
+JPEG = 'label maps that are JPEGs, whose compression changes labels; save them as PNG'
 
 
 class Pair(NamedTuple):
@@ -67,6 +66,8 @@ class Values(NamedTuple):
     counts: dict[int, int]  # pixels by value, or by 0xRRGGBB
     is_color: bool
     palette: dict[int, Color]  # of its values, if it has one
+    size: tuple[int, int] = (0, 0)  # height and width
+    kind: Optional[str] = None  # Pillow's name of the format
 
 
 class LabelMaps(NamedTuple):
@@ -76,12 +77,12 @@ class LabelMaps(NamedTuple):
     splits: dict[str, list[Pair]]  # by train, val and test
     classes: list[str]
     palette: list[Color]
-    codes: Optional[list[int]]  # values that stand for 0, 1, ... in the files; None: these
-    by_color: bool  # the codes are 0xRRGGBB
-    reduce_zero_label: bool  # 0 is to be ignored and 1 is the first class
     pixels: list[int]  # by class
     sizes: dict[str, tuple[int, int]]  # (height, width) of each image
     notes: list[str]  # what a person should know, one line each
+    codes: Optional[list[int]] = None  # values that stand for 0, 1, ... in the files; None: these
+    by_color: bool = False  # the codes are 0xRRGGBB
+    reduce_zero_label: bool = False  # 0 is to be ignored and 1 is the first class
 
 
 def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
@@ -99,6 +100,10 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
     pairs = [pair for split in splits.values() for pair in split]
     values = values_of(root, [pair.label for pair in pairs], defects)
     sizes = sizes_of(root, [pair.image for pair in pairs], defects)
+    for image, label in pairs:
+        if image in sizes and label in values and sizes[image] != values[label].size:
+            del values[label]
+            defects.error('label maps of another size than their image', image)
     splits = {
         split: [pair for pair in listed if pair.label in values and pair.image in sizes]
         for split, listed in splits.items()
@@ -120,29 +125,24 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
         by_color, counts = False, Counter({code & 255: n for code, n in counts.items()})
     if not by_color and any(len(set(color)) > 1 for color in colors):
         colors = []  # names of indices, then
+    common = {'splits': splits, 'sizes': sizes, 'notes': notes}
     if by_color or colors or not are_indices(counts, len(names)):
-        return coded(splits, counts, by_color, names, colors, sizes, notes)
+        return coded(counts, by_color, names, colors, common)
     palette = {k: c for found in values.values() for k, c in found.palette.items()}
     is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
-    found = indexed(is_ade, splits, counts, palette, names, sizes, notes)
+    found = indexed(is_ade, counts, palette, names, common)
     return found._replace(codes=list(range(256))) if in_color else found
 
 
 def coded(
-    splits: dict[str, list[Pair]],
-    counts: Counter,
-    by_color: bool,
-    names: list[str],
-    colors: list[Color],
-    sizes: dict[str, tuple[int, int]],
-    notes: list[str],
+    counts: Counter, by_color: bool, names: list[str], colors: list[Color], common: dict[str, Any]
 ) -> LabelMaps:
     """Label maps whose colours or gray values stand for classes."""
     if colors:
         codes = [packed(color) if by_color else color[0] for color in colors]
         if unknown := sorted(set(counts) - set(codes)):
             share = sum(counts[code] for code in unknown) / sum(counts.values())
-            notes.append(
+            common['notes'].append(
                 f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored'
             )
         counts = Counter({code: counts[code] for code in codes})
@@ -162,27 +162,26 @@ def coded(
             f'the label maps have {len(codes)} colours, but {len(names)} classes have names'
         )
     palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
-    layout = 'images and label maps in colours' if by_color else 'images and label maps in gray'
+    layout = f'images and label maps in {"colours" if by_color else "gray"}'
     pixels = [counts[code] for code in codes]
     return LabelMaps(
-        layout, splits, names, palette, codes, by_color, False, pixels, sizes, notes
+        layout, classes=names, palette=palette, pixels=pixels, codes=codes, by_color=by_color,
+        **common,
     )  # fmt: skip
 
 
 def indexed(
     is_ade: bool,
-    splits: dict[str, list[Pair]],
     counts: Counter,
     palette: dict[int, Color],
     names: list[str],
-    sizes: dict[str, tuple[int, int]],
-    notes: list[str],
+    common: dict[str, Any],
 ) -> LabelMaps:
     """Label maps of class indices."""
     highest = max((value for value in counts if value != IGNORED_LABEL), default=0)
     reduce_zero_label = is_ade or 0 not in counts and len(names) in (0, highest)
     if reduce_zero_label:
-        notes.append('label 0 is ignored, and 1 is the first class')
+        common['notes'].append('label 0 is ignored, and 1 is the first class')
     first = int(reduce_zero_label)
     count = len(names) or highest + 1 - first
     if highest - first >= count:
@@ -191,17 +190,18 @@ def indexed(
         )
     if not names:
         names = [f'class_{i}' for i in range(count)]
-        notes.append(
+        common['notes'].append(
             'no file names the classes; edit the names in the config, or add a classes.txt'
         )
     if all(first + i in palette for i in range(count)) and len(set(palette.values())) >= count:
         colors = [palette[first + i] for i in range(count)]
     else:
         colors = class_palette(names)
+    layout = 'ADE20K' if is_ade else 'images and label maps of indices'
+    pixels = [counts[first + i] for i in range(count)]
     return LabelMaps(
-        'ADE20K' if is_ade else 'images and label maps of indices',
-        splits, names, colors, None, False,
-        reduce_zero_label, [counts[first + i] for i in range(count)], sizes, notes,
+        layout, classes=names, palette=colors, pixels=pixels, reduce_zero_label=reduce_zero_label,
+        **common,
     )  # fmt: skip
 
 
@@ -210,13 +210,19 @@ def indexed(
 
 def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], list[str]]:
     """The images with their label maps of each split, and notes."""
-    lists = image_sets(files, 'Segmentation')
-    images, labels = {}, {}
+    lists = ImageSets(files, 'Segmentation')
+    images, labels, notes = {}, {}, []
     for name in files.images:
         kind, key = kind_and_key(name)
         known = {'image': images, 'label': labels}.get(kind, {})
-        if key in known and kind == 'image':
-            defects.error('images with the name of another image', name)
+        if key in known:
+            if 'labelTrainIds' in name:  # of Cityscapes, next to labelIds
+                known[key] = name
+            elif 'labelTrainIds' not in known[key]:
+                what = 'images' if kind == 'image' else 'label maps'
+                place = f'{name} ({known[key]})'
+                (defects.error if kind == 'image' else defects.warn)(
+                    f'{what} with the name of another', place)  # fmt: skip
         known.setdefault(key, name)
     if not labels:
         raise NotRecognized(
@@ -230,25 +236,22 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
             f'{files.root}: no label map has the name of an image, for example '
             f'{next(iter(labels.values()))}'
         )
-    notes = []
-    if lists:
-        alone = [k for k in images if k not in labels and comparable(k[-1]) in lists]
-        before = len(paired)
-        paired = {key: pair for key, pair in paired.items() if comparable(key[-1]) in lists}
-        if before > len(paired):
-            notes.append(
-                f'{before - len(paired)} images are in no list of ImageSets/Segmentation: left out'
-            )
+    split_of_key = {key: key[0] or 'train' for key in paired}
+    if lists.splits:
+        split_of_key = {key: lists.split(pair.image, key[-1]) for key, pair in paired.items()}
+        lists.warn('a label map', defects)
+        if left := list(split_of_key.values()).count(None):
+            notes.append(f'{left} images are in no list of ImageSets/Segmentation: left out')
     else:
-        alone = [key for key in images if key not in labels]
-    for key in alone:
-        defects.error('images without a label map', images[key])
-    for key in labels.keys() - images.keys():
-        defects.warn('label maps without an image', labels[key])
+        folders = {PurePosixPath(pair.image).parent for pair in paired.values()}
+        for name in sorted(images[key] for key in images.keys() - labels.keys()):
+            is_lost = PurePosixPath(name).parent in folders
+            (defects.error if is_lost else defects.warn)('images without a label map', name)
+    for name in sorted(labels[key] for key in labels.keys() - images.keys()):
+        defects.warn('label maps without an image', name)
     splits = defaultdict(list)
     for key, pair in paired.items():
-        split = lists.get(comparable(key[-1])) if lists else key[0]
-        splits[split or 'train'].append(pair)
+        splits[split_of_key[key]].append(pair)
     return {split: sorted(splits[split]) for split in SPLITS if split in splits}, notes
 
 
@@ -257,6 +260,8 @@ def kind_and_key(name: str) -> tuple[str, tuple[Optional[str], ...]]:
     partner: the split, the folders without words such as masks, and the name without them."""
     path = PurePosixPath(name)
     stem, kinds, rest = path.stem, [], []  # kinds: the most specific first
+    if stem.endswith(OTHER_TAILS):
+        return 'other', ()
     while match := TAIL.search(stem):
         tail = match[1].lower()
         if tail not in LABEL_WORDS | IMAGE_WORDS and match[1] != 'L':  # CamVid: a_L.png
@@ -296,23 +301,20 @@ def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, V
     def values_or_none(name: str) -> Optional[Values]:
         try:
             with Image.open(root / name) as image:
-                return values_in(image)
+                return values_in(image)._replace(kind=image.format, size=image.size[::-1])
         except Exception:  # Pillow raises many kinds on a truncated file
             return None
 
     found = {}
-    with ThreadPoolExecutor(CHECKERS) as threads:
-        results = tqdm(
-            threads.map(values_or_none, names), 'reading label maps', len(names), leave=False,
-            delay=3,
-        )  # fmt: skip
-        for name, values in zip(names, results):
-            if values is None:
-                defects.error('label maps that are not complete images', name)
-            elif len(values.counts) > 16 * MOST_COLORS:
-                defects.error('label maps with thousands of colours', name)
-            else:
-                found[name] = values
+    for name, values in zip(names, in_threads(values_or_none, names, 'reading label maps')):
+        if values and values.kind == 'JPEG':
+            defects.warn(JPEG, name)
+        if values is None:
+            defects.error('label maps that are not complete images', name)
+        elif len(values.counts) > 16 * MOST_COLORS:
+            defects.error('label maps with thousands of colours', name)
+        else:
+            found[name] = values
     return found
 
 
@@ -325,11 +327,10 @@ def values_in(image: Image.Image) -> Values:
             colors = np.reshape(image.getpalette('RGB'), (-1, 3))
             palette = {v: tuple(map(int, colors[v])) for v in counts if v < len(colors)}
         return Values(counts, False, palette)
-    if image.mode.startswith('I'):
-        values, counts = np.unique(np.asarray(image), return_counts=True)
-        return Values(dict(zip(values.tolist(), counts.tolist())), False, palette)
-    values, counts = np.unique(packed_pixels(image), return_counts=True)
-    return Values(dict(zip(values.tolist(), counts.tolist())), True, palette)
+    is_color = not image.mode.startswith('I')
+    pixels = packed_pixels(image) if is_color else np.asarray(image)
+    values, counts = np.unique(pixels, return_counts=True)
+    return Values(dict(zip(values.tolist(), counts.tolist())), is_color, palette)
 
 
 def packed_pixels(image: Image.Image) -> np.ndarray:
@@ -372,7 +373,7 @@ def color_name(code: int, by_color: bool) -> str:
 
 def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
     """The names of the classes, and their colours, from a file that lists them; or nothing."""
-    for name in sorted(files.names, key=lambda n: (n.count('/'), n)):
+    for name in files.by_depth():
         path = files.root / name
         if path.name == 'objectInfo150.txt':
             rows = [line.split('\t') for line in text_of(path).splitlines()]
@@ -422,3 +423,120 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     image.putpalette([value for color in found.palette for value in color])
     target.parent.mkdir(parents=True, exist_ok=True)
     image.save(target, 'PNG')
+
+
+# Checks
+
+
+def check_label_maps(
+    dataset: dict,
+    scope: str,
+    seconds: float = math.inf,
+    prints: Optional[Prints] = None,
+    by_opencv: bool = True,
+) -> Checked:
+    """Check the images and label maps of a `BaseSegDataset`.
+
+    Args:
+        dataset: its config.
+        scope: mmdet or mmseg.
+        seconds, prints, by_opencv: as in `check_images`.
+    """
+    built, defects = built_dataset(dataset, scope), Defects()
+    images = Path(built.data_prefix.get('img_path') or '')
+    listed = built.load_data_list() if images.is_dir() else []
+    if not listed:
+        others = sorted({p.suffix for p in images.rglob('*') if p.is_file()})[:6]
+        found = f'; it has {", ".join(others)}' if others else ''
+        raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
+    classes = built.METAINFO.get('classes') or built.metainfo.get('classes') or ()
+    valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
+    turned, smeared = [], []
+
+    def problems_of(info: dict) -> list[str]:
+        path = Path(info['img_path'])
+        size, problem, orientation = inspect(path, True, prints, by_opencv)
+        if orientation > 1:
+            turned.append(name_of(info))
+        problems = [f'images that {problem}'] if problem else []
+        lacking = problems_at_a_glance(info)
+        if not lacking and info.get('seg_map_path'):
+            kind, label = label_problem(Path(info['seg_map_path']), size, valid_labels)
+            problems += [label] if label else []
+            smeared.extend([name_of(info)] if kind == 'JPEG' else [])
+        return problems + lacking
+
+    def problems_at_a_glance(info: dict) -> list[str]:
+        lacks = info.get('seg_map_path') and not Path(info['seg_map_path']).is_file()
+        return ['images without a label map'] if lacks else []
+
+    def name_of(info: dict) -> str:
+        return Path(info['img_path']).relative_to(images).as_posix()
+
+    found, decoded = checked_until(seconds, listed, problems_of, problems_at_a_glance)
+    warn_about_turned(turned, defects)
+    for name in sorted(smeared):
+        defects.warn(JPEG, name)
+    for info, problems in zip(listed, found):
+        for problem in problems:
+            defects.error(problem, name_of(info))
+    kept = [name_of(info).removesuffix(built.img_suffix) for info, p in zip(listed, found) if not p]
+
+    def write_clean(target: Path) -> int:
+        with atomic_write(target) as file:
+            file.write_text(''.join(f'{name}\n' for name in kept))
+        return len(kept)
+
+    return Checked(defects.problems(), write_clean, len(listed), decoded)
+
+
+def label_problem(
+    path: Path, size: Optional[tuple[int, int]], labels: int
+) -> tuple[Optional[str], Optional[str]]:
+    """Pillow's name of the format of a label map, and what is wrong with it, or None.
+
+    Args:
+        path: its file.
+        size: height and width of its image; None: unknown.
+        labels: number of valid labels; 255 is ignored.
+    """
+    kind = None
+    try:
+        with path.open('rb') as file, Image.open(file) as image:
+            kind = image.format
+            if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
+                return kind, 'label maps with several channels instead of one of class indices'
+            values = np.asarray(image)
+    except Exception:  # Pillow raises many kinds on a truncated file, or on a very large one
+        values = labels_of_raster(path)
+    if values is None:
+        return kind, 'label maps that are not complete images'
+    if size and values.shape != size:
+        return kind, 'label maps of another size than their image'
+    values = np.unique(values)
+    if ((values >= labels) & (values != IGNORED_LABEL)).any():
+        return kind, f'label maps with labels beyond the classes, 0 to {labels - 1}'
+    return kind, None
+
+
+def label_map_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
+    """What a data set lists for each image, and a function that reads a label map for the test."""
+    if 'BaseSegDataset' not in {base.__name__ for base in dataset_class(dataset, scope).__mro__}:
+        raise UserError(f'the test data must be a BaseSegDataset, got {kind_of(dataset)}')
+    built = built_dataset(dataset, scope)
+    default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}
+    steps = (step for step in dataset.pipeline if kind_of(step).endswith('LoadAnnotations'))
+    with TRANSFORMS.switch_scope_and_registry(scope) as registry:
+        load = registry.build(next(steps, default))
+
+    def read(info: dict) -> np.ndarray:
+        return load({**info, 'seg_fields': []})['gt_seg_map']
+
+    return {Path(info['img_path']).resolve(): info for info in built.load_data_list()}, read
+
+
+def built_dataset(dataset: dict, scope: str) -> Any:
+    """A data set without its pipeline, whose files are not listed yet."""
+    config = {k: v for k, v in dataset.items() if k not in ('type', 'pipeline')}
+    config |= {'pipeline': [], 'lazy_init': True, 'serialize_data': False}
+    return dataset_class(dataset, scope)(**config)

@@ -1,5 +1,6 @@
 """A config for a folder with data: recognizes its layout and adapts a recipe to it."""
 
+import json
 import os
 import re
 import shutil
@@ -15,24 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from mmengine.config import Config
 
+from ...results.drawing import class_palette
 from ...tooling.command import UserError
-from ...tooling.drawing import class_palette
 from ...tooling.files import atomic_write, check_file
-from ..configs import kind_of, load_config
-from .checks import Defects, Problem
+from ..config.load import kind_of, load_config
+from .coco import read_coco_files
 from .config_source import Code, text_of_settings
+from .defects import Defects, Problem
+from .folder import GENERATED, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
-from .layouts import (
-    GENERATED,
-    NotRecognized,
-    Objects,
-    divide,
-    find_objects,
-    stop_on_errors,
-    validation_part,
-    write_json,
-)
+from .objects import Objects, divide, validation_part, with_masks
 from .recipes import Recipe, Scales, pipeline_of, steps
+from .voc import read_voc
+from .yolo import read_yolo
 
 HERE = '{{ fileDirname }}'
 
@@ -133,16 +129,56 @@ def data_of_folder(data: Path, task: str, out: Path, folder: Path, skip_bad: boo
         folder: to write to; it will be renamed to the folder next to the config.
         skip_bad: leave out what has errors.
     """
-    defects = Defects()
+    with reported(Defects(), skip_bad) as defects:
+        if task == 'segmentation':
+            maps = find_label_maps(data, defects)
+        else:
+            objects = find_objects(data, defects, skip_bad)
+            objects = with_masks(objects, defects) if task == 'instance' else objects
     if task == 'segmentation':
-        maps = find_label_maps(data, defects)
-        stop_on_errors(defects, skip_bad)
         return label_map_data(maps, data, out, folder)
-    objects = find_objects(data, defects, skip_bad)
-    if task == 'instance':
-        objects = with_masks(objects, defects)
-    stop_on_errors(defects, skip_bad)
     return object_data(objects, data, out, folder)
+
+
+@contextmanager
+def reported(defects: Defects, skip_bad: bool) -> Iterator[Defects]:
+    """Print what was found, also where reading ends with an error, which it may be the cause of;
+    then stop at errors."""
+    try:
+        yield defects
+    finally:
+        defects.report()
+    defects.stop(skip_bad)
+
+
+def find_objects(root: Path, defects: Defects, skip_bad: bool = False) -> Objects:
+    """Read the boxes and polygons in a folder.
+
+    Args:
+        root: the folder.
+        defects: collects what is wrong with files; what is returned is without it.
+        skip_bad: read COCO files without what has errors.
+
+    Raises:
+        NotRecognized: no layout is recognized.
+        UserError: a file is broken as a whole.
+    """
+    files = Files(root)
+    found = (
+        read_coco_files(files, defects, skip_bad, torn=False)
+        or read_yolo(files, defects)
+        or read_voc(files, defects)
+        or read_coco_files(files, defects, skip_bad, torn=True)
+    )
+    if found:
+        return found
+    suffixes = Counter(PurePosixPath(name).suffix for name in files.names).most_common(6)
+    listed = ', '.join(f'{count} {suffix or "other"}' for suffix, count in suffixes)
+    raise NotRecognized(
+        f'{root} has none of the layouts COCO (a JSON file), YOLO (data.yaml or labels/*.txt) and '
+        f'Pascal VOC (*.xml); it has {listed} files. Label maps need a segmentor as base, such as '
+        'configs/semantic_fpn_cpvt_s.py'
+    )
 
 
 @contextmanager
@@ -157,10 +193,17 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
     with TemporaryDirectory() as temporary:
         out = Path(temporary, 'folder.py')
         folder = out.with_name(out.stem + GENERATED)
-        try:
-            found = object_data(find_objects(data, defects, skip_bad=True), data, out, folder)
-        except NotRecognized:
-            found = label_map_data(find_label_maps(data, defects), data, out, folder)
+        with reported(defects, skip_bad=True):
+            try:
+                objects = find_objects(data, defects, skip_bad=True)
+            except NotRecognized as error:
+                try:
+                    maps = find_label_maps(data, defects)
+                except NotRecognized as other:
+                    raise UserError(f'{error}. {other}') from other
+                found = label_map_data(maps, data, out, folder)
+            else:
+                found = object_data(objects, data, out, folder)
         print('\n'.join(found.lines))
         is_segmentation = not found.objects.size
         settings = {
@@ -174,30 +217,9 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
         for split, datasets in found.datasets.items():
             settings[f'{split}_dataloader'] = dict(dataset=one_of(datasets))
         out.write_text(text_of_settings(settings), encoding='utf-8')
-        yield Config.fromfile(out), defects.problems()
-
-
-def with_masks(found: Objects, defects: Defects) -> Objects:
-    """Report objects that have no mask, and leave them out."""
-    splits, masks = {}, 0
-    for name, split in found.splits.items():
-        good = []
-        for annotation in split.content['annotations']:
-            if annotation.get('segmentation') or annotation.get('iscrowd'):
-                good.append(annotation)
-            else:
-                at = f'annotation {annotation["id"]} of the {name} data'
-                defects.error('objects without a mask', at)
-        masks += len(good)
-        if len(good) < len(split.content['annotations']):
-            split = split._replace(content={**split.content, 'annotations': good}, path=None)
-        splits[name] = split
-    if not masks:
-        raise UserError(
-            f'the base trains masks, but the {found.layout} data have boxes only; choose a base '
-            'such as retinanet_cpvt_s.py'
-        )
-    return found._replace(splits=splits)
+        # Warnings about a COCO file come again when the file is checked with its images.
+        is_known = found.layout == 'COCO'
+        yield Config.fromfile(out), [p for p in defects.problems() if p.is_error or not is_known]
 
 
 def object_data(found: Objects, data: Path, out: Path, folder: Path) -> Data:
@@ -222,7 +244,8 @@ def object_data(found: Objects, data: Path, out: Path, folder: Path) -> Data:
         split = splits[name]
         if split.path is None:
             folder.mkdir(exist_ok=True)
-            write_json(folder / f'{name}.json', split.content)
+            text = json.dumps(split.content, ensure_ascii=False)
+            (folder / f'{name}.json').write_text(text, encoding='utf-8')
             ann_file = f'{HERE}/{out.stem}{GENERATED}/{name}.json'
         else:
             ann_file = relative(split.path, data)
@@ -428,7 +451,7 @@ def config_text(
         if pipeline:
             settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
     settings |= loaders(cfg, data, recipe)
-    settings |= evaluators(cfg, data, task)
+    settings |= evaluators(data, task)
     settings |= recipe.settings(cfg)
     comments = {
         'train_pipeline': scaled.comment,
@@ -450,12 +473,11 @@ def loaders(cfg: Config, data: Data, recipe: 'Recipe') -> dict[str, Any]:
     found = {}
     workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
     for split in ('train', 'val', 'test'):
-        whole = one_of(data.datasets.get(split) or data.datasets['val'])
-        loader = dict(batch_size=recipe.batch) if split == 'train' else {}
-        loader['num_workers'] = workers
-        loader['dataset'] = instead_of(cfg[f'{split}_dataloader'].dataset, whole)
-        found[f'{split}_dataloader'] = loader
-    return with_test_as_val(found, 'dataloader')
+        # mmengine would merge it into the base's.
+        whole = dict(_delete_=True, **one_of(data.datasets.get(split) or data.datasets['val']))
+        batch = dict(batch_size=recipe.batch) if split == 'train' else {}
+        found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=whole)
+    return found
 
 
 def one_of(datasets: list[dict]) -> dict:
@@ -464,7 +486,7 @@ def one_of(datasets: list[dict]) -> dict:
     return several if len(datasets) > 1 else datasets[0]
 
 
-def evaluators(cfg: Config, data: Data, task: str) -> dict[str, Any]:
+def evaluators(data: Data, task: str) -> dict[str, Any]:
     """The settings of the metrics."""
     found = {}
     for split in ('val', 'test'):
@@ -478,28 +500,7 @@ def evaluators(cfg: Config, data: Data, task: str) -> dict[str, Any]:
                 ann_file=file if file.startswith(HERE) else Code(f'data_root + {"/" + file!r}'),
                 metric=['bbox', 'segm'] if task == 'instance' else 'bbox',
             )
-        found[f'{split}_evaluator'] = instead_of(cfg[f'{split}_evaluator'], metric)
-    return with_test_as_val(found, 'evaluator')
-
-
-def instead_of(before: Any, after: dict) -> dict:
-    """A setting that replaces the base's completely, though mmengine merges them."""
-    return after if overrides(after, before) else dict(_delete_=True, **after)
-
-
-def overrides(after: Any, before: Any) -> bool:
-    """Whether nothing of a setting of the base remains when another is merged into it."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return all(key in after and overrides(after[key], before[key]) for key in before)
-    return isinstance(after, Code) or not isinstance(before, list) or not isinstance(after, dict)
-
-
-def with_test_as_val(found: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Write equal settings of val and test once; not if mmengine is to delete what they replace,
-    which it does for the first of them."""
-    val, test = found[f'val_{kind}'], found[f'test_{kind}']
-    if val == test and '_delete_' not in (val, val.get('dataset') or {})[-1] | val:
-        found[f'test_{kind}'] = Code(f'val_{kind}')
+        found[f'{split}_evaluator'] = dict(_delete_=True, **metric)
     return found
 
 

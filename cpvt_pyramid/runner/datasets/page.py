@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
-from ...tooling.drawing import draw_boxes, draw_segmentation
+from ...results.drawing import draw_boxes, draw_segmentation
 from ...tooling.files import atomic_write
 from ...tooling.pages import (
     bar_chart,
@@ -21,11 +21,13 @@ from ...tooling.pages import (
     reduced,
     side_by_side,
 )
-from ..configs import dataset_class, kind_of
+from ..config.load import dataset_class, kind_of
 from ..inference.prediction import dataset_meta
 from ..inference.raster import ReadError
-from .checks import annotation_file, data_of, usable_content
-from .reading import indexed_coco, label_map_reader, shown_image
+from .checks import annotation_file, data_of
+from .coco import indexed_coco, usable_content
+from .images import shown_image
+from .label_maps import label_map_reader
 
 LABEL_MAPS = 500  # whose pixels are counted
 MOST_CLASSES = 60  # in a chart; the rarest of more are left out

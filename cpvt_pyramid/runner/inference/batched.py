@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,22 +18,15 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.structures import BaseDataElement
 from torch import nn
 from tqdm import tqdm
 
 from ...mm.valid_region import AppendsValidity
+from ...results.predictions import Prediction
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
-from ..configs import kind_of, leaves
-from .bands import loaded_bands
-from .prediction import (
-    detections,
-    draw_prediction,
-    image_reader,
-    panoptic_segments,
-    write_results,
-)
+from ..config.load import kind_of, leaves
+from .prediction import image_reader, loaded_bands, to_prediction
 from .raster import ReadError, picture
 
 FRAME_RATE = 25  # for videos that do not declare one
@@ -89,10 +81,8 @@ class ModelPredictor:
             ) from error
         return Prepared(source, picture(image), data)
 
-    def predict(
-        self, images: Iterable[Prepared]
-    ) -> Iterator[tuple[Any, np.ndarray, BaseDataElement]]:
-        """The source, image and prediction of each; images of one size stay in order."""
+    def predict(self, images: Iterable[Prepared]) -> Iterator[tuple[Any, Prediction]]:
+        """The source and prediction of each; images of one size stay in order."""
         waiting = {}  # size: incomplete batch
         for prepared in images:
             size = None if self.pads else prepared.data['inputs'].shape
@@ -106,13 +96,12 @@ class ModelPredictor:
         for batch in waiting.values():
             yield from self._predict(batch)
 
-    def _predict(
-        self, batch: Sequence[Prepared]
-    ) -> Iterator[tuple[Any, np.ndarray, BaseDataElement]]:
+    def _predict(self, batch: Sequence[Prepared]) -> Iterator[tuple[Any, Prediction]]:
         with torch.no_grad(), gpu_memory_errors('reduce --batch-size or use --tile'):
             samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
         for prepared, sample in zip(batch, samples):
-            yield prepared.source, prepared.image, sample
+            found = to_prediction(sample, prepared.image, self.meta, self.score_thr)
+            yield prepared.source, found
 
 
 @contextmanager
@@ -166,8 +155,8 @@ def infer_images(
                 bar.update()
 
     with tqdm(total=len(named), unit='image', disable=None) as bar:
-        for (path, name), image, sample in predictor.predict(read()):
-            write_results(folder, name, path, image, sample, predictor.meta, predictor.score_thr)
+        for (path, name), found in predictor.predict(read()):
+            found.write(folder, name, path)
             bar.update()
 
 
@@ -210,22 +199,17 @@ def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) 
         total = max(video.frame_cnt, 0) or None
         bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
         overlay = lines = None
-        for index, image, sample in predictor.predict(frames):
-            picture = draw_prediction(image, sample, predictor.meta, predictor.score_thr, False)
+        for index, found in predictor.predict(frames):
+            picture = found.draw(legend=False)
             if not overlay:
                 writer = video_writer(folder / f'{name}.overlay.mp4', picture.size, video.fps)
                 overlay = stack.enter_context(writer)
             overlay.write(np.array(picture)[..., ::-1])
-            if 'pred_sem_seg' not in sample:
-                if 'pred_panoptic_seg' in sample:
-                    kind, items = 'segments', panoptic_segments(sample, predictor.meta)[1]
-                else:
-                    kind = 'detections'
-                    items = detections(sample, predictor.meta, predictor.score_thr)
+            if found.kind != 'labels':
                 if not lines:
-                    result = atomic_write(folder / f'{name}.{kind}.jsonl')
+                    result = atomic_write(folder / f'{name}.{found.kind}.jsonl')
                     lines = stack.enter_context(stack.enter_context(result).open('w'))
-                lines.write(json.dumps({'frame': index, kind: items}) + '\n')
+                lines.write(json.dumps({'frame': index, found.kind: found.records()}) + '\n')
             done += 1
             bar.update()
     if done < video.frame_cnt or not done:
@@ -240,8 +224,7 @@ def video_writer(path: Path, size: tuple[int, int], frame_rate: float) -> Iterat
         ReadError: the format does not allow frames of this size.
         UserError: the disk is full, which OpenCV does not report.
     """
-    with atomic_write(path) as partial:
-        draft = partial.with_name(partial.name + path.suffix)  # OpenCV chooses the format by suffix
+    with atomic_write(path, path.suffix) as draft:  # OpenCV chooses the format by suffix
         rate = frame_rate if 0 < frame_rate < math.inf else FRAME_RATE
         draft.touch()  # OSError with the reason if this is not allowed
         writer = cv2.VideoWriter(str(draft), cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
@@ -252,7 +235,5 @@ def video_writer(path: Path, size: tuple[int, int], frame_rate: float) -> Iterat
             writer.release()
             if not cv2.VideoCapture(str(draft)).isOpened():  # its index is written last
                 raise UserError(f'cannot write all of {path}; is the disk full?')
-            os.replace(draft, partial)
         finally:
             writer.release()
-            draft.unlink(missing_ok=True)

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.structures import BaseDataElement, InstanceData
-from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from ... import __version__
+from ...results.drawing import draw_frames, draw_segmentation
+from ...results.predictions import Detections, save_picture
+from ...results.records import write_records
 from ...tooling import memory
 from ...tooling.command import UserError
-from ...tooling.drawing import draw_frames, draw_segmentation
 from ...tooling.files import atomic_write
 from . import tiling
-from .bands import loaded_bands
-from .prediction import found_boxes, is_panoptic, write_detections
+from .prediction import is_panoptic, loaded_bands
 from .raster import CACHE, ReadError, open_image, overview, row_reader, write_label_map
 from .tiling import Found, Journal, Span, TileGrid
 
@@ -359,7 +358,7 @@ class LargeImages:
         return is_result_of(self.result(name), self.key(path))
 
     def working_folder(self, name: str, band: Optional[Span] = None) -> Path:
-        folder = self.folder / f'.{name}.partial'
+        folder = (self.folder / name).with_name(f'.{Path(name).name}.partial')
         return folder / f'rows-{band[0]}-{band[1]}' if band else folder
 
     def grid(self, image: 'DatasetReader') -> TileGrid:
@@ -425,19 +424,20 @@ class LargeImages:
         classes, palette = self.meta['classes'], self.meta['palette']
         small, step = overview(image, self.model.bands)
         picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
-        save_overview(picture, self.result(name))
+        save_picture(picture, self.folder / f'{name}.overlay.png')
         with atomic_write(self.result(name)) as file:
             write_label_map(file, labels, image, self.meta, self.key(image.name))
 
     def save_detections(self, image: 'DatasetReader', name: str, found: Found) -> None:
-        sample = as_sample(found)
         small, step = overview(image, self.model.bands)
-        best = found_boxes(sample, self.score_thr)
+        boxes, scores, labels = (part.numpy() for part in found)
+        best = Detections(small, boxes=boxes, scores=scores, labels=labels, **self.meta)
+        best = best.above(self.score_thr)
         classes, palette = self.meta['classes'], self.meta['palette']
-        picture = draw_frames(small, best.bboxes / step, best.labels, classes, palette)
-        save_overview(picture, self.result(name))
-        write_detections(
-            self.result(name), image.name, image.shape, sample, self.meta, self.score_thr,
+        picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
+        save_picture(picture, self.folder / f'{name}.overlay.png')
+        write_records(
+            self.result(name), image.name, image.shape, best.kind, best.records(),
             run=self.key(image.name),
         )  # fmt: skip
 
@@ -454,11 +454,6 @@ def disk_errors(image: 'DatasetReader') -> Iterator[None]:
         raise UserError(
             f'cannot write the results of {image.name}: {reason}; the same command resumes'
         ) from error
-
-
-def as_sample(found: Found) -> BaseDataElement:
-    boxes, scores, labels = found
-    return BaseDataElement(pred_instances=InstanceData(bboxes=boxes, scores=scores, labels=labels))
 
 
 def identity(path: Path) -> dict:
@@ -482,9 +477,3 @@ def is_result_of(result: Path, key: str) -> bool:
     with suppress(ReadError), open_image(result) as labels:
         return labels.tags().get('run') == key
     return False
-
-
-def save_overview(picture: Image.Image, result: Path) -> None:
-    name = result.name.rsplit('.', 2)[0]
-    with atomic_write(result.with_name(f'{name}.overlay.png')) as file:
-        picture.save(file, 'PNG')

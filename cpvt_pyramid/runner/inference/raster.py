@@ -1,19 +1,20 @@
-"""Image files larger than memory, read and written in parts with rasterio (GDAL)."""
+"""Images that GDAL reads: in parts where they are larger than memory, and of any bands."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
-from warnings import catch_warnings, filterwarnings
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...mm.bands import check_bands, read_image_bands
+from ...mm.bands import check_bands, opened, read_bands, read_image_bands
+from ...runtime.images import is_upright
 from ...tooling.command import UserError
+from ...tooling.rasters import ReadError, open_raster
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -23,31 +24,12 @@ DRIVERS = ('GTiff', 'PNG', 'JPEG', 'BMP', 'JP2OpenJPEG', 'WEBP')
 CACHE = 64 * 2**20  # bytes of GDAL's block cache
 OVERVIEW = 2048  # pixels, longer side of the overlay picture
 LINES = 512  # lines of a label map written at a time
+SAMPLE = 1024  # pixels of the longer side, to which images are reduced for statistics
 
 
-class ReadError(OSError):
-    """A file that is not a complete image, or of an unsupported kind."""
-
-
-@contextmanager
-def open_image(path: Path) -> Iterator['DatasetReader']:
-    """Open an image to read window by window.
-
-    Raises:
-        ReadError: not a complete image.
-    """
-    try:
-        import rasterio
-        from rasterio.errors import NotGeoreferencedWarning, RasterioError
-    except ImportError as error:
-        raise UserError(f'--tile needs rasterio; pip install rasterio ({error})') from error
-    with catch_warnings(), rasterio.Env(GDAL_CACHEMAX=CACHE):
-        filterwarnings('ignore', category=NotGeoreferencedWarning)
-        try:
-            with rasterio.open(path) as image:
-                yield image
-        except RasterioError as error:
-            raise ReadError(f'not a complete image: {error}') from error
+def open_image(path: Path) -> AbstractContextManager['DatasetReader']:
+    """Open an image to read it window by window, see `open_raster`."""
+    return open_raster(path, '--tile', GDAL_CACHEMAX=CACHE)
 
 
 def check_kind(image: 'DatasetReader') -> None:
@@ -63,7 +45,7 @@ def check_kind(image: 'DatasetReader') -> None:
             f'at most 4 bands are supported, got {image.count}; choose 3, for example with '
             'gdal_translate -b, or train with LoadBands (docs/bands.md)'
         )
-    if image.tags().get('EXIF_Orientation', '1') != '1':
+    if not is_upright(Path(image.name)):
         raise ReadError('rotated by an EXIF tag; save it upright first')
 
 
@@ -182,3 +164,73 @@ def write_label_map(
             # Mapped for each part only: pages that stay mapped count as resident memory.
             lines = np.memmap(labels.filename, labels.dtype, 'r', shape=labels.shape)[top:bottom]
             tif.write(lines, 1, window=((top, bottom), (0, width)))
+
+
+# Bands
+
+
+def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
+    """Height and width of a TIFF, of any bands, that GDAL reads to its end; None of others."""
+    if path.suffix.lower() not in ('.tif', '.tiff'):
+        return None
+    try:
+        with opened(path) as image:
+            bands = image.indexes
+        return read_bands(path, bands, longest=SAMPLE)[1].size
+    except (OSError, UserError):
+        return None
+
+
+def labels_of_raster(path: Path) -> Optional[np.ndarray]:
+    """A label map of any size, (H, W), in a TIFF that GDAL reads to its end; None of others."""
+    if size_of_raster(path) is None:
+        return None
+    with opened(path) as labels:
+        return labels.read(1)
+
+
+class BandStatistics(NamedTuple):
+    """Of each band of a set of images, without pixels that have no data."""
+
+    bands: tuple[int, ...]  # their numbers, from 1
+    mean: list[float]
+    std: list[float]
+    minimum: list[float]
+    maximum: list[float]
+
+
+def band_statistics(
+    paths: Iterable[Union[str, Path]], bands: Optional[Sequence[int]] = None
+) -> BandStatistics:
+    """Mean and standard deviation of the bands of images, for the normalization of a model.
+
+    Of images with a longer side than `SAMPLE`, pixels in even distances are read.
+
+    Args:
+        paths: the images.
+        bands: numbers of the bands, from 1. None: all of the first image.
+
+    Raises:
+        OSError: not a complete image, or one without these bands.
+        ValueError: no image, or a band without data.
+    """
+    sums, limits = [], []
+    for path in paths:
+        if bands is None:
+            with opened(path) as image:
+                bands = image.indexes
+        values = read_bands(path, bands, longest=SAMPLE, missing=np.nan)[0].astype(np.float64)
+        values = values.reshape(-1, len(bands))
+        known = {'axis': 0, 'where': np.isfinite(values)}
+        sums.append([k.sum(**known) for k in (np.ones_like(values), values, values**2)])
+        limits.append([values.min(**known, initial=np.inf), -values.max(**known, initial=-np.inf)])
+    if not sums:
+        raise ValueError('statistics need at least one image, got none')
+    count, total, squares = np.sum(sums, axis=0)
+    if not count.all():
+        empty = [str(band) for band, pixels in zip(bands, count) if not pixels]
+        raise ValueError(f'no image has data in band {", ".join(empty)}')
+    mean, (low, high) = total / count, np.min(limits, axis=0)
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    rounded = ([float(f'{v:.6g}') for v in values] for values in (mean, std, low, -high))
+    return BandStatistics(tuple(bands), *rounded)

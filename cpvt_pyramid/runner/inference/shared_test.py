@@ -19,7 +19,7 @@ from mmengine.runner import TestLoop
 
 from ...tooling.command import rank
 from ...tooling.files import atomic_write
-from ..configs import leaves
+from ..config.load import leaves
 from ..training.resume import loader_of
 from .large_images import fingerprint, identity
 from .sharing import FOLDER, MOST, PARTS, Task, finished, share

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from ...tooling.command import RANKS, UserError, one_line, rank
-from ...tooling.files import atomic_write
+from ...tooling.files import atomic_write, locked
 from ...tooling.inputs import is_video
 from .large_images import LargeImages, identity
 from .raster import ReadError
-from .tiling import Span, locked
+from .tiling import Span
 
 SIZES = {'pytorch': 'WORLD_SIZE', 'slurm': 'SLURM_NTASKS', 'mpi': 'OMPI_COMM_WORLD_SIZE'}
 LOCAL_RANKS = {
@@ -101,20 +101,22 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
 
 def finish(folder: Path, task: Task) -> Optional[Record]:
     """Run a task, unless another process is at work on it."""
-    lock = file_of(folder, task).with_suffix('.lock')
+    path = file_of(folder, task).with_suffix('.lock')
     try:
-        file = locked(lock)
+        lock = locked(path)
     except BlockingIOError:
         return None
-    if file is None:
+    if lock is None:
         raise UserError(f'sharing work needs file locks, and the file system of {folder} has none')
-    with file:
+    try:
         record = finished(folder, task)
         if record is None:
             record = Record(key_of(task), task.run(), time.time())
             with atomic_write(file_of(folder, task)) as partial:
                 partial.write_text(json.dumps(record))
-        lock.unlink(missing_ok=True)  # a process that has opened it already finds the record
+        path.unlink(missing_ok=True)  # a process that has opened it already finds the record
+    finally:
+        lock.release()
     return record
 
 

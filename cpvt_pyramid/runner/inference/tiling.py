@@ -12,7 +12,6 @@ Shapes: image (3, H, W); tiles (B, 3, h, w); scores (B, K, h, w) of K classes; b
 x1, y1, x2, y2 in pixels. A span is a half-open range of pixels along an axis, [start, stop).
 """
 
-import errno
 import io
 import itertools
 import json
@@ -22,22 +21,17 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, TextIO, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from ...tooling.files import atomic_write, locked
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
 CHUNK = 2**20  # bytes written at a time
-# Raised by file systems without locks, for example Lustre as it is mounted by default.
-UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 Span = tuple[int, int]
 ReadRows = Callable[[int, int], Tensor]  # start, stop -> (3, stop - start, W); in rising order
@@ -167,12 +161,10 @@ class Journal:
 
     def done(self, rows: int) -> None:
         """Record that `rows` rows of tiles are finished and on disk."""
-        partial = self.folder / 'state.json.partial'
-        with partial.open('w') as file:
+        with atomic_write(self.folder / 'state.json') as partial, partial.open('w') as file:
             json.dump({'about': self.about, 'rows': rows}, file)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(self.folder / 'state.json')
         self.rows = rows
 
     def remove(self) -> None:
@@ -188,26 +180,7 @@ class Journal:
     def close(self) -> None:
         """Let another run use the folder."""
         if self.lock is not None:
-            self.lock.close()
-
-
-def locked(path: Path) -> Optional[TextIO]:
-    """The file at `path`, locked until it is closed; None if locks are not supported.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-    """
-    if fcntl is None:
-        return None
-    file = path.open('w')
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if error.errno in UNSUPPORTED:
-            return None
-        raise
-    return file
+            self.lock.release()
 
 
 def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Tensor]:

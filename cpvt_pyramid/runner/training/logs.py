@@ -19,7 +19,7 @@ from mmengine.visualization import MLflowVisBackend
 
 from ...tooling import memory
 from ...tooling.command import UserError
-from ..configs import kind_of
+from ..config.load import kind_of
 from .resume import batch_size_of
 
 # The backend and the package of each name for --log-to.

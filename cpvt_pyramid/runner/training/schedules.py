@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dist import get_world_size
 
 from ...tooling.command import UserError, rank
-from ..configs import kind_of
+from ..config.load import kind_of
 
 # Where settings of loops, hooks and schedulers count iterations.
 LOOP = 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals'

@@ -1,17 +1,16 @@
 """The contract that detectors and segmentors with our backbone pass, whatever their neck and head.
 
-They are the configs of the mm packages, see tools/benchmarks/families.py. `make test` tries some,
+They are the configs of the mm packages, see tests/models/families.py. `make test` tries some,
 `make test-foreign` all.
 """
 
 import copy
 import random
 
-import family_drift
 import numpy as np
 import pytest
 import torch
-from families import (
+from models.families import (
     DETECTORS,
     FAMILIES,
     REASONS,
@@ -24,6 +23,9 @@ from families import (
     made_contiguous,
     outputs,
 )
+from support import load_tool
+
+family_drift = load_tool('benchmarks/family_drift')
 
 # One of each kind of neck and head, and quick.
 QUICK = (

@@ -15,16 +15,12 @@ from mmengine.config import Config
 from PIL import Image
 from support import load_tool
 
-from cpvt_pyramid.runner.configs import load_config
-from cpvt_pyramid.runner.datasets.checks import (
-    check_coco,
-    check_contents,
-    check_label_maps,
-    upright_size,
-    use_good_parts,
-)
+from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.runner.datasets.checks import check_contents, use_good_parts
+from cpvt_pyramid.runner.datasets.coco import check_coco
 from cpvt_pyramid.runner.datasets.duplicates import image_print, shared_images
-from cpvt_pyramid.runner.datasets.reading import shown_image
+from cpvt_pyramid.runner.datasets.images import inspect, shown_image
+from cpvt_pyramid.runner.datasets.label_maps import check_label_maps
 from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.tooling.command import UserError
 
@@ -216,9 +212,34 @@ def test_objects_without_a_mask(coco, tmp_path):
         annotation['segmentation'] = [[1, 1, 5, 1, 5, 5]]
     assert not found(folder, content).problems
     checked = found(folder, content, masks=True)
-    assert [str(p) for p in checked.problems] == ['objects without a mask: annotation 0 of a.jpg']
+    assert [str(p) for p in checked.problems] == [
+        'error: objects without a mask: annotation 0 of a.jpg'
+    ]
     checked.write_clean(tmp_path / 'clean.json')
     assert len(json.loads((tmp_path / 'clean.json').read_text())['annotations']) == 7
+
+
+@pytest.mark.parametrize(
+    'mask, is_error',
+    [
+        ([[1, 1, 5, 5]], True),
+        ([[1, 1, 5, 5], [1, 1, 5, 1, 5, 5]], True),  # pycocotools takes all for boxes
+        ([[1, 1, 5, 1, 5, 5], [1, 1, 5, 5]], False),
+        ({'size': [24, 31], 'counts': [744]}, True),
+        ({'size': [24, 32], 'counts': [3, 4]}, True),
+        ({'size': [24, 32], 'counts': '0'}, True),
+    ],
+)
+def test_masks_that_training_cannot_use(coco, mask, is_error):
+    """They are errors where masks are trained, else warnings."""
+    folder, content = coco
+    for annotation in content['annotations']:
+        annotation['segmentation'] = {'size': [24, 32], 'counts': [760, 8]}
+    assert not found(folder, content, masks=True).problems
+    content['annotations'][3]['segmentation'] = mask
+    for masks in (True, False):
+        (problem,) = found(folder, content, masks=masks).problems
+        assert problem.is_error == (masks and is_error) and 'annotation 11 of b' in str(problem)
 
 
 def test_a_turned_photograph_whose_record_has_its_stored_size(coco):
@@ -389,7 +410,7 @@ def test_images_in_two_splits(sample_dataset, tmp_path):
     images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
     for split in prints:
         for path in images[split]:
-            assert upright_size(path, prints[split])[1] is None
+            assert not inspect(path, True, prints[split]).problem
     assert shared_images(prints['val'], prints['train']) == ([], [])
     source = images['train'][2]
     copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))
@@ -398,7 +419,7 @@ def test_images_in_two_splits(sample_dataset, tmp_path):
         image.save(again, quality=60)
         image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(small)
     for path in (copy, again, small):
-        upright_size(path, prints['val'])
+        inspect(path, True, prints['val'])
     exact, near = shared_images(prints['val'], prints['train'])
     assert exact == [(copy, source)] and near == [(again, source), (small, source)]
 

@@ -16,9 +16,15 @@ from support import ROOT, load_tool
 
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations, read_bands
 from cpvt_pyramid.runner.datasets.checks import check_dataset
-from cpvt_pyramid.runner.inference.bands import band_statistics, size_of_raster
 from cpvt_pyramid.runner.inference.batched import ModelPredictor, image_pipeline
-from cpvt_pyramid.runner.inference.raster import ReadError, open_image, picture, row_reader
+from cpvt_pyramid.runner.inference.raster import (
+    ReadError,
+    band_statistics,
+    open_image,
+    picture,
+    row_reader,
+    size_of_raster,
+)
 from cpvt_pyramid.runner.models import build_model
 
 PAGE = (ROOT / 'docs/bands.md').read_text()

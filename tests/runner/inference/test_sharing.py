@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from support import assert_same, in_processes, load_tool
 
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference import shared_test, sharing
 from cpvt_pyramid.runner.inference.sharing import Task
 from cpvt_pyramid.runner.inference.tiling import Journal
@@ -142,7 +142,7 @@ def test_two_processes_write_what_one_writes(untrained, configs):
     assert ''.join(said for _, said in ended).count('infer: skipped in/void.png: the file is') == 1
     said = Path('out0').read_text() + Path('out1').read_text()
     assert said.count('6 of 7 done: results in two\n') == 1
-    assert contents('two') == contents('one') and len(contents('two')) == 12
+    assert contents('two') == contents('one') and len(contents('two')) == 13
 
     times = {path: path.stat().st_mtime_ns for path in Path('two').iterdir() if path.is_file()}
     Path('two/3.overlay.png').unlink()

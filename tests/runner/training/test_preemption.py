@@ -15,7 +15,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
 from support import assert_same, clear_global_instances, in_processes, load_tool
 
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.training import preemption, resume
 
 train = load_tool('train')

@@ -4,7 +4,7 @@ import pytest
 from mmengine.config import Config
 from support import ROOT
 
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.training.schedules import fit_to_batch
 from cpvt_pyramid.tooling.command import UserError
 

@@ -16,12 +16,13 @@ from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from support import in_processes, load_tool
+from support import ROOT, in_processes, load_tool, run
 
 from cpvt_pyramid.runner import distributed
-from cpvt_pyramid.runner.configs import load_config
+from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.tool_runner import one_cycles_by_group
 from cpvt_pyramid.runner.training import resume
+from cpvt_pyramid.tooling.files import make_folder
 
 train = load_tool('train')
 
@@ -49,6 +50,18 @@ def logged(checkpoint: Path, name: str) -> np.ndarray:
     """What the training logged under this name, iteration by iteration."""
     hub = torch.load(checkpoint, weights_only=False)['message_hub']
     return hub['log_scalars'][f'train/{name}'].data[0]
+
+
+def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
+    monkeypatch.setattr(train, 'LOCK_TIMEOUT', 0.1)
+    lock = train.lock_work_dir(str(make_folder('work')))
+    assert train.main([str(configs['detector']), '--work-dir', 'work']) == 2
+    assert capsys.readouterr().err == (
+        'train: another training is running in work; choose another --work-dir\n'
+    )
+    assert [path.name for path in Path('work').iterdir()] == ['.lock']
+    lock.release()
+    assert train.lock_work_dir('work')
 
 
 # Training that is killed
@@ -258,23 +271,36 @@ def test_an_address_that_cannot_be_reached(options, what, configs, monkeypatch, 
     )
 
 
-def test_two_processes_with_the_hook_are_one_with_the_total_batch(configs):
-    """Including augmentations, which depend on the sample and not on the process."""
-    options = '--cfg-options', 'model.backbone.drop_path_rate=0', *NO_VALIDATION
-    hooked = Path('hooked.py')
-    hooked.write_text(
-        f"_base_ = '{configs['detector']}'\ncustom_hooks = [dict(type='TotalBatchHook')]\n"
+def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
+    """A training of the demo with dist_train.sh. Batches are padded, to different sizes in the two
+    processes; augmentations depend on the sample and not on the process.
+
+    The losses are equal under these conditions: TotalBatchHook, no random draws in the model (drop
+    path, dropout), no statistics of batches (BatchNorm), and no batch sampler that groups images.
+    """
+    Path('demo.py').write_text(
+        f"_base_ = '{ROOT}/configs/demo/retinanet_cpvt_nano.py'\n"
+        "custom_hooks = [dict(type='TotalBatchHook')]\n"
+        'train_dataloader = dict(batch_sampler=None, num_workers=0, persistent_workers=False,\n'
+        f"    dataset=dict(data_root='{sample_dataset}/coco'))\n"
+        'train_cfg = dict(max_epochs=2)\n'
+        # AdamW would divide small gradients by their magnitude, which amplifies their rounding.
+        "optim_wrapper = dict(optimizer=dict(_delete_=True, type='SGD', lr=0.01))\n"
+        'param_scheduler = []\n'
+        'default_hooks = dict(logger=dict(interval=1))\n'
+        'randomness = dict(seed=3)\n'
     )
-    assert train.main([str(configs['detector']), '--work-dir', 'one', *options]) == 0
-    command = [str(hooked), '--launcher', 'pytorch', '--work-dir', 'two', *options]
-    ended = in_processes(2, lambda rank: train.main([*command, 'train_dataloader.batch_size=1']))
-    assert [status for status, _ in ended] == [0, 0], ended
+    options = ['demo.py', '--cfg-options', *NO_VALIDATION]
+    assert train.main([*options, 'train_dataloader.batch_size=4', 'work_dir=one']) == 0
+    options.insert(1, '2')
+    ended = run(
+        ROOT / 'tools/dist_train.sh', *options, 'train_dataloader.batch_size=2', 'work_dir=two'
+    )
+    assert ended.returncode == 0, ended.stderr
     for name in ('loss', 'loss_cls', 'loss_bbox'):
-        one, two = (logged(Path(folder, 'epoch_3.pth'), name) for folder in ('one', 'two'))
-        assert len(one) == len(two) == 12
-        np.testing.assert_allclose(one[0], two[0], rtol=1e-6)
-        # AdamW divides small gradients by their magnitude, which amplifies their rounding.
-        np.testing.assert_allclose(one, two, rtol=1e-3)
+        one, two = (logged(Path(folder, 'epoch_2.pth'), name) for folder in ('one', 'two'))
+        assert len(one) == 4 and len(set(one)) == 4
+        np.testing.assert_allclose(one, two, rtol=1e-5)  # of float32 sums in another order
 
 
 def test_several_processes_get_no_hook_that_the_config_does_not_name(configs, monkeypatch):

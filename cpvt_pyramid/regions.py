@@ -1,0 +1,1107 @@
+"""Operations that give each image of a padded batch the result that it has alone.
+
+A map of a padded batch carries an `Extent`: how many of its rows and columns belong to each image.
+`RULES` lists the functions of PyTorch that keep it. A rule clears the padding before cells mix, so
+that values inside the images, and the gradients that flow back from them, are those of each image
+alone. Values in the padding are arbitrary. `masked_map.py` applies the rules in eager mode,
+`export/extent.py` in graphs.
+
+Shapes: B batch, C channels, H x W image in pixels, h x w map.
+"""
+
+import math
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from fractions import Fraction
+from typing import Any, NamedTuple, Optional, Union, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .ops.dispatch import graph_is_captured
+
+# The length of a map along one axis, as a function of the length n of the image in pixels: steps
+# (factor, addend, divisor), each n -> (n * factor + addend) // divisor, or a set of formulas, of
+# which the shortest length counts (with CROP, also where one is 1). Equal formulas mean equal
+# lengths, whatever the image.
+Step = Union[tuple[int, int, int], frozenset]
+Formula = tuple[Step, ...]
+PIXELS: Formula = ((1, 0, 1),)
+ONE: Formula = ((0, 1, 1),)
+CROP = 'crop'
+
+
+def then(formula: Formula, factor: int, addend: int, divisor: int) -> Formula:
+    """`formula` followed by a step, in a form that is equal for equal functions."""
+    *before, last = formula
+    if isinstance(last, frozenset):
+        before.append(last)
+    else:
+        f, a, d = last
+        if d == 1:
+            factor, addend = f * factor, a * factor + addend
+        elif factor == 1:
+            factor, addend, divisor = f, a + addend * d, d * divisor
+        else:
+            before.append(last)
+    common = math.gcd(factor, divisor)
+    step = (factor // common, addend // common, divisor // common)
+    if step[0] == 0:
+        return (step,)
+    return tuple(before) if before and step == (1, 0, 1) else (*before, step)
+
+
+def is_constant(formula: Formula) -> bool:
+    """True if the length does not depend on the image."""
+    return formula[0][0] == 0 if isinstance(formula[0], tuple) else False
+
+
+@overload
+def length(formula: Formula, pixels: int) -> int: ...
+
+
+@overload
+def length(formula: Formula, pixels: Tensor) -> Tensor: ...
+
+
+def length(formula: Formula, pixels: Any) -> Any:
+    """The length that a formula gives for an image of this many pixels."""
+    n = pixels
+    for step in formula:
+        if isinstance(step, frozenset):
+            lengths = [length(f, n) for f in step if f != CROP]
+            n = shortest(lengths, CROP in step)
+        else:
+            factor, addend, divisor = step
+            n = (n * factor + addend) // divisor
+    return n.clamp(min=0) if isinstance(n, Tensor) else max(n, 0)
+
+
+def shortest(lengths: Sequence[Any], cropped: bool) -> Any:
+    """The least of some lengths; unless cropped, 0 where they differ and one is 1, which would be
+    broadcast in the image alone."""
+    if not isinstance(lengths[0], Tensor):
+        broadcast = len(set(lengths)) > 1 and 1 in lengths and not cropped
+        return 0 if broadcast else min(lengths)
+    each = torch.stack(list(lengths))
+    least = each.amin(0)
+    if cropped:
+        return least
+    return torch.where((least == 1) & (each.amax(0) > 1), torch.zeros_like(least), least)
+
+
+def joint(a: Formula, b: Formula) -> Optional[Formula]:
+    """The length of two operands of one element-wise operation; None if they do not go together.
+
+    Where two lengths of an image differ, the image alone has no result. It has what both have: a
+    decoder adds a map of ceil(n / 4) cells to one of 2 * ceil(n / 8).
+    """
+    if a == b or b == ONE:
+        return a
+    if a == ONE:
+        return b
+    if is_constant(a) or is_constant(b):
+        return None
+    return (frozenset({a, b}),)
+
+
+class Side(int):
+    """Height or width of a map, which knows the length of each image.
+
+    `F.interpolate(x, size=y.shape[2:])` resizes each image to its own size in `y`.
+    """
+
+    formula: Optional[Formula]  # None: the map has lost its region
+
+    @classmethod
+    def of(cls, value: int, formula: Optional[Formula], *step: int) -> 'Side':
+        side = cls(value)
+        side.formula = then(formula, *step) if formula and step else formula
+        return side
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is not int or other < 0:
+            return int(self) * other
+        return self.of(int(self) * other, self.formula, other, 0, 1)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        if type(other) is not int or other < 1:
+            return int(self) // other
+        return self.of(int(self) // other, self.formula, 1, 0, other)
+
+    def __add__(self, other: Any) -> Any:
+        if type(other) is not int:
+            return int(self) + other
+        return self.of(int(self) + other, self.formula, 1, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if type(other) is int else int(self) - other
+
+
+class Region:
+    """The images of a padded batch, each in the top left corner.
+
+    Args:
+        valid: (B, 2), true height and width of each image in pixels; 0 for none.
+        size: H and W of the batch in pixels; None in graphs, where it is a symbol.
+    """
+
+    def __init__(self, valid: Tensor, size: Optional[Sequence[int]] = None) -> None:
+        self.valid = valid.long()
+        self.size = None if size is None else (int(size[0]), int(size[1]))
+        self.made: dict[Any, Any] = {}  # masks and lengths
+        self.moved: dict[torch.device, Region] = {}
+        self.known: dict[str, tuple[Formula, Formula]] = {}  # by the size of the map
+        self.same: dict[int, tuple[Region, bool]] = {}
+
+    def at_stride(self, stride: int) -> 'Extent':
+        """The extent of a map of ceil(H / stride) x ceil(W / stride) cells."""
+        formula = then(PIXELS, 1, stride - 1, stride)
+        return Extent(self, formula, formula)
+
+    def to(self, device: torch.device) -> 'Region':
+        """The region on another device, one object for all maps of this region."""
+        if device not in self.moved:
+            self.moved[device] = Region(self.valid.to(device), self.size)
+        return self.moved[device]
+
+    def equals(self, other: 'Region') -> bool:
+        """True if the images have the same sizes. Reads the sizes once for each pair of regions."""
+        if self is other:
+            return True
+        if self.size != other.size or self.valid.shape != other.valid.shape:
+            return False
+        if id(other) not in self.same:
+            equal = self.valid.device == other.valid.device and torch.equal(self.valid, other.valid)
+            self.same[id(other)] = other, equal  # the reference keeps the id its own
+        return self.same[id(other)][1]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns, computed once. Autograd does not save inference tensors."""
+        if key not in self.made:
+            if self.size is None:
+                self.made[key] = make()
+            else:
+                with torch.inference_mode(False), torch.no_grad():
+                    self.made[key] = make()
+        return self.made[key]
+
+
+class Extent(NamedTuple):
+    """Which cells of a map belong to each image.
+
+    Args:
+        region: the images of the batch.
+        rows: how many rows an image has, as a function of its height.
+        columns: how many columns, as a function of its width.
+    """
+
+    region: Region
+    rows: Formula
+    columns: Formula
+
+    @property
+    def whole(self) -> bool:
+        """True if every cell belongs to its image, as after adaptive pooling."""
+        return is_constant(self.rows) and is_constant(self.columns)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """h and w of the map."""
+        height, width = self.region.size or (0, 0)
+        return length(self.rows, height), length(self.columns, width)
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """(B,) each, rows and columns of each image; an image without pixels has none."""
+
+        def side(axis: int, formula: Formula) -> Tensor:
+            pixels = self.region.valid[:, axis]
+            n = length(formula, pixels)
+            always = is_constant(formula) or self.region.size is None
+            return n if always else n * (pixels > 0)
+
+        return (
+            self.region.once((0, self.rows), lambda: side(0, self.rows)),
+            self.region.once((1, self.columns), lambda: side(1, self.columns)),
+        )
+
+    def fits(self, x: Tensor) -> bool:
+        """True if a tensor can have this extent. One of other than four axes must be whole."""
+        if self.region.size is None:
+            return x.dim() == 4 or self.whole
+        valid = self.region.valid
+        if x.dim() == 0 or len(x) != len(valid) or x.device != valid.device:
+            return False
+        return tuple(x.shape[2:]) == self.size if x.dim() == 4 else self.whole
+
+    def outside(self, size: Sequence[Any]) -> Tensor:
+        """(B, 1, h, w) booleans, True in the padding of a map of this size."""
+
+        def make() -> Tensor:
+            rows, columns = (
+                torch.arange(n, device=side.device) >= side[:, None]
+                for n, side in zip(size, self.sides)
+            )
+            return rows[:, None, :, None] | columns[:, None, None]
+
+        return self.region.once((str(tuple(size)), self.rows, self.columns), make)
+
+    def changed(self, rows: tuple[int, int, int], columns: tuple[int, int, int]) -> 'Extent':
+        """The extent after a step (factor, addend, divisor) along each axis."""
+        return Extent(self.region, then(self.rows, *rows), then(self.columns, *columns))
+
+
+def extent_of(x: Any) -> Optional[Extent]:
+    """The extent of a map inside a rule."""
+    return getattr(x, 'extent', None) if isinstance(x, Tensor) else None
+
+
+def mark(x: Any, extent: Optional[Extent]) -> Any:
+    """Set the extent of a map, or None if the map cannot have it; returns the map."""
+    if isinstance(x, Tensor):
+        if extent is not None and not extent.fits(x):
+            extent = None
+        x.extent = extent  # type: ignore[attr-defined]
+        if extent is not None and x.dim() == 4 and not extent.whole:
+            extent.region.known.setdefault(str(tuple(x.shape[2:])), extent[1:])
+    return x
+
+
+def clear(x: Tensor, extent: Extent, value: float = 0) -> Tensor:
+    """The map with this value in the padding."""
+    return x if extent.whole else x.masked_fill(extent.outside(x.shape[2:]), value)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The identity of a maximum."""
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def joint_extent(operands: Iterable[Any]) -> Optional[Extent]:
+    """The extent of an element-wise operation's result; None if it has none.
+
+    All maps must be of one region, and of sizes that go together. A tensor without an extent must
+    be constant over the map: what differs from cell to cell would be another tensor for the image
+    alone. It must not come from a padded batch either, through functions without a rule.
+    """
+    found: Optional[Extent] = None
+    plain = []
+    for x in operands:
+        if not isinstance(x, Tensor):
+            continue
+        extent = extent_of(x)
+        if extent is None:
+            plain.append(x)
+        elif found is None:
+            found = extent
+        elif found.region.size is not None:  # in a graph, operands are taken to go together
+            rows, columns = joint(found.rows, extent.rows), joint(found.columns, extent.columns)
+            if rows is None or columns is None or not found.region.equals(extent.region):
+                return None
+            found = Extent(found.region, rows, columns)
+    if found is None or found.region.size is None:
+        return found
+    for x in plain:
+        over_map = x.dim() > 4 or any(n != 1 for n in x.shape[-2:])
+        constant = found.whole or x.numel() == 0 or not over_map
+        if getattr(x, 'origin', None) is not None or not constant:
+            return None
+    return found
+
+
+def needs_gradient(operands: Iterable[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in operands
+    )
+
+
+# Rules: each is called with the function and its arguments, and marks what it returns.
+
+
+def element_wise(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Each cell of the result depends on the same cell of the operands."""
+    extent = joint_extent((*args, *kwargs.values()))
+    return mark(function(*args, **kwargs), extent)
+
+
+def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """As `element_wise`, for functions whose value or derivative may be infinite.
+
+    In the padding they must not be: zero times infinity is NaN, and reaches weights in the backward
+    pass. At 0.5 all of these functions are smooth.
+    """
+    operands = (*args, *kwargs.values())
+    extent = joint_extent(operands)
+    if extent is None or extent.whole or extent.region.size is None or not needs_gradient(operands):
+        return mark(function(*args, **kwargs), extent)
+    in_place = is_in_place(function)
+
+    def harmless(x: Any, fill: Callable) -> Any:
+        own = extent_of(x)
+        if own is None or own.whole or not x.is_floating_point():
+            return x
+        return fill(x, own.outside(x.shape[2:]), 0.5)
+
+    fills = [Tensor.masked_fill_ if in_place else Tensor.masked_fill] + [Tensor.masked_fill] * 9
+    args = tuple(harmless(x, fill) for x, fill in zip(args, fills))
+    kwargs = {name: harmless(x, Tensor.masked_fill) for name, x in kwargs.items()}
+    return mark(function(*args, **kwargs), extent)
+
+
+def is_in_place(function: Callable) -> bool:
+    """True for methods such as `add_` and `__iadd__`."""
+    name = getattr(function, '__name__', '')
+    return name.startswith('__i') if name.startswith('__') else name.endswith('_')
+
+
+def cast(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same values, in another dtype, in other memory or on another device."""
+    extent = extent_of(input)
+    result = function(input, *args, **kwargs)
+    if extent is not None and isinstance(result, Tensor) and result.device != input.device:
+        extent = extent._replace(region=extent.region.to(result.device))
+    return result if result is input else mark(result, extent)
+
+
+def constant_like(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A tensor of the map's shape that depends on nothing else."""
+    result = function(input, *args, **kwargs)
+    return mark(result, extent_of(input) if result.device == input.device else None)
+
+
+def conv2d(
+    function: Callable,
+    input: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    stride: Union[int, tuple] = 1,
+    padding: Union[int, tuple, str] = 0,
+    dilation: Union[int, tuple] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Padding of the batch reads as zeros, like the padding of the convolution."""
+    extent = with_parameters(extent_of(input), weight, bias)
+    if extent is not None:
+        input = clear(input, extent)
+        extent = extent.changed(*windows(weight.shape[2:], stride, padding, dilation))
+    return mark(function(input, weight, bias, stride, padding, dilation, groups), extent)
+
+
+def conv_transpose2d(
+    function: Callable,
+    input: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    stride: Union[int, tuple] = 1,
+    padding: Union[int, tuple] = 0,
+    output_padding: Union[int, tuple] = 0,
+    groups: int = 1,
+    dilation: Union[int, tuple] = 1,
+) -> Tensor:
+    extent = with_parameters(extent_of(input), weight, bias)
+    if extent is not None:
+        input = clear(input, extent)
+        axes = zip(weight.shape[2:], *map(pair, (stride, padding, output_padding, dilation)))
+        extent = extent.changed(
+            *((s, d * (k - 1) + more + 1 - s - 2 * p, 1) for k, s, p, more, d in axes)
+        )
+    options = (stride, padding, output_padding, groups, dilation)
+    return mark(function(input, weight, bias, *options), extent)
+
+
+def max_pool2d(
+    function: Callable,
+    input: Tensor,
+    kernel_size: Union[int, tuple],
+    stride: Union[int, tuple, None] = None,
+    padding: Union[int, tuple] = 0,
+    dilation: Union[int, tuple] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    extent = None if return_indices else extent_of(input)
+    options = (kernel_size, stride or kernel_size, padding, dilation)
+    if extent is not None:
+        input = clear(input, extent, lowest(input.dtype))
+        extent = extent.changed(*windows(*options, ceil_mode=ceil_mode))
+    more = (ceil_mode,) if not return_indices else (ceil_mode, return_indices)
+    return cleared(function(input, *options, *more), extent)
+
+
+def avg_pool2d(
+    function: Callable,
+    input: Tensor,
+    kernel_size: Union[int, tuple],
+    stride: Union[int, tuple, None] = None,
+    padding: Union[int, tuple] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Optional[int] = None,
+) -> Tensor:
+    """Padding counts as zeros where `count_include_pad` says so, and else not at all."""
+    options = (kernel_size, stride or kernel_size, padding)
+    extent = None if ceil_mode else extent_of(input)
+    if extent is None:
+        return mark(function(input, *options, ceil_mode, count_include_pad, divisor_override), None)
+    result = function(clear(input, extent), *options, False, True, divisor_override)
+    if not count_include_pad and divisor_override is None:
+        share = function(inside(input, extent), *options)
+        result = result / share.clamp(min=torch.finfo(share.dtype).tiny)
+    return mark(result, extent.changed(*windows(*options)))
+
+
+def group_norm(
+    function: Callable,
+    input: Tensor,
+    num_groups: int,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+    *options: Any,
+) -> Tensor:
+    """Mean and variance over the cells of each image."""
+    extent = with_parameters(extent_of(input), weight, bias)
+    if extent is None or extent.whole:
+        return mark(function(input, num_groups, weight, bias, eps, *options), extent)
+    x = input.unflatten(1, (num_groups, -1))  # (B, groups, C / groups, h, w)
+    x, _, _ = standardized(x, extent.outside(input.shape[2:])[:, :, None], (2, 3, 4), eps)
+    return mark(affine(x.flatten(1, 2), input, weight, bias), extent)
+
+
+def instance_norm(
+    function: Callable,
+    input: Tensor,
+    running_mean: Optional[Tensor] = None,
+    running_var: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """A `group_norm` of one channel a group. Running statistics act on each cell by itself."""
+    if use_input_stats and running_mean is None:
+        return group_norm(F.group_norm, input, input.shape[1], weight, bias, eps)
+    options = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    extent = None if use_input_stats else with_parameters(extent_of(input), *options[:4])
+    return mark(function(input, *options), extent)
+
+
+def batch_norm(
+    function: Callable,
+    input: Tensor,
+    running_mean: Optional[Tensor] = None,
+    running_var: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """In training, statistics over the cells of all images. These depend on the batch, but not on
+    its padding."""
+    extent = with_parameters(extent_of(input), running_mean, running_var, weight, bias)
+    if extent is None or extent.whole or not training:
+        options = (running_mean, running_var, weight, bias, training, momentum, eps)
+        return mark(function(input, *options), extent)
+    x, mean, variance = standardized(input, extent.outside(input.shape[2:]), (0, 2, 3), eps)
+    if running_mean is not None and running_var is not None:
+        rows, columns = extent.sides
+        count = (rows * columns).sum()
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        with torch.no_grad():
+            for running, new in ((running_mean, mean), (running_var, unbiased)):
+                running.lerp_(new.flatten().to(running.dtype), momentum)
+    return mark(affine(x, input, weight, bias), extent)
+
+
+def interpolate(
+    function: Callable,
+    input: Tensor,
+    size: Union[int, Sequence[int], None] = None,
+    scale_factor: Union[float, Sequence[float], None] = None,
+    mode: str = 'nearest',
+    align_corners: Optional[bool] = None,
+    recompute_scale_factor: Optional[bool] = None,
+    antialias: bool = False,
+) -> Tensor:
+    """Each image by its own factor.
+
+    A size is that of the map from whose `shape` it is read, else of the first map of this size, or
+    of the map at a stride of a power of two that has it.
+    """
+    options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    old = extent_of(input)
+    simple = mode in ('nearest', 'bilinear') and not antialias and not recompute_scale_factor
+    if old is None or not simple:
+        return mark(function(input, *options), None)
+    if scale_factor is not None:
+        new = scaled_extent(old, scale_factor)
+        if new is None:
+            return mark(function(input, *options), None)
+        if mode == 'nearest':
+            return mark(function(input, *options), new)
+        if not align_corners:
+            return cleared(by_one_factor(function, input, old, options), new)
+        size = [int(n * f) for n, f in zip(input.shape[2:], pair(scale_factor))]
+    else:
+        new = of_size(old.region, pair(size))
+        if new is None:
+            return mark(function(input, *options), None)
+        if new == old:
+            return mark(input.clone(), old)
+        size = pair(size)
+        factors = [b // a if a else 0 for a, b in zip(input.shape[2:], size)]
+        whole = old.changed(*((k, 0, 1) for k in factors)) == new
+        if mode == 'nearest' and (whole or new.changed((1, 1, 2), (1, 1, 2)) == old):
+            return mark(function(input, *options), new)
+        if mode == 'bilinear' and whole and not align_corners:
+            return cleared(by_one_factor(function, input, old, options), new)
+    rows, columns = (
+        resize_weights(*sides, mode, align_corners)
+        for sides in zip(old.sides, input.shape[2:], new.sides, size)
+    )
+    return cleared(resample(rows, clear(input, old), columns), new)
+
+
+def adaptive_avg_pool2d(
+    function: Callable, input: Tensor, output_size: Union[int, Sequence[Optional[int]]]
+) -> Tensor:
+    """Means over equal parts of each image."""
+    old = extent_of(input)
+    new, size = pooled(input, old, output_size)
+    if old is None or new is None:
+        return mark(function(input, output_size), None)
+    rows, columns = (
+        parts / parts.sum(-1, keepdim=True).clamp(min=1)
+        for parts in (bins.to(torch.float32) for bins in bins_of(old, new, input.shape[2:], size))
+    )
+    return mark(resample(rows, clear(input, old), columns), new)
+
+
+def adaptive_max_pool2d(
+    function: Callable,
+    input: Tensor,
+    output_size: Union[int, Sequence[Optional[int]]],
+    return_indices: bool = False,
+) -> Any:
+    """Maxima over equal parts of each image, 0 if it has no cells."""
+    old = extent_of(input)
+    new, size = pooled(input, old, output_size)
+    if old is None or new is None or return_indices:
+        more = (return_indices,) if return_indices else ()
+        return mark(function(input, output_size, *more), None)
+    x, least = input, lowest(input.dtype)
+    for axis, bins in zip((2, 3), bins_of(old, new, input.shape[2:], size)):
+        bins = bins[:, :, None, :, None] if axis == 2 else bins[:, :, None, None]
+        maxima = [x.masked_fill(~of_image, least).amax(axis) for of_image in bins.unbind(1)]
+        x = torch.stack(maxima, axis)
+    return cleared(without_empty(x, old), new)
+
+
+def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Sums, means, extrema and norms: over axes of the map, those of each image."""
+    extent = extent_of(input)
+    dims, keepdim, others = reduction_arguments(function, input.dim(), args, kwargs)
+    if extent is None or input.dim() != 4 or not dims or 0 in dims or others:
+        result = function(input, *args, **kwargs)
+        return mark(result, extent if extent and 0 not in dims and extent.whole else None)
+    over_map = [axis for axis in (2, 3) if axis in dims]
+    name = function.__name__
+    if over_map and not extent.whole:
+        value = 0.0
+        if name in ('amax', 'amin'):
+            value = lowest(input.dtype) if name == 'amax' else -lowest(input.dtype)
+        input = clear(input, extent, value)
+    result = function(input, *args, **kwargs)
+    if name == 'mean' and not extent.whole:
+        for axis, side in zip((2, 3), extent.sides):
+            if axis in dims:
+                count = side.clamp(min=1).view(-1, *[1] * (result.dim() - 1))
+                result = result * (input.shape[axis] / count).to(result.dtype)
+    if name in ('amax', 'amin') and over_map:
+        result = without_empty(result, extent)
+    rows, columns = (
+        ONE if axis in dims else own for axis, own in zip((2, 3), (extent.rows, extent.columns))
+    )
+    if not keepdim and len(over_map) == 1:
+        return mark(result, None)
+    if not keepdim and not over_map:  # (B, h, w)
+        return mark(result, None)
+    return cleared(result, Extent(extent.region, rows, columns))
+
+
+def over_channels(position: int) -> Callable:
+    """The rule of functions that keep the extent where their `dim` is that of the channels.
+
+    Args:
+        position: of `dim` among the arguments after the first.
+    """
+
+    def rule(function: Callable, *args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        first = args[0] if args else kwargs.get('tensors', kwargs.get('input'))
+        dim = kwargs.get('dim', kwargs.get('axis', kwargs.get('dims')))
+        if dim is None and len(args) > position + 1:
+            dim = args[position + 1]
+        if dim is None and function is F.normalize:
+            dim = 1
+        if isinstance(dim, (tuple, list)) and len(dim) == 1:
+            dim = dim[0]
+        operands = first if isinstance(first, (tuple, list)) else [first]
+        extent = joint_extent(operands)
+        axes = {x.dim() for x in operands}
+        if axes != {4} and not (extent is not None and extent.whole and min(axes) > 1):
+            extent = None
+        if not isinstance(dim, int) or {dim % n for n in axes} != {1}:
+            extent = None
+        parts = [result] if isinstance(result, Tensor) else result
+        for part in parts:
+            mark(part, extent)
+        return result
+
+    return rule
+
+
+def index(function: Callable, input: Tensor, index: Any) -> Tensor:
+    """Slices of channels, rows and columns."""
+    extent = extent_of(input)
+    result = function(input, index)
+    if extent is not None and extent.whole:
+        first = index[0] if isinstance(index, tuple) else index
+        numbers = not isinstance(index, tuple) or all(not isinstance(i, Tensor) for i in index)
+        keeps_images = numbers and isinstance(first, slice) and first == slice(None)
+        return mark(result, vector_extent(extent, result) if keeps_images else None)
+    if extent is not None and (size := corner(index)) is not None:
+        cut = of_size(extent.region, size)
+        if cut is None:
+            return mark(result, None)
+        pairs = zip(extent[1:], cut[1:])
+        formulas = (a if a == b else (frozenset({a, b, CROP}),) for a, b in pairs)
+        return mark(result, Extent(extent.region, *formulas))
+    steps = None if extent is None else slice_steps(index, input.dim())
+    return mark(result, extent.changed(*steps) if extent is not None and steps else None)
+
+
+def overwrite(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Random numbers in place of all values."""
+    extent = joint_extent((input, *args, *kwargs.values()))
+    result = function(input, *args, **kwargs)
+    if not any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
+        result.origin = None  # type: ignore[attr-defined]
+    return mark(result, extent)
+
+
+def constant(function: Callable, *args: Any, **kwargs: Any) -> Tensor:
+    """A tensor that does not depend on the values of the map."""
+    return function(*args, **kwargs)
+
+
+def reshape(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The shape of vectors, and of maps whose cells all belong to their image, may change."""
+    extent = extent_of(input)
+    result = function(input, *args, **kwargs)
+    if function.__name__.startswith(
+        'squeeze'
+    ):  # without an axis, the batch of an image alone goes, too
+        dims = pair((args or tuple(kwargs.values()) or (0,))[0])
+        extent = None if any(dim % max(input.dim(), 1) == 0 for dim in dims) else extent
+    if extent is None or result.shape == input.shape:
+        return mark(result, extent)
+    if not extent.whole or result.dim() == 0 or len(result) != len(input):
+        return mark(result, None)
+    return mark(result, vector_extent(extent, result))
+
+
+def of_vectors(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Functions of the last axis, of one vector for each image."""
+    extent = with_parameters(extent_of(input), *args, *kwargs.values())
+    result = function(input, *args, **kwargs)
+    if extent is None or not extent.whole or input.dim() < 2:
+        return mark(result, None)
+    return mark(result, vector_extent(extent, result))
+
+
+def pixel_shuffle(function: Callable, input: Tensor, upscale_factor: int) -> Tensor:
+    extent, r = extent_of(input), upscale_factor
+    return mark(function(input, r), extent and extent.changed((r, 0, 1), (r, 0, 1)))
+
+
+def pixel_unshuffle(function: Callable, input: Tensor, downscale_factor: int) -> Tensor:
+    extent, r = extent_of(input), downscale_factor
+    return mark(function(input, r), extent and extent.changed((1, 0, r), (1, 0, r)))
+
+
+def pad(
+    function: Callable,
+    input: Tensor,
+    pad: Sequence[int],
+    mode: str = 'constant',
+    value: Optional[float] = None,
+) -> Tensor:
+    """A constant at the border of each image."""
+    extent = extent_of(input)
+    if extent is None or mode != 'constant' or input.dim() != 4 or len(pad) > 6:
+        return mark(function(input, pad, mode, value), None)
+    left, right, top, bottom = (*pad, 0, 0, 0, 0)[:4]
+    extent = extent.changed((1, top + bottom, 1), (1, left + right, 1))
+    own = extent_of(input)
+    return mark(function(clear(input, own, value or 0), pad, mode, value), extent)
+
+
+def shape(function: Callable, input: Tensor, *args: Any) -> Any:
+    """`x.shape` and `x.size()`, of `Side`s.
+
+    The compiler takes only numbers: where it is used, a size is always that of a known map.
+    """
+    result = function(input, *args)
+    extent = extent_of(input)
+    if extent is not None and (input.dim() != 4 or extent.region.size is None):
+        return result
+    if compiler_is_used():
+        return result
+    formulas = (extent.rows, extent.columns) if extent else (None,) * input.dim()
+    sides = [*input.shape[:2], *(Side.of(n, f) for n, f in zip(input.shape[2:], formulas))]
+    return torch.Size(sides) if isinstance(result, torch.Size) else sides[args[0]]
+
+
+# What the rules compute with.
+
+
+def compiler_is_used() -> bool:
+    """True if something was compiled in this process."""
+    backends = getattr(sys.modules.get('torch._dynamo.eval_frame'), 'cached_backends', {})
+    return any(backend is not None for backend in backends.values())  # None: of `disable`
+
+
+def pair(value: Any) -> tuple:
+    """A number for both axes, or one for each."""
+    value = tuple(value) if isinstance(value, Sequence) else (value,)
+    return value * 2 if len(value) == 1 else value
+
+
+def with_parameters(extent: Optional[Extent], *parameters: Any) -> Optional[Extent]:
+    """The extent, or None if a parameter comes from a padded batch."""
+    for x in parameters:
+        if isinstance(x, Tensor) and (
+            extent_of(x) is not None or getattr(x, 'origin', None) is not None
+        ):
+            return None
+    return extent
+
+
+def cleared(x: Any, extent: Optional[Extent]) -> Any:
+    """The map with this extent, zero in the padding."""
+    if extent is None or not isinstance(x, Tensor) or not extent.fits(x):
+        return mark(x, None)
+    return mark(clear(x, extent) if x.dim() == 4 else x, extent)
+
+
+def without_empty(x: Tensor, extent: Extent) -> Tensor:
+    """Maxima or minima with 0 where an image has no cells."""
+    rows, columns = extent.sides
+    return x.masked_fill(((rows == 0) | (columns == 0)).view(-1, *[1] * (x.dim() - 1)), 0)
+
+
+def vector_extent(extent: Extent, x: Tensor) -> Extent:
+    """The extent of one vector or small map for each image."""
+    height, width = x.shape[2:] if x.dim() == 4 else (1, 1)
+    return Extent(extent.region, ((0, int(height), 1),), ((0, int(width), 1),))
+
+
+def inside(x: Tensor, extent: Extent) -> Tensor:
+    """(B, 1, h, w), 1 inside the images."""
+    if extent.whole:
+        return x.new_ones(len(x), 1, *x.shape[2:])
+    return (~extent.outside(x.shape[2:])).to(x.dtype)
+
+
+def standardized(
+    x: Tensor, outside: Tensor, dims: tuple[int, ...], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) / std over the cells inside, in at least float32; mean and variance."""
+    x = x.masked_fill(outside, 0).to(torch.promote_types(x.dtype, torch.float32))
+    cells = (~outside).expand(x.shape[0], *[1] * (x.dim() - 3), *x.shape[-2:]).to(x.dtype)
+    count = cells.sum(dims, keepdim=True)
+    if x.dim() == 5:
+        count = count * x.shape[2]
+    count = count.clamp(min=1)
+    mean = x.sum(dims, keepdim=True) / count
+    x = x - mean
+    variance = x.masked_fill(outside, 0).square().sum(dims, keepdim=True) / count
+    return x * (variance + eps).rsqrt(), mean, variance
+
+
+def affine(x: Tensor, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+    """x * weight + bias, in the dtype of the norm's input (float32 under autocast)."""
+    if weight is not None:
+        x = x * weight.to(x.dtype).view(-1, 1, 1)
+    if bias is not None:
+        x = x + bias.to(x.dtype).view(-1, 1, 1)
+    if graph_is_captured():
+        return x.to(input.dtype)
+    return x.to(torch.group_norm(input[:1, :1, :1, :1], 1).dtype)
+
+
+def windows(
+    kernel_size: Union[int, Sequence[int]],
+    stride: Union[int, Sequence[int]],
+    padding: Union[int, Sequence[int], str] = 0,
+    dilation: Union[int, Sequence[int]] = 1,
+    ceil_mode: bool = False,
+) -> list[tuple[int, int, int]]:
+    """How convolution and pooling change the length of each axis, as `Extent.changed` takes it."""
+    kernels, strides, dilations = pair(kernel_size), pair(stride), pair(dilation)
+    if isinstance(padding, str):
+        both = [d * (k - 1) if padding == 'same' else 0 for k, d in zip(kernels, dilations)]
+    else:
+        both = [2 * p for p in pair(padding)]
+    steps = []
+    for k, s, p, d in zip(kernels, strides, both, dilations):
+        addend = p - d * (k - 1) - 1 + s
+        if ceil_mode:  # the last window must begin inside the image or the padding before it
+            addend = min(addend + s - 1, p // 2 + s - 1)
+        steps.append((1, addend, s))
+    return steps
+
+
+def scaled_extent(extent: Extent, scale_factor: Any) -> Optional[Extent]:
+    """The extent after resizing by a factor, or None if it is not a short fraction."""
+    fractions = [Fraction(f).limit_denominator(64) for f in pair(scale_factor)]
+    if any(float(q) != float(f) for q, f in zip(fractions, pair(scale_factor))):
+        return None
+    return extent.changed(*((q.numerator, 0, q.denominator) for q in fractions))
+
+
+def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
+    """The extent of a map of this size."""
+    if any(isinstance(side, Side) for side in size):
+        formulas = [getattr(side, 'formula', None) for side in size]
+        return None if None in formulas else Extent(region, *formulas)
+    known = region.known.get(str(tuple(size)))
+    if known is None and region.size is not None and min(size) > 0:
+        stride = 1 << (region.size[0] // size[0]).bit_length() - 1
+        extent = region.at_stride(max(stride, 1))
+        return extent if extent.size == tuple(size) else None
+    return known and Extent(region, *known)
+
+
+def by_one_factor(function: Callable, x: Tensor, extent: Extent, options: tuple) -> Tensor:
+    """Bilinear resizing of all images by the same factor: divided by the share of the weights that
+    is inside, which repeats the edge of each image."""
+    result = function(clear(x, extent), *options)
+    if extent.whole:
+        return result
+    share = function(inside(x, extent), *options)
+    return result / share.clamp(min=torch.finfo(share.dtype).tiny)
+
+
+def pooled(x: Tensor, extent: Optional[Extent], output_size: Any) -> tuple:
+    """Extent and size of the map after adaptive pooling, or None twice if there is none."""
+    if extent is None or any(n.formula is None for n in pair(output_size) if isinstance(n, Side)):
+        return None, None
+    is_size = not isinstance(output_size, int) and tuple(output_size) != (1, 1)
+    if compiler_is_used() and is_size and None not in output_size:
+        return of_size(extent.region, output_size), tuple(output_size)
+    formulas, size = [], []
+    for n, side, own in zip(pair(output_size), x.shape[2:], (extent.rows, extent.columns)):
+        if n is None:
+            formulas.append(own)
+        else:
+            formulas.append(n.formula if isinstance(n, Side) else ((0, n, 1),))
+        size.append(side if n is None else int(n))
+    return Extent(extent.region, *formulas), tuple(size)
+
+
+def bins_of(old: Extent, new: Extent, lengths: Sequence[int], size: Sequence[int]) -> list[Tensor]:
+    """For rows and columns (B, bins, cells) booleans: adaptive pooling's bins of each image."""
+    result = []
+    for side, count, cells, bins in zip(old.sides, new.sides, lengths, size):
+        at = torch.arange(bins, device=side.device)
+        side, count = side[:, None], count[:, None].clamp(min=1)
+        start = (at * side // count)[..., None]  # (B, bins, 1)
+        stop = (((at + 1) * side + count - 1) // count)[..., None]
+        at = torch.arange(cells, device=side.device)
+        result.append((at >= start) & (at < stop) & (at < side[..., None]))
+    return result
+
+
+def resize_weights(
+    old: Tensor,
+    old_length: Union[int, torch.SymInt],
+    new: Tensor,
+    new_length: Union[int, torch.SymInt],
+    mode: str = 'bilinear',
+    align_corners: Optional[bool] = False,
+) -> Tensor:
+    """Weights of interpolation for each image, (B, new_length, old_length).
+
+    Args:
+        old: (B,), cells of the images.
+        old_length: cells of the padded map.
+        new: (B,), cells of the resized images.
+        new_length: cells of the resized padded map.
+        mode: 'bilinear' or 'nearest', as in `F.interpolate`.
+        align_corners: as in `F.interpolate`.
+    """
+    at = torch.arange(new_length, device=old.device)
+    cells = torch.arange(old_length, device=old.device)
+    old, new = old.clamp(min=1)[:, None], new.clamp(min=1)[:, None]
+    if mode == 'nearest':
+        return (cells == (at * old // new).minimum(old - 1)[..., None]).to(torch.float32)
+    old, new = old.to(torch.float32), new.to(torch.float32)
+    if align_corners:
+        source = at * (old - 1) / (new - 1).clamp(min=1)
+    else:
+        source = (at + 0.5) * (old / new) - 0.5
+    source = source.clamp(min=0).minimum(old - 1)[..., None]  # (B, new_length, 1)
+    return (1 - (source - cells).abs()).clamp(min=0)
+
+
+def resample(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
+    """rows @ x @ columns^T, for each image and channel, in at least float32."""
+    in_graph = graph_is_captured()
+    with nullcontext() if in_graph else torch.autocast(x.device.type, enabled=False):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        columns = columns.transpose(1, 2)[:, None].to(dtype)
+        return (rows[:, None].to(dtype) @ (x.to(dtype) @ columns)).to(x.dtype)
+
+
+def reduction_arguments(
+    function: Callable, axes: int, args: tuple, kwargs: dict
+) -> tuple[set, bool, bool]:
+    """The axes of a reduction, whether they are kept, and whether other options are given."""
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    names = {'norm': ['p', 'dim', 'keepdim'], 'vector_norm': ['ord', 'dim', 'keepdim']}
+    name = function.__name__.removeprefix('linalg_')
+    kwargs.update(zip(names.get(name, ['dim', 'keepdim']), args))
+    dim = kwargs.pop('dim', kwargs.pop('axis', None))
+    order = kwargs.pop('p', kwargs.pop('ord', 2))
+    keepdim = bool(kwargs.pop('keepdim', False))
+    dims = (
+        set() if dim is None else {d % axes for d in (dim if isinstance(dim, Sequence) else [dim])}
+    )
+    return dims, keepdim, bool(kwargs) or order not in ('fro', 1, 2)
+
+
+def corner(index: Any) -> Optional[tuple]:
+    """The size of `x[..., :height, :width]`, if it is that of a map."""
+    if not isinstance(index, tuple) or len(index) not in (3, 4):
+        return None
+    *others, rows, columns = index
+    if any(i not in (Ellipsis, slice(None)) for i in others if not isinstance(i, Tensor)):
+        return None
+    size = tuple(part.stop if isinstance(part, slice) else None for part in (rows, columns))
+    known = all(isinstance(n, Side) or (compiler_is_used() and isinstance(n, int)) for n in size)
+    plain = all(isinstance(p, slice) and p.start is p.step is None for p in (rows, columns))
+    return size if known and plain and len(others) == len(index) - 2 else None
+
+
+def slice_steps(index: Any, dims: int) -> Optional[list[tuple[int, int, int]]]:
+    """How slicing changes the length of each axis; None if it does not only slice a map."""
+    index = index if isinstance(index, tuple) else (index,)
+    if any(type(i) is Tensor for i in index) or dims != 4:
+        return None
+    if Ellipsis in index:
+        at = index.index(Ellipsis)
+        index = (*index[:at], *[slice(None)] * (5 - len(index)), *index[at + 1 :])
+    index = (*index, *[slice(None)] * (4 - len(index)))
+    if len(index) != 4 or not all(isinstance(i, slice) for i in index) or index[0] != slice(None):
+        return None
+    steps = []
+    for part in index[2:]:
+        start, stop, step = part.start or 0, part.stop or 0, part.step or 1
+        if start < 0 or stop > 0 or step < 1 or (part.stop is not None and stop == 0):
+            return None
+        steps.append((1, stop - start + step - 1, step))
+    return steps
+
+
+# Functions and methods by name; those in place end in an underscore.
+ELEMENT_WISE = """
+    add sub subtract mul multiply neg negative abs absolute square positive
+    __radd__ __rsub__ __rmul__ lerp where maximum minimum clamp clamp_min clamp_max clip
+    masked_fill fill zero copy nan_to_num sign sgn round floor ceil trunc frac
+    relu relu6 leaky_relu prelu rrelu elu celu selu gelu silu mish hardtanh hardswish hardshrink
+    softshrink tanhshrink hardsigmoid sigmoid logsigmoid tanh softplus softsign threshold
+    sin cos atan arctan asinh arcsinh erf
+    dropout feature_dropout dropout1d dropout2d alpha_dropout expand_as
+    eq ne gt ge lt le greater less isnan isinf isfinite logical_and logical_or logical_not
+    logical_xor signbit bitwise_and bitwise_or bitwise_xor bitwise_not
+    __and__ __or__ __xor__ __invert__
+""".split()
+WITH_POLES = """
+    div divide true_divide floor_divide __rdiv__ __rfloordiv__ __rpow__ __ipow__ __idiv__ pow
+    float_power __pow__ sqrt rsqrt exp exp2 expm1 log log2 log10 log1p reciprocal addcmul addcdiv
+    hypot atan2 arctan2 logaddexp logaddexp2 xlogy logit erfc erfinv lgamma digamma sinh cosh tan
+    asin arcsin acos arccos atanh arctanh fmod remainder fmax fmin sinc i0 deg2rad
+    rad2deg heaviside copysign ldexp
+""".split()
+CASTS = """
+    clone contiguous detach to type type_as float half bfloat16 double cpu cuda pin_memory
+    requires_grad_ view_as
+""".split()
+LIKE = 'zeros_like ones_like full_like'.split()
+OVERWRITES = 'uniform normal bernoulli exponential random'.split()
+CONSTANTS = 'new_ones new_full new_tensor'.split()
+RESHAPES = 'view reshape flatten unsqueeze squeeze unflatten'.split()
+OVER_CHANNELS = 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split()
+REDUCTIONS = 'sum mean amax amin norm'.split()
+
+
+def named(names: Sequence[str]) -> list[Callable]:
+    """The functions and methods with these names, and those in place."""
+    kinds = (
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+    )
+    homes = (torch, Tensor, F, torch._C._nn, torch.special)
+    names = [f'{name}{suffix}' for name in names for suffix in ('', '_')]
+    found = (getattr(home, name, None) for home in homes for name in names)
+    return [function for function in found if isinstance(function, kinds)]
+
+
+# The functions that keep the extent.
+RULES: dict[Callable, Callable] = {
+    **dict.fromkeys(named(ELEMENT_WISE), element_wise),
+    **dict.fromkeys(named(WITH_POLES), element_wise_with_poles),
+    **dict.fromkeys(named(CASTS), cast),
+    **dict.fromkeys(named(LIKE), constant_like),
+    **dict.fromkeys([f for f in named(OVERWRITES) if is_in_place(f)], overwrite),
+    **dict.fromkeys(named(CONSTANTS), constant),
+    **dict.fromkeys(named(RESHAPES), reshape),
+    **dict.fromkeys(named(REDUCTIONS) + [torch.linalg.vector_norm], over_axes),
+    **dict.fromkeys(named(['conv2d']), conv2d),
+    **dict.fromkeys(named(['conv_transpose2d']), conv_transpose2d),
+    **dict.fromkeys(named(['max_pool2d']), max_pool2d),
+    **dict.fromkeys(named(['avg_pool2d']), avg_pool2d),
+    **dict.fromkeys(named(['adaptive_avg_pool2d']), adaptive_avg_pool2d),
+    F.adaptive_max_pool2d: adaptive_max_pool2d,
+    **dict.fromkeys(named(['group_norm']), group_norm),
+    F.instance_norm: instance_norm,
+    F.batch_norm: batch_norm,
+    F.interpolate: interpolate,
+    **dict.fromkeys(named(['pixel_shuffle']), pixel_shuffle),
+    **dict.fromkeys(named(['pixel_unshuffle']), pixel_unshuffle),
+    **dict.fromkeys(named(['pad']), pad),
+    **dict.fromkeys(
+        named(['softmax', 'log_softmax', 'softmin', 'cumsum', 'flip']), over_channels(0)
+    ),
+    **dict.fromkeys(named(['cat', 'concat', 'concatenate']), over_channels(0)),
+    **dict.fromkeys(named(['split', 'chunk', 'tensor_split', 'roll']), over_channels(1)),
+    F.normalize: over_channels(1),
+    **dict.fromkeys(named(['linear']), of_vectors),
+    Tensor.__getitem__: index,
+    Tensor.shape.__get__: shape,
+    Tensor.size: shape,
+}

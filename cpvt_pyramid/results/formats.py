@@ -1,0 +1,413 @@
+"""The results of a run in the formats of other tools.
+
+They are made from the files that a run writes for each image (`records.py`). So this serves whole
+images and tiles, models of mm and exported models.
+"""
+
+import csv
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ..tooling.command import UserError
+from ..tooling.files import Format, atomic_write, make_folder
+from ..tooling.inputs import is_video
+from ..tooling.rasters import ReadError, open_raster
+from .polygons import one_polygon, outlines, regions, ring_area
+from .predictions import Kind
+from .records import bounding_box, mask_of, run_lengths
+
+Named = Sequence[tuple[Path, str]]  # images, and the names of their results
+
+COLUMNS = ('image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area')
+LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
+LABEL_MAPS = ('labels.png', 'labels.tif')
+
+
+class ImageResult(NamedTuple):
+    """What was found in an image."""
+
+    path: Path  # of the image
+    name: str  # of its results
+    size: tuple[int, int]  # height and width
+    items: list[dict[str, Any]]  # `class`, `label`, `box`; some have a `score` or a `mask`
+
+
+class Output(NamedTuple):
+    """The results of a run, and the format in which they are written as well."""
+
+    folder: Path  # with the files of each image
+    format: Optional[Format]
+    kind: Kind
+    classes: Sequence[str]
+
+    def check(self, named: Named, tiled: bool = False) -> None:
+        """Check, before a run, that the results of images can be written in the format.
+
+        Raises:
+            UserError: says why not.
+        """
+        if not self.format:
+            return
+        if videos := [path for path, _ in named if is_video(path)]:
+            raise UserError(f'--format is for images, but {videos[0]} is a video; run it without')
+        if self.kind == 'labels' and self.format == 'yolo':
+            raise UserError(
+                '--format yolo is for objects, but the model labels pixels; use coco, labelme, csv '
+                'or geojson'
+            )
+        if self.kind == 'labels' and tiled and self.format != 'geojson':
+            raise UserError(
+                f'--format {self.format} is for label maps that fit into memory; with --tile use '
+                'geojson'
+            )
+        has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
+        for path, _ in named:
+            if has_outlines or (self.format == 'geojson' and may_be_georeferenced(path)):
+                rasterio_for(self.format, path)
+                break
+
+    def write(self, named: Named) -> None:
+        """Write the results of images, which are in the folder, in the format."""
+        if not self.format:
+            return
+        named = tqdm(named, f'writing {self.format}', leave=False, delay=3)
+        if self.format == 'geojson':
+            for path, name in named:
+                write_geojson(self, path, name)
+        else:
+            WRITERS[self.format](self, (image_result(self, path, name) for path, name in named))
+
+    def report(self, done: Named, inputs: int) -> None:
+        """Print how many of the inputs have results, and what was found."""
+        print(f'{len(done)} of {inputs} done: results in {self.folder}')
+        if any(not is_video(path) for path, _ in done):
+            print(f'found in images: {self.summary(done) or "nothing"}')
+
+    def summary(self, named: Named) -> str:
+        """What was found in images: the number of objects of each class, or the share of pixels."""
+        counts: Counter[str] = Counter()
+        for path, name in tqdm(named, 'counting', leave=False, delay=3):
+            if is_video(path):
+                continue
+            if self.kind == 'labels':
+                pixels = count_labels(label_map_file(self.folder, name))
+                counts.update({str(n): int(pixels[i]) for i, n in enumerate(self.classes)})
+            else:
+                content = json.loads((self.folder / f'{name}.{self.kind}.json').read_text())
+                counts.update(item['class'] for item in content[self.kind])
+        total = max(counts.total(), 1)
+        return ', '.join(
+            f'{name} {count / total:.1%}' if self.kind == 'labels' else f'{count} {name}'
+            for name, count in counts.most_common()
+            if count
+        )
+
+
+def image_result(output: Output, path: Path, name: str) -> ImageResult:
+    """Read what a run wrote for an image."""
+    folder, _, kind, classes = output
+    if kind == 'labels':
+        with Image.open(label_map_file(folder, name)) as image:
+            labels = np.asarray(image)
+        items = [
+            mask_item(labels == label, int(label), classes)
+            for label in shown_labels(labels, classes)
+        ]
+        return ImageResult(path, name, labels.shape, items)
+    content = json.loads((folder / f'{name}.{kind}.json').read_text())
+    items, size = content[kind], (content['height'], content['width'])
+    if kind == 'segments':
+        with Image.open(folder / f'{name}.segments.png') as image:
+            numbers = np.asarray(image)
+        items = [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
+    return ImageResult(path, name, size, items)
+
+
+def label_map_file(folder: Path, name: str) -> Path:
+    """The label map of an image: of the two that --tile and others write, the newer one."""
+    paths = [folder / f'{name}.{ending}' for ending in LABEL_MAPS]
+    return max((path for path in paths if path.exists()), key=lambda path: path.stat().st_mtime_ns)
+
+
+def count_labels(path: Path) -> np.ndarray:
+    """The number of pixels of each label in a map; that of --tile is read in parts."""
+    most = 2**16
+    if path.suffix == '.png':
+        with Image.open(path) as image:
+            return np.bincount(np.asarray(image).ravel(), minlength=most)
+    with open_raster(path, 'a label map of --tile') as image:
+        parts = (image.read(1, window=window).ravel() for _, window in image.block_windows(1))
+        return sum((np.bincount(part, minlength=most) for part in parts), np.zeros(most, int))
+
+
+def shown_labels(labels: np.ndarray, classes: Sequence[str]) -> list[int]:
+    """The labels in a map (H, W) that are classes other than the background."""
+    return [i for i in np.unique(labels) if i < len(classes) and classes[i] != 'background']
+
+
+def mask_item(mask: np.ndarray, label: int, classes: Sequence[str]) -> dict[str, Any]:
+    box, encoded = bounding_box(mask), run_lengths(mask)
+    return {'class': classes[label], 'label': label, 'box': box, 'mask': encoded}
+
+
+# Formats
+
+
+def write_coco(output: Output, results: Iterable[ImageResult]) -> None:
+    """coco.json: a data set of the images whose annotations have scores."""
+    content = {
+        'images': [],
+        'annotations': [],
+        'categories': [{'id': i, 'name': name} for i, name in enumerate(output.classes, 1)],
+    }
+    for number, result in enumerate(results, 1):
+        height, width = result.size
+        content['images'].append(
+            {'id': number, 'file_name': str(result.path), 'height': height, 'width': width}
+        )
+        for item in result.items:
+            x1, y1, x2, y2 = item['box']
+            annotation = {
+                'id': len(content['annotations']) + 1,
+                'image_id': number,
+                'category_id': item['label'] + 1,
+                'bbox': [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)],
+                'area': area_of(item),
+                'iscrowd': 0,
+            }
+            annotation |= {'segmentation': item['mask']} if 'mask' in item else {}
+            annotation |= {'score': item['score']} if 'score' in item else {}
+            content['annotations'].append(annotation)
+    with atomic_write(output.folder / 'coco.json') as file:
+        file.write_text(json.dumps(content))
+
+
+def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
+    """yolo/labels/NAME.txt: on each line a class and a box or a polygon, in shares of the image.
+    yolo/classes.txt: the names."""
+    root = output.folder / 'yolo'
+    make_folder(root / 'labels')
+    for result in results:
+        scale = np.array(result.size[::-1])
+        lines = []
+        for item in result.items:
+            if 'mask' in item:
+                numbers = one_polygon(polygons_of(item)) / scale
+            else:
+                start, stop = np.reshape(item['box'], (2, 2)) / scale
+                numbers = np.array([(start + stop) / 2, stop - start])
+            lines.append(' '.join([str(item['label']), *(f'{v:.6f}' for v in numbers.flat)]))
+        path = root / f'labels/{result.name}.txt'
+        make_folder(path.parent)
+        with atomic_write(path) as file:
+            file.write_text(''.join(f'{line}\n' for line in lines))
+    with atomic_write(root / 'classes.txt') as file:
+        file.write_text(''.join(f'{name}\n' for name in output.classes), encoding='utf-8')
+
+
+def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
+    """labelme/NAME.json: rectangles or polygons, to open in labelme. Parts of an object share a
+    group; the score is the description."""
+    is_map = output.kind == 'labels'
+    for result in results:
+        path = output.folder / f'labelme/{result.name}.json'
+        make_folder(path.parent)
+        shapes = []
+        for group, item in enumerate(result.items):
+            points = polygons_of(item) if 'mask' in item else [np.reshape(item['box'], (2, 2))]
+            for part in points:
+                shape = {
+                    'label': item['class'],
+                    'points': part.round(2).tolist(),
+                    'group_id': group if len(points) > 1 and not is_map else None,
+                    'description': f'score {item["score"]}' if 'score' in item else '',
+                    'shape_type': 'polygon' if 'mask' in item else 'rectangle',
+                    'flags': {},
+                }
+                shapes.append(shape)
+        if is_map:  # polygons have no holes; small ones come last and are on top
+            shapes.sort(key=lambda shape: -ring_area(np.array(shape['points'])))
+        content = {
+            'version': '5.5.0',
+            'flags': {},
+            'shapes': shapes,
+            'imagePath': os.path.relpath(result.path, path.parent),
+            'imageData': None,
+            'imageHeight': result.size[0],
+            'imageWidth': result.size[1],
+        }
+        with atomic_write(path) as file:
+            file.write_text(json.dumps(content, indent=1))
+
+
+def write_csv(output: Output, results: Iterable[ImageResult]) -> None:
+    """predictions.csv: a line for each object, or for each class in a label map."""
+    with atomic_write(output.folder / 'predictions.csv') as draft:
+        with draft.open('w', encoding='utf-8', errors='surrogateescape', newline='') as file:
+            table = csv.writer(file)
+            table.writerow(COLUMNS)
+            for result in results:
+                for item in result.items:
+                    score, area = item.get('score', ''), area_of(item)
+                    table.writerow([result.path, item['class'], score, *item['box'], area])
+
+
+WRITERS = {'coco': write_coco, 'yolo': write_yolo, 'labelme': write_labelme, 'csv': write_csv}
+
+
+def area_of(item: dict[str, Any]) -> float:
+    """The area of a mask, or else of a box, in pixels."""
+    if 'mask' in item:
+        return int(mask_of(item['mask']).sum())
+    x1, y1, x2, y2 = item['box']
+    return round((x2 - x1) * (y2 - y1), 2)
+
+
+def polygons_of(item: dict[str, Any]) -> list[np.ndarray]:
+    """The outlines of an object's mask, or of its box where the mask is empty."""
+    return outlines(mask_of(item['mask'])) or [box_corners(item['box'])]
+
+
+def box_corners(box: Sequence[float]) -> np.ndarray:
+    x1, y1, x2, y2 = box
+    return np.array([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], float)
+
+
+# GeoJSON
+
+
+class Place(NamedTuple):
+    """Where an image is."""
+
+    transform: Any  # affine.Affine, from pixels to world coordinates
+    crs: Any  # rasterio.crs.CRS
+
+
+def write_geojson(output: Output, path: Path, name: str) -> None:
+    """NAME.geojson: a feature for each object, or each region of a label map, along the borders of
+    its pixels.
+
+    In world coordinates if the image is georeferenced: of its coordinate system if that has an EPSG
+    code, else longitudes and latitudes. Otherwise in pixels.
+    """
+    place = place_of_image(path)
+    if output.kind == 'labels':
+        found = features_of_label_map(label_map_file(output.folder, name), output.classes)
+    else:
+        found = features_of_items(image_result(output, path, name).items)
+    crs, to_world = ('', lambda geometry: geometry) if place is None else world_coordinates(place)
+    head = {'type': 'FeatureCollection'}
+    head |= {'crs': {'type': 'name', 'properties': {'name': crs}}} if crs else {}
+    with atomic_write(output.folder / f'{name}.geojson') as draft, draft.open('w') as file:
+        file.write(json.dumps(head)[:-1] + ', "features": [')
+        for i, (properties, geometry) in enumerate(found):
+            feature = {
+                'type': 'Feature',
+                'properties': properties,
+                'geometry': to_world(geometry),
+            }
+            file.write(',\n' * bool(i) + json.dumps(feature))
+        file.write(']}\n')
+
+
+def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, dict]]:
+    """The properties and the geometry of each object."""
+    for item in items:
+        properties = {key: item[key] for key in ('class', 'score') if key in item}
+        mask = mask_of(item['mask']) if 'mask' in item else np.zeros((0, 0), bool)
+        if mask.any():
+            parts = [part['coordinates'] for part, _ in regions(mask.astype(np.uint8), mask=mask)]
+        else:
+            ring = box_corners(item['box']).tolist()
+            parts = [[[*ring, ring[0]]]]
+        if len(parts) == 1:
+            yield properties, {'type': 'Polygon', 'coordinates': parts[0]}
+        else:
+            yield properties, {'type': 'MultiPolygon', 'coordinates': parts}
+
+
+def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[dict, dict]]:
+    """The properties and the geometry of each region; the map is not read into memory."""
+    rasterio = rasterio_for('geojson', path)
+    # Without its georeference, geometries are in pixels.
+    with open_raster(path, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
+        for geometry, label in regions(rasterio.band(image, 1)):
+            if label < len(classes) and classes[label] != 'background':
+                yield {'class': classes[label]}, geometry
+
+
+def place_of_image(path: Path) -> Optional[Place]:
+    """The georeference of an image; None if it has none."""
+    try:
+        rasterio = rasterio_for('geojson', path)
+    except UserError:
+        if may_be_georeferenced(path):
+            raise
+        return None
+    try:
+        with open_raster(path, '--format geojson') as image:
+            points, crs = image.gcps
+            if points and crs:
+                return Place(rasterio.transform.from_gcps(points), crs)
+            return Place(image.transform, image.crs) if image.crs else None
+    except ReadError:  # a kind of image that GDAL does not read
+        return None
+
+
+def may_be_georeferenced(path: Path) -> bool:
+    return path.suffix.lower() in ('.tif', '.tiff', '.jp2')
+
+
+def world_coordinates(place: Place) -> tuple[str, Any]:
+    """The name of a coordinate system, and a function from geometries in pixels to ones in it."""
+    from rasterio.warp import transform_geom
+
+    authority, code = place.crs.to_authority(100) or ('', '')
+    in_degrees = (authority, code) == ('EPSG', '4326')
+    if authority == 'EPSG' and not in_degrees:
+        return f'urn:ogc:def:crs:EPSG::{code}', partial(moved_geometry, place.transform)
+
+    def to_degrees(geometry: dict) -> dict:
+        moved = moved_geometry(place.transform, geometry)
+        return moved if in_degrees else transform_geom(place.crs, 'EPSG:4326', moved)
+
+    return LONGITUDE_LATITUDE, to_degrees
+
+
+def moved_geometry(transform: Any, geometry: dict) -> dict:
+    """A geometry whose points have been transformed; outer rings turn counterclockwise."""
+    polygons = geometry['coordinates']
+    is_one = geometry['type'] == 'Polygon'
+    moved = [
+        [moved_ring(transform, ring, i == 0) for i, ring in enumerate(rings)]
+        for rings in ([polygons] if is_one else polygons)
+    ]
+    return {'type': geometry['type'], 'coordinates': moved[0] if is_one else moved}
+
+
+def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[list[float]]:
+    a, b, c, d, e, f = transform[:6]
+    points = np.array(ring, float) @ np.array([(a, d), (b, e)]) + (c, f)
+    x, y = (points - points[0]).T
+    turns_left = x[:-1] @ y[1:] > y[:-1] @ x[1:]
+    return (points if turns_left == counterclockwise else points[::-1]).tolist()
+
+
+def rasterio_for(form: Format, path: Path) -> Any:
+    try:
+        import rasterio
+        import rasterio.transform
+    except ImportError as error:
+        raise UserError(
+            f'--format {form} of {path} needs rasterio; pip install rasterio ({error})'
+        ) from error
+    return rasterio

@@ -1,0 +1,705 @@
+"""What the results of a test say: tables, charts and the worst images, as an HTML page."""
+
+import io
+import json
+import math
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from PIL import Image, ImageDraw
+from pycocotools import mask as mask_utils
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from tqdm import tqdm
+
+from ..results.detection_errors import (
+    CORRECT,
+    ERRORS,
+    Compared,
+    best_threshold,
+    confusion_of,
+    error_types,
+    find_errors,
+)
+from ..results.drawing import draw_boxes, draw_legend, draw_segmentation, painted_classes
+from ..runtime.predictor import check_score_thr
+from ..tooling.command import UserError, one_line
+from ..tooling.pages import (
+    GRAY,
+    THUMBNAIL,
+    Curve,
+    bar_chart,
+    cards,
+    contact_sheet,
+    heat_map,
+    html_section,
+    html_table,
+    line_chart,
+    reduced,
+    side_by_side,
+    wide_picture,
+)
+from .config.load import as_list, kind_of
+from .datasets.checks import annotation_file, data_of
+from .datasets.coco import indexed_coco, is_number, usable_content
+from .datasets.images import shown_image
+from .datasets.label_maps import label_map_reader
+from .inference.prediction import dataset_meta
+from .inference.raster import ReadError
+from .inference.trained import SCORE_THR
+
+COLORS = ((47, 111, 222), (232, 140, 30), (209, 52, 62))  # of curves and frames
+GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
+IGNORED = 255
+SIZES = ('all', 'small', 'medium', 'large')  # COCO's areas: below 32 x 32 pixels, 96 x 96, above
+LISTED = 20  # confusions in a table
+
+
+class Analysis(NamedTuple):
+    """The results of a test, analysed."""
+
+    numbers: dict[str, Any]  # as JSON values
+    sections: list[str]  # of an HTML page
+
+
+def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: int) -> Analysis:
+    """Analyse the results of a test.
+
+    Args:
+        cfg: the config of the test.
+        path: what test.py --out wrote, or COCO results.
+        score_thr: of detections in the confusion matrix and in pictures; None is 0.3.
+        worst: number of images to show.
+    """
+    datasets = data_of(cfg, 'test')
+    if len(datasets) != 1:
+        raise UserError(f'the config must have one test data set, got {len(datasets)}')
+    (dataset,) = datasets
+    if cfg.default_scope == 'mmseg':
+        check_score_thr(score_thr, 'labels')
+        return analyse_label_maps(cfg, dataset, path, worst)
+    if kind_of(dataset) != 'CocoDataset':
+        raise UserError(
+            'the test data must be a CocoDataset or label maps to be analysed, got '
+            f'{kind_of(dataset)}'
+        )
+    score_thr = SCORE_THR if score_thr is None else score_thr
+    truth = ground_truth(dataset)
+    meta = dataset_meta(cfg, {})
+    names = {truth.cats[c]['name']: c for c in truth.getCatIds(catNms=list(meta['classes']))}
+    if absent := [name for name in meta['classes'] if name not in names]:
+        raise UserError(f'{annotation_file(dataset)} has no category {absent[0]!r}')
+    results = read_detections(path, truth, list(names.values()))
+    root = Path(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
+    analysis = Analysis({}, [])
+    for metric in metrics_of(cfg, results):
+        evaluation = evaluate_detections(truth, results, names, metric)
+        add_detections(analysis, evaluation, metric, score_thr)
+        last = evaluation
+    if worst:
+        pictures = worst_detections(last, truth, root, score_thr, worst)
+        analysis.sections.append(worst_section(pictures, score_thr))
+    return analysis
+
+
+# Reading
+
+
+class SafeUnpickler(pickle.Unpickler):
+    """Reads results of mm without executing code from the file."""
+
+    ALLOWED = {
+        ('collections', 'OrderedDict'),
+        ('torch._utils', '_rebuild_tensor_v2'),
+        ('numpy', 'dtype'),
+        ('numpy', 'ndarray'),
+        ('numpy.core.multiarray', '_reconstruct'),
+        ('numpy.core.multiarray', 'scalar'),
+        ('numpy._core.multiarray', '_reconstruct'),
+        ('numpy._core.multiarray', 'scalar'),
+        ('numpy._core.numeric', '_frombuffer'),
+        ('numpy.core.numeric', '_frombuffer'),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ('torch.storage', '_load_from_bytes'):
+            return lambda data: torch.load(io.BytesIO(data), weights_only=True)
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f'it holds a {module}.{name}')
+        return super().find_class(module, name)
+
+
+def read_samples(path: Path) -> list[dict]:
+    """The predictions that test.py --out wrote."""
+    try:
+        with path.open('rb') as file:
+            samples = SafeUnpickler(file).load()
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
+    except Exception as error:  # pickle raises many kinds
+        raise UserError(
+            f'{path} is not a complete file of test.py --out: {one_line(error, 120)}'
+        ) from error
+    if not isinstance(samples, list) or not all(isinstance(s, dict) for s in samples):
+        raise UserError(
+            f'{path} is not a file of test.py --out: it must hold a list of predictions'
+        )
+    return samples
+
+
+def ground_truth(dataset: dict) -> COCO:
+    """The annotations of a data set.
+
+    Raises:
+        UserError: some cannot be used.
+    """
+    path = annotation_file(dataset)
+    content, defects = usable_content(path)
+    if problems := [problem for problem in defects.problems() if problem.is_error]:
+        raise UserError(
+            f'{path} has {problems[0]}; see tools/check_data.py. If the test left them out with '
+            '--skip-bad, name the rest: --cfg-options test_dataloader.dataset.ann_file=GOOD.json'
+        )
+    return indexed_coco(content)
+
+
+def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[dict]:
+    """Detections as COCO results, from such a file or one of test.py --out.
+
+    Raises:
+        UserError: the file is damaged, or the results are not for these annotations.
+    """
+    if path.suffix == '.json':
+        results = read_coco_results(path)
+    else:
+        results = list(results_of_samples(read_samples(path), path, truth, categories))
+    for number, result in enumerate(results):
+        box = result.get('bbox') or []
+        values = [result.get('score'), *(box if isinstance(box, list) else [box])]
+        if len(values) not in (1, 5) or not all(map(is_number, values)):
+            raise UserError(
+                f'{path}: a score must be a finite number and a bbox have four, but result '
+                f'{number} has {values}'[:300]
+            )
+        if not box and not result.get('segmentation'):
+            raise UserError(f'{path}: result {number} has neither bbox nor segmentation')
+        for key, known in (('image_id', truth.imgs), ('category_id', truth.cats)):
+            if not isinstance(result.get(key), (int, str)) or result[key] not in known:
+                raise UserError(
+                    f'{path} has results for another data set: the annotations have no '
+                    f'{key} {result.get(key)!r}'
+                )
+    return results
+
+
+def read_coco_results(path: Path) -> list[dict]:
+    try:
+        results = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'{path} is not complete JSON: {one_line(error, 120)}') from error
+    if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
+        raise UserError(
+            f'{path} must hold COCO results, a list of objects with image_id, category_id, bbox '
+            'and score'
+        )
+    return results
+
+
+def results_of_samples(
+    samples: Sequence[dict], path: Path, truth: COCO, categories: Sequence[int]
+) -> Iterator[dict]:
+    for sample in samples:
+        found = sample.get('pred_instances')
+        if found is None:
+            raise UserError(f'{path} has no detections; it holds {", ".join(sorted(sample))[:120]}')
+        image = truth.imgs.get(sample['img_id'])
+        if image is None or Path(image['file_name']).name != Path(sample['img_path']).name:
+            raise UserError(
+                f'{path} has results for another data set: the annotations have no image '
+                f'{sample["img_id"]} {Path(sample["img_path"]).name}'
+            )
+        masks = found.get('masks') or [None] * len(found['scores'])
+        boxes, scores = found['bboxes'].tolist(), found['scores'].tolist()
+        for (x1, y1, x2, y2), score, label, mask in zip(
+            boxes, scores, found['labels'].tolist(), masks
+        ):
+            if label >= len(categories):
+                raise UserError(
+                    f'{path} has the label {label}, but the config has {len(categories)} classes'
+                )
+            yield {
+                'image_id': sample['img_id'],
+                'category_id': categories[label],
+                'bbox': [x1, y1, x2 - x1, y2 - y1],
+                'score': score,
+                **({'segmentation': mask} if mask is not None else {}),
+            }
+
+
+def metrics_of(cfg: Config, results: Sequence[dict]) -> list[str]:
+    """bbox, segm or both: what the config evaluates and the results have."""
+    wanted = {
+        name
+        for metric in as_list(cfg.get('test_evaluator'))
+        for name in as_list(metric.get('metric'))
+    }
+    present = {
+        'bbox': all(result.get('bbox') for result in results),
+        'segm': bool(results) and all(result.get('segmentation') for result in results),
+    }
+    chosen = [name for name in ('bbox', 'segm') if name in wanted and present[name]]
+    return chosen or ['bbox' if present['bbox'] else 'segm']
+
+
+# Detections
+
+
+class Evaluation(NamedTuple):
+    """Detections evaluated by pycocotools, and compared with the objects at an IoU of 0.5."""
+
+    classes: list[str]
+    precision: np.ndarray  # (10, 101, K, 4) by IoU, recall, class and size; -1 without objects
+    images: list[Compared]
+    crowds: int  # annotations that are ignored
+
+
+def evaluate_detections(
+    truth: COCO, results: Sequence[dict], names: dict[str, int], metric: str
+) -> Evaluation:
+    """Evaluate detections.
+
+    Args:
+        truth: the annotations.
+        results: COCO results.
+        names: the category of each class.
+        metric: bbox or segm.
+    """
+    annotations = []
+    for number, result in enumerate(results, 1):
+        annotation = {**result, 'id': number, 'iscrowd': 0}
+        if metric == 'segm':
+            mask = run_lengths_of(truth, annotation, f'result {number - 1}')
+            annotation |= {'segmentation': mask, 'area': float(mask_utils.area(mask))}
+            annotation['bbox'] = mask_utils.toBbox(mask).tolist()
+        else:
+            annotation['area'] = result['bbox'][2] * result['bbox'][3]
+        annotations.append(annotation)
+    for annotation in truth.anns.values() if metric == 'segm' else ():
+        run_lengths_of(truth, annotation, f'annotation {annotation["id"]}')
+    found = indexed_coco({**truth.dataset, 'annotations': annotations})
+    coco_eval = COCOeval(truth, found, metric)
+    categories = list(names.values())
+    coco_eval.params.catIds = categories
+    with redirect_stdout(io.StringIO()):
+        coco_eval.evaluate()
+        coco_eval.accumulate()
+    # (10, 101, K, 4); the categories are sorted inside
+    order = np.searchsorted(coco_eval.params.catIds, categories)
+    precision = coco_eval.eval['precision'][..., -1][:, :, order]
+    images = list(compared_images(coco_eval, truth, found, categories, metric))
+    crowds = sum(annotation['iscrowd'] for annotation in truth.anns.values())
+    return Evaluation(list(names), precision, images, crowds)
+
+
+def run_lengths_of(truth: COCO, annotation: dict, name: str) -> dict[str, Any]:
+    """The mask of an annotation or a result.
+
+    Raises:
+        UserError: it has none, or one of another size than its image.
+    """
+    image = truth.imgs[annotation['image_id']]
+    try:
+        mask = truth.annToRLE(annotation)
+        whole = mask['size'] == [image['height'], image['width']]
+        mask_utils.decode(mask)
+    except Exception:  # pycocotools raises many kinds
+        whole = False
+    if not whole:
+        raise UserError(
+            f'{name} must have a mask of its image, {image["height"]} x {image["width"]} pixels, '
+            'for the metric segm; without masks, set test_evaluator.metric=bbox'
+        )
+    return mask
+
+
+def compared_images(
+    coco_eval: COCOeval, truth: COCO, found: COCO, categories: Sequence[int], metric: str
+) -> Iterator[Compared]:
+    """The detections of each image with the matches of pycocotools at an IoU of 0.5."""
+    image_ids, ids = coco_eval.params.imgIds, coco_eval.params.catIds
+    label_of = {category: label for label, category in enumerate(categories)}
+    evaluated = coco_eval.evalImgs  # by category, size (the first: all) and image
+    stride = len(coco_eval.params.areaRng) * len(image_ids)
+    for number, image in enumerate(tqdm(image_ids, 'errors', leave=False, delay=3)):
+        detections, objects, matched = [], [], {}
+        for row in range(len(ids)):
+            result = evaluated[row * stride + number]
+            if result is None:
+                continue
+            ignored = result['dtIgnore'][0].astype(bool)
+            for key, ignore, match in zip(result['dtIds'], ignored, result['dtMatches'][0]):
+                if not ignore:
+                    detections.append(key)
+                    matched[key] = match
+            objects += [k for k, i in zip(result['gtIds'], result['gtIgnore']) if not i]
+        detections = [found.anns[key] for key in detections]
+        detections.sort(key=lambda annotation: -annotation['score'])  # stable
+        objects = [truth.anns[key] for key in objects]
+        place = {annotation['id']: j for j, annotation in enumerate(objects)}
+        if metric == 'segm':
+            shapes = [
+                [truth.annToRLE(annotation) for annotation in kind]
+                for kind in (detections, objects)
+            ]
+        else:
+            shapes = [[annotation['bbox'] for annotation in kind] for kind in (detections, objects)]
+        iou = mask_utils.iou(*shapes, [0] * len(objects)) if detections and objects else []
+        yield Compared(
+            image,
+            np.array([label_of[a['category_id']] for a in detections], int),
+            np.array([a['score'] for a in detections], float),
+            np.reshape([a['bbox'] for a in detections], (-1, 4)),
+            np.array([place.get(int(matched[a['id']]), -1) for a in detections], int),
+            np.array([label_of[a['category_id']] for a in objects], int),
+            np.reshape([a['bbox'] for a in objects], (-1, 4)),
+            np.reshape(iou, (len(detections), len(objects))),
+        )
+
+
+def mean_of(values: np.ndarray) -> float:
+    """pycocotools' mean: of what exists; nan for nothing."""
+    values = values[values > -1]
+    return float(values.mean()) if values.size else math.nan
+
+
+def add_detections(
+    analysis: Analysis, evaluation: Evaluation, metric: str, score_thr: float
+) -> None:
+    """Add the numbers and sections of one metric."""
+    classes, precision, images, _ = evaluation
+    count = len(classes)
+    kind = {'bbox': 'Boxes', 'segm': 'Masks'}[metric]
+    errors = find_errors(images, count)
+    overall = {
+        'AP': mean_of(precision[..., 0]),
+        'AP50': mean_of(precision[0, ..., 0]),
+        'AP75': mean_of(precision[5, ..., 0]),
+        **{f'AP {size}': mean_of(precision[..., i]) for i, size in enumerate(SIZES) if i},
+    }
+    labels, scores, correct = (
+        np.concatenate([[], *values])
+        for values in zip(*[(c.labels, c.scores, c.match >= 0) for c in images])
+    )
+    objects = sum(np.bincount(c.truth, minlength=count) for c in images)
+    rows = []
+    for label, name in enumerate(classes):
+        mine = labels == label
+        threshold, f1 = best_threshold(scores[mine], correct[mine], objects[label])
+        rows.append(
+            {
+                'class': name,
+                'objects': int(objects[label]),
+                'detections': int(mine.sum()),
+                'AP': mean_of(precision[:, :, label, 0]),
+                'AP50': mean_of(precision[0, :, label, 0]),
+                'AP75': mean_of(precision[5, :, label, 0]),
+                **{f'AP {s}': mean_of(precision[:, :, label, i]) for i, s in enumerate(SIZES) if i},
+                'best score': threshold,
+                'F1': f1,
+            }
+        )
+    matrix = confusion_of(images, count, score_thr)
+    analysis.numbers[metric] = {
+        **overall,
+        'classes': rows,
+        'errors': {n: {'number': errors.counts[n], 'AP50': errors.costs[n]} for n in ERRORS},
+        'confusion': matrix.tolist(),
+    }
+    without = sum(not len(c.scores) for c in images)
+    about = (
+        f'{len(images)} images, {int(objects.sum())} objects, {len(scores)} detections; '
+        f'{without} images have none.'
+    )
+    if evaluation.crowds:
+        about += f' {evaluation.crowds} crowd annotations are ignored.'
+    shown = {name: '–' if math.isnan(v) else f'{100 * v:.1f}' for name, v in overall.items()}
+    analysis.sections.extend(
+        [
+            html_section(kind, about, cards(shown)),
+            html_section(
+                f'{kind}: classes',
+                'AP from 0 to 1, as pycocotools computes it; small is an area below 32 × 32 '
+                'pixels, large above 96 × 96. The best score is the threshold with the highest F1 '
+                'at an IoU of 0.5. Click on a head to sort.',
+                html_table(list(rows[0]), [list(row.values()) for row in rows]),
+            ),
+            error_section(kind, errors, evaluation),
+            confusion_section(
+                f'{kind}: confusion', matrix, [*classes, 'nothing'],
+                f'Detections with a score of at least {score_thr} and an IoU of at least 0.5. The '
+                'last column are missed objects, the last row detections of nothing.',
+            ),
+        ]
+    )  # fmt: skip
+
+
+def error_section(kind: str, errors: Any, evaluation: Evaluation) -> str:
+    recalls = np.linspace(0, 1, 101)
+
+    def curve(name: str, values: np.ndarray, color: str = GRAY, width: float = 1) -> Curve:
+        exists = values > -1  # (101, K)
+        means = np.where(exists, values, 0).sum(1) / np.maximum(exists.sum(1), 1)
+        return Curve(name, list(zip(recalls, means)), color, width)
+
+    precision = evaluation.precision[..., 0]
+    curves = [
+        curve(name, precision[0, :, [label]].T)
+        for label, name in enumerate(evaluation.classes)
+        if (precision[0, :, label] > -1).any()
+    ]
+    for name, index, color in zip(('IoU 0.5', 'IoU 0.75', 'IoU 0.9'), (0, 5, 8), COLORS):
+        curves.append(curve(name, precision[index], '#{:02x}{:02x}{:02x}'.format(*color), 2.5))
+    return html_section(
+        f'{kind}: errors',
+        'Left: precision and recall, the mean over the classes; gray lines are single classes at '
+        'an IoU of 0.5. Right: the kinds of errors of TIDE, by the AP50 (in points) that would be '
+        'gained without them.',
+        side_by_side(
+            line_chart(curves, 'recall', 'precision'),
+            bar_chart(
+                {
+                    f'{name} ({errors.counts[name]})': 100 * cost
+                    for name, cost in errors.costs.items()
+                },
+                'AP50 lost by kind of error (number)',
+                '{:.1f}'.format,
+            ),
+        ),
+    )
+
+
+def confusion_section(title: str, matrix: np.ndarray, names: Sequence[str], note: str) -> str:
+    pairs = Counter(
+        {(i, j): int(n) for (i, j), n in np.ndenumerate(matrix) if n and i != j}
+    ).most_common(LISTED)
+    totals = matrix.sum(1)
+    rows = [
+        (names[i], names[j], number, f'{number / totals[i]:.1%}') for (i, j), number in pairs
+    ]  # fmt: skip
+    table = html_table(['true', 'predicted', 'number', 'share of true'], rows)
+    return html_section(
+        title, note,
+        side_by_side(heat_map(matrix, names, names[: matrix.shape[1]], 'true', 'predicted'), table),
+    )  # fmt: skip
+
+
+def worst_detections(
+    evaluation: Evaluation, truth: COCO, root: Path, score_thr: float, count: int
+) -> list[tuple[Image.Image, str]]:
+    """Pictures of the images with the most errors, with captions."""
+
+    def errors_in(compared: Compared) -> tuple[np.ndarray, np.ndarray]:
+        shown = compared.scores >= score_thr
+        missed = np.ones(len(compared.truth), bool)
+        missed[compared.match[shown & (compared.match >= 0)]] = False
+        return shown & (compared.match < 0), missed
+
+    ranked = sorted(evaluation.images, key=lambda c: -sum(map(np.sum, errors_in(c))))
+    pictures = []
+    for compared in ranked[:count]:
+        wrong, missed = errors_in(compared)
+        if not wrong.any() and not missed.any():
+            break
+        types, _ = error_types(compared)
+        name = truth.imgs[compared.image]['file_name']
+        caption = f'{name}: {wrong.sum()} wrong, {missed.sum()} missed'
+        try:
+            image, factor = reduced(shown_image(root / name))
+        except ReadError as error:
+            pictures.append((Image.new('RGB', (THUMBNAIL, 60), GRAY), f'{caption}; {error}'))
+            continue
+        correct = (compared.scores >= score_thr) & (types == CORRECT)
+        image = framed(image, corners(compared.boxes[correct]) * factor)
+        classes = evaluation.classes
+        texts = [
+            f'{classes[compared.labels[i]]} {compared.scores[i]:.2f}, {ERRORS[types[i]]}'
+            for i in np.flatnonzero(wrong)
+        ]
+        texts += [f'missed {classes[label]}' for label in compared.truth[missed]]
+        boxes = np.concatenate([compared.boxes[wrong], compared.truth_boxes[missed]])
+        colors = [CRIMSON] * wrong.sum() + [ORANGE] * missed.sum()
+        drawn = draw_boxes(
+            image, corners(boxes) * factor, np.arange(len(texts)), None, texts, colors
+        )
+        pictures.append((drawn, caption))
+    return pictures
+
+
+def corners(boxes: np.ndarray) -> np.ndarray:
+    """(N, 4) x1, y1, x2, y2 from x, y, width, height."""
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+
+
+def framed(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    drawn = Image.fromarray(image)
+    draw = ImageDraw.Draw(drawn)
+    for x1, y1, x2, y2 in boxes:
+        draw.rectangle([x1, y1, max(x1, x2), max(y1, y2)], None, GREEN, 2)
+    return np.array(drawn)
+
+
+def worst_section(pictures: Sequence[tuple[Image.Image, str]], score_thr: float) -> str:
+    return html_section(
+        'The images with the most errors',
+        f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
+        'orange is missed.',
+        contact_sheet(pictures),
+    )
+
+
+# Label maps
+
+
+def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> Analysis:
+    """Analyse the results of a semantic segmentor."""
+    if path.suffix == '.json':
+        raise UserError(f'{path}: the results of a segmentor must be a file of test.py --out')
+    meta = dataset_meta(cfg, {})
+    classes, palette = list(meta['classes']), meta['palette']
+    count = len(classes)
+    infos, load = label_map_reader(dataset, cfg.default_scope)
+    matrix, ranked, seen = np.zeros((count, count), np.int64), [], set()
+    for sample in tqdm(read_samples(path), 'comparing label maps', leave=False, delay=3):
+        found = sample.get('pred_sem_seg')
+        if found is None:
+            raise UserError(f'{path} has no label maps; it holds {", ".join(sorted(sample))[:120]}')
+        image = Path(sample['img_path']).resolve()
+        if image not in infos:
+            raise UserError(
+                f'{path} has results for another data set: it has no image {image.name}'
+            )
+        labels = np.asarray(found['data'])
+        labels, truth = labels.reshape(labels.shape[-2:]), load(infos[image])
+        if labels.shape != truth.shape:
+            raise UserError(
+                f'{path}: the result for {image.name} has {labels.shape[0]} x {labels.shape[1]} '
+                f'pixels, but its label map has {truth.shape[0]} x {truth.shape[1]}'
+            )
+        confused = pixel_confusion(truth, labels, count)
+        matrix += confused
+        seen.add(image)
+        ranked.append((1 - accuracy(confused), image, labels.astype(np.uint16)))
+        ranked = sorted(ranked, key=lambda item: -item[0])[:worst]
+    iou, recall = class_ious(matrix)
+    truths, predicted = matrix.sum(1), matrix.sum(0)
+    overall = {'mIoU': nan_mean(iou), 'mAcc': nan_mean(recall), 'aAcc': accuracy(matrix)}
+    rows = [
+        {
+            'class': name,
+            'IoU': float(iou[i]),
+            'Acc': float(recall[i]),
+            'precision': float(matrix[i, i] / predicted[i]) if predicted[i] else math.nan,
+            'true pixels': int(truths[i]),
+            'predicted pixels': int(predicted[i]),
+        }
+        for i, name in enumerate(classes)
+    ]
+    numbers = {**overall, 'classes': rows, 'confusion': matrix.tolist()}
+    about = f'{len(seen)} images'
+    if without := len(infos) - len(seen):
+        about += f'; {without} of the data set have no result'
+    shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
+    by_iou = sorted(range(count), key=lambda i: -(iou[i] if iou[i] == iou[i] else -1))
+    sections = [
+        html_section('Label maps', about, cards(shown)),
+        html_section(
+            'Classes',
+            'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.',
+            side_by_side(
+                html_table(list(rows[0]), [list(row.values()) for row in rows]),
+                bar_chart(
+                    {classes[i]: float(np.nan_to_num(100 * iou[i])) for i in by_iou}, 'IoU',
+                    '{:.1f}'.format,
+                ),
+            ),
+        ),
+        confusion_section('Confusion', matrix, classes, 'Pixels of each class.'),
+    ]  # fmt: skip
+    if ranked:
+        pictures = [
+            worst_label_map(image, labels, load(infos[image]), error, classes, palette)
+            for error, image, labels in ranked
+        ]
+        note = 'Image, truth, prediction, and wrong pixels in red.'
+        shown = sorted({i for _, _, labels in ranked for i in painted_classes(labels, classes)})
+        legend = draw_legend([classes[i] for i in shown], [palette[i] for i in shown], 1000, 14)
+        parts = wide_picture(legend), contact_sheet(pictures)
+        sections.append(html_section('The worst images', note, *parts))
+    return Analysis({'labels': numbers}, sections)
+
+
+def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Pixels by true class (row) and predicted class (column), without ignored ones."""
+    valid = (truth != IGNORED) & (truth < classes) & (labels < classes)
+    pairs = truth[valid].astype(np.int64) * classes + labels[valid]
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def class_ious(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The IoU and the accuracy of each class; nan where it does not occur."""
+    hits, truths, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+    with np.errstate(invalid='ignore'):
+        return hits / (truths + predicted - hits), hits / truths
+
+
+def accuracy(matrix: np.ndarray) -> float:
+    return float(matrix.trace() / matrix.sum()) if matrix.sum() else math.nan
+
+
+def nan_mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+
+
+def worst_label_map(
+    path: Path,
+    labels: np.ndarray,
+    truth: np.ndarray,
+    error: float,
+    classes: Sequence[str],
+    palette: Sequence[tuple[int, int, int]],
+) -> tuple[Image.Image, str]:
+    """Four pictures in one, with a caption."""
+    caption = f'{path.name}: {error:.1%} of the pixels are wrong'
+    try:
+        image = shown_image(path)
+    except ReadError as problem:
+        image = np.zeros((*truth.shape, 3), np.uint8)
+        caption += f'; {problem}'
+    small, _ = reduced(image, THUMBNAIL)
+    height, width = small.shape[:2]
+    rows = np.arange(height) * len(truth) // height
+    columns = np.arange(width) * truth.shape[1] // width
+    truth, labels = (values[rows][:, columns] for values in (truth, labels))
+    wrong = (truth != labels) & (truth != IGNORED)
+    errors = np.where(wrong[..., None], CRIMSON, small * 0.4 + 140).astype(np.uint8)
+    parts = [
+        Image.fromarray(small),
+        *(
+            draw_segmentation(small, values, classes, palette, legend=False, scale=1)
+            for values in (truth, labels)
+        ),
+        Image.fromarray(errors),
+    ]
+    both = Image.new('RGB', (2 * width + 4, 2 * height + 4), 'white')
+    for i, part in enumerate(parts):
+        both.paste(part, (i % 2 * (width + 4), i // 2 * (height + 4)))
+    return both, caption

@@ -1,0 +1,279 @@
+"""Checks before a run: its files exist, and data, heads and weights fit together."""
+
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from ...tooling.command import UserError
+from ...weights import listed, prepare_state_dict
+from ..models import fetch_checkpoint
+from .load import as_list, dataset_class, dicts_in, is_local, kind_of, leaves
+
+# How to point a config at data elsewhere, or how to make them, by the end of data_root.
+ADVICE = {
+    'data/coco': 'If it is elsewhere: COCO_ROOT=/path/to/coco',
+    'data/ade/ADEChallengeData2016': 'If it is elsewhere: ADE_ROOT=/path/to/ADEChallengeData2016',
+    'sample/coco': 'Create it with: python tools/demo/sample_dataset.py',
+    'sample/ade/ADEChallengeData2016': 'Create it with: python tools/demo/sample_dataset.py',
+}
+# The samplers of mmengine and mmdet that never end.
+ENDLESS = 'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'
+
+
+# Settings
+
+
+def check_settings(cfg: Config, *required: str) -> None:
+    """Check that a config has a model and these keys."""
+    for key in ('model', *required):
+        if not cfg.get(key):
+            raise UserError(f'the config must set {key}')
+
+
+def check_samplers(cfg: Config, *splits: str) -> None:
+    """Check that every epoch and every evaluation ends.
+
+    Args:
+        cfg: the config.
+        *splits: of train, val and test.
+    """
+    for split in splits:
+        kind = kind_of((cfg.get(f'{split}_dataloader') or {}).get('sampler') or {})
+        if split == 'train' and cfg.train_cfg.get('max_epochs') is None:
+            continue
+        if kind in ENDLESS:
+            raise UserError(
+                f'{split}_dataloader.sampler must be one that ends, such as DefaultSampler, got '
+                f'{kind}'
+            )
+
+
+# Files
+
+
+def check_data(cfg: Config, *splits: str) -> None:
+    """Check that the files and folders exist that the data sets of these splits name.
+
+    Args:
+        cfg: the config.
+        *splits: of train, val and test.
+
+    Raises:
+        UserError: names the first missing path and the expected layout.
+    """
+    layout = {}  # data_root: the paths below it; a dict, to keep their order
+    missing = None
+    for split in ('train', 'val', 'test'):
+        loader = cfg.get(f'{split}_dataloader')
+        for dataset in leaves(loader.dataset) if loader else ():
+            root = dataset.get('data_root') or ''
+            for name in named_paths(dataset):
+                layout.setdefault(root, {})[name] = None
+                if split in splits and not missing and not Path(root, name).exists():
+                    missing = split, root, Path(root, name)
+    if missing:
+        split, root, path = missing
+        advice = [text for end, text in ADVICE.items() if Path(root).as_posix().endswith(end)]
+        raise UserError(
+            f'no {split} data at {clean(path)}. Expected in {clean(root)}: '
+            + '. '.join([', '.join(layout[root]), *advice])
+        )
+    for split in splits:
+        for metric in as_list(cfg.get(f'{split}_evaluator')):
+            path = metric.get('ann_file')
+            if path and is_local(path) and not Path(path).exists():
+                raise UserError(f'no annotations at {clean(path)}, which {kind_of(metric)} reads')
+
+
+def named_paths(dataset: dict) -> Iterator[str]:
+    """The local paths, relative to its `data_root`, that a data set's config names."""
+    prefixes = dataset.get('data_prefix') or {}
+    for name in (dataset.get('ann_file'), *prefixes.values()):
+        root = dataset.get('data_root') or ''
+        if name and not dataset.get('backend_args') and is_local(root) and is_local(name):
+            yield name
+
+
+def clean(path: Union[str, Path]) -> str:
+    """The absolute path, without the `..` that configs put in."""
+    return os.path.abspath(path)
+
+
+def check_checkpoints(cfg: Config) -> None:
+    """Check that the checkpoint files exist that a training starts from."""
+    parts = [part for _, part in dicts_in(cfg.model) if is_pretrained(part)]
+    for path in (cfg.get('load_from') or '', *(part.get('checkpoint') for part in parts)):
+        if not isinstance(path, str):
+            raise UserError(f'init_cfg.checkpoint must be a path or an address, got {path!r}')
+        if path and is_local(path) and not Path(path).expanduser().is_file():
+            raise UserError(f'no checkpoint at {path}, which the config starts from')
+
+
+def is_pretrained(init_cfg: Any) -> bool:
+    """Whether an `init_cfg` is one of mmengine's PretrainedInit, registered as Pretrained."""
+    return isinstance(init_cfg, dict) and kind_of(init_cfg) in ('Pretrained', 'PretrainedInit')
+
+
+# Weights
+
+
+def check_weights(runner: Runner) -> None:
+    """Check that the checkpoints a training starts from are complete and fit its backbone.
+
+    If `load_from` holds only a backbone, it becomes the `init_cfg` of the model's backbone.
+    """
+    for name, module in runner.model.named_modules():
+        if not hasattr(module, 'ignores_key'):  # not a backbone of this package
+            continue
+        init_cfg = getattr(module, 'init_cfg', None)
+        if is_pretrained(init_cfg):
+            path, prefix = init_cfg['checkpoint'], init_cfg.get('prefix')
+            tensors = fetch_checkpoint(path)['state_dict']
+            if prefix:
+                inside = f'{prefix.removesuffix(".")}.'
+                found = {k[len(inside) :]: v for k, v in tensors.items() if k.startswith(inside)}
+                if not found:
+                    raise UserError(
+                        f'{path} has no tensors with the prefix {inside!r} of init_cfg; it has '
+                        f'{listed(list(tensors))}'
+                    )
+                tensors = found
+            check_backbone(module, tensors, '', path)
+        if runner._load_from and not runner._resume:
+            check_load_from(runner, name, module)
+
+
+def check_load_from(runner: Runner, name: str, module: nn.Module) -> None:
+    """Check that `load_from` fits the backbone, and log which heads keep their random weights."""
+    path = runner._load_from
+    tensors = {
+        re.sub(r'^module\.', '', k): v for k, v in fetch_checkpoint(path)['state_dict'].items()
+    }
+    name = re.sub(r'^module\.', '', name)
+    if not any(key.startswith(f'{name}.') for key in tensors):
+        check_backbone(module, tensors, '', path)
+        runner.logger.info(f'{path} holds only a backbone: loading it into model.{name}')
+        module.init_cfg = {'type': 'Pretrained', 'checkpoint': str(path)}
+        runner._load_from = None
+        return
+    check_backbone(module, tensors, f'{name}.', path)
+    model = {re.sub(r'^module\.', '', k): v for k, v in runner.model.state_dict().items()}
+    other = [k for k in model if k in tensors and tensors[k].shape != model[k].shape]
+    if other:
+        runner.logger.info(
+            f'{path} has heads of other shapes, perhaps for other classes. These start from random '
+            f'weights: {listed(other)}'
+        )
+
+
+def check_backbone(module: nn.Module, tensors: dict[str, Tensor], prefix: str, path: str) -> None:
+    try:
+        prepare_state_dict(module, dict(tensors), prefix)
+    except ValueError as error:
+        raise UserError(f'{path}: {error}') from error
+
+
+def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
+    """Check that heads, data sets and annotation files agree about the classes.
+
+    `check_classes = False` in the config leaves this out, for example for a head that has more
+    classes than the data.
+
+    Args:
+        cfg: the config.
+        model: the model built from it.
+        *splits: of train, val and test.
+    """
+    if not cfg.get('check_classes', True):
+        return
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader')
+        for dataset in leaves(loader.dataset) if loader else ():
+            kind = dataset_class(dataset, cfg.default_scope)
+            if not hasattr(kind, '_load_metainfo'):  # not one of mmengine's data sets
+                continue
+            classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
+            if isinstance(classes, str):
+                raise UserError(
+                    f'the classes of the {split} data must be a tuple, not the string {classes!r}; '
+                    f'write ({classes!r},)'
+                )
+            if classes and 'Panoptic' not in kind.__name__:
+                check_head_classes(model, len(classes), split)
+            if classes and kind.__name__ == 'CocoDataset':
+                check_categories(dataset, list(classes), split)
+
+
+def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
+    for name, module in model.named_modules():
+        name = re.sub(r'^module\.', '', name)
+        is_head = re.search(r'(?<!rpn_)(?<!semantic_)head(\.\d+)?$', name)
+        count = getattr(module, 'num_classes', None)
+        if getattr(module, 'class_agnostic', False):  # a mask head with one mask for all classes
+            continue
+        if is_head and isinstance(count, int) and count != classes:
+            key = 'num_things_classes' if hasattr(module, 'num_things_classes') else 'num_classes'
+            raise UserError(
+                f'model.{name} has {count} classes but the {split} data have {classes}: set '
+                f'model.{name}.{key}={classes}, or change the classes of the data. If both are '
+                'right, set check_classes=False'
+            )
+
+
+def check_categories(dataset: dict, classes: list[str], split: str) -> None:
+    """Check that the categories of a COCO file are the classes, in the same order.
+
+    mmdet skips classes, and their objects, that the file does not name, and numbers the others in
+    the order of the file.
+    """
+    path = Path(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+    if dataset.get('backend_args') or not is_local(str(path)) or not path.is_file():
+        return
+    names = category_names(path)
+    if names is None:
+        return
+    lacking = [name for name in classes if name not in names]
+    if lacking:
+        raise UserError(
+            f'{path} has no category {listed(lacking)}; it has {listed(names)}. Set '
+            f'{split}_dataloader.dataset.metainfo.classes to its categories'
+        )
+    order = [name for name in names if name in classes]
+    if order != classes:
+        raise UserError(
+            f'{path} lists its categories in another order than the classes of the {split} data; '
+            f'use its order: {listed(order)}'
+        )
+
+
+def category_names(path: Path) -> Optional[list[str]]:
+    """The names of the categories in a COCO file, or None if there are none.
+
+    Only the categories are parsed: a file may hold hundreds of megabytes of annotations.
+    """
+    with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for start in starts(content, b'"categories"'):
+            text = content[start : start + 2**22].decode(errors='ignore')
+            text = text.partition(':')[2].lstrip()
+            try:
+                categories, _ = json.JSONDecoder().raw_decode(text)
+                return [category['name'] for category in categories]
+            except (ValueError, TypeError, KeyError):
+                continue
+    return None
+
+
+def starts(content: mmap.mmap, word: bytes) -> Iterator[int]:
+    """The offsets of a word, last first."""
+    start = content.rfind(word)
+    while start >= 0:
+        yield start
+        start = content.rfind(word, 0, start)

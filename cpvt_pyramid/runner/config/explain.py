@@ -1,0 +1,245 @@
+"""An exception of a run in one line, with the part of the config that was being built or called.
+
+Each object is built from a dict of the config, which is an argument of mmengine's builder in the
+traceback. An object that runs is the `self` of a call: a module is found by its name in the model,
+any other object by its class and its settings.
+
+Errors of a device and errors in a user's own code keep their traceback.
+"""
+
+import inspect
+import re
+import sysconfig
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Optional
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, TRANSFORMS
+from torch import nn
+
+from ...tooling.command import (
+    ROOT,
+    Stopped,
+    UserError,
+    contexts,
+    is_disk_full,
+    missing_package,
+    one_line,
+    rank,
+)
+from .load import class_in_registry, dicts_in, is_setting, kind_of
+
+SPLITS = 'train', 'val', 'test'
+PACKAGE = Path(__file__).parents[2]
+OPENMMLAB = 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'
+BUILDERS = (
+    'mmengine.registry.build_functions', 'mmengine.runner.runner',
+    'cpvt_pyramid.runner.tool_runner',
+)  # fmt: skip
+# Errors of a device or a process; many are plain RuntimeErrors.
+DEVICE_ERRORS = MemoryError, torch.OutOfMemoryError, torch.distributed.DistError
+DEVICE = re.compile('CUDA|CUBLAS|cuDNN|NCCL|allocate memory|DataLoader worker .*(killed|exited)')
+
+
+@contextmanager
+def explained(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
+    """Inside this context an exception is a `UserError` that names a part of the config.
+
+    Args:
+        cfg: the config.
+        splits: whose data are read.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_clear = isinstance(error, (Stopped, UserError)) and not worker_text(error)
+        ended = any(not isinstance(e, Exception) or is_disk_full(e) for e in contexts(error))
+        others = is_of_device(error) or is_of_user(calls_of(error)) or missing_package(error)
+        if is_clear or ended or others:
+            raise
+        part, path = part_of(error, settings_of(cfg, splits)), write_traceback(error, cfg)
+        line = ': '.join(filter(None, [part, message_of(error)]))
+        raise UserError(f'{line} (traceback: {path})') from error
+
+
+def write_traceback(error: Exception, cfg: Config) -> Path:
+    """Write the whole traceback to a file in the work dir, if there is one; returns its path."""
+    work_dir = cfg.get('work_dir')
+    if isinstance(work_dir, str) and Path(work_dir).is_dir():
+        path = Path(work_dir, f'traceback.{rank()}.txt' if rank() else 'traceback.txt')
+    else:
+        path = Path(tempfile.mkstemp('.txt', 'traceback-')[1])
+    path.write_text(''.join(traceback.format_exception(error)))
+    return path
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error, with its class where it is no sentence."""
+    if text := worker_text(error):  # after its last indented line
+        message = re.split(r'\n +.*(?=\n)', text)[-1]
+        return f'while loading data: {one_line(Exception(message))}'
+    origin = chain_of(error)[-1]
+    # str(KeyError(text)) quotes the text.
+    is_key = isinstance(origin, KeyError) and origin.args
+    text = one_line(Exception(origin.args[0]) if is_key else origin)
+    text = text or traceback.extract_tb(origin.__traceback__)[-1].line or ''
+    return text if ' ' in text and type(error) is ValueError else f'{type(error).__name__}: {text}'
+
+
+def settings_of(cfg: Config, splits: Sequence[str]) -> list[tuple[str, dict]]:
+    """The dicts of a config, with their paths, without those of the other splits' data."""
+    others = {*SPLITS} - {*splits}
+    keys = [f'{split}_{part}' for split in others for part in ('dataloader', 'evaluator', 'cfg')]
+    cfg = Config({key: value for key, value in cfg.items() if key not in keys})
+    return [pair for pair in dicts_in(cfg.to_dict()) if pair[0] and is_setting(pair[0])]
+
+
+# Whose error it is
+
+
+def is_of_device(error: Exception) -> bool:
+    return isinstance(error, DEVICE_ERRORS) or bool(DEVICE.search(str(error)))
+
+
+def is_of_user(calls: Sequence[tuple[str, int]]) -> bool:
+    """Whether code that is neither installed nor of this project raised an error, or called the
+    library that did.
+
+    Args:
+        calls: file and line of the calls that led to the error, outermost first.
+    """
+    owners = [owner for owner in (owner_of(file) for file, _ in calls) if owner != 'a library']
+    return bool(owners) and owners[-1] == 'the user'
+
+
+def owner_of(file: str) -> str:
+    path = Path(file)
+    if path.is_relative_to(PACKAGE) or path.is_relative_to(ROOT / 'tools'):
+        return 'this project'
+    if {*OPENMMLAB} & {*path.parts}:
+        return 'OpenMMLab'
+    is_installed = {'site-packages', 'dist-packages'} & {*path.parts}
+    if is_installed or file[:1] == '<' or path.is_relative_to(sysconfig.get_path('stdlib')):
+        return 'a library'
+    return 'the user'
+
+
+def chain_of(error: Exception) -> list[BaseException]:
+    """The error and those of which it is a copy: mmengine catches some errors and raises others of
+    the same type with more text."""
+    return [cause for cause in contexts(error) if type(cause) is type(error)]
+
+
+def steps_of(error: Exception) -> list[tuple[FrameType, int]]:
+    """The calls that led to an error and their lines, outermost first."""
+    return [step for cause in chain_of(error) for step in traceback.walk_tb(cause.__traceback__)]
+
+
+def calls_of(error: Exception) -> list[tuple[str, int]]:
+    """File and line of the calls that led to an error, those in a data worker last."""
+    calls = [(frame.f_code.co_filename, line) for frame, line in steps_of(error)]
+    inside = re.findall(r'^ *File "(.*?)", line (\d+)', worker_text(error), re.M)
+    return calls + [(file, int(line)) for file, line in inside]
+
+
+def worker_text(error: Exception) -> str:
+    """The traceback of an error in a data worker, which arrives as text; '' for other errors."""
+    text = str(error)
+    return text if 'in DataLoader worker process' in text else ''
+
+
+# The part of the config
+
+
+def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
+    """The innermost part of a config that was being built or called, such as
+    `model.backbone (CPVTPyramid)`; '' if there is none.
+
+    Args:
+        error: what was raised.
+        settings: the dicts of the config, with their paths.
+    """
+    part, names, building = '', {}, False
+    steps = steps_of(error)
+    for frame, _ in steps:
+        owner, found = frame.f_locals.get('self'), None
+        if is_builder(frame):
+            building = True
+            found = best_match(first_argument(frame), settings, part)
+        elif isinstance(owner, nn.Module):
+            if not building and not names:  # the model, called
+                names = {module: name for name, module in owner.named_modules()}
+            if owner in names:
+                name = re.sub(r'^module(\.|$)', '', names[owner])
+                found = f'model.{name}'.rstrip('.') + f' ({type(owner).__name__})'
+        elif owner is not None:
+            settings_and_type = {**getattr(owner, '__dict__', {}), 'type': type(owner)}
+            found = best_match(settings_and_type, settings, part)
+        part = found or part
+    in_worker = part_in_worker(calls_of(error)[len(steps) :], settings, part)
+    return in_worker or part or ('the config' if building else '')
+
+
+def is_builder(frame: FrameType) -> bool:
+    """Whether a call is one in which mmengine builds an object from a config."""
+    name = frame.f_code.co_name.removeprefix('_')
+    builds = name.startswith('build_') or name == 'from_cfg'
+    return builds and frame.f_globals.get('__name__') in BUILDERS
+
+
+def first_argument(frame: FrameType) -> Any:
+    """The first argument of a call, after `self`."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return next((frame.f_locals[name] for name in names if name not in ('self', 'cls')), None)
+
+
+def best_match(value: Any, settings: Sequence[tuple[str, dict]], outer: str = '') -> Optional[str]:
+    """The part of a config that an object or the argument of a builder is from, or None.
+
+    Builders get copies, often with entries added or removed. The part is the one of the same type
+    with the most entries in common, and of several of those the one inside `outer`.
+    """
+    kind = kind_of(value) if isinstance(value, dict) else None
+    best, most = None, (0, False)
+    for path, candidate in settings if kind is not None else ():
+        if kind_of(candidate) == kind:
+            common = sum(k in value and repr(value[k]) == repr(v) for k, v in candidate.items())
+            score = common + bool(kind), path.startswith(outer.partition(' ')[0])
+            if score > most:
+                best, most = path, score
+    return f'{best} ({kind})' if best and kind else best
+
+
+def part_in_worker(
+    calls: Sequence[tuple[str, int]], settings: Sequence[tuple[str, dict]], loop: str
+) -> Optional[str]:
+    """The part of a data set in the code of whose class the innermost of some calls is.
+
+    Args:
+        calls: file and line of the calls in a data worker, outermost first.
+        settings: the dicts of the config, with their paths.
+        loop: the config of the loop, such as `train_cfg`, whose data are loaded.
+    """
+    loader = re.sub('_cfg.*', '_dataloader', loop)
+    for file, line in reversed(calls):
+        for path, part in settings:
+            classes = [
+                base
+                for root in (TRANSFORMS, DATASETS)
+                if path.startswith(loader)
+                for kind in [class_in_registry(part.get('type'), root, None)]
+                for base in getattr(kind, '__mro__', [kind])
+                if getattr(base, '__name__', '') != 'BaseTransform'  # of which all are
+            ]
+            for kind in classes:
+                with suppress(OSError, TypeError):
+                    lines, start = inspect.getsourcelines(kind)
+                    if inspect.getsourcefile(kind) == file and 0 <= line - start < len(lines):
+                        return f'{path} ({kind_of(part)})'
+    return loader if calls else None

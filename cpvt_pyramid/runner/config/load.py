@@ -1,0 +1,271 @@
+"""Loading configs and reading what they name."""
+
+import ast
+import difflib
+import inspect
+import math
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from mmengine.config import Config, DictAction
+from mmengine.registry import DATASETS, Registry
+from mmengine.runner import Runner
+from mmengine.utils import import_modules_from_strings
+
+from ...tooling.command import UserError, one_line
+
+RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
+# Top-level keys of a config that are not arguments of mmengine's Runner.
+OTHER_KEYS = (
+    'activation_checkpointing', 'check_classes', 'compile', 'custom_imports',
+    'efficient_conv_bn_eval', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model',
+    'tta_pipeline',
+)  # fmt: skip
+FRAMEWORKS = 'mmdet', 'mmseg'
+OUTSIDE = r'(?!model\.)(.*\.)?'  # of the model, in which keys have other meanings
+
+
+def is_real(value: Any, least: float = -math.inf, whole: bool = False) -> bool:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and value >= least and not (whole and value % 1 > 0)
+
+
+def is_list(value: Any, of: Any = dict) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(inner, of) for inner in value)
+
+
+# What settings must be, by a pattern of their path, where mm or the tools would crash in C++, run
+# forever, or take the value for something else without a word. {} is any key outside of the model.
+VALUES = {
+    f'({pattern.format(OUTSIDE)})': check
+    for pattern, *check in (
+        ('{}(auto_scale_lr|batch_sampler|custom_imports|dataset|default_hooks|env_cfg|'
+         'log_processor|metainfo|model|optim_wrapper|randomness|sampler|visualizer|'
+         r'(train|val|test)_(cfg|dataloader)|default_hooks\.\w+)',
+         'a dict', lambda value: isinstance(value, dict)),
+        ('{}(custom_hooks|datasets|vis_backends)', 'a list of dicts', is_list),
+        ('{}(param_scheduler|test_evaluator|val_evaluator)', 'a dict or a list of dicts',
+         lambda value: isinstance(value, dict) or is_list(value)),
+        ('{}pipeline', 'a list of transforms', lambda value: is_list(value, (dict, Callable))),
+        ('{}(ann_file|data_root|load_from|work_dir)', 'a path',
+         lambda value: isinstance(value, str)),
+        ('{}data_prefix', 'a dict of paths',
+         lambda value: isinstance(value, dict) and is_list([*value.values()], str)),
+        ('{}classes', 'a list of names, or a file',
+         lambda value: is_list(value, str) or isinstance(value, str) and not Path(value).is_dir()),
+        ('activation_checkpointing|efficient_conv_bn_eval', 'a name or a list of names',
+         lambda value: isinstance(value, str) or is_list(value, str)),
+        ('{}type', 'a name or a class', lambda value: isinstance(value, str) or callable(value)),
+        (r'train_cfg\.(max_epochs|max_iters|val_interval)|optim_wrapper\.accumulative_counts|'
+         r'param_scheduler\.(.*\.)?step_size', 'a whole number, at least 1',
+         lambda value: is_real(value, 1, whole=True)),
+        (r'train_cfg\.val_begin', 'a whole number, at least 0',
+         lambda value: is_real(value, 0, whole=True)),
+        (r'default_hooks\.checkpoint\.(interval|max_keep_ckpts)', 'a whole number, at least -1',
+         lambda value: is_real(value, -1, whole=True)),
+        (r'param_scheduler\.(.*\.)?milestones', 'a list of numbers, at least 0',
+         lambda value: is_list(value, (int, float)) and min(value, default=0) >= 0),
+        (r'param_scheduler\.(.*\.)?gamma|optim_wrapper\.clip_grad\.(clip_value|max_norm)',
+         'a number, at least 0', lambda value: is_real(value, 0)),
+        (r'model\..*\.(mask_size|output_size)', 'at least 1',
+         lambda value: not is_real(value) or value >= 1),
+        (r'.*\.loss_name', "a name with 'loss' in it, or mmengine only logs it",
+         lambda value: isinstance(value, str) and 'loss' in value),
+    )
+}  # fmt: skip
+NEVER_NONE = 'classes', 'dataset', 'sampler', 'type'
+
+
+def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
+    """The config at `path` with `--cfg-options` merged in and its custom imports done."""
+    if not Path(path).is_file():
+        raise UserError(f'no config at {path}')
+    try:
+        cfg = Config.fromfile(path, import_custom_modules=False)
+    except Exception as error:  # a config is a program of the user
+        raise UserError(f'config {path}: {type(error).__name__}: {one_line(error)}') from error
+    if 'model' not in cfg:
+        raise UserError(f'{path} has no model; is it a part of a config?')
+    merge_options(cfg, options)
+    check_values(cfg)
+    if cfg.get('custom_imports'):
+        try:
+            import_modules_from_strings(**cfg.custom_imports)
+        except (ImportError, TypeError) as error:
+            raise UserError(f'custom_imports of {path}: {one_line(error)}') from error
+    # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
+    cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))
+    if cfg.default_scope not in FRAMEWORKS:
+        raise UserError(f'{path} must set default_scope to mmdet or mmseg')
+    return cfg
+
+
+def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
+    """The config that mmengine stores in the checkpoints of a training, with its custom imports
+    done; `path` is named in errors.
+
+    The text is read, not executed: a checkpoint may come from anywhere.
+    """
+    text = checkpoint.get('meta', {}).get('cfg')
+    if not isinstance(text, str):
+        raise UserError(
+            f'{path} must be a checkpoint of a training, which has its config inside; run others '
+            'with tools/infer.py CONFIG CHECKPOINT'
+        )
+    try:
+        body = ast.parse(text).body
+        cfg = Config({node.targets[0].id: literal(node.value) for node in body})
+    except (AttributeError, SyntaxError, ValueError) as error:
+        raise UserError(f'{path}: the config inside is not readable: {one_line(error)}') from error
+    if cfg.get('custom_imports'):
+        import_modules_from_strings(**cfg.custom_imports)
+    return cfg
+
+
+def literal(node: ast.expr) -> Any:
+    """The value of an expression of literals and calls of `dict` with keywords."""
+    if isinstance(node, ast.Call) and getattr(node.func, 'id', None) == 'dict' and not node.args:
+        return {keyword.arg: literal(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.Dict):
+        return {literal(key): literal(value) for key, value in zip(node.keys, node.values)}
+    if isinstance(node, (ast.List, ast.Tuple)):
+        values = [literal(value) for value in node.elts]
+        return values if isinstance(node, ast.List) else tuple(values)
+    return ast.literal_eval(node)
+
+
+def merge_options(cfg: Config, options: Sequence[str]) -> None:
+    """Merge `key=value` settings into a config; a new top-level key must be one mmengine reads."""
+    parser = ArgumentParser()
+    parser.add_argument('options', nargs='*', action=DictAction)
+    values = {}
+    for option in options:
+        try:
+            values.update(parser.parse_args(['--', option]).options)
+        except (ValueError, AssertionError, RecursionError) as error:
+            raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
+    known = {*cfg, *RUNNER_KEYS, *OTHER_KEYS}
+    for key in values:
+        top = key.split('.')[0]
+        if top not in known:
+            raise UserError(
+                f'--cfg-options {key}: no config has a key {top!r}{did_you_mean(top, known)}'
+            )
+        check_no_variable(cfg, key)
+    try:
+        cfg.merge_from_dict(values)
+    except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
+        raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
+
+
+def check_no_variable(cfg: Config, key: str) -> None:
+    """Check that an option changes a setting: settings have the values of variables already."""
+    name, _, rest = key.partition('.')
+    if is_setting(name) or name not in cfg:
+        return
+    paths = [f'{path}.{name}' for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
+    paths = [f'{path}.{rest}'.rstrip('.') for path in paths if is_setting(path)]
+    if paths:
+        raise UserError(
+            f'--cfg-options {key} changes a variable of the config file, and not the settings '
+            f'that have its value, such as {", ".join(paths[:3])}'
+        )
+
+
+def closest(name: str, known: Iterable[str], cutoff: float) -> str:
+    """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), '')
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown name."""
+    similar = closest(name, known, cutoff)
+    return f'; did you mean {similar!r}?' if similar else ''
+
+
+def check_values(cfg: Config) -> None:
+    """Check the settings in `VALUES`."""
+    for path, settings in dicts_in(cfg.to_dict()):
+        for key, value in settings.items():
+            full = f'{path}.{key}'.lstrip('.')
+            if value is None and key not in NEVER_NONE:
+                continue
+            for pattern, (kind, holds) in VALUES.items():
+                if re.fullmatch(pattern, full) and not holds(value):
+                    raise UserError(f'{full} must be {kind}, got {value!r}')
+
+
+def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
+    """The dicts inside a config, with their paths as in --cfg-options."""
+    if isinstance(value, dict):
+        yield path, value
+        # The wrappers of resume.py are not in the user's config.
+        hidden = ('dataset', 'sampler') if kind_of(value).startswith('Seeded') else ()
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        hidden, items = (), enumerate(value)
+    else:
+        return
+    for key, inner in items:
+        yield from dicts_in(inner, path if key in hidden else f'{path}.{key}'.lstrip('.'))
+
+
+def is_setting(path: str) -> bool:
+    """Whether a path of a config is more than a variable of the config file."""
+    return not path or path.partition('.')[0] in (*RUNNER_KEYS, *OTHER_KEYS)
+
+
+def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
+    """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
+    return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
+
+
+def leaves(dataset: dict) -> Iterator[dict]:
+    """The innermost data sets of RepeatDataset, ConcatDataset and other wrappers."""
+    inner = as_list(dataset.get('dataset')) + as_list(dataset.get('datasets'))
+    for child in inner:
+        yield from leaves(child)
+    if not inner:
+        yield dataset
+
+
+def kind_of(config: dict) -> str:
+    """The name of the class in `type`, which may be a class, or a string with a scope or module."""
+    kind = config.get('type') or ''
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', '')
+
+
+def dataset_class(dataset: dict, scope: str) -> type:
+    """The class of a data set's config."""
+    kind = class_in_registry(dataset.type, DATASETS, scope)
+    if kind is None:
+        raise UserError(f'{scope} has no data set {dataset.type!r}')
+    return kind
+
+
+def class_in_registry(kind: Any, root: Registry, scope: Optional[str]) -> Any:
+    """The class or function in `type`, which may be its name in a registry of mmengine, or None."""
+    if not isinstance(kind, str):
+        return kind if callable(kind) else None
+    with root.switch_scope_and_registry(scope) as registry:
+        with suppress(ImportError, RuntimeError, TypeError, ValueError):
+            return registry.get(kind)  # imports what looks like a module
+    return None
+
+
+def framework_of(kind: Any) -> Optional[str]:
+    """The framework that a class is from or inherits from, if it is a class."""
+    packages = [c.__module__.partition('.')[0] for c in getattr(kind, '__mro__', ())]
+    return next((package for package in packages if package in FRAMEWORKS), None)
+
+
+def as_list(value: Any) -> list:
+    return list(value) if isinstance(value, (list, tuple)) else [value] if value else []
+
+
+def is_local(path: str) -> bool:
+    return '://' not in path

@@ -1,0 +1,485 @@
+"""COCO: a JSON file with images, categories and objects for each split."""
+
+import io
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from numbers import Real
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, Optional
+
+from pycocotools.coco import COCO
+
+from ...results.records import counts_of
+from ...tooling.command import UserError
+from ...tooling.files import atomic_write
+from .defects import Checked, Defects
+from .folder import SPLITS, Files, comparable, split_of, words
+from .images import Prints, check_images
+from .objects import BEYOND, Objects, Split, categories_of
+
+ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
+
+
+def read_coco_files(
+    files: Files, defects: Defects, skip_bad: bool, torn: bool
+) -> Optional[Objects]:
+    """The objects of a folder in this layout, or None. `torn`: read files that are not complete,
+    to say so, even if they are the only ones."""
+    paths = [name for name in files.with_suffix('.json') if may_be_coco(files.root / name)]
+    if not torn and not any(is_closed(files.root / name) for name in paths):
+        return None
+    if not paths:
+        return None
+    by_split = defaultdict(list)
+    for path in paths:
+        by_split[split_of(path)].append(path)
+    chosen = {split: the_instances(names) for split, names in by_split.items()}
+    notes = []
+    if None in chosen and len(chosen) > 1 and 'train' in chosen:
+        notes.append(f'{chosen.pop(None)} is not used, its name says no split')
+    elif None in chosen:
+        chosen['train'] = chosen.pop(None)
+    contents = {split: read_coco(files.root / chosen[split]) for split in SPLITS if split in chosen}
+    if 'test' in contents and not contents['test']['annotations']:
+        notes.append(f'{chosen["test"]} is not used, it has no annotations')
+        del contents['test']
+    splits = {
+        split: coco_split(files, chosen[split], content, defects, skip_bad)
+        for split, content in contents.items()
+    }
+    defects.stop(skip_bad)
+    classes, splits = with_same_classes(splits)
+    return Objects('COCO', splits, classes, notes)
+
+
+def is_closed(path: Path) -> bool:
+    return path.read_bytes().rstrip().endswith(b'}')
+
+
+def may_be_coco(path: Path) -> bool:
+    """Whether a JSON file has lists of images or annotations, by a look at its text.
+
+    The annotations of captions, panoptic segments and labelme are none.
+    """
+    text = path.read_bytes()
+    if not text.strip():
+        return True  # an error later
+    if b'"shapes"' in text and b'"imagePath"' in text:
+        raise UserError(
+            f'{path} is a file of labelme; convert the folder to COCO, for example with '
+            'labelme2coco'
+        )
+    if not has_list(text):
+        return False
+    if b'"segments_info"' in text or b'"caption"' in text:
+        return False
+    if split_of(path.name) == 'test' and b'"annotations"' not in text:
+        return False  # COCO's image_info_test
+    return True
+
+
+def has_list(text: bytes) -> bool:
+    """Whether the text of a JSON file has a list of images or annotations; True if it is torn."""
+    keys = [key for key in ('images', 'annotations') if f'"{key}"'.encode() in text]
+    if len(keys) != 1:
+        return bool(keys)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(content, dict) and isinstance(content.get(keys[0]), list)
+
+
+def the_instances(paths: list[str]) -> str:
+    """The file with boxes and masks among those of a split."""
+    instances = [path for path in paths if 'instances' in words(PurePosixPath(path).name)]
+    found = instances if len(instances) == 1 else paths
+    if len(found) > 1:
+        raise UserError(
+            f'there must be one COCO file for each of train, val and test, and its name or folder '
+            f'must say which; got {", ".join(found[:3])}'
+        )
+    return found[0]
+
+
+def coco_split(
+    files: Files, name: str, content: dict[str, Any], defects: Defects, skip_bad: bool
+) -> Split:
+    path, split = files.root / name, split_of(name)
+    folder = folder_of_images(files, content['images'], name, split)
+    renamed = False
+    if folder is None:  # relative to the root then, for all images
+        folder, kept = files.root, []
+        for image in content['images']:
+            given, size = image.get('file_name'), (image.get('height'), image.get('width'))
+            found = files.find_images(given, split, size) if isinstance(given, str) else []
+            if len(found) > 1:
+                kind = 'images whose name fits several files'
+                defects.error(kind, f'{given} ({" and ".join(found[:3])})')
+                continue
+            renamed = renamed or found != [given]
+            kept.append({**image, 'file_name': found[0]} if found else image)
+        renamed = renamed or len(kept) < len(content['images'])
+        if len(kept) < len(content['images']):
+            ids = {repr(image.get('id')) for image in kept}
+            objects = content['annotations']
+            content['annotations'] = [a for a in objects if repr(a.get('image_id')) in ids]
+        content['images'] = kept
+        defects.stop(skip_bad=skip_bad and bool(kept))
+    checked = check_coco(path, folder, seconds=0, content=content)
+    errors = [problem for problem in checked.problems if problem.is_error]
+    for problem in checked.problems:
+        for item in problem.items:
+            (defects.error if problem.is_error else defects.warn)(problem.kind, f'{item} ({name})')
+    if errors and skip_bad:
+        with TemporaryDirectory() as temporary:
+            checked.write_clean(Path(temporary, 'clean.json'))
+            content = read_coco(Path(temporary, 'clean.json'))
+    return Split(content, folder, None if renamed or errors else path)
+
+
+def folder_of_images(
+    files: Files, images: Sequence[dict], annotations: str, split: Optional[str]
+) -> Optional[Path]:
+    """The only folder that all of a file's image names are relative to; None if there is none, or
+    several with different images."""
+    names = {image['file_name'] for image in images if isinstance(image.get('file_name'), str)}
+    votes = Counter()
+    for name in names:
+        for path in files.images_by_stem.get(comparable(PurePosixPath(name).stem), ()):
+            is_here = path == name or path.endswith(f'/{name}')
+            if is_here and not files.is_of_other_split(path, split):
+                votes[path.removesuffix(name)] += 1
+    full = [folder for folder in votes if votes[folder] == len(names)]
+    here = PurePosixPath(annotations).parent.as_posix().removeprefix('.')
+    near = [folder for folder in full if here and f'/{folder}'.startswith(f'/{here}/')]
+    full = sorted(near or full, key=lambda folder: folder.count('/'))
+    if len(full) > 1:
+        sizes = {i.get('file_name'): (i.get('height'), i.get('width')) for i in images}
+        right = set()
+        for name in names:
+            found = files.the_right_ones([f'{f}{name}' for f in full], split, sizes[name])
+            right |= {path.removesuffix(name) for path in found}
+        full = [folder for folder in full if folder in right]
+    return files.root / full[0] if len(full) == 1 else None
+
+
+def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Split]]:
+    """The classes of all splits, and the splits with the same categories in the same order.
+
+    A category that has no objects and is the super-category of the others is none (Roboflow).
+    """
+    used = {a.get('category_id') for s in splits.values() for a in s.content['annotations']}
+    parents = {
+        c.get('supercategory')
+        for s in splits.values()
+        for c in s.content['categories']
+        if c.get('supercategory') != c['name']
+    }
+
+    def listed(split: Split) -> list[str]:
+        return [
+            c['name']
+            for c in split.content['categories']
+            if c['name'] not in parents or c['id'] in used
+        ]
+
+    classes = list(dict.fromkeys(name for split in splits.values() for name in listed(split)))
+    for key, split in splits.items():
+        if listed(split) == classes:
+            continue
+        number = {
+            c['id']: classes.index(c['name']) + 1
+            for c in split.content['categories']
+            if c['name'] in classes
+        }
+        annotations = [
+            {**a, 'category_id': number.get(a['category_id'])}
+            for a in split.content['annotations']
+            if a.get('category_id') in number
+        ]
+        content = {
+            **split.content, 'annotations': annotations, 'categories': categories_of(classes)
+        }  # fmt: skip
+        splits[key] = Split(content, split.folder)
+    return classes, splits
+
+
+# Checks
+
+
+def check_coco(
+    path: Path,
+    folder: Path,
+    seconds: float = math.inf,
+    content: Optional[dict[str, Any]] = None,
+    masks: bool = False,
+    prints: Optional[Prints] = None,
+    by_opencv: bool = True,
+) -> Checked:
+    """Check a COCO file of boxes and masks, and its images.
+
+    Args:
+        path: the JSON file.
+        folder: of the images.
+        seconds, prints, by_opencv: as in `check_images`.
+        content: of the file, where it was read before.
+        masks: every object must have one.
+    """
+    content = content or read_coco(path)
+    usable, defects = usable_content(path, content, masks)
+    images = {image['id']: image for image in usable['images']}
+    sizes = {folder / i['file_name']: (i['height'], i['width']) for i in images.values()}
+    found, decoded = check_images(sizes, defects, seconds, prints, by_opencv)
+    images = {k: image for k, image in images.items() if folder / image['file_name'] not in found}
+    annotations = [a for a in usable['annotations'] if a['image_id'] in images]
+    if not content['annotations']:
+        defects.error('annotation files without annotations', path.name)
+    for key in images.keys() - {annotation['image_id'] for annotation in annotations}:
+        defects.warn('images without annotations', images[key]['file_name'])
+
+    def write_clean(target: Path) -> int:
+        clean = {**content, 'images': list(images.values()), 'annotations': annotations}
+        with atomic_write(target) as file:
+            file.write_text(json.dumps(clean))
+        return len(images)
+
+    return Checked(defects.problems(), write_clean, len(content['images']), decoded)
+
+
+def usable_content(
+    path: Path, content: Optional[dict[str, Any]] = None, masks: bool = False
+) -> tuple[dict[str, Any], Defects]:
+    """The content of a COCO file without what cannot be used, and what that is; images are not
+    looked at. The arguments are those of `check_coco`."""
+    content, defects = content or read_coco(path), Defects()
+    images, names = {}, Counter()
+    key_kind = str if isinstance(content['images'][0].get('id'), str) else int
+    for index, image in enumerate(content['images']):
+        problem = image_record_problem(image, key_kind)
+        if problem is None and image['id'] in images:
+            problem = 'images with the id of another image'
+        if problem:
+            name = image.get('file_name')
+            at = name if isinstance(name, str) and name else f'image {index}'
+            defects.error(problem, at)
+        else:
+            images[image['id']] = image
+            names[image['file_name']] += 1
+    for name, count in names.items():
+        if count > 1:
+            defects.warn('images that are listed twice, each with a part of the objects', name)
+    categories = category_ids(content, path)
+    check_that_boxes_are_no_corners(path, content['annotations'], images)
+    annotations = good_annotations(content['annotations'], images, categories, masks, defects)
+    return {**content, 'images': list(images.values()), 'annotations': list(annotations)}, defects
+
+
+def good_annotations(
+    annotations: Sequence[dict], images: dict, categories: set, masks: bool, defects: Defects
+) -> Iterator[dict]:
+    """The annotations that can be used, with area and iscrowd.
+
+    Args:
+        annotations: of a COCO file.
+        images: of the file, by their ids.
+        categories: the ids of the categories.
+        masks: every object must have one.
+        defects: collects what is wrong with the others.
+    """
+    seen, boxes = set(), set()
+    for index, annotation in enumerate(annotations):
+        key = annotation.get('image_id')
+        image = images.get(key) if isinstance(key, (int, str)) else None
+        at = f'annotation {annotation.get("id", index)}'
+        at = f'{at} of {image["file_name"]}' if image else at
+        problem = annotation_problem(annotation, image, categories)
+        if problem is None and annotation['id'] in seen:
+            problem = 'annotations with the id of another annotation'
+        mask = None if problem else mask_problem(annotation.get('segmentation'), image)
+        if mask and masks and not has_polygon(annotation.get('segmentation')):
+            problem = mask
+        elif mask and annotation.get('segmentation'):
+            defects.warn(mask, at)
+        if problem:
+            defects.error(problem, at)
+            continue
+        seen.add(annotation['id'])
+        warn_about_box(annotation, image, boxes, at, defects)
+        if not is_number(annotation.get('area')):
+            defects.error('annotations without area', at)
+            left, top, width, height = annotation['bbox']
+            annotation = {**annotation, 'area': width * height}
+        crowd = annotation.get('iscrowd')
+        if crowd not in (0, 1):
+            what = 'whose iscrowd is not 0 or 1' if is_number(crowd) else 'without iscrowd'
+            defects.error(f'annotations {what}', at)
+            annotation = {**annotation, 'iscrowd': int(is_number(crowd))}  # as mmdet reads it
+        yield annotation
+
+
+def read_coco(path: Path) -> dict[str, Any]:
+    """The JSON object in a COCO file, whose lists hold objects.
+
+    Raises:
+        UserError: says what is wrong with the file as a whole.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
+    except (ValueError, RecursionError) as error:
+        state = 'is empty' if not path.stat().st_size else f'is not complete JSON: {error}'
+        raise UserError(f'{path} {state}'[:300]) from error
+    if not isinstance(content, dict):
+        raise UserError(f'{path} must hold a JSON object, got a {type(content).__name__}')
+    for name in ('images', 'annotations', 'categories'):
+        if not isinstance(content.get(name), list):
+            raise UserError(f'{path} must have a list {name!r}; it has {sorted(content)[:8]}'[:300])
+        if not all(isinstance(item, dict) for item in content[name]):
+            raise UserError(f'{path}: each of {name!r} must be an object')
+    for name in ('images', 'categories'):
+        if not content[name]:
+            raise UserError(f'{path} has no {name}')
+    return content
+
+
+def category_ids(content: dict[str, Any], path: Path) -> set:
+    """The ids of the categories.
+
+    Raises:
+        UserError: one has no id or name, or the same as another.
+    """
+    ids, names = set(), set()
+    for category in content['categories']:
+        name = category.get('name')
+        if not is_key(category, 'id') or not isinstance(name, str):
+            raise UserError(
+                f'{path}: each category must have a number as id and a name, got {category}'[:300]
+            )
+        if category['id'] in ids or name in names:
+            raise UserError(f'{path} lists the category {category} twice, by its id or name'[:300])
+        ids.add(category['id'])
+        names.add(name)
+    return ids
+
+
+def image_record_problem(image: dict, key_kind: type) -> Optional[str]:
+    if not isinstance(image.get('file_name'), str) or not image['file_name']:
+        return 'images without file_name'
+    if not is_key(image, 'id', key_kind):
+        return f'images without an id of type {key_kind.__name__}'
+    sides = image.get('width'), image.get('height')
+    if not all(is_number(side) and side >= 1 for side in sides):
+        return 'images without width and height'
+    return None
+
+
+def annotation_problem(annotation: dict, image: Optional[dict], categories: set) -> Optional[str]:
+    """What makes an annotation unusable, or None."""
+    if not is_key(annotation, 'id'):
+        return 'annotations without a number as id'
+    if image is None:
+        return 'annotations of images that are not listed'
+    if not is_key(annotation, 'category_id') or annotation['category_id'] not in categories:
+        return 'annotations of categories that are not listed'
+    box = annotation.get('bbox')
+    if not isinstance(box, list) or len(box) != 4:
+        return 'annotations without a bbox of 4 numbers'
+    if not all(map(is_number, box)):
+        return 'annotations whose bbox has a value that is not a finite number'
+    return None
+
+
+def mask_problem(mask: Any, image: dict) -> Optional[str]:
+    """What makes a mask unusable, or None: mmdet ignores such objects, or stops."""
+    if not isinstance(mask, (list, dict)) or not mask:
+        return 'objects without a mask'
+    if isinstance(mask, list):
+        for polygon in mask:
+            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+                return 'masks with a polygon of less than 3 points'
+            if not all(map(is_number, polygon)):
+                return 'masks with a polygon of values that are not finite numbers'
+        return None
+    size, counts = (image['height'], image['width']), mask.get('counts')
+    if mask.get('size') != list(size):
+        return 'masks of another size than their image'
+    counts = counts_of(counts) if isinstance(counts, str) else counts
+    if isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts):
+        return None if sum(counts) == math.prod(size) else 'masks whose run lengths are damaged'
+    return 'masks whose run lengths are damaged'
+
+
+def has_polygon(mask: Any) -> bool:
+    """Whether a mask has a polygon next to others of less than 3 points, which mmdet leaves out,
+    and pycocotools if they are not the first."""
+    if not isinstance(mask, list) or not all(isinstance(polygon, list) for polygon in mask):
+        return False
+    whole = all(len(polygon) % 2 == 0 and all(map(is_number, polygon)) for polygon in mask)
+    return whole and bool(mask) and len(mask[0]) >= 6
+
+
+def check_that_boxes_are_no_corners(
+    path: Path, annotations: Sequence[dict], images: dict[Any, dict]
+) -> None:
+    """Raise a UserError if all boxes of a file fit their images as x1 y1 x2 y2, and many do not as
+    x y width height."""
+    beyond = 0
+    for annotation in annotations:
+        key, box = annotation.get('image_id'), annotation.get('bbox')
+        image = images.get(key) if isinstance(key, (int, str)) else None
+        if image is None or not (isinstance(box, list) and len(box) == 4):
+            continue
+        if not all(map(is_number, box)):
+            continue
+        x, y, width, height = box
+        if not (x <= width <= image['width'] + BEYOND and y <= height <= image['height'] + BEYOND):
+            return
+        beyond += x + width > 1.05 * image['width'] or y + height > 1.05 * image['height']
+    if beyond >= ENOUGH:
+        raise UserError(
+            f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
+            f'{beyond} of {len(annotations)} would reach beyond their image'
+        )
+
+
+def warn_about_box(annotation: dict, image: dict, boxes: set, at: str, defects: Defects) -> None:
+    """Warn about a box that mm leaves out, or that is there twice. `boxes`: those before it."""
+    left, top, width, height = annotation['bbox']
+    right, bottom = left + width, top + height
+    if width < 1 or height < 1:
+        defects.warn('boxes narrower than a pixel', at)
+    elif left >= image['width'] or top >= image['height'] or right <= 0 or bottom <= 0:
+        defects.warn('boxes outside their image', at)
+    elif min(left, top) < -BEYOND or right > image['width'] + BEYOND or (
+        bottom > image['height'] + BEYOND
+    ):  # fmt: skip
+        defects.warn('boxes that reach beyond their image; bbox is x, y, width and height', at)
+    box = (annotation['image_id'], annotation['category_id'], left, top, width, height)
+    if box in boxes:
+        defects.warn('boxes that are there twice', at)
+    boxes.add(box)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_key(record: dict, field: str, kind: type = int) -> bool:
+    """Whether a record has an id, which pycocotools sorts and puts into arrays."""
+    value = record.get(field)
+    in_range = not isinstance(value, int) or abs(value) < 2**63
+    return isinstance(value, kind) and not isinstance(value, bool) and in_range
+
+
+def indexed_coco(content: dict[str, Any]) -> COCO:
+    coco = COCO()
+    coco.dataset = content
+    with redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco

@@ -1,0 +1,238 @@
+"""Files of a folder with data: images by name, splits by words in names, names of classes."""
+
+import filecmp
+import os
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import Optional
+
+from ...tooling.command import UserError, one_line
+from .defects import Defects
+from .images import image_size
+
+IMAGE_SUFFIXES = {
+    '.jpg', '.jpeg', '.jfif', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif',
+    '.jp2', '.avif',
+}  # fmt: skip
+# Words in the names of files and folders that tell what a split is for.
+SPLITS = {
+    'train': {'train', 'training', 'trainval', 'tr'},
+    'val': {'val', 'valid', 'validation', 'dev', 'eval'},
+    'test': {'test', 'testing'},
+}
+WORD = re.compile('[A-Z]+(?![a-z])|[A-Z]?[a-z]+')
+# Words in the names of folders and files with label maps, and with images.
+LABEL_WORDS = {
+    'mask', 'masks', 'label', 'labels', 'annotation', 'annotations', 'annot', 'gt', 'groundtruth',
+    'ground', 'truth', 'seg', 'segmentation', 'segmentations', 'segmap', 'semantic', 'labelids',
+    'labeltrainids', 'gtfine', 'gtcoarse', 'ann', 'anns', 'lbl', 'target', 'targets', 'semseg',
+}  # fmt: skip
+IMAGE_WORDS = {
+    'image', 'images', 'img', 'imgs', 'jpeg', 'rgb', 'sat', 'photo', 'photos', 'leftimg8bit',
+    'input', 'inputs', 'picture', 'pictures',
+}  # fmt: skip
+# Files with a class name in each line, as tools for YOLO and label maps write them.
+NAME_FILES = ('classes.txt', 'obj.names', 'labels.txt', 'names.txt', '_darknet.labels', 'codes.txt')
+# Results of Ultralytics' tools, which look like labelled images.
+RESULTS = re.compile(r'(^|/)runs/(detect|segment|pose|obb|classify|train|val)/')
+GENERATED = '_data'  # end of the name of the folder that is written next to a config
+
+
+class NotRecognized(UserError):
+    """A folder has none of the known layouts."""
+
+
+class Files:
+    """The files below a folder, without hidden ones and those that new_config wrote."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UserError(f'no folder {root}')
+        self.root = root
+        self.names = sorted(walk(root))
+        if not self.names:
+            raise UserError(f'{root} is empty')
+        self.images = self.with_suffix(*IMAGE_SUFFIXES)
+        self.images_by_stem = defaultdict(list)
+        for name in self.images:
+            self.images_by_stem[comparable(PurePosixPath(name).stem)].append(name)
+        folders = {os.path.dirname(name) for name in self.images}
+        self.split_of_folder = {f: split_of(f'{f}/x', folders_only=True) for f in folders}
+        self.splits = set(self.split_of_folder.values())
+
+    def with_suffix(self, *suffixes: str) -> list[str]:
+        return [name for name in self.names if PurePosixPath(name).suffix.lower() in suffixes]
+
+    def by_depth(self, *suffixes: str) -> list[str]:
+        """The files, those in the root first; with one of some suffixes, if any are given."""
+        names = self.with_suffix(*suffixes) if suffixes else self.names
+        return sorted(names, key=lambda name: (name.count('/'), name))
+
+    def find_images(
+        self,
+        name: str,
+        split: Optional[str] = None,
+        size: Optional[tuple[int, int]] = None,
+        any_suffix: bool = False,
+    ) -> list[str]:
+        """The image that an annotation file calls `name`, relative to the root; [] if it is not
+        here, several if they are different images that fit equally well.
+
+        The name may have folders in front that are not here, or those of Windows. Of several
+        images it is the one whose path has most in common with `name`, then that of the split,
+        then that of the (height, width) `size`.
+        """
+        wanted = PurePosixPath(comparable(name.replace('\\', '/')))
+
+        def agreement(path: str) -> tuple[int, int]:
+            there = PurePosixPath(comparable(path)).parent.parts
+            pairs = zip(reversed(there), reversed(wanted.parent.parts))
+            last = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            return last, len({*there} & {*wanted.parent.parts})
+
+        found = [
+            path
+            for path in self.images_by_stem.get(wanted.stem, ())
+            if any_suffix or comparable(PurePosixPath(path).name) == wanted.name
+        ]
+        found = [path for path in found if path.endswith(wanted.suffix)] or found
+        found = [path for path in found if not self.is_of_other_split(path, split)]
+        most = max(map(agreement, found), default=None)
+        return self.the_right_ones([p for p in found if agreement(p) == most], split, size)
+
+    def is_of_other_split(self, path: str, split: Optional[str]) -> bool:
+        """Whether an image is in a folder for another split, though there is one for this."""
+        own = self.split_of_folder[os.path.dirname(path)]
+        return own not in (split, None) and split in self.splits
+
+    def the_right_ones(
+        self, found: list[str], split: Optional[str], size: Optional[tuple[int, int]]
+    ) -> list[str]:
+        """Of images with one name, those of the split and size; the first of equal files."""
+
+        def has(path: str, kind: set[str]) -> bool:
+            return any(words(part) & kind for part in path.split('/')[:-1])
+
+        for fits in (
+            lambda path: not has(path, LABEL_WORDS),
+            lambda path: has(path, IMAGE_WORDS),
+            lambda path: self.split_of_folder[os.path.dirname(path)] == split,
+            lambda path: self.split_of_folder[os.path.dirname(path)] is None,
+            lambda path: size is None or image_size(self.root / path) == size,
+        ):
+            if len(found) > 1:
+                found = list(filter(fits, found)) or found
+        same = [
+            filecmp.cmp(self.root / found[0], self.root / path, shallow=False) for path in found[1:]
+        ]
+        return found[:1] if all(same) else found
+
+
+def walk(root: Path) -> Iterator[str]:
+    """The files below a folder, relative to it; links to folders are followed, but not in rings."""
+    seen = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        here = set(files)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(('.', '__MACOSX'))
+            and not (name.endswith(GENERATED) and f'{name.removesuffix(GENERATED)}.py' in here)
+        )
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in files:
+            if not name.startswith('.'):
+                yield Path(folder, name).relative_to(root).as_posix()
+
+
+def comparable(name: str) -> str:
+    """A name whose accents are written in one way; file systems differ."""
+    return unicodedata.normalize('NFC', name)
+
+
+def words(name: str) -> set[str]:
+    """The words of a name in small letters: instances_train2017, JPEGImages, valSet."""
+    return {word.lower() for word in WORD.findall(name)}
+
+
+def split_of(path: str, folders_only: bool = False) -> Optional[str]:
+    """What a file is for, by the last part of its path that says so; its own name tells this for
+    annotations and not for images."""
+    pure = PurePosixPath(path)
+    parts = pure.parts[:-1] if folders_only else pure.with_suffix('').parts
+    for part in reversed(parts):
+        for split, names in SPLITS.items():
+            if names & words(part):
+                return split
+    return None
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding='utf-8-sig')
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
+    except UnicodeDecodeError as error:
+        raise UserError(f'{path} must be text in UTF-8: {one_line(error, 100)}') from error
+
+
+def named_classes(files: Files) -> list[str]:
+    """The names in a classes.txt or a similar file; empty without one."""
+    for name in files.by_depth():
+        if PurePosixPath(name).name in NAME_FILES:
+            lines = [line.strip() for line in text_of(files.root / name).splitlines()]
+            return distinct(list(filter(None, lines)))
+    return []
+
+
+def distinct(names: list[str]) -> list[str]:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(f'two classes have the same name {repeated[0]!r}')
+    return names
+
+
+class ImageSets:
+    """The splits in the lists ImageSets/`kind`/train.txt, val.txt and so on of Pascal VOC."""
+
+    def __init__(self, files: Files, kind: str) -> None:
+        self.splits: dict[tuple[str, str], str] = {}  # by the folder of ImageSets and the name
+        for split in ('trainval', 'train', 'val', 'test'):  # later ones are more precise
+            for name in files.with_suffix('.txt'):
+                path = PurePosixPath(name)
+                if path.parts[-3:] == ('ImageSets', kind, f'{split}.txt'):
+                    for line in text_of(files.root / name).splitlines():
+                        key = str(path.parents[2]), comparable(name_in_list(line.strip()))
+                        self.splits[key] = split.replace('trainval', 'train')
+        self.splits = {key: split for key, split in self.splits.items() if key[1]}
+        self.keys = {key[1]: key for key in self.splits}
+        self.found: set[Optional[tuple[str, str]]] = set()
+        self.files = files
+
+    def split(self, path: str, name: str) -> Optional[str]:
+        """The split of the file at `path`, which the lists call `name`."""
+        here = [(str(folder), name) for folder in PurePosixPath(path).parents]
+        key = next((k for k in here if k in self.splits), self.keys.get(name))
+        self.found.add(key)
+        return self.splits.get(key)
+
+    def warn(self, what: str, defects: Defects) -> None:
+        """Warn about names that were not found; images of a test may be without `what`."""
+        for key in self.splits.keys() - self.found:
+            if key[1] not in self.files.images_by_stem:
+                defects.warn('images in a list of ImageSets that do not exist', key[1])
+            elif self.splits[key] != 'test':
+                defects.warn(f'images in a list of ImageSets without {what}', key[1])
+
+
+def name_in_list(line: str) -> str:
+    path = PurePosixPath(line)
+    return path.stem if path.suffix.lower() in IMAGE_SUFFIXES else path.name

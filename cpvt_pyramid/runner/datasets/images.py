@@ -1,0 +1,185 @@
+"""Checks of images: complete, of the size that is recorded, in a format that training reads."""
+
+import io
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import cv2
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ...mm.bands import opened, read_bands
+from ..inference.prediction import read_image
+from ..inference.raster import ReadError, picture, size_of_raster
+from .defects import Defects
+from .duplicates import ImagePrint, image_print
+
+CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
+CHUNK = 64  # images between two looks at the clock
+TRANSPOSED = (5, 6, 7, 8)  # values of the EXIF tag for the orientation
+ORIENTATION = 0x0112
+# Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
+COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
+Prints = dict[Path, ImagePrint]  # of the images that were read
+
+
+class Reading(NamedTuple):
+    """What was found in an image file."""
+
+    size: Optional[tuple[int, int]]  # height and width, upright
+    problem: str = ''  # 'are missing', for example
+    orientation: int = 1  # in its EXIF data
+
+
+def inspect(
+    path: Path, whole: bool = True, prints: Optional[Prints] = None, by_opencv: bool = True
+) -> Reading:
+    """Read an image, or only its header.
+
+    Args:
+        path: the file.
+        whole: read all pixels.
+        prints: to fill.
+        by_opencv: training reads it with OpenCV.
+    """
+    if not path.is_file():
+        return Reading(None, 'are missing')
+    if not path.stat().st_size:
+        return Reading(None, 'are empty files')
+    try:
+        data = path.read_bytes() if whole else b''
+        with Image.open(io.BytesIO(data) if whole else path) as image:
+            orientation = image.getexif().get(ORIENTATION, 1)
+            if whole:
+                image.load()
+            height, width = image.size[::-1]
+            if prints is not None:
+                with suppress(ValueError):  # a mode that Pillow cannot convert to gray
+                    prints[path] = image_print(data, image)
+            kind = image.format
+    except Exception:  # Pillow raises many kinds on a truncated file, or on many bands
+        size = size_of_raster(path)
+        return Reading(size, '' if size else 'are not complete images')
+    # Pillow turns a TIFF when it loads it.
+    if orientation in TRANSPOSED and not (whole and kind == 'TIFF'):
+        height, width = width, height
+    if by_opencv and kind not in COMMON and not getattr(cv2, 'haveImageReader', bool)(str(path)):
+        return Reading(None, f'OpenCV cannot read ({kind}); convert them, for example to PNG')
+    return Reading((height, width), '', orientation)
+
+
+def image_size(path: Path) -> Optional[tuple[int, int]]:
+    """The (height, width) of an image, upright, from its header."""
+    return inspect(path, whole=False, by_opencv=False).size
+
+
+def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, tuple[int, int]]:
+    """The (height, width) of images, upright, from their headers."""
+    names = list(dict.fromkeys(names))
+    readings = in_threads(lambda name: inspect(root / name, whole=False), names, 'reading sizes')
+    for name, reading in zip(names, readings):
+        if reading.problem:
+            defects.error(f'images that {reading.problem}', name)
+    return {name: r.size for name, r in zip(names, readings) if not r.problem}
+
+
+def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str) -> list:
+    """The results of a function for each item, with a progress bar."""
+    with ThreadPoolExecutor(CHECKERS) as threads:
+        return list(tqdm(threads.map(function, items), title, len(items), leave=False, delay=3))
+
+
+def check_images(
+    sizes: dict[Path, tuple[int, int]],
+    defects: Defects,
+    seconds: float,
+    prints: Optional[Prints] = None,
+    by_opencv: bool = True,
+) -> tuple[set[Path], int]:
+    """Check that images are complete and have the (height, width) of their record.
+
+    Args:
+        sizes: the declared size of each file.
+        defects: collects what is wrong.
+        seconds: after which only the files' existence is checked. 0: only headers are read.
+        prints, by_opencv: as in `inspect`.
+
+    Returns:
+        The bad files, and how many were read completely.
+    """
+    turned = []
+
+    def problem_of(path: Path) -> str:
+        found = inspect(path, seconds > 0, prints, by_opencv)
+        if found.orientation > 1:
+            turned.append(path.name)
+        if found.size and found.size != tuple(sizes[path]):
+            if found.orientation in TRANSPOSED and found.size[::-1] == tuple(sizes[path]):
+                return 'an EXIF tag turns, but their records have the size before'
+            return 'have another size than the width and height of its record'
+        return found.problem
+
+    def problem_at_a_glance(path: Path) -> str:
+        return '' if path.is_file() else 'are missing'
+
+    problems, decoded = checked_until(
+        seconds or math.inf, list(sizes), problem_of, problem_at_a_glance
+    )
+    warn_about_turned(turned, defects)
+    bad = {path: problem for path, problem in zip(sizes, problems) if problem}
+    for path, problem in bad.items():
+        defects.error(f'images that {problem}', path.name)
+    return set(bad), decoded
+
+
+def warn_about_turned(names: Sequence[str], defects: Defects) -> None:
+    for name in sorted(names):
+        defects.warn('images that an EXIF tag turns; their annotations must be upright, too', name)
+
+
+def checked_until(
+    seconds: float,
+    items: Sequence[Any],
+    thorough: Callable[[Any], Any],
+    at_a_glance: Callable[[Any], Any],
+) -> tuple[list, int]:
+    """For each item the result of `thorough`, or of `at_a_glance` when the time is over; and the
+    number of the former. What is checked thoroughly is spread over all items."""
+    results = [None] * len(items)
+    order = np.random.default_rng(0).permutation(len(items)).tolist()
+    deadline, decoded = time.monotonic() + seconds, 0
+    with ThreadPoolExecutor(CHECKERS) as threads:
+        for start in tqdm(
+            range(0, len(order), CHUNK), 'checking images', leave=False, delay=3, unit_scale=CHUNK
+        ):
+            chunk = order[start : start + CHUNK]
+            in_time = time.monotonic() < deadline
+            decoded += in_time * len(chunk)
+            check = thorough if in_time else at_a_glance
+            for i, result in zip(chunk, threads.map(check, [items[i] for i in chunk])):
+                results[i] = result
+    return results, decoded
+
+
+def shown_image(path: Path) -> np.ndarray:
+    """An image (H, W, 3) RGB uint8 to draw on; of another TIFF, its first bands.
+
+    Raises:
+        ReadError: not a complete image.
+    """
+    try:
+        image = read_image(path)
+    except ReadError:
+        if size_of_raster(path) is None:
+            raise
+        with opened(path) as file:
+            bands = file.indexes[:3]
+        image = picture(read_bands(path, bands)[0])
+    return np.ascontiguousarray(image[..., ::-1])

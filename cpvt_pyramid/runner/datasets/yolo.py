@@ -1,0 +1,233 @@
+"""YOLO: a text file with a class and a box or polygon in each line, for each image.
+
+Read here and not with supervision: it would be a large new dependency, it draws each polygon as a
+mask of the whole image and traces it again, and it skips or raises where a file has errors.
+"""
+
+import math
+import os
+import re
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Optional
+
+import numpy as np
+import yaml
+
+from ...tooling.command import UserError, one_line
+from ..config.load import as_list
+from .defects import Defects
+from .folder import (
+    IMAGE_SUFFIXES,
+    NAME_FILES,
+    RESULTS,
+    SPLITS,
+    Files,
+    distinct,
+    named_classes,
+    split_of,
+    text_of,
+    walk,
+)
+from .images import sizes_of
+from .objects import Objects, Outline, Split, coco_content
+
+IMAGE_FOLDERS = ('images', 'jpegimages', 'img', 'imgs')
+
+
+def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
+    """The objects of a folder in this layout, or None."""
+    settings, path = yolo_settings(files)
+    images = listed_images(files, settings, path) if path else labelled_images(files)
+    if not images:
+        return None
+    labels = {name: label_file(files, name) for names in images.values() for name in names}
+    boxes_only = 'kpt_shape' in settings  # what follows a box are keypoints
+    parsed = {
+        image: objects_in(files.root / label, boxes_only, label, defects) if label else []
+        for image, label in labels.items()
+    }
+    highest = max((o.label for objects in parsed.values() for o in objects or ()), default=-1)
+    classes, notes = yolo_classes(files, settings, path, highest, defects)
+    notes += unused(files, labels, defects)
+    splits = {}
+    for split, names in images.items():
+        sizes = sizes_of(files.root, names, defects)
+        records = []
+        for name in names:
+            if name not in sizes or parsed[name] is None:
+                continue
+            good = []
+            for outline in parsed[name]:
+                if outline.label < len(classes):
+                    good.append(outline._replace(points=outline.points * sizes[name][::-1]))
+                else:
+                    kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
+                    defects.error(kind, f'class {outline.label} in {labels[name]}')
+            records.append((name, sizes[name], good))
+        splits[split] = Split(coco_content(records, classes, defects), files.root)
+    return Objects('YOLO', splits, classes, notes)
+
+
+def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
+    """The content of data.yaml and its path; {} and None without one."""
+    broken = None
+    for name in files.by_depth('.yaml', '.yml'):
+        path = files.root / name
+        try:
+            settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            if path.stem in ('data', 'dataset'):
+                broken = broken or UserError(f'{path} is not YAML: {one_line(error, 120)}')
+            continue
+        train = as_list(settings.get('train')) if isinstance(settings, dict) else []
+        if train and all(isinstance(entry, str) for entry in train) and not RESULTS.search(name):
+            return settings, path
+    if broken:
+        raise broken
+    return {}, None
+
+
+def listed_images(files: Files, settings: dict, path: Path) -> dict[str, list[str]]:
+    """The images of each split, relative to the root, that data.yaml names."""
+    base = path.parent / str(settings.get('path') or '')
+    found = {}
+    for split, keys in (('train', ['train']), ('val', ['val', 'valid']), ('test', ['test'])):
+        names = []
+        for entry in (e for key in keys for e in as_list(settings.get(key))):
+            inside = re.sub(r'^(\.\./)+', '', str(entry))  # Roboflow writes ../ too many
+            candidates = [base / str(entry), path.parent / str(entry), path.parent / inside]
+            source = next((c for c in candidates if c.exists()), None)
+            if source is None and split == 'test':
+                continue
+            if source is None:
+                raise UserError(f'{path}: {split} is {entry}, which does not exist')
+            names += images_at(source, base, files)
+        if names:
+            names = [Path(os.path.relpath(n, files.root)).as_posix() for n in names]
+            found[split] = list(dict.fromkeys(names))
+    if not found:
+        raise UserError(f'{path} names no images')
+    return found
+
+
+def images_at(source: Path, base: Path, files: Files) -> list[Path]:
+    """The images of a folder, or those that a text file lists."""
+    if source.is_dir():
+        names = sorted(walk(source))
+        return [source / n for n in names if Path(n).suffix.lower() in IMAGE_SUFFIXES]
+    found = []
+    for line in filter(None, map(str.strip, text_of(source).splitlines())):
+        places = [place / line for place in (source.parent, base) if (place / line).is_file()]
+        if not places:  # a path of another machine
+            places = [files.root / n for n in files.find_images(line, split_of(source.name))]
+        found.append(places[0] if places else source.parent / line)
+    return found
+
+
+def labelled_images(files: Files) -> dict[str, list[str]]:
+    """Without a data.yaml, the images of each split; of folders with labelled images only."""
+    names = [name for name in files.images if not RESULTS.search(name)]
+    labelled = {PurePosixPath(name).parent for name in names if label_file(files, name)}
+    found = defaultdict(list)
+    for name in names:
+        if PurePosixPath(name).parent in labelled:
+            found[split_of(name, folders_only=True) or 'train'].append(name)
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def label_file(files: Files, image: str) -> Optional[str]:
+    """The label file of an image, both relative to the root, or None."""
+    path = PurePosixPath(image).with_suffix('.txt')
+    candidates = [
+        PurePosixPath(*path.parts[:i], 'labels', *path.parts[i + 1 :])
+        for i in reversed(range(len(path.parts) - 1))
+        if path.parts[i].lower() in IMAGE_FOLDERS
+    ]
+    candidates += [path, path.parent / 'labels' / path.name]
+    for candidate in map(str, candidates):
+        for name in (candidate, candidate.replace('labels/', 'Labels/')):
+            if (files.root / name).is_file() and PurePosixPath(name).name not in NAME_FILES:
+                return name
+    return None
+
+
+def unused(files: Files, labels: dict[str, Optional[str]], defects: Defects) -> list[str]:
+    """Notes about labels that are not used; a label file that has no image is a warning."""
+    used = set(labels.values())
+    by_image = {label_file(files, name): name for name in files.images if name not in labels}
+    for name in files.with_suffix('.txt'):
+        folders = PurePosixPath(name.lower()).parts[:-1]
+        is_known = name in by_image or name in used or RESULTS.search(name)
+        if 'labels' in folders and not is_known and PurePosixPath(name).name not in NAME_FILES:
+            defects.warn('label files without an image', name)
+    shared = defaultdict(list)
+    for image, label in labels.items():
+        shared[label].append(image)
+    for label, names in shared.items():
+        if label and len(names) > 1:
+            defects.warn('images that share a label file', f'{" and ".join(names)} ({label})')
+    left = [name for label, name in by_image.items() if label]
+    return [f'{len(left)} more labelled images are left out, such as {left[0]}'] if left else []
+
+
+def objects_in(
+    path: Path, boxes_only: bool, name: str, defects: Defects
+) -> Optional[list[Outline]]:
+    """The objects in a label file, in shares of the image; None if it is not text."""
+    try:
+        lines = text_of(path).splitlines()
+    except UserError:
+        defects.error('label files that are not text', name)
+        return None
+    objects = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        values = []
+        with suppress(ValueError):
+            values = [float(value) for value in line.split()][: 5 if boxes_only else None]
+        at = f'{name} line {number}'
+        is_polygon = len(values) >= 7 and len(values) % 2
+        if not (len(values) == 5 or is_polygon) or math.isfinite(values[0]) and values[0] % 1:
+            kind = 'lines that are neither a class and a box nor a class and a polygon'
+            defects.error(kind, at)
+        elif not all(map(math.isfinite, values)) or values[0] < 0:
+            defects.error('lines with values that are negative classes or no numbers', at)
+        elif min(values[1:]) < -0.01 or max(values[1:]) > 1.01:
+            kind = 'objects beyond the image; values must be shares of its width and height'
+            defects.error(kind, at)
+        else:
+            points = np.reshape(values[1:], (-1, 2))
+            if not is_polygon:
+                (center, size) = points
+                points = np.stack([center - size / 2, center + size / 2])
+            objects.append(Outline(int(values[0]), points, at, bool(is_polygon)))
+    return objects
+
+
+def yolo_classes(
+    files: Files, settings: dict, path: Optional[Path], highest: int, defects: Defects
+) -> tuple[list[str], list[str]]:
+    """The names of the classes, and notes about them."""
+    names, declared = settings.get('names'), settings.get('nc')
+    if isinstance(names, dict):
+        try:
+            names = {int(key): str(name) for key, name in names.items()}
+        except (TypeError, ValueError) as error:
+            raise UserError(f'{path}: names must number the classes') from error
+        names = [names.get(i, f'class_{i}') for i in range(max(names, default=-1) + 1)]
+    if isinstance(names, list) and names:
+        if isinstance(declared, int) and declared != len(names):
+            kind = 'data.yaml declares another number of classes than it names; the names count'
+            defects.warn(kind, f'nc is {declared}, and there are {len(names)} names')
+        return distinct(list(map(str, names))), []
+    if listed := named_classes(files):
+        return listed, []
+    count = max(highest + 1, declared if isinstance(declared, int) else 0)
+    if not count:
+        raise UserError(f'{files.root} has no objects and no names of classes')
+    return [f'class_{i}' for i in range(count)], [
+        'no file names the classes; add a classes.txt with a name in each line and repeat this'
+    ]

@@ -1,0 +1,100 @@
+"""Exported models in the place of mm's, for the videos and the tiles of tools/infer.py."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import __version__
+from ...results.predictions import Prediction
+from ...runtime.predictor import ExportedModel
+from .large_images import TileModel
+from .prediction import read_image
+from .tiling import Found
+
+Source = tuple[Any, np.ndarray]  # the caller's reference to an image, and the image (H, W, 3) BGR
+
+
+class ExportedPredictor:
+    """An exported model with the interface of `runner.inference.ModelPredictor`.
+
+    Args:
+        model: the model.
+        batch_size: number of images that pass the model together.
+        score_thr: boxes of a lower score are left out.
+    """
+
+    def __init__(self, model: ExportedModel, batch_size: int, score_thr: float) -> None:
+        self.model, self.batch_size, self.score_thr = model, batch_size, score_thr
+        self.meta = {'classes': model.classes, 'palette': model.palette}
+
+    read = staticmethod(read_image)
+
+    def prepare(self, source: Any, image: np.ndarray) -> Source:
+        return source, image
+
+    def predict(self, images: Iterable[Source]) -> Iterator[tuple[Any, Prediction]]:
+        """The source and prediction of each, in order."""
+        images = iter(images)
+        while batch := list(itertools.islice(images, self.batch_size)):
+            rgb = [np.ascontiguousarray(image[..., ::-1]) for _, image in batch]
+            found = self.model.predict(rgb, self.score_thr)
+            yield from zip((source for source, _ in batch), found)
+
+
+def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
+    """An exported model for tiled inference.
+
+    One that returns labels votes where tiles overlap, with the weights by which scores are blended.
+    """
+    detects = model.about['task'] != 'segmentation'
+    predict = exported_boxes(model) if detects else exported_scores(model)
+    files = (path for path in (model.path, model.path.with_suffix('.bin')) if path.is_file())
+    about = {
+        'model': hashlib.sha256(json.dumps(model.about, sort_keys=True).encode()).hexdigest(),
+        'checkpoint': hashlib.sha256(b''.join(path.read_bytes() for path in files)).hexdigest(),
+        'device': backend,
+        'version': __version__,
+    }
+    meta = {'classes': model.classes, 'palette': model.palette}
+    return TileModel(detects, predict, meta, about, torch.device('cpu'))
+
+
+def outputs_of(model: ExportedModel, tiles: Tensor) -> Sequence[dict[str, np.ndarray]]:
+    return model.run(
+        [np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0)) for tile in tiles]
+    )
+
+
+def exported_boxes(model: ExportedModel) -> Callable[[Tensor], list[Found]]:
+    """A function from tiles (B, 3, h, w), BGR uint8, to the detections in each."""
+
+    def found(output: dict[str, np.ndarray]) -> Found:
+        keep = output['labels'] >= 0
+        return Found(
+            *(torch.from_numpy(output[name][keep]) for name in ('boxes', 'scores', 'labels'))
+        )
+
+    return lambda tiles: [found(output) for output in outputs_of(model, tiles)]
+
+
+def exported_scores(model: ExportedModel) -> Callable[[Tensor], Tensor]:
+    """A function from tiles (B, 3, h, w), BGR uint8, to scores (B, K, h, w)."""
+
+    def scores(output: dict[str, np.ndarray], height: int, width: int) -> np.ndarray:
+        if 'probabilities' in output:
+            probabilities = output['probabilities'][:, :height, :width]
+            return np.stack([model.class_scores(p, i) for i, p in enumerate(probabilities)])
+        classes = np.arange(len(model.classes))[:, None, None]
+        return (output['labels'][:height, :width] == classes).astype(np.float32)
+
+    def predict(tiles: Tensor) -> Tensor:
+        outputs = outputs_of(model, tiles)
+        return torch.from_numpy(np.stack([scores(o, *tiles.shape[2:]) for o in outputs]))
+
+    return predict

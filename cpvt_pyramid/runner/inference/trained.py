@@ -1,0 +1,48 @@
+"""Training checkpoints of mm behind the interface of the runtime, which imports this by name."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from ...results.predictions import Prediction
+from ...tooling.command import UserError
+from ..config.load import config_in_checkpoint
+from ..models import build_model, fetch_checkpoint, load_whole_model
+from .batched import ModelPredictor
+from .prediction import dataset_meta, is_panoptic, kind_of_results
+
+SCORE_THR = 0.3  # as in tools/infer.py
+
+
+class TrainedModel:
+    """A detector or a semantic segmentor of mm, from a checkpoint that has its config inside.
+
+    Args:
+        path: the checkpoint.
+
+    Raises:
+        UserError: not a complete checkpoint, without a config, or of a panoptic model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        weights = fetch_checkpoint(path)
+        cfg = config_in_checkpoint(weights, path)
+        model = build_model(cfg, None)
+        if is_panoptic(model):
+            raise UserError(f'{path} is a panoptic model; run it with tools/infer.py')
+        load_whole_model(model, weights, path)
+        self.kind_of_results = kind_of_results(model, cfg)
+        self.meta = dataset_meta(cfg, weights)
+        self.classes = self.meta['classes']
+        self.predictor = ModelPredictor(model, cfg, self.meta, 1, 0.0)
+
+    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
+        self.predictor.batch_size = len(images)
+        self.predictor.score_thr = SCORE_THR if score_thr is None else score_thr
+        prepare = self.predictor.prepare
+        inputs = (prepare(i, np.ascontiguousarray(im[..., ::-1])) for i, im in enumerate(images))
+        found = dict(self.predictor.predict(inputs))
+        return [replace(found[i], image=image) for i, image in enumerate(images)]

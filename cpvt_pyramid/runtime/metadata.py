@@ -1,0 +1,120 @@
+"""The metadata of an exported model, checked when it is written and when it is read.
+
+docs/deployment.md describes the keys.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any, Optional
+
+from ..tooling.command import UserError, one_line
+from .sessions import Session
+
+FORMAT = 1
+# For each task that the runtime runs, sets of outputs of which the file must have one.
+OUTPUTS: dict[str, tuple[set[str], ...]] = {
+    'detection': ({'boxes', 'scores', 'labels'},),
+    'instance': ({'boxes', 'scores', 'labels', 'masks'},),
+    'segmentation': ({'labels'}, {'probabilities'}),
+}
+LONGEST = 1e6  # side of an image, in pixels
+
+
+def number(low: float, high: float) -> Callable[[Any], bool]:
+    """Whether a value is a number in [low, high]."""
+    return lambda v: type(v) in (int, float) and low <= v <= high
+
+
+def items(check: Callable[[Any], bool], count: Optional[int] = None) -> Callable[[Any], bool]:
+    """Whether a value is a list of `count` values, each of which passes a check."""
+    return lambda v: (
+        isinstance(v, (list, tuple)) and (count is None or len(v) == count) and all(map(check, v))
+    )
+
+
+def sides(value: Any) -> bool:
+    """Whether a value holds the longest shorter and longer side of an image."""
+    side = number(1, LONGEST)
+    return isinstance(value, Mapping) and all(side(value.get(k)) for k in ('short', 'long'))
+
+
+# What must hold of each key, and in words.
+KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    'classes': (items(lambda v: isinstance(v, str)), 'a list of names'),
+    'palette': (items(items(number(0, 255), 3)), 'a list of colours, 3 numbers from 0 to 255'),
+    'resize': (sides, 'null or short and long, numbers from 1'),
+    'masks': (lambda v: v in ('box', 'image'), 'null, box or image'),
+    'raw': (lambda v: isinstance(v, bool), 'true or false'),
+    'score_thr': (number(0, 1), 'a number in [0, 1]'),
+    'size': (items(number(1, LONGEST), 2), 'null or a height and a width from 1'),
+    'resized': (lambda v: v in ('logits', 'probabilities'), 'logits or probabilities'),
+    'threshold': (number(0, 0.999999), 'null or a number in [0, 1)'),
+}
+OPTIONAL = ('size', 'resized', 'threshold')
+NULLABLE = ('resize', 'masks', *OPTIONAL)
+
+
+def check_metadata(about: Mapping[str, Any]) -> None:
+    """Raise a ValueError that names the first key with a wrong value."""
+    for key, (check, rule) in KEYS.items():
+        if key not in about and key not in OPTIONAL:
+            raise ValueError(f'no {key}')
+        value = about.get(key)
+        if not (value is None and key in NULLABLE) and not check(value):
+            raise ValueError(f'{key} must be {rule}, got {shortened(value)}')
+
+
+def read_metadata(path: Path, session: Session) -> dict[str, Any]:
+    """The metadata of an opened file.
+
+    Raises:
+        UserError: the runtime cannot run the file.
+    """
+    if session.metadata is None:
+        raise UserError(
+            f'{path} was not written by tools/export.py (no metadata cpvt_pyramid); export the '
+            'model with it'
+        )
+    try:
+        about = json.loads(session.metadata)
+        number, task = about['format'], about['task']
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f'{path}: damaged metadata: {one_line(error)}') from error
+    if number != FORMAT:
+        raise UserError(
+            f'{path}: its format must be {FORMAT}, got {shortened(number)}; export the model '
+            'again, or update cpvt_pyramid'
+        )
+    if task not in list(OUTPUTS):
+        tasks = ', '.join(OUTPUTS)
+        raise UserError(f'{path}: its task must be one of {tasks}, got {shortened(task)}')
+    try:
+        check_metadata(about)
+        if not about['classes']:
+            raise ValueError('classes must be a list of names, got none')
+        if task == 'instance' and not about['masks']:
+            raise ValueError('masks must be box or image, got null')
+    except ValueError as error:
+        raise UserError(f'{path}: damaged metadata: {error}') from error
+    if about['raw']:
+        raise UserError(
+            f'{path} was exported with --raw and returns boxes before NMS; export it without'
+        )
+    check_graph(path, session, OUTPUTS['instance' if about['masks'] else task])
+    return about
+
+
+def check_graph(path: Path, session: Session, outputs: tuple[set[str], ...]) -> None:
+    """Raise a UserError unless a file has the inputs and outputs of its metadata."""
+    if not any(names <= {*session.names} for names in outputs):
+        needed = ' or '.join(', '.join(sorted(names)) for names in outputs)
+        raise UserError(f'{path} must have the outputs {needed}, got {", ".join(session.names)}')
+    shapes = session.shapes
+    images = shapes.get('images', [])
+    known = [length for length in images if length is not None]
+    if not {*shapes} <= {'images', 'valid'} or len(images) != 4 or min(known, default=1) < 1:
+        raise UserError(
+            f'{path} must take images of 4 dimensions and, at most, valid besides; got {shapes}'
+        )

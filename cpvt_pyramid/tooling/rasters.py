@@ -1,0 +1,42 @@
+"""Images that rasterio (GDAL) opens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+from warnings import catch_warnings, filterwarnings
+
+from .command import UserError
+
+if TYPE_CHECKING:
+    from rasterio.io import DatasetReader
+
+
+class ReadError(OSError):
+    """A file that is not a complete image, or of an unsupported kind."""
+
+
+@contextmanager
+def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['DatasetReader']:
+    """Open an image to read it in parts.
+
+    Args:
+        path: the image.
+        user: what needs rasterio, for the error where it is missing.
+        **options: settings of GDAL.
+
+    Raises:
+        ReadError: not a complete image, also inside the context.
+    """
+    try:
+        import rasterio
+        from rasterio.errors import NotGeoreferencedWarning, RasterioError
+    except ImportError as error:
+        raise UserError(f'{user} needs rasterio; pip install rasterio ({error})') from error
+    with catch_warnings(), rasterio.Env(**options):
+        filterwarnings('ignore', category=NotGeoreferencedWarning)
+        try:
+            with rasterio.open(path) as image:
+                yield image
+        except RasterioError as error:
+            raise ReadError(f'not a complete image: {error}') from error

@@ -1,0 +1,186 @@
+"""The presets, what is compared, and the training of all that a question compares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from cpvt_pyramid.position import COLUMNAR_POSITIONS, POSITIONS
+
+from .models import SIZES
+from .runs import Result, RunSettings, run_all, tuned
+from .tasks import POSITION_TASKS
+
+
+class Preset(NamedTuple):
+    """How much work an answer is worth."""
+
+    steps: int  # of each training
+    seeds: int
+    rates: tuple[float, ...]  # learning rates, of which each variant gets its best
+    models: tuple[str, ...] = ('column',)
+    size: str = 'nano'
+    batch: int = 32
+    pictures: int = 1000  # of the test at the training size
+    scales: tuple[float, ...] = (0.5, 1, 2, 4)
+    scaled_pictures: int = 200  # of the test at each other size
+    images: int = 24  # of each measurement of features
+    encodings: tuple[str, ...] = ()  # all if empty
+    placements: tuple[str, ...] = ()  # all if empty
+
+
+PRESETS = {
+    'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2),
+                    scaled_pictures=8, images=6,
+                    encodings=('none', 'peg'),
+                    placements=('after block 0', 'random and frozen')),
+    'default': Preset(400, 3, (2e-3, 5e-3)),
+    'full': Preset(1000, 5, (2e-3, 5e-3, 1e-2), pictures=2000, scales=(0.5, 1, 1.5, 2, 3, 4),
+                   scaled_pictures=500),
+    'pyramid': Preset(400, 3, (2e-3, 5e-3), ('pyramid',)),
+}  # fmt: skip
+
+
+class Variant(NamedTuple):
+    """One of several that are compared."""
+
+    position: str
+    peg: tuple = ()  # fields of the PEG that differ from the defaults
+    options: tuple = ()  # of the encoding
+    class_token: bool = True
+    paper: str = ''  # what the CPVT paper reports, top-1 of DeiT-tiny on ImageNet
+
+
+# CPVT (arXiv 2102.10882), as in `PEG` and docs/position.md
+PAPER = {'none': '68.2', 'learned': '72.2', 'sincos': '72.3', 'relative': '70.5', 'peg': '72.4'}
+REPLICATED = (('zero_padding', False),)
+ENCODINGS = {
+    **{name: Variant(name, paper=PAPER.get(name, '')) for name in sorted(
+        POSITIONS, key=lambda name: list(('none', *PAPER, *POSITIONS)).index(name))},
+    'peg, replicated border': Variant('peg', REPLICATED, paper='70.5'),
+    'rope, normalized': Variant('rope', options=(('normalized', True),)),
+    'rope+peg': Variant('rope+peg'),
+    'learned+peg': Variant('learned+peg', paper='72.9'),
+}  # fmt: skip
+
+
+def placements(depth: int) -> dict[str, Variant]:
+    """CPVT's ablations of the PEG, for a columnar model with fewer blocks than the paper's 12.
+
+    Args:
+        depth: number of blocks. "Blocks 0 to 5", the first half, are the first half here, and block
+            3, after a third, is the one after a third, at least block 1.
+    """
+    third, half = max(1, depth // 3), tuple(range(depth // 2))
+    separable = (('conv', 'separable'), ('layers', 4))
+    pointwise = (('after', 'all'), ('conv', 'dense'), ('kernel_size', 1))
+    return {
+        'no position': Variant('none', paper='68.2'),
+        'learned table': Variant('learned', paper='72.2'),
+        'before block 0': Variant('peg', (('after', -1),), paper='70.6'),
+        'before block 0, kernel covers the map': Variant(
+            'peg', (('after', -1), ('kernel_size', 11)), paper='72.5 (27x27)'
+        ),
+        'after block 0': Variant('peg', paper='72.4'),
+        f'after block {third}': Variant('peg', (('after', third),), paper='about 72.4 (3)'),
+        'after each of the first half': Variant('peg', (('after', half),), paper='73.4 (0 to 5)'),
+        'four separable after block 0': Variant('peg', separable, paper='72.9'),
+        'learned table and PEG': Variant('learned+peg', paper='72.9'),
+        'replicated border': Variant('peg', REPLICATED, paper='70.5'),
+        'queries and keys only': Variant('peg', (('qk_only', True),), paper='71.3'),
+        'random and frozen': Variant('peg', (('frozen', True),), paper='71.3'),
+        '1x1 after every block (control)': Variant('peg', pointwise, paper='68.6'),
+        'first half, GAP': Variant(
+            'peg', (('after', half),), class_token=False, paper='74.9 (0 to 5)'
+        ),
+        'no position, GAP': Variant('none', class_token=False),
+        'learned table, GAP': Variant('learned', class_token=False),
+    }
+
+
+class Trained(NamedTuple):
+    """A variant's runs in the tables, one for each seed."""
+
+    name: str
+    variant: Variant
+    runs: list[Result]
+
+    @property
+    def lr(self) -> float:
+        return self.runs[0].settings.lr
+
+    def scores(self, metric: str = 'position') -> np.ndarray:
+        """A metric of each run; 'position' is the mean accuracy of all tasks that need position."""
+        return np.array([metric_of(run.metrics, metric) for run in self.runs])
+
+
+def metric_of(metrics: dict[str, float], name: str) -> float:
+    if name == 'position':
+        return float(np.mean([metrics[task] for task in POSITION_TASKS]))
+    return metrics[name]
+
+
+@dataclass
+class Lab:
+    """What the questions have in common.
+
+    Args:
+        preset: the amount of work.
+        folder: of all files.
+        seed: the first seed of the tables; the others follow.
+        seeds: their number.
+        workers: processes that train.
+        device: of the training, 'cpu' or 'cuda'.
+    """
+
+    preset: Preset
+    folder: Path
+    seed: int = 0
+    seeds: int = 3
+    workers: int = 1
+    device: str = 'cpu'
+
+    @property
+    def runs_folder(self) -> Path:
+        return self.folder / 'runs'
+
+    def settings(self, variant: Variant, model: str = 'column') -> RunSettings:
+        """The settings of a variant's training, but for seed and learning rate."""
+        p = self.preset
+        return RunSettings(
+            model, p.size, variant.position, variant.peg, variant.options, variant.class_token,
+            seed=self.seed, steps=p.steps, batch=p.batch, pictures=p.pictures,
+        )  # fmt: skip
+
+    def train(self, variants: dict[str, Variant], model: str = 'column') -> list[Trained]:
+        """Tune and train variants, each in the same way."""
+        rest = (self.runs_folder, self.workers, self.device)
+        settings = [self.settings(variant, model) for variant in variants.values()]
+        rates = tuned(settings, self.preset.rates, *rest)
+        todo = [
+            replace(one, lr=lr, seed=self.seed + i)
+            for i in range(self.seeds)
+            for one, lr in zip(settings, rates)
+        ]
+        done = run_all(todo, *rest)
+        return [
+            Trained(name, variant, done[i :: len(variants)])
+            for i, (name, variant) in enumerate(variants.items())
+        ]
+
+    def encodings(self, model: str = 'column') -> dict[str, Variant]:
+        """The encodings to compare; the pyramid lacks those of equal queries and keys."""
+        return {
+            name: variant
+            for name, variant in ENCODINGS.items()
+            if (model == 'column' or variant.position not in COLUMNAR_POSITIONS)
+            and (not self.preset.encodings or name in self.preset.encodings)
+        }
+
+    def placements(self) -> dict[str, Variant]:
+        """The placements of a PEG to compare."""
+        found = placements(SIZES[self.preset.size].column.depth)
+        chosen: Sequence[str] = self.preset.placements or list(found)
+        return {name: found[name] for name in chosen}

@@ -1,0 +1,669 @@
+"""The questions about what a model knows, for the lab's trained models and for any other."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from cpvt_pyramid.lab.probes import (
+    HIGH_NORM,
+    KINDS,
+    RINGS,
+    Subject,
+    attention_weights,
+    fit_probe,
+    has_padded_convolutions,
+    images_of,
+    padded_size,
+    padding_drift,
+    padding_pattern,
+    photographs,
+    position_similarity,
+    probe_position,
+    shift_drift,
+    stride_of,
+    token_norms,
+    with_replicated_borders,
+)  # fmt: skip
+from cpvt_pyramid.position import PosCNN
+
+from . import figures
+from .laboratory import Lab, Variant, metric_of
+from .questions import settings_of_question
+from .report import LabAnswer, Table
+from .runs import Result, answer, evaluate_answers, one_thread
+from .statistics import estimate
+
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area
+SHIFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pixels
+MOVED_CELLS = 2  # that a window on a larger picture moves by at most
+SIGNAL_IMAGES = 16  # times as many images of the lab's models for the position signal
+RING_SIDE = 6  # tokens of a map on which distances from the border are shown
+STEADY = ('leftmost', 'topmost', 'above', 'pattern', 'control')  # answers that shifts keep
+GAP = {
+    'none, GAP': Variant('none', class_token=False),
+    'learned, GAP': Variant('learned', class_token=False),
+    'peg, GAP': Variant('peg', class_token=False),
+}
+RANDOM_INPUT = 'Input: noise, images of one color, and crops of photographs in random orientation.'
+
+
+class Group(NamedTuple):
+    """A row of a table: the same model with several seeds, or one model for several images."""
+
+    name: str
+    subjects: list[Subject]  # one for each seed
+    runs: list[Result]  # their trainings; none for a model from elsewhere
+    side: int  # of the images, in pixels
+    step: int  # that sides of images may grow by, in pixels
+    images: int  # per seed
+
+    def stages(self) -> list[str]:
+        count = len(self.subjects[0].maps(torch.zeros(2, 3, self.side, self.side)))
+        kind = 'block' if self.runs and self.runs[0].settings.model == 'column' else 'map'
+        return [f'{kind} {i}' for i in range(count)]
+
+
+def groups_of(lab: Lab, models: Sequence[Subject], side: int, gap: bool = False) -> list[Group]:
+    """The given models, or if there are none the lab's trained ones.
+
+    Args:
+        lab: trains what is missing.
+        models: to measure instead.
+        side: of their images, in pixels.
+        gap: also the lab's models that read the mean of the map.
+    """
+    images = lab.preset.images
+    if models:
+        return [Group(s.name, [s] * lab.seeds, [], side, step_of(s, side), images) for s in models]
+    groups = []
+    for model in lab.preset.models:
+        variants = lab.encodings(model)
+        if gap and model == 'column':
+            variants |= {name: v for name, v in GAP.items() if v.position in variants}
+        for one in lab.train(variants, model):
+            name = one.name if len(lab.preset.models) == 1 else f'{model} {one.name}'
+            loaded = [run.load() for run in one.runs]
+            subjects = [Subject(name, m.backbone) for m in loaded]
+            cell = loaded[0].cell
+            groups.append(Group(name, subjects, one.runs, 6 * cell, cell, images))
+    return groups
+
+
+def step_of(subject: Subject, side: int) -> int:
+    """What images of a model may grow by: a multiple of its strides where they divide the side."""
+    maps = subject.maps(torch.zeros(1, 3, side, side))
+    step = math.lcm(*(stride_of(side, map_.shape[2]) for map_ in maps))
+    return step if side % step == 0 else math.gcd(side, 32)
+
+
+def over_seeds(lab: Lab, group: Group, measure: Callable, label: str) -> list:
+    """`measure(subject, seed)` of each seed, with one thread."""
+    with one_thread():
+        seeds = range(lab.seed, lab.seed + lab.seeds)
+        pairs = list(zip(group.subjects, seeds))
+        return [measure(s, seed) for s, seed in tqdm(pairs, f'{label} {group.name}', disable=None)]
+
+
+def cell_text(values: Sequence[float], percent: bool = True, sign: bool = False) -> str:
+    """A cell of a table; a dash where there is no value."""
+    values = np.asarray(values, float)
+    finite = np.isfinite(values)
+    return estimate(values).show(percent, sign) if finite.all() else '-'
+
+
+def origin_of(groups: Sequence[Group]) -> str:
+    if groups[0].runs:
+        return 'The trained models of the question "encodings", one for each seed.'
+    origin = (
+        f'Models that were given, {groups[0].side} x {groups[0].side} pixels; the intervals are '
+        'over images, not over trainings.'
+    )
+    zero = {g.name: zero_layers(g.subjects[0].model) for g in groups}
+    if named := ', '.join(f'{name}: {count}' for name, count in zero.items() if count):
+        origin += (
+            f' Layers whose weights are all 0 ({named}) add nothing. At the end of residual '
+            'branches, where many networks start with them, they hide what the branch does, so '
+            'that features of an untrained model may not drift at all.'
+        )
+    return origin
+
+
+def zero_layers(model: nn.Module) -> int:
+    """The number of layers whose weights are all 0."""
+    weights = (getattr(module, 'weight', None) for module in model.modules())
+    return sum(isinstance(w, Tensor) and w.numel() > 1 and not w.any() for w in weights)
+
+
+# probe
+
+
+def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
+    """Where position lives: what can be read from features, and what padding puts there."""
+    groups = groups_of(lab, models, side)
+    r2, ppp, data = [], [], {}
+    header: list[str] = []
+    rows_of_figure = []
+    for group in groups:
+        stages = group.stages()
+        header = header if len(header) > len(stages) else stages
+        arms = {group.name: lambda s: s}
+        if has_padded_convolutions(group.subjects[0].model) or has_zero_pegs(group.subjects[0]):
+            arms[f'{group.name}, border replaced'] = lambda s: Subject(
+                s.name, with_replicated_borders(s.model)
+            )
+        for name, change in arms.items():
+
+            def measure(
+                subject: Subject, seed: int, group: Group = group, change: Callable = change
+            ) -> dict:
+                subject = change(subject)
+                step = math.lcm(32, group.step)
+                margin = -(-group.side // 4 // step) * step
+                large = photographs(group.images, group.side + 2 * margin, seed, 'test')
+                return {
+                    **{
+                        kind: probe_position(
+                            subject, images_of(kind, group.images, group.side, seed), seed
+                        )
+                        for kind in KINDS
+                    },
+                    'ppp': padding_pattern(subject, large, margin),
+                }
+
+            found = over_seeds(lab, group, measure, 'probe')
+            for kind in KINDS:
+                r2.append([name, kind, *(
+                    cell_text([f[kind][i].r2 for f in found], percent=False)
+                    for i in range(len(stages)))])  # fmt: skip
+            for metric, title in (('mae', 'MAE'), ('chance', 'MAE by chance'), ('snr', 'SNR')):
+                ppp.append([name, title, *(
+                    cell_text([getattr(f['ppp'][i], metric) for f in found], percent=False)
+                    for i in range(len(stages)))])  # fmt: skip
+            data[name] = [
+                {**{kind: [{'r2': r.r2, 'rings': r.rings, 'penalty': r.probe.penalty}
+                           for r in f[kind]] for kind in KINDS},
+                 'ppp': [{**p._asdict(), 'map': p.map.tolist()} for p in f['ppp']]}
+                for f in found
+            ]  # fmt: skip
+            rows_of_figure.append((name, found))
+    r2, ppp = ([row + [''] * (len(header) + 2 - len(row)) for row in rows] for rows in (r2, ppp))
+    tables = [
+        Table('R squared of row and column, held-out images', ['', 'images', *header], r2),
+        Table('Position-information pattern from padding (PPP), photographs',
+              ['', 'metric', *header], ppp),
+    ]  # fmt: skip
+    draw_probe(lab.folder / 'probe.png', rows_of_figure)
+    notes = [
+        origin_of(groups),
+        RANDOM_INPUT,
+        'Ridge regression from standardized features to row and column, fitted on half of the '
+        'images and measured on the others; the penalty is chosen on a third of the first half. '
+        'R squared can be negative: worse than a constant guess.',
+        'Border replaced: the same weights, but every padded convolution repeats the border '
+        'instead of adding zeros.',
+        'PPP (arXiv 2206.01202): the mean over images of the difference between features with the '
+        "model's own padding and with real pixels in place of the padding. MAE is in standard "
+        'deviations of the features; by chance, so few images give the second line without any '
+        'pattern. SNR is the energy of that mean, less what is due to chance, over the variance '
+        'of the difference across images. How we read the paper is in docs/position.md.',
+    ]
+    return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
+                   settings_of_question(lab))  # fmt: skip
+
+
+def has_zero_pegs(subject: Subject) -> bool:
+    return any(isinstance(m, PosCNN) and not m.border for m in subject.model.modules())
+
+
+def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
+    """For each model R squared by stage and by distance from the border, and its pattern."""
+    most = max(len(found[0]['ppp']) for _, found in rows)
+    shade = {'noise': '#2c7fb8', 'constant': figures.GREY, 'natural': figures.ACCENT}
+    size = (5.6 + 1.4 * most, 1.35 * len(rows) + 0.9)
+    ratios = {'width_ratios': [1.7, 1.7, *[1] * most]}
+    with figures.figure(path, len(rows), 2 + most, size, gridspec_kw=ratios) as (fig, axes):
+        top = [
+            max(
+                np.mean([f['ppp'][i].map.max() for f in found])
+                for _, found in rows
+                if i < len(found[0]['ppp'])
+            )
+            for i in range(most)
+        ]
+        for row, ((name, found), line) in enumerate(zip(rows, axes), 1):
+            sides = [min(pattern.map.shape) for pattern in found[0]['ppp']]
+            stages = len(sides)
+            deepest = max((i for i in range(stages) if sides[i] >= RING_SIDE), default=0)
+            for kind in KINDS:
+                values = np.array([[r.r2 for r in f[kind]] for f in found])
+                line[0].plot(values.mean(0).clip(-0.1), 'o-', ms=3, color=shade[kind], label=kind)
+                rings = np.array([f[kind][deepest].rings for f in found])
+                middle = (np.arange(RINGS) + 0.5) / RINGS
+                mean = rings.mean(0).clip(-0.1)
+                known = np.isfinite(mean)  # a small map has no token at some distances
+                line[1].plot(middle[known], mean[known], 'o-', ms=3, color=shade[kind])
+            for axis in line[:2]:
+                axis.set_ylim(-0.16, 1.06)
+                axis.set_yticks((0, 0.5, 1))
+                axis.tick_params(labelbottom=row == len(rows))
+            line[1].set_xlim(0, 1)
+            line[1].text(0.97, 0.85, f'stage {deepest}', ha='right', transform=line[1].transAxes)
+            line[0].set_xlim(-0.2, most - 0.8)
+            line[0].set_xticks(range(most))
+            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
+                               va='center')  # fmt: skip
+            for i, axis in enumerate(line[2:]):
+                figures.without_axes(axis)
+                if i < stages:
+                    pattern = torch.stack([f['ppp'][i].map for f in found]).mean(0)
+                    axis.imshow(pattern, vmin=0, vmax=max(top[i], 1e-6), cmap='magma')
+        axes[0, 0].legend(fontsize=7.5)
+        axes[0, 0].set_title('R² by stage')
+        axes[0, 1].set_title('R² from the border')
+        axes[-1, 0].set_xlabel('stage')
+        axes[-1, 1].set_xlabel('0: border, 1: center')
+        for i, axis in enumerate(axes[0, 2:]):
+            axis.set_title(f'PPP, stage {i}\n0 to {top[i]:.2g}')
+        fig.suptitle('Where position can be read (R² below -0.1 is drawn there), and what padding '
+                     'adds to features')  # fmt: skip
+
+
+# padding
+
+
+def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
+    """Batch padding as a false position signal, with and without the mask."""
+    groups = groups_of(lab, models, side)
+    data, drift_rows, moved_rows, curves = {}, [], [], {}
+    metric_rows = []
+    for group in groups:
+        sizes = padded_sizes(group)
+        for masked in (False, True) if group.subjects[0].masks else (False,):
+            name = f'{group.name}, {"masked" if masked else "unmasked"}'
+
+            def measure(
+                subject: Subject,
+                seed: int,
+                group: Group = group,
+                sizes: Sequence = sizes,
+                masked: bool = masked,
+            ) -> list:
+                images = photographs(group.images, group.side, seed, 'test')
+                probes = [fit_probe(m, seed) for m in subject.maps(images)]
+                return [padding_drift(subject, images, s, masked, probes) for s in sizes]
+
+            found = over_seeds(lab, group, measure, 'padding')
+            last = [[of_share[-1] for of_share in f] for f in found]
+            drift_rows.append(
+                [name, *(cell_text([f[i].features for f in last]) for i in range(len(sizes)))]
+            )
+            moved_rows.append(
+                [name, *(cell_text([f[i].displacement for f in last]) for i in range(len(sizes)))]
+            )
+            curves[name] = {
+                'features': [[100 * s.features for s in f] for f in last],
+                'displacement': [[100 * s.displacement for s in f] for f in last],
+            }
+            data[name] = {'drift': [[[stage._asdict() for stage in s] for s in f] for f in found]}
+            if group.runs:
+                changes = over_seeds(
+                    lab, group._replace(subjects=group.runs),
+                    lambda run, seed, sizes=sizes, masked=masked: padded_metrics(
+                        run, sizes, masked, lab.preset.scaled_pictures), 'padded answers',
+                )  # fmt: skip
+                data[name]['metrics'] = changes
+                for metric in ('position', 'mIoU', 'AP'):
+                    values = [[metric_of(c, metric) - metric_of(f[0], metric) for c in f]
+                              for f in changes]  # fmt: skip
+                    curves[name][metric] = [[100 * v for v in row] for row in values]
+                    metric_rows.append(
+                        [
+                            name,
+                            metric,
+                            *(cell_text(column, sign=True) for column in zip(*values)),
+                        ]
+                    )
+    shares = [1 - groups[0].side ** 2 / math.prod(size) for size in padded_sizes(groups[0])]
+    header = [f'{share:.0%}' for share in shares]
+    tables = [
+        Table('Drift of the last map inside the images, % of its norm', ['', *header], drift_rows),
+        Table('Displacement of the probed position, % of the side', ['', *header], moved_rows),
+    ]
+    if metric_rows:
+        tables.append(Table('Change of the answers, in points', ['', 'metric', *header],
+                            metric_rows))  # fmt: skip
+    draw_padding(lab.folder / 'padding.png', curves, shares)
+    notes = [
+        origin_of(groups),
+        'Photographs alone, and with zeros at the right and bottom until the given share of the '
+        'area is padding. Masked: the model is told the true sizes (`valid`). A masked model that '
+        'is exact drifts by rounding only.',
+    ]
+    return LabAnswer('padding', 'Does batch padding look like a position?', notes, tables,
+                   ['padding.png'], data, settings_of_question(lab))  # fmt: skip
+
+
+def padded_sizes(group: Group) -> list[tuple[int, int]]:
+    """Heights and widths of padded images, one for each share that can be had."""
+    side = group.side
+    return list(dict.fromkeys(padded_size((side, side), share, group.step) for share in SHARES))
+
+
+def padded_metrics(
+    result: Result, sizes: Sequence[tuple[int, int]], masked: bool, pictures: int
+) -> list[dict[str, float]]:
+    """The metrics of a trained model in batches of these sizes."""
+    model = result.load()
+    scenes = result.settings.draw('test', pictures, stream=0)
+    return [evaluate_answers(model, scenes, pad=size, masked=masked) for size in sizes]
+
+
+def draw_padding(path: Path, curves: dict[str, dict[str, list]], shares: Sequence[float]) -> None:
+    titles = {'features': 'drift of the features, %', 'displacement': 'displacement, % of side',
+              'position': 'position tasks, points', 'mIoU': 'mIoU, points',
+              'AP': 'AP50, points'}  # fmt: skip
+    present = [t for t in titles if t in next(iter(curves.values()))]
+    names = list(dict.fromkeys(name.rsplit(', ', 1)[0] for name in curves))
+    style = figures.styles(names)
+    with figures.figure(path, 1, len(present), (3.4 * len(present), 4.6)) as (fig, axes):
+        for axis, title in zip(axes.flat, present):
+            for name, values in curves.items():
+                model, arm = name.rsplit(', ', 1)
+                mean = np.array([[v for v in row] for row in values[title]]).mean(0)
+                axis.plot([100 * s for s in shares], mean, '-' if arm == 'unmasked' else '--',
+                          color=style[model]['color'], marker=style[model]['marker'], ms=4,
+                          label=model if arm == 'unmasked' else None)  # fmt: skip
+            axis.set_title(titles[title])
+            axis.set_xlabel('padding, % of the area')
+        figures.legend_below(fig, axes.flat[0].get_legend_handles_labels()[0])
+        fig.suptitle('Batch padding: unmasked (solid) and masked (dashed)')
+
+
+# shift
+
+
+def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
+    """Translations: whether features move with the picture, and answers stay."""
+    groups = groups_of(lab, models, side, gap=True)
+    data, rows, answers, drifts, kept = {}, [], [], {}, {}
+    for group in groups:
+
+        def measure(subject: Subject, seed: int, group: Group = group) -> list:
+            images = photographs(group.images, group.side + max(SHIFTS), seed, 'test')
+            return [shift_drift(subject, images, group.side, s) for s in SHIFTS]
+
+        found = over_seeds(lab, group, measure, 'shift')
+        data[group.name] = {'drift': [[[s._asdict() for s in one] for one in f] for f in found]}
+        for part in ('interior', 'border'):
+            values = np.array([[100 * getattr(one[-1], part) for one in f] for f in found])
+            drifts[group.name, part] = values
+            rows.append([group.name, part, *(cell_text(v / 100) for v in values.T)])
+        if group.runs:
+            same = over_seeds(
+                lab, group._replace(subjects=group.runs),
+                lambda run, seed: consistency(run, lab.preset.scaled_pictures), 'answers',
+            )  # fmt: skip
+            data[group.name]['consistency'] = same
+            moves = list(same[0])
+            kept[group.name] = np.array([[100 * s[m] for m in moves] for s in same])
+            answers.append([group.name, *(cell_text([s[m] for s in same]) for m in moves)])
+    pixels = [f'{s} px' for s in SHIFTS]
+    tables = [Table('Drift of the last map, % of its norm', ['', 'part', *pixels], rows)]
+    if answers:
+        tables.append(Table('Same answer after a shift, % of pictures and tasks',
+                            ['', *(f'{m} px' for m in moves)], answers))  # fmt: skip
+    steps = {group.name: group.step for group in groups}
+    draw_shift(lab.folder / 'shift.png', steps, drifts, kept, moves if answers else [])
+    notes = [
+        origin_of(groups),
+        'Two crops of the same image, one lower and further right by the given number of pixels, '
+        'compared where both see the same pixels. Border: within a quarter of the side of an edge '
+        'of either crop. Where the shift is no multiple of the stride, the first map is '
+        'interpolated, and the drift contains what sub-sampling loses.',
+        'Answers: the same larger picture through two windows, both of which contain the digits; '
+        'of the tasks whose answer a shift does not change. Published: Twins falls from 80.6 to '
+        '62.4 % under shifts of a few pixels (arXiv 2306.07470).',
+    ]
+    return LabAnswer('shift', 'Do features move with the picture?', notes, tables, ['shift.png'],
+                   data, settings_of_question(lab))  # fmt: skip
+
+
+def consistency(result: Result, pictures: int) -> dict[int, float]:
+    """The share of answers that stay the same after a shift down and right, for each shift that
+    keeps the digits in view."""
+    model, settings = result.load(), result.settings
+    window, most = settings.grid, MOVED_CELLS
+    scenes = settings.draw('test', pictures, 0, (window + most, window + most), inset=most)
+    side, cell = window * model.cell, model.cell
+    first = answer(model, scenes.image[..., :side, :side])
+    found = {}
+    for s in sorted(
+        {*(x for x in SHIFTS if x <= most * cell), *range(cell, most * cell + 1, cell)}
+    ):
+        second = answer(model, scenes.image[..., s : s + side, s : s + side])
+        same = [
+            (first.logits[t].argmax(1) == second.logits[t].argmax(1)).double().mean()
+            for t in STEADY
+        ]
+        found[s] = float(np.mean(same))
+    return found
+
+
+def draw_shift(
+    path: Path,
+    steps: dict[str, int],
+    drifts: dict[tuple[str, str], np.ndarray],
+    kept: dict[str, np.ndarray],
+    moves: Sequence[int],
+) -> None:
+    """Whole tokens above, parts of a token below. `steps` has the pixels of a token."""
+    style = figures.styles(list(steps))
+    panels = {
+        f'drift of the last map, {part}, %': (SHIFTS, {n: drifts[n, part] for n in steps})
+        for part in ('interior', 'border')
+    }
+    if kept:
+        panels['same answer after the shift, %'] = (moves, kept)
+    size = (4.6 * len(panels), 8)
+    with figures.figure(path, 2, len(panels), size, sharey='col') as (fig, axes):
+        for whole, row in zip((True, False), axes):
+            for axis, (title, (shifts, values)) in zip(row, panels.items()):
+                shown, lines = set(), []
+                for name, step in steps.items():
+                    chosen = [i for i, s in enumerate(shifts) if (s % step == 0) == whole]
+                    x = [shifts[i] for i in chosen]
+                    lines += figures.curve(axis, x, values[name][:, chosen], math.inf, label=name,
+                                           **style[name])  # fmt: skip
+                    shown |= {*x}
+                figures.of_sizes(axis, sorted(shown))
+                axis.set_title(f'{title}\nshifts by {"whole" if whole else "parts of"} tokens')
+                axis.set_xlabel('shift, pixels')
+        figures.legend_below(fig, lines)
+
+
+# attention
+
+
+def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
+    """What chosen queries attend to, and where the position signal is similar."""
+    groups = groups_of(lab, models, side)
+    data, pictures, rows = {}, [], []
+    with one_thread():
+        for number, group in enumerate(groups):
+            subject = group.subjects[0]
+            # Few images hide a weak signal, and the lab's models are cheap.
+            count = group.images * (SIGNAL_IMAGES if group.runs else 1)
+            images = images_of('natural', count, group.side, lab.seed)
+            weights = attention_weights(subject, images[:1])
+            maps = subject.maps(images)
+            similar = [position_similarity(m) for m in maps]
+            spread = [near_and_far(s) for s in similar]
+            rows.append([group.name, *(f'{near:.2f} / {far:.2f}' for near, far in spread)])
+            data[group.name] = {'similarity': [dict(near=n, far=f) for n, f in spread],
+                                'attentions': len(weights)}  # fmt: skip
+            name = f'attention-{number}.png'
+            draw_attention(lab.folder / name, group.name, images[0], weights, maps, similar)
+            pictures.append(name)
+    width = max(map(len, rows))
+    rows = [row + [''] * (width - len(row)) for row in rows]
+    header = ['', *(f'map {i}' for i in range(width - 1))]
+    table = Table('Cosine similarity of the position signal: neighbours / opposite ends of the map',
+                  header, rows)  # fmt: skip
+    notes = [
+        origin_of(groups) + ' Pictures show the first seed.',
+        'Attention: the weights of three queries, averaged over the heads, on a photograph; '
+        'attentions within windows are left out. Similarity: of the position signal (the mean '
+        f'over {count} photographs at a place, less the mean over places) of five places with all '
+        'others, from -1 (blue) to 1 (red).',
+    ]
+    return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data,
+                   settings_of_question(lab))  # fmt: skip
+
+
+def near_and_far(similarity: Tensor) -> tuple[float, float]:
+    """The mean similarity of horizontal and vertical neighbours, and of opposite places."""
+    h, w = similarity.shape[:2]
+    down = torch.stack([similarity[i, j, i + 1, j] for i in range(h - 1) for j in range(w)])
+    right = torch.stack([similarity[i, j, i, j + 1] for i in range(h) for j in range(w - 1)])
+    far = torch.stack([similarity[i, j, h - 1 - i, w - 1 - j] for i in range(h) for j in range(w)
+                       if (i, j) != (h - 1 - i, w - 1 - j)])  # fmt: skip
+    return float(torch.cat([down, right]).mean()), float(far.mean())
+
+
+def draw_attention(
+    path: Path, name: str, image: Tensor, weights: Sequence[Tensor], maps: Sequence[Tensor],
+    similar: Sequence[Tensor],
+) -> None:  # fmt: skip
+    columns = max(len(maps), min(len(weights), 8), 1)
+    chosen = [
+        weights[i] for i in np.linspace(0, len(weights) - 1, min(len(weights), 8)).astype(int)
+    ]
+    rows = 5 + (3 if chosen else 0)
+    spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7))
+    places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
+    size = (1.6 * (columns + 1), 1.65 * rows)
+    top = 1 - 0.8 / size[1]
+    space = dict(wspace=0.06, hspace=0.2, left=0.01, right=0.99, bottom=0.01, top=top)
+    with figures.figure(path, rows, columns + 1, size, 'none', gridspec_kw=space) as (fig, axes):
+        for axis in axes.flat:
+            figures.without_axes(axis)
+        for row, spot in enumerate(spots if chosen else ()):
+            axis = axes[row, 0]
+            low, high = image.min(), image.max()
+            figures.show_picture(axis, (image - low) / (high - low) * 2 - 1)
+            side = image.shape[1]
+            axis.plot(spot[1] * side, spot[0] * side, 'o', ms=7, mfc='none', mec='red', mew=2)
+            axis.set_title('query' if row == 0 else '', fontsize=9)
+            for column, of_layer in enumerate(chosen):
+                grid = query_map(of_layer, spot)
+                if grid is not None:
+                    axes[row, 1 + column].imshow(grid, cmap='viridis')
+                if row == 0:
+                    axes[row, 1 + column].set_title(f'attention {column}', fontsize=9)
+        first = rows - 5
+        for row, place in enumerate(places):
+            axes[first + row, 0].set_title('similarity to' if row == 0 else '', fontsize=9)
+            blank = np.zeros((9, 9))
+            blank[tuple(round(8 * p) for p in place)] = 1
+            axes[first + row, 0].imshow(blank, cmap='Greys', vmin=-0.15)
+            for column, of_map in enumerate(similar):
+                h, w = of_map.shape[:2]
+                at = round(place[0] * (h - 1)), round(place[1] * (w - 1))
+                axes[first + row, 1 + column].imshow(of_map[at], cmap='RdBu_r', vmin=-1, vmax=1)
+                if row == 0:
+                    axes[first + row, 1 + column].set_title(f'map {column}', fontsize=9)
+        fig.suptitle(f'{name}: attention of three queries, similarity of the position signal')
+
+
+def query_map(weights: Tensor, spot: tuple[float, float]) -> Tensor | None:
+    """(h, w), the attention of the query at a spot, averaged over heads; None if the keys are no
+    square map. A class token, if there is one, is left out."""
+    mean = weights.mean(0)
+    sides = [math.isqrt(n) for n in mean.shape]
+    first = [n - side**2 for n, side in zip(mean.shape, sides)]
+    if not all(extra in (0, 1) for extra in first) or sides[1] < 2:
+        return None
+    mean = mean[first[0] :, first[1] :]
+    at = [min(sides[0] - 1, int(s * sides[0])) for s in spot]
+    return mean[at[0] * sides[0] + at[1]].view(sides[1], sides[1])
+
+
+# registers
+
+
+def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
+    """High-norm tokens by stage and input size."""
+    groups = groups_of(lab, models, side)
+    scales = (1, 2)
+    data, rows, grids = {}, [], {}
+    for group in groups:
+        for scale in scales:
+
+            def measure(
+                subject: Subject, seed: int, group: Group = group, scale: int = scale
+            ) -> list:
+                images = photographs(group.images, group.side * scale, seed, 'test')
+                return token_norms(subject, images)
+
+            found = over_seeds(lab, group, measure, 'registers')
+            name = f'{group.name}, {group.side * scale} px'
+            stages = range(len(found[0]))
+            for title in ('largest', 'share'):
+                rows.append([name, {'largest': 'largest / median', 'share': '% above 4 medians'}[
+                    title], *(cell_text([getattr(f[i], title) for f in found], title == 'share')
+                              for i in stages)])  # fmt: skip
+            data[name] = [[{'largest': n.largest, 'share': n.share} for n in f] for f in found]
+            grids[group.name, scale] = [n.norms[0] / n.norms.median() for n in found[0]]
+    width = max(map(len, rows))
+    rows = [row + [''] * (width - len(row)) for row in rows]
+    most = width - 2
+    table = Table('High-norm tokens', ['', '', *(f'map {i}' for i in range(most))], rows)
+    draw_registers(lab.folder / 'registers.png', [g.name for g in groups], scales, most, grids)
+    notes = [
+        origin_of(groups),
+        'Norms of the tokens on photographs, in medians of their map. arXiv 2309.16588 finds '
+        'outliers in large models after long training; tiny models need not have any.',
+    ]
+    return LabAnswer('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
+                   data, settings_of_question(lab))  # fmt: skip
+
+
+def draw_registers(
+    path: Path,
+    names: Sequence[str],
+    scales: Sequence[int],
+    most: int,
+    grids: dict[tuple[str, int], list[Tensor]],
+) -> None:
+    """A row for each model: the norms of each map for one image, at each size."""
+    columns = most * len(scales)
+    size = (1.15 * columns + 2.4, 1.35 * len(names) + 0.8)
+    with figures.figure(path, len(names), columns, size, 'compressed') as (fig, axes):
+        for axis in axes.flat:
+            figures.without_axes(axis)
+        for name, line in zip(names, axes):
+            for j, scale in enumerate(scales):
+                for i, grid in enumerate(grids[name, scale]):
+                    axis = line[j * most + i]
+                    picture = axis.imshow(grid, vmin=0, vmax=HIGH_NORM, cmap='inferno')
+                    where = f'map {i}, size x {scale}\n' if name == names[0] else ''
+                    axis.set_title(f'{where}up to {float(grid.max()):.1f}', fontsize=8)
+            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
+                               va='center')  # fmt: skip
+        fig.colorbar(picture, ax=axes, shrink=0.6, aspect=40, label='norm / median')
+        fig.suptitle('Norms of the tokens of one photograph')
+
+
+MEASURED = {
+    'probe': measure_probe,
+    'padding': measure_padding,
+    'shift': measure_shift,
+    'attention': measure_attention,
+    'registers': measure_registers,
+}

@@ -1,0 +1,1 @@
+"""Models of other libraries, for the tests and the benchmarks."""

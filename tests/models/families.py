@@ -1,0 +1,748 @@
+"""Tiny detectors and segmentors of MMDetection and MMSegmentation with our backbone.
+
+A row of FAMILIES is a config that mmdet or mmseg ships. `build` changes what a user of our backbone
+would change: the backbone, the data preprocessor, the RoI extractors and, where the config is not
+for a ResNet, the channels. It also makes the model small: fewer channels, classes, queries, layers
+and boxes.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.config import Config, ConfigDict
+from mmengine.logging import MessageHub
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData, PixelData
+from mmseg.structures import SegDataSample
+from torch import Tensor, nn
+
+import cpvt_pyramid.mm.detection
+import cpvt_pyramid.mm.segmentation  # noqa: F401 (the registered data preprocessors)
+from models.ports import randomize
+
+SHRINK = 8  # divides all channels: those of a ResNet-50 become 32, 64, 128, 256
+CHANNELS = (32, 64, 128, 256)
+ARCH = dict(dims=CHANNELS, heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
+# Height and width, in pixels, of an image and of a larger one. Alone, the image is padded at the
+# bottom and not at the right.
+SIZES = ((75, 128), (130, 180))
+CLASSES = 19
+BOXES = ((8, 10, 50, 60), (30, 5, 100, 70), (60, 40, 128, 75))  # left, top, right, bottom
+
+
+class Family(NamedTuple):
+    """A detector or segmentor.
+
+    Args:
+        config: below the configs of its package, `mmdet/...` or `mmseg/...`.
+        options: of the model, changed after shrinking; keys with dots, as in mm's `--cfg-options`.
+        out_indices: maps that neck or head take.
+        sizes: of the images, as `SIZES`.
+        shrink: divides all channels.
+        preprocessor: the config's own data preprocessor, if ours cannot take its place.
+    """
+
+    config: str
+    options: dict[str, Any] = {}
+    out_indices: tuple[int, ...] = (0, 1, 2, 3)
+    sizes: tuple[tuple[int, int], tuple[int, int]] = SIZES
+    shrink: int = SHRINK
+    preprocessor: str = ''
+
+
+# Options of configs that were written for another pyramid than a ResNet's.
+_LAST_THREE = {'neck.in_channels': list(CHANNELS[1:])}
+_LAST = {'decode_head.in_channels': CHANNELS[3]}
+# Heads whose code says 32 groups, and DETRs whose code says 256 channels.
+_GROUPS = {'bbox_head.norm_cfg': dict(type='GN', num_groups=4, requires_grad=True)}
+_EMBED = {'bbox_head.embed_dims': 256 // SHRINK}
+
+DETECTORS = {
+    # one stage, anchors
+    'RetinaNet': Family('mmdet/retinanet/retinanet_r50_fpn_1x_coco.py'),
+    'GHM': Family('mmdet/ghm/retinanet_r50_fpn_ghm-1x_coco.py'),
+    'PISA RetinaNet': Family('mmdet/pisa/retinanet-r50_fpn_pisa_1x_coco.py'),
+    'FreeAnchor': Family('mmdet/free_anchor/freeanchor_r50_fpn_1x_coco.py'),
+    'FSAF': Family('mmdet/fsaf/fsaf_r50_fpn_1x_coco.py'),
+    'SABL RetinaNet': Family('mmdet/sabl/sabl-retinanet_r50_fpn_1x_coco.py'),
+    'SABL RetinaNet, GN': Family('mmdet/sabl/sabl-retinanet_r50-gn_fpn_1x_coco.py'),
+    'Libra RetinaNet': Family('mmdet/libra_rcnn/libra-retinanet_r50_fpn_1x_coco.py'),
+    'NAS-FPN': Family('mmdet/nas_fpn/retinanet_r50_nasfpn_crop640-50e_coco.py'),
+    'FPG': Family('mmdet/fpg/retinanet_r50_fpg_crop640_50e_coco.py'),
+    'ATSS': Family('mmdet/atss/atss_r50_fpn_1x_coco.py', _GROUPS),
+    'DyHead': Family('mmdet/dyhead/atss_r50_fpn_dyhead_1x_coco.py', _GROUPS),
+    'GFL': Family('mmdet/gfl/gfl_r50_fpn_1x_coco.py', _GROUPS),
+    'PAA': Family('mmdet/paa/paa_r50_fpn_1x_coco.py', _GROUPS),
+    'TOOD': Family('mmdet/tood/tood_r50_fpn_1x_coco.py', _GROUPS),
+    'DDOD': Family('mmdet/ddod/ddod_r50_fpn_1x_coco.py', _GROUPS, sizes=((300, 384), (400, 450))),
+    'YOLOF': Family('mmdet/yolof/yolof_r50-c5_8xb8-1x_coco.py', out_indices=(3,)),
+    'YOLOv3': Family(
+        'mmdet/yolo/yolov3_d53_8xb8-ms-608-273e_coco.py',
+        {'neck.in_channels': [256, 128, 64]},
+        out_indices=(1, 2, 3),
+    ),
+    # one stage, points
+    'FCOS': Family('mmdet/fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py', _GROUPS),
+    'FCOS, center': Family(
+        'mmdet/fcos/fcos_r50-dcn-caffe_fpn_gn-head-center-normbbox-centeronreg-giou_1x_coco.py',
+        _GROUPS,
+    ),
+    'NAS-FCOS': Family('mmdet/nas_fcos/nas-fcos_r50-caffe_fpn_nashead-gn-head_4xb4-1x_coco.py'),
+    'VFNet': Family('mmdet/vfnet/vfnet_r50_fpn_1x_coco.py', _GROUPS),
+    'VFNet, DCN': Family('mmdet/vfnet/vfnet_r50-mdconv-c3-c5_fpn_ms-2x_coco.py', _GROUPS),
+    'AutoAssign': Family('mmdet/autoassign/autoassign_r50-caffe_fpn_1x_coco.py', _GROUPS),
+    'FoveaBox': Family('mmdet/foveabox/fovea_r50_fpn_4xb4-1x_coco.py'),
+    'FoveaBox, aligned': Family('mmdet/foveabox/fovea_r50_fpn_gn-head-align_4xb4-2x_coco.py'),
+    'RepPoints': Family('mmdet/reppoints/reppoints-moment_r50_fpn-gn_head-gn_1x_coco.py'),
+    'CenterNet': Family(
+        'mmdet/centernet/centernet_r18-dcnv2_8xb16-crop512-140e_coco.py',
+        {'neck.in_channels': 256, 'bbox_head.in_channels': 64},
+        out_indices=(3,),
+    ),
+    'CenterNet, updated': Family(
+        'mmdet/centernet/centernet-update_r50-caffe_fpn_ms-1x_coco.py', _GROUPS
+    ),
+    'CornerNet': Family(
+        'mmdet/cornernet/cornernet_hourglass104_8xb6-210e-mstest_coco.py',
+        {'bbox_head.num_feat_levels': 1},
+        out_indices=(0,),
+    ),
+    'CentripetalNet': Family(
+        'mmdet/centripetalnet/centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco.py',
+        {'bbox_head.num_feat_levels': 1},
+        out_indices=(0,),
+    ),
+    'YOLOX': Family('mmdet/yolox/yolox_s_8xb8-300e_coco.py', _LAST_THREE, out_indices=(1, 2, 3)),
+    'RTMDet': Family(
+        'mmdet/rtmdet/rtmdet_s_8xb32-300e_coco.py', _LAST_THREE, out_indices=(1, 2, 3)
+    ),
+    # one stage, masks
+    'RTMDet-Ins': Family(
+        'mmdet/rtmdet/rtmdet-ins_s_8xb32-300e_coco.py',
+        _LAST_THREE | {'data_preprocessor.pad_mask': True},
+        out_indices=(1, 2, 3),
+    ),
+    'YOLACT': Family('mmdet/yolact/yolact_r50_1xb8-55e_coco.py', sizes=((96, 128), (96, 128))),
+    'SOLO': Family('mmdet/solo/solo_r50_fpn_1x_coco.py'),
+    'Decoupled SOLO': Family('mmdet/solo/decoupled-solo_r50_fpn_1x_coco.py'),
+    'Decoupled SOLO, light': Family('mmdet/solo/decoupled-solo-light_r50_fpn_3x_coco.py'),
+    'SOLOv2': Family('mmdet/solov2/solov2_r50_fpn_1x_coco.py'),
+    'SOLOv2, DCN': Family('mmdet/solov2/solov2_r101-dcn_fpn_ms-3x_coco.py'),
+    'CondInst': Family('mmdet/condinst/condinst_r50_fpn_ms-poly-90k_coco_instance.py', _GROUPS),
+    'BoxInst': Family(
+        'mmdet/boxinst/boxinst_r50_fpn_ms-90k_coco.py',
+        _GROUPS,
+        preprocessor='BoxInstDataPreprocessor',
+    ),
+    # two stages
+    'RPN': Family('mmdet/rpn/rpn_r50_fpn_1x_coco.py'),
+    'Faster R-CNN': Family('mmdet/faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py'),
+    'Faster R-CNN, C5': Family(
+        'mmdet/faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py',
+        {
+            'roi_head.bbox_roi_extractor.featmap_strides': [32],
+            'rpn_head.anchor_generator.strides': [32],
+        },
+        out_indices=(3,),
+    ),
+    'Faster R-CNN, GN and WS': Family('mmdet/gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco.py'),
+    'PAFPN': Family('mmdet/pafpn/faster-rcnn_r50_pafpn_1x_coco.py'),
+    'HRFPN': Family(
+        'mmdet/hrnet/faster-rcnn_hrnetv2p-w18-1x_coco.py', {'neck.in_channels': list(CHANNELS)}
+    ),
+    'Libra Faster R-CNN': Family('mmdet/libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco.py'),
+    'Cascade RPN': Family('mmdet/cascade_rpn/cascade-rpn_faster-rcnn_r50-caffe_fpn_1x_coco.py'),
+    'PISA Faster R-CNN': Family('mmdet/pisa/faster-rcnn_r50_fpn_pisa_1x_coco.py'),
+    'GRoIE': Family('mmdet/groie/faste-rcnn_r50_fpn_groie_1x_coco.py'),
+    'Double-Head R-CNN': Family('mmdet/double_heads/dh-faster-rcnn_r50_fpn_1x_coco.py'),
+    'Dynamic R-CNN': Family('mmdet/dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco.py'),
+    'SABL Faster R-CNN': Family('mmdet/sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py'),
+    'CrowdDet': Family('mmdet/crowddet/crowddet-rcnn_r50_fpn_8xb2-30e_crowdhuman.py'),
+    'Grid R-CNN': Family('mmdet/grid_rcnn/grid-rcnn_r50_fpn_gn-head_2x_coco.py'),
+    'Cascade R-CNN': Family('mmdet/cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py'),
+    'SABL Cascade R-CNN': Family('mmdet/sabl/sabl-cascade-rcnn_r50_fpn_1x_coco.py'),
+    'Cascade Mask R-CNN': Family('mmdet/cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco.py'),
+    'Mask R-CNN': Family('mmdet/mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'),
+    'Mask R-CNN, GN': Family('mmdet/gn/mask-rcnn_r50_fpn_gn-all_2x_coco.py'),
+    'Mask R-CNN, 4 convolutions': Family(
+        'mmdet/strong_baselines/mask-rcnn_r50_fpn_rpn-2conv_4conv1fc_syncbn-all_lsj-50e_coco.py'
+    ),
+    'Mask Scoring R-CNN': Family('mmdet/ms_rcnn/ms-rcnn_r50_fpn_1x_coco.py'),
+    'PointRend': Family('mmdet/point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py'),
+    'Seesaw': Family(
+        'mmdet/seesaw_loss/mask-rcnn_r50_fpn_seesaw-loss-normed-mask_random-ms-2x_lvis-v1.py'
+    ),
+    'HTC': Family('mmdet/htc/htc_r50_fpn_1x_coco.py'),
+    'SCNet': Family('mmdet/scnet/scnet_r50_fpn_1x_coco.py'),
+    'Panoptic FPN': Family('mmdet/panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py'),
+    # queries
+    'Sparse R-CNN': Family('mmdet/sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py'),
+    'QueryInst': Family('mmdet/queryinst/queryinst_r50_fpn_1x_coco.py'),
+    'DETR': Family('mmdet/detr/detr_r50_8xb2-150e_coco.py', out_indices=(3,)),
+    'Conditional DETR': Family(
+        'mmdet/conditional_detr/conditional-detr_r50_8xb2-50e_coco.py',
+        {'neck.in_channels': [CHANNELS[3]]},
+        out_indices=(3,),
+        shrink=1,
+    ),
+    'DAB-DETR': Family('mmdet/dab_detr/dab-detr_r50_8xb2-50e_coco.py', out_indices=(3,)),
+    'Deformable DETR': Family(
+        'mmdet/deformable_detr/deformable-detr_r50_16xb2-50e_coco.py', _EMBED, out_indices=(1, 2, 3)
+    ),
+    'Deformable DETR, two stages': Family(
+        'mmdet/deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco.py',
+        _LAST_THREE,
+        out_indices=(1, 2, 3),
+        shrink=1,
+    ),
+    'DINO': Family('mmdet/dino/dino-4scale_r50_8xb2-12e_coco.py', _EMBED, out_indices=(1, 2, 3)),
+    'DDQ': Family('mmdet/ddq/ddq-detr-4scale_r50_8xb2-12e_coco.py', _EMBED, out_indices=(1, 2, 3)),
+    'MaskFormer': Family('mmdet/maskformer/maskformer_r50_ms-16xb1-75e_coco.py'),
+    'Mask2Former': Family('mmdet/mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'),
+    'Mask2Former, panoptic': Family(
+        'mmdet/mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
+    ),
+}
+
+SEGMENTORS = {
+    'FCN': Family('mmseg/fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'PSPNet': Family('mmseg/pspnet/pspnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'UPerNet': Family('mmseg/upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'),
+    'UPerNet, multi-level neck': Family(
+        'mmseg/vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py',
+        {'neck.in_channels': list(CHANNELS), 'neck.scales': [1, 1, 1, 1]},
+    ),
+    'Semantic FPN': Family('mmseg/sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py'),
+    'ANN': Family('mmseg/ann/ann_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'APCNet': Family('mmseg/apcnet/apcnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'CCNet': Family('mmseg/ccnet/ccnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'DANet': Family('mmseg/danet/danet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'DeepLabV3': Family('mmseg/deeplabv3/deeplabv3_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'DeepLabV3+': Family('mmseg/deeplabv3plus/deeplabv3plus_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'DMNet': Family('mmseg/dmnet/dmnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'DNLNet': Family('mmseg/dnlnet/dnl_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'EMANet': Family('mmseg/emanet/emanet_r50-d8_4xb2-80k_cityscapes-512x1024.py'),
+    'EncNet': Family('mmseg/encnet/encnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'FastFCN, PSP': Family(
+        'mmseg/fastfcn/fastfcn_r50-d32_jpu_psp_4xb4-80k_ade20k-512x512.py', out_indices=(1, 2, 3)
+    ),
+    'FastFCN, ASPP': Family(
+        'mmseg/fastfcn/fastfcn_r50-d32_jpu_aspp_4xb4-80k_ade20k-512x512.py', out_indices=(1, 2, 3)
+    ),
+    'FastFCN, EncNet': Family(
+        'mmseg/fastfcn/fastfcn_r50-d32_jpu_enc_4xb4-80k_ade20k-512x512.py', out_indices=(1, 2, 3)
+    ),
+    'Fast-SCNN head': Family(
+        'mmseg/fastscnn/fast_scnn_8xb4-160k_cityscapes-512x1024.py',
+        {
+            **_LAST,
+            'auxiliary_head.0.in_channels': CHANNELS[2],
+            'auxiliary_head.1.in_channels': CHANNELS[1],
+        },
+    ),
+    'GCNet': Family('mmseg/gcnet/gcnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'ICNet neck': Family(
+        'mmseg/icnet/icnet_r50-d8_4xb2-80k_cityscapes-832x832.py',
+        {'neck.in_channels': CHANNELS[1:]},
+        out_indices=(1, 2, 3),
+    ),
+    'ISANet': Family('mmseg/isanet/isanet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'K-Net': Family('mmseg/knet/knet-s3_r50-d8_fcn_8xb2-adamw-80k_ade20k-512x512.py'),
+    'K-Net, UPerNet': Family('mmseg/knet/knet-s3_r50-d8_upernet_8xb2-adamw-80k_ade20k-512x512.py'),
+    'Mask2Former (segmentation)': Family(
+        'mmseg/mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py'
+    ),
+    'MaskFormer (segmentation)': Family(
+        'mmseg/maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512.py'
+    ),
+    'MaskFormer, UPerNet': Family(
+        'mmseg/maskformer/maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512.py',
+        {'decode_head.in_channels': list(CHANNELS)},
+    ),
+    'Non-local': Family('mmseg/nonlocal_net/nonlocal_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'OCRNet': Family(
+        'mmseg/ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512.py',
+        {
+            f'decode_head.{i}.{key}': value
+            for i in (0, 1)
+            for key, value in dict(in_channels=list(CHANNELS)).items()
+        }
+        | {'decode_head.0.channels': sum(CHANNELS)},
+    ),
+    'OCRNet, one map': Family(
+        'mmseg/ocrnet/ocrnet_r101-d8_8xb2-40k_cityscapes-512x1024.py',
+        {'decode_head.0.in_channels': CHANNELS[3], 'decode_head.0.in_index': 3},
+    ),
+    'PointRend (segmentation)': Family(
+        'mmseg/point_rend/pointrend_r50_4xb4-160k_ade20k-512x512.py'
+    ),
+    'PSANet': Family('mmseg/psanet/psanet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'SegFormer': Family(
+        'mmseg/segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
+        {'decode_head.in_channels': list(CHANNELS)},
+    ),
+    'Segmenter': Family('mmseg/segmenter/segmenter_vit-t_mask_8xb1-160k_ade20k-512x512.py', _LAST),
+    'Segmenter, linear': Family(
+        'mmseg/segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512.py',
+        _LAST | {'decode_head.channels': CHANNELS[3]},
+    ),
+    'SETR, naive': Family(
+        'mmseg/setr/setr_vit-l_naive_8xb2-160k_ade20k-512x512.py',
+        _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[i] for i in range(3)},
+    ),
+    'SETR, PUP': Family(
+        'mmseg/setr/setr_vit-l_pup_8xb2-160k_ade20k-512x512.py',
+        _LAST | {f'auxiliary_head.{i}.in_channels': c for i, c in enumerate(CHANNELS[:3])},
+    ),
+    'SegNeXt head': Family(
+        'mmseg/segnext/segnext_mscan-t_1xb16-adamw-160k_ade20k-512x512.py',
+        {'decode_head.in_channels': list(CHANNELS[1:])},
+    ),
+    'STDC head': Family(
+        'mmseg/stdc/stdc1_4xb12-80k_cityscapes-512x1024.py',
+        _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[2 - i] for i in range(3)},
+    ),
+}
+
+FAMILIES = {**DETECTORS, **SEGMENTORS}
+
+
+class Reason(NamedTuple):
+    """Why families drift.
+
+    Args:
+        text: a sentence.
+        families: names.
+    """
+
+    text: str
+    families: tuple[str, ...]
+
+
+REASONS = {
+    'deformable convolution': Reason(
+        'It reads the padding, and what follows it does not know the padding.',
+        (
+            'DyHead', 'TOOD', 'DDOD', 'FCOS, center', 'NAS-FCOS', 'VFNet', 'VFNet, DCN',
+            'FoveaBox, aligned', 'RepPoints', 'SOLOv2, DCN', 'Cascade RPN',
+        ),
+    ),
+    'corner pooling': Reason(
+        'It takes maxima up to the border of the batch.', ('CornerNet', 'CentripetalNet')
+    ),
+    'attention without padding mask': Reason(
+        'Padding is among the keys.',
+        (
+            'CCNet', 'DANet', 'DNLNet', 'EMANet', 'EncNet', 'FastFCN, EncNet', 'GCNet', 'ISANet',
+            'K-Net', 'K-Net, UPerNet', 'Non-local', 'OCRNet', 'OCRNet, one map', 'PSANet',
+            'Segmenter', 'SegNeXt head',
+        ),
+    ),
+    'positions in the padded batch': Reason(
+        'Coordinates, grids or position encodings span the padded size. `ValidRegionDINO` is a '
+        'DINO without this. Mask2Former also has attention without padding mask.',
+        (
+            'SOLO', 'Decoupled SOLO', 'Decoupled SOLO, light', 'SOLOv2', 'DINO', 'DDQ',
+            'Mask2Former', 'Mask2Former, panoptic', 'Mask2Former (segmentation)',
+            'MaskFormer (segmentation)', 'MaskFormer, UPerNet',
+        ),
+    ),
+    'resizing': Reason(
+        'With align_corners, by transposed convolutions that overlap, or to a size that is not the '
+        'size of the map at a stride of a power of two, it mixes padding into the image.',
+        (
+            'Libra RetinaNet', 'Libra Faster R-CNN', 'CenterNet', 'CondInst', 'HRFPN', 'HTC',
+            'SCNet', 'STDC head',
+        ),
+    ),
+    'tokens': Reason(
+        'The map becomes a list of tokens and a map again, and forgets the padding.',
+        ('MaskFormer', 'SETR, naive', 'SETR, PUP'),
+    ),
+    'own operations': Reason(
+        'Kernels for each image, or samples at points, that read the padding.',
+        ('DMNet', 'PointRend (segmentation)'),
+    ),
+    'own data preprocessor': Reason(
+        'Ours cannot take its place, so that the backbone does not know the padding either.',
+        ('BoxInst',),
+    ),
+}  # fmt: skip
+CANNOT = {
+    'GA-RetinaNet, GA-Faster R-CNN, GA-RPN': 'their masked convolution has no CPU kernel.',
+    'CARAFE': 'its operator has no CPU kernel.',
+    'Faster R-CNN with deformable RoI pooling': 'its operator has no CPU kernel.',
+    'SSD, PISA SSD': 'prediction fails in mmdet 3.5.1: `SSDHead` has no `loss_cls`.',
+    'Faster R-CNN, C4': 'its head is the last stage of a ResNet.',
+    'TridentNet, DetectoRS': 'their convolutions or their neck are parts of a ResNet.',
+    'LAD, LD': 'they distil a ResNet, which they build themselves.',
+    'Grounding DINO, GLIP': 'they download a language model.',
+    'SETR-MLA, DPT': 'they take four maps of one size.',
+    'LR-ASPP': 'it averages 49 x 49 cells, more than maps at stride 32 have.',
+    'BiSeNet, DDRNet, PIDNet, SAN, VPD': 'their heads are parts of their backbone.',
+}
+
+# Configs
+
+
+def model_config(family: Family) -> ConfigDict:
+    """The shrunk `model` of a config, with our backbone, data preprocessor and RoI extractors."""
+    cfg = read(family.config).model
+    segmentor = family.config.startswith('mmseg')
+    cfg = ConfigDict(shrink(cfg.to_dict(), family.shrink))
+    cfg.backbone = dict(type='CPVTPyramid', arch=ARCH, out_indices=family.out_indices)
+    cfg.pop('pretrained', None)
+    cfg.data_preprocessor.pop('batch_augments', None)  # to sizes of their own
+    if segmentor:
+        cfg.data_preprocessor.update(
+            type='ValidRegionSegDataPreProcessor', size=None, size_divisor=32
+        )
+        cfg.data_preprocessor.test_cfg = dict(size_divisor=32)
+    else:
+        cfg.data_preprocessor.pad_size_divisor = max(
+            cfg.data_preprocessor.get('pad_size_divisor', 1), 32
+        )
+        cfg.data_preprocessor.type = family.preprocessor or 'ValidRegionDetDataPreprocessor'
+    whole = Config(dict(model=cfg))
+    whole.merge_from_dict({f'model.{key}': value for key, value in family.options.items()})
+    return whole.model
+
+
+@cache
+def read(config: str) -> Config:
+    """A config of a package, see `Family`."""
+    package, path = config.split('/', 1)
+    # By path: mmengine installs a package called mmsegmentation for `mmseg::...`.
+    [root] = importlib.util.find_spec(package).submodule_search_locations
+    return Config.fromfile(Path(root) / '.mim/configs' / path)
+
+
+def loads_masks(cfg: Config) -> bool:
+    """Whether a detector is trained with masks."""
+    steps = cfg.train_pipeline
+    return any(step.get('with_mask') or 'Panoptic' in step.type for step in steps)
+
+
+def shrink(config: Any, divisor: int, key: str = '') -> Any:
+    """A config with fewer channels, layers, queries, classes and boxes."""
+    if isinstance(config, dict):
+        return {k: shrink(v, divisor, k) for k, v in config.items() if k != 'init_cfg'}
+    if isinstance(config, (list, tuple)):
+        if key == 'class_weight' and len(config) == 151:  # of ADE20K and of no object
+            return [*config[:CLASSES], config[-1]]
+        if key == 'num_grids':  # of SOLO
+            return [side // 4 for side in config]
+        return type(config)(shrink(value, divisor, key) for value in config)
+    if isinstance(config, str):
+        if key == 'type' and config.endswith('RoIExtractor'):
+            return f'ValidRegion{config}'
+        return 'BN' if config in ('SyncBN', 'MMSyncBN') else config  # which needs GPUs
+    if isinstance(config, bool) or not isinstance(config, (int, float)):
+        return config
+    if 'channel' in key or key in ('embed_dims', 'embed_dim', 'num_feats', 'rfp_inplanes'):
+        return config // divisor if config >= 32 else config
+    # Random numbers that follow the order of values in memory.
+    if 'drop' in key and key != 'dropout_ratio':
+        return min(config, 0.0)
+    if key == 'num_groups':  # of a GroupNorm
+        return min(config, 4)
+    if key == 'score_thr':  # nothing is sure for a model with random weights
+        return 0.0
+    limits = dict(
+        num_classes=CLASSES, num_layers=3, stacked_convs=2, num_convs=2,
+        num_queries=20, num_proposals=20, num_dn_queries=10,
+        nms_pre=100, max_per_img=20, num=64, num_points=144,
+    )  # fmt: skip
+    return min(config, limits.get(key, config))
+
+
+def build(family: Family) -> nn.Module:
+    """The model, with random weights that are not tiny, in evaluation mode."""
+    init_default_scope(family.config.split('/')[0])
+    model = randomize(MODELS.build(model_config(family)))
+    for name, module in model.named_modules():
+        if name.endswith('init_proposal_bboxes'):  # centre and size: the whole image
+            module.weight.data.copy_(torch.tensor([0.5, 0.5, 1, 1]))
+        # Boxes that are refined again and again stay near.
+        if name.endswith('fc_reg') and isinstance(module, nn.Linear):
+            module.weight.data *= 0.05
+    for key in ('epoch', 'iter'):  # which TOOD and BoxInst ask for
+        MessageHub.get_current_instance().update_info(key, 0)
+    return model.eval()
+
+
+# Data
+
+
+def batch(family: Family, model: nn.Module, count: int = 2, padded: bool = True) -> dict:
+    """What the data preprocessor makes of the first images, with their annotations.
+
+    Args:
+        count: 1: the first image alone; 2: with the larger one.
+        padded: images of the family's sizes, which are padded; else images of one size, which
+            are not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = family.sizes
+    if not padded:
+        sizes = [[math.ceil(side / 128) * 128 for side in sizes[0]]] * 2
+    images, samples = [], []
+    for size in sizes[:count]:
+        images.append(torch.randint(256, (3, *size), generator=generator, dtype=torch.uint8))
+        samples.append(annotated(family, size))
+    data = {'inputs': images, 'data_samples': samples}
+    # In training mode, because mmseg stacks images of different sizes there only.
+    return model.data_preprocessor(data, training=True)
+
+
+def annotated(family: Family, size: tuple[int, int]) -> DetDataSample | SegDataSample:
+    """The data sample of an image with three objects."""
+    height, width = size
+    classes = torch.arange(CLASSES).repeat(height * width)[: height * width].view(1, *size)
+    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), size)
+    meta = dict(**shapes, scale_factor=(1.0, 1.0), flip=False, border=np.zeros(4, np.float32))
+    if family.config.startswith('mmseg'):
+        return SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=classes))
+    masks = np.zeros((len(BOXES), *size), dtype=np.uint8)
+    for mask, (left, top, right, bottom) in zip(masks, BOXES):
+        mask[top:bottom, left:right] = 1
+    instances = InstanceData(
+        bboxes=torch.tensor(BOXES, dtype=torch.float32),
+        labels=torch.zeros(len(BOXES), dtype=torch.long),
+    )
+    if loads_masks(read(family.config)):
+        instances.masks = BitmapMasks(masks, height, width)
+    nothing = InstanceData(bboxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long))
+    return DetDataSample(
+        metainfo=meta,
+        gt_instances=instances,
+        ignored_instances=nothing,
+        gt_sem_seg=PixelData(sem_seg=classes),
+    )
+
+
+# Outputs
+
+
+class Output(NamedTuple):
+    """A tensor that a part of a model returns."""
+
+    part: str  # backbone, neck or head
+    name: str  # of the module, with the index of its call and of the tensor
+    tensor: Tensor
+
+
+def outputs(model: nn.Module, data: dict) -> list[Output]:
+    """The maps of backbone and neck, and what the heads return before anything is selected.
+
+    RoI heads are given fixed boxes, and auxiliary heads run, too.
+    """
+    torch.manual_seed(0)  # SegNeXt's head starts from random matrices
+    with torch.no_grad(), recorded(model) as found, fixed_proposals(model):
+        samples = copy.deepcopy(data['data_samples'])
+        if not hasattr(model, 'decode_head'):
+            model._forward(data['inputs'], samples)
+            return found
+        maps = model.extract_feat(data['inputs'])
+        model.extract_feat, extract_feat = lambda _: maps, model.extract_feat
+        metas = [dict(img_shape=data['inputs'].shape[2:])] * len(samples)
+        logits = model.encode_decode(data['inputs'], metas)
+        found.append(Output('head', 'logits', logits))
+        model.extract_feat = extract_feat
+        auxiliary = getattr(model, 'auxiliary_head', None)
+        for head in auxiliary if isinstance(auxiliary, nn.ModuleList) else [auxiliary]:
+            if head is not None:
+                head.forward(maps)
+    return found
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[list[Output]]:
+    """Copies of what the parts of a model return while it runs."""
+    found = []
+    calls = Counter()
+    wrapped = []
+    for name, module in model.named_modules():
+        part = name if name in ('backbone', 'neck') else 'head'
+        kind = type(module).__name__
+        if part == 'head' and not kind.endswith(('Head', 'Protonet')):
+            continue
+        if 'RoIHead' in kind or kind == 'PointHead':  # which has no output but at chosen points
+            continue
+
+        def forward(*args, module=module, name=name, part=part, **options):
+            returned = type(module).forward(module, *args, **options)
+            calls[name] += 1
+            for i, tensor in enumerate(tensors(returned)):
+                output = Output(part, f'{name} {calls[name]} {i}', tensor.detach().clone())
+                found.append(output)
+            return returned
+
+        module.forward = forward  # heads call each other's `forward`, which runs no hooks
+        wrapped.append(module)
+    try:
+        yield found
+    finally:
+        for module in wrapped:
+            del module.forward
+
+
+@contextmanager
+def fixed_proposals(model: nn.Module) -> Iterator[None]:
+    """Whatever the RPN finds, its proposals are BOXES."""
+
+    def proposals(*args: Any, batch_img_metas: list, **options: Any) -> list[InstanceData]:
+        boxes = torch.tensor(BOXES, dtype=torch.float32)
+        ones = torch.ones(len(boxes))
+        found = dict(bboxes=boxes, scores=ones, labels=torch.zeros(len(boxes), dtype=torch.long))
+        return [InstanceData(**found) for _ in batch_img_metas]
+
+    wrapped = []
+    for module in getattr(model, 'rpn_head', nn.Identity()).modules():
+        if hasattr(module, 'predict_by_feat'):
+            module.predict_by_feat = proposals
+            wrapped.append(module)
+    try:
+        yield
+    finally:
+        for module in wrapped:
+            del module.predict_by_feat
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in nested containers."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+# Drift
+
+
+class Drift(NamedTuple):
+    """How far an image's outputs are from its own when it is batched with a larger image.
+
+    Each is the largest over all cells, boxes or queries: the length of the change as a share of the
+    mean length.
+    """
+
+    backbone: float
+    neck: float
+    head: float
+
+
+def drift(family: Family, model: nn.Module) -> Drift:
+    """Of the family's first image, in a batch with its second."""
+    farthest = dict(backbone=0.0, neck=0.0, head=0.0)
+    for output, far in drifts(family, model):
+        farthest[output.part] = max(farthest[output.part], far)
+    return Drift(**farthest)
+
+
+def drifts(family: Family, model: nn.Module) -> list[tuple[Output, float]]:
+    """All outputs for the first image alone, and their drift."""
+    runs = []
+    for count in (1, 2):
+        data = batch(family, model, count)
+        runs.append((outputs(model, data), data['inputs'].shape[-2:]))
+    (alone, small), (joint, large) = runs
+    joint = {output.name: output.tensor for output in joint}
+    return [
+        (output, distance(output.tensor, joint[output.name], family.sizes[0], small, large))
+        for output in alone
+    ]
+
+
+def distance(
+    alone: Tensor,
+    joint: Tensor,
+    image: Sequence[int],
+    small: Sequence[int],
+    large: Sequence[int],
+) -> float:
+    """Drift of a tensor whose cells, boxes or queries of the first image come first in the batch.
+
+    Args:
+        image: height and width of the first image; what is outside of it is not compared.
+        small: the same of the batch of this image alone.
+        large: the same of the batch of both.
+    """
+    differing = [i for i, (a, b) in enumerate(zip(alone.shape, joint.shape)) if a != b]
+    if len(differing) in (1, 3):  # that of the batch, and not only height and width
+        joint = joint.narrow(differing[0], 0, alone.shape[differing[0]])
+    channels = -1
+    if alone.shape != joint.shape:
+        first, stride = grid_of(alone.shape, small, joint.shape, large)
+        for i, side in enumerate(image, first):
+            cells = min(math.ceil(side / stride), alone.shape[i], joint.shape[i])
+            alone, joint = alone.narrow(i, 0, cells), joint.narrow(i, 0, cells)
+        channels = first - 1 if first > 1 else -1
+    lengths = alone.nan_to_num(posinf=0, neginf=0).norm(dim=channels)
+    change = (joint - alone).nan_to_num(nan=0).norm(dim=channels)  # nan: of equal infinities
+    return float(change.max() / lengths.mean())
+
+
+def grid_of(
+    alone: Sequence[int], small: Sequence[int], joint: Sequence[int], large: Sequence[int]
+) -> tuple[int, float]:
+    """Which dimension of maps is their height, the next being their width, and their stride.
+
+    Args:
+        alone: shape of the maps of a batch.
+        small: height and width of the images in it.
+        joint: shape of the maps of a batch of larger images.
+        large: height and width of those.
+    """
+    for first in range(1, len(alone) - 1):
+        if alone[:first] + alone[first + 2 :] != joint[:first] + joint[first + 2 :]:
+            continue
+        cells = (*alone[first : first + 2], *joint[first : first + 2])
+        for stride in (2.0**power for power in range(-2, 9)):
+            sides = [side / stride for side in (*small, *large)]
+            if all(c in (math.floor(s), math.ceil(s)) for c, s in zip(cells, sides)):
+                return first, stride
+    raise ValueError(f'{tuple(alone)} and {tuple(joint)} are no maps of {small} and {large} pixels')
+
+
+@contextmanager
+def made_contiguous(model: nn.Module) -> Iterator[None]:
+    """While it runs, every module's output is contiguous."""
+
+    def contiguous(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.contiguous()
+        if isinstance(value, dict):
+            return type(value)({key: contiguous(item) for key, item in value.items()})
+        if type(value) in (list, tuple):
+            return type(value)(map(contiguous, value))
+        return value
+
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output: contiguous(output))
+        for module in model.modules()
+        if module is not model
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

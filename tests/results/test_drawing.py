@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cpvt_pyramid.results import drawing
+from cpvt_pyramid.results.drawing import draw_boxes, draw_segmentation
+
+CLASSES = ('zero', 'one', 'two', 'three')
+GREY = np.full((100, 200, 3), 128, np.uint8)
+
+
+def count(picture: Image.Image, color: tuple) -> int:
+    return int((np.array(picture) == color).all(-1).sum())
+
+
+def test_palette_is_distinct_and_grows() -> None:
+    palette = drawing.distinct_palette(300)
+    assert drawing.distinct_palette(7) == palette[:7] and len(set(palette)) == 256
+    lab = drawing._oklab(np.array(palette[:20]))
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + np.eye(20)
+    assert apart.min() > 0.1  # a just noticeable difference is about 0.02
+
+
+def test_oklab_of_known_colours() -> None:
+    lab = drawing._oklab(np.array([[255, 255, 255], [255, 0, 0], [0, 0, 0]]))
+    known = [[1, 0, 0], [0.62796, 0.22486, 0.12585], [0, 0, 0]]  # published with OKLab
+    np.testing.assert_allclose(lab, known, atol=1e-4)
+
+
+def test_class_palette() -> None:
+    distinct = drawing.distinct_palette(2)
+    assert drawing.class_palette(['background', 'a', 'b']) == [(0, 0, 0), *distinct]
+    assert drawing.class_palette(['a', 'b'], [[1, 2, 3], [4, 5, 6]]) == [(1, 2, 3), (4, 5, 6)]
+    for of_other_classes in ('random', [[1, 2, 3]] * 80):
+        assert drawing.class_palette(['a', 'b'], of_other_classes) == distinct
+
+
+def test_box_is_where_it_was_found() -> None:
+    picture = draw_boxes(GREY, [[50, 40, 90, 80]], [2], None, CLASSES)
+    color = drawing.distinct_palette(3)[2]
+    assert picture.size == (400, 200)  # small: twice as large
+    seen = np.array(picture)
+    for x, y in ((100, 120), (180, 120), (140, 81), (140, 160)):  # left, right, top, bottom
+        assert tuple(seen[y, x]) == color
+    assert tuple(seen[120, 140]) == (128,) * 3  # inside it nothing is hidden
+    rows, columns = np.nonzero((seen == color).all(-1))
+    assert (columns.min(), columns.max(), rows.max()) == (100, 180, 160)
+    assert 60 <= rows.min() < 80  # the name stands on top
+
+
+def test_boxes_outside_empty_or_unnamed_are_no_trouble() -> None:
+    boxes = [[-50, -50, 30, 30], [190, 90, 500, 500], [300, 300, 400, 400], [10, 10, 10, 10]]
+    draw_boxes(GREY, boxes, [0, 1, 2, 99], torch.rand(4), CLASSES)
+    picture = draw_boxes(GREY, np.zeros((0, 4)), [], [], CLASSES)
+    assert count(picture, (128, 128, 128)) == 400 * 200
+    with pytest.raises(ValueError, match='must have the same length'):
+        draw_boxes(GREY, boxes[:2], [0], None, CLASSES)
+    with pytest.raises(ValueError, match='uint8'):
+        draw_boxes(GREY / 255, boxes[:2], [0, 1], None, CLASSES)
+
+
+def test_most_certain_box_is_on_top() -> None:
+    first, second = drawing.distinct_palette(2)
+    for scores, on_top in (([0.9, 0.4], first), ([0.4, 0.9], second)):
+        picture = draw_boxes(GREY, [[20, 40, 120, 90]] * 2, [0, 1], scores, CLASSES)
+        assert picture.getpixel((140, 180)) == on_top  # on the lower edge
+
+
+def test_masks_are_tinted_and_outlined_the_most_certain_on_top() -> None:
+    red, blue = (250, 0, 0), (0, 0, 250)
+    masks = np.zeros((2, 100, 200), bool)
+    masks[0, 20:60, 30:90] = masks[1, 40:80, 60:160] = True
+    masks[0, 30:40, 40:50] = False
+    boxes = [[30, 20, 90, 60], [60, 40, 160, 80]]
+    for scores, on_top in (([0.9, 0.4], red), ([0.4, 0.9], blue)):
+        picture = draw_boxes(GREY, boxes, [0, 1], scores, CLASSES[:2], [red, blue], masks=masks)
+        plain = draw_boxes(GREY, boxes, [0, 1], scores, CLASSES[:2], [red, blue])
+        assert picture.size == plain.size == (400, 200)  # twice as large
+        tint = {color: tuple(round(0.4 * 128 + 0.6 * v) for v in color) for color in (red, blue)}
+        assert picture.getpixel((110, 70)) == tint[red]
+        assert picture.getpixel((260, 120)) == tint[blue]
+        assert picture.getpixel((150, 100)) == tint[on_top]  # in both
+        assert picture.getpixel((79, 70)) == picture.getpixel((80, 70)) == drawing.INK  # the hole
+        assert picture.getpixel((90, 70)) == picture.getpixel((370, 180)) == (128,) * 3
+    nothing = draw_boxes(GREY, [], [], [], CLASSES, masks=np.zeros((0, 28, 28), bool))
+    assert count(nothing, (128, 128, 128)) == 400 * 200
+    with pytest.raises(ValueError, match="'masks': 1"):
+        draw_boxes(GREY, boxes, [0, 1], None, CLASSES, masks=masks[:1])
+
+
+def test_names_stay_inside_and_clear_of_each_other() -> None:
+    frame, size, picture = (100, 100, 200, 200), (40, 16), (400, 300)
+    taken = []
+    for _ in range(8):  # as many as a frame has room for
+        x1, y1, x2, y2 = drawing._free_place(frame, size, picture, taken)
+        assert all(x2 <= a or x1 >= c or y2 <= b or y1 >= d for a, b, c, d in taken)
+        taken.append((x1, y1, x2, y2))
+    assert taken[0] == (100, 84, 140, 100)  # the first stands on its frame
+    x1, y1, x2, y2 = drawing._free_place((390, 0, 399, 299), size, picture, [])
+    assert x1 >= 0 and y1 >= 0 and x2 <= 400 and y2 <= 300
+
+
+def test_segments_are_tinted_and_the_rest_is_not() -> None:
+    label_map = np.zeros((100, 200), int)
+    label_map[20:60, 30:90] = 2
+    label_map[:10] = 255
+    classes, red, blue = ['background', 'red', 'blue'], (250, 0, 0), (0, 0, 250)
+    palette = [(0, 250, 0), red, blue]
+    picture = draw_segmentation(GREY, label_map, classes, palette, legend=False)
+    assert picture.size == (400, 200)
+    seen = np.array(picture)
+    tinted = seen[..., 2].astype(int) - seen[..., 0] > 100
+    np.testing.assert_array_equal(tinted, (label_map == 2).repeat(2, 0).repeat(2, 1))
+    assert (seen[~tinted] == 128).all()
+
+    with_legend = draw_segmentation(GREY, label_map, classes, palette)
+    assert with_legend.height > 200 and with_legend.crop((0, 0, 400, 200)) == picture
+    legend = with_legend.crop((0, 200, 400, with_legend.height))
+    assert count(legend, blue) > 100 and count(legend, red) == 0  # red is not in the image
+    nothing = draw_segmentation(GREY, label_map * 0, classes, palette)
+    assert nothing.size == (400, 200)
+    with pytest.raises(ValueError, match=r'\(3, 3\)'):
+        draw_segmentation(GREY, np.zeros((3, 3)), classes)
+
+
+def test_legend_breaks_into_rows() -> None:
+    names, colors = ['class'] * 20, drawing.distinct_palette(20)
+    strip = drawing.draw_legend(names, colors, 300, 14)
+    assert strip.width == 300 and strip.height > 100
+    assert all(count(strip, color) > 50 for color in colors)

@@ -1,0 +1,333 @@
+"""infer.py --format: what is written, read by the tools that people use."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import geopandas
+import numpy as np
+import pytest
+import rasterio
+import torch
+from mmengine.structures import BaseDataElement, PixelData
+from PIL import Image
+from pycocotools.coco import COCO
+from rasterio.control import GroundControlPoint
+from rasterio.features import rasterize
+from rasterio.transform import Affine, from_origin
+from support import load_tool
+
+from cpvt_pyramid.results.formats import Output
+from cpvt_pyramid.results.polygons import one_polygon, outlines
+from cpvt_pyramid.results.records import mask_of, run_lengths
+from cpvt_pyramid.runner.datasets.coco import check_coco
+from cpvt_pyramid.runner.datasets.defects import Defects
+from cpvt_pyramid.runner.datasets.new_config import find_objects
+from cpvt_pyramid.runner.inference.prediction import INSTANCE_OFFSET, to_prediction
+from cpvt_pyramid.runtime import Detections, LabelMap
+from cpvt_pyramid.tooling.command import UserError
+
+CLASSES = ('cat, small', 'Hündchen', 'never')
+PALETTE = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+HEIGHT, WIDTH = 60, 90
+PHOTO = Path('in put/ä b.png')
+
+
+def ellipse(x: float, y: float, a: float, b: float) -> np.ndarray:
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH] + 0.5
+    return ((columns - x) / a) ** 2 + ((rows - y) / b) ** 2 < 1
+
+
+# A ring, an object of two parts, and an empty mask.
+MASKS = np.stack(
+    [ellipse(30, 30, 20, 25) & ~ellipse(30, 30, 8, 8),
+     ellipse(60, 20, 8, 9) | ellipse(78, 40, 6, 12),
+     np.zeros((HEIGHT, WIDTH), bool)]
+)  # fmt: skip
+BOXES = np.array([[10, 5, 50, 55], [52, 11, 84, 52], [1.5, 2, 4, 8]], np.float32)
+
+
+def results(form: str, kind: str = 'detections', masks: bool = False) -> Output:
+    """The results for one image, in a format."""
+    PHOTO.parent.mkdir(exist_ok=True)
+    Path('out').mkdir(exist_ok=True)
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    if not PHOTO.exists():
+        Image.fromarray(image).save(PHOTO)
+    labels, scores = np.array([0, 1, 0]), np.array([0.9, 0.8, 0.7], np.float32)
+    given = MASKS if masks else None
+    found = Detections(image, CLASSES, PALETTE, BOXES, scores, labels, given)
+    if kind == 'labels':
+        found = LabelMap(image, ('background', *CLASSES), [(0, 0, 0), *PALETTE], label_map())
+    found.write(Path('out'), PHOTO.stem, str(PHOTO))
+    output = Output(Path('out'), form, kind, found.classes)
+    output.check([(PHOTO, PHOTO.stem)])
+    output.write([(PHOTO, PHOTO.stem)])
+    return output
+
+
+def label_map() -> np.ndarray:
+    labels = np.zeros((HEIGHT, WIDTH), np.uint8)
+    labels[MASKS[0]], labels[MASKS[1]] = 1, 2
+    return labels
+
+
+def test_run_lengths_are_read_back():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        mask = rng.random(rng.integers(1, 30, 2)) < rng.random()
+        mask = mask.repeat(rng.integers(1, 40), 0).repeat(rng.integers(1, 40), 1)
+        np.testing.assert_array_equal(mask_of(run_lengths(mask)), mask)
+
+
+def test_outlines_follow_a_mask():
+    for hole, mask in (
+        (ellipse(30, 30, 8, 8), MASKS[0]), (0, MASKS[1]), (0, ellipse(45, 30, 44, 29)),
+        (0, np.ones((5, 7), bool)), (0, np.eye(9) > 0),
+    ):  # fmt: skip
+        filled = rasterize(
+            [{'type': 'Polygon', 'coordinates': [ring.tolist()]} for ring in outlines(mask)],
+            mask.shape,
+        )
+        assert (filled.astype(bool) != mask | hole).mean() < 0.02
+    circle = outlines(ellipse(45, 30, 28, 28))[0]
+    assert len(circle) < 40  # and not two for each row
+
+
+def test_one_polygon_of_several():
+    parts = outlines(MASKS[1])
+    whole = one_polygon(parts)
+    assert len(parts) == 2 and len(whole) == len(parts[0]) + len(parts[1]) + 2
+    filled = rasterize([{'type': 'Polygon', 'coordinates': [whole.tolist()]}], (HEIGHT, WIDTH))
+    assert (filled.astype(bool) != MASKS[1]).mean() < 0.02
+
+
+@pytest.mark.parametrize('kind, masks', [('detections', False), ('detections', True),
+                                         ('labels', True)])  # fmt: skip
+def test_coco(kind, masks):
+    results('coco', kind, masks)
+    coco = COCO('out/coco.json')
+    annotations = coco.loadAnns(coco.getAnnIds())
+    names = [coco.cats[annotation['category_id']]['name'] for annotation in annotations]
+    if kind == 'labels':
+        assert names == list(CLASSES[:2])
+        assert annotations[0]['bbox'] == [10, 5, 40, 50]
+    else:
+        assert names == [CLASSES[0], CLASSES[1], CLASSES[0]]
+        assert [a['score'] for a in annotations] == [0.9, 0.8, 0.7]
+        np.testing.assert_allclose([a['bbox'] for a in annotations][2], [1.5, 2, 2.5, 6])
+    if masks:
+        for annotation, mask in zip(annotations, MASKS):
+            np.testing.assert_array_equal(coco.annToMask(annotation), mask)
+            assert annotation['area'] == mask.sum()
+    checked = check_coco(Path('out/coco.json'), Path())
+    assert not [problem for problem in checked.problems if problem.is_error]
+
+
+@pytest.mark.parametrize('masks', [False, True])
+def test_yolo(masks):
+    """Read as new_config.py reads it, after the images were put where YOLO has them."""
+    results('yolo', masks=masks)
+    Path('out/yolo/images').mkdir()
+    PHOTO.rename(Path('out/yolo/images', PHOTO.name))
+    defects = Defects()
+    found = find_objects(Path('out/yolo'), defects)
+    assert found.layout == 'YOLO' and tuple(found.classes) == CLASSES and not defects.problems()
+    annotations = found.splits['train'].content['annotations']
+    assert [a['category_id'] for a in annotations] == [1, 2, 1]
+    for annotation, (x1, y1, x2, y2) in zip(annotations, BOXES.tolist()):
+        box = [x1, y1, x2 - x1, y2 - y1]
+        np.testing.assert_allclose(annotation['bbox'], box, atol=1 if masks else 0.001)
+        assert bool(len(annotation.get('segmentation', [[]])[0]) > 8) == (
+            masks and box != [1.5, 2, 2.5, 6]
+        )
+
+
+@pytest.mark.parametrize('kind, masks', [('detections', False), ('detections', True),
+                                         ('labels', True)])  # fmt: skip
+def test_labelme(kind, masks):
+    """The fields that labelme's LabelFile.load asks for."""
+    results('labelme', kind, masks)
+    content = json.loads(Path('out/labelme/ä b.json').read_text())
+    assert content.keys() == {
+        'version', 'flags', 'shapes', 'imagePath', 'imageData', 'imageHeight', 'imageWidth'
+    }  # fmt: skip
+    assert Path('out/labelme', content['imagePath']).resolve() == PHOTO.resolve()
+    assert (content['imageHeight'], content['imageWidth']) == (HEIGHT, WIDTH)
+    shapes = content['shapes']
+    for shape in shapes:
+        assert shape.keys() >= {'label', 'points', 'group_id', 'shape_type', 'flags'}
+        assert len(shape['points']) == 2 or shape['shape_type'] == 'polygon'
+    if not masks:
+        assert [shape['points'] for shape in shapes] == BOXES.reshape(3, 2, 2).tolist()
+        assert shapes[0]['description'] == 'score 0.9'
+        return
+    groups = [(shape['label'], shape['group_id']) for shape in shapes]
+    ring, parts, empty = (CLASSES[0], None), (CLASSES[1], 1), (CLASSES[0], None)
+    if kind == 'labels':
+        assert groups == [ring, (CLASSES[1], None), (CLASSES[1], None)]
+    else:
+        assert groups == [ring, parts, parts, empty]
+    geometry = {'type': 'Polygon', 'coordinates': [shapes[0]['points']]}
+    filled = rasterize([geometry], (HEIGHT, WIDTH)).astype(bool)
+    assert (filled != ellipse(30, 30, 20, 25)).mean() < 0.01
+
+
+def test_csv():
+    results('csv', masks=True)
+    with open('out/predictions.csv', newline='', encoding='utf-8') as file:
+        rows = list(csv.DictReader(file))
+    assert [row['class'] for row in rows] == [CLASSES[0], CLASSES[1], CLASSES[0]]
+    assert rows[0] == {
+        'image': str(PHOTO), 'class': CLASSES[0], 'score': '0.9', 'x1': '10.0', 'y1': '5.0',
+        'x2': '50.0', 'y2': '55.0', 'area': str(MASKS[0].sum()),
+    }  # fmt: skip
+    results('csv', 'labels')
+    with open('out/predictions.csv', newline='', encoding='utf-8') as file:
+        rows = list(csv.DictReader(file))
+    assert [(row['class'], row['score']) for row in rows] == [(CLASSES[0], ''), (CLASSES[1], '')]
+
+
+@pytest.mark.parametrize('kind, masks', [('detections', False), ('detections', True),
+                                         ('labels', True)])  # fmt: skip
+def test_geojson_in_pixels(kind, masks):
+    results('geojson', kind, masks)
+    table = geopandas.read_file('out/ä b.geojson')
+    assert table.is_valid.all()
+    if not masks:
+        np.testing.assert_array_equal(table.bounds, BOXES)
+        assert list(table['score']) == [0.9, 0.8, 0.7]
+        return
+    for name, mask in zip(CLASSES, MASKS):
+        areas = table[table['class'] == name].iloc[: 1 if kind == 'detections' else None]
+        filled = rasterize(areas.geometry, (HEIGHT, WIDTH))
+        np.testing.assert_array_equal(filled, mask)
+
+
+ROTATED = Affine(1.9, 0.7, 500_000, 0.7, -1.9, 5_400_000)
+PLACES = {
+    'EPSG:32633': {'crs': 'EPSG:32633', 'transform': from_origin(500_000, 5_400_000, 2, 2)},
+    'rotated': {'crs': 'EPSG:32633', 'transform': ROTATED},
+    'degrees': {'crs': 'EPSG:4326', 'transform': from_origin(15, 48.7, 2e-5, 2e-5)},
+    'without code': {
+        'crs': '+proj=tmerc +lat_0=10 +lon_0=15 +k=0.9 +x_0=500000 +ellps=GRS80 +units=m',
+        'transform': from_origin(500_000, 4_000_000, 2, 2),
+    },
+    'points': {
+        'crs': 'EPSG:32633',
+        'gcps': [
+            GroundControlPoint(row, column, 500_000 + 2 * column, 5_400_000 - 2 * row)
+            for row, column in ((0, 0), (0, WIDTH), (HEIGHT, 0))
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize('place', PLACES)
+@pytest.mark.parametrize('kind', ['detections', 'labels'])
+def test_geojson_in_the_world(kind, place, monkeypatch):
+    monkeypatch.setattr(f'{__name__}.PHOTO', Path('in put/ä b.tif'))
+    PHOTO.parent.mkdir()
+    size = {'height': HEIGHT, 'width': WIDTH, 'count': 3, 'dtype': 'uint8'}
+    with rasterio.open(PHOTO, 'w', 'GTiff', **size, **PLACES[place]) as image:
+        image.write(np.zeros((3, HEIGHT, WIDTH), np.uint8))
+    results('geojson', kind, masks=True)
+    table = geopandas.read_file('out/ä b.geojson')
+    assert table.is_valid.all() and all(p.exterior.is_ccw for p in table.geometry.explode())
+    where = PLACES[place]
+    transform = where.get('transform', from_origin(500_000, 5_400_000, 2, 2))
+    degrees = place in ('degrees', 'without code')
+    assert table.crs == ('EPSG:4326' if degrees else where['crs'])
+    here = table.to_crs(where['crs']) if degrees else table
+    for name, mask in zip(CLASSES, MASKS):
+        areas = here[here['class'] == name].iloc[: 1 if kind == 'detections' else None]
+        filled = rasterize(areas.geometry, (HEIGHT, WIDTH), transform=transform)
+        np.testing.assert_array_equal(filled, mask)
+
+
+@pytest.mark.parametrize('form, kind, tiled, file, message', [
+    ('yolo', 'labels', False, 'a.png', 'is for objects, but the model labels pixels; use coco'),
+    ('csv', 'labels', True, 'a.png', 'into memory; with --tile use geojson'),
+    ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
+])  # fmt: skip
+def test_what_a_format_cannot_hold(form, kind, tiled, file, message):
+    with pytest.raises(Exception, match=message):
+        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
+
+
+@pytest.mark.parametrize('form, kind, file', [
+    ('labelme', 'labels', 'a.png'), ('yolo', 'segments', 'a.png'), ('geojson', 'labels', 'a.png'),
+    ('geojson', 'detections', 'a.tif'),
+])  # fmt: skip
+def test_without_rasterio_a_run_does_not_begin(form, kind, file, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'rasterio', None)
+    message = f'--format {form} of {file} needs rasterio; pip install rasterio'
+    with pytest.raises(UserError, match=message):
+        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')])
+
+
+@pytest.mark.parametrize('form, kind', [('labelme', 'detections'), ('csv', 'labels')])
+def test_formats_that_need_no_rasterio(form, kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'rasterio', None)
+    Output(Path(), form, kind, CLASSES).check([(Path('a.png'), 'a')])
+
+
+def test_no_detections_and_no_images():
+    Path('out').mkdir()
+    empty = Detections(
+        np.zeros((9, 9, 3), np.uint8), CLASSES, PALETTE, np.zeros((0, 4)), np.zeros(0), np.zeros(0)
+    )
+    empty.write(Path('out'), 'a', 'a.png')
+    for named in ([(Path('a.png'), 'a')], []):
+        for form in ('coco', 'yolo', 'labelme', 'csv', 'geojson'):
+            Output(Path('out'), form, 'detections', CLASSES).write(named)
+    assert Path('out/yolo/labels/a.txt').read_text() == ''
+    assert not len(geopandas.read_file('out/a.geojson'))
+    assert Path('out/predictions.csv').read_text().count('\n') == 1
+
+
+# Through the tools
+
+
+infer = load_tool('infer')
+
+
+@pytest.mark.parametrize('kind, options', [
+    ('detector', []), ('detector', ['--tile', '64']), ('segmentor', []),
+    ('segmentor', ['--tile', '64']),
+])  # fmt: skip
+def test_infer(untrained, kind, options, capsys):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (60, 90, 3), np.uint8)
+    place = PLACES['EPSG:32633']
+    with rasterio.open(
+        'a.tif', 'w', 'GTiff', height=60, width=90, count=3, dtype='uint8', **place
+    ) as file:
+        file.write(np.moveaxis(image, -1, 0))
+    Path('torn.png').write_bytes(b'torn')
+    command = [*untrained[kind], 'a.tif', 'torn.png', *options]
+    command += ['--score-thr', '0.01'] if kind == 'detector' else []
+    assert infer.main([*command, '--format', 'geojson']) == 1
+    assert not Path('predictions/torn.geojson').exists()
+    table = geopandas.read_file('predictions/a.geojson')
+    assert len(table) and table.crs == 'EPSG:32633'
+    x1, y1, x2, y2 = table.total_bounds
+    assert 500_000 <= x1 < x2 <= 500_180 and 5_399_880 <= y1 < y2 <= 5_400_000
+    if kind == 'segmentor':
+        assert infer.main([*command, '--format', 'yolo']) == 2
+        assert '--format yolo is for objects' in capsys.readouterr().err
+
+
+def test_panoptic_segments():
+    ids = torch.from_numpy(np.where(MASKS[0], 1 + INSTANCE_OFFSET, 2)[None])
+    Path('out').mkdir()
+    sample = BaseDataElement(pred_panoptic_seg=PixelData(sem_seg=ids))
+    meta = {'classes': CLASSES, 'palette': PALETTE}
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    to_prediction(sample, image, meta, 0.3).write(Path('out'), 'a', 'a.png')
+    Output(Path('out'), 'coco', 'segments', CLASSES).write([(Path('a.png'), 'a')])
+    coco = COCO('out/coco.json')
+    found = {coco.cats[a['category_id']]['name']: coco.annToMask(a) for a in coco.anns.values()}
+    np.testing.assert_array_equal(found[CLASSES[1]], MASKS[0])
+    np.testing.assert_array_equal(found[CLASSES[2]], ~MASKS[0])

@@ -1,0 +1,381 @@
+"""analyse.py: numbers next to pycocotools', mmseg's and a slow version of TIDE; mistakes."""
+
+import contextlib
+import io
+import json
+import math
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmseg.evaluation import IoUMetric
+from PIL import Image
+from pycocotools import mask as mask_utils
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from support import load_tool
+from tiny_mm import DIGITS
+
+from cpvt_pyramid.results.detection_errors import ERRORS, confusion_of, find_errors
+from cpvt_pyramid.runner import analysis
+from cpvt_pyramid.runner.analysis import (
+    class_ious,
+    evaluate_detections,
+    pixel_confusion,
+)
+from cpvt_pyramid.runner.datasets.coco import indexed_coco
+
+analyse = load_tool('analyse')
+CLASSES = ('cat', 'dog', 'cow', 'never')
+Box = tuple[float, float, float, float]
+
+
+def random_data(seed: int, masks: bool = False) -> tuple[dict, list[dict]]:
+    """A COCO file with crowds and a class without objects, and detections with all kinds of errors;
+    one image has no objects and one no detections."""
+    rng = np.random.default_rng(seed)
+    images = [{'id': i, 'file_name': f'{i}.png', 'height': 200, 'width': 300} for i in range(3, 11)]
+    annotations, results = [], []
+
+    def with_mask(item: dict) -> dict:
+        if masks:
+            x, y, w, h = item['bbox']
+            rows, columns = np.mgrid[:200, :300]
+            inside = ((columns - x - w / 2) / w) ** 2 + ((rows - y - h / 2) / h) ** 2 < 0.25
+            rle = mask_utils.encode(np.asfortranarray(inside.astype(np.uint8)))
+            item['segmentation'] = {**rle, 'counts': rle['counts'].decode()}
+        return item
+
+    for image in images[1:]:
+        for _ in range(rng.integers(2, 9)):
+            w, h = rng.uniform(8, 110, 2)
+            box = [*rng.uniform(0, (300 - w, 200 - h)), w, h]
+            label = int(rng.integers(3))
+            annotation = {
+                'id': len(annotations) + 1, 'image_id': image['id'], 'category_id': label * 7 + 2,
+                'bbox': list(map(float, box)), 'area': w * h / (1 + masks),
+                'iscrowd': int(rng.random() < 0.1),
+            }  # fmt: skip
+            annotations.append(with_mask(annotation))
+            for _ in range(rng.integers(0, 4)):
+                if image is images[-1]:
+                    continue
+                noise = rng.normal(0, 0.15, 4) * rng.integers(0, 3) * [w, h, w / 2, h / 2]
+                other = int(rng.choice([label, label, rng.integers(4)]))
+                x, y, *sides = box + noise
+                results.append(
+                    with_mask(
+                        {
+                            'image_id': image['id'], 'category_id': other * 7 + 2,
+                            'bbox': [float(x), float(y), *(float(max(s, 3)) for s in sides)],
+                            'score': float(rng.random()),
+                        }
+                    )
+                )  # fmt: skip
+    categories = [{'id': i * 7 + 2, 'name': name} for i, name in enumerate(CLASSES)]
+    content = {'images': images, 'annotations': annotations, 'categories': categories}
+    results += [
+        with_mask({**results[0], 'image_id': 3, 'score': 0.55, 'bbox': [5.0, 5.0, 40.0, 30.0]})
+    ]
+    return content, results
+
+
+NAMES = {name: i * 7 + 2 for i, name in enumerate(CLASSES)}
+
+
+@pytest.mark.parametrize('metric', ['bbox', 'segm'])
+def test_average_precisions_are_those_of_pycocotools(metric):
+    content, results = random_data(0, masks=True)
+    found = evaluate_detections(indexed_coco(content), results, NAMES, metric)
+    analysed = analysis.Analysis({}, [])
+    analysis.add_detections(analysed, found, metric, 0.3)
+    Path('truth.json').write_text(json.dumps(content))
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO('truth.json')
+        given = [{k: v for k, v in r.items() if metric == 'bbox' or k != 'bbox'} for r in results]
+        expected = COCOeval(truth, truth.loadRes(given), metric)
+        expected.evaluate(), expected.accumulate(), expected.summarize()
+    numbers = analysed.numbers[metric]
+    names = ('AP', 'AP50', 'AP75', 'AP small', 'AP medium', 'AP large')
+    stats = [math.nan if value < 0 else value for value in expected.stats[:6]]
+    np.testing.assert_allclose([numbers[name] for name in names], stats)
+    assert 0.1 < numbers['AP'] < 0.9
+    errors = find_errors(found.images, len(CLASSES))
+    assert errors.ap50 == pytest.approx(numbers['AP50'], abs=1e-12)
+    precision = expected.eval['precision'][:, :, :, 0, -1]
+    for row, values in zip(numbers['classes'], np.moveaxis(precision, -1, 0)):
+        expected_ap = values.mean() if (values > -1).any() else math.nan
+        assert row['AP'] == pytest.approx(expected_ap, nan_ok=True)
+
+
+def iou_of(one: Box, other: Box) -> float:
+    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
+    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
+    both = max(width, 0) * max(height, 0)
+    return both / (one[2] * one[3] + other[2] * other[3] - both)
+
+
+def slow_ap(found: Sequence[tuple[float, bool]], objects: int) -> float:
+    if not objects:
+        return 0
+    found, points, hits = sorted(found, key=lambda f: -f[0]), [], 0
+    for number, (_, correct) in enumerate(found, 1):
+        hits += correct
+        points.append((hits / objects, hits / number))
+    best = [max((p for r, p in points if r >= t), default=0) for t in np.linspace(0, 1, 101)]
+    return sum(best) / 101
+
+
+def slow_tide(content: dict, results: Sequence[dict]) -> tuple[dict[str, int], dict[str, float]]:
+    """The numbers and costs of errors, one detection after the other."""
+    objects, found = defaultdict(list), defaultdict(list)
+    for annotation in content['annotations']:
+        objects[annotation['image_id']].append(dict(annotation, user=None, reached=False, best=-1))
+    for result in results:
+        found[result['image_id']].append(dict(result, error=None, object=None))
+    everything = [obj for kind in objects.values() for obj in kind]
+    for image in {**objects, **found}:
+        for det in sorted(found[image], key=lambda d: -d['score']):
+            own = [o for o in objects[image] if o['category_id'] == det['category_id']]
+            free = [o for o in own if o['user'] is None]
+            best = max(free, key=lambda o: iou_of(det['bbox'], o['bbox']), default=None)
+            if best and iou_of(det['bbox'], best['bbox']) >= 0.5:
+                best['user'], det['object'] = det, best
+        for det in found[image]:
+            if det['object']:
+                continue
+            best = {'own': (0, None), 'other': (0, None)}
+            for obj in objects[image]:
+                kind = 'own' if obj['category_id'] == det['category_id'] else 'other'
+                iou = iou_of(det['bbox'], obj['bbox'])
+                if iou > best[kind][0]:
+                    best[kind] = iou, obj
+            own, other = best['own'][0], best['other'][0]
+            if 0.1 <= own < 0.5:
+                det['error'], det['object'] = 'localization', best['own'][1]
+            elif other >= 0.5:
+                det['error'], det['object'] = 'classification', best['other'][1]
+            elif own >= 0.5:
+                det['error'] = 'duplicate'
+            else:
+                det['error'] = 'background' if max(own, other) < 0.1 else 'both'
+            if det['object']:
+                det['object']['reached'] = True
+                det['object']['best'] = max(det['object']['best'], det['score'])
+
+    def mean_ap(fixed: str) -> float:
+        values = []
+        for category in {o['category_id'] for o in everything}:
+            points = []
+            for det in (d for kind in found.values() for d in kind):
+                label, correct, obj = det['category_id'], det['error'] is None, det['object']
+                if det['error'] == fixed:
+                    if not obj or obj['user'] is not None or obj['best'] != det['score']:
+                        continue
+                    label, correct = obj['category_id'], True
+                if label == category:
+                    points.append((det['score'], correct))
+            left = [o for o in everything if o['category_id'] == category and not (
+                fixed == 'missed' and o['user'] is None and not o['reached'])]  # fmt: skip
+            values.append(slow_ap(points, len(left)))
+        return sum(values) / len(values)
+
+    counts = {e: sum(d['error'] == e for kind in found.values() for d in kind) for e in ERRORS}
+    counts['missed'] = sum(o['user'] is None and not o['reached'] for o in everything)
+    return counts, {name: max(mean_ap(name) - mean_ap('none'), 0) for name in ERRORS}
+
+
+def test_errors_are_those_of_a_slow_version():
+    seen = defaultdict(float)
+    for seed in range(12):
+        content, results = random_data(seed)
+        for annotation in content['annotations']:
+            annotation['iscrowd'] = 0
+        images = evaluate_detections(indexed_coco(content), results, NAMES, 'bbox').images
+        errors = find_errors(images, len(CLASSES))
+        counts, costs = slow_tide(content, results)
+        assert errors.counts == counts
+        for name in ERRORS:
+            assert errors.costs[name] == pytest.approx(costs[name], abs=1e-9)
+            seen[name] += costs[name]
+    assert len(seen) == 6 and min(seen.values()) > 0
+
+
+def test_confusion():
+    """Every object and every detection is counted once."""
+    content, results = random_data(1)
+    crowds = sum(annotation['iscrowd'] for annotation in content['annotations'])
+    images = evaluate_detections(indexed_coco(content), results, NAMES, 'bbox').images
+    matrix = confusion_of(images, len(CLASSES), 0.4)
+    assert matrix[:-1].sum() == len(content['annotations']) - crowds
+    assert matrix[:, :-1].sum() == sum((c.scores >= 0.4).sum() for c in images)
+    correct = sum(((c.scores >= 0.4) & (c.match >= 0)).sum() for c in images)
+    assert matrix.trace() == correct > 0
+    off_diagonal = matrix[:-1, :-1] - np.diag(matrix.diagonal()[:-1])
+    assert off_diagonal.sum() > 0
+
+
+def test_ious_are_those_of_mmseg():
+    rng = np.random.default_rng(0)
+    metric = IoUMetric(iou_metrics=['mIoU'])
+    metric.dataset_meta = {'classes': CLASSES}
+    matrix, parts = np.zeros((4, 4), int), []
+    for _ in range(3):
+        truth, labels = rng.integers(0, 3, (2, 20, 30))
+        truth[:4] = 255
+        matrix += pixel_confusion(truth, labels, 4)
+        parts.append(metric.intersect_and_union(torch.tensor(labels), torch.tensor(truth), 4, 255))
+    expected = metric.compute_metrics(parts)
+    iou, recall = class_ious(matrix)
+    assert 100 * np.nanmean(iou) == pytest.approx(expected['mIoU'], abs=0.006)
+    assert 100 * np.nanmean(recall) == pytest.approx(expected['mAcc'], abs=0.006)
+    assert 100 * analysis.accuracy(matrix) == pytest.approx(expected['aAcc'], abs=0.006)
+    assert np.isnan(iou[3])
+
+
+# The tool
+
+
+def annotations_of(data: Path) -> dict:
+    return json.loads((data / 'coco/annotations/instances_val2017.json').read_text())
+
+
+def perfect(content: dict) -> list[dict]:
+    keys = ('image_id', 'category_id', 'bbox', 'segmentation')
+    return [
+        {**{k: a[k] for k in keys if k in a}, 'score': 0.5 + i / 1000}
+        for i, a in enumerate(content['annotations'])
+    ]
+
+
+def test_a_page(configs, sample_dataset, capsys):
+    content = annotations_of(sample_dataset)
+    results = perfect(content)
+    results[0]['bbox'][0] += 500
+    gone = content['annotations'][-1]['image_id']
+    results = [r for r in results if r['image_id'] != gone]
+    Path('r.json').write_text(json.dumps(results))
+    assert analyse.main([str(configs['detector']), 'r.json', '--worst', '2']) == 0
+    assert re.search(r'bbox: AP 0\.\d+, AP50 .*\nanalysis.html\n$', capsys.readouterr().out)
+    page = Path('analysis.html').read_text()
+    assert page.count('data:image/jpeg') == 2 and 'AP medium' in page and '<svg' in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page)  # one file
+    numbers = json.loads(Path('analysis.json').read_text(), parse_constant=pytest.fail)['bbox']
+    assert numbers['AP large'] is None  # there are no large objects
+    assert numbers['errors']['background']['number'] == 1
+    assert numbers['errors']['missed']['number'] == 1 + sum(
+        a['image_id'] == gone for a in content['annotations']
+    )
+    # The same from what test.py --out writes.
+    samples = []
+    for image in content['images']:
+        mine = [r for r in results if r['image_id'] == image['id']]
+        boxes = torch.tensor([r['bbox'] for r in mine]).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        labels = torch.tensor([r['category_id'] - 1 for r in mine], dtype=torch.long)
+        found = {
+            'bboxes': boxes,
+            'labels': labels,
+            'scores': torch.tensor([r['score'] for r in mine]),
+        }
+        samples.append({'img_id': image['id'], 'img_path': f'x/{image["file_name"]}',
+                        'pred_instances': found})  # fmt: skip
+    Path('all.pkl').write_bytes(pickle.dumps(samples))
+    assert analyse.main([str(configs['detector']), 'all.pkl', '--worst', '0']) == 0
+    again = json.loads(Path('analysis.json').read_text())['bbox']
+    assert again['AP'] == pytest.approx(numbers['AP'], abs=1e-6)
+    for name, cost in numbers['errors'].items():
+        assert again['errors'][name] == pytest.approx(cost, abs=1e-6)
+    capsys.readouterr()
+    # No detections at all.
+    Path('r.json').write_text('[]')
+    assert analyse.main([str(configs['detector']), 'r.json']) == 0
+    assert 'bbox: AP 0.0000, AP50 0.0000' in capsys.readouterr().out
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path('executed'),))
+
+
+@pytest.mark.parametrize('write, message', [
+    (lambda results: json.dumps(results)[:-9], 'r.json is not complete JSON: '),
+    (lambda results: json.dumps({'a': results}), 'r.json must hold COCO results, a list of'),
+    (lambda results: json.dumps([{**results[0], 'score': math.nan}]),
+     'r.json: a score must be a finite number and a bbox have four, but result 0 has [nan, '),
+    (lambda results: json.dumps([{**results[0], 'bbox': [1, 2, 3]}]),
+     'r.json: a score must be a finite number and a bbox have four, but result 0 has [0.5, 1, '),
+    (lambda results: json.dumps([{**results[0], 'image_id': [1]}]),
+     'r.json has results for another data set: the annotations have no image_id [1]'),
+    (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': 'a'}]),
+     'result 0 must have a mask of its image, '),
+    (lambda results: json.dumps([{**results[0], 'bbox': None,
+                                  'segmentation': {'size': [7, 7], 'counts': 'a1'}}]),
+     'result 0 must have a mask of its image, '),
+    (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': None}]),
+     'r.json: result 0 has neither bbox nor segmentation'),
+    (lambda results: json.dumps([results[0], {**results[0], 'image_id': 77}]),
+     'r.json has results for another data set: the annotations have no image_id 77'),
+    (lambda results: json.dumps([{**results[0], 'category_id': 99}]),
+     'r.json has results for another data set: the annotations have no category_id 99'),
+    (lambda results: pickle.dumps(results)[:-9], 'r.pkl is not a complete file of test.py --out: '),
+    (lambda results: pickle.dumps([{'a': Evil()}]), 'r.pkl is not a complete file of test.py'),
+    (lambda results: pickle.dumps(torch.ones(2)), 'r.pkl is not a file of test.py --out: it must'),
+    (lambda results: pickle.dumps([{'pred_sem_seg': 1, 'img_path': 'a'}]),
+     'r.pkl has no detections; it holds img_path, pred_sem_seg'),
+    (lambda results: pickle.dumps([{'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}}]),
+     'r.pkl has results for another data set: the annotations have no image 1 no.png'),
+])  # fmt: skip
+def test_mistakes_in_results(configs, sample_dataset, write, message, capsys):
+    text = write(perfect(annotations_of(sample_dataset)))
+    path = Path('r.json' if isinstance(text, str) else 'r.pkl')
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert analyse.main([str(configs['detector']), str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f'analyse: {message}')
+    assert not Path('executed').exists() and not Path('analysis.html').exists()
+
+
+@pytest.mark.parametrize('samples, message', [
+    (lambda path: [{'img_path': 'elsewhere.png', 'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}],
+     'r.pkl has results for another data set: it has no image elsewhere.png'),
+    (lambda path: [{'img_path': path, 'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}],
+     'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
+    (lambda path: [{'img_path': path, 'pred_instances': 1}],
+     'r.pkl has no label maps; it holds img_path, pred_instances'),
+])  # fmt: skip
+def test_mistakes_in_label_maps(configs, sample_dataset, samples, message, capsys):
+    images = sample_dataset / 'ade/ADEChallengeData2016/images/validation'
+    path = sorted(images.iterdir())[0]
+    Path('r.pkl').write_bytes(pickle.dumps(samples(str(path))))
+    assert analyse.main([str(configs['segmentor']), 'r.pkl']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('analyse: ' + message.format(name=path.name))
+
+
+def test_a_page_of_label_maps(configs, sample_dataset, capsys):
+    """Perfect results, but for one image, which is the worst."""
+    root = sample_dataset / 'ade/ADEChallengeData2016'
+    samples = []
+    for path in sorted((root / 'images/validation').iterdir()):
+        with Image.open(root / f'annotations/validation/{path.stem}.png') as file:
+            labels = np.array(file).astype(np.int64) - 1
+        labels[labels < 0] = 0
+        samples.append(
+            {'img_path': str(path), 'pred_sem_seg': {'data': torch.tensor(labels[None])}}
+        )
+    samples[1]['pred_sem_seg']['data'][:] = 1
+    Path('r.pkl').write_bytes(pickle.dumps(samples[:-1]))
+    assert analyse.main([str(configs['segmentor']), 'r.pkl', '--worst', '1']) == 0
+    page = Path('analysis.html').read_text()
+    assert '1 of the data set have no result' in page
+    assert page.count('data:image/jpeg') == 2  # the worst image and a legend
+    assert Path(samples[1]['img_path']).name in page
+    numbers = json.loads(Path('analysis.json').read_text())['labels']
+    assert 0.3 < numbers['aAcc'] < 1
+    assert [row['class'] for row in numbers['classes']] == ['background', *DIGITS]

@@ -1,0 +1,255 @@
+"""Mistakes in a config end in one line that names a part of it; errors of users' code and devices
+keep their traceback."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mmdet.registry import METRICS
+from mmengine.config import Config
+from mmengine.dataset import DefaultSampler
+from mmengine.model import BaseModule
+from mmengine.registry import DATA_SAMPLERS, MODELS
+from mmengine.runner import Runner
+from support import load_tool
+from torch._utils import ExceptionWrapper
+
+from cpvt_pyramid.runner.config.explain import explained
+from cpvt_pyramid.tooling.command import UserError
+
+TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
+SHORT = (
+    'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2', 'val_cfg=None',
+    'val_dataloader=None', 'val_evaluator=None',
+)  # fmt: skip
+UNEQUAL = 'test_dataloader.dataset.pipeline.1'
+
+TRAINING = [
+    # Checked before
+    ('train_dataloader=None', 'the config must set train_dataloader'),
+    ('train_cfg.max_epochs=0', 'train_cfg.max_epochs must be a whole number, at least 1, got 0'),
+    ('train_cfg.val_interval=a', 'train_cfg.val_interval must be a whole number, at least 1, got '),
+    ('param_scheduler.0.milestones=a', 'param_scheduler.0.milestones must be a list of numbers'),
+    ('optim_wrapper.accumulative_counts=1.5', 'optim_wrapper.accumulative_counts must be a whole'),
+    ('optim_wrapper.clip_grad.max_norm=-1', 'optim_wrapper.clip_grad.max_norm must be a number, '),
+    ('activation_checkpointing=5', 'activation_checkpointing must be a name or a list of names'),
+    ('model.backbone.init_cfg.type=Pretrained', 'init_cfg.checkpoint must be a path or an address'),
+    ('train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict, got None'),
+    ('train_dataloader.sampler.type=InfiniteSampler', 'train_dataloader.sampler must be one that'),
+    ('model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name must be a name '),
+    ('custom_imports.imports=nothing.here', 'custom_imports of CONFIG: Failed to import nothing'),
+    # While building
+    (
+        'train_dataloader.dataset.pipeline.2.scal=3',
+        'train_dataloader.dataset.pipeline.2 (Resize): TypeError: Resize.__init__() got an unexpec',
+    ),
+    (
+        'train_dataloader.dataset.filter_cfg.min_size=10000',
+        'train_dataloader: there are no images in the data set, or all are filtered out',
+    ),
+    ('train_dataloader.batch_size=0', 'train_dataloader: batch_size should be a positive integer'),
+    ('optim_wrapper.optimizer.lrr=0.1', 'optim_wrapper.optimizer (AdamW): TypeError: AdamW.__init'),
+    ('model.type=RetinNet', 'model (RetinNet): KeyError: RetinNet is not in the mmdet::model'),
+    ('model.backbone.drop_path_rate=a', "model.backbone (CPVTPyramid): TypeError: '<=' not supp"),
+    ('model.train_cfg.assigner=None', 'model.bbox_head (RetinaHead): TypeError: cfg should be a'),
+    ('randomness.sede=1', 'the config: TypeError: Runner.set_randomness() got an unexpected key'),
+    # While running
+    ('default_hooks.checkpoint.interva=1', 'default_hooks.checkpoint (WholeCheckpointHook): Type'),
+    (
+        'default_hooks.checkpoint.out_dir=/proc/x',
+        'default_hooks.checkpoint (WholeCheckpointHook): FileNotFoundError: ',
+    ),
+    (
+        'model.neck.in_channels=[1,2,3,4]',
+        'model.neck.lateral_convs.0.conv (Conv2d): RuntimeError: Given groups=1, weight of size',
+    ),
+    (
+        'model.neck.in_channels=[32,64,128]',
+        'model.neck (FPN): AssertionError: assert len(inputs) == len(self.in_channels)',
+    ),
+    (
+        'model.bbox_head.bbox_coder.target_means=[0.0,0.0]',
+        'model.bbox_head.bbox_coder (DeltaXYWHBBoxCoder): RuntimeError: The size of tensor',
+    ),
+    (
+        'train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
+        'train_dataloader.dataset.pipeline.2 (Resize): while loading data: cv2.error: OpenCV',
+    ),
+    (
+        'train_dataloader.dataset.pipeline.4.meta_keys=img_path',
+        'model.bbox_head (RetinaHead): KeyError: img_shape',
+    ),
+    (
+        'model.data_preprocessor.std=[0,0,0]',
+        'the first loss must be finite, got loss=nan, loss_cls=nan, loss_bbox=nan: check what',
+    ),
+]
+
+
+@pytest.mark.parametrize('options, complaint', TRAINING)
+def test_mistakes_in_a_training(options, complaint, configs, capsys):
+    config, options = str(configs['detector']), options.split()
+    keys = tuple(option.partition('=')[0] for option in options)
+    others = [other for other in SHORT if not other.startswith(keys)]
+    assert TOOLS['train'].main([config, '--cfg-options', *others, *options]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith('train: ' + complaint.replace('CONFIG', config))
+    assert ('traceback.txt' in line) == Path('work_dirs/detector/traceback.txt').is_file()
+
+
+@pytest.mark.parametrize(
+    'model, options, complaint',
+    [
+        (
+            'segmentor',
+            f'test_dataloader.batch_size=4 {UNEQUAL}.scale=None {UNEQUAL}.scale_factor=1.0',
+            'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '
+            'size in a batch should be the same',
+        ),
+        (
+            'detector',
+            f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96) --tta',
+            '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline',
+        ),
+        ('detector', 'test_dataloader=None', 'the config must set test_dataloader'),
+        (
+            'detector',
+            'test_dataloader.sampler.type=InfiniteSampler',
+            'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS',
+        ),
+        (
+            'detector',
+            f'{UNEQUAL}.scale=a --tta',
+            "the scale of Resize in the test pipeline must be numbers, got 'a'",
+        ),
+    ],
+)
+def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys):
+    options, tta, _ = options.partition(' --tta')
+    command = [*untrained[model], *tta.split(), '--cfg-options', *options.split()]
+    assert TOOLS['test'].main(command) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f'test: {complaint}')
+
+
+@pytest.mark.parametrize(
+    'option, complaint',
+    [
+        ('model.test_cfg.score_thr=a', "model.bbox_head (RetinaHead): TypeError: '>' not supp"),
+        (f'{UNEQUAL}.scale=a', f'{UNEQUAL} (Resize): error: OpenCV'),
+        (f'{UNEQUAL}.type=Foo', f'{UNEQUAL} (Foo): KeyError: Foo is not in the mmdet::transform'),
+        (
+            'test_dataloader.dataset.pipeline=[]',
+            'model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: inputs',
+        ),
+        ('test_dataloader=None', 'the config must set test_dataloader'),
+    ],
+)
+def test_mistakes_in_predictions(option, complaint, untrained, sample_dataset, capsys):
+    image = next(sample_dataset.glob('coco/val2017/*'))
+    command = [*untrained['detector'], str(image), '--device', 'cpu', '--cfg-options', option]
+    assert TOOLS['infer'].main(command) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f'infer: {complaint}')
+    assert ('traceback.txt' in line) == Path('predictions/traceback.txt').is_file()
+
+
+@pytest.mark.parametrize('model', [{'roi_head': {'mask_head': {'a': 1}}}, {'mask_head': {'a': 1}}])
+def test_masks_cannot_be_merged(model):
+    with pytest.raises(UserError, match='mmdet cannot merge masks: test without --tta'):
+        TOOLS['test'].use_augmentation(Config({'default_scope': 'mmdet', 'model': model}))
+
+
+# The part
+
+
+def test_the_part_is_the_most_similar_one():
+    loader = {'sampler': {'type': DefaultSampler, 'shuffle': True, 'round': 2}}
+    other = {'sampler': {'type': DefaultSampler, 'shuffle': False}}
+    cfg = Config({'pipeline': loader, 'val_dataloader': other, 'train_dataloader': loader})
+    message = r'^train_dataloader.sampler \(DefaultSampler\): '
+    with pytest.raises(UserError, match=message), explained(cfg):
+        Runner.build_dataloader({'dataset': [], **loader})
+
+
+def test_settings_of_other_splits_are_not_read():
+    metric = {'type': 'CocoMetric', 'metric': 'a'}
+    cfg = Config({'val_evaluator': metric, 'test_evaluator': metric})
+    message = r'^test_evaluator \(CocoMetric\): KeyError: metric should be one of'
+    with pytest.raises(UserError, match=message), explained(cfg, ('test',)):
+        METRICS.build(cfg.test_evaluator)
+
+
+def test_a_traceback_without_a_work_dir():
+    with pytest.raises(UserError) as raised, explained(Config({'model': {}})):
+        MODELS.build({'type': 'Nothing'})
+    path = str(raised.value).partition('(traceback: ')[2].rstrip(')')
+    assert Path(path).read_text().startswith('Traceback')
+
+
+# What keeps its traceback
+
+
+class Buggy(BaseModule):
+    def __init__(self, raises: Callable[[], object]) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 1)
+        self.raises = raises
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.raises()
+        return self.conv(image)
+
+
+def of_a_device(kind: type, message: str) -> Callable[[], object]:
+    def build(**_: object) -> None:
+        raise kind(message)
+
+    # As if it came from mm.
+    code = build.__code__.replace(co_filename=os.path.join(os.path.dirname(torch.__file__), 'x.py'))
+    build.__code__ = code
+    return lambda: DATA_SAMPLERS.build({'type': build})
+
+
+def in_a_worker() -> None:
+    try:
+        int('a')
+    except ValueError:
+        wrapper = ExceptionWrapper(where='in DataLoader worker process 0')
+    wrapper.reraise()
+
+
+def interrupted() -> None:
+    """mmengine and data loaders may raise another error while they handle it."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise RuntimeError('worker exited unexpectedly') from None
+
+
+@pytest.mark.parametrize(
+    'raises, kind',
+    [
+        (lambda: int('a'), ValueError),
+        (lambda: Buggy(lambda: {}['work_dir'])(torch.ones(1, 3, 2, 2)), KeyError),
+        (lambda: Buggy(lambda: None)(torch.ones(1, 3, 2, 2, dtype=torch.float64)), RuntimeError),
+        (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), ValueError),
+        (in_a_worker, ValueError),
+        (interrupted, RuntimeError),
+        (of_a_device(torch.OutOfMemoryError, 'no memory'), torch.OutOfMemoryError),
+        (of_a_device(RuntimeError, 'CUDA error: device-side assert triggered'), RuntimeError),
+        (of_a_device(torch.distributed.DistBackendError, 'NCCL error'), RuntimeError),
+    ],
+)
+def test_errors_of_users_code_and_of_devices_keep_their_traceback(raises, kind, tmp_path):
+    cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy', 'depth': 3}})
+    with pytest.raises(kind) as raised, explained(cfg):
+        raises()
+    assert raised.type is not UserError and not list(tmp_path.iterdir())
+
+
+def test_other_errors_of_those_libraries_are_explained():
+    message = '^the config: RuntimeError: expected scalar type'
+    with pytest.raises(UserError, match=message), explained(Config()):
+        of_a_device(RuntimeError, 'expected scalar type Float')()

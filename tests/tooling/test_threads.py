@@ -1,0 +1,102 @@
+"""OpenMP threads of the tools spin for a short time, and the tools have large pages."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support import ROOT
+
+from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
+
+# Processor time of ten parallel regions with pauses of 20 ms between them.
+SPUN = """
+import time, torch
+torch.set_num_threads(2)
+x = torch.zeros(2**18)
+
+def spun():
+    x.add_(1)
+    start = time.process_time()
+    for _ in range(10):
+        x.add_(1)
+        time.sleep(0.02)
+    return time.process_time() - start
+
+print(spun())
+"""
+# torch is never imported: what is tried is whether the tool would have been in time.
+TOOLS = """
+import os, pathlib, runpy, sys
+
+NAMES = 'GOMP_SPINCOUNT', 'THP_MEM_ALLOC_ENABLE'
+
+def settings():
+    return '_'.join(os.environ.get(name, '') for name in NAMES)
+
+class Stop(BaseException):
+    pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] == 'torch':
+            raise Stop(settings())
+
+sys.meta_path.insert(0, Finder())
+for path in sorted(pathlib.Path('tools').rglob('*.py')):
+    text = path.read_text()
+    if 'run_command(' not in text and path.stem != 'timm_run':
+        continue
+    for name in NAMES:
+        os.environ.pop(name, None)
+    arguments = [__file__] if path.stem == 'timm_run' else ['--help']
+    sys.argv = [str(path), *arguments]
+    sys.path[0] = str(path.parent)
+    try:
+        runpy.run_path(str(path), run_name='__main__')
+        found = None
+    except Stop as stop:
+        found = stop.args[0]
+    except SystemExit:
+        found = settings()
+    print('TOOL', path.stem, found)
+"""
+
+
+def run(code: str, **environment: str) -> str:
+    names = WAIT_VARIABLES | {'OMP_NUM_THREADS'}
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
+        env=kept | environment | {'PYTHONPATH': str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='libgomp is what PyTorch for Linux ships')
+def test_threads_of_the_tools_hardly_spin():
+    assert float(run(SPUN, GOMP_SPINCOUNT=SPIN_COUNT)) < 0.03
+
+
+def test_every_tool_sets_up_its_environment_before_it_imports_torch(tmp_path):
+    script = tmp_path / 'tools.py'
+    script.write_text(TOOLS)
+    code = f'import runpy; runpy.run_path({str(script)!r})'
+    lines = [line.split()[1:] for line in run(code).splitlines() if line.startswith('TOOL')]
+    assert {'train', 'infer', 'speed', 'timm_run'} < {name for name, _ in lines}
+    assert [name for name, found in lines if found != f'{SPIN_COUNT}_1'] == []
+
+
+def test_what_the_user_chose_is_kept(monkeypatch):
+    for name in WAIT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('OMP_WAIT_POLICY', 'active')
+    monkeypatch.setenv('THP_MEM_ALLOC_ENABLE', '0')
+    prepare_for_torch()
+    assert os.environ['OMP_WAIT_POLICY'] == 'active' and 'GOMP_SPINCOUNT' not in os.environ
+    assert os.environ['THP_MEM_ALLOC_ENABLE'] == '0'
+    monkeypatch.delenv('OMP_WAIT_POLICY')
+    monkeypatch.setenv('GOMP_SPINCOUNT', '10')
+    prepare_for_torch()
+    assert os.environ['GOMP_SPINCOUNT'] == '10' and 'OMP_WAIT_POLICY' not in os.environ

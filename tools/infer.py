@@ -53,7 +53,8 @@ Skip = Callable[[Path, Exception], None]  # called with an input that has no res
 
 
 def infer(
-    model: Sequence[str],
+    model: str,
+    inputs: Sequence[str],
     out_dir: str = 'predictions',
     backend: Optional[Literal['onnxruntime', 'openvino']] = None,
     device: Optional[str] = None,
@@ -73,9 +74,9 @@ def infer(
     """Run a model on images and videos.
 
     Args:
-        model (MODEL INPUT): CONFIG CHECKPOINT, of which the second may be an address; or a .onnx
-            file of tools/export.py, or an OpenVINO model (.xml) made from one. Then the inputs:
-            images, videos, folders with their subfolders, quoted patterns such as
+        model (MODEL): CONFIG CHECKPOINT, of which the second may be an address; or a .onnx file of
+            tools/export.py, or an OpenVINO model (.xml) made from one.
+        inputs (INPUT): images, videos, folders with their subfolders, quoted patterns such as
             'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir (DIR): folder for the results.
         backend: what runs an exported model; by default onnxruntime.
@@ -112,8 +113,8 @@ def infer(
     if workers < 0:
         raise UserError(f'--workers must be at least 0, got {workers}')
     tiling = tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
-    exported = Path(model[0]).suffix in EXPORTED
-    inputs = model[1 if exported else 2 :]
+    exported = Path(model).suffix in EXPORTED
+    checkpoint, inputs = ('', inputs) if exported else (inputs[0], inputs[1:])
     if not inputs:
         raise UserError('give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...')
     others = {'device': device, 'dtype': dtype, 'gpu-memory': gpu_memory}
@@ -126,10 +127,10 @@ def infer(
     sharing = Sharing.among(launcher)
     with ExitStack() as stack:
         if exported:
-            loaded = load_exported(model[0], backend or 'onnxruntime', batch_size, score_thr, tile)
+            loaded = load_exported(model, backend or 'onnxruntime', batch_size, score_thr, tile)
         else:
             device, dtype = device or (sharing and sharing.device), dtype or 'float32'
-            files = model[0], model[1], cfg_options, device, dtype, out_dir
+            files = model, checkpoint, cfg_options, device, dtype, out_dir
             loaded = load_trained(stack, *files, batch_size, score_thr, tile)
         check_score_thr(score_thr, loaded.kind)
         named, folder = name_results(found, out_dir)

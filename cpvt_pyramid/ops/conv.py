@@ -22,8 +22,9 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int)
     if opaque_when_compiled(x):
         return torch.ops.cpvt_pyramid.convolve(x, weight, bias, stride, padding)
     groups = x.shape[-1] // weight.shape[1]
-    # The gradient of a depthwise weight comes with channels-last strides, which are different
-    # numbers for the same memory. That of a view has the weight's, which DDP asks for.
-    weight = weight.view_as(weight)
+    if weight.stride(1) > 1:
+        # The gradient of a depthwise weight comes with channels-last strides, which are different
+        # numbers for the same memory. That of a view has the weight's, which DDP asks for.
+        weight = weight.view_as(weight)
     x = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups)
     return x.permute(0, 2, 3, 1).contiguous()

@@ -40,4 +40,5 @@ def test_tools_understand(command, tmp_path):
         words = words[next(i for i, word in enumerate(words) if word.endswith(tools)) :]
     tool = Path(words[0]).stem
     options = parser_of(getattr(load_tool(tool), tool)).parse_args(words[1:])
-    assert (ROOT / options.config).is_file()
+    config = options.model if tool == 'infer' else options.config
+    assert (ROOT / config).is_file()

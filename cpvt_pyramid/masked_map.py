@@ -300,10 +300,12 @@ def origin_of(x: Any) -> Any:
     """A weak reference to the region from which a tensor comes, as long as its maps live."""
     if x.extent is not None:
         return weakref.ref(x.extent.region)
-    if x.origin is None or x.origin() is None:
-        x.origin = None
-        x.__class__ = Tensor
-    return x.origin
+    if x.origin is not None and x.origin() is not None:
+        return x.origin
+    for name in ('extent', 'state', 'origin', 'same_as'):
+        vars(x).pop(name, None)
+    x.__class__ = Tensor
+    return None
 
 
 def drop_region(x: Any, origin: Any) -> None:

@@ -269,7 +269,8 @@ def mark(x: Any, extent: Optional[Extent]) -> Any:
     if isinstance(x, Tensor):
         if extent is not None and not extent.fits(x):
             extent = None
-        x.extent = extent  # type: ignore[attr-defined]
+        if extent is not None or extent_of(x) is not None:
+            x.extent = extent  # type: ignore[attr-defined]
         if extent is not None and x.dim() == 4 and not extent.whole:
             extent.region.known.setdefault(str(tuple(x.shape[2:])), extent[1:])
     return x

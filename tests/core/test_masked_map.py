@@ -335,6 +335,16 @@ def test_copies_and_files():
         copy.deepcopy(map_of() * 2)
 
 
+def test_results_of_a_model_are_saved_as_plain_tensors():
+    """Also once their batch is gone: readers that take nothing but tensors read them."""
+    x = map_of().detach()
+    results = [x.sort(3).values, x.relu().median()]
+    del x
+    for result in results:
+        found = pickle.dumps((result.cpu(), result, result.sigmoid()))
+        assert b'rebuild_from_type' not in found and b'MaskedMap' not in found
+
+
 def test_a_batch_that_moves_to_another_device_keeps_its_sizes():
     """As Lightning moves what a collate function makes. Its maps still belong together."""
     x = map_of()

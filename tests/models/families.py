@@ -447,7 +447,7 @@ def shrink(config: Any, divisor: int, key: str = '') -> Any:
             return [side // 4 for side in config]
         return type(config)(shrink(value, divisor, key) for value in config)
     if isinstance(config, str):
-        if key == 'type' and config.endswith('RoIExtractor'):
+        if key == 'type' and config in ('SingleRoIExtractor', 'GenericRoIExtractor'):
             return f'ValidRegion{config}'
         return 'BN' if config in ('SyncBN', 'MMSyncBN') else config  # which needs GPUs
     if isinstance(config, bool) or not isinstance(config, (int, float)):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import opaque_when_compiled, register_operator
+from .dispatch import graph_is_captured, opaque_when_compiled, register_operator
 
 
 def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
@@ -22,7 +22,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int)
     if opaque_when_compiled(x):
         return torch.ops.cpvt_pyramid.convolve(x, weight, bias, stride, padding)
     groups = x.shape[-1] // weight.shape[1]
-    if weight.stride(1) > 1:
+    if not graph_is_captured() and weight.stride(1) > 1:
         # The gradient of a depthwise weight comes with channels-last strides, which are different
         # numbers for the same memory. That of a view has the weight's, which DDP asks for.
         weight = weight.view_as(weight)

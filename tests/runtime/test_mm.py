@@ -130,7 +130,7 @@ def test_boxes_in_tiles(model, photos, capsys):
      ('labels.onnx in --score-thr 2', 'score_thr must be in [0, 1], got 2.0'),
      ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
      ('labels.onnx in --dtype bfloat16', '--dtype is not for exported models'),
-     ('labels.onnx', 'give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...'),
+     ('config.py a.png', 'give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...'),
      ('fixed.onnx in --tile 128', 'takes images of up to 64 x 96')],
 )  # fmt: skip
 def test_mistakes(model, in_files, arguments, complaint, capsys):

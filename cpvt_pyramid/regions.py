@@ -601,9 +601,10 @@ def adaptive_max_pool2d(
         more = (return_indices,) if return_indices else ()
         return mark(function(input, output_size, *more), None)
     x, least = input, lowest(input.dtype)
-    for axis, bins in zip((2, 3), bins_of(old, new, input.shape[2:], size)):
-        bins = bins[:, :, None, :, None] if axis == 2 else bins[:, :, None, None]
-        maxima = [x.masked_fill(~of_image, least).amax(axis) for of_image in bins.unbind(1)]
+    rows, columns = bins_of(old, new, input.shape[2:], size)
+    # Of equal maxima the first one, in rows, gets the gradient, as in PyTorch.
+    for axis, bins in ((3, columns[:, :, None, None]), (2, rows[:, :, None, :, None])):
+        maxima = [x.masked_fill(~of_image, least).max(axis).values for of_image in bins.unbind(1)]
         x = torch.stack(maxima, axis)
     return cleared(without_empty(x, old), new)
 

@@ -566,8 +566,9 @@ def interpolate(
             return mark(function(input, *options), new)
         if mode == 'bilinear' and whole and not align_corners:
             return cleared(by_one_factor(function, input, old, options), new)
+    dtype = torch.promote_types(input.dtype, torch.float32)
     rows, columns = (
-        resize_weights(*sides, mode, align_corners)
+        resize_weights(*sides, mode, align_corners, dtype)
         for sides in zip(old.sides, input.shape[2:], new.sides, size)
     )
     return cleared(resample(rows, clear(input, old), columns), new)
@@ -943,6 +944,7 @@ def resize_weights(
     new_length: Union[int, torch.SymInt],
     mode: str = 'bilinear',
     align_corners: Optional[bool] = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Weights of interpolation for each image, (B, new_length, old_length).
 
@@ -953,13 +955,14 @@ def resize_weights(
         new_length: cells of the resized padded map.
         mode: 'bilinear' or 'nearest', as in `F.interpolate`.
         align_corners: as in `F.interpolate`.
+        dtype: of the weights.
     """
     at = torch.arange(new_length, device=old.device)
     cells = torch.arange(old_length, device=old.device)
     old, new = old.clamp(min=1)[:, None], new.clamp(min=1)[:, None]
     if mode == 'nearest':
-        return (cells == (at * old // new).minimum(old - 1)[..., None]).to(torch.float32)
-    old, new = old.to(torch.float32), new.to(torch.float32)
+        return (cells == (at * old // new).minimum(old - 1)[..., None]).to(dtype)
+    old, new = old.to(dtype), new.to(dtype)
     if align_corners:
         source = at * (old - 1) / (new - 1).clamp(min=1)
     else:

@@ -137,6 +137,19 @@ def test_operation(f):
     assert_as_alone(f, map_of((*SIZES[:3], (16, 20), (0, 0))), rtol=1e-4, atol=1e-4)
 
 
+def test_float64_stays_exact():
+    f = nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)
+    assert_as_alone(lambda x: f(x.double()), map_of(), rtol=1e-10, atol=1e-10)
+
+
+def test_equal_maxima():
+    """The gradient goes to the same one of them."""
+    f = nn.AdaptiveMaxPool2d(3)
+    x = map_of(SIZES[:3])
+    y = masked(x.as_subclass(Tensor).detach().round().requires_grad_(), x.extent)
+    assert_as_alone(f, y)
+
+
 def square(x: Tensor) -> Tensor:
     return padded_batch(x.as_subclass(Tensor)[..., :24, :24].clone(), torch.tensor([[9, 9]] * 4))
 

@@ -18,15 +18,14 @@ import functools
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .mask import check_valid
 from .regions import (
@@ -107,17 +106,18 @@ class MaskedMap(Tensor):
         cls, function: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
     ) -> Any:
         kwargs = kwargs or {}
+        runs_backward = function in INPUTS
         with DisableTorchFunctionSubclass():
-            if function in INPUTS:
-                args, kwargs = of_autograd(function, args, kwargs)
-            elif all(t in (MaskedMap, Tensor) for t in types):
+            if not runs_backward and all(t in (MaskedMap, Tensor) for t in types):
                 return call(function, args, kwargs)
-            else:  # another subclass defines the function
-                report(function, tensors_among(args, kwargs))
-            maps = [x for x in tensors_among(args, kwargs) if is_map(x)]
-            origin = next(filter(None, map(origin_of, maps)), None)
-            args, kwargs = each(as_plain, (args, kwargs))
-        result = function(*args, **kwargs)
+            tensors = tensors_among(args, kwargs)
+            if not runs_backward:  # another subclass defines the function
+                report(function, tensors)
+            origin = next(filter(None, map(origin_of, filter(is_map, tensors))), None)
+        with plain_inputs(function, args, kwargs) if runs_backward else nullcontext():
+            with DisableTorchFunctionSubclass():
+                args, kwargs = each(as_plain, (args, kwargs))
+            result = function(*args, **kwargs)
         with DisableTorchFunctionSubclass():
             return each(lambda y: lost_from(origin, y) if type(y) is Tensor else y, result)
 
@@ -147,17 +147,34 @@ EXPOSES: set[Any] = {
 }
 
 
-# Backward passes may run code of the forward pass again, with its maps. The position of `inputs`.
+# Of functions that run a backward pass, the position of `inputs`.
 INPUTS = {Tensor.backward: 4, torch.autograd.backward: 5, torch.autograd.grad: 1}
 
 
-def of_autograd(function: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments, with places in autograd's graph for the tensors whose gradients are wanted."""
-    at = INPUTS[function]
-    args = (*args[:at], *(each(get_gradient_edge, x) for x in args[at : at + 1]), *args[at + 1 :])
-    if 'inputs' in kwargs:
-        kwargs = {**kwargs, 'inputs': each(get_gradient_edge, kwargs['inputs'])}
-    return args, kwargs
+@contextmanager
+def plain_inputs(function: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+    """Let autograd take the maps whose gradients are wanted as plain tensors.
+
+    With the first gradient they are maps again: a backward pass may run code of the forward pass.
+    """
+
+    def restore(*_: Any) -> None:
+        for x in maps:
+            x.__class__ = MaskedMap
+
+    with DisableTorchFunctionSubclass():
+        at = INPUTS[function]
+        maps = [x for x in tensors_among(args[at : at + 1], kwargs.get('inputs')) if is_map(x)]
+        outputs = tensors_among(args[:1], kwargs.get('outputs'), kwargs.get('tensors'))
+        hooks = [y.register_hook(restore) for y in outputs if y.requires_grad]
+    try:
+        for x in maps:
+            x.__class__ = Tensor
+        yield
+    finally:
+        restore()
+        for hook in hooks:
+            hook.remove()
 
 
 def as_plain(x: Tensor) -> Tensor:
@@ -175,7 +192,7 @@ def each(function: Callable[[Tensor], Any], value: Any) -> Any:
         return function(value)
     if isinstance(value, list):
         return [each(function, x) for x in value]
-    if isinstance(value, tuple) and not isinstance(value, (torch.Size, GradientEdge)):
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
         items = [each(function, x) for x in value]
         return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     if type(value) is dict:

@@ -26,6 +26,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .mask import check_valid
 from .regions import (
@@ -342,12 +343,13 @@ def is_transparent(node: Any, returned_as_given: bool) -> bool:
     )
 
 
+GRAPH_MODES = {'ProxyTorchDispatchMode', 'FakeTensorMode'}
+
+
 def graph_is_made() -> bool:
     """True in `torch.jit.trace`, `make_fx` and export, whose graphs must serve other batches."""
-    keys = torch._C._TorchDispatchModeKey
-    return torch.jit.is_tracing() or any(
-        torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE)
-    )
+    modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+    return torch.jit.is_tracing() or not modes.isdisjoint(GRAPH_MODES)
 
 
 def report(function: Any, operands: Optional[Sequence[Tensor]] = None) -> None:

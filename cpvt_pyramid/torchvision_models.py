@@ -36,6 +36,7 @@ from torchvision.ops.poolers import LevelMapper
 from .archs import ARCHS, COLUMNAR_ARCHS
 from .columnar import DenseCPVT, crop
 from .masked_map import cells_of, masked_maps, padded_batch
+from .ops.dispatch import graph_is_exported
 from .pyramid import CPVTPyramid
 from .regions import clear
 from .rois import split_images
@@ -433,7 +434,7 @@ class SemanticFPN(nn.Module):
         """
         height, width = image.shape[2:]
         if valid is not None:
-            if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            if graph_is_exported() or torch.jit.is_tracing():
                 raise ValueError('a graph of SemanticFPN takes images of one size; leave out valid')
             image = padded_batch(image, valid)
         levels = list(self.backbone(image).values())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import columnar, pyramid
 from ..masked_map import masked_maps
-from ..ops.dispatch import graph_is_captured
+from ..ops.dispatch import graph_is_captured, graph_is_exported
 from ..weights import LoadReport
 from .valid_region import check_validity, split_validity
 
@@ -59,7 +59,7 @@ class Configured:
                 self.validity_checked = not channel.all()
         # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
         maps = tuple(x.contiguous() for x in super().forward(image, valid))
-        if valid is None or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if valid is None or graph_is_exported() or torch.jit.is_tracing():
             return maps
         return masked_maps(maps, valid, image.shape[2:], self.strides)
 

@@ -11,7 +11,6 @@ import torch
 from models.ports import randomize
 from reference import TINY_SVT
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -275,9 +274,10 @@ def test_per_sample_gradients_on_plain_ops(model):
 
 def test_forward_mode_on_plain_ops(model):
     """PyTorch's fused attention has no forward mode on CPUs, its math version has."""
+    attention = pytest.importorskip('torch.nn.attention', reason='torch 2.3 has it')
     loss, parameters = functional(model.eval())
     image, direction = IMAGE
-    with ops.plain(), sdpa_kernel(SDPBackend.MATH):
+    with ops.plain(), attention.sdpa_kernel(attention.SDPBackend.MATH):
         _, slope = torch.func.jvp(lambda x: loss(parameters, x), (image,), (direction,))
     x = image.clone().requires_grad_()
     (grad,) = torch.autograd.grad(loss(parameters, x), x)

@@ -41,10 +41,15 @@ test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-tor
 	@tools/setup_env.sh oldest-torch
 	OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 tests/core tests/ops
 
-test-original-mm:  ## test with the original OpenMMLab packages, in .venv-original-mm
-	@tools/setup_env.sh original-mm
-	OMP_NUM_THREADS=1 .venv-original-mm/bin/python -m pytest -n 2 \
-	  --ignore tests/mm/foreign tests/mm tests/runner
+define test_original_mm
+	@tools/setup_env.sh $(1)
+	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 \
+	  --ignore tests/mm/foreign tests/core tests/ops tests/mm tests/runner
+endef
+
+test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 and with the newest
+	$(call test_original_mm,original-mm)
+	$(call test_original_mm,original-mm-new-torch)
 
 test-transformers:  ## test with transformers, in .venv-transformers
 	@tools/setup_env.sh transformers
@@ -86,6 +91,6 @@ table: setup  ## update the README's table of models and docs/models.md
 	$(PY) tools/benchmarks/model_table.py --write
 
 lock: setup  ## update the pinned versions of requirements/requirements.in
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-emit-index-url \
+	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \
 	  --custom-compile-command 'make lock' --override requirements/overrides.txt \
 	  requirements/requirements.in --output-file requirements/requirements.txt

@@ -35,7 +35,7 @@ class BuildWithConfigs(build_py):
         shutil.copy(here / 'model-index.yml', target)
 
 
-TORCH = ['torch>=2.7']
+TORCH = ['torch>=2.1']
 RUNTIME = ['onnxruntime']
 
 version = re.search(r"__version__ = '(.*)'", (here / 'cpvt_pyramid/__init__.py').read_text())[1]
@@ -58,7 +58,7 @@ setup(
     packages=find_packages(include=['cpvt_pyramid*']),
     package_data={'cpvt_pyramid': ['py.typed']},
     cmdclass={'build_py': BuildWithConfigs},
-    python_requires='>=3.10',
+    python_requires='>=3.9',
     install_requires=['numpy', 'pillow>=10.3', 'tqdm'],
     extras_require={
         'torch': TORCH,
@@ -78,9 +78,9 @@ setup(
         'wandb': ['wandb'],
         'mlflow': ['mlflow-skinny'],
         'timm': [*TORCH, 'timm>=1.0'],
-        'torchvision': [*TORCH, 'torchvision>=0.22'],
+        'torchvision': [*TORCH, 'torchvision>=0.16'],
         'hub': [*TORCH, 'huggingface_hub>=0.31', 'safetensors'],
-        'export': [*TORCH, *RUNTIME, 'onnx', 'onnxscript'],
+        'export': ['torch>=2.7', *RUNTIME, 'onnx', 'onnxscript'],
         'lab': [*TORCH, 'matplotlib', 'scikit-image', 'scikit-learn'],  # experiments/position
         'dev': [
             'hypothesis',

@@ -29,7 +29,8 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
-OLDEST_TORCH = (2, 7)
+OLDEST_TORCH = (2, 1)
+FAST_TORCH = (2, 7)  # ops/dispatch.py
 NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
 NO_METADATA = 'found on the path, without metadata'
 MARK = 'finding '  # prefix of the second process's lines for the first
@@ -102,6 +103,9 @@ def torch() -> Finding:
     if version and release(version) >= NO_MMCV_FROM and not present('mmcv'):
         detail = f'{version}; mmcv, which uses C++17, does not compile with 2.14 or later'
         return Finding('torch', 'note', f'{detail}; only for the mm packages', torch_pair())
+    if version and release(version) < FAST_TORCH:
+        detail = f'{version}; plain operations run, the faster ones need torch 2.7'
+        return Finding('torch', 'ok', detail)
     return Finding('torch', 'ok', version or NO_METADATA)
 
 

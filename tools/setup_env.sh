@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# usage: tools/setup_env.sh [original-mm | oldest-torch | transformers]
+# usage: tools/setup_env.sh [original-mm | original-mm-new-torch | oldest-torch | transformers]
 #
 # Create or complete an environment in the checkout: .venv with everything that is used here,
-# .venv-original-mm with the original OpenMMLab packages, .venv-oldest-torch for the tests of the
-# core, or .venv-transformers for those with transformers. Safe to run at any time. Environment variables:
-#   PYTHON=python3.11            the interpreter
+# .venv-original-mm with the original OpenMMLab packages and torch 2.1, or the newest,
+# .venv-oldest-torch for the tests of the core with the oldest torch that has the fast operations, or
+# .venv-transformers for those with transformers. Safe to run at any time. Environment variables:
+#   PYTHON=python3.12            the interpreter, 3.10 to 3.13 (default: 3.11, if there is one);
+#                                with torch 2.1, 3.9 to 3.11 (default: the oldest)
 #   TORCH=cpu                    the build of torch: cpu, a CUDA version such as cu126, auto (the
 #                                newest that the GPU's driver supports), or default (that of the
 #                                package index). Remembered; a new choice replaces the environment.
@@ -19,11 +21,12 @@ cd "$(dirname "$0")/.."
 fail() { echo "setup: $*" >&2; exit 1; }
 py() { "$venv/bin/python" "$@"; }
 
-constraints=/dev/null
+constraints=/dev/null pythons="3.11 3.12 3.13 3.10"
 case "${1:-}" in
   "") venv=.venv requirements=(requirements/requirements.txt requirements/mmcv.txt) ;;
-  original-mm)
-    venv=.venv-original-mm requirements=(requirements/original-mm.txt)
+  original-mm) venv=.venv-$1 requirements=(requirements/$1.txt) pythons="3.9 3.10 3.11" ;;
+  original-mm-new-torch)
+    venv=.venv-$1 requirements=(requirements/$1.txt)
     constraints=requirements/requirements.txt
     ;;
   oldest-torch) venv=.venv-oldest-torch requirements=(requirements/oldest-torch.txt) ;;
@@ -39,7 +42,6 @@ esac
   fail "this works on Linux only (x86-64, or aarch64 with glibc 2.35 or newer), not on $(uname -s);" \
     "elsewhere, pip install '.[torch]' installs the backbones"
 
-python=${PYTHON:-python3.11}
 cache=${CPVT_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpvt_pyramid}
 present=$(cat "$venv/torch" 2>/dev/null || echo default)
 torch=${TORCH:-$present}
@@ -59,9 +61,21 @@ if [ "$(cat "$venv/complete" 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}
 fi
 
 mmcv=$(cat "${requirements[@]}" | grep -E '^(onedl-)?mmcv==' || true)
-command -v "$python" >/dev/null || fail "$python not found; set PYTHON=... to a Python 3.11"
+# The first of these versions that runs, on the PATH or in pyenv.
+find_python() {
+  local version path
+  for version in $pythons; do
+    for path in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+      "$path" -c '' 2>/dev/null && echo "$path" && return
+    done
+  done
+  true
+}
+python=${PYTHON:-$(find_python)}
+wanted="set PYTHON=... to a Python of ${pythons// /, }"
+command -v "$python" >/dev/null || fail "${python:-python} not found; $wanted"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-[ "$version" = 3.11 ] || fail "$python is Python $version; set PYTHON=... to a Python 3.11"
+[[ " $pythons " == *" $version "* ]] || fail "$python is Python $version; $wanted"
 [ -z "$mmcv" ] || [ -n "${MMCV_WHEEL:-}" ] || command -v g++ >/dev/null ||
   fail "g++ not found; install a C++ compiler for mmcv's operators, or set MMCV_WHEEL=... to a wheel"
 

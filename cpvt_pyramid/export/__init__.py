@@ -5,3 +5,7 @@ its own result; nms.py, non-maximum suppression with a fixed number of results; 
 onnx_file.py, capture, translation and metadata; verification.py, the comparison with PyTorch.
 These need torch, onnx and onnxruntime alone, the others the mm packages. models.py chooses.
 """
+
+from ..ops.dispatch import require_torch
+
+require_torch((2, 7), 'cpvt_pyramid.export')

@@ -79,7 +79,7 @@ def compiled(calls: list[str]) -> bool:
     [
         (('--fast',), {}, 'unknown argument --fast'),
         ((), {'PYTHON': 'python-of-yore'}, 'python-of-yore not found; set PYTHON=... to'),
-        ((), {'PYTHON': 'bin/python3.9'}, 'is Python 3.9; set PYTHON=... to a Python of 3.11, 3.12, 3.13, 3.10'),
+        ((), {'PYTHON': 'bin/python3.9'}, 'is Python 3.9; set PYTHON=... to a Python of 3.11'),
         ((), {'TORCH': 'cuda'}, 'TORCH must be cpu, a CUDA version such as cu126'),
         ((), {'PATH': 'mac:/usr/bin:/bin'}, 'works on Linux only (x86-64, or aarch64'),
     ],

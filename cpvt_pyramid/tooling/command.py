@@ -37,6 +37,7 @@ import os
 import re
 import signal
 import sys
+import types
 import warnings
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections import abc
@@ -44,8 +45,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, UnionType
-from typing import Any, Literal, Optional, Union, get_args, get_origin
+from typing import Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 PACKAGE = __name__.partition('.')[0]
@@ -236,7 +236,7 @@ def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:
         error = error.__context__
 
 
-def exit_on_signal(signum: int, frame: Optional[FrameType]) -> None:
+def exit_on_signal(signum: int, frame: Optional[types.FrameType]) -> None:
     """Unwind the stack on SIGTERM, so that context managers remove partial files."""
     raise SystemExit(TERMINATED)
 
@@ -264,10 +264,10 @@ def parser_of(function: Callable) -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     documented = documented_arguments(function)
-    parameters = inspect.signature(function, eval_str=True).parameters
+    parameters, kinds = inspect.signature(function).parameters, get_type_hints(function)
     for name, parameter in parameters.items():
         metavar, text = documented[name]
-        settings = argparse_settings(parameter.annotation)
+        settings = argparse_settings(kinds[name])
         if metavar:
             settings['metavar'] = tuple(metavar.split()) if ' ' in metavar else metavar
         required = parameter.default is parameter.empty
@@ -289,7 +289,7 @@ def parser_of(function: Callable) -> ArgumentParser:
 def argparse_settings(kind: Any) -> dict:
     """The settings of argparse for a type; see the docstring of this file."""
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
+    if origin in (Union, getattr(types, 'UnionType', Union)):  # Python 3.10 has the second
         (member,) = (k for k in inner if k not in (bool, type(None)))
         optional_value = {'nargs': '?', 'const': True} if bool in inner else {}
         return argparse_settings(member) | optional_value

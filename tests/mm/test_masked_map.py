@@ -8,13 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData, PixelData
-from mmseg.structures import SegDataSample
 from models.ports import randomize
+from models.samples import random_data
 from support import ROOT
 from torch import Tensor, nn
 
@@ -195,19 +193,8 @@ def test_roi_features(mask_rcnn, padded):
             torch.testing.assert_close(ours.as_subclass(Tensor), theirs)
 
 
-def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0) -> dict:
-    generator = torch.Generator().manual_seed(seed)
-    samples = []
-    for size in sizes:
-        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1, 1)))
-        sample.gt_instances = InstanceData(
-            bboxes=torch.tensor([[2.0, 3.0, 18.0, 16.0]]), labels=torch.zeros(1, dtype=torch.long)
-        )
-        samples.append(sample)
-    images = [
-        torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=generator) for size in sizes
-    ]
-    return {'inputs': images, 'data_samples': samples}
+def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0, segmentor: bool = False) -> dict:
+    return random_data(segmentor, sizes, seed, boxes=[(2, 3, 18, 16)], classes=5)
 
 
 @pytest.fixture
@@ -281,12 +268,7 @@ def test_compiled_training_steps(part):
         elif compiled:
             step = torch.compile(step, backend='aot_eager')
         for seed, sizes in enumerate((SIZES, OTHER)):
-            data = data_for(sizes, seed)
-            data['data_samples'] = [
-                SegDataSample(gt_sem_seg=PixelData(data=(image[:1] % 5).long()))
-                for image in data['inputs']
-            ]
-            losses.append(step(data, wrapper)['loss'].item())
+            losses.append(step(data_for(sizes, seed, segmentor=True), wrapper)['loss'].item())
     assert losses[0] != losses[1]
     assert losses[2:] == pytest.approx(losses[:2], rel=1e-4)
 

@@ -14,20 +14,44 @@ Only positions inside the image count.
 
 from __future__ import annotations
 
-import io
 import json as json_format
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]  # a checkout that is not installed
+from cpvt_pyramid.tooling.command import (  # noqa: E402
+    UserError,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
+from cpvt_pyramid.tooling.files import atomic_write, make_folder, write_text  # noqa: E402
+from cpvt_pyramid.tooling.report import text_table  # noqa: E402
+
+prepare_for_torch()  # before torch is imported
+
+with imports_of('batch_drift'):
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+    from matplotlib.colors import LogNorm
+    from models import ports
+    from scipy.optimize import linear_sum_assignment
+    from skimage import data
+    from torch import Tensor, nn
+    from torchvision.ops import box_iou
+    from tqdm import tqdm
+
+    from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
+    from cpvt_pyramid.runner.config.load import load_config
+    from cpvt_pyramid.runner.inference.prediction import read_image
+    from cpvt_pyramid.runner.inference.samples import data_sample
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
 MODELS = tuple(str(ROOT / f'configs/{name}_cpvt_s.py') for name in ('retinanet', 'semantic_fpn'))
@@ -66,13 +90,9 @@ def batch_drift(
         out: the picture, a .png file
         json: also write the numbers to this file
     """
-    from cpvt_pyramid import ARCHS as known
-    from cpvt_pyramid.tooling.command import UserError
-    from cpvt_pyramid.tooling.files import make_folder
-
     for arch in archs:
-        if arch not in known:
-            raise UserError(f'unknown arch {arch!r}; one of {", ".join(known)}')
+        if arch not in ARCHS:
+            raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     files = dict(text.partition('=')[::2] for text in weights)
     for arch, path in files.items():
         if arch not in archs or not path:
@@ -88,7 +108,7 @@ def batch_drift(
 
     heats = {}
     for arch in archs:
-        for backbone in progress(backbones(arch, files.get(arch)), arch):
+        for backbone in tqdm(backbones(arch, files.get(arch)), arch, leave=False, disable=None):
             heats[arch, backbone.library] = heat_maps(backbone, small, large)
     results = {
         'images': [image.shape[:2] for image in (small, large)],
@@ -104,14 +124,14 @@ def batch_drift(
         'models': [],
     }
     print(features_table(results['features']))
-    for model in progress(wholes, 'models'):
+    for model in tqdm(wholes, 'models', leave=False, disable=None):
         results['models'] += model_drifts(model, small, large, score_thr)
     if wholes:
         print(f'\n{models_table(results["models"], score_thr)}')
     draw(heats, small, large, Path(out))
     print(f'\n{out}')
     if json:
-        Path(json).write_text(json_format.dumps(results, indent=1) + '\n')
+        write_text(json, json_format.dumps(results, indent=1) + '\n')
 
 
 # Images, (H, W, 3) BGR uint8 as mm reads them
@@ -119,12 +139,6 @@ def batch_drift(
 
 def read_images(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The image and the larger image."""
-    import numpy as np
-    from skimage import data
-
-    from cpvt_pyramid.runner.inference.prediction import read_image
-    from cpvt_pyramid.tooling.command import UserError
-
     if not paths:
         return data.chelsea()[..., ::-1].copy(), data.astronaut()[..., ::-1].copy()
     if len(paths) != 2:
@@ -140,8 +154,6 @@ def read_images(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def normed(image: np.ndarray) -> Tensor:
     """(3, H, W), as a data preprocessor passes it to a backbone."""
-    import torch
-
     image = torch.from_numpy(image[..., ::-1].copy()).float()
     return ((image - torch.tensor(MEAN)) / torch.tensor(STD)).permute(2, 0, 1)
 
@@ -151,11 +163,6 @@ def normed(image: np.ndarray) -> Tensor:
 
 def backbones(arch: str, checkpoint: str | None) -> list[Backbone]:
     """An architecture in every library that has it, with the same weights."""
-    from models import ports
-
-    from cpvt_pyramid import CPVTPyramid, load_weights
-    from cpvt_pyramid.tooling.command import UserError
-
     ours = ports.randomize(CPVTPyramid(arch)).eval()
     if checkpoint:
         try:
@@ -175,8 +182,6 @@ def without_sizes(library: str, multiple: int, model: nn.Module) -> Backbone:
 
 def heat_maps(backbone: Backbone, small: np.ndarray, large: np.ndarray) -> list[np.ndarray]:
     """The relative drift of the small image's features at each stride, (h, w)."""
-    import torch
-
     images = normed(small), normed(large)
     with torch.no_grad():
         apart = backbone.maps(*padded(images[:1], backbone.multiple))
@@ -192,9 +197,6 @@ def heat_maps(backbone: Backbone, small: np.ndarray, large: np.ndarray) -> list[
 
 def padded(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tensor]:
     """A batch of images (3, H, W), padded to the next multiple, and their sizes."""
-    import torch
-    import torch.nn.functional as F
-
     sizes = torch.tensor([image.shape[1:] for image in images])
     height, width = (math.ceil(side / multiple) * multiple for side in sizes.max(0)[0].tolist())
     batch = [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in images]
@@ -215,10 +217,6 @@ class Whole(NamedTuple):
 
 def read_model(text: str) -> Whole:
     """The model for `CONFIG` or `CONFIG=CHECKPOINT`."""
-    from cpvt_pyramid.runner.config.load import load_config
-    from cpvt_pyramid.runner.models import fetch_checkpoint
-    from cpvt_pyramid.tooling.command import UserError
-
     config, _, checkpoint = text.partition('=')
     cfg = load_config(config)
     cfg.model.backbone.init_cfg = None
@@ -234,11 +232,6 @@ def model_drifts(
 ) -> list[dict]:
     """How much a detector's boxes or a segmentor's labels change, as with mm's own preprocessor
     and with the valid region."""
-    import torch
-    from models import ports
-
-    from cpvt_pyramid.runner.models import build_model, load_whole_model
-
     torch.manual_seed(0)  # of buffers
     model = ports.randomize(build_model(whole.cfg, 'cpu'))
     if whole.weights:
@@ -257,8 +250,6 @@ def model_drifts(
 
 def box_drift(model: nn.Module, small: np.ndarray, large: np.ndarray, score_thr: float) -> dict:
     """Counts of the small image's boxes, of those that vanish and appear; changes of the others."""
-    from torchvision.ops import box_iou
-
     alone, joint = (
         found[found.scores >= score_thr]
         for found in (
@@ -268,13 +259,7 @@ def box_drift(model: nn.Module, small: np.ndarray, large: np.ndarray, score_thr:
     )
     overlap = box_iou(alone.bboxes, joint.bboxes)
     overlap[alone.labels[:, None] != joint.labels] = 0
-    pairs = []  # best overlap first, each box once
-    for index in overlap.flatten().argsort(descending=True).tolist():
-        i, j = divmod(index, len(joint))
-        if overlap[i, j] < 0.5:
-            break
-        if not any(i == a or j == b for a, b in pairs):
-            pairs.append((i, j))
+    pairs = [pair for pair in zip(*linear_sum_assignment(overlap, True)) if overlap[pair] >= 0.5]
     left, right = ([pair[k] for pair in pairs] for k in (0, 1))
     scores = alone.scores[left] - joint.scores[right]
     sides = alone.bboxes[left] - joint.bboxes[right]
@@ -305,10 +290,6 @@ def label_drift(model: nn.Module, small: np.ndarray, large: np.ndarray) -> dict:
 
 def predict(model: nn.Module, images: Sequence[np.ndarray]) -> list:
     """Predictions for a batch of images, at their own sizes."""
-    import torch
-
-    from cpvt_pyramid.runner.inference.samples import data_sample
-
     segmentation = hasattr(model, 'decode_head')
     samples = [data_sample(segmentation, image.shape[:2]) for image in images]
     inputs = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
@@ -321,20 +302,16 @@ def predict(model: nn.Module, images: Sequence[np.ndarray]) -> list:
 
 def features_table(rows: Sequence[dict]) -> str:
     """Maximum and mean drift of the features at each stride."""
-    from cpvt_pyramid.tooling.report import markdown_table
-
     lines = []
     for row in rows:
         cells = [f'{row["max"][s]:.0e} ({row["mean"][s]:.0e})' for s in STRIDES]
         lines.append([row['arch'], row['library'], *cells])
     head = ['arch', 'backbone', *(f'stride {s}: max (mean)' for s in STRIDES)]
-    return markdown_table(head, lines)
+    return text_table(head, lines)
 
 
 def models_table(rows: Sequence[dict], score_thr: float) -> str:
     """Changes in the predictions of whole models."""
-    from cpvt_pyramid.tooling.report import markdown_table
-
     head = [
         'config', 'valid region', f'boxes >= {score_thr:g}', 'vanish', 'appear',
         'max score change', 'max shift, pixels', 'pixels relabelled',
@@ -347,7 +324,7 @@ def models_table(rows: Sequence[dict], score_thr: float) -> str:
         + [form.format(row[key]) if key in row else '' for key, form in forms.items()]
         for row in rows
     ]
-    return markdown_table(head, lines)
+    return text_table(head, lines)
 
 
 def draw(
@@ -357,16 +334,6 @@ def draw(
     out: Path,
 ) -> None:
     """Draw the image alone and in its batch, and below them a row of heat maps per backbone."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    import numpy as np
-    from matplotlib.colors import LogNorm
-    from PIL import Image
-
-    from cpvt_pyramid.tooling.files import atomic_write
-
     small, large = (image[..., ::-1] for image in (small, large))
     height, width = (max(sides) for sides in zip(small.shape[:2], large.shape[:2]))
     batch = np.full((height, 2 * width + 8, 3), 255, dtype=np.uint8)
@@ -406,22 +373,12 @@ def draw(
         "change of the image's features in the batch,\nrelative to their mean norm "
         '(black: floating-point noise)'
     )
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=80)
+    with atomic_write(out, '.png') as draft:
+        figure.savefig(draft, dpi=80)
     plt.close(figure)
-    with atomic_write(out) as draft:  # 256 colors: a third of the bytes
-        Image.open(drawn).convert('RGB').quantize().save(draft, 'PNG', optimize=True)
-
-
-def progress(items: Iterable, what: str) -> Iterable:
-    from tqdm import tqdm
-
-    return tqdm(list(items), desc=what, leave=False, disable=None)  # None: on a terminal only
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.tooling.command import run_command
-
     return run_command(batch_drift, argv)
 
 

@@ -6,7 +6,7 @@
     python tools/position_lab.py probe padding shift attention --model timm:convnext_tiny
 
 Each question prints its tables and writes WORK_DIR/QUESTION.json and figures. All answers in
-WORK_DIR together are report.html and report.md. Trainings are kept in WORK_DIR/runs: what is there
+WORK_DIR together are report.html. Trainings are kept in WORK_DIR/runs: what is there
 is not computed twice, and an interrupted command continues where it was, with the same results.
 docs/position.md explains the questions and has our findings.
 """
@@ -128,13 +128,13 @@ def position_lab(
         for table in finding.tables:
             print(f'\n{table.text()}')
         print(f'\n{folder / question}.json; figures: {", ".join(finding.figures)}', flush=True)
-        paths = write_lab_report(folder, (*TRAINED, *MEASURED))
+        report = write_lab_report(folder, (*TRAINED, *MEASURED))
     if page:
         try:
             write_findings(folder, questions, Path(page))
         except ValueError as error:
             raise UserError(str(error)) from None
-    print(f'\nReport: {paths[0]} and {paths[1]}')
+    print(f'\nReport: {report}')
 
 
 def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int) -> LabAnswer:

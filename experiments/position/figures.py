@@ -144,6 +144,12 @@ def show_picture(axis: Any, image: Tensor, title: str = '') -> None:
     without_axes(axis, title)
 
 
+def name_row(axis: Any, name: str) -> None:
+    """The name of a row of axes, to the left of its first one."""
+    text = name.replace(', ', ',\n')
+    axis.set_ylabel(text, fontsize=8.5, rotation=0, ha='right', va='center')
+
+
 def without_axes(axis: Any, title: str = '') -> None:
     """No ticks, spines and grid."""
     axis.set_xticks([])

@@ -17,7 +17,7 @@ from .report import LabAnswer, Table
 from .runs import Result, evaluate_answers, one_thread
 from .scenes import draw_scenes
 from .statistics import Estimate, estimate, holm, paired_difference
-from .tasks import POSITION_TASKS, TASKS, ceilings
+from .tasks import POSITION_TASKS, TASKS, answers_of, ceilings
 
 ASPECTS = {'1:1': (6, 6), '1:2': (4, 8), '1:4': (4, 16)}  # grids of pictures, in cells
 MEASURES = {
@@ -174,11 +174,8 @@ def shade_of(position: str) -> str:
 
 def draw_examples(path: Path, seed: int) -> None:
     """Four test pictures with their answers."""
-    from .tasks import labels_of
-
     scenes = draw_scenes('test', 4, seed, cell=16)
-    numpy = [x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)]
-    labels = labels_of(*numpy, scenes.grid)
+    labels = answers_of(scenes)
     corners = ('top left', 'top right', 'bottom left', 'bottom right')
     pairs = ('A and B', 'B and C', 'C and A')
     with figures.figure(path, 1, 4, (11.5, 4.15), 'compressed') as (fig, axes):

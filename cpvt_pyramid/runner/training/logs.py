@@ -121,13 +121,7 @@ class ProgressHook(Hook):
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(self.clear)
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Optional[dict] = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_train_iter(self, runner: Runner, **_: Any) -> None:
         if self.terminal and time.monotonic() - self.drawn > REDRAW:
             self.terminal.write(f'\r\x1b[K{progress(runner)}')
             self.terminal.flush()

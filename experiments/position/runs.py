@@ -35,7 +35,6 @@ class RunSettings:
 
     Args:
         model: 'column' or 'pyramid'.
-        size: a key of `models.SIZES`.
         position: as in `Column`.
         peg: fields of the `PEG` that differ from the defaults, as (name, value) pairs.
         options: of the encoding, as (name, value) pairs.
@@ -51,7 +50,6 @@ class RunSettings:
     """
 
     model: str = 'column'
-    size: str = 'nano'
     position: str = 'peg'
     peg: tuple = ()
     options: tuple = ()
@@ -69,7 +67,7 @@ class RunSettings:
         torch.manual_seed(self.seed)
         side = self.grid * CELLS[self.model]
         peg, options = dict(self.peg) or None, dict(self.options) or None
-        return LabModel(self.model, self.size, self.position, peg, options, self.class_token, side)
+        return LabModel(self.model, self.position, peg, options, self.class_token, side)
 
     def draw(self, split: str, count: int, stream: int, grid: Any = None, inset: int = 0) -> Scenes:
         """Pictures of this run; `stream` counts the batches, 0 for those of the evaluation."""

@@ -1,9 +1,6 @@
 """Probes on models whose knowledge of position is known."""
 
-import math
-
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -212,21 +209,6 @@ def test_high_norms_are_found():
     map_[:, :, 2, 3] = 10
     (found,) = token_norms(Subject('x', Returns(lambda image: map_)), torch.zeros(2, 3, 64, 64))
     assert found.largest == pytest.approx(10) and found.share == pytest.approx(1 / 64)
-
-
-@pytest.mark.parametrize('name', ['convnextv2_atto', 'swin_tiny_patch4_window7_224'])
-def test_models_of_timm(name):
-    options = (
-        dict(img_size=64, strict_img_size=False, depths=(1, 1, 1, 1)) if 'swin' in name else {}
-    )
-    model = timm.create_model(name, features_only=True, **options)
-    subject = Subject(name, model)
-    images = photographs(4, 64, 0, 'test')
-    maps = subject.maps(images)
-    assert [m.shape[2:] for m in maps] == [(n, n) for n in (16, 8, 4, 2)]
-    assert [m.shape[1] for m in maps] == model.feature_info.channels()
-    results = probe_position(subject, images)
-    assert len(results) == 4 and all(math.isfinite(r.r2) for r in results)
 
 
 @pytest.mark.parametrize('size', [(64, 64), (64, 96), (65, 65), (48, 80)])

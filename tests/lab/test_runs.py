@@ -71,7 +71,7 @@ def test_the_number_of_threads_changes_nothing(tmp_path):
 def test_every_setting_has_its_own_file(tmp_path):
     changes = dict(
         position='none', peg=(('after', -1),), class_token=False, lr=1e-3, seed=1,
-        split='tuning', steps=4, batch=5, grid=4, pictures=9, size='micro', model='pyramid',
+        split='tuning', steps=4, batch=5, grid=4, pictures=9, model='pyramid',
     )  # fmt: skip
     names = {runs.digest(replace(TINY, **{key: value})) for key, value in changes.items()}
     assert len({*names, runs.digest(TINY)}) == len(changes) + 1

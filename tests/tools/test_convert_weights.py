@@ -172,8 +172,8 @@ def test_mistakes(make, to, complaint, capsys):
 
 
 def test_an_unknown_user(capsys):
-    assert tool.main(['~nobody/c.pth', '--to', 'mmseg']) == 2
-    assert capsys.readouterr().err == 'convert_weights: no checkpoint at ~nobody/c.pth\n'
+    assert tool.main(['~nobody-at-all/c.pth', '--to', 'mmseg']) == 2
+    assert capsys.readouterr().err == 'convert_weights: no checkpoint at ~nobody-at-all/c.pth\n'
 
 
 def test_help_is_quick():

@@ -4,12 +4,11 @@
     python tools/benchmarks/batch_drift.py
     python tools/benchmarks/batch_drift.py --images small.jpg large.jpg --out drift.png
 
-First the maps of backbones with the same weights: ours with and without the images' true sizes,
-and the ports in timm, mmsegmentation and mmdetection. Then the boxes of a detector and the label
-map of a segmentor, with the data preprocessor that reports the valid region and with mm's own. An
-image alone is padded to the multiple that the model needs; in the batch, to the larger image. The
-drift of a feature vector is the norm of its change relative to the mean norm of the map's vectors.
-Only positions inside the image count.
+All backbones have the same weights: ours with and without the images' true sizes, and the ports in
+timm, mmsegmentation and mmdetection. An image alone is padded to the multiple that the model needs;
+in the batch, to the larger image. The drift of a feature vector is the norm of its change relative
+to the mean norm of the map's vectors. Only positions inside the image count. family_drift.py
+measures whole detectors and segmentors.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]  # a checkout that is not installed
@@ -41,20 +40,14 @@ with imports_of('batch_drift'):
     import torch.nn.functional as F
     from matplotlib.colors import LogNorm
     from models import ports
-    from scipy.optimize import linear_sum_assignment
     from skimage import data
     from torch import Tensor, nn
-    from torchvision.ops import box_iou
     from tqdm import tqdm
 
     from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
-    from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.inference.prediction import read_image
-    from cpvt_pyramid.runner.inference.samples import data_sample
-    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
-MODELS = tuple(str(ROOT / f'configs/{name}_cpvt_s.py') for name in ('retinanet', 'semantic_fpn'))
 STRIDES = (4, 8, 16, 32)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, RGB
 MULTIPLE = 32  # other libraries' backbones take images whose sides are multiples of it, in pixels
@@ -74,19 +67,15 @@ def batch_drift(
     images: Sequence[str] = (),
     archs: Sequence[str] = MEASURED,
     weights: Sequence[str] = (),
-    models: Sequence[str] = MODELS,
-    score_thr: float = 0.05,
     out: str = 'batch_drift.png',
     json: str | None = None,
 ) -> None:
-    """Print the tables and draw the heat maps.
+    """Print the table and draw the heat maps.
 
     Args:
         images (FILE): an image and a larger one; by default two photographs from scikit-image
         archs: architectures, each measured in every library that has it
         weights (ARCH=FILE): checkpoints of backbones; without one, weights are random
-        models (CONFIG[=CHECKPOINT]): detectors and segmentors
-        score_thr: ignore boxes with a lower score
         out: the picture, a .png file
         json: also write the numbers to this file
     """
@@ -104,7 +93,6 @@ def batch_drift(
     if Path(out).suffix != '.png':
         raise UserError(f'--out must end in .png, got {out}')
     small, large = read_images(images)
-    wholes = [read_model(text) for text in models]
 
     heats = {}
     for arch in archs:
@@ -121,13 +109,8 @@ def batch_drift(
             }
             for (arch, library), maps in heats.items()
         ],
-        'models': [],
     }
     print(features_table(results['features']))
-    for model in tqdm(wholes, 'models', leave=False, disable=None):
-        results['models'] += model_drifts(model, small, large, score_thr)
-    if wholes:
-        print(f'\n{models_table(results["models"], score_thr)}')
     draw(heats, small, large, Path(out))
     print(f'\n{out}')
     if json:
@@ -203,101 +186,7 @@ def padded(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tensor]:
     return torch.stack(batch), sizes
 
 
-# Whole models
-
-
-class Whole(NamedTuple):
-    """A detector or a segmentor."""
-
-    name: str  # of the config
-    cfg: Any
-    checkpoint: str
-    weights: dict | None  # of the checkpoint; None: random
-
-
-def read_model(text: str) -> Whole:
-    """The model for `CONFIG` or `CONFIG=CHECKPOINT`."""
-    config, _, checkpoint = text.partition('=')
-    cfg = load_config(config)
-    cfg.model.backbone.init_cfg = None
-    kind = cfg.model.data_preprocessor.type
-    if not str(kind).startswith('ValidRegion'):
-        raise UserError(f'{config}: data_preprocessor must be a ValidRegion one, got {kind}')
-    weights = fetch_checkpoint(checkpoint) if checkpoint else None
-    return Whole(Path(config).stem, cfg, checkpoint, weights)
-
-
-def model_drifts(
-    whole: Whole, small: np.ndarray, large: np.ndarray, score_thr: float
-) -> list[dict]:
-    """How much a detector's boxes or a segmentor's labels change, as with mm's own preprocessor
-    and with the valid region."""
-    torch.manual_seed(0)  # of buffers
-    model = ports.randomize(build_model(whole.cfg, 'cpu'))
-    if whole.weights:
-        load_whole_model(model, whole.weights, whole.checkpoint)
-    rows = []
-    for valid_region in (False, True):
-        model.data_preprocessor.valid_region = valid_region
-        row = {'config': whole.name, 'valid_region': valid_region}
-        if hasattr(model, 'decode_head'):
-            row |= label_drift(model, small, large)
-        else:
-            row |= box_drift(model, small, large, score_thr)
-        rows.append(row)
-    return rows
-
-
-def box_drift(model: nn.Module, small: np.ndarray, large: np.ndarray, score_thr: float) -> dict:
-    """Counts of the small image's boxes, of those that vanish and appear; changes of the others."""
-    alone, joint = (
-        found[found.scores >= score_thr]
-        for found in (
-            predict(model, [small])[0].pred_instances,
-            predict(model, [small, large])[0].pred_instances,
-        )
-    )
-    overlap = box_iou(alone.bboxes, joint.bboxes)
-    overlap[alone.labels[:, None] != joint.labels] = 0
-    pairs = [pair for pair in zip(*linear_sum_assignment(overlap, True)) if overlap[pair] >= 0.5]
-    left, right = ([pair[k] for pair in pairs] for k in (0, 1))
-    scores = alone.scores[left] - joint.scores[right]
-    sides = alone.bboxes[left] - joint.bboxes[right]
-    return {
-        'boxes': len(alone),
-        'vanish': len(alone) - len(pairs),
-        'appear': len(joint) - len(pairs),
-        'score': float(scores.abs().max()) if pairs else 0.0,
-        'pixels': float(sides.abs().max()) if pairs else 0.0,
-    }
-
-
-def label_drift(model: nn.Module, small: np.ndarray, large: np.ndarray) -> dict:
-    """The share of the small image's pixels whose label changes.
-
-    mmsegmentation does not test images of different sizes together. Padded to the size of the
-    larger image, the small one is what it would be in that batch.
-    """
-    maps = []
-    for image in (small, large):
-        size = [
-            math.ceil(max(sides) / MULTIPLE) * MULTIPLE for sides in zip(image.shape, small.shape)
-        ]
-        model.data_preprocessor.test_cfg = {'size': size[:2]}
-        maps.append(predict(model, [small])[0].pred_sem_seg.data)
-    return {'relabelled': float((maps[0] != maps[1]).float().mean())}
-
-
-def predict(model: nn.Module, images: Sequence[np.ndarray]) -> list:
-    """Predictions for a batch of images, at their own sizes."""
-    segmentation = hasattr(model, 'decode_head')
-    samples = [data_sample(segmentation, image.shape[:2]) for image in images]
-    inputs = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
-    with torch.no_grad():
-        return model.test_step({'inputs': inputs, 'data_samples': samples})
-
-
-# Tables and picture
+# Table and picture
 
 
 def features_table(rows: Sequence[dict]) -> str:
@@ -307,23 +196,6 @@ def features_table(rows: Sequence[dict]) -> str:
         cells = [f'{row["max"][s]:.0e} ({row["mean"][s]:.0e})' for s in STRIDES]
         lines.append([row['arch'], row['library'], *cells])
     head = ['arch', 'backbone', *(f'stride {s}: max (mean)' for s in STRIDES)]
-    return text_table(head, lines)
-
-
-def models_table(rows: Sequence[dict], score_thr: float) -> str:
-    """Changes in the predictions of whole models."""
-    head = [
-        'config', 'valid region', f'boxes >= {score_thr:g}', 'vanish', 'appear',
-        'max score change', 'max shift, pixels', 'pixels relabelled',
-    ]  # fmt: skip
-    forms = dict(
-        boxes='{}', vanish='{}', appear='{}', score='{:.1e}', pixels='{:.1e}', relabelled='{:.3%}'
-    )
-    lines = [
-        [row['config'], 'yes' if row['valid_region'] else 'no']
-        + [form.format(row[key]) if key in row else '' for key, form in forms.items()]
-        for row in rows
-    ]
     return text_table(head, lines)
 
 

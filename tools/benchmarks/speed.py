@@ -87,6 +87,7 @@ from cpvt_pyramid.tooling.report import text_table  # noqa: E402
 prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
+    import numpy as np
     import torch
     from models import ports
     from models.ports import Maps, ports_of
@@ -486,7 +487,7 @@ def compared(seconds: Sequence[float], base: Sequence[float]) -> dict:
         'ms': 1e3 * statistics.median(seconds),
         'rounds_ms': [1e3 * t for t in seconds],
         'ratio': statistics.median(seconds) / statistics.median(base),
-        'ratio_spread': middle_half([t / b for t, b in zip(seconds, base)]),
+        'ratio_spread': np.percentile(np.divide(seconds, base), [25, 75]).tolist(),
     }
 
 
@@ -522,14 +523,6 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def middle_half(values: Sequence[float]) -> tuple[float, float]:
-    """First and third quartile."""
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method='inclusive')
-    return low, high
-
-
 def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> list[dict]:
     """A row for each model and each of WAITS, with every core busy.
 
@@ -562,7 +555,7 @@ def in_process(function: Callable, *arguments: object, **environment: str | None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
-    return loads(done.stdout)
+    return loads(done.stdout.splitlines()[-1])
 
 
 def build_step(name: str, arch: str, case: Case) -> Callable[[], None]:
@@ -790,8 +783,8 @@ def draw(results: dict, path: str) -> None:
     rows = results['rows']
     columns = list(dict.fromkeys((row['step'], row['dtype']) for row in rows))
     names = list(dict.fromkeys(row['model'] for row in rows))
-    quantities = {'ms': 'milliseconds', 'peak_mib': 'MiB beyond the model'}
-    quantities = {key: text for key, text in quantities.items() if any(key in row for row in rows)}
+    quantities = [('ms', 'milliseconds'), ('peak_mib', 'MiB beyond the model')]
+    quantities = [pair for pair in quantities if any(pair[0] in row for row in rows)]
     eager = dict.fromkeys(VARIANTS.sub('', name) for name in names)
     colors = dict(zip(eager, itertools.cycle(['#1f4e9c', *plt.get_cmap('Dark2').colors])))
     figure, axes = plt.subplots(
@@ -802,9 +795,8 @@ def draw(results: dict, path: str) -> None:
     what = Path(options['config']).stem if options['config'] else options['arch']
     where = f'{results["machine"]["processor"]}, {options["threads"]} threads'
     figure.suptitle(f'{what}, batch {rows[0]["batch"]}, {where}')
-    for ((key, text), (step, dtype)), ax in zip(
-        itertools.product(quantities.items(), columns), axes.flat
-    ):
+    panels = itertools.product(quantities, columns)
+    for ax, ((key, text), (step, dtype)) in zip(axes.flat, panels):
         for name in names:
             points = sorted(
                 (math.sqrt(row['height'] * row['width']), row[key])
@@ -813,8 +805,7 @@ def draw(results: dict, path: str) -> None:
             )
             if points:
                 model = VARIANTS.sub('', name)
-                look = dict(color=colors[model], linewidth=2.6 if model in OURS else 1.4)
-                look |= dict(linestyle='-' if name == model else '--')
+                look = dict(color=colors[model], linestyle='-' if name == model else '--')
                 ax.plot(*zip(*points), marker='o', markersize=4, label=name, **look)
         ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
         ax.set_xlabel('image side in pixels (square root of the area)')

@@ -5,15 +5,13 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
-from mmengine.registry import HOOKS
 from support import assert_same, clear_global_instances, in_processes, load_tool
+from tiny_mm import Interruptions  # noqa: F401 (registered)
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.training import preemption, resume
@@ -42,40 +40,6 @@ train_cfg = dict(val_interval=4)
 optim_wrapper = dict(accumulative_counts=3)
 custom_hooks = [dict(type='Interruptions', moments={moments})]
 """
-
-
-@HOOKS.register_module()
-class Interruptions(Hook):
-    """Sends signals to this process.
-
-    Args:
-        moments: (moment, finished iterations, signal), in order; each happens once. A signal of 0
-            raises a KeyboardInterrupt, as a kill that the test survives.
-    """
-
-    priority = 'HIGHEST'
-
-    def __init__(self, moments: list[tuple[str, int, int]]) -> None:
-        self.moments = moments
-
-    def reach(self, moment: str, iterations: int) -> None:
-        log = Path('moments')
-        past = log.read_text().splitlines() if log.exists() else []
-        for entry in self.moments:
-            if tuple(entry[:2]) == (moment, iterations) and str(entry) not in past:
-                log.write_text('\n'.join([*past, str(entry)]))
-                if not entry[2]:
-                    raise KeyboardInterrupt
-                os.kill(os.getpid(), entry[2])
-
-    def after_train_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
-        self.reach('iteration', runner.iter + 1)
-
-    def after_val_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
-        self.reach('evaluation', runner.iter)
-
-    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        self.reach('checkpoint', checkpoint['meta']['iter'])
 
 
 def run(template: str, base: Path, moments: list, workers: int = 0) -> list[int]:

@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 from unittest import mock
 from urllib.error import URLError
 
@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
-from mmengine.registry import HOOKS
-from mmengine.runner import Runner
-from support import ROOT, in_processes, load_tool, run
+from support import ROOT, assert_same, in_processes, load_tool, run
+from tiny_mm import Interruptions  # noqa: F401 (registered)
 
 from cpvt_pyramid.runner import distributed
 from cpvt_pyramid.runner.config.load import load_config
@@ -41,9 +39,7 @@ def state(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_state(a: Path, b: Path) -> None:
-    a, b = state(a), state(b)
-    assert a.keys() == b.keys()
-    assert not [name for name in a if not torch.equal(a[name], b[name])]
+    assert_same(state(a), state(b))
 
 
 def logged(checkpoint: Path, name: str) -> np.ndarray:
@@ -67,25 +63,14 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
 # Training that is killed
 
 
-@HOOKS.register_module()
-class KillHook(Hook):
-    """Kills the process after this many iterations."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
-        if runner.iter + 1 == self.after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def train_until_killed(
     config: Path, *options: str, after: int = 0, writing: Optional[str] = None
 ) -> None:
     """Train in a process that is killed after some iterations, or in the middle of a file."""
     faulty = Path(f'faulty_{config.name}')
     faulty.write_text(
-        f"_base_ = '{config}'\ncustom_hooks = [dict(type='KillHook', after={after})]\n"
+        f"_base_ = '{config}'\n"
+        f"custom_hooks = [dict(type='Interruptions', moments=[('iteration', {after}, 9)])]\n"
     )
     write_bytes = Path.write_bytes
 
@@ -142,22 +127,6 @@ def test_there_is_always_a_complete_checkpoint(configs, monkeypatch):
     assert resume.last_checkpoint(Path('work')).name == 'epoch_1.pth'
 
 
-def test_an_interrupt_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / 'file.pth'
-    path.write_bytes(b'whole')
-
-    def interrupted(self: Path, content: bytes) -> None:
-        with self.open('wb') as file:
-            file.write(content[:2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, 'write_bytes', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        resume.AtomicBackend().put(b'the next', path)
-    assert [p.name for p in tmp_path.iterdir()] == ['file.pth']
-    assert path.read_bytes() == b'whole'
-
-
 def test_last_checkpoint_is_the_last_complete_one(tmp_path, trained):
     whole = torch.load(trained['detector'] / 'epoch_2.pth', weights_only=False)
     for epoch, second in ((1, 10), (10, 12), (2, 14), (9, 15)):  # 2: trained again, from 1
@@ -169,11 +138,14 @@ def test_last_checkpoint_is_the_last_complete_one(tmp_path, trained):
     assert resume.last_checkpoint(tmp_path).name == 'epoch_2.pth'
 
 
-def test_resume_keeps_a_seed_that_the_config_leaves_open(trained, configs):
+def test_resume_keeps_a_seed_that_the_config_leaves_open(trained, tmp_path, capsys):
     cfg = Config({'work_dir': str(trained['detector']), 'randomness': {'deterministic': True}})
     train.choose_start(cfg, True)
     assert cfg.randomness == {'deterministic': True, 'seed': 3}
     assert cfg.resume and cfg.load_from == str(trained['detector'] / 'epoch_3.pth')
+    cfg = Config({'work_dir': str(tmp_path)})
+    train.choose_start(cfg, True)
+    assert not cfg.resume and 'training from the start' in capsys.readouterr().out
 
 
 def test_a_config_that_mmengine_wrote_is_made_resumable_once(trained):
@@ -181,12 +153,6 @@ def test_a_config_that_mmengine_wrote_is_made_resumable_once(trained):
     text = cfg.pretty_text
     resume.make_resumable(cfg)
     assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
-
-
-def test_resume_starts_from_scratch_without_a_checkpoint(tmp_path, capsys):
-    cfg = Config({'work_dir': str(tmp_path)})
-    train.choose_start(cfg, True)
-    assert not cfg.resume and 'training from the start' in capsys.readouterr().out
 
 
 # The options of a training

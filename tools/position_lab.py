@@ -127,7 +127,7 @@ def position_lab(
                     raise
                 problem = f'{", ".join(names)}: {one_line(error)}'
                 raise UserError(f'cannot measure {problem}') from error
-        save(finding, folder)
+        save(finding, {**chosen._asdict(), 'seeds': list(range(seed, seed + lab.seeds))}, folder)
         print(f'\n{finding.title}')
         for table in finding.tables:
             print(f'\n{table.text()}')

@@ -35,7 +35,6 @@ from cpvt_pyramid.position import PosCNN
 
 from . import figures
 from .laboratory import Lab, Variant, metric_of
-from .questions import settings_of_question
 from .report import LabAnswer, Table, make_table
 from .runs import Result, answer, evaluate_answers, one_thread
 from .statistics import estimate
@@ -197,8 +196,7 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'pattern. SNR is the energy of that mean, less what is due to chance, over the variance '
         'of the difference across images. How we read the paper is in docs/position.md.',
     ]
-    return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
-                   settings_of_question(lab))  # fmt: skip
+    return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data)
 
 
 def probe_group(group: Group, change: Callable, subject: Subject, seed: int) -> dict[str, list]:
@@ -324,8 +322,9 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
         'area is padding. Masked: the model is told the true sizes (`valid`). A masked model that '
         'is exact drifts by rounding only.',
     ]
-    return LabAnswer('padding', 'Does batch padding look like a position?', notes, tables,
-                   ['padding.png'], data, settings_of_question(lab))  # fmt: skip
+    return LabAnswer(
+        'padding', 'Does batch padding look like a position?', notes, tables, ['padding.png'], data
+    )
 
 
 def pad_group(
@@ -413,8 +412,9 @@ def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'of the tasks whose answer a shift does not change. Published: Twins falls from 80.6 to '
         '62.4 % under shifts of a few pixels (arXiv 2306.07470).',
     ]
-    return LabAnswer('shift', 'Do features move with the picture?', notes, tables, ['shift.png'],
-                   data, settings_of_question(lab))  # fmt: skip
+    return LabAnswer(
+        'shift', 'Do features move with the picture?', notes, tables, ['shift.png'], data
+    )
 
 
 def shift_group(group: Group, subject: Subject, seed: int) -> list:
@@ -509,8 +509,7 @@ def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
         f'over {count} photographs at a place, less the mean over places) of five places with all '
         'others, from -1 (blue) to 1 (red).',
     ]
-    return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data,
-                   settings_of_question(lab))  # fmt: skip
+    return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data)
 
 
 def near_and_far(similarity: Tensor) -> tuple[float, float]:
@@ -609,8 +608,9 @@ def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
         'Norms of the tokens on photographs, in medians of their map. arXiv 2309.16588 finds '
         'outliers in large models after long training; tiny models need not have any.',
     ]
-    return LabAnswer('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
-                   data, settings_of_question(lab))  # fmt: skip
+    return LabAnswer(
+        'registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'], data
+    )
 
 
 def draw_registers(

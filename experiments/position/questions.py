@@ -55,12 +55,6 @@ def protocol(lab: Lab) -> list[str]:
     ]
 
 
-def settings_of_question(lab: Lab) -> dict:
-    """The settings of a question, for its file."""
-    seeds = list(range(lab.seed, lab.seed + lab.seeds))
-    return {**lab.preset._asdict(), 'seeds': seeds}
-
-
 def compare_encodings(lab: Lab) -> LabAnswer:
     """Which encoding: all of them with the same size, data, budget and tuning."""
     tables, data, pictures = [], {}, []
@@ -74,9 +68,8 @@ def compare_encodings(lab: Lab) -> LabAnswer:
     example = 'encodings-pictures.png'
     draw_examples(lab.folder / example, lab.seed)
     return LabAnswer(
-        'encodings', 'Which encoding?', protocol(lab), tables, [example, *pictures], data,
-        settings_of_question(lab),
-    )  # fmt: skip
+        'encodings', 'Which encoding?', protocol(lab), tables, [example, *pictures], data
+    )
 
 
 def compare_placements(lab: Lab) -> LabAnswer:
@@ -91,9 +84,8 @@ def compare_placements(lab: Lab) -> LabAnswer:
     ]
     tables = comparison(trained, 'Accuracy in %, columnar model', reference='after block 0')
     return LabAnswer(
-        'placement', 'Where does a PEG belong?', notes, tables, [name], runs_data(trained),
-        settings_of_question(lab),
-    )  # fmt: skip
+        'placement', 'Where does a PEG belong?', notes, tables, [name], runs_data(trained)
+    )
 
 
 def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[Table]:
@@ -222,9 +214,8 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         '80.9 to 80.0, mixed 80.9 to 81.8.',
     ]
     return LabAnswer(
-        'resolution', 'Does an encoding carry over to other sizes?', notes, tables, pictures, data,
-        settings_of_question(lab),
-    )  # fmt: skip
+        'resolution', 'Does an encoding carry over to other sizes?', notes, tables, pictures, data
+    )
 
 
 def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:

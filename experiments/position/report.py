@@ -52,16 +52,13 @@ class LabAnswer(NamedTuple):
     tables: Sequence[Table]
     figures: Sequence[str]  # names of PNG files in the folder
     data: Any  # of JSON: all figures behind the tables
-    settings: Any  # of JSON
 
 
-def save(finding: LabAnswer, folder: Path) -> Path:
+def save(finding: LabAnswer, settings: dict, folder: Path) -> None:
     """Write FOLDER/QUESTION.json."""
-    path = folder / f'{finding.question}.json'
-    content = {**finding._asdict(), 'tables': [t._asdict() for t in finding.tables], **versions()}
-    text = json.dumps(without_nan(content), indent=1)
-    write_text(path, text)
-    return path
+    tables = [table._asdict() for table in finding.tables]
+    content = {**finding._asdict(), 'tables': tables, 'settings': settings, **versions()}
+    write_text(folder / f'{finding.question}.json', json.dumps(without_nan(content), indent=1))
 
 
 def without_nan(value: Any) -> Any:

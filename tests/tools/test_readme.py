@@ -135,8 +135,3 @@ def test_tables_of_models_are_current():
     assert model_table.with_table(README) == README
     assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
     assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
-
-
-def test_links_exist():
-    for path in re.findall(r'\]\((?!http)([^)#]+)\)', README):
-        assert (ROOT / path).is_file(), path

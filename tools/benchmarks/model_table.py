@@ -229,17 +229,15 @@ def models_page() -> str:
     from cpvt_pyramid import ARCHS, CPVT
     from cpvt_pyramid.archs import COLUMNAR_ARCHS
 
-    pyramids = [['`arch`', 'published as', *HEAD, 'published weights']]
+    pyramids, columns, recipes = [], [], []
     for arch in ARCHS:
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
         pyramids.append([f'`{arch}`', name, *pyramid_costs(arch), top1, published_weights(arch)])
-    columns = [['code', 'published as', *HEAD]]
     for name, options, results in COLUMNS:
         for (arch, letter), top1 in zip(zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B')), results):
             code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
             cost = costs(CPVT, arch, **options)
             columns.append([f'`CPVT({code})`', name.format(letter), *cost, top1])
-    recipes = [['config', 'backbone', 'head', 'data', 'parameters', 'published']]
     for model in models():
         meta = model['Metadata']
         found = [
@@ -258,9 +256,11 @@ def models_page() -> str:
             ]
         )
     return MODELS_PAGE_TEXT.format(
-        pyramids=markdown_table(pyramids[0], pyramids[1:]),
-        columns=markdown_table(columns[0], columns[1:]),
-        recipes=markdown_table(recipes[0], recipes[1:]),
+        pyramids=markdown_table(['`arch`', 'published as', *HEAD, 'published weights'], pyramids),
+        columns=markdown_table(['code', 'published as', *HEAD], columns),
+        recipes=markdown_table(
+            ['config', 'backbone', 'head', 'data', 'parameters', 'published'], recipes
+        ),
         formats=markdown_table(['format', 'whose files', 'models'], formats()),
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -278,7 +279,6 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
         sizes = padded_sizes(group)
         for masked in (False, True) if group.subjects[0].masks else (False,):
             name = f'{group.name}, {"masked" if masked else "unmasked"}'
-
             found = over_seeds(lab, group, partial(pad_group, group, sizes, masked), 'padding')
             last = [[of_share[-1] for of_share in f] for f in found]
             drift_rows.append([name, *stage_cells(last, 'features')])
@@ -299,13 +299,8 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                     values = [[metric_of(c, metric) - metric_of(f[0], metric) for c in f]
                               for f in changes]  # fmt: skip
                     curves[name][metric] = [[100 * v for v in row] for row in values]
-                    metric_rows.append(
-                        [
-                            name,
-                            metric,
-                            *(cell_text(column, sign=True) for column in zip(*values)),
-                        ]
-                    )
+                    cells = [cell_text(column, sign=True) for column in zip(*values)]
+                    metric_rows.append([name, metric, *cells])
     shares = [1 - groups[0].side ** 2 / math.prod(size) for size in padded_sizes(groups[0])]
     header = [f'{share:.0%}' for share in shares]
     tables = [
@@ -515,11 +510,12 @@ def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
 def near_and_far(similarity: Tensor) -> tuple[float, float]:
     """The mean similarity of horizontal and vertical neighbours, and of opposite places."""
     h, w = similarity.shape[:2]
-    down = torch.stack([similarity[i, j, i + 1, j] for i in range(h - 1) for j in range(w)])
-    right = torch.stack([similarity[i, j, i, j + 1] for i in range(h) for j in range(w - 1)])
-    far = torch.stack([similarity[i, j, h - 1 - i, w - 1 - j] for i in range(h) for j in range(w)
-                       if (i, j) != (h - 1 - i, w - 1 - j)])  # fmt: skip
-    return float(torch.cat([down, right]).mean()), float(far.mean())
+    places = list(product(range(h), range(w)))
+    near = [similarity[i, j, i + 1, j] for i, j in places if i + 1 < h]
+    near += [similarity[i, j, i, j + 1] for i, j in places if j + 1 < w]
+    ends = [(place, (h - 1 - place[0], w - 1 - place[1])) for place in places]
+    far = [similarity[a + b] for a, b in ends if a != b]
+    return float(torch.stack(near).mean()), float(torch.stack(far).mean())
 
 
 def draw_attention(
@@ -541,8 +537,7 @@ def draw_attention(
             figures.without_axes(axis)
         for row, spot in enumerate(spots if chosen else ()):
             axis = axes[row, 0]
-            low, high = image.min(), image.max()
-            figures.show_picture(axis, (image - low) / (high - low) * 2 - 1)
+            figures.show_picture(axis, image)
             side = image.shape[1]
             axis.plot(spot[1] * side, spot[0] * side, 'o', ms=7, mfc='none', mec='red', mew=2)
             axis.set_title('query' if row == 0 else '', fontsize=9)

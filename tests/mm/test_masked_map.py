@@ -17,6 +17,7 @@ from models.ports import randomize
 from models.samples import random_data
 from support import ROOT
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from cpvt_pyramid import masked_map
 from cpvt_pyramid.masked_map import MaskedMap
@@ -53,9 +54,7 @@ def pyramid() -> nn.Module:
 
 
 def flat(outputs: object) -> list[Tensor]:
-    if isinstance(outputs, Tensor):
-        return [outputs.as_subclass(Tensor)]
-    return [x for part in outputs for x in flat(part)]
+    return [x.as_subclass(Tensor) for x in tree_leaves(outputs)]
 
 
 def size_at(image: Tensor, stride: int) -> tuple[int, int]:

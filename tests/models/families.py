@@ -25,6 +25,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import cpvt_pyramid.mm.detection
 import cpvt_pyramid.mm.segmentation  # noqa: F401 (the registered data preprocessors)
@@ -576,17 +577,10 @@ def fixed_proposals(model: nn.Module) -> Iterator[None]:
             del module.predict_by_feat
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """The floating-point tensors in nested containers."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
+    found = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+    return [x for x in found if x.is_floating_point()]
 
 
 # Drift
@@ -680,18 +674,10 @@ def grid_of(
 @contextmanager
 def made_contiguous(model: nn.Module) -> Iterator[None]:
     """While it runs, every module's output is contiguous."""
-
-    def contiguous(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.contiguous()
-        if isinstance(value, dict):
-            return type(value)({key: contiguous(item) for key, item in value.items()})
-        if type(value) in (list, tuple):
-            return type(value)(map(contiguous, value))
-        return value
-
     hooks = [
-        module.register_forward_hook(lambda module, inputs, output: contiguous(output))
+        module.register_forward_hook(
+            lambda module, inputs, output: tree_map_only(Tensor, Tensor.contiguous, output)
+        )
         for module in model.modules()
         if module is not model
     ]

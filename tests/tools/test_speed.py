@@ -286,10 +286,3 @@ model = dict(backbone=dict(position='sincos'))
     assert tool.main(arguments.split()) == 2
     error = capsys.readouterr().err
     assert error.startswith('speed: ') and complaint in error and error.count('\n') == 1
-
-
-@pytest.mark.parametrize('arguments', ['--models yours', '--dtypes int8'])
-def test_mistakes_that_argparse_sees(arguments, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        tool.main(arguments.split())
-    assert 'speed: error: argument' in capsys.readouterr().err

@@ -348,7 +348,11 @@ class Whole(nn.Module):
     def __init__(self, model: nn.Module, out_indices: Sequence[int], backbone: nn.Module) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
-        self.model.backbone = Maps(backbone, functools.partial(contiguous_maps, out_indices))
+        # Contiguous, as those of every backbone that is registered in mm.
+        self.model.backbone = Maps(
+            backbone,
+            lambda model, x: [y.contiguous() for i, y in enumerate(model(x)) if i in out_indices],
+        )
         self.targets = []
 
     def forward(self, images: Tensor) -> list[Tensor] | Tensor:
@@ -357,12 +361,6 @@ class Whole(nn.Module):
             return self.model.parse_losses(losses)[0]
         outputs = tree_leaves(self.model(images, self.targets, mode='tensor'))
         return [x for x in outputs if isinstance(x, Tensor)]
-
-
-def contiguous_maps(indices: Sequence[int], backbone: nn.Module, image: Tensor) -> list[Tensor]:
-    """Some of a backbone's maps, contiguous as those of every backbone that is registered in mm."""
-    maps = backbone(image)
-    return [maps[i].contiguous() for i in indices]
 
 
 def read_config(path: str) -> Any:
@@ -391,14 +389,9 @@ def build_whole(config: str) -> tuple[nn.Module, Sequence[int]]:
     out_indices, model.backbone = model.backbone.out_indices, nn.Identity()
     MMLogger.get_current_instance().setLevel('WARNING')  # not a line per parameter
     model.init_weights()
-    return perturbed(model), out_indices
-
-
-def perturbed(model: nn.Module) -> nn.Module:
-    """The model with noise added to its initial weights, so that all of them affect the result."""
-    for p in model.parameters():
+    for p in model.parameters():  # noise, so that all of them affect the result
         p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
-    return model
+    return model, out_indices
 
 
 def targets(whole: Whole, case: Case) -> list:

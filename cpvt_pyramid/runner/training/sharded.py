@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from ...columnar import CPVT
 from ...pyramid import CPVTPyramid
@@ -110,15 +111,8 @@ def like(value: Tensor, parameter: DTensor) -> DTensor:
 
 def whole(state: Any) -> Any:
     """A state dict with whole tensors on the CPU."""
-    if isinstance(state, DTensor):
-        return state.full_tensor().cpu()
-    if isinstance(state, Tensor):
-        return state.cpu()
-    if isinstance(state, dict):
-        return type(state)((key, whole(value)) for key, value in state.items())
-    if isinstance(state, (list, tuple)):
-        return type(state)(whole(value) for value in state)
-    return state
+    state = tree_map_only(DTensor, DTensor.full_tensor, state)
+    return tree_map_only(Tensor, Tensor.cpu, state)
 
 
 def divide_states(optimizer: Optimizer) -> None:

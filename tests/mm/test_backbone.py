@@ -150,7 +150,8 @@ def test_pretrained(tmp_path, suffix, prefix):
     path = tmp_path / f'checkpoint.{suffix}'
     if prefix == 'left out':  # the backbone is taken out of a detector
         inside |= {'neck.weight': torch.ones(2)}
-    save_file(inside, path) if suffix == 'safetensors' else torch.save({'state_dict': inside}, path)
+    whole = {'state_dict': inside, 'meta': {}} if prefix == 'left out' else inside
+    save_file(inside, path) if suffix == 'safetensors' else torch.save(whole, path)
     init_cfg = dict(type='Pretrained', checkpoint=str(path))
     if prefix and prefix != 'left out':
         init_cfg['prefix'] = prefix

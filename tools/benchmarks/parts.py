@@ -115,7 +115,6 @@ def parts(
     size: str = '512',
     rounds: int = 3,
     threads: int | None = None,
-    no_training: bool = False,
 ) -> None:
     """Print the table.
 
@@ -125,7 +124,6 @@ def parts(
         size (SIDE|HxW): of the image that the model sees, in pixels
         rounds (N): passes and training steps, after one more that is not measured
         threads (N): CPU threads; by default as many as torch takes
-        no_training: measure inference alone
     """
     if min(rounds, threads or 1) < 1:
         raise UserError('--rounds and --threads must be at least 1')
@@ -145,9 +143,10 @@ def parts(
     try:
         with tempfile.TemporaryDirectory() as folder:
             step = Steps(model, cfg, pixels, Path(folder))
-            columns = [('inference', measured(step.predict, step.stopwatch, rounds))]
-            if not no_training:
-                columns.append(('training', measured(step.train, step.stopwatch, rounds)))
+            columns = [
+                (name, measured(function, step.stopwatch, rounds))
+                for name, function in (('inference', step.predict), ('training', step.train))
+            ]
         print(table(f'{Path(config).stem}, {size}, {torch.get_num_threads()} threads', columns))
     finally:
         torch.set_num_threads(before)

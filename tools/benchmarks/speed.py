@@ -528,9 +528,12 @@ def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> li
         say(f'{case}: {name}, {waits}')
         environment = dict.fromkeys(WAIT_VARIABLES) | WAITS[waits]
         arguments = name, arch, case, rounds
-        idle = in_process(time_rounds, *arguments, **environment)
-        with busy_cores():
-            busy = in_process(time_rounds, *arguments, **environment)
+        try:
+            idle = in_process(time_rounds, *arguments, **environment)
+            with busy_cores():
+                busy = in_process(time_rounds, *arguments, **environment)
+        except MemoryError as error:
+            raise UserError(f'{name}, {waits}: {error}') from error
         base = base or busy
         row = {'idle_ms': 1e3 * statistics.median(idle)} | compared(busy, base)
         rows.append({'model': f'{name}, {waits}', **case._asdict(), **row})

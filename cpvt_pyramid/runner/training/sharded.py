@@ -26,8 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from ...columnar import CPVT
-from ...pyramid import CPVTPyramid
+from ...layers import Block
 
 
 @MODEL_WRAPPERS.register_module()
@@ -46,10 +45,9 @@ class ShardedDataParallel(nn.Module):
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.data, 0)
         mesh = init_device_mesh(torch.device(get_device()).type, (dist.get_world_size(),))
-        for backbone in module.modules():
-            if isinstance(backbone, (CPVTPyramid, CPVT)):
-                for block in blocks_of(backbone):
-                    fully_shard(block, mesh=mesh)
+        for part in module.modules():
+            if isinstance(part, Block):
+                fully_shard(part, mesh=mesh)
         self.module = fully_shard(module, mesh=mesh)
         for part in module.modules():
             part.register_load_state_dict_pre_hook(divide_loaded)
@@ -83,15 +81,6 @@ class ShardedDataParallel(nn.Module):
             yield
         finally:
             del self.module.state_dict, optimizer.state_dict
-
-
-def blocks_of(backbone: nn.Module) -> list[nn.Module]:
-    """The blocks of a pyramid or a columnar model."""
-    return [
-        block
-        for blocks in backbone.blocks
-        for block in (blocks if isinstance(blocks, nn.ModuleList) else [blocks])
-    ]
 
 
 def divide_loaded(module: nn.Module, state_dict: dict, prefix: str, *_: Any) -> None:

@@ -219,11 +219,7 @@ def test_a_second_signal_ends_it_at_once(configs, monkeypatch, capsys):
         raise AssertionError('goes on')
 
     monkeypatch.setattr(Path, 'write_bytes', signalled)
-    text = BY_ITERATIONS.format(
-        base=configs['segmentor'], moments=[('iteration', 1, 10)], workers=0
-    )
-    Path('interrupted.py').write_text(text)
-    assert train.main(['interrupted.py', '--work-dir', 'work']) == 143
+    assert run(BY_ITERATIONS, configs['segmentor'], [('iteration', 1, 10)]) == [143]
     assert capsys.readouterr().err.endswith(
         'train: terminated; continue with the same command and --resume\n'
     )
@@ -235,11 +231,7 @@ def test_a_full_disk_while_stopping(configs, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     monkeypatch.setattr(Path, 'write_bytes', full)
-    text = BY_ITERATIONS.format(
-        base=configs['segmentor'], moments=[('iteration', 1, 10)], workers=0
-    )
-    Path('interrupted.py').write_text(text)
-    assert train.main(['interrupted.py', '--work-dir', 'work']) == 2
+    assert run(BY_ITERATIONS, configs['segmentor'], [('iteration', 1, 10)]) == [2]
     assert capsys.readouterr().err.endswith(
         'work/preempted.pth; continue with the same command and --resume\n'
     )

@@ -188,7 +188,7 @@ def speed(
         busy: measure time on busy cores, for each way in which OpenMP's threads wait
         no_memory: measure time only
         json (FILE): write machine, options, rates and rows to this file, after each table
-        plot (FILE): draw cost over resolution into this file, after each table
+        plot (FILE): draw cost over resolution into this file
     """
     if config and compile:
         raise UserError('--compile measures backbones; leave --config out')
@@ -246,11 +246,11 @@ def speed(
             print(table(case, rows), flush=True)
             if json:
                 write_text(json, dumps(results, indent=1) + '\n')
-            if plot:
-                draw(results, plot)
     finally:
         torch.set_num_threads(threads_before)
         select_tf32(False)
+        if plot and results['rows']:
+            draw(results, plot)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -1,7 +1,12 @@
-"""A tiny detector and a tiny segmentor in mm, as config files, for the sample data set."""
+"""A tiny detector and a tiny segmentor in mm, as config files, for the sample data set; and a hook
+that interrupts their training."""
 
+import os
 from pathlib import Path
+from typing import Any
 
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 from support import ROOT
 
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
@@ -83,3 +88,37 @@ def write_configs(folder: Path, data: Path) -> dict[str, Path]:
         paths[name] = folder / f'{name}.py'
         paths[name].write_text(text)
     return paths
+
+
+@HOOKS.register_module()
+class Interruptions(Hook):
+    """Sends signals to this process.
+
+    Args:
+        moments: (moment, finished iterations, signal), in order; each happens once. A signal of 0
+            raises a KeyboardInterrupt, as a kill that the test survives.
+    """
+
+    priority = 'HIGHEST'
+
+    def __init__(self, moments: list[tuple[str, int, int]]) -> None:
+        self.moments = moments
+
+    def reach(self, moment: str, iterations: int) -> None:
+        log = Path('moments')
+        past = log.read_text().splitlines() if log.exists() else []
+        for entry in self.moments:
+            if tuple(entry[:2]) == (moment, iterations) and str(entry) not in past:
+                log.write_text('\n'.join([*past, str(entry)]))
+                if not entry[2]:
+                    raise KeyboardInterrupt
+                os.kill(os.getpid(), entry[2])
+
+    def after_train_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
+        self.reach('iteration', runner.iter + 1)
+
+    def after_val_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
+        self.reach('evaluation', runner.iter)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        self.reach('checkpoint', checkpoint['meta']['iter'])

@@ -4,7 +4,7 @@
     python tools/convert_weights.py twins_pcpvt_small.pth --to mmseg
 
 Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
-checking that the converted weights give the same outputs. Of a detector or segmentor only the
+checking that it holds the same tensors when it is loaded. Of a detector or segmentor only the
 backbone is converted; a classifier keeps its head.
 """
 
@@ -73,10 +73,8 @@ def convert(
     """
     from cpvt_pyramid import weights
 
-    found = weights.tensors_of(weights.read_checkpoint(source))
-    ours = weights.to_ours(found)
-    model = model_of(ours)
-    validate(ours, model)
+    ours = weights.to_ours(weights.tensors_of(weights.read_checkpoint(source)))
+    validate(ours, model_of(ours))
     if backbone_only:
         ours = {k: v for k, v in ours.items() if not weights.CLASSIFIER.match(k)}
     key = to if to in ('ours', *weights.FORMATS) else published_format(ours)
@@ -91,7 +89,7 @@ def convert(
     with tempfile.TemporaryDirectory(prefix='.convert-', dir=folder) as scratch:
         partial = Path(scratch, 'partial' + suffix)
         write(tensors, partial)
-        check(model, found, ours, weights.read_checkpoint(partial))
+        check(ours, weights.read_checkpoint(partial))
         digest = hashlib.sha256(partial.read_bytes()).hexdigest()
         path = folder / f'{Path(source).stem}_{to}-{digest[:8]}{suffix}'
         if not path.exists():
@@ -158,34 +156,14 @@ def write(tensors: dict[str, Tensor], path: Path) -> None:
         torch.save(tensors, path)
 
 
-def check(
-    model: nn.Module, found: dict[str, Tensor], ours: dict[str, Tensor], written: dict
-) -> None:
-    """Check that a file has every tensor of the source and gives the same outputs.
-
-    Args:
-        model: has the architecture of the checkpoint.
-        found: the tensors of the source under their original names.
-        ours: the same under our names.
-        written: the content of the file.
-    """
-    import torch
-
+def check(ours: dict[str, Tensor], written: dict) -> None:
+    """Check that the content of a file, converted back, is every tensor under our names."""
     from cpvt_pyramid.weights import tensors_of, to_ours
 
     again = to_ours(tensors_of(written))
     for name in ours.keys() | again.keys():
         if name not in ours or name not in again or not same(ours[name], again[name]):
             raise ValueError(f'the conversion changes {name}')
-    image = torch.randn(1, 3, 64, 64)[:, :1].repeat(1, model.in_channels, 1, 1)
-    outputs = []
-    for tensors in (found, written):
-        model.load_state_dict(tensors, strict=False)
-        with torch.inference_mode():
-            out = model(image)
-        outputs.append(out if isinstance(out, tuple) else (out,))
-    if not all(map(torch.equal, *outputs)):
-        raise ValueError('the converted weights give other outputs')
 
 
 def same(a: Tensor, b: Tensor) -> bool:

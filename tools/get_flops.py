@@ -53,16 +53,15 @@ def get_flops(
         cfg_options (KEY=VALUE): override settings of the config, for example
             model.backbone.arch=svt_small
     """
+    from cpvt_pyramid.tooling.report import text_table
+
     rows = count(config, size, depth, cfg_options)
-    width = max(len(row.name) + 2 * row.name.count('.') for row in rows)
-    kind = max(len(row.type) for row in rows)
-    print(f'{"":{width}}  {"":{kind}}  parameters    GFLOPs   share')
-    for row in rows:
-        share = row.flops / max(rows[0].flops, 1)
-        print(
-            f'{row.name:{width}}  {row.type:{kind}}  {row.parameters / 1e6:9.2f}M'
-            f'{row.flops / 1e9:10.2f}{share:8.1%}'
-        )
+    cells = [
+        (row.name, row.type, f'{row.parameters / 1e6:.2f}M', f'{row.flops / 1e9:.2f}',
+         f'{row.flops / max(rows[0].flops, 1):.1%}')
+        for row in rows
+    ]  # fmt: skip
+    print(text_table(['', '', 'parameters', 'GFLOPs', 'share'], cells))
 
 
 def count(

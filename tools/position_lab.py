@@ -6,7 +6,7 @@
     python tools/position_lab.py probe padding shift attention --model timm:convnext_tiny
 
 Each question prints its tables and writes WORK_DIR/QUESTION.json and figures. All answers in
-WORK_DIR together are report.html and report.md. Trainings are kept in WORK_DIR/runs: what is there
+WORK_DIR together are report.html. Trainings are kept in WORK_DIR/runs: what is there
 is not computed twice, and an interrupted command continues where it was, with the same results.
 docs/position.md explains the questions and has our findings.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cpvt_pyramid.lab.probes import Subject
-    from experiments.position.laboratory import Lab
-    from experiments.position.report import LabAnswer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
@@ -72,7 +70,7 @@ def position_lab(
         page: Markdown page that takes the tables and figures of these questions, as
             docs/position.md does, between <!-- findings --> and <!-- /findings -->
     """
-    from cpvt_pyramid.tooling.command import UserError
+    from cpvt_pyramid.tooling.command import UserError, one_line
 
     for name, value, least in (('seed', seed, 0), ('seeds', seeds, 1), ('workers', workers, 1),
                                ('size', size, 64)):  # fmt: skip
@@ -122,32 +120,25 @@ def position_lab(
         if question in TRAINED:
             finding = trainings.TRAINED[question](lab)
         else:
-            finding = refusing(measures.MEASURED[question], lab, subjects, size)
-        save(finding, folder)
+            try:
+                finding = measures.MEASURED[question](lab, subjects, size)
+            except (ValueError, RuntimeError, AssertionError) as error:
+                if not subjects:
+                    raise
+                problem = f'{", ".join(names)}: {one_line(error)}'
+                raise UserError(f'cannot measure {problem}') from error
+        save(finding, {**chosen._asdict(), 'seeds': list(range(seed, seed + lab.seeds))}, folder)
         print(f'\n{finding.title}')
         for table in finding.tables:
             print(f'\n{table.text()}')
         print(f'\n{folder / question}.json; figures: {", ".join(finding.figures)}', flush=True)
-        paths = write_lab_report(folder, (*TRAINED, *MEASURED))
+        report = write_lab_report(folder, (*TRAINED, *MEASURED))
     if page:
         try:
             write_findings(folder, questions, Path(page))
         except ValueError as error:
             raise UserError(str(error)) from None
-    print(f'\nReport: {paths[0]} and {paths[1]}')
-
-
-def refusing(measure: Callable, lab: Lab, subjects: Sequence[Subject], size: int) -> LabAnswer:
-    """A measurement; models that cannot be measured are the user's mistake."""
-    from cpvt_pyramid.tooling.command import UserError, one_line
-
-    if not subjects:
-        return measure(lab, subjects, size)
-    try:
-        return measure(lab, subjects, size)
-    except (ValueError, RuntimeError, AssertionError) as error:
-        names = ', '.join(subject.name for subject in subjects)
-        raise UserError(f'cannot measure {names}: {one_line(error)}') from error
+    print(f'\nReport: {report}')
 
 
 def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:

@@ -334,20 +334,20 @@ def with_replicated_borders(model: nn.Module) -> nn.Module:
                     part.padding = (0, 0)
     inside_pegs = {part for m in model.modules() if isinstance(m, PosCNN) for part in m.modules()}
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module not in inside_pegs:
-            padding = module.padding
-            if padding != 'valid' and any(np.atleast_1d(padding) != 0):
-                module.padding_mode = 'replicate'
+        if is_zero_padded(module) and module not in inside_pegs:
+            module.padding_mode = 'replicate'
     return model
 
 
 def has_padded_convolutions(model: nn.Module) -> bool:
     """Whether `with_replicated_borders` changes anything."""
-    return any(
-        isinstance(m, nn.Conv2d) and m.padding_mode == 'zeros' and m.padding != 'valid'
-        and any(np.atleast_1d(m.padding) != 0)
-        for m in model.modules()
-    )  # fmt: skip
+    return any(map(is_zero_padded, model.modules()))
+
+
+def is_zero_padded(module: nn.Module) -> bool:
+    """True for a convolution that adds zeros at the border."""
+    is_plain = isinstance(module, nn.Conv2d) and module.padding_mode == 'zeros'
+    return is_plain and module.padding != 'valid' and any(np.atleast_1d(module.padding) != 0)
 
 
 # Batch padding

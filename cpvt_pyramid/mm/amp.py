@@ -16,6 +16,7 @@ import torch
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 # Names of the modules, or of lists of them, that compute in bfloat16.
 PARTS = re.compile(r'(.*\.)?(backbone|neck|decode_head|auxiliary_head)(\.\d+)?')
@@ -79,13 +80,7 @@ def in_bfloat16(function: Callable, device: str) -> Callable:
 
 def as_float32(value: Any) -> Any:
     """Tensors of bfloat16, also inside tuples, lists and dicts, as float32."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype == torch.bfloat16 else value
-    if isinstance(value, dict):
-        return {key: as_float32(x) for key, x in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(as_float32(x) for x in value)
-    return value
+    return tree_map_only(Tensor, lambda x: x.float() if x.dtype == torch.bfloat16 else x, value)
 
 
 @OPTIM_WRAPPERS.register_module()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -166,13 +166,7 @@ class TotalBatchHook(Hook):
             if getattr(type(module), 'get_targets', None) is AnchorHead.get_targets:
                 module.get_targets = with_mean_positives(module.get_targets)
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Optional[dict] = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_train_iter(self, runner: Runner, outputs: dict, **_: Any) -> None:
         names = [name for name, value in outputs.items() if isinstance(value, Tensor)]
         values = torch.stack([outputs[name].detach().float() for name in names])
         all_reduce(values, 'mean')

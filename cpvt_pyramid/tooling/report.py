@@ -31,19 +31,19 @@ def headlines(metrics: Iterable[str]) -> dict[str, str]:
     return known or {metric: metric for metric in metrics}
 
 
-def markdown_table(
-    head: Sequence[str], lines: Sequence[Sequence[str]], numbers: bool = False
-) -> str:
-    """A Markdown table whose columns are aligned in the source.
-
-    Args:
-        head: the first row.
-        lines: the other rows.
-        numbers: right-justify the columns.
-    """
-    widths = [max(map(len, column)) for column in zip(head, *lines)]
-    rule = ['-' * (width - 1) + ':' if numbers else '-' * width for width in widths]
-    justify = str.rjust if numbers else str.ljust
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table for a terminal: the first column is left-justified, the others right-justified."""
+    lines = [head, *rows]
+    first, *others = (max(map(len, column)) for column in zip(*lines))
     return '\n'.join(
-        '| ' + ' | '.join(map(justify, cells, widths)) + ' |' for cells in (head, rule, *lines)
+        '  '.join([name.ljust(first), *map(str.rjust, cells, others)]).rstrip()
+        for name, *cells in lines
     )
+
+
+def markdown_table(
+    head: Sequence[object], rows: Iterable[Sequence[object]], numbers: bool = False
+) -> str:
+    """A table in Markdown; `numbers` right-justifies all columns but the first."""
+    rule = ['---', *('---:' if numbers else '---' for _ in head[1:])]
+    return ''.join(f'| {" | ".join(map(str, cells))} |\n' for cells in (head, rule, *rows))

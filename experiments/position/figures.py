@@ -139,9 +139,16 @@ def legend_below(fig: Any, lines: Sequence, columns: int = 7) -> None:
 
 
 def show_picture(axis: Any, image: Tensor, title: str = '') -> None:
-    """An image (3, H, W) from -1 to 1."""
-    axis.imshow((image.permute(1, 2, 0).numpy() + 1) / 2 if image.min() < 0 else image, aspect=1)
+    """An image (3, H, W), from its least to its largest value."""
+    low, high = image.min(), image.max()
+    axis.imshow(((image - low) / (high - low)).permute(1, 2, 0), aspect=1)
     without_axes(axis, title)
+
+
+def name_row(axis: Any, name: str) -> None:
+    """The name of a row of axes, to the left of its first one."""
+    text = name.replace(', ', ',\n')
+    axis.set_ylabel(text, fontsize=8.5, rotation=0, ha='right', va='center')
 
 
 def without_axes(axis: Any, title: str = '') -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cpvt_pyramid.position import COLUMNAR_POSITIONS, POSITIONS
 
-from .models import SIZES
+from .models import COLUMN
 from .runs import Result, RunSettings, run_all, tuned
 from .tasks import POSITION_TASKS
 
@@ -21,7 +21,6 @@ class Preset(NamedTuple):
     seeds: int
     rates: tuple[float, ...]  # learning rates, of which each variant gets its best
     models: tuple[str, ...] = ('column',)
-    size: str = 'nano'
     batch: int = 32
     pictures: int = 1000  # of the test at the training size
     scales: tuple[float, ...] = (0.5, 1, 2, 4)
@@ -150,7 +149,7 @@ class Lab:
         """The settings of a variant's training, but for seed and learning rate."""
         p = self.preset
         return RunSettings(
-            model, p.size, variant.position, variant.peg, variant.options, variant.class_token,
+            model, variant.position, variant.peg, variant.options, variant.class_token,
             seed=self.seed, steps=p.steps, batch=p.batch, pictures=p.pictures,
         )  # fmt: skip
 
@@ -181,6 +180,6 @@ class Lab:
 
     def placements(self) -> dict[str, Variant]:
         """The placements of a PEG to compare."""
-        found = placements(SIZES[self.preset.size].column.depth)
+        found = placements(COLUMN.depth)
         chosen: Sequence[str] = self.preset.placements or list(found)
         return {name: found[name] for name in chosen}

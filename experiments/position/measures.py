@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,8 +36,7 @@ from cpvt_pyramid.position import PosCNN
 
 from . import figures
 from .laboratory import Lab, Variant, metric_of
-from .questions import settings_of_question
-from .report import LabAnswer, Table
+from .report import LabAnswer, Table, make_table
 from .runs import Result, answer, evaluate_answers, one_thread
 from .statistics import estimate
 
@@ -117,6 +118,11 @@ def cell_text(values: Sequence[float], percent: bool = True, sign: bool = False)
     return estimate(values).show(percent, sign) if finite.all() else '-'
 
 
+def stage_cells(found: Sequence[Sequence], name: str, percent: bool = True) -> list[str]:
+    """For each stage the cell of a measure, found for each seed and stage."""
+    return [cell_text([getattr(f, name) for f in seeds], percent) for seeds in zip(*found)]
+
+
 def origin_of(groups: Sequence[Group]) -> str:
     if groups[0].runs:
         return 'The trained models of the question "encodings", one for each seed.'
@@ -158,33 +164,12 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
                 s.name, with_replicated_borders(s.model)
             )
         for name, change in arms.items():
-
-            def measure(
-                subject: Subject, seed: int, group: Group = group, change: Callable = change
-            ) -> dict:
-                subject = change(subject)
-                step = math.lcm(32, group.step)
-                margin = -(-group.side // 4 // step) * step
-                large = photographs(group.images, group.side + 2 * margin, seed, 'test')
-                return {
-                    **{
-                        kind: probe_position(
-                            subject, images_of(kind, group.images, group.side, seed), seed
-                        )
-                        for kind in KINDS
-                    },
-                    'ppp': padding_pattern(subject, large, margin),
-                }
-
-            found = over_seeds(lab, group, measure, 'probe')
+            found = over_seeds(lab, group, partial(probe_group, group, change), 'probe')
             for kind in KINDS:
-                r2.append([name, kind, *(
-                    cell_text([f[kind][i].r2 for f in found], percent=False)
-                    for i in range(len(stages)))])  # fmt: skip
+                r2.append([name, kind, *stage_cells([f[kind] for f in found], 'r2', False)])
             for metric, title in (('mae', 'MAE'), ('chance', 'MAE by chance'), ('snr', 'SNR')):
-                ppp.append([name, title, *(
-                    cell_text([getattr(f['ppp'][i], metric) for f in found], percent=False)
-                    for i in range(len(stages)))])  # fmt: skip
+                cells = stage_cells([f['ppp'] for f in found], metric, percent=False)
+                ppp.append([name, title, *cells])
             data[name] = [
                 {**{kind: [{'r2': r.r2, 'rings': r.rings, 'penalty': r.probe.penalty}
                            for r in f[kind]] for kind in KINDS},
@@ -192,11 +177,10 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
                 for f in found
             ]  # fmt: skip
             rows_of_figure.append((name, found))
-    r2, ppp = ([row + [''] * (len(header) + 2 - len(row)) for row in rows] for rows in (r2, ppp))
     tables = [
-        Table('R squared of row and column, held-out images', ['', 'images', *header], r2),
-        Table('Position-information pattern from padding (PPP), photographs',
-              ['', 'metric', *header], ppp),
+        make_table('R squared of row and column, held-out images', ['', 'images', *header], r2),
+        make_table('Position-information pattern from padding (PPP), photographs',
+                   ['', 'metric', *header], ppp),
     ]  # fmt: skip
     draw_probe(lab.folder / 'probe.png', rows_of_figure)
     notes = [
@@ -213,8 +197,18 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'pattern. SNR is the energy of that mean, less what is due to chance, over the variance '
         'of the difference across images. How we read the paper is in docs/position.md.',
     ]
-    return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data,
-                   settings_of_question(lab))  # fmt: skip
+    return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data)
+
+
+def probe_group(group: Group, change: Callable, subject: Subject, seed: int) -> dict[str, list]:
+    """What `change(subject)` knows of position: from each kind of images, and from padding."""
+    subject = change(subject)
+    step = math.lcm(32, group.step)
+    margin = -(-group.side // 4 // step) * step
+    large = photographs(group.images, group.side + 2 * margin, seed, 'test')
+    images = {kind: images_of(kind, group.images, group.side, seed) for kind in KINDS}
+    found = {kind: probe_position(subject, images[kind], seed) for kind in KINDS}
+    return {**found, 'ppp': padding_pattern(subject, large, margin)}
 
 
 def has_zero_pegs(subject: Subject) -> bool:
@@ -256,8 +250,7 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
             line[1].text(0.97, 0.85, f'stage {deepest}', ha='right', transform=line[1].transAxes)
             line[0].set_xlim(-0.2, most - 0.8)
             line[0].set_xticks(range(most))
-            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
-                               va='center')  # fmt: skip
+            figures.name_row(line[0], name)
             for i, axis in enumerate(line[2:]):
                 figures.without_axes(axis)
                 if i < stages:
@@ -286,26 +279,10 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
         sizes = padded_sizes(group)
         for masked in (False, True) if group.subjects[0].masks else (False,):
             name = f'{group.name}, {"masked" if masked else "unmasked"}'
-
-            def measure(
-                subject: Subject,
-                seed: int,
-                group: Group = group,
-                sizes: Sequence = sizes,
-                masked: bool = masked,
-            ) -> list:
-                images = photographs(group.images, group.side, seed, 'test')
-                probes = [fit_probe(m, seed) for m in subject.maps(images)]
-                return [padding_drift(subject, images, s, masked, probes) for s in sizes]
-
-            found = over_seeds(lab, group, measure, 'padding')
+            found = over_seeds(lab, group, partial(pad_group, group, sizes, masked), 'padding')
             last = [[of_share[-1] for of_share in f] for f in found]
-            drift_rows.append(
-                [name, *(cell_text([f[i].features for f in last]) for i in range(len(sizes)))]
-            )
-            moved_rows.append(
-                [name, *(cell_text([f[i].displacement for f in last]) for i in range(len(sizes)))]
-            )
+            drift_rows.append([name, *stage_cells(last, 'features')])
+            moved_rows.append([name, *stage_cells(last, 'displacement')])
             curves[name] = {
                 'features': [[100 * s.features for s in f] for f in last],
                 'displacement': [[100 * s.displacement for s in f] for f in last],
@@ -322,13 +299,8 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                     values = [[metric_of(c, metric) - metric_of(f[0], metric) for c in f]
                               for f in changes]  # fmt: skip
                     curves[name][metric] = [[100 * v for v in row] for row in values]
-                    metric_rows.append(
-                        [
-                            name,
-                            metric,
-                            *(cell_text(column, sign=True) for column in zip(*values)),
-                        ]
-                    )
+                    cells = [cell_text(column, sign=True) for column in zip(*values)]
+                    metric_rows.append([name, metric, *cells])
     shares = [1 - groups[0].side ** 2 / math.prod(size) for size in padded_sizes(groups[0])]
     header = [f'{share:.0%}' for share in shares]
     tables = [
@@ -345,8 +317,18 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
         'area is padding. Masked: the model is told the true sizes (`valid`). A masked model that '
         'is exact drifts by rounding only.',
     ]
-    return LabAnswer('padding', 'Does batch padding look like a position?', notes, tables,
-                   ['padding.png'], data, settings_of_question(lab))  # fmt: skip
+    return LabAnswer(
+        'padding', 'Does batch padding look like a position?', notes, tables, ['padding.png'], data
+    )
+
+
+def pad_group(
+    group: Group, sizes: Sequence[tuple[int, int]], masked: bool, subject: Subject, seed: int
+) -> list:
+    """The drift of each map at each size of a padded batch."""
+    images = photographs(group.images, group.side, seed, 'test')
+    probes = [fit_probe(m, seed) for m in subject.maps(images)]
+    return [padding_drift(subject, images, size, masked, probes) for size in sizes]
 
 
 def padded_sizes(group: Group) -> list[tuple[int, int]]:
@@ -393,12 +375,7 @@ def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     groups = groups_of(lab, models, side, gap=True)
     data, rows, answers, drifts, kept = {}, [], [], {}, {}
     for group in groups:
-
-        def measure(subject: Subject, seed: int, group: Group = group) -> list:
-            images = photographs(group.images, group.side + max(SHIFTS), seed, 'test')
-            return [shift_drift(subject, images, group.side, s) for s in SHIFTS]
-
-        found = over_seeds(lab, group, measure, 'shift')
+        found = over_seeds(lab, group, partial(shift_group, group), 'shift')
         data[group.name] = {'drift': [[[s._asdict() for s in one] for one in f] for f in found]}
         for part in ('interior', 'border'):
             values = np.array([[100 * getattr(one[-1], part) for one in f] for f in found])
@@ -430,8 +407,15 @@ def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         'of the tasks whose answer a shift does not change. Published: Twins falls from 80.6 to '
         '62.4 % under shifts of a few pixels (arXiv 2306.07470).',
     ]
-    return LabAnswer('shift', 'Do features move with the picture?', notes, tables, ['shift.png'],
-                   data, settings_of_question(lab))  # fmt: skip
+    return LabAnswer(
+        'shift', 'Do features move with the picture?', notes, tables, ['shift.png'], data
+    )
+
+
+def shift_group(group: Group, subject: Subject, seed: int) -> list:
+    """The drift of each map for each shift."""
+    images = photographs(group.images, group.side + max(SHIFTS), seed, 'test')
+    return [shift_drift(subject, images, group.side, shift) for shift in SHIFTS]
 
 
 def consistency(result: Result, pictures: int) -> dict[int, float]:
@@ -510,11 +494,9 @@ def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
             name = f'attention-{number}.png'
             draw_attention(lab.folder / name, group.name, images[0], weights, maps, similar)
             pictures.append(name)
-    width = max(map(len, rows))
-    rows = [row + [''] * (width - len(row)) for row in rows]
-    header = ['', *(f'map {i}' for i in range(width - 1))]
-    table = Table('Cosine similarity of the position signal: neighbours / opposite ends of the map',
-                  header, rows)  # fmt: skip
+    header = ['', *(f'map {i}' for i in range(max(map(len, rows)) - 1))]
+    title = 'Cosine similarity of the position signal: neighbours / opposite ends of the map'
+    table = make_table(title, header, rows)
     notes = [
         origin_of(groups) + ' Pictures show the first seed.',
         'Attention: the weights of three queries, averaged over the heads, on a photograph; '
@@ -522,18 +504,18 @@ def measure_attention(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
         f'over {count} photographs at a place, less the mean over places) of five places with all '
         'others, from -1 (blue) to 1 (red).',
     ]
-    return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data,
-                   settings_of_question(lab))  # fmt: skip
+    return LabAnswer('attention', 'What is attended to?', notes, [table], pictures, data)
 
 
 def near_and_far(similarity: Tensor) -> tuple[float, float]:
     """The mean similarity of horizontal and vertical neighbours, and of opposite places."""
     h, w = similarity.shape[:2]
-    down = torch.stack([similarity[i, j, i + 1, j] for i in range(h - 1) for j in range(w)])
-    right = torch.stack([similarity[i, j, i, j + 1] for i in range(h) for j in range(w - 1)])
-    far = torch.stack([similarity[i, j, h - 1 - i, w - 1 - j] for i in range(h) for j in range(w)
-                       if (i, j) != (h - 1 - i, w - 1 - j)])  # fmt: skip
-    return float(torch.cat([down, right]).mean()), float(far.mean())
+    places = list(product(range(h), range(w)))
+    near = [similarity[i, j, i + 1, j] for i, j in places if i + 1 < h]
+    near += [similarity[i, j, i, j + 1] for i, j in places if j + 1 < w]
+    ends = [(place, (h - 1 - place[0], w - 1 - place[1])) for place in places]
+    far = [similarity[a + b] for a, b in ends if a != b]
+    return float(torch.stack(near).mean()), float(torch.stack(far).mean())
 
 
 def draw_attention(
@@ -555,8 +537,7 @@ def draw_attention(
             figures.without_axes(axis)
         for row, spot in enumerate(spots if chosen else ()):
             axis = axes[row, 0]
-            low, high = image.min(), image.max()
-            figures.show_picture(axis, (image - low) / (high - low) * 2 - 1)
+            figures.show_picture(axis, image)
             side = image.shape[1]
             axis.plot(spot[1] * side, spot[0] * side, 'o', ms=7, mfc='none', mec='red', mew=2)
             axis.set_title('query' if row == 0 else '', fontsize=9)
@@ -604,34 +585,27 @@ def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
     data, rows, grids = {}, [], {}
     for group in groups:
         for scale in scales:
-
-            def measure(
-                subject: Subject, seed: int, group: Group = group, scale: int = scale
-            ) -> list:
-                images = photographs(group.images, group.side * scale, seed, 'test')
-                return token_norms(subject, images)
-
-            found = over_seeds(lab, group, measure, 'registers')
-            name = f'{group.name}, {group.side * scale} px'
-            stages = range(len(found[0]))
-            for title in ('largest', 'share'):
-                rows.append([name, {'largest': 'largest / median', 'share': '% above 4 medians'}[
-                    title], *(cell_text([getattr(f[i], title) for f in found], title == 'share')
-                              for i in stages)])  # fmt: skip
+            size = group.side * scale
+            found = over_seeds(
+                lab, group, lambda subject, seed, group=group, size=size: token_norms(
+                    subject, photographs(group.images, size, seed, 'test')), 'registers',
+            )  # fmt: skip
+            name = f'{group.name}, {size} px'
+            rows.append([name, 'largest / median', *stage_cells(found, 'largest', percent=False)])
+            rows.append([name, '% above 4 medians', *stage_cells(found, 'share')])
             data[name] = [[{'largest': n.largest, 'share': n.share} for n in f] for f in found]
             grids[group.name, scale] = [n.norms[0] / n.norms.median() for n in found[0]]
-    width = max(map(len, rows))
-    rows = [row + [''] * (width - len(row)) for row in rows]
-    most = width - 2
-    table = Table('High-norm tokens', ['', '', *(f'map {i}' for i in range(most))], rows)
+    most = max(map(len, rows)) - 2
+    table = make_table('High-norm tokens', ['', '', *(f'map {i}' for i in range(most))], rows)
     draw_registers(lab.folder / 'registers.png', [g.name for g in groups], scales, most, grids)
     notes = [
         origin_of(groups),
         'Norms of the tokens on photographs, in medians of their map. arXiv 2309.16588 finds '
         'outliers in large models after long training; tiny models need not have any.',
     ]
-    return LabAnswer('registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'],
-                   data, settings_of_question(lab))  # fmt: skip
+    return LabAnswer(
+        'registers', 'Are there high-norm tokens?', notes, [table], ['registers.png'], data
+    )
 
 
 def draw_registers(
@@ -654,8 +628,7 @@ def draw_registers(
                     picture = axis.imshow(grid, vmin=0, vmax=HIGH_NORM, cmap='inferno')
                     where = f'map {i}, size x {scale}\n' if name == names[0] else ''
                     axis.set_title(f'{where}up to {float(grid.max()):.1f}', fontsize=8)
-            line[0].set_ylabel(name.replace(', ', ',\n'), fontsize=8.5, rotation=0, ha='right',
-                               va='center')  # fmt: skip
+            figures.name_row(line[0], name)
         fig.colorbar(picture, ax=axes, shrink=0.6, aspect=40, label='norm / median')
         fig.suptitle('Norms of the tokens of one photograph')
 

@@ -24,23 +24,8 @@ PIXEL_CLASSES = len((NOTHING, LEFTMOST, OTHER))
 READINGS = 11  # of a token: no digit, or 0 to 9
 
 
-class Size(NamedTuple):
-    """A size of the lab's models."""
-
-    column: ColumnarArch
-    pyramid: Arch
-
-
-SIZES = {
-    'nano': Size(
-        ColumnarArch(dim=48, heads=4, depth=4, mlp_ratio=2, patch_size=8),
-        Arch((16, 32, 48, 48), (1, 2, 4, 4), (2, 2, 2, 2), (1, 1, 2, 2)),
-    ),
-    'micro': Size(
-        ColumnarArch(dim=96, heads=8, depth=6, mlp_ratio=3, patch_size=8),
-        Arch((24, 48, 72, 96), (1, 2, 4, 8), (3, 3, 3, 3), (2, 2, 2, 2)),
-    ),
-}
+COLUMN = ColumnarArch(dim=48, heads=4, depth=4, mlp_ratio=2, patch_size=8)
+PYRAMID = Arch((16, 32, 48, 48), (1, 2, 4, 4), (2, 2, 2, 2), (1, 1, 2, 2))
 CELLS = {'column': 8, 'pyramid': 32}  # side of a token, in pixels
 
 
@@ -58,7 +43,6 @@ class LabModel(nn.Module):
 
     Args:
         kind: 'column' or 'pyramid'.
-        size: a key of `SIZES`.
         position: as in `Column` and `CPVTPyramid`.
         peg: as there.
         position_options: as there.
@@ -70,7 +54,6 @@ class LabModel(nn.Module):
     def __init__(
         self,
         kind: str = 'column',
-        size: str = 'nano',
         position: str = 'peg',
         peg: Optional[PEG] = None,
         position_options: Optional[dict] = None,
@@ -82,10 +65,10 @@ class LabModel(nn.Module):
             position=position, peg=peg, position_options=position_options, pretrain_img_size=side
         )
         if kind == 'column':
-            self.backbone = Column(SIZES[size].column, class_token=class_token, **options)
+            self.backbone = Column(COLUMN, class_token=class_token, **options)
             dim = self.backbone.arch.dim
         else:
-            self.backbone = CPVTPyramid(SIZES[size].pyramid, **options)
+            self.backbone = CPVTPyramid(PYRAMID, **options)
             dim = self.backbone.channels[-1]
         self.cell = CELLS[kind]
         self.norm = LayerNorm(dim, eps=1e-6)

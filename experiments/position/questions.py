@@ -17,7 +17,7 @@ from .report import LabAnswer, Table
 from .runs import Result, evaluate_answers, one_thread
 from .scenes import draw_scenes
 from .statistics import Estimate, estimate, holm, paired_difference
-from .tasks import POSITION_TASKS, TASKS, ceilings
+from .tasks import POSITION_TASKS, TASKS, answers_of, ceilings
 
 ASPECTS = {'1:1': (6, 6), '1:2': (4, 8), '1:4': (4, 16)}  # grids of pictures, in cells
 MEASURES = {
@@ -55,12 +55,6 @@ def protocol(lab: Lab) -> list[str]:
     ]
 
 
-def settings_of_question(lab: Lab) -> dict:
-    """The settings of a question, for its file."""
-    seeds = list(range(lab.seed, lab.seed + lab.seeds))
-    return {**lab.preset._asdict(), 'seeds': seeds}
-
-
 def compare_encodings(lab: Lab) -> LabAnswer:
     """Which encoding: all of them with the same size, data, budget and tuning."""
     tables, data, pictures = [], {}, []
@@ -74,9 +68,8 @@ def compare_encodings(lab: Lab) -> LabAnswer:
     example = 'encodings-pictures.png'
     draw_examples(lab.folder / example, lab.seed)
     return LabAnswer(
-        'encodings', 'Which encoding?', protocol(lab), tables, [example, *pictures], data,
-        settings_of_question(lab),
-    )  # fmt: skip
+        'encodings', 'Which encoding?', protocol(lab), tables, [example, *pictures], data
+    )
 
 
 def compare_placements(lab: Lab) -> LabAnswer:
@@ -91,9 +84,8 @@ def compare_placements(lab: Lab) -> LabAnswer:
     ]
     tables = comparison(trained, 'Accuracy in %, columnar model', reference='after block 0')
     return LabAnswer(
-        'placement', 'Where does a PEG belong?', notes, tables, [name], runs_data(trained),
-        settings_of_question(lab),
-    )  # fmt: skip
+        'placement', 'Where does a PEG belong?', notes, tables, [name], runs_data(trained)
+    )
 
 
 def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[Table]:
@@ -174,11 +166,8 @@ def shade_of(position: str) -> str:
 
 def draw_examples(path: Path, seed: int) -> None:
     """Four test pictures with their answers."""
-    from .tasks import labels_of
-
     scenes = draw_scenes('test', 4, seed, cell=16)
-    numpy = [x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)]
-    labels = labels_of(*numpy, scenes.grid)
+    labels = answers_of(scenes)
     corners = ('top left', 'top right', 'bottom left', 'bottom right')
     pairs = ('A and B', 'B and C', 'C and A')
     with figures.figure(path, 1, 4, (11.5, 4.15), 'compressed') as (fig, axes):
@@ -225,9 +214,8 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         '80.9 to 80.0, mixed 80.9 to 81.8.',
     ]
     return LabAnswer(
-        'resolution', 'Does an encoding carry over to other sizes?', notes, tables, pictures, data,
-        settings_of_question(lab),
-    )  # fmt: skip
+        'resolution', 'Does an encoding carry over to other sizes?', notes, tables, pictures, data
+    )
 
 
 def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:

@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cpvt_pyramid.tooling.files import write_text
+from cpvt_pyramid.tooling.pages import html_page, html_section, html_table
+from cpvt_pyramid.tooling.report import markdown_table, text_table
 
 from .runs import versions
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem }
-th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left }
-img { max-width: 100% }
-.wide { overflow-x: auto }
-"""
 ROWS_OF_A_PAGE = 20  # of a table that a page shows unfolded
 
 
@@ -33,31 +27,20 @@ class Table(NamedTuple):
 
     def text(self) -> str:
         """For a terminal."""
-        lines = [list(self.header), *map(list, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        shown = [
-            '  '.join(
-                cell.ljust(w) if i == 0 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in lines
-        ]
-        return '\n'.join([self.title, shown[0], '-' * len(shown[0]), *shown[1:]])
+        return f'{self.title}\n{text_table(self.header, self.rows)}'
 
     def markdown(self) -> str:
-        lines = [self.header, ['---', *('---:' for _ in self.header[1:])], *self.rows]
-        table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-        return f'**{self.title}**\n\n{table}'
+        return f'**{self.title}**\n\n{markdown_table(self.header, self.rows, numbers=True)}'.strip()
 
     def html(self) -> str:
-        def row(cells: Sequence[str], tag: str) -> str:
-            return f'<tr>{"".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells)}</tr>'
+        return f'<h3>{html.escape(self.title)}</h3>{html_table(self.header, self.rows)}'
 
-        body = '\n'.join(row(cells, 'td') for cells in self.rows)
-        return (
-            f'<h3>{html.escape(self.title)}</h3>\n<div class="wide"><table>'
-            f'{row(self.header, "th")}\n{body}</table></div>'
-        )
+
+def make_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose short rows, of models with fewer stages, end in empty cells."""
+    width = max(len(header), *map(len, rows))
+    header, *rows = ([*cells, *[''] * (width - len(cells))] for cells in (header, *rows))
+    return Table(title, header, rows)
 
 
 class LabAnswer(NamedTuple):
@@ -69,16 +52,13 @@ class LabAnswer(NamedTuple):
     tables: Sequence[Table]
     figures: Sequence[str]  # names of PNG files in the folder
     data: Any  # of JSON: all figures behind the tables
-    settings: Any  # of JSON
 
 
-def save(finding: LabAnswer, folder: Path) -> Path:
+def save(finding: LabAnswer, settings: dict, folder: Path) -> None:
     """Write FOLDER/QUESTION.json."""
-    path = folder / f'{finding.question}.json'
-    content = {**finding._asdict(), 'tables': [t._asdict() for t in finding.tables], **versions()}
-    text = json.dumps(without_nan(content), indent=1)
-    write_text(path, text)
-    return path
+    tables = [table._asdict() for table in finding.tables]
+    content = {**finding._asdict(), 'tables': tables, 'settings': settings, **versions()}
+    write_text(folder / f'{finding.question}.json', json.dumps(without_nan(content), indent=1))
 
 
 def without_nan(value: Any) -> Any:
@@ -90,46 +70,30 @@ def without_nan(value: Any) -> Any:
     return [without_nan(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def write_lab_report(folder: Path, questions: Sequence[str]) -> list[Path]:
-    """Write FOLDER/report.html and report.md, self-contained, from the findings in a folder.
+def write_lab_report(folder: Path, questions: Sequence[str]) -> Path:
+    """Write FOLDER/report.html, self-contained, from the findings in a folder.
 
     Args:
         folder: with the files of `save`.
         questions: all questions, in the order of the report.
     """
-    markdown, page = ['# The position laboratory'], ['<h1>The position laboratory</h1>']
-    for question in questions:
-        path = folder / f'{question}.json'
+    sections = []
+    for path in (folder / f'{question}.json' for question in questions):
         if not path.exists():
             continue
         found = json.loads(path.read_text())
-        tables = [Table(**table) for table in found['tables']]
-        pictures = [base64.b64encode((folder / name).read_bytes()).decode()
-                    for name in found['figures']]  # fmt: skip
-        pictures = [f'data:image/png;base64,{data}' for data in pictures]
         made_with = ', '.join(f'{name} {version}' for name, version in found['versions'].items())
-        settings = json.dumps(found['settings'])
-        markdown += [
-            f'## {found["title"]}', *found['notes'], *(t.markdown() for t in tables),
-            *(f'![{found["title"]}]({data})' for data in pictures),
-            f'Settings: `{settings}`. Made with {made_with}.',
-        ]  # fmt: skip
-        page += [
-            f'<h2>{html.escape(found["title"])}</h2>',
-            *(f'<p>{html.escape(note)}</p>' for note in found['notes']),
-            *(t.html() for t in tables),
-            *(f'<img src="{data}" alt="{html.escape(found["title"])}">' for data in pictures),
-            f'<p><small>Settings: {html.escape(settings)}. Made with {made_with}.</small></p>',
-        ]
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    document = (
-        f'<!doctype html><html lang="en"><head>{head}<title>The position laboratory</title>'
-        f'<style>{STYLE}</style></head><body>\n' + '\n'.join(page) + '\n</body></html>\n'
-    )
-    paths = [folder / 'report.html', folder / 'report.md']
-    for path, text in zip(paths, (document, '\n\n'.join(markdown) + '\n')):
-        write_text(path, text)
-    return paths
+        last = f'Settings: {json.dumps(found["settings"])}. Made with {made_with}.'
+        parts = [f'<p>{html.escape(note)}</p>' for note in found['notes']]
+        parts += [Table(**table).html() for table in found['tables']]
+        for name in found['figures']:
+            data = base64.b64encode((folder / name).read_bytes()).decode()
+            picture = f'<img src="data:image/png;base64,{data}" style="max-width: 100%"'
+            parts.append(f'{picture} alt="{html.escape(found["title"])}">')
+        parts.append(f'<p><small>{html.escape(last)}</small></p>')
+        sections.append(html_section(found['title'], '', *parts))
+    write_text(folder / 'report.html', html_page('The position laboratory', '', sections))
+    return folder / 'report.html'
 
 
 def folded(table: Table, fold: bool) -> str:

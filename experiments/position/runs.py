@@ -15,13 +15,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import box_iou
 
 from cpvt_pyramid.tooling.files import atomic_write, write_text
 
 from .models import CELLS, READINGS, Answers, LabModel
 from .parallel import in_parallel
 from .scenes import Scenes, draw_scenes
-from .tasks import TASKS, labels_of
+from .tasks import TASKS, answers_of
 
 FORMAT = 2  # increased when the same settings give other results
 BOX_OVERLAP = 0.5  # of a detection that counts
@@ -34,7 +35,6 @@ class RunSettings:
 
     Args:
         model: 'column' or 'pyramid'.
-        size: a key of `models.SIZES`.
         position: as in `Column`.
         peg: fields of the `PEG` that differ from the defaults, as (name, value) pairs.
         options: of the encoding, as (name, value) pairs.
@@ -50,7 +50,6 @@ class RunSettings:
     """
 
     model: str = 'column'
-    size: str = 'nano'
     position: str = 'peg'
     peg: tuple = ()
     options: tuple = ()
@@ -68,7 +67,7 @@ class RunSettings:
         torch.manual_seed(self.seed)
         side = self.grid * CELLS[self.model]
         peg, options = dict(self.peg) or None, dict(self.options) or None
-        return LabModel(self.model, self.size, self.position, peg, options, self.class_token, side)
+        return LabModel(self.model, self.position, peg, options, self.class_token, side)
 
     def draw(self, split: str, count: int, stream: int, grid: Any = None, inset: int = 0) -> Scenes:
         """Pictures of this run; `stream` counts the batches, 0 for those of the evaluation."""
@@ -189,8 +188,7 @@ def failure_of(losses: Sequence[float]) -> str:
 def loss_of(answers: Answers, scenes: Scenes, cell: int) -> Tensor:
     """The sum of the losses of all heads; a classifier that guesses has about 1."""
     device = answers.readings.device
-    labels = labels_of(*(x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)),
-                       scenes.grid)  # fmt: skip
+    labels = answers_of(scenes)
     loss = answers.readings.new_zeros(())
     for name, logits in answers.logits.items():
         target = torch.from_numpy(labels[name]).to(device)
@@ -265,8 +263,7 @@ def evaluate_answers(
         readings=answers.readings[:, tokens[0], tokens[1]],
         boxes=answers.boxes[:, tokens[0], tokens[1]],
     )
-    labels = labels_of(*(x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)),
-                       scenes.grid)  # fmt: skip
+    labels = answers_of(scenes)
     metrics = {
         name: float(np.mean(logits.argmax(1).numpy() == labels[name]))
         for name, logits in answers.logits.items()
@@ -316,7 +313,7 @@ def digit_precision(scores: Tensor, boxes: Tensor, truth: Tensor, digits: Tensor
         if not present.any():
             continue
         target = torch.where(here[..., None], truth, 0).sum(1)  # (B, 4)
-        overlap = box_iou(boxes, target[:, None])
+        overlap = box_iou(boxes, target[:, None])[..., 0]
         match = (overlap >= BOX_OVERLAP) & present[:, None]
         score = scores[:, digit]
         # The match with the highest score counts, others are false.
@@ -329,14 +326,6 @@ def digit_precision(scores: Tensor, boxes: Tensor, truth: Tensor, digits: Tensor
         precision = precision.flip(0).cummax(0)[0].flip(0) if len(precision) else precision
         found.append(float((precision * correct).sum() / present.sum()))
     return float(np.mean(found))
-
-
-def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of boxes (..., 4)."""
-    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
-    common = (high - low).clamp(min=0).prod(-1)
-    areas = [(box[..., 2:] - box[..., :2]).clamp(min=0).prod(-1) for box in (a, b)]
-    return common / (areas[0] + areas[1] - common).clamp(min=1e-9)
 
 
 # Files

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 CONFIDENCE = 0.95
 
@@ -26,19 +27,15 @@ class Estimate(NamedTuple):
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean, interval and p value by Student's t distribution."""
-    from scipy.stats import t as student
-
     values = np.asarray(values, float)
-    count = len(values)
+    mean, count = float(values.mean()), len(values)
     if count < 2:
-        return Estimate(float(values.mean()), math.nan, count)
-    error = values.std(ddof=1) / math.sqrt(count)
-    half = student.ppf((1 + CONFIDENCE) / 2, count - 1) * error
-    mean = float(values.mean())
-    if error == 0:
-        return Estimate(mean, 0.0, count, 1.0 if mean == 0 else 0.0)
-    p = 2 * student.sf(abs(mean) / error, count - 1)
-    return Estimate(mean, float(half), count, float(p))
+        return Estimate(mean, math.nan, count)
+    if not values.std():
+        return Estimate(mean, 0.0, count, float(mean == 0))
+    test = ttest_1samp(values, 0)
+    half = test.confidence_interval(CONFIDENCE).high - mean
+    return Estimate(mean, float(half), count, float(test.pvalue))
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Estimate:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .scenes import arrangements, is_allowed, squared_distances
+from .scenes import Scenes, arrangements, is_allowed, squared_distances
 
 EXACT_CELLS = 64  # grids of up to this many cells are enumerated
 SAMPLED = 200_000  # arrangements of larger grids
@@ -54,6 +54,12 @@ POSITION_TASKS = tuple(name for name in TASKS if name != 'control')
 def labels_of(rows: np.ndarray, columns: np.ndarray, digits: np.ndarray, grid: tuple) -> dict:
     """The answers (N,) to every question."""
     return {name: task.label(rows, columns, digits, grid) for name, task in TASKS.items()}
+
+
+def answers_of(scenes: Scenes) -> dict[str, np.ndarray]:
+    """The answers (B,) to every question about pictures."""
+    numbers = (x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits))
+    return labels_of(*numbers, scenes.grid)
 
 
 @lru_cache

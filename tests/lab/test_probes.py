@@ -1,9 +1,6 @@
 """Probes on models whose knowledge of position is known."""
 
-import math
-
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,6 +28,21 @@ from cpvt_pyramid.lab.probes import (
 from experiments.position.models import LabModel
 
 
+class Returns(nn.Module):
+    """Returns what a function makes of the image."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, image):
+        return self.make(image)
+
+
+def pool(image):
+    return F.avg_pool2d(image, 8)
+
+
 class Coordinates(nn.Module):
     """Pooled images, and where each cell is, scaled by `strength`."""
 
@@ -39,7 +51,7 @@ class Coordinates(nn.Module):
         self.strength = strength
 
     def forward(self, image):
-        x = F.avg_pool2d(image, 8)
+        x = pool(image)
         where = positions_like(x).permute(0, 3, 1, 2).float() * self.strength
         return torch.cat([x, where + 0.01 * torch.randn_like(where)], dim=1)
 
@@ -53,7 +65,7 @@ class Convolution(nn.Module):
         self.conv = nn.Conv2d(3, 8, 3, padding=1, padding_mode=padding_mode)
 
     def forward(self, image):
-        return [self.conv(F.avg_pool2d(image, 8))]
+        return [self.conv(pool(image))]
 
 
 @pytest.mark.parametrize('kind', ['noise', 'constant', 'natural'])
@@ -67,12 +79,8 @@ def test_known_positions_are_found_and_nothing_else(kind):
 
 def test_r_squared_is_that_of_held_out_images():
     """More features than tokens: a probe fits its own images perfectly, and no others."""
-
-    class Random(nn.Module):
-        def forward(self, image):
-            return torch.randn(len(image), 200, 4, 4)
-
-    (found,) = probe_position(Subject('random', Random()), images_of('noise', 12, 32))
+    random = Returns(lambda image: torch.randn(len(image), 200, 4, 4))
+    (found,) = probe_position(Subject('random', random), images_of('noise', 12, 32))
     assert found.r2 < 0.2
 
 
@@ -123,21 +131,12 @@ def test_padding_pattern_by_hand():
 
 
 def test_padding_pattern_is_empty_where_nothing_is_padded():
-    class Pool(nn.Module):
-        def forward(self, image):
-            return F.avg_pool2d(image, 8)
-
-    (found,) = padding_pattern(Subject('pool', Pool()), torch.randn(6, 3, 96, 96), margin=32)
+    (found,) = padding_pattern(Subject('pool', Returns(pool)), torch.randn(6, 3, 96, 96), margin=32)
     assert (found.mae, found.snr) == (0, 0)
     # A difference in every image, but not the same one: no pattern.
-    (noise,) = padding_pattern(Subject('noise', NoisePool()), torch.randn(100, 3, 144, 144), 8)
+    noisy = Returns(lambda image: pool(image) + torch.randn_like(pool(image)))
+    (noise,) = padding_pattern(Subject('noise', noisy), torch.randn(100, 3, 144, 144), 8)
     assert noise.snr < 0.01 and noise.mae == pytest.approx(noise.chance, rel=0.15)
-
-
-class NoisePool(nn.Module):
-    def forward(self, image):
-        x = F.avg_pool2d(image, 8)
-        return x + torch.randn_like(x)
 
 
 def test_features_of_a_convolution_move_with_the_picture():
@@ -206,40 +205,10 @@ def test_similarity_of_a_known_signal():
 
 
 def test_high_norms_are_found():
-    class Outlier(nn.Module):
-        def forward(self, image):
-            x = torch.ones(len(image), 4, 8, 8)
-            x[:, :, 2, 3] = 10
-            return x
-
-    (found,) = token_norms(Subject('outlier', Outlier()), torch.zeros(2, 3, 64, 64))
+    map_ = torch.ones(2, 4, 8, 8)
+    map_[:, :, 2, 3] = 10
+    (found,) = token_norms(Subject('x', Returns(lambda image: map_)), torch.zeros(2, 3, 64, 64))
     assert found.largest == pytest.approx(10) and found.share == pytest.approx(1 / 64)
-
-
-@pytest.mark.parametrize('name', ['convnextv2_atto', 'swin_tiny_patch4_window7_224'])
-def test_models_of_timm(name):
-    options = (
-        dict(img_size=64, strict_img_size=False, depths=(1, 1, 1, 1)) if 'swin' in name else {}
-    )
-    model = timm.create_model(name, features_only=True, **options)
-    subject = Subject(name, model)
-    images = photographs(4, 64, 0, 'test')
-    maps = subject.maps(images)
-    assert [m.shape[2:] for m in maps] == [(n, n) for n in (16, 8, 4, 2)]
-    assert [m.shape[1] for m in maps] == model.feature_info.channels()
-    results = probe_position(subject, images)
-    assert len(results) == 4 and all(math.isfinite(r.r2) for r in results)
-
-
-class Returns(nn.Module):
-    """Returns what a function makes of the image."""
-
-    def __init__(self, make) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, image):
-        return self.make(image)
 
 
 @pytest.mark.parametrize('size', [(64, 64), (64, 96), (65, 65), (48, 80)])
@@ -271,6 +240,9 @@ def test_what_models_return():
     ):
         with pytest.raises(ValueError, match=complaint):
             Subject('wrong', Returns(lambda x, wrong=wrong: wrong)).maps(image)
+    pyramid = Subject('ours', CPVTPyramid('pcpvt_nano'))
+    assert pyramid.masks and len(pyramid.maps(torch.zeros(2, 3, 64, 64))) == 4
+    assert not Subject('conv', Convolution()).masks
     fixed = Subject('fixed', nn.Sequential(nn.Flatten(2), nn.Linear(64, 4)))
     with pytest.raises(ValueError, match='fixed fails on images of 32x32 pixels'):
         fixed.maps(image)
@@ -287,20 +259,7 @@ def test_strides():
         padding_pattern(fixed, torch.randn(2, 3, 128, 128), 32)
 
 
-def test_a_pyramid_and_a_single_map():
-    pyramid = Subject('ours', CPVTPyramid('pcpvt_nano'))
-    assert pyramid.masks and len(pyramid.maps(torch.zeros(2, 3, 64, 64))) == 4
-    assert not Subject('conv', Convolution()).masks
-    with pytest.raises(ValueError, match='must return maps'):
-        Subject('flat', nn.Flatten()).maps(torch.zeros(2, 3, 8, 8))
-
-
 def test_photographs_do_not_tell_their_orientation():
     """Row and column cannot be read from pooled pixels of photographs."""
-
-    class Pool(nn.Module):
-        def forward(self, image):
-            return F.avg_pool2d(image, 8)
-
-    (found,) = probe_position(Subject('pixels', Pool()), photographs(200, 48, 0, 'test'))
+    (found,) = probe_position(Subject('pixels', Returns(pool)), photographs(200, 48, 0, 'test'))
     assert abs(found.r2) < 0.05

@@ -71,7 +71,7 @@ def test_the_number_of_threads_changes_nothing(tmp_path):
 def test_every_setting_has_its_own_file(tmp_path):
     changes = dict(
         position='none', peg=(('after', -1),), class_token=False, lr=1e-3, seed=1,
-        split='tuning', steps=4, batch=5, grid=4, pictures=9, size='micro', model='pyramid',
+        split='tuning', steps=4, batch=5, grid=4, pictures=9, model='pyramid',
     )  # fmt: skip
     names = {runs.digest(replace(TINY, **{key: value})) for key, value in changes.items()}
     assert len({*names, runs.digest(TINY)}) == len(changes) + 1
@@ -115,9 +115,7 @@ def test_every_encoding_and_placement_trains(tmp_path):
         idle = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
         assert not idle, name
 
-
-def test_options_reach_the_encoding(tmp_path):
-    lab = Lab(PRESETS['smoke'], tmp_path)
+    # Options reach the encoding.
     found = {
         name: {m.normalized for m in lab.settings(ENCODINGS[name]).build().modules()
                if isinstance(m, RoPE)}
@@ -156,9 +154,7 @@ def test_perfect_answers_have_perfect_metrics():
         cell = 8
 
         def forward(self, image, valid=None):
-            labels = runs.labels_of(
-                *(x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)), scenes.grid
-            )
+            labels = runs.answers_of(scenes)
             logits = {
                 name: torch.nn.functional.one_hot(torch.from_numpy(labels[name]), task.classes)
                 for name, task in runs.TASKS.items()

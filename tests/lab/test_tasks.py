@@ -9,7 +9,7 @@ import torch
 
 from experiments.position.models import LabModel
 from experiments.position.scenes import INKS, LEFTMOST, OTHER, draw_scenes, material
-from experiments.position.tasks import TASKS, ceilings, labels_of
+from experiments.position.tasks import TASKS, answers_of, ceilings
 
 
 def slow_answers(places: list, digits: tuple, grid: tuple) -> dict:
@@ -62,14 +62,15 @@ def test_digits_keep_away_from_edges():
     scenes = draw_scenes('test', 100, 3, (8, 9), inset=2)
     assert (scenes.rows.min(), scenes.rows.max()) == (2, 5)
     assert (scenes.columns.min(), scenes.columns.max()) == (2, 6)
-    with pytest.raises(ValueError, match='3 x 3 cells within the inset, got 6 x 8 and inset=2'):
-        draw_scenes('test', 1, 3, (6, 8), inset=2)
+    for grid, inset in (((6, 8), 2), ((2, 6), 0)):
+        got = f'{grid[0]} x {grid[1]} and inset={inset}'
+        with pytest.raises(ValueError, match=f'3 x 3 cells within the inset, got {got}'):
+            draw_scenes('test', 1, 3, grid, inset=inset)
 
 
 def test_pictures_have_the_answers_that_are_asked_for():
     scenes = draw_scenes('test', 50, 3)
-    numpy = [x.numpy() for x in (scenes.rows, scenes.columns, scenes.digits)]
-    labels = labels_of(*numpy, scenes.grid)
+    labels = answers_of(scenes)
     for i in range(50):
         places = list(zip(scenes.rows[i].tolist(), scenes.columns[i].tolist()))
         slow = slow_answers(places, tuple(scenes.digits[i].tolist()), scenes.grid)
@@ -127,8 +128,3 @@ def test_without_position_a_model_sees_a_bag(kind, class_token):
             a, b = model(image).logits['leftmost'], model(mixed).logits['leftmost']
         differences[position] = (a - b).abs().max()
     assert differences['none'] < 1e-5 < 1e-4 < differences['peg']
-
-
-def test_small_grids_are_refused():
-    with pytest.raises(ValueError, match='3 x 3 cells within the inset, got 2 x 6'):
-        draw_scenes('test', 1, 0, (2, 6))

@@ -30,23 +30,25 @@ def nano_weights(seed: int = 5) -> dict:
 
 def assert_initialized(model: CPVTPyramid, weights: dict) -> None:
     model.init_weights()
+    assert_equal(model, weights)
+
+
+def assert_equal(model: CPVTPyramid, weights: dict) -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(value, weights[name]), name
 
 
 @pytest.mark.parametrize('registry', [ROOT, MMDET, MMSEG, MMPRETRAIN], ids=lambda r: r.scope)
-@pytest.mark.parametrize('name', ['CPVTPyramid', 'cpvt_pyramid.CPVTPyramid'])
-def test_built_by_name(registry, name):
-    model = registry.build(dict(type=name, arch='pcpvt_nano', drop_path_rate=0.1))
-    assert type(model) is CPVTPyramid
-    assert model.blocks[3][1].drop_path.rate == 0.1
-
-
-@pytest.mark.parametrize('registry', [ROOT, MMDET, MMSEG, MMPRETRAIN], ids=lambda r: r.scope)
-@pytest.mark.parametrize('name', ['DenseCPVT', 'cpvt_pyramid.DenseCPVT'])
-def test_columnar_model_is_built_by_name(registry, name):
-    model = registry.build(dict(type=name, arch='cpvt_tiny', peg=dict(after=[0, 1])))
+@pytest.mark.parametrize('scope', ['', 'cpvt_pyramid.'])
+def test_built_by_name(registry, scope):
+    pyramid = dict(type=f'{scope}CPVTPyramid', arch='pcpvt_nano', drop_path_rate=0.1)
+    model = registry.build(pyramid)
+    assert type(model) is CPVTPyramid and model.blocks[3][1].drop_path.rate == 0.1
+    column = dict(type=f'{scope}DenseCPVT', arch='cpvt_tiny', peg=dict(after=[0, 1]))
+    model = registry.build(column)
     assert isinstance(model, cpvt_pyramid.DenseCPVT) and list(model.pos_block) == ['0', '1']
+    with pytest.raises(TypeError, match='drop_path'):
+        registry.build(dict(type=f'{scope}CPVTPyramid', arch='pcpvt_nano', drop_path=0.1))
 
 
 def test_columnar_model_from_a_classifier_in_a_padded_batch(tmp_path):
@@ -139,41 +141,26 @@ def test_exported_graphs_have_plain_maps():
             same_maps(maps, expected)
 
 
-def test_unknown_arguments_fail():
-    with pytest.raises(TypeError, match='drop_path'):
-        MMDET.build(dict(type='CPVTPyramid', arch='pcpvt_nano', drop_path=0.1))
-
-
 @pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
-@pytest.mark.parametrize('prefix', [None, 'backbone.', 'backbone'])
+@pytest.mark.parametrize('prefix', [None, 'backbone.', 'backbone', 'left out'])
 def test_pretrained(tmp_path, suffix, prefix):
     """mmdet's PVT and Swin ignore the prefix, or fail on a plain state dict."""
     weights = nano_weights()
     inside = {f'backbone.{k}' if prefix else k: v for k, v in weights.items()}
     path = tmp_path / f'checkpoint.{suffix}'
-    save_file(inside, path) if suffix == 'safetensors' else torch.save(inside, path)
+    if prefix == 'left out':  # the backbone is taken out of a detector
+        inside |= {'neck.weight': torch.ones(2)}
+    whole = {'state_dict': inside, 'meta': {}} if prefix == 'left out' else inside
+    save_file(inside, path) if suffix == 'safetensors' else torch.save(whole, path)
     init_cfg = dict(type='Pretrained', checkpoint=str(path))
-    if prefix:
+    if prefix and prefix != 'left out':
         init_cfg['prefix'] = prefix
     assert_initialized(CPVTPyramid('pcpvt_nano', init_cfg=init_cfg), weights)
-
-
-def test_pretrained_takes_the_backbone_out_of_a_detector(tmp_path):
-    weights = nano_weights()
-    detector = {f'backbone.{k}': v for k, v in weights.items()} | {'neck.weight': torch.ones(2)}
-    torch.save({'state_dict': detector, 'meta': {}}, tmp_path / 'detector.pth')
-    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'detector.pth'))
-    assert_initialized(CPVTPyramid('pcpvt_nano', init_cfg=init_cfg), weights)
-
-
-def test_load_from_fills_the_backbone_of_a_detector(tmp_path):
-    weights = nano_weights()
-    torch.save({'state_dict': {f'backbone.{k}': v for k, v in weights.items()}}, tmp_path / 'a.pth')
     detector = torch.nn.Module()
     detector.backbone = CPVTPyramid('pcpvt_nano')
-    load_checkpoint(detector, str(tmp_path / 'a.pth'))
-    for name, value in detector.backbone.state_dict().items():
-        assert torch.equal(value, weights[name])
+    if prefix:  # `load_from` fills the backbone of a detector
+        load_checkpoint(detector, str(path))
+        assert_equal(detector.backbone, weights)
 
 
 def test_report_of_what_loaded(tmp_path, monkeypatch):
@@ -184,11 +171,7 @@ def test_report_of_what_loaded(tmp_path, monkeypatch):
     CPVTPyramid('pcpvt_nano', stage_norm=True, init_cfg=init_cfg).init_weights()
     (out,) = printed
     assert 'norm_list.0.weight' in out and 'extra.weight' in out
-
-
-def test_almost_nothing_matches(tmp_path):
     torch.save({'conv1.weight': torch.ones(3), 'fc.bias': torch.ones(2)}, tmp_path / 'a.pth')
-    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'a.pth'))
     with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight, fc.bias'):
         CPVTPyramid('pcpvt_nano', init_cfg=init_cfg).init_weights()
 
@@ -200,19 +183,14 @@ def test_timm_names_are_fetched_from_the_hub(tmp_path, monkeypatch):
 
     def download(*args: str) -> str:
         asked.append(args)
+        if 'nano' not in args[0]:
+            raise OSError('no network')
         return str(tmp_path / 'model.safetensors')
 
     monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
     init_cfg = dict(type='Pretrained', checkpoint='timm://twins_pcpvt_nano.in1k')
     assert_initialized(CPVTPyramid('pcpvt_nano', init_cfg=init_cfg), weights)
     assert asked == [('timm/twins_pcpvt_nano.in1k', 'model.safetensors')]
-
-
-def test_offline(monkeypatch):
-    def download(*_args: str) -> str:
-        raise OSError('no network')
-
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
     with pytest.raises(ConnectionError, match='reached.*model.safetensors of timm/some_model'):
         checkpoints.load_from_timm('timm://some_model')
 

@@ -2,10 +2,10 @@
 
 import torch
 from mmdet.models.detectors import DINO
-from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from models.ports import randomize
+from models.samples import annotated, random_images
 from support import ROOT
 from torch import Tensor, nn
 
@@ -28,17 +28,9 @@ def small_dino(kind: str) -> nn.Module:
     return randomize(MODELS.build(model), seed=1).eval()
 
 
-def images() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(0, 256, (3, *s), generator=generator, dtype=torch.uint8) for s in SIZES]
-
-
 def found(model: nn.Module, batch: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Boxes and scores of each image."""
-    samples = [
-        DetDataSample(metainfo=dict(img_shape=x.shape[1:], ori_shape=x.shape[1:], scale_factor=1))
-        for x in batch
-    ]
+    samples = [annotated(False, image.shape[1:]) for image in batch]
     data = model.data_preprocessor(dict(inputs=batch, data_samples=samples))
     with torch.no_grad():
         results = model.predict(data['inputs'], data['data_samples'], rescale=False)
@@ -47,8 +39,8 @@ def found(model: nn.Module, batch: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 def test_boxes_do_not_depend_on_the_batch():
     model = small_dino('ValidRegionDINO')
-    together = found(model, images())
-    for image, (boxes, scores) in zip(images(), together):
+    images = random_images(SIZES)
+    for image, (boxes, scores) in zip(images, found(model, images)):
         ((own_boxes, own_scores),) = found(model, [image])
         torch.testing.assert_close(scores, own_scores, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(boxes, own_boxes, rtol=1e-4, atol=1e-2)  # of 190 pixels
@@ -56,8 +48,9 @@ def test_boxes_do_not_depend_on_the_batch():
 
 def test_they_do_in_mmdets_own():
     model = small_dino('DINO')
-    (_, scores), *_ = found(model, images())
-    ((_, own_scores),) = found(model, images()[:1])
+    images = random_images(SIZES)
+    (_, scores), *_ = found(model, images)
+    ((_, own_scores),) = found(model, images[:1])
     assert (scores - own_scores).abs().max() > 1e-4
 
 

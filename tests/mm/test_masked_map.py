@@ -8,15 +8,16 @@ from functools import partial
 
 import pytest
 import torch
-from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData, PixelData
-from mmseg.structures import SegDataSample
+from models import families
+from models.families import FAMILIES
 from models.ports import randomize
+from models.samples import random_data
 from support import ROOT
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from cpvt_pyramid import masked_map
 from cpvt_pyramid.masked_map import MaskedMap
@@ -53,9 +54,7 @@ def pyramid() -> nn.Module:
 
 
 def flat(outputs: object) -> list[Tensor]:
-    if isinstance(outputs, Tensor):
-        return [outputs.as_subclass(Tensor)]
-    return [x for part in outputs for x in flat(part)]
+    return [x.as_subclass(Tensor) for x in tree_leaves(outputs)]
 
 
 def size_at(image: Tensor, stride: int) -> tuple[int, int]:
@@ -79,100 +78,48 @@ def drift(model: Callable[[Tensor], object], divisor: int = 32) -> float:
     return farthest
 
 
-FPN = dict(type='FPN', in_channels=CHANNELS, out_channels=16, num_outs=5)
-NECKS = {
-    'FPN': FPN,
-    'FPN with GroupNorm': dict(
-        FPN, norm_cfg=dict(type='GN', num_groups=4), no_norm_on_lateral=True
-    ),
-    'RetinaNet FPN': dict(FPN, start_level=1, add_extra_convs='on_input'),
-    'PAFPN': dict(FPN, type='PAFPN'),
-    'HRFPN': dict(FPN, type='HRFPN'),
-    'DINO': dict(
-        type='ChannelMapper',
-        in_channels=CHANNELS,
-        out_channels=16,
-        kernel_size=1,
-        act_cfg=None,
-        norm_cfg=dict(type='GN', num_groups=4),
-        num_outs=5,
-    ),
-    'BFP': [FPN, dict(type='BFP', in_channels=16, num_levels=5, refine_level=2)],
-}
-SEGMENTATION = dict(
-    channels=16, num_classes=7, norm_cfg=dict(type='BN'), align_corners=False, dropout_ratio=0
-)
-HEADS = {
-    'UPerHead': dict(
-        SEGMENTATION,
-        type='UPerHead',
-        in_channels=CHANNELS,
-        in_index=[0, 1, 2, 3],
-        pool_scales=(1, 2, 3, 6),
-    ),
-    'PSPHead': dict(SEGMENTATION, type='PSPHead', in_channels=192, in_index=3),
-    'ASPPHead': dict(
-        SEGMENTATION, type='ASPPHead', in_channels=192, in_index=3, dilations=(1, 2, 3)
-    ),
-    'FCNHead': dict(SEGMENTATION, type='FCNHead', in_channels=128, in_index=2),
-    'SegformerHead': dict(
-        SEGMENTATION, type='SegformerHead', in_channels=CHANNELS, in_index=[0, 1, 2, 3]
-    ),
-}
+NECKS = 'RetinaNet', 'Faster R-CNN, GN and WS', 'PAFPN', 'HRFPN', 'DINO', 'BFP'
+HEADS = 'UPerNet', 'PSPNet', 'DeepLabV3', 'FCN', 'SegFormer'
 
 
 @pytest.mark.parametrize('name', NECKS)
 def test_necks(name, monkeypatch):
-    neck, pixels = build(NECKS[name], 'mmdet'), pyramid()
+    model = families.build(FAMILIES['RetinaNet' if name == 'BFP' else name])
+    if name == 'BFP':
+        bfp = dict(type='BFP', in_channels=32, num_levels=5, refine_level=2)
+        model.neck = nn.Sequential(model.neck, build(bfp, 'mmdet'))
     # At a divisor of 1 sizes are not multiples of the strides, which some necks do not take.
     for divisor in (32, 1) if name == 'DINO' else (32,):
-        assert drift(lambda batch: neck(pixels(batch)), divisor) < 1e-5
+        assert drift(lambda batch: model.neck(model.backbone(batch)), divisor) < 1e-5
     monkeypatch.setattr(backbone, 'masked_maps', lambda maps, *_: maps)
-    assert drift(lambda batch: neck(pixels(batch))) > 1e-2
+    assert drift(lambda batch: model.neck(model.backbone(batch))) > 1e-2
 
 
 @pytest.mark.parametrize('name', HEADS)
 def test_segmentation_heads(name, monkeypatch):
-    head, pixels = build(HEADS[name], 'mmseg'), pyramid()
-    assert drift(lambda batch: head(pixels(batch))) < 1e-5
+    model = families.build(FAMILIES[name])
+    assert drift(lambda batch: model.decode_head(model.backbone(batch))) < 1e-5
     monkeypatch.setattr(backbone, 'masked_maps', lambda maps, *_: maps)
-    assert drift(lambda batch: head(pixels(batch))) > 1e-3
+    assert drift(lambda batch: model.decode_head(model.backbone(batch))) > 1e-3
 
 
 def test_heads_that_are_not_about_the_grid_alone_still_run():
     """OCRNet gathers class vectors, ISANet permutes cells: they drift, and nothing is erased."""
-    pixels = pyramid()
-    batch = batch_of(images_of())
-    fcn = build(dict(HEADS['FCNHead'], in_channels=192, in_index=3), 'mmseg')
-    ocr = dict(SEGMENTATION, type='OCRHead', in_channels=192, in_index=3, ocr_channels=8)
-    ocr = build(ocr, 'mmseg')
-    isa = dict(SEGMENTATION, type='ISAHead', in_channels=192, in_index=3)
-    isa = build(dict(isa, isa_channels=8, down_factor=(2, 2)), 'mmseg')
+    batch, contexts = batch_of(images_of()), []
+    isa, ocr = (families.build(FAMILIES[name]) for name in ('ISANet', 'OCRNet, one map'))
+    first, second = ocr.decode_head
+    second.spatial_gather_module.register_forward_hook(lambda *of: contexts.append(of[2]))
     with torch.no_grad():
-        maps = pixels(batch)
-        contexts = []
-        ocr.spatial_gather_module.register_forward_hook(lambda *of: contexts.append(of[2]))
-        assert ocr(maps, fcn(maps)).isfinite().all() and isa(maps).isfinite().all()
+        assert isa.decode_head(isa.backbone(batch)).isfinite().all()
+        maps = ocr.backbone(batch)
+        assert second(maps, first(maps)).isfinite().all()
     assert contexts[0].abs().sum(1).min() > 0  # of each class
 
 
-@pytest.fixture
-def mask_rcnn() -> nn.Module:
-    cfg = Config.fromfile(ROOT / 'configs/mask_rcnn_cpvt_s.py')
-    init_default_scope(cfg.default_scope)
-    cfg.model.backbone.update(arch='pcpvt_nano', init_cfg=None)
-    cfg.model.neck.update(in_channels=CHANNELS, out_channels=16)
-    cfg.model.rpn_head.update(in_channels=16, feat_channels=16)
-    head = cfg.model.roi_head
-    head.bbox_roi_extractor.out_channels = head.mask_roi_extractor.out_channels = 16
-    head.bbox_head.update(in_channels=16, fc_out_channels=32)
-    head.mask_head.update(in_channels=16, conv_out_channels=16, num_convs=1)
-    return randomize(MODELS.build(cfg.model))
-
-
 @pytest.mark.parametrize('padded', [False, True])
-def test_roi_features(mask_rcnn, padded):
+def test_roi_features(padded):
     """RoIAlign reads raw NCHW memory: of channels-last maps it took other cells, silently."""
+    mask_rcnn = families.build(FAMILIES['Mask R-CNN'])
     images = images_of(SIZES if padded else [(64, 96)] * 2)
     batch = batch_of(images)
     rois = torch.tensor([[0, 3, 4, 40, 45], [1, 0, 10, 30, 60], [1, 5, 5, 12, 14]]).float()
@@ -195,19 +142,8 @@ def test_roi_features(mask_rcnn, padded):
             torch.testing.assert_close(ours.as_subclass(Tensor), theirs)
 
 
-def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0) -> dict:
-    generator = torch.Generator().manual_seed(seed)
-    samples = []
-    for size in sizes:
-        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1, 1)))
-        sample.gt_instances = InstanceData(
-            bboxes=torch.tensor([[2.0, 3.0, 18.0, 16.0]]), labels=torch.zeros(1, dtype=torch.long)
-        )
-        samples.append(sample)
-    images = [
-        torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=generator) for size in sizes
-    ]
-    return {'inputs': images, 'data_samples': samples}
+def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0, segmentor: bool = False) -> dict:
+    return random_data(segmentor, sizes, seed, boxes=[(2, 3, 18, 16)], classes=5)
 
 
 @pytest.fixture
@@ -281,14 +217,12 @@ def test_compiled_training_steps(part):
         elif compiled:
             step = torch.compile(step, backend='aot_eager')
         for seed, sizes in enumerate((SIZES, OTHER)):
-            data = data_for(sizes, seed)
-            data['data_samples'] = [
-                SegDataSample(gt_sem_seg=PixelData(data=(image[:1] % 5).long()))
-                for image in data['inputs']
-            ]
-            losses.append(step(data, wrapper)['loss'].item())
+            losses.append(step(data_for(sizes, seed, segmentor=True), wrapper)['loss'].item())
     assert losses[0] != losses[1]
     assert losses[2:] == pytest.approx(losses[:2], rel=1e-4)
+
+
+HRFPN = dict(type='HRFPN', in_channels=CHANNELS, out_channels=16, num_outs=5)
 
 
 def test_hrfpn_with_checkpointing(monkeypatch):
@@ -302,7 +236,7 @@ def test_hrfpn_with_checkpointing(monkeypatch):
     def run(with_cp: bool, thread: bool) -> list[Tensor]:
         torch.manual_seed(1)
         pixels = pyramid()
-        neck = build(dict(NECKS['HRFPN'], with_cp=with_cp), 'mmdet')
+        neck = build(dict(HRFPN, with_cp=with_cp), 'mmdet')
         first, second = (batch_of(images_of(sizes)) for sizes in (SIZES, OTHER))
         total = sum(x.square().sum() for x in neck(pixels(first)))
         neck(pixels(second))

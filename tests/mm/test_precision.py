@@ -13,15 +13,12 @@ import mmengine.device
 import numpy as np
 import pytest
 import torch
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
 from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData, PixelData
-from mmseg.structures import SegDataSample
-from models.families import FAMILIES, batch, build, shrink
+from models.families import FAMILIES, batch, build, shrink, tensors
 from models.ports import randomize
+from models.samples import random_data
 from support import CONFIGS, ORIGINAL_MM, ROOT, load_tool
 from torch import Tensor, nn
 
@@ -57,36 +54,9 @@ def tiny(cfg: Config) -> dict:
 
 
 def data_for(model: nn.Module, sizes: list) -> dict:
-    generator = torch.Generator().manual_seed(0)
-    images, samples = [], []
-    for height, width in sizes:
-        image = torch.randint(256, (3, height, width), generator=generator, dtype=torch.uint8)
-        meta = dict(img_shape=(height, width), ori_shape=(height, width), scale_factor=(1, 1))
-        if hasattr(model, 'decode_head'):
-            labels = PixelData(data=(image[:1] % 11).long())
-            sample = SegDataSample(metainfo=meta, gt_sem_seg=labels)
-        else:
-            masks = np.zeros((2, height, width), np.uint8)
-            masks[0, 10:50, 8:40] = masks[1, 20:90, 30:75] = 1
-            sample = DetDataSample(metainfo=meta)
-            sample.gt_instances = InstanceData(
-                bboxes=torch.tensor([[8.0, 10, 40, 50], [30, 20, 75, 90]]),
-                labels=torch.tensor([3, 5]),
-                masks=BitmapMasks(masks, height, width),
-            )
-        images.append(image)
-        samples.append(sample)
-    return {'inputs': images, 'data_samples': samples}
-
-
-def tensors(values: object) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from tensors(value)
-    elif isinstance(values, dict):
-        yield from tensors(list(values.values()))
+    boxes = (8, 10, 40, 50), (30, 20, 75, 90)
+    segmentor = hasattr(model, 'decode_head')
+    return random_data(segmentor, sizes, boxes=boxes, labels=(3, 5), classes=11, masks=True)
 
 
 @contextmanager
@@ -250,27 +220,21 @@ def test_a_model_without_known_parts():
     assert model.weight.dtype == torch.float32 and model.weight.isfinite().all()
 
 
-@pytest.mark.parametrize('device', ['cpu', 'cuda'])
-@pytest.mark.parametrize(
-    'chosen',
-    [
-        dict(type='BFloat16OptimWrapper'),
-        dict(type='AmpOptimWrapper', loss_scale=512.0),
-        dict(type='AmpOptimWrapper', dtype='bfloat16'),
-        dict(type=BFloat16OptimWrapper),
-    ],
-    ids=str,
-)
-def test_amp_keeps_the_choice_of_a_config(chosen, device, monkeypatch):
+@pytest.mark.parametrize('device, given, used', [
+    *(
+        (device, chosen, chosen)
+        for device in ('cpu', 'cuda')
+        for chosen in (
+            dict(type='BFloat16OptimWrapper'), dict(type=BFloat16OptimWrapper),
+            dict(type='AmpOptimWrapper', loss_scale=512.0),
+            dict(type='AmpOptimWrapper', dtype='bfloat16'),
+        )
+    ),
+    *(('cuda', given, dict(type='AmpOptimWrapper'))
+      for given in ({}, dict(type='OptimWrapper'), dict(type=OptimWrapper))),
+], ids=str)  # fmt: skip
+def test_amp_keeps_the_choice_of_a_config_and_is_float16_on_a_gpu(device, given, used, monkeypatch):
     monkeypatch.setattr(mmengine.device, 'get_device', lambda: device)
-    cfg = SimpleNamespace(optim_wrapper=ConfigDict(**chosen, optimizer=dict(type='SGD')))
+    cfg = SimpleNamespace(optim_wrapper=ConfigDict(**given, accumulative_counts=2))
     train.use_mixed_precision(cfg)
-    assert cfg.optim_wrapper == dict(**chosen, optimizer=dict(type='SGD'))
-
-
-@pytest.mark.parametrize('kind', [{}, dict(type='OptimWrapper'), dict(type=OptimWrapper)], ids=str)
-def test_amp_is_float16_on_a_gpu(kind, monkeypatch):
-    monkeypatch.setattr(mmengine.device, 'get_device', lambda: 'cuda')
-    cfg = SimpleNamespace(optim_wrapper=ConfigDict(**kind, accumulative_counts=2))
-    train.use_mixed_precision(cfg)
-    assert cfg.optim_wrapper == dict(type='AmpOptimWrapper', accumulative_counts=2)
+    assert cfg.optim_wrapper == dict(**used, accumulative_counts=2)

@@ -9,9 +9,9 @@ from mmdet.structures import DetDataSample
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData
 from mmseg.structures import SegDataSample
 from models.ports import randomize
+from models.samples import annotated, random_images
 from support import ROOT
 
 import cpvt_pyramid.mm.detection  # noqa: F401 registers the RoI extractors
@@ -40,7 +40,7 @@ def inputs(model: torch.nn.Module, images: list) -> torch.Tensor:
 
 def drift(model: torch.nn.Module) -> float:
     """How far the features of an image in a batch are from its own, relative to the largest."""
-    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    images = random_images(SIZES)
     with torch.no_grad():
         together = model.backbone(inputs(model, images))
         farthest = 0.0
@@ -70,14 +70,9 @@ def test_a_batch_without_padding_has_no_channel(name):
 
 
 def labelled(images: list) -> list:
-    samples = []
-    for image in images:
-        size = tuple(image.shape[-2:])
-        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size))
+    samples = [annotated(False, x.shape[-2:], boxes=[(4, 4, 20, 20)]) for x in images]
+    for sample in samples:
         sample.set_metainfo(dict(homography_matrix=np.eye(3, dtype=np.float32)))
-        box = torch.tensor([[4.0, 4.0, 20.0, 20.0]])
-        sample.gt_instances = InstanceData(bboxes=box, labels=torch.zeros(1, dtype=torch.long))
-        samples.append(sample)
     return samples
 
 
@@ -100,7 +95,7 @@ def test_semi_supervised_training():
     )
     for part in (semi.student, semi.teacher):
         part.load_state_dict(detector.state_dict())
-    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    images = random_images(SIZES)
     branches = dict(sup=images[:1] + [None] * 2, unsup_teacher=[None, *images[1:]])
     branches['unsup_student'] = [None, images[2], images[2]]
     samples = {
@@ -173,7 +168,7 @@ def test_test_time_augmentation():
             merged = tta.test_step({'inputs': inputs, 'data_samples': samples})
         return merged[0].pred_instances
 
-    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
+    images = random_images(SIZES)
     nms = dict(type='nms', iou_threshold=0.5)
     tta = DetTTAModel(module=build(DEMOS[0]), tta_cfg=ConfigDict(nms=nms, max_per_img=100))
     alone, joint = found(images[:1]), found(images)

@@ -20,18 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData, PixelData
-from mmseg.structures import SegDataSample
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import cpvt_pyramid.mm.detection
 import cpvt_pyramid.mm.segmentation  # noqa: F401 (the registered data preprocessors)
 from models.ports import randomize
+from models.samples import BOXES, random_data
 
 SHRINK = 8  # divides all channels: those of a ResNet-50 become 32, 64, 128, 256
 CHANNELS = (32, 64, 128, 256)
@@ -40,14 +39,13 @@ ARCH = dict(dims=CHANNELS, heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(
 # bottom and not at the right.
 SIZES = ((75, 128), (130, 180))
 CLASSES = 19
-BOXES = ((8, 10, 50, 60), (30, 5, 100, 70), (60, 40, 128, 75))  # left, top, right, bottom
 
 
 class Family(NamedTuple):
     """A detector or segmentor.
 
     Args:
-        config: below the configs of its package, `mmdet/...` or `mmseg/...`.
+        config: below the configs of its package; in FAMILIES, with the package and `.py`.
         options: of the model, changed after shrinking; keys with dots, as in mm's `--cfg-options`.
         out_indices: maps that neck or head take.
         sizes: of the images, as `SIZES`.
@@ -72,209 +70,192 @@ _EMBED = {'bbox_head.embed_dims': 256 // SHRINK}
 
 DETECTORS = {
     # one stage, anchors
-    'RetinaNet': Family('mmdet/retinanet/retinanet_r50_fpn_1x_coco.py'),
-    'GHM': Family('mmdet/ghm/retinanet_r50_fpn_ghm-1x_coco.py'),
-    'PISA RetinaNet': Family('mmdet/pisa/retinanet-r50_fpn_pisa_1x_coco.py'),
-    'FreeAnchor': Family('mmdet/free_anchor/freeanchor_r50_fpn_1x_coco.py'),
-    'FSAF': Family('mmdet/fsaf/fsaf_r50_fpn_1x_coco.py'),
-    'SABL RetinaNet': Family('mmdet/sabl/sabl-retinanet_r50_fpn_1x_coco.py'),
-    'SABL RetinaNet, GN': Family('mmdet/sabl/sabl-retinanet_r50-gn_fpn_1x_coco.py'),
-    'Libra RetinaNet': Family('mmdet/libra_rcnn/libra-retinanet_r50_fpn_1x_coco.py'),
-    'NAS-FPN': Family('mmdet/nas_fpn/retinanet_r50_nasfpn_crop640-50e_coco.py'),
-    'FPG': Family('mmdet/fpg/retinanet_r50_fpg_crop640_50e_coco.py'),
-    'ATSS': Family('mmdet/atss/atss_r50_fpn_1x_coco.py', _GROUPS),
-    'DyHead': Family('mmdet/dyhead/atss_r50_fpn_dyhead_1x_coco.py', _GROUPS),
-    'GFL': Family('mmdet/gfl/gfl_r50_fpn_1x_coco.py', _GROUPS),
-    'PAA': Family('mmdet/paa/paa_r50_fpn_1x_coco.py', _GROUPS),
-    'TOOD': Family('mmdet/tood/tood_r50_fpn_1x_coco.py', _GROUPS),
-    'DDOD': Family('mmdet/ddod/ddod_r50_fpn_1x_coco.py', _GROUPS, sizes=((300, 384), (400, 450))),
-    'YOLOF': Family('mmdet/yolof/yolof_r50-c5_8xb8-1x_coco.py', out_indices=(3,)),
+    'RetinaNet': Family('retinanet/retinanet_r50_fpn_1x_coco'),
+    'GHM': Family('ghm/retinanet_r50_fpn_ghm-1x_coco'),
+    'PISA RetinaNet': Family('pisa/retinanet-r50_fpn_pisa_1x_coco'),
+    'FreeAnchor': Family('free_anchor/freeanchor_r50_fpn_1x_coco'),
+    'FSAF': Family('fsaf/fsaf_r50_fpn_1x_coco'),
+    'SABL RetinaNet': Family('sabl/sabl-retinanet_r50_fpn_1x_coco'),
+    'SABL RetinaNet, GN': Family('sabl/sabl-retinanet_r50-gn_fpn_1x_coco'),
+    'Libra RetinaNet': Family('libra_rcnn/libra-retinanet_r50_fpn_1x_coco'),
+    'NAS-FPN': Family('nas_fpn/retinanet_r50_nasfpn_crop640-50e_coco'),
+    'FPG': Family('fpg/retinanet_r50_fpg_crop640_50e_coco'),
+    'ATSS': Family('atss/atss_r50_fpn_1x_coco', _GROUPS),
+    'DyHead': Family('dyhead/atss_r50_fpn_dyhead_1x_coco', _GROUPS),
+    'GFL': Family('gfl/gfl_r50_fpn_1x_coco', _GROUPS),
+    'PAA': Family('paa/paa_r50_fpn_1x_coco', _GROUPS),
+    'TOOD': Family('tood/tood_r50_fpn_1x_coco', _GROUPS),
+    'DDOD': Family('ddod/ddod_r50_fpn_1x_coco', _GROUPS, sizes=((300, 384), (400, 450))),
+    'YOLOF': Family('yolof/yolof_r50-c5_8xb8-1x_coco', out_indices=(3,)),
     'YOLOv3': Family(
-        'mmdet/yolo/yolov3_d53_8xb8-ms-608-273e_coco.py',
+        'yolo/yolov3_d53_8xb8-ms-608-273e_coco',
         {'neck.in_channels': [256, 128, 64]},
         out_indices=(1, 2, 3),
     ),
     # one stage, points
-    'FCOS': Family('mmdet/fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py', _GROUPS),
+    'FCOS': Family('fcos/fcos_r50-caffe_fpn_gn-head_1x_coco', _GROUPS),
     'FCOS, center': Family(
-        'mmdet/fcos/fcos_r50-dcn-caffe_fpn_gn-head-center-normbbox-centeronreg-giou_1x_coco.py',
-        _GROUPS,
+        'fcos/fcos_r50-dcn-caffe_fpn_gn-head-center-normbbox-centeronreg-giou_1x_coco', _GROUPS
     ),
-    'NAS-FCOS': Family('mmdet/nas_fcos/nas-fcos_r50-caffe_fpn_nashead-gn-head_4xb4-1x_coco.py'),
-    'VFNet': Family('mmdet/vfnet/vfnet_r50_fpn_1x_coco.py', _GROUPS),
-    'VFNet, DCN': Family('mmdet/vfnet/vfnet_r50-mdconv-c3-c5_fpn_ms-2x_coco.py', _GROUPS),
-    'AutoAssign': Family('mmdet/autoassign/autoassign_r50-caffe_fpn_1x_coco.py', _GROUPS),
-    'FoveaBox': Family('mmdet/foveabox/fovea_r50_fpn_4xb4-1x_coco.py'),
-    'FoveaBox, aligned': Family('mmdet/foveabox/fovea_r50_fpn_gn-head-align_4xb4-2x_coco.py'),
-    'RepPoints': Family('mmdet/reppoints/reppoints-moment_r50_fpn-gn_head-gn_1x_coco.py'),
+    'NAS-FCOS': Family('nas_fcos/nas-fcos_r50-caffe_fpn_nashead-gn-head_4xb4-1x_coco'),
+    'VFNet': Family('vfnet/vfnet_r50_fpn_1x_coco', _GROUPS),
+    'VFNet, DCN': Family('vfnet/vfnet_r50-mdconv-c3-c5_fpn_ms-2x_coco', _GROUPS),
+    'AutoAssign': Family('autoassign/autoassign_r50-caffe_fpn_1x_coco', _GROUPS),
+    'FoveaBox': Family('foveabox/fovea_r50_fpn_4xb4-1x_coco'),
+    'FoveaBox, aligned': Family('foveabox/fovea_r50_fpn_gn-head-align_4xb4-2x_coco'),
+    'RepPoints': Family('reppoints/reppoints-moment_r50_fpn-gn_head-gn_1x_coco'),
     'CenterNet': Family(
-        'mmdet/centernet/centernet_r18-dcnv2_8xb16-crop512-140e_coco.py',
+        'centernet/centernet_r18-dcnv2_8xb16-crop512-140e_coco',
         {'neck.in_channels': 256, 'bbox_head.in_channels': 64},
         out_indices=(3,),
     ),
-    'CenterNet, updated': Family(
-        'mmdet/centernet/centernet-update_r50-caffe_fpn_ms-1x_coco.py', _GROUPS
-    ),
+    'CenterNet, updated': Family('centernet/centernet-update_r50-caffe_fpn_ms-1x_coco', _GROUPS),
     'CornerNet': Family(
-        'mmdet/cornernet/cornernet_hourglass104_8xb6-210e-mstest_coco.py',
+        'cornernet/cornernet_hourglass104_8xb6-210e-mstest_coco',
         {'bbox_head.num_feat_levels': 1},
         out_indices=(0,),
     ),
     'CentripetalNet': Family(
-        'mmdet/centripetalnet/centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco.py',
+        'centripetalnet/centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco',
         {'bbox_head.num_feat_levels': 1},
         out_indices=(0,),
     ),
-    'YOLOX': Family('mmdet/yolox/yolox_s_8xb8-300e_coco.py', _LAST_THREE, out_indices=(1, 2, 3)),
-    'RTMDet': Family(
-        'mmdet/rtmdet/rtmdet_s_8xb32-300e_coco.py', _LAST_THREE, out_indices=(1, 2, 3)
-    ),
+    'YOLOX': Family('yolox/yolox_s_8xb8-300e_coco', _LAST_THREE, out_indices=(1, 2, 3)),
+    'RTMDet': Family('rtmdet/rtmdet_s_8xb32-300e_coco', _LAST_THREE, out_indices=(1, 2, 3)),
     # one stage, masks
     'RTMDet-Ins': Family(
-        'mmdet/rtmdet/rtmdet-ins_s_8xb32-300e_coco.py',
+        'rtmdet/rtmdet-ins_s_8xb32-300e_coco',
         _LAST_THREE | {'data_preprocessor.pad_mask': True},
         out_indices=(1, 2, 3),
     ),
-    'YOLACT': Family('mmdet/yolact/yolact_r50_1xb8-55e_coco.py', sizes=((96, 128), (96, 128))),
-    'SOLO': Family('mmdet/solo/solo_r50_fpn_1x_coco.py'),
-    'Decoupled SOLO': Family('mmdet/solo/decoupled-solo_r50_fpn_1x_coco.py'),
-    'Decoupled SOLO, light': Family('mmdet/solo/decoupled-solo-light_r50_fpn_3x_coco.py'),
-    'SOLOv2': Family('mmdet/solov2/solov2_r50_fpn_1x_coco.py'),
-    'SOLOv2, DCN': Family('mmdet/solov2/solov2_r101-dcn_fpn_ms-3x_coco.py'),
-    'CondInst': Family('mmdet/condinst/condinst_r50_fpn_ms-poly-90k_coco_instance.py', _GROUPS),
+    'YOLACT': Family('yolact/yolact_r50_1xb8-55e_coco', sizes=((96, 128), (96, 128))),
+    'SOLO': Family('solo/solo_r50_fpn_1x_coco'),
+    'Decoupled SOLO': Family('solo/decoupled-solo_r50_fpn_1x_coco'),
+    'Decoupled SOLO, light': Family('solo/decoupled-solo-light_r50_fpn_3x_coco'),
+    'SOLOv2': Family('solov2/solov2_r50_fpn_1x_coco'),
+    'SOLOv2, DCN': Family('solov2/solov2_r101-dcn_fpn_ms-3x_coco'),
+    'CondInst': Family('condinst/condinst_r50_fpn_ms-poly-90k_coco_instance', _GROUPS),
     'BoxInst': Family(
-        'mmdet/boxinst/boxinst_r50_fpn_ms-90k_coco.py',
-        _GROUPS,
-        preprocessor='BoxInstDataPreprocessor',
+        'boxinst/boxinst_r50_fpn_ms-90k_coco', _GROUPS, preprocessor='BoxInstDataPreprocessor'
     ),
     # two stages
-    'RPN': Family('mmdet/rpn/rpn_r50_fpn_1x_coco.py'),
-    'Faster R-CNN': Family('mmdet/faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py'),
+    'RPN': Family('rpn/rpn_r50_fpn_1x_coco'),
+    'Faster R-CNN': Family('faster_rcnn/faster-rcnn_r50_fpn_1x_coco'),
     'Faster R-CNN, C5': Family(
-        'mmdet/faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py',
+        'faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco',
         {
             'roi_head.bbox_roi_extractor.featmap_strides': [32],
             'rpn_head.anchor_generator.strides': [32],
         },
         out_indices=(3,),
     ),
-    'Faster R-CNN, GN and WS': Family('mmdet/gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco.py'),
-    'PAFPN': Family('mmdet/pafpn/faster-rcnn_r50_pafpn_1x_coco.py'),
-    'HRFPN': Family(
-        'mmdet/hrnet/faster-rcnn_hrnetv2p-w18-1x_coco.py', {'neck.in_channels': list(CHANNELS)}
-    ),
-    'Libra Faster R-CNN': Family('mmdet/libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco.py'),
-    'Cascade RPN': Family('mmdet/cascade_rpn/cascade-rpn_faster-rcnn_r50-caffe_fpn_1x_coco.py'),
-    'PISA Faster R-CNN': Family('mmdet/pisa/faster-rcnn_r50_fpn_pisa_1x_coco.py'),
-    'GRoIE': Family('mmdet/groie/faste-rcnn_r50_fpn_groie_1x_coco.py'),
-    'Double-Head R-CNN': Family('mmdet/double_heads/dh-faster-rcnn_r50_fpn_1x_coco.py'),
-    'Dynamic R-CNN': Family('mmdet/dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco.py'),
-    'SABL Faster R-CNN': Family('mmdet/sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py'),
-    'CrowdDet': Family('mmdet/crowddet/crowddet-rcnn_r50_fpn_8xb2-30e_crowdhuman.py'),
-    'Grid R-CNN': Family('mmdet/grid_rcnn/grid-rcnn_r50_fpn_gn-head_2x_coco.py'),
-    'Cascade R-CNN': Family('mmdet/cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py'),
-    'SABL Cascade R-CNN': Family('mmdet/sabl/sabl-cascade-rcnn_r50_fpn_1x_coco.py'),
-    'Cascade Mask R-CNN': Family('mmdet/cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco.py'),
-    'Mask R-CNN': Family('mmdet/mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'),
-    'Mask R-CNN, GN': Family('mmdet/gn/mask-rcnn_r50_fpn_gn-all_2x_coco.py'),
+    'Faster R-CNN, GN and WS': Family('gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco'),
+    'PAFPN': Family('pafpn/faster-rcnn_r50_pafpn_1x_coco'),
+    'HRFPN': Family('hrnet/faster-rcnn_hrnetv2p-w18-1x_coco', {'neck.in_channels': list(CHANNELS)}),
+    'Libra Faster R-CNN': Family('libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco'),
+    'Cascade RPN': Family('cascade_rpn/cascade-rpn_faster-rcnn_r50-caffe_fpn_1x_coco'),
+    'PISA Faster R-CNN': Family('pisa/faster-rcnn_r50_fpn_pisa_1x_coco'),
+    'GRoIE': Family('groie/faste-rcnn_r50_fpn_groie_1x_coco'),
+    'Double-Head R-CNN': Family('double_heads/dh-faster-rcnn_r50_fpn_1x_coco'),
+    'Dynamic R-CNN': Family('dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco'),
+    'SABL Faster R-CNN': Family('sabl/sabl-faster-rcnn_r50_fpn_1x_coco'),
+    'CrowdDet': Family('crowddet/crowddet-rcnn_r50_fpn_8xb2-30e_crowdhuman'),
+    'Grid R-CNN': Family('grid_rcnn/grid-rcnn_r50_fpn_gn-head_2x_coco'),
+    'Cascade R-CNN': Family('cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco'),
+    'SABL Cascade R-CNN': Family('sabl/sabl-cascade-rcnn_r50_fpn_1x_coco'),
+    'Cascade Mask R-CNN': Family('cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco'),
+    'Mask R-CNN': Family('mask_rcnn/mask-rcnn_r50_fpn_1x_coco'),
+    'Mask R-CNN, GN': Family('gn/mask-rcnn_r50_fpn_gn-all_2x_coco'),
     'Mask R-CNN, 4 convolutions': Family(
-        'mmdet/strong_baselines/mask-rcnn_r50_fpn_rpn-2conv_4conv1fc_syncbn-all_lsj-50e_coco.py'
+        'strong_baselines/mask-rcnn_r50_fpn_rpn-2conv_4conv1fc_syncbn-all_lsj-50e_coco'
     ),
-    'Mask Scoring R-CNN': Family('mmdet/ms_rcnn/ms-rcnn_r50_fpn_1x_coco.py'),
-    'PointRend': Family('mmdet/point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py'),
-    'Seesaw': Family(
-        'mmdet/seesaw_loss/mask-rcnn_r50_fpn_seesaw-loss-normed-mask_random-ms-2x_lvis-v1.py'
-    ),
-    'HTC': Family('mmdet/htc/htc_r50_fpn_1x_coco.py'),
-    'SCNet': Family('mmdet/scnet/scnet_r50_fpn_1x_coco.py'),
-    'Panoptic FPN': Family('mmdet/panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py'),
+    'Mask Scoring R-CNN': Family('ms_rcnn/ms-rcnn_r50_fpn_1x_coco'),
+    'PointRend': Family('point_rend/point-rend_r50-caffe_fpn_ms-1x_coco'),
+    'Seesaw': Family('seesaw_loss/mask-rcnn_r50_fpn_seesaw-loss-normed-mask_random-ms-2x_lvis-v1'),
+    'HTC': Family('htc/htc_r50_fpn_1x_coco'),
+    'SCNet': Family('scnet/scnet_r50_fpn_1x_coco'),
+    'Panoptic FPN': Family('panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco'),
     # queries
-    'Sparse R-CNN': Family('mmdet/sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py'),
-    'QueryInst': Family('mmdet/queryinst/queryinst_r50_fpn_1x_coco.py'),
-    'DETR': Family('mmdet/detr/detr_r50_8xb2-150e_coco.py', out_indices=(3,)),
+    'Sparse R-CNN': Family('sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco'),
+    'QueryInst': Family('queryinst/queryinst_r50_fpn_1x_coco'),
+    'DETR': Family('detr/detr_r50_8xb2-150e_coco', out_indices=(3,)),
     'Conditional DETR': Family(
-        'mmdet/conditional_detr/conditional-detr_r50_8xb2-50e_coco.py',
+        'conditional_detr/conditional-detr_r50_8xb2-50e_coco',
         {'neck.in_channels': [CHANNELS[3]]},
         out_indices=(3,),
         shrink=1,
     ),
-    'DAB-DETR': Family('mmdet/dab_detr/dab-detr_r50_8xb2-50e_coco.py', out_indices=(3,)),
+    'DAB-DETR': Family('dab_detr/dab-detr_r50_8xb2-50e_coco', out_indices=(3,)),
     'Deformable DETR': Family(
-        'mmdet/deformable_detr/deformable-detr_r50_16xb2-50e_coco.py', _EMBED, out_indices=(1, 2, 3)
+        'deformable_detr/deformable-detr_r50_16xb2-50e_coco', _EMBED, out_indices=(1, 2, 3)
     ),
     'Deformable DETR, two stages': Family(
-        'mmdet/deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco.py',
+        'deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco',
         _LAST_THREE,
         out_indices=(1, 2, 3),
         shrink=1,
     ),
-    'DINO': Family('mmdet/dino/dino-4scale_r50_8xb2-12e_coco.py', _EMBED, out_indices=(1, 2, 3)),
-    'DDQ': Family('mmdet/ddq/ddq-detr-4scale_r50_8xb2-12e_coco.py', _EMBED, out_indices=(1, 2, 3)),
-    'MaskFormer': Family('mmdet/maskformer/maskformer_r50_ms-16xb1-75e_coco.py'),
-    'Mask2Former': Family('mmdet/mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'),
-    'Mask2Former, panoptic': Family(
-        'mmdet/mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
-    ),
+    'DINO': Family('dino/dino-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=(1, 2, 3)),
+    'DDQ': Family('ddq/ddq-detr-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=(1, 2, 3)),
+    'MaskFormer': Family('maskformer/maskformer_r50_ms-16xb1-75e_coco'),
+    'Mask2Former': Family('mask2former/mask2former_r50_8xb2-lsj-50e_coco'),
+    'Mask2Former, panoptic': Family('mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic'),
 }
 
 SEGMENTORS = {
-    'FCN': Family('mmseg/fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'PSPNet': Family('mmseg/pspnet/pspnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'UPerNet': Family('mmseg/upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'),
+    'FCN': Family('fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512'),
+    'PSPNet': Family('pspnet/pspnet_r50-d8_4xb4-80k_ade20k-512x512'),
+    'UPerNet': Family('upernet/upernet_r50_4xb4-80k_ade20k-512x512'),
     'UPerNet, multi-level neck': Family(
-        'mmseg/vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py',
+        'vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512',
         {'neck.in_channels': list(CHANNELS), 'neck.scales': [1, 1, 1, 1]},
     ),
-    'Semantic FPN': Family('mmseg/sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py'),
-    'ANN': Family('mmseg/ann/ann_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'APCNet': Family('mmseg/apcnet/apcnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'CCNet': Family('mmseg/ccnet/ccnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'DANet': Family('mmseg/danet/danet_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'DeepLabV3': Family('mmseg/deeplabv3/deeplabv3_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'DeepLabV3+': Family('mmseg/deeplabv3plus/deeplabv3plus_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'DMNet': Family('mmseg/dmnet/dmnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'DNLNet': Family('mmseg/dnlnet/dnl_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'EMANet': Family('mmseg/emanet/emanet_r50-d8_4xb2-80k_cityscapes-512x1024.py'),
-    'EncNet': Family('mmseg/encnet/encnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'Semantic FPN': Family('sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512'),
+    'ANN': Family('ann/ann_r50-d8_4xb4-80k_ade20k-512x512'),
+    'APCNet': Family('apcnet/apcnet_r50-d8_4xb4-80k_ade20k-512x512'),
+    'CCNet': Family('ccnet/ccnet_r50-d8_4xb4-80k_ade20k-512x512'),
+    'DANet': Family('danet/danet_r50-d8_4xb4-80k_ade20k-512x512'),
+    'DeepLabV3': Family('deeplabv3/deeplabv3_r50-d8_4xb4-80k_ade20k-512x512'),
+    'DeepLabV3+': Family('deeplabv3plus/deeplabv3plus_r50-d8_4xb4-80k_ade20k-512x512'),
+    'DMNet': Family('dmnet/dmnet_r50-d8_4xb4-80k_ade20k-512x512'),
+    'DNLNet': Family('dnlnet/dnl_r50-d8_4xb4-80k_ade20k-512x512'),
+    'EMANet': Family('emanet/emanet_r50-d8_4xb2-80k_cityscapes-512x1024'),
+    'EncNet': Family('encnet/encnet_r50-d8_4xb4-80k_ade20k-512x512'),
     'FastFCN, PSP': Family(
-        'mmseg/fastfcn/fastfcn_r50-d32_jpu_psp_4xb4-80k_ade20k-512x512.py', out_indices=(1, 2, 3)
+        'fastfcn/fastfcn_r50-d32_jpu_psp_4xb4-80k_ade20k-512x512', out_indices=(1, 2, 3)
     ),
     'FastFCN, ASPP': Family(
-        'mmseg/fastfcn/fastfcn_r50-d32_jpu_aspp_4xb4-80k_ade20k-512x512.py', out_indices=(1, 2, 3)
+        'fastfcn/fastfcn_r50-d32_jpu_aspp_4xb4-80k_ade20k-512x512', out_indices=(1, 2, 3)
     ),
     'FastFCN, EncNet': Family(
-        'mmseg/fastfcn/fastfcn_r50-d32_jpu_enc_4xb4-80k_ade20k-512x512.py', out_indices=(1, 2, 3)
+        'fastfcn/fastfcn_r50-d32_jpu_enc_4xb4-80k_ade20k-512x512', out_indices=(1, 2, 3)
     ),
     'Fast-SCNN head': Family(
-        'mmseg/fastscnn/fast_scnn_8xb4-160k_cityscapes-512x1024.py',
+        'fastscnn/fast_scnn_8xb4-160k_cityscapes-512x1024',
         {
             **_LAST,
             'auxiliary_head.0.in_channels': CHANNELS[2],
             'auxiliary_head.1.in_channels': CHANNELS[1],
         },
     ),
-    'GCNet': Family('mmseg/gcnet/gcnet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'GCNet': Family('gcnet/gcnet_r50-d8_4xb4-80k_ade20k-512x512'),
     'ICNet neck': Family(
-        'mmseg/icnet/icnet_r50-d8_4xb2-80k_cityscapes-832x832.py',
+        'icnet/icnet_r50-d8_4xb2-80k_cityscapes-832x832',
         {'neck.in_channels': CHANNELS[1:]},
         out_indices=(1, 2, 3),
     ),
-    'ISANet': Family('mmseg/isanet/isanet_r50-d8_4xb4-80k_ade20k-512x512.py'),
-    'K-Net': Family('mmseg/knet/knet-s3_r50-d8_fcn_8xb2-adamw-80k_ade20k-512x512.py'),
-    'K-Net, UPerNet': Family('mmseg/knet/knet-s3_r50-d8_upernet_8xb2-adamw-80k_ade20k-512x512.py'),
-    'Mask2Former (segmentation)': Family(
-        'mmseg/mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py'
-    ),
-    'MaskFormer (segmentation)': Family(
-        'mmseg/maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512.py'
-    ),
+    'ISANet': Family('isanet/isanet_r50-d8_4xb4-80k_ade20k-512x512'),
+    'K-Net': Family('knet/knet-s3_r50-d8_fcn_8xb2-adamw-80k_ade20k-512x512'),
+    'K-Net, UPerNet': Family('knet/knet-s3_r50-d8_upernet_8xb2-adamw-80k_ade20k-512x512'),
+    'Mask2Former (segmentation)': Family('mask2former/mask2former_r50_8xb2-160k_ade20k-512x512'),
+    'MaskFormer (segmentation)': Family('maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512'),
     'MaskFormer, UPerNet': Family(
-        'mmseg/maskformer/maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512.py',
+        'maskformer/maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512',
         {'decode_head.in_channels': list(CHANNELS)},
     ),
-    'Non-local': Family('mmseg/nonlocal_net/nonlocal_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'Non-local': Family('nonlocal_net/nonlocal_r50-d8_4xb4-80k_ade20k-512x512'),
     'OCRNet': Family(
-        'mmseg/ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512.py',
+        'ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512',
         {
             f'decode_head.{i}.{key}': value
             for i in (0, 1)
@@ -283,40 +264,41 @@ SEGMENTORS = {
         | {'decode_head.0.channels': sum(CHANNELS)},
     ),
     'OCRNet, one map': Family(
-        'mmseg/ocrnet/ocrnet_r101-d8_8xb2-40k_cityscapes-512x1024.py',
+        'ocrnet/ocrnet_r101-d8_8xb2-40k_cityscapes-512x1024',
         {'decode_head.0.in_channels': CHANNELS[3], 'decode_head.0.in_index': 3},
     ),
-    'PointRend (segmentation)': Family(
-        'mmseg/point_rend/pointrend_r50_4xb4-160k_ade20k-512x512.py'
-    ),
-    'PSANet': Family('mmseg/psanet/psanet_r50-d8_4xb4-80k_ade20k-512x512.py'),
+    'PointRend (segmentation)': Family('point_rend/pointrend_r50_4xb4-160k_ade20k-512x512'),
+    'PSANet': Family('psanet/psanet_r50-d8_4xb4-80k_ade20k-512x512'),
     'SegFormer': Family(
-        'mmseg/segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
+        'segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512',
         {'decode_head.in_channels': list(CHANNELS)},
     ),
-    'Segmenter': Family('mmseg/segmenter/segmenter_vit-t_mask_8xb1-160k_ade20k-512x512.py', _LAST),
+    'Segmenter': Family('segmenter/segmenter_vit-t_mask_8xb1-160k_ade20k-512x512', _LAST),
     'Segmenter, linear': Family(
-        'mmseg/segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512.py',
+        'segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512',
         _LAST | {'decode_head.channels': CHANNELS[3]},
     ),
     'SETR, naive': Family(
-        'mmseg/setr/setr_vit-l_naive_8xb2-160k_ade20k-512x512.py',
+        'setr/setr_vit-l_naive_8xb2-160k_ade20k-512x512',
         _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[i] for i in range(3)},
     ),
     'SETR, PUP': Family(
-        'mmseg/setr/setr_vit-l_pup_8xb2-160k_ade20k-512x512.py',
+        'setr/setr_vit-l_pup_8xb2-160k_ade20k-512x512',
         _LAST | {f'auxiliary_head.{i}.in_channels': c for i, c in enumerate(CHANNELS[:3])},
     ),
     'SegNeXt head': Family(
-        'mmseg/segnext/segnext_mscan-t_1xb16-adamw-160k_ade20k-512x512.py',
+        'segnext/segnext_mscan-t_1xb16-adamw-160k_ade20k-512x512',
         {'decode_head.in_channels': list(CHANNELS[1:])},
     ),
     'STDC head': Family(
-        'mmseg/stdc/stdc1_4xb12-80k_cityscapes-512x1024.py',
+        'stdc/stdc1_4xb12-80k_cityscapes-512x1024',
         _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[2 - i] for i in range(3)},
     ),
 }
 
+for package, families in (('mmdet', DETECTORS), ('mmseg', SEGMENTORS)):
+    for name, family in families.items():
+        families[name] = family._replace(config=f'{package}/{family.config}.py')
 FAMILIES = {**DETECTORS, **SEGMENTORS}
 
 
@@ -495,43 +477,16 @@ def batch(family: Family, model: nn.Module, count: int = 2, padded: bool = True)
         padded: images of the family's sizes, which are padded; else images of one size, which
             are not.
     """
-    generator = torch.Generator().manual_seed(0)
     sizes = family.sizes
     if not padded:
         sizes = [[math.ceil(side / 128) * 128 for side in sizes[0]]] * 2
-    images, samples = [], []
-    for size in sizes[:count]:
-        images.append(torch.randint(256, (3, *size), generator=generator, dtype=torch.uint8))
-        samples.append(annotated(family, size))
-    data = {'inputs': images, 'data_samples': samples}
+    segmentor = family.config.startswith('mmseg')
+    masks = not segmentor and loads_masks(read(family.config))
+    data = random_data(segmentor, sizes[:count], classes=CLASSES, masks=masks)
+    for sample in data['data_samples']:  # CornerNet's
+        sample.set_metainfo(dict(border=np.zeros(4, np.float32)))
     # In training mode, because mmseg stacks images of different sizes there only.
     return model.data_preprocessor(data, training=True)
-
-
-def annotated(family: Family, size: tuple[int, int]) -> DetDataSample | SegDataSample:
-    """The data sample of an image with three objects."""
-    height, width = size
-    classes = torch.arange(CLASSES).repeat(height * width)[: height * width].view(1, *size)
-    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), size)
-    meta = dict(**shapes, scale_factor=(1.0, 1.0), flip=False, border=np.zeros(4, np.float32))
-    if family.config.startswith('mmseg'):
-        return SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=classes))
-    masks = np.zeros((len(BOXES), *size), dtype=np.uint8)
-    for mask, (left, top, right, bottom) in zip(masks, BOXES):
-        mask[top:bottom, left:right] = 1
-    instances = InstanceData(
-        bboxes=torch.tensor(BOXES, dtype=torch.float32),
-        labels=torch.zeros(len(BOXES), dtype=torch.long),
-    )
-    if loads_masks(read(family.config)):
-        instances.masks = BitmapMasks(masks, height, width)
-    nothing = InstanceData(bboxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long))
-    return DetDataSample(
-        metainfo=meta,
-        gt_instances=instances,
-        ignored_instances=nothing,
-        gt_sem_seg=PixelData(sem_seg=classes),
-    )
 
 
 # Outputs
@@ -622,17 +577,10 @@ def fixed_proposals(model: nn.Module) -> Iterator[None]:
             del module.predict_by_feat
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """The floating-point tensors in nested containers."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
+    found = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+    return [x for x in found if x.is_floating_point()]
 
 
 # Drift
@@ -726,18 +674,10 @@ def grid_of(
 @contextmanager
 def made_contiguous(model: nn.Module) -> Iterator[None]:
     """While it runs, every module's output is contiguous."""
-
-    def contiguous(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.contiguous()
-        if isinstance(value, dict):
-            return type(value)({key: contiguous(item) for key, item in value.items()})
-        if type(value) in (list, tuple):
-            return type(value)(map(contiguous, value))
-        return value
-
     hooks = [
-        module.register_forward_hook(lambda module, inputs, output: contiguous(output))
+        module.register_forward_hook(
+            lambda module, inputs, output: tree_map_only(Tensor, Tensor.contiguous, output)
+        )
         for module in model.modules()
         if module is not model
     ]

@@ -44,8 +44,7 @@ def test_the_table_adds_forward_and_backward():
 def test_mistakes(untrained, capsys):
     config = untrained['segmentor'][0]
     for options, complaint in [
-        (['--size', '31'], '--size must be at least 32 pixels, got 31'),
-        (['--size', 'large'], '--size must be SIDE or HEIGHTxWIDTH, got large'),
+        (['--size', '31'], 'of at least 32 pixels, got 31'),
         (['--rounds', '0'], '--rounds and --threads must be at least 1'),
     ]:
         assert tool.main([config, *options]) == 2

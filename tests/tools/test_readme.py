@@ -1,6 +1,7 @@
 """The README's code runs, its commands parse, and its table is current."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -62,7 +63,7 @@ def test_every_command_is_tested():
     known = ('make ', 'python tools/', 'tools/dist_train.sh ', 'python -m cpvt_pyramid.doctor',
              'python -m cpvt_pyramid.runtime ', 'python -m cpvt_pyramid.app ',
              'tools/benchmarks/model_table.py', "pip install '.[", 'pip install .')  # fmt: skip
-    assert len(commands()) >= 10
+    assert len(commands()) >= 10 and len(sum(PAGES.values(), [])) >= 10
     assert [c for c in commands() if not c.startswith(known)] == []
 
 
@@ -74,23 +75,37 @@ def test_make(command):
         assert (ROOT / path).is_file(), path
 
 
-@pytest.mark.parametrize('command', [c for c in commands() if 'tools/' in c])
-def test_tools_understand(command, monkeypatch, tmp_path):
+PAGES = {
+    page: [
+        re.sub('^(srun )?(python )?| \\|\\| {$', '', line.strip())
+        for line in (ROOT / f'docs/{page}.md').read_text().splitlines()
+        if re.match(r' {4}.*\btools/', line)
+    ]
+    for page in ('clusters', 'logging')
+}
+
+
+@pytest.mark.parametrize(
+    'command',
+    [*(c.removeprefix('python ') for c in commands() if 'tools/' in c), *sum(PAGES.values(), [])],
+)
+def test_tools_understand(command, tmp_path):
+    """A fake interpreter says what the shell scripts start."""
     words = shlex.split(command)
-    if words[0].endswith('.sh'):
-        (tmp_path / 'python').write_text('#!/bin/sh\nprintf "%s\\n" "$@"')
-        (tmp_path / 'python').chmod(0o755)
-        monkeypatch.setenv('PYTHON', str(tmp_path / 'python'))
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        started = done.stdout.split()
-        words = ['python', *started[next(i for i, w in enumerate(started) if 'train.py' in w) :]]
-    words = [word for word in words if word != 'python']
+    if '.py' not in words[0]:
+        fake, said = tmp_path / 'py', tmp_path / 'said'
+        fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {said}')
+        fake.chmod(0o755)
+        environment = os.environ | {'PYTHON': str(fake)}
+        subprocess.run(['bash', '-c', command], cwd=ROOT, env=environment, check=True)
+        words = said.read_text().splitlines()
+        tools = 'train.py', 'test.py', 'infer.py'
+        words = words[next(i for i, word in enumerate(words) if word.endswith(tools)) :]
     path = (ROOT / words[0]).relative_to(ROOT / 'tools')
-    module = load_tool(str(path.with_suffix('')))
-    function = getattr(module, path.stem)
+    function = getattr(load_tool(str(path.with_suffix(''))), path.stem)
     options = parser_of(function).parse_args(words[1:])
-    if getattr(options, 'config', None):
-        assert (ROOT / options.config).is_file()
+    if config := getattr(options, 'model' if path.stem == 'infer' else 'config', None):
+        assert (ROOT / config).is_file()
 
 
 def test_first_command(tmp_path, monkeypatch):
@@ -120,8 +135,3 @@ def test_tables_of_models_are_current():
     assert model_table.with_table(README) == README
     assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
     assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()
-
-
-def test_links_exist():
-    for path in re.findall(r'\]\((?!http)([^)#]+)\)', README):
-        assert (ROOT / path).is_file(), path

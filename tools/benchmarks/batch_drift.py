@@ -4,33 +4,50 @@
     python tools/benchmarks/batch_drift.py
     python tools/benchmarks/batch_drift.py --images small.jpg large.jpg --out drift.png
 
-First the maps of backbones with the same weights: ours with and without the images' true sizes,
-and the ports in timm, mmsegmentation and mmdetection. Then the boxes of a detector and the label
-map of a segmentor, with the data preprocessor that reports the valid region and with mm's own. An
-image alone is padded to the multiple that the model needs; in the batch, to the larger image. The
-drift of a feature vector is the norm of its change relative to the mean norm of the map's vectors.
-Only positions inside the image count.
+All backbones have the same weights: ours with and without the images' true sizes, and the ports in
+timm, mmsegmentation and mmdetection. An image alone is padded to the multiple that the model needs;
+in the batch, to the larger image. The drift of a feature vector is the norm of its change relative
+to the mean norm of the map's vectors. Only positions inside the image count. family_drift.py
+measures whole detectors and segmentors.
 """
 
 from __future__ import annotations
 
-import io
 import json as json_format
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]  # a checkout that is not installed
+from cpvt_pyramid.tooling.command import (  # noqa: E402
+    UserError,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
+from cpvt_pyramid.tooling.files import atomic_write, make_folder, write_text  # noqa: E402
+from cpvt_pyramid.tooling.report import text_table  # noqa: E402
+
+prepare_for_torch()  # before torch is imported
+
+with imports_of('batch_drift'):
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+    from matplotlib.colors import LogNorm
+    from models import ports
+    from skimage import data
+    from torch import Tensor, nn
+    from tqdm import tqdm
+
+    from cpvt_pyramid import ARCHS, CPVTPyramid, load_weights
+    from cpvt_pyramid.runner.inference.prediction import read_image
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
-MODELS = tuple(str(ROOT / f'configs/{name}_cpvt_s.py') for name in ('retinanet', 'semantic_fpn'))
 STRIDES = (4, 8, 16, 32)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, RGB
 MULTIPLE = 32  # other libraries' backbones take images whose sides are multiples of it, in pixels
@@ -50,29 +67,21 @@ def batch_drift(
     images: Sequence[str] = (),
     archs: Sequence[str] = MEASURED,
     weights: Sequence[str] = (),
-    models: Sequence[str] = MODELS,
-    score_thr: float = 0.05,
     out: str = 'batch_drift.png',
     json: str | None = None,
 ) -> None:
-    """Print the tables and draw the heat maps.
+    """Print the table and draw the heat maps.
 
     Args:
         images (FILE): an image and a larger one; by default two photographs from scikit-image
         archs: architectures, each measured in every library that has it
         weights (ARCH=FILE): checkpoints of backbones; without one, weights are random
-        models (CONFIG[=CHECKPOINT]): detectors and segmentors
-        score_thr: ignore boxes with a lower score
         out: the picture, a .png file
         json: also write the numbers to this file
     """
-    from cpvt_pyramid import ARCHS as known
-    from cpvt_pyramid.tooling.command import UserError
-    from cpvt_pyramid.tooling.files import make_folder
-
     for arch in archs:
-        if arch not in known:
-            raise UserError(f'unknown arch {arch!r}; one of {", ".join(known)}')
+        if arch not in ARCHS:
+            raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     files = dict(text.partition('=')[::2] for text in weights)
     for arch, path in files.items():
         if arch not in archs or not path:
@@ -84,11 +93,10 @@ def batch_drift(
     if Path(out).suffix != '.png':
         raise UserError(f'--out must end in .png, got {out}')
     small, large = read_images(images)
-    wholes = [read_model(text) for text in models]
 
     heats = {}
     for arch in archs:
-        for backbone in progress(backbones(arch, files.get(arch)), arch):
+        for backbone in tqdm(backbones(arch, files.get(arch)), arch, leave=False, disable=None):
             heats[arch, backbone.library] = heat_maps(backbone, small, large)
     results = {
         'images': [image.shape[:2] for image in (small, large)],
@@ -101,17 +109,12 @@ def batch_drift(
             }
             for (arch, library), maps in heats.items()
         ],
-        'models': [],
     }
     print(features_table(results['features']))
-    for model in progress(wholes, 'models'):
-        results['models'] += model_drifts(model, small, large, score_thr)
-    if wholes:
-        print(f'\n{models_table(results["models"], score_thr)}')
     draw(heats, small, large, Path(out))
     print(f'\n{out}')
     if json:
-        Path(json).write_text(json_format.dumps(results, indent=1) + '\n')
+        write_text(json, json_format.dumps(results, indent=1) + '\n')
 
 
 # Images, (H, W, 3) BGR uint8 as mm reads them
@@ -119,12 +122,6 @@ def batch_drift(
 
 def read_images(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The image and the larger image."""
-    import numpy as np
-    from skimage import data
-
-    from cpvt_pyramid.runner.inference.prediction import read_image
-    from cpvt_pyramid.tooling.command import UserError
-
     if not paths:
         return data.chelsea()[..., ::-1].copy(), data.astronaut()[..., ::-1].copy()
     if len(paths) != 2:
@@ -140,8 +137,6 @@ def read_images(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def normed(image: np.ndarray) -> Tensor:
     """(3, H, W), as a data preprocessor passes it to a backbone."""
-    import torch
-
     image = torch.from_numpy(image[..., ::-1].copy()).float()
     return ((image - torch.tensor(MEAN)) / torch.tensor(STD)).permute(2, 0, 1)
 
@@ -151,11 +146,6 @@ def normed(image: np.ndarray) -> Tensor:
 
 def backbones(arch: str, checkpoint: str | None) -> list[Backbone]:
     """An architecture in every library that has it, with the same weights."""
-    from models import ports
-
-    from cpvt_pyramid import CPVTPyramid, load_weights
-    from cpvt_pyramid.tooling.command import UserError
-
     ours = ports.randomize(CPVTPyramid(arch)).eval()
     if checkpoint:
         try:
@@ -175,8 +165,6 @@ def without_sizes(library: str, multiple: int, model: nn.Module) -> Backbone:
 
 def heat_maps(backbone: Backbone, small: np.ndarray, large: np.ndarray) -> list[np.ndarray]:
     """The relative drift of the small image's features at each stride, (h, w)."""
-    import torch
-
     images = normed(small), normed(large)
     with torch.no_grad():
         apart = backbone.maps(*padded(images[:1], backbone.multiple))
@@ -192,162 +180,23 @@ def heat_maps(backbone: Backbone, small: np.ndarray, large: np.ndarray) -> list[
 
 def padded(images: Sequence[Tensor], multiple: int) -> tuple[Tensor, Tensor]:
     """A batch of images (3, H, W), padded to the next multiple, and their sizes."""
-    import torch
-    import torch.nn.functional as F
-
     sizes = torch.tensor([image.shape[1:] for image in images])
     height, width = (math.ceil(side / multiple) * multiple for side in sizes.max(0)[0].tolist())
     batch = [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in images]
     return torch.stack(batch), sizes
 
 
-# Whole models
-
-
-class Whole(NamedTuple):
-    """A detector or a segmentor."""
-
-    name: str  # of the config
-    cfg: Any
-    checkpoint: str
-    weights: dict | None  # of the checkpoint; None: random
-
-
-def read_model(text: str) -> Whole:
-    """The model for `CONFIG` or `CONFIG=CHECKPOINT`."""
-    from cpvt_pyramid.runner.config.load import load_config
-    from cpvt_pyramid.runner.models import fetch_checkpoint
-    from cpvt_pyramid.tooling.command import UserError
-
-    config, _, checkpoint = text.partition('=')
-    cfg = load_config(config)
-    cfg.model.backbone.init_cfg = None
-    kind = cfg.model.data_preprocessor.type
-    if not str(kind).startswith('ValidRegion'):
-        raise UserError(f'{config}: data_preprocessor must be a ValidRegion one, got {kind}')
-    weights = fetch_checkpoint(checkpoint) if checkpoint else None
-    return Whole(Path(config).stem, cfg, checkpoint, weights)
-
-
-def model_drifts(
-    whole: Whole, small: np.ndarray, large: np.ndarray, score_thr: float
-) -> list[dict]:
-    """How much a detector's boxes or a segmentor's labels change, as with mm's own preprocessor
-    and with the valid region."""
-    import torch
-    from models import ports
-
-    from cpvt_pyramid.runner.models import build_model, load_whole_model
-
-    torch.manual_seed(0)  # of buffers
-    model = ports.randomize(build_model(whole.cfg, 'cpu'))
-    if whole.weights:
-        load_whole_model(model, whole.weights, whole.checkpoint)
-    rows = []
-    for valid_region in (False, True):
-        model.data_preprocessor.valid_region = valid_region
-        row = {'config': whole.name, 'valid_region': valid_region}
-        if hasattr(model, 'decode_head'):
-            row |= label_drift(model, small, large)
-        else:
-            row |= box_drift(model, small, large, score_thr)
-        rows.append(row)
-    return rows
-
-
-def box_drift(model: nn.Module, small: np.ndarray, large: np.ndarray, score_thr: float) -> dict:
-    """Counts of the small image's boxes, of those that vanish and appear; changes of the others."""
-    from torchvision.ops import box_iou
-
-    alone, joint = (
-        found[found.scores >= score_thr]
-        for found in (
-            predict(model, [small])[0].pred_instances,
-            predict(model, [small, large])[0].pred_instances,
-        )
-    )
-    overlap = box_iou(alone.bboxes, joint.bboxes)
-    overlap[alone.labels[:, None] != joint.labels] = 0
-    pairs = []  # best overlap first, each box once
-    for index in overlap.flatten().argsort(descending=True).tolist():
-        i, j = divmod(index, len(joint))
-        if overlap[i, j] < 0.5:
-            break
-        if not any(i == a or j == b for a, b in pairs):
-            pairs.append((i, j))
-    left, right = ([pair[k] for pair in pairs] for k in (0, 1))
-    scores = alone.scores[left] - joint.scores[right]
-    sides = alone.bboxes[left] - joint.bboxes[right]
-    return {
-        'boxes': len(alone),
-        'vanish': len(alone) - len(pairs),
-        'appear': len(joint) - len(pairs),
-        'score': float(scores.abs().max()) if pairs else 0.0,
-        'pixels': float(sides.abs().max()) if pairs else 0.0,
-    }
-
-
-def label_drift(model: nn.Module, small: np.ndarray, large: np.ndarray) -> dict:
-    """The share of the small image's pixels whose label changes.
-
-    mmsegmentation does not test images of different sizes together. Padded to the size of the
-    larger image, the small one is what it would be in that batch.
-    """
-    maps = []
-    for image in (small, large):
-        size = [
-            math.ceil(max(sides) / MULTIPLE) * MULTIPLE for sides in zip(image.shape, small.shape)
-        ]
-        model.data_preprocessor.test_cfg = {'size': size[:2]}
-        maps.append(predict(model, [small])[0].pred_sem_seg.data)
-    return {'relabelled': float((maps[0] != maps[1]).float().mean())}
-
-
-def predict(model: nn.Module, images: Sequence[np.ndarray]) -> list:
-    """Predictions for a batch of images, at their own sizes."""
-    import torch
-
-    from cpvt_pyramid.runner.inference.samples import data_sample
-
-    segmentation = hasattr(model, 'decode_head')
-    samples = [data_sample(segmentation, image.shape[:2]) for image in images]
-    inputs = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
-    with torch.no_grad():
-        return model.test_step({'inputs': inputs, 'data_samples': samples})
-
-
-# Tables and picture
+# Table and picture
 
 
 def features_table(rows: Sequence[dict]) -> str:
     """Maximum and mean drift of the features at each stride."""
-    from cpvt_pyramid.tooling.report import markdown_table
-
     lines = []
     for row in rows:
         cells = [f'{row["max"][s]:.0e} ({row["mean"][s]:.0e})' for s in STRIDES]
         lines.append([row['arch'], row['library'], *cells])
     head = ['arch', 'backbone', *(f'stride {s}: max (mean)' for s in STRIDES)]
-    return markdown_table(head, lines)
-
-
-def models_table(rows: Sequence[dict], score_thr: float) -> str:
-    """Changes in the predictions of whole models."""
-    from cpvt_pyramid.tooling.report import markdown_table
-
-    head = [
-        'config', 'valid region', f'boxes >= {score_thr:g}', 'vanish', 'appear',
-        'max score change', 'max shift, pixels', 'pixels relabelled',
-    ]  # fmt: skip
-    forms = dict(
-        boxes='{}', vanish='{}', appear='{}', score='{:.1e}', pixels='{:.1e}', relabelled='{:.3%}'
-    )
-    lines = [
-        [row['config'], 'yes' if row['valid_region'] else 'no']
-        + [form.format(row[key]) if key in row else '' for key, form in forms.items()]
-        for row in rows
-    ]
-    return markdown_table(head, lines)
+    return text_table(head, lines)
 
 
 def draw(
@@ -357,16 +206,6 @@ def draw(
     out: Path,
 ) -> None:
     """Draw the image alone and in its batch, and below them a row of heat maps per backbone."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    import numpy as np
-    from matplotlib.colors import LogNorm
-    from PIL import Image
-
-    from cpvt_pyramid.tooling.files import atomic_write
-
     small, large = (image[..., ::-1] for image in (small, large))
     height, width = (max(sides) for sides in zip(small.shape[:2], large.shape[:2]))
     batch = np.full((height, 2 * width + 8, 3), 255, dtype=np.uint8)
@@ -406,22 +245,12 @@ def draw(
         "change of the image's features in the batch,\nrelative to their mean norm "
         '(black: floating-point noise)'
     )
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=80)
+    with atomic_write(out, '.png') as draft:
+        figure.savefig(draft, dpi=80)
     plt.close(figure)
-    with atomic_write(out) as draft:  # 256 colors: a third of the bytes
-        Image.open(drawn).convert('RGB').quantize().save(draft, 'PNG', optimize=True)
-
-
-def progress(items: Iterable, what: str) -> Iterable:
-    from tqdm import tqdm
-
-    return tqdm(list(items), desc=what, leave=False, disable=None)  # None: on a terminal only
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.tooling.command import run_command
-
     return run_command(batch_drift, argv)
 
 

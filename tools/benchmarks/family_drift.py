@@ -9,20 +9,40 @@ Each model of `tests/models/families.py` is built tiny, with our backbone and ra
 is how far its outputs for an image move when the image is batched with a larger one.
 """
 
-# torch and mm are imported inside the functions, so that --help is quick.
 from __future__ import annotations
 
+import logging
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from models.families import Drift
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]  # a checkout that is not installed
+from cpvt_pyramid.tooling.command import (  # noqa: E402
+    UserError,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
+from cpvt_pyramid.tooling.report import markdown_table  # noqa: E402
+
+prepare_for_torch()  # before torch is imported
+
+with imports_of('family_drift'):
+    from models.families import (
+        CANNOT,
+        DETECTORS,
+        FAMILIES,
+        REASONS,
+        SEGMENTORS,
+        SIZES,
+        Drift,
+        build,
+        drift,
+    )
+    from tqdm import tqdm
 
 PAGE = ROOT / 'docs' / 'batch_drift.md'
 INVARIANT = 1e-4  # drift below it is rounding
@@ -70,10 +90,6 @@ def family_drift(*, families: Sequence[str] = (), write: bool = False) -> None:
         families (NAME): rows of the table; by default all
         write: write docs/batch_drift.md instead
     """
-    from models.families import FAMILIES
-
-    from cpvt_pyramid.tooling.command import UserError
-
     for name in families:
         if name not in FAMILIES:
             raise UserError(f'unknown family {name!r}; choose from {"; ".join(FAMILIES)}')
@@ -88,12 +104,6 @@ def family_drift(*, families: Sequence[str] = (), write: bool = False) -> None:
 
 def measure(names: Sequence[str]) -> dict[str, Drift]:
     """The drift of each family."""
-    import logging
-    import warnings
-
-    from models.families import FAMILIES, build, drift
-    from tqdm import tqdm
-
     warnings.simplefilter('ignore')  # of mm, about its own use of PyTorch
     logging.disable(logging.WARNING)
     found = {}
@@ -105,8 +115,6 @@ def measure(names: Sequence[str]) -> dict[str, Drift]:
 
 def page(drifts: dict[str, Drift]) -> str:
     """The text of docs/batch_drift.md."""
-    from models.families import CANNOT, DETECTORS, REASONS, SEGMENTORS, SIZES
-
     drifting = {name for name, drift in drifts.items() if max(drift) >= INVARIANT}
     explained = {name for reason in REASONS.values() for name in reason.families}
     if drifting != explained:
@@ -136,18 +144,13 @@ def page(drifts: dict[str, Drift]) -> str:
 
 def table(drifts: dict[str, Drift]) -> str:
     """Markdown, a row per family."""
-    from models.families import FAMILIES, REASONS
-
     reasons = {name: title for title, reason in REASONS.items() for name in reason.families}
+    head = 'family', 'config', 'backbone', 'neck', 'head', 'what drifts'
     rows = [
-        '| family | config | backbone | neck | head | what drifts |',
-        '|---|---|---|---|---|---|',
+        (name, f'`{FAMILIES[name].config}`', *map('{:.1e}'.format, drift), reasons.get(name, ''))
+        for name, drift in drifts.items()
     ]
-    for name, drift in drifts.items():
-        numbers = ' | '.join(f'{number:.1e}' for number in drift)
-        why = reasons.get(name, '')
-        rows.append(f'| {name} | `{FAMILIES[name].config}` | {numbers} | {why} |')
-    return '\n'.join(rows) + '\n'
+    return markdown_table(head, rows)
 
 
 def read_page(text: str) -> dict[str, tuple[float, float, float]]:
@@ -158,8 +161,6 @@ def read_page(text: str) -> dict[str, tuple[float, float, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.tooling.command import run_command
-
     return run_command(family_drift, argv)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
+from cpvt_pyramid.tooling.report import markdown_table  # noqa: E402
 
 README = ROOT / 'README.md'
 MODELS_PAGE = ROOT / 'docs' / 'models.md'
@@ -142,26 +143,20 @@ COLUMNS = (
     ('DeiT-{}', dict(position='learned'), (72.2, 79.9, 81.8)),
 )
 SIZES = ((224, 224), (800, 1333))
+HEAD = ('parameters', *(f'GFLOPs, {h} x {w}' for h, w in SIZES), 'ImageNet top-1')
 
 
 def readme_table() -> str:
     """The README's table in Markdown, a row per pyramid."""
     from cpvt_pyramid import ARCHS
 
-    rows = [
-        '| `arch` | published as | parameters | GFLOPs, 224 x 224 | GFLOPs, 800 x 1333 '
-        '| ImageNet top-1 | RetinaNet 1x AP | Semantic FPN mIoU |',
-        '|---|---|---|---|---|---|---|---|',
-    ]
+    head = ['`arch`', 'published as', *HEAD, 'RetinaNet 1x AP', 'Semantic FPN mIoU']
+    rows = []
     for arch in ARCHS:
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
         results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
-        rows.append(row(f'`{arch}`', name, *pyramid_costs(arch), top1, *results))
-    return '\n'.join(rows) + '\n'
-
-
-def row(*cells: object) -> str:
-    return '| ' + ' | '.join(str(cell) for cell in cells) + ' |'
+        rows.append([f'`{arch}`', name, *pyramid_costs(arch), top1, *results])
+    return markdown_table(head, rows)
 
 
 @functools.cache
@@ -234,18 +229,15 @@ def models_page() -> str:
     from cpvt_pyramid import ARCHS, CPVT
     from cpvt_pyramid.archs import COLUMNAR_ARCHS
 
-    head = ['parameters', 'GFLOPs, 224 x 224', 'GFLOPs, 800 x 1333', 'ImageNet top-1']
-    pyramids = [['`arch`', 'published as', *head, 'published weights']]
+    pyramids, columns, recipes = [], [], []
     for arch in ARCHS:
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
         pyramids.append([f'`{arch}`', name, *pyramid_costs(arch), top1, published_weights(arch)])
-    columns = [['code', 'published as', *head]]
     for name, options, results in COLUMNS:
         for (arch, letter), top1 in zip(zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B')), results):
             code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
             cost = costs(CPVT, arch, **options)
             columns.append([f'`CPVT({code})`', name.format(letter), *cost, top1])
-    recipes = [['config', 'backbone', 'head', 'data', 'parameters', 'published']]
     for model in models():
         meta = model['Metadata']
         found = [
@@ -264,17 +256,13 @@ def models_page() -> str:
             ]
         )
     return MODELS_PAGE_TEXT.format(
-        pyramids=markdown(pyramids),
-        columns=markdown(columns),
-        recipes=markdown(recipes),
-        formats=markdown(formats()),
+        pyramids=markdown_table(['`arch`', 'published as', *HEAD, 'published weights'], pyramids),
+        columns=markdown_table(['code', 'published as', *HEAD], columns),
+        recipes=markdown_table(
+            ['config', 'backbone', 'head', 'data', 'parameters', 'published'], recipes
+        ),
+        formats=markdown_table(['format', 'whose files', 'models'], formats()),
     )
-
-
-def markdown(rows: Sequence[Sequence[object]]) -> str:
-    """A table with its head in the first row."""
-    head, *rest = rows
-    return '\n'.join(row(*cells) for cells in (head, ['---'] * len(head), *rest)) + '\n'
 
 
 def published_weights(arch: str) -> str:
@@ -308,7 +296,6 @@ def formats() -> Iterator[list[str]]:
         'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
         'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEG(after=range(6))),
     }
-    yield ['format', 'whose files', 'models']
     for key in ('ours', *FORMATS):
         fitting = []
         for name, model in samples.items():

@@ -21,7 +21,6 @@ An untrained detector finds hardly a box: post-processing takes longer with a --
 
 from __future__ import annotations
 
-# torch and mm are imported inside the functions, so that --help is quick.
 import functools
 import sys
 import tempfile
@@ -29,13 +28,33 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
-    from torch import Tensor, nn
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).parent))  # for speed.py
+from cpvt_pyramid.tooling.command import (  # noqa: E402
+    UserError,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
+from cpvt_pyramid.tooling.report import text_table  # noqa: E402
+
+prepare_for_torch()  # before torch is imported
+
+with imports_of('parts'):
+    import cv2
+    import numpy as np
+    import torch
+    from mmengine.config import Config
+    from mmengine.dataset import Compose, pseudo_collate
+    from mmengine.logging import MMLogger
+    from mmengine.optim import build_optim_wrapper
+    from speed import parse_size
+    from torch import Tensor, nn
+
+    from cpvt_pyramid.runner.config.load import kind_of, leaves, load_config
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
 PARTS = 'data', 'backbone', 'neck', 'head', 'losses', 'post-processing', 'optimizer', 'other'
 BACKWARD = ', backward'  # suffix of a part
@@ -96,7 +115,6 @@ def parts(
     size: str = '512',
     rounds: int = 3,
     threads: int | None = None,
-    no_training: bool = False,
 ) -> None:
     """Print the table.
 
@@ -106,24 +124,10 @@ def parts(
         size (SIDE|HxW): of the image that the model sees, in pixels
         rounds (N): passes and training steps, after one more that is not measured
         threads (N): CPU threads; by default as many as torch takes
-        no_training: measure inference alone
     """
-    import torch
-    from mmengine.logging import MMLogger
-
-    from cpvt_pyramid.runner.config.load import load_config
-    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
-    from cpvt_pyramid.tooling.command import UserError
-
     if min(rounds, threads or 1) < 1:
         raise UserError('--rounds and --threads must be at least 1')
-    height, _, width = size.partition('x')
-    try:
-        pixels = int(height), int(width or height)
-    except ValueError:
-        raise UserError(f'--size must be SIDE or HEIGHTxWIDTH, got {size}') from None
-    if min(pixels) < 32:
-        raise UserError(f'--size must be at least 32 pixels, got {size}')
+    pixels = parse_size(size)
     cfg = load_config(config)
     for part in (cfg.model, cfg.model.get('backbone', {})):
         part.pop('init_cfg', None)
@@ -139,9 +143,10 @@ def parts(
     try:
         with tempfile.TemporaryDirectory() as folder:
             step = Steps(model, cfg, pixels, Path(folder))
-            columns = [('inference', measured(step.predict, step.stopwatch, rounds))]
-            if not no_training:
-                columns.append(('training', measured(step.train, step.stopwatch, rounds)))
+            columns = [
+                (name, measured(function, step.stopwatch, rounds))
+                for name, function in (('inference', step.predict), ('training', step.train))
+            ]
         print(table(f'{Path(config).stem}, {size}, {torch.get_num_threads()} threads', columns))
     finally:
         torch.set_num_threads(before)
@@ -158,11 +163,6 @@ class Steps:
     """
 
     def __init__(self, model: nn.Module, cfg: Config, size: tuple[int, int], folder: Path) -> None:
-        from mmengine.dataset import Compose
-        from mmengine.optim import build_optim_wrapper
-
-        from cpvt_pyramid.runner.config.load import kind_of, leaves
-
         self.model, self.size = model, size
         self.example = example(size, folder)
         self.optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
@@ -194,15 +194,11 @@ class Steps:
             watch(model, 'postprocess_result', 'post-processing')
 
     def data(self, name: str) -> dict:
-        from mmengine.dataset import pseudo_collate
-
         return self.stopwatch.timed(
             'data', lambda: pseudo_collate([self.pipelines[name](dict(self.example))])
         )
 
     def predict(self) -> None:
-        import torch
-
         self.model.eval()
         with torch.no_grad():
             self.model.test_step(self.data('test'))
@@ -221,9 +217,6 @@ class Steps:
 
 def example(size: tuple[int, int], folder: Path) -> dict:
     """What a data set gives to its pipeline: an image of noise, a box and its mask, and labels."""
-    import cv2
-    import numpy as np
-
     height, width = size
     noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
     cv2.imwrite(str(folder / 'image.jpg'), cv2.resize(noise, (width, height)))
@@ -253,22 +246,20 @@ def measured(step: Callable[[], None], stopwatch: Stopwatch, rounds: int) -> dic
 
 
 def table(title: str, columns: list[tuple[str, dict[str, float]]]) -> str:
-    names = ''.join(f'{name:>30}' for name, _ in columns)
-    lines = [f'{title}: ms of processor time, share', f'{"":16}{names}']
+    rows = []
     for part in (*PARTS, 'whole'):
-        cells = []
+        cells = [part]
         for _, seconds in columns:
             forward, backward = seconds.get(part), seconds.get(part + BACKWARD)
             times = [f'{1e3 * t:.0f}' for t in (forward, backward) if t is not None]
             share = sum(filter(None, (forward, backward))) / seconds['whole']
             cells.append(f'{" | ".join(times)}  {share:4.0%}' if times else '')
-        lines.append(f'{part:16}' + ''.join(f'{cell:>30}' for cell in cells))
-    return '\n'.join(line.rstrip() for line in lines)
+        rows.append(cells)
+    head = ['', *(name for name, _ in columns)]
+    return f'{title}: ms of processor time, share\n{text_table(head, rows)}'
 
 
 def main(argv: list[str] | None = None) -> int:
-    from cpvt_pyramid.tooling.command import run_command
-
     return run_command(parts, argv)
 
 

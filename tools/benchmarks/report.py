@@ -11,13 +11,9 @@ interrupted report continues, and deleting the page repeats it.
 
 from __future__ import annotations
 
-import platform
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -27,13 +23,10 @@ sys.path.insert(0, str(ROOT))  # a checkout that is not installed
 from cpvt_pyramid.tooling.command import UserError, run_command  # noqa: E402
 from cpvt_pyramid.tooling.files import make_folder, write_text  # noqa: E402
 
-PACKAGES = (
-    'torch', 'timm', 'onedl-mmcv', 'mmcv', 'onedl-mmdetection', 'onedl-mmsegmentation',
-    'onnxruntime', 'openvino',
-)  # fmt: skip
 MINUTES = 30  # time limit of a command
 GRACE = 30  # seconds for a process that is interrupted
 
+DOCTOR = ('-m cpvt_pyramid.doctor',)  # prints the machine and the versions
 S, PARTS = 'tools/benchmarks/speed.py', 'tools/benchmarks/parts.py'
 BOTH, DTYPES = '--steps forward train', '--dtypes float32 tf32 bfloat16 float16'
 RETINANET, FPN = 'configs/retinanet_cpvt_s.py', 'configs/semantic_fpn_cpvt_s.py'
@@ -117,12 +110,12 @@ def report(
         raise UserError(f'no part {min(unknown)}; one of {", ".join(known)}')
     if device == 'cuda' and not torch.cuda.is_available():
         raise UserError('this torch finds no GPU; python -m cpvt_pyramid.doctor tells you why')
-    folder = make_folder(out or f'work_dirs/{"gpu" if device == "cuda" else "cpu"}-report')
+    folder = make_folder(out or f'work_dirs/{"gpu" if device == "cuda" else device}-report')
     page = folder / 'report.md'
-    text = page.read_text() if page.exists() else '\n'.join(machine_lines(device)) + '\n'
+    text = page.read_text() if page.exists() else f'# Report: {device}\n'
     failures = 0
-    for part in parts or known:
-        for command in known[part]:
+    for part, commands in (('machine', DOCTOR), *((part, known[part]) for part in parts or known)):
+        for command in commands:
             command = command.replace('FOLDER', str(folder))
             command += ' --device cuda' * (device == 'cuda' and command.startswith(S))
             if f'$ python {command}\n' in text:
@@ -143,59 +136,18 @@ def report(
 def run_process(options: Sequence[str], seconds: float = 60 * MINUTES) -> tuple[str, str | None]:
     """Run Python with these options in the checkout: what it printed, and why it failed, or None.
 
-    After `seconds` it is interrupted, as Ctrl-C does it: it draws what it has measured.
+    After `seconds` it is interrupted, as by Ctrl-C: it ends its own processes.
     """
-    with tempfile.TemporaryFile('w+') as output, tempfile.TemporaryFile('w+') as errors:
-        command = [sys.executable, *options]
-        with subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=errors) as process:
-            try:
-                status = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                status = None
-                process.send_signal(signal.SIGINT)
-                try:
-                    process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-        output.seek(0)
-        errors.seek(0)
-        failed = None
-        if status is None:
-            failed = f'the time limit of {seconds / 60:.0f} minutes'
-        elif status:
-            last = (errors.read().strip().splitlines() or ['no message'])[-1]
-            failed = f'exit status {status}: {last[:300]}'
-        return output.read().strip(), failed
-
-
-def machine_lines(device: str) -> list[str]:
-    """A title, and the processor or the GPU and versions as a table."""
-    import torch
-
-    facts = {'system': platform.platform(), 'Python': platform.python_version()}
-    if device == 'cuda':
-        properties = torch.cuda.get_device_properties(device)
-        facts['GPU'] = f'{properties.name}, {properties.total_memory / 2**30:.0f} GiB'
-        facts['CUDA of torch, cuDNN'] = f'{torch.version.cuda}, {torch.backends.cudnn.version()}'
-    else:
-        facts['processor'] = processor()
-        facts['threads'] = str(torch.get_num_threads())
-        facts['instructions used by torch'] = torch.backends.cpu.get_cpu_capability()
-    installed = {each.metadata['Name']: each.version for each in metadata.distributions()}
-    facts |= {package: installed[package] for package in PACKAGES if package in installed}
-    rows = [f'| {name} | {value} |' for name, value in facts.items()]
-    return [f'# Report: {"GPU" if device == "cuda" else "CPU"}', '', '| | |', '|---|---|', *rows]
-
-
-def processor() -> str:
-    """The processor's name; many virtual machines hide the model, but not its numbers."""
-    try:
-        lines = Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    found = {key.strip(): value.strip() for key, _, value in (x.partition(':') for x in lines)}
-    numbers = [f'{key} {found[key]}' for key in ('cpu family', 'model') if key in found]
-    return ', '.join([found.get('model name', platform.machine()), *numbers])
+    limit = ['timeout', '--foreground', '--signal=INT', f'--kill-after={GRACE}', str(seconds)]
+    done = subprocess.run(
+        [*limit, sys.executable, *options], cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode in (124, 137):
+        failed = f'the time limit of {seconds / 60:.0f} minutes'
+    elif done.returncode:
+        last = (done.stderr.strip().splitlines() or ['no message'])[-1]
+        failed = f'exit status {done.returncode}: {last[:300]}'
+    return done.stdout.strip(), failed if done.returncode else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -57,7 +57,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import json
 import math
 import os
 import platform
@@ -67,6 +66,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -82,14 +82,15 @@ from cpvt_pyramid.tooling.command import (  # noqa: E402
     run_command,
 )
 from cpvt_pyramid.tooling.files import write_text  # noqa: E402
+from cpvt_pyramid.tooling.report import text_table  # noqa: E402
 
 prepare_for_torch()  # before torch is imported
 
 with imports_of('speed'):
+    import numpy as np
     import torch
     from models import ports
     from models.ports import Maps, ports_of
-    from report import processor
     from runtimes import RUNTIMES, in_runtimes
     from torch import Tensor, nn
     from torch.utils._pytree import tree_leaves
@@ -106,8 +107,7 @@ TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maxim
 WARM_UP = 2  # steps
 BOXES = 7  # per training image of a detector
 MIB = 2**20
-# First argument of a process that measures memory, or time in rounds.
-MEMORY_CHILD, TIME_CHILD = '--measure-memory', '--measure-time'
+CHILD = '--call'  # first argument of a process that calls a function of this file
 # Ways of waiting, see --busy; 'default' is libgomp's, and not the tools'.
 WAITS = {
     'passive': {'OMP_WAIT_POLICY': 'passive'},
@@ -199,13 +199,14 @@ def speed(
         raise UserError('--runtimes measures float32 forward passes of backbones on a CPU')
     arch = find_arch(arch, config)
     pixels = [parse_size(text) for text in sizes]
-    check(arch, pixels, batch, device, threads, rounds, (json, plot))
+    check(arch, batch, device, threads, rounds, json, plot)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     models = models or ['ours', *([] if busy else ports_of(arch))]
     if with_cp or plain:
         ours = ['ours', *['ours_cp'] * with_cp, *['ours_plain'] * plain]
-        models = [*ours, *(name for name in models if name not in ours)]
+        models = [*ours, *models]
+    models = tuple(dict.fromkeys(models))
     torch.manual_seed(0)
     results = {
         'machine': machine(device),
@@ -215,7 +216,7 @@ def speed(
         'rows': [],
     }
     try:
-        contestants = {} if busy else build_all(tuple(dict.fromkeys(models)), arch, config)
+        contestants = {} if busy else build_all(models, arch, config)
         if compile or runtimes:
             contestants = with_variants(
                 contestants, compile, runtimes, dynamic='train' not in steps
@@ -224,26 +225,27 @@ def speed(
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             select_tf32(dtype == 'tf32')
-            if not busy and dtype not in results['rates']:
-                results['rates'][dtype] = machine_rates(device, dtype)
             if busy:
-                rows = measure_busy(tuple(dict.fromkeys(models)), arch, case, rounds)
+                rows = measure_busy(models, arch, case, rounds)
             else:
+                rates = results['rates'].get(dtype) or machine_rates(device, dtype)
                 in_dtype = {
                     name: model
                     for name, model in contestants.items()
                     if dtype == 'float32' or not name.endswith(RUNTIMES)
                 }
                 rows = measure(in_dtype, arch, case, rounds, not no_memory)
-                raise_to(results['rates'][dtype], machine_rates(device, dtype))
-                print(rates_line(dtype, results['rates'][dtype]))
-            for row in rows:
-                if 'gflops' in row:
-                    row['floor_ms'] = 1e3 * floor(row, results['rates'][dtype])
+                # A machine with other work is slower at times.
+                again = machine_rates(device, dtype)
+                rates = results['rates'][dtype] = {k: max(rates[k], again[k]) for k in rates}
+                for row in rows:
+                    if 'gflops' in row:
+                        row['floor_ms'] = 1e3 * floor(row, rates)
+                print(f'{results["machine"]["processor"]}, {rates_line(dtype, rates)}')
             results['rows'] += rows
             print(table(case, rows), flush=True)
             if json:
-                write_json(results, json)
+                write_text(json, dumps(results, indent=1) + '\n')
     finally:
         torch.set_num_threads(threads_before)
         select_tf32(False)
@@ -269,15 +271,12 @@ def find_arch(arch: str | None, config: str | None) -> str:
 
 
 def check(
-    arch: str, sizes: Sequence, batch: int, device: str, threads: int | None, rounds: int,
-    files: Sequence[str | None],
-) -> None:  # fmt: skip
+    arch: str, batch: int, device: str, threads: int | None, rounds: int, *files: str | None
+) -> None:
     if arch not in list(ARCHS):  # not hashable if a config spells its arch out
         raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
     if min(batch, rounds, threads or 1) < 1:
         raise UserError('--batch, --rounds and --threads must be at least 1')
-    if min(min(size) for size in sizes) < 32:
-        raise UserError('--sizes must be at least 32 pixels')
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -330,10 +329,6 @@ def build_all(names: Sequence[str], arch: str, config: str | None = None) -> dic
     return {name: Whole(*whole, model) for name, model in models.items()} if whole else models
 
 
-def has_same_weights(name: str, arch: str) -> bool:
-    return name in (*OURS, *ports_of(arch))
-
-
 # The models of configs
 
 
@@ -353,7 +348,11 @@ class Whole(nn.Module):
     def __init__(self, model: nn.Module, out_indices: Sequence[int], backbone: nn.Module) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
-        self.model.backbone = Maps(backbone, functools.partial(contiguous_maps, out_indices))
+        # Contiguous, as those of every backbone that is registered in mm.
+        self.model.backbone = Maps(
+            backbone,
+            lambda model, x: [y.contiguous() for i, y in enumerate(model(x)) if i in out_indices],
+        )
         self.targets = []
 
     def forward(self, images: Tensor) -> list[Tensor] | Tensor:
@@ -362,12 +361,6 @@ class Whole(nn.Module):
             return self.model.parse_losses(losses)[0]
         outputs = tree_leaves(self.model(images, self.targets, mode='tensor'))
         return [x for x in outputs if isinstance(x, Tensor)]
-
-
-def contiguous_maps(indices: Sequence[int], backbone: nn.Module, image: Tensor) -> list[Tensor]:
-    """Some of a backbone's maps, contiguous as those of every backbone that is registered in mm."""
-    maps = backbone(image)
-    return [maps[i].contiguous() for i in indices]
 
 
 def read_config(path: str) -> Any:
@@ -396,51 +389,23 @@ def build_whole(config: str) -> tuple[nn.Module, Sequence[int]]:
     out_indices, model.backbone = model.backbone.out_indices, nn.Identity()
     MMLogger.get_current_instance().setLevel('WARNING')  # not a line per parameter
     model.init_weights()
-    return perturbed(model), out_indices
-
-
-def perturbed(model: nn.Module) -> nn.Module:
-    """The model with noise added to its initial weights, so that all of them affect the result."""
-    for p in model.parameters():
+    for p in model.parameters():  # noise, so that all of them affect the result
         p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
-    return model
+    return model, out_indices
 
 
 def targets(whole: Whole, case: Case) -> list:
-    """The data samples of a batch, with random boxes, masks or label maps, always the same."""
-    from mmengine.structures import InstanceData, PixelData
-
-    from cpvt_pyramid.runner.inference.samples import data_sample
+    """The data samples of a batch, with boxes, masks or label maps, always the same."""
+    from models.samples import annotated
 
     model, size = whole.model, (case.height, case.width)
-    random = torch.Generator().manual_seed(0)
     classes = max(getattr(module, 'num_classes', None) or 0 for module in model.modules())
-    samples = []
-    for _ in range(case.batch):
-        if hasattr(model, 'decode_head'):
-            labels = torch.randint(classes, (1, *size), generator=random)
-            sample = data_sample(True, size, gt_sem_seg=PixelData(data=labels))
-        else:
-            labels = torch.randint(classes, (BOXES,), generator=random)
-            corner, sides = torch.rand(2, BOXES, 2, generator=random) / 2
-            boxes = torch.cat([corner, corner + 0.1 + 0.8 * sides], 1)
-            boxes *= torch.tensor([case.width, case.height] * 2)
-            instances = InstanceData(bboxes=boxes, labels=labels)
-            if model.with_mask:
-                instances.masks = filled(boxes, size)
-            sample = data_sample(False, size, gt_instances=instances)
-        samples.append(sample.to(case.device))
-    return samples
-
-
-def filled(boxes: Tensor, size: tuple[int, int]) -> Any:
-    """Instance masks that fill their boxes."""
-    from mmdet.structures.mask import BitmapMasks
-
-    left, top, right, bottom = boxes.T[..., None, None]
-    y, x = torch.arange(size[0])[:, None], torch.arange(size[1])
-    masks = (left <= x) & (x < right) & (top <= y) & (y < bottom)
-    return BitmapMasks(masks.byte().numpy(), *size)
+    corners = torch.rand(BOXES, 2, generator=torch.Generator().manual_seed(0)) * 0.7
+    boxes = torch.cat([corners, corners + 0.25], 1) * torch.tensor(size[::-1] * 2)
+    labels = [label % classes for label in range(BOXES)]
+    segmentor, masks = hasattr(model, 'decode_head'), getattr(model, 'with_mask', False)
+    sample = annotated(segmentor, size, boxes.tolist(), labels, classes, masks).to(case.device)
+    return [sample] * case.batch
 
 
 # Measuring
@@ -460,7 +425,7 @@ def measure(
     for name, model in contestants.items():
         row, model = rows[name], case.prepared(model)
         eager_name = VARIANTS.sub('', name)
-        eager, same = contestants[eager_name], has_same_weights(eager_name, arch)
+        eager, same = contestants[eager_name], eager_name in (*OURS, *ports_of(arch))
         before = compilations()
         try:
             if memory and (model is eager or case.device != 'cpu'):
@@ -515,7 +480,7 @@ def compared(seconds: Sequence[float], base: Sequence[float]) -> dict:
         'ms': 1e3 * statistics.median(seconds),
         'rounds_ms': [1e3 * t for t in seconds],
         'ratio': statistics.median(seconds) / statistics.median(base),
-        'ratio_spread': middle_half([t / b for t, b in zip(seconds, base)]),
+        'ratio_spread': np.percentile(np.divide(seconds, base), [25, 75]).tolist(),
     }
 
 
@@ -551,14 +516,6 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def middle_half(values: Sequence[float]) -> tuple[float, float]:
-    """First and third quartile."""
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method='inclusive')
-    return low, high
-
-
 def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> list[dict]:
     """A row for each model and each of WAITS, with every core busy.
 
@@ -569,31 +526,45 @@ def measure_busy(names: Sequence[str], arch: str, case: Case, rounds: int) -> li
     rows, base = [], None
     for name, waits in itertools.product(names, WAITS):
         say(f'{case}: {name}, {waits}')
-        environment = {key: value for key, value in os.environ.items() if key not in WAIT_VARIABLES}
-        arguments = json.dumps([name, arch, case, torch.get_num_threads(), rounds])
-        command = [sys.executable, __file__, TIME_CHILD, arguments]
-        times = {}
-        for load, context in (('idle', contextlib.nullcontext()), ('busy', busy_cores())):
-            with context:
-                child = subprocess.run(
-                    command, capture_output=True, text=True, env=environment | WAITS[waits]
-                )
-            if child.returncode:
-                raise UserError(f'{name}, {waits}: {child.stderr.strip().splitlines()[-1]}')
-            times[load] = json.loads(child.stdout)
-        base = base or times['busy']
-        row = {'idle_ms': 1e3 * statistics.median(times['idle'])} | compared(times['busy'], base)
+        environment = dict.fromkeys(WAIT_VARIABLES) | WAITS[waits]
+        arguments = name, arch, case, rounds
+        try:
+            idle = in_process(time_rounds, *arguments, **environment)
+            with busy_cores():
+                busy = in_process(time_rounds, *arguments, **environment)
+        except MemoryError as error:
+            raise UserError(f'{name}, {waits}: {error}') from error
+        base = base or busy
+        row = {'idle_ms': 1e3 * statistics.median(idle)} | compared(busy, base)
         rows.append({'model': f'{name}, {waits}', **case._asdict(), **row})
     return rows
 
 
-def time_rounds(name: str, arch: str, case: Case, threads: int, rounds: int) -> list[float]:
-    """The seconds of some steps, in a process of its own."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
+def in_process(function: Callable, *arguments: object, **environment: str | None) -> Any:
+    """What a function of this file returns in a process of its own, with as many threads; both are
+    of JSON. Environment variables that are None are removed."""
+    call = dumps([function.__name__, torch.get_num_threads(), *arguments])
+    variables = {k: v for k, v in (os.environ | environment).items() if v is not None}
+    done = subprocess.run(
+        [sys.executable, __file__, CHILD, call], capture_output=True, text=True, env=variables
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
+    return loads(done.stdout.splitlines()[-1])
+
+
+def build_step(name: str, arch: str, case: Case) -> Callable[[], None]:
+    """A step of a model, with an image and weights that are always the same."""
+    torch.manual_seed(0)  # the number of proposals depends on weights and image
     image = case.image()
     model = case.prepared(build_all([name], arch, case.config)[name])
-    step = functools.partial(run, model, image, case.step)
+    return functools.partial(run, model, image, case.step)
+
+
+def time_rounds(name: str, arch: str, case: Case, rounds: int) -> list[float]:
+    """The seconds of some steps."""
+    step = build_step(name, arch, case)
     return [elapsed(step, case.device) for _ in range(WARM_UP + rounds)][WARM_UP:]
 
 
@@ -668,28 +639,20 @@ def peak_memory(name: str, arch: str, case: Case, model: nn.Module, image: Tenso
         torch.cuda.reset_peak_memory_stats(case.device)
         run(model, image, case.step)
         return (torch.cuda.max_memory_allocated(case.device) - before) / MIB
-    child = json.dumps([name, arch, case, torch.get_num_threads()])
-    done = subprocess.run([sys.executable, __file__, MEMORY_CHILD, child], capture_output=True)
-    if done.returncode:
-        lines = done.stderr.decode().strip().splitlines()
-        raise MemoryError(lines[-1] if lines else f'killed by signal {-done.returncode}')
-    return float(done.stdout.split()[-1])
+    return in_process(peak_of_this_process, name, arch, case)
 
 
-def peak_of_this_process(name: str, arch: str, case: Case, threads: int) -> float:
+def peak_of_this_process(name: str, arch: str, case: Case) -> float:
     """`peak_memory` on a CPU, in a process that runs nothing else."""
     from cpvt_pyramid.tooling import memory
 
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)  # the number of proposals depends on weights and image
-    image = case.image()
-    model = case.prepared(build_all([name], arch, case.config)[name])
+    step = build_step(name, arch, case)
     memory.limit()
-    run(model, image, case.step)
+    step()
     memory.trim()
     memory.restart_peak()  # outside Linux, a step below the peak of building the model counts as 0
     before = memory.resident()
-    run(model, image, case.step)
+    step()
     return max(memory.peak() - before, 0) / MIB
 
 
@@ -705,6 +668,17 @@ def machine(device: str) -> dict:
         system=platform.platform(),
         torch=torch.__version__,
     )
+
+
+def processor() -> str:
+    """The processor's name; many virtual machines hide the model, but not its numbers."""
+    try:
+        lines = Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in (x.partition(':') for x in lines)}
+    numbers = [f'{key} {found[key]}' for key in ('cpu family', 'model') if key in found]
+    return ', '.join([found.get('model name', platform.machine()), *numbers])
 
 
 def machine_rates(device: str, dtype: str) -> dict[str, float]:
@@ -732,12 +706,6 @@ def machine_rates(device: str, dtype: str) -> dict[str, float]:
         seconds = least(lambda: target.copy_(source), device)
         rates['copy'] = 2 * source.numel() / seconds / 1e9
     return rates
-
-
-def raise_to(rates: dict[str, float], others: dict[str, float]) -> None:
-    """Replace rates by higher ones: a machine with other work is slower at times."""
-    for name, rate in others.items():
-        rates[name] = max(rate, rates.get(name, 0))
 
 
 def least(function: Callable[[], object], device: str) -> float:
@@ -786,13 +754,8 @@ def table(case: Case, rows: Sequence[dict]) -> str:
         '': lambda row: row['failed'],
     }
     cells = [list(columns)] + [[cell(of, row) for of in columns.values()] for row in rows]
-    lines = list(zip(*(column for column in zip(*cells) if any(column[1:]))))
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    texts = [
-        '  '.join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in lines
-    ]
-    return '\n'.join(['', str(case), *texts])
+    head, *lines = zip(*(column for column in zip(*cells) if any(column[1:])))
+    return f'\n{case}\n{text_table(head, lines)}'
 
 
 def shown(difference: float | None) -> str:
@@ -806,10 +769,6 @@ def cell(of: Callable[[dict], str], row: dict) -> str:
         return ''
 
 
-def write_json(results: dict, path: str) -> None:
-    write_text(path, json.dumps(results, indent=1) + '\n')
-
-
 def draw(results: dict, path: str) -> None:
     """Time and memory over image size; one column per step and dtype."""
     import matplotlib
@@ -820,8 +779,8 @@ def draw(results: dict, path: str) -> None:
     rows = results['rows']
     columns = list(dict.fromkeys((row['step'], row['dtype']) for row in rows))
     names = list(dict.fromkeys(row['model'] for row in rows))
-    quantities = {'ms': 'milliseconds', 'peak_mib': 'MiB beyond the model'}
-    quantities = {key: text for key, text in quantities.items() if any(key in row for row in rows)}
+    quantities = [('ms', 'milliseconds'), ('peak_mib', 'MiB beyond the model')]
+    quantities = [pair for pair in quantities if any(pair[0] in row for row in rows)]
     eager = dict.fromkeys(VARIANTS.sub('', name) for name in names)
     colors = dict(zip(eager, itertools.cycle(['#1f4e9c', *plt.get_cmap('Dark2').colors])))
     figure, axes = plt.subplots(
@@ -832,9 +791,8 @@ def draw(results: dict, path: str) -> None:
     what = Path(options['config']).stem if options['config'] else options['arch']
     where = f'{results["machine"]["processor"]}, {options["threads"]} threads'
     figure.suptitle(f'{what}, batch {rows[0]["batch"]}, {where}')
-    for ((key, text), (step, dtype)), ax in zip(
-        itertools.product(quantities.items(), columns), axes.flat
-    ):
+    panels = itertools.product(quantities, columns)
+    for ax, ((key, text), (step, dtype)) in zip(axes.flat, panels):
         for name in names:
             points = sorted(
                 (math.sqrt(row['height'] * row['width']), row[key])
@@ -843,8 +801,7 @@ def draw(results: dict, path: str) -> None:
             )
             if points:
                 model = VARIANTS.sub('', name)
-                look = dict(color=colors[model], linewidth=2.6 if model in OURS else 1.4)
-                look |= dict(linestyle='-' if name == model else '--')
+                look = dict(color=colors[model], linestyle='-' if name == model else '--')
                 ax.plot(*zip(*points), marker='o', markersize=4, label=name, **look)
         ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
         ax.set_xlabel('image side in pixels (square root of the area)')
@@ -858,22 +815,19 @@ def draw(results: dict, path: str) -> None:
 
 def parse_size(text: str) -> tuple[int, int]:
     """'224' or '800x1344': height and width."""
-    height, _, width = text.partition('x')
-    try:
-        return int(height), int(width or height)
-    except ValueError:
-        raise UserError(f'--sizes must be SIDE or HEIGHTxWIDTH, got {text}') from None
+    match = re.fullmatch(r'(\d+)(?:x(\d+))?', text)
+    sides = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if min(sides) < 32:
+        raise UserError(f'a size must be SIDE or HEIGHTxWIDTH of at least 32 pixels, got {text}')
+    return sides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == [MEMORY_CHILD]:
-        name, arch, case, threads = json.loads(argv[1])
-        print(peak_of_this_process(name, arch, Case(*case), threads))
-        return 0
-    if argv[:1] == [TIME_CHILD]:
-        name, arch, case, threads, rounds = json.loads(argv[1])
-        print(json.dumps(time_rounds(name, arch, Case(*case), threads, rounds)))
+    if argv[:1] == [CHILD]:
+        function, threads, name, arch, case, *rest = loads(argv[1])
+        torch.set_num_threads(threads)
+        print(dumps(globals()[function](name, arch, Case(*case), *rest)))
         return 0
     return run_command(speed, argv, 'finished results are above')
 

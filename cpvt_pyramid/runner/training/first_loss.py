@@ -1,7 +1,6 @@
 """Ending a training that cannot succeed in its first iteration, instead of letting it run on."""
 
-import math
-from typing import Optional
+from typing import Any, Optional
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -18,23 +17,14 @@ class FirstLossHook(Hook):
     def __init__(self) -> None:
         self.checked = False
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Optional[dict] = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_train_iter(self, runner: Runner, outputs: Optional[dict] = None, **_: Any) -> None:
         if self.checked:  # reading a loss waits for the GPU
             return
         self.checked = True
-        losses = {
-            name: value.detach().item()
-            for name, value in (outputs or {}).items()
-            if 'loss' in name and isinstance(value, Tensor)
-        }
         wrong = [
-            f'{name}={value:.3g}' for name, value in losses.items() if not math.isfinite(value)
+            f'{name}={value.item():.3g}'
+            for name, value in (outputs or {}).items()
+            if 'loss' in name and isinstance(value, Tensor) and not value.isfinite()
         ]
         if wrong:
             raise UserError(

@@ -1,14 +1,12 @@
 """Where a training logs to, and the line that shows its progress."""
 
-import datetime
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Optional, TextIO
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.device import get_max_cuda_memory, is_cuda_available
@@ -16,6 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, LOG_PROCESSORS, VISBACKENDS
 from mmengine.runner import LogProcessor, Runner
 from mmengine.visualization import MLflowVisBackend
+from tqdm import tqdm
 
 from ...tooling import memory
 from ...tooling.command import UserError
@@ -30,6 +29,7 @@ LOGS = {
 }
 PROJECT = 'cpvt_pyramid'  # of Weights & Biases
 REDRAW = 0.2  # seconds between two drawings of the progress line
+LINE = 'iteration {n}/{total} ({percentage:.0f}%)  {remaining} left{postfix}'  # of tqdm
 
 
 def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
@@ -97,9 +97,13 @@ class ProgressLogProcessor(LogProcessor):
         tag['images_per_second'] = images_per_iteration(runner) / seconds
         line += f'  images/s: {tag["images_per_second"]:.1f}'
         if 'memory' not in tag:
-            tag['memory'] = memory.resident() // 2**20
+            tag['memory'] = resident_mib()
             line += f'  memory: {tag["memory"]}'
         return tag, line
+
+
+def resident_mib() -> int:
+    return memory.resident() // 2**20
 
 
 def images_per_iteration(runner: Runner) -> int:
@@ -112,54 +116,33 @@ class ProgressHook(Hook):
 
     priority = 'LOWEST'
 
-    def __init__(self) -> None:
-        self.drawn = 0.0  # when; 0 if there is no line
-
     def before_train(self, runner: Runner) -> None:
-        self.terminal = terminal() if runner.rank == 0 else None
-        for handler in runner.logger.handlers if self.terminal else ():
+        off = None if runner.rank == 0 else True  # None: unless stderr is a terminal
+        self.bar = tqdm(
+            total=runner.max_iters, initial=runner.iter, file=sys.stderr, disable=off, leave=False,
+            mininterval=REDRAW, dynamic_ncols=True, bar_format=LINE,
+        )  # fmt: skip
+        for handler in runner.logger.handlers:
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(self.clear)
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Optional[dict] = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
-        if self.terminal and time.monotonic() - self.drawn > REDRAW:
-            self.terminal.write(f'\r\x1b[K{progress(runner)}')
-            self.terminal.flush()
-            self.drawn = time.monotonic()
+    def after_train_iter(self, runner: Runner, **_: Any) -> None:
+        if not self.bar.disable:
+            hub = runner.message_hub
+            seconds = hub.get_scalar('train/time').mean(50)
+            used = int(get_max_cuda_memory()) if is_cuda_available() else resident_mib()
+            self.bar.set_postfix_str(
+                f'lr {hub.get_scalar("train/lr").current():.2e}  '
+                f'{images_per_iteration(runner) / seconds:.1f} images/s  {used} MiB  '
+                f'loss {hub.get_scalar("train/loss").current():.4f}',
+                refresh=False,
+            )
+            self.bar.update()
 
-    def after_train_epoch(self, runner: Runner) -> None:
-        self.clear()
+    def after_train(self, runner: Runner) -> None:
+        self.bar.close()
 
-    def clear(self, record: Optional[logging.LogRecord] = None) -> bool:
+    def clear(self, record: logging.LogRecord) -> bool:
         """Remove the line; as a filter of a log, let all records pass."""
-        if self.terminal and self.drawn:
-            self.terminal.write('\r\x1b[K')
-            self.terminal.flush()
-            self.drawn = 0.0
+        self.bar.clear()
         return True
-
-
-def terminal() -> Optional[TextIO]:
-    return sys.stderr if sys.stderr.isatty() else None
-
-
-def progress(runner: Runner) -> str:
-    """A line: iterations, time left, learning rate, throughput, memory and loss."""
-    hub = runner.message_hub
-    done = runner.iter + 1
-    left = datetime.timedelta(seconds=int(hub.get_info('eta', 0)))
-    seconds = hub.get_scalar('train/time').mean(50)
-    used = int(get_max_cuda_memory()) if is_cuda_available() else memory.resident() // 2**20
-    epoch = f'epoch {runner.epoch + 1}/{runner.max_epochs}  ' if runner.max_epochs > 1 else ''
-    return (
-        f'{epoch}iteration {done}/{runner.max_iters} ({done / runner.max_iters:.0%})  {left} left  '
-        f'lr {hub.get_scalar("train/lr").current():.2e}  '
-        f'{images_per_iteration(runner) / seconds:.1f} images/s  {used} MiB  '
-        f'loss {hub.get_scalar("train/loss").current():.4f}'
-    )

@@ -9,9 +9,8 @@ signal ends the training at once.
 import os
 import signal
 import time
-from collections.abc import Sequence
 from types import FrameType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmengine.dist import all_reduce, barrier
@@ -56,13 +55,7 @@ class PreemptionHook(Hook):
         elif time.monotonic() - self.since > TOGETHER:
             exit_on_signal(number, frame)
 
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Optional[dict] = None,
-        outputs: Optional[dict] = None,
-    ) -> None:
+    def after_train_iter(self, runner: Runner, **_: Any) -> None:
         if not all(wrapper.should_update() for wrapper in optimizers(runner)):
             return  # gradients are being accumulated
         self.stop_if_told(runner, runner.iter + 1)
@@ -72,13 +65,7 @@ class PreemptionHook(Hook):
         all_reduce(batches, 'min')  # other processes may have one batch less
         self.shared_batches = int(batches)
 
-    def after_val_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Optional[dict] = None,
-        outputs: Optional[Sequence] = None,
-    ) -> None:
+    def after_val_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
         if batch_idx < self.shared_batches:
             self.stop_if_told(runner, runner.iter, evaluating=True)
 

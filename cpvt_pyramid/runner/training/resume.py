@@ -469,7 +469,5 @@ class SeedHook(Hook):
 
     priority = 'VERY_HIGH'
 
-    def before_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Optional[dict] = None
-    ) -> None:
+    def before_train_iter(self, runner: Runner, **_: Any) -> None:
         seed_generators(ITERATION, runner.seed, runner.rank, runner.iter)

@@ -24,9 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
-from ...columnar import CPVT
-from ...pyramid import CPVTPyramid
+from ...layers import Block
 
 
 @MODEL_WRAPPERS.register_module()
@@ -45,10 +45,9 @@ class ShardedDataParallel(nn.Module):
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.data, 0)
         mesh = init_device_mesh(torch.device(get_device()).type, (dist.get_world_size(),))
-        for backbone in module.modules():
-            if isinstance(backbone, (CPVTPyramid, CPVT)):
-                for block in blocks_of(backbone):
-                    fully_shard(block, mesh=mesh)
+        for part in module.modules():
+            if isinstance(part, Block):
+                fully_shard(part, mesh=mesh)
         self.module = fully_shard(module, mesh=mesh)
         for part in module.modules():
             part.register_load_state_dict_pre_hook(divide_loaded)
@@ -84,15 +83,6 @@ class ShardedDataParallel(nn.Module):
             del self.module.state_dict, optimizer.state_dict
 
 
-def blocks_of(backbone: nn.Module) -> list[nn.Module]:
-    """The blocks of a pyramid or a columnar model."""
-    return [
-        block
-        for blocks in backbone.blocks
-        for block in (blocks if isinstance(blocks, nn.ModuleList) else [blocks])
-    ]
-
-
 def divide_loaded(module: nn.Module, state_dict: dict, prefix: str, *_: Any) -> None:
     """Before a module loads its parameters: divide whole tensors as it divides its own."""
     for name, parameter in module._parameters.items():
@@ -110,15 +100,8 @@ def like(value: Tensor, parameter: DTensor) -> DTensor:
 
 def whole(state: Any) -> Any:
     """A state dict with whole tensors on the CPU."""
-    if isinstance(state, DTensor):
-        return state.full_tensor().cpu()
-    if isinstance(state, Tensor):
-        return state.cpu()
-    if isinstance(state, dict):
-        return type(state)((key, whole(value)) for key, value in state.items())
-    if isinstance(state, (list, tuple)):
-        return type(state)(whole(value) for value in state)
-    return state
+    state = tree_map_only(DTensor, DTensor.full_tensor, state)
+    return tree_map_only(Tensor, Tensor.cpu, state)
 
 
 def divide_states(optimizer: Optimizer) -> None:

@@ -1,19 +1,19 @@
-"""Trainings that are told to stop, at any moment, and go on as if nothing had happened."""
+"""Trainings that are stopped or killed, at any moment, and go on as if nothing had happened."""
 
 import errno
 import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Optional
 from unittest import mock
 
 import pytest
 import torch
-from mmengine.hooks import Hook
+from mmengine.config import Config
 from mmengine.logging import MessageHub
-from mmengine.registry import HOOKS
 from support import assert_same, clear_global_instances, in_processes, load_tool
+from tiny_mm import Interruptions  # noqa: F401 (registered)
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.training import preemption, resume
@@ -24,7 +24,7 @@ train = load_tool('train')
 BY_EPOCHS = """
 _base_ = ['{base}']
 train_dataloader = dict(
-    batch_size=3, num_workers={workers},
+    batch_size=3, num_workers={workers}, persistent_workers=bool({workers}),
     batch_sampler=dict(_delete_=True, type='AspectRatioBatchSampler'))
 val_dataloader = dict(dataset=dict(indices=2))
 train_cfg = dict(val_interval=1)
@@ -37,6 +37,7 @@ custom_hooks = [
 # Gradients of 3 iterations; checkpoints after 5 and 10 of 12, evaluations after 4, 8 and 12.
 BY_ITERATIONS = """
 _base_ = ['{base}']
+train_dataloader = dict(num_workers={workers}, persistent_workers=bool({workers}))
 val_dataloader = dict(dataset=dict(indices=2))
 train_cfg = dict(val_interval=4)
 optim_wrapper = dict(accumulative_counts=3)
@@ -44,45 +45,13 @@ custom_hooks = [dict(type='Interruptions', moments={moments})]
 """
 
 
-@HOOKS.register_module()
-class Interruptions(Hook):
-    """Sends signals to this process.
-
-    Args:
-        moments: (moment, finished iterations, signal), in order; each happens once. A signal of 0
-            raises a KeyboardInterrupt, as a kill that the test survives.
-    """
-
-    priority = 'HIGHEST'
-
-    def __init__(self, moments: list[tuple[str, int, int]]) -> None:
-        self.moments = moments
-
-    def reach(self, moment: str, iterations: int) -> None:
-        log = Path('moments')
-        past = log.read_text().splitlines() if log.exists() else []
-        for entry in self.moments:
-            if tuple(entry[:2]) == (moment, iterations) and str(entry) not in past:
-                log.write_text('\n'.join([*past, str(entry)]))
-                if not entry[2]:
-                    raise KeyboardInterrupt
-                os.kill(os.getpid(), entry[2])
-
-    def after_train_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
-        self.reach('iteration', runner.iter + 1)
-
-    def after_val_iter(self, runner: Any, batch_idx: int, *_: Any, **__: Any) -> None:
-        self.reach('evaluation', runner.iter)
-
-    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        self.reach('checkpoint', checkpoint['meta']['iter'])
-
-
-def run(template: str, base: Path, moments: list, workers: int = 0) -> list[int]:
+def run(
+    template: str, base: Path, moments: list, workers: int = 0, resume: bool = False
+) -> list[int]:
     """The exit statuses of a training in the folder `work` and of its resumptions."""
     text = template.format(base=base, moments=moments, workers=workers)
     Path('interrupted.py').write_text(text)
-    command = ['interrupted.py', '--work-dir', 'work']
+    command = ['interrupted.py', '--work-dir', 'work', *['--resume'] * resume]
     statuses = []
     while not statuses or statuses[-1] in (75, 130) and len(statuses) < 9:
         statuses.append(train.main(command))
@@ -154,6 +123,89 @@ def test_iterations(configs, whole):
         assert ('gradients' in ours) == (name == 'iter_10.pth')
 
 
+def run_until_killed(
+    template: str, base: Path, *moments: tuple, writing: Optional[str] = None
+) -> None:
+    """Train in a process that is killed at a moment, or in the middle of a file."""
+    write_bytes = Path.write_bytes
+
+    def torn(self: Path, content: bytes) -> int:
+        if writing and writing in self.name:
+            with self.open('wb') as file:
+                file.write(content[: len(content) // 2])
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return write_bytes(self, content)
+
+    def work(rank: int) -> int:
+        with mock.patch.object(Path, 'write_bytes', torn):
+            return run(template, base, list(moments), workers=2)[-1]
+
+    ((status, said),) = in_processes(1, work)
+    assert status == -signal.SIGKILL, said
+
+
+def test_killed_while_writing_a_checkpoint(configs, whole):
+    """The reference has no data workers."""
+    run_until_killed(BY_EPOCHS, configs['detector'], writing='epoch_2.pth')
+    assert [path.name for path in Path('work').glob('epoch*')] == ['epoch_1.pth']
+    assert run(BY_EPOCHS, configs['detector'], [], workers=2, resume=True) == [0]
+    assert_same(contents(Path('work/epoch_3.pth')), contents(whole['detector'] / 'epoch_3.pth'))
+    assert not list(Path('work').rglob('*partial*'))
+
+
+def test_killed_between_checkpoints(configs, whole):
+    """After 8 of 12 iterations; the last checkpoint is of the fifth."""
+    run_until_killed(BY_ITERATIONS, configs['segmentor'], ('iteration', 8, 9))
+    assert run(BY_ITERATIONS, configs['segmentor'], [], workers=2, resume=True) == [0]
+    assert_same(contents(Path('work/iter_12.pth')), contents(whole['segmentor'] / 'iter_12.pth'))
+
+
+def test_there_is_always_a_complete_checkpoint(configs, monkeypatch):
+    """With one checkpoint to keep, the previous one is removed once the next is in place."""
+    put = resume.AtomicBackend.put
+
+    def fail_at_the_second(self: resume.AtomicBackend, obj: bytes, path: str) -> None:
+        put(self, obj[: len(obj) // 2] if 'epoch_2' in path else obj, path)
+        if 'epoch_2' in path:
+            Path(path).unlink()
+            raise OSError('disk full')
+
+    monkeypatch.setattr(resume.AtomicBackend, 'put', fail_at_the_second)
+    command = [str(configs['detector']), '--work-dir', 'work']
+    with pytest.raises(OSError, match='disk full'):
+        train.main([*command, '--cfg-options', 'default_hooks.checkpoint.max_keep_ckpts=1'])
+    assert resume.last_checkpoint(Path('work')).name == 'epoch_1.pth'
+
+
+def test_last_checkpoint_is_the_last_complete_one(tmp_path, whole):
+    checkpoint = torch.load(whole['detector'] / 'epoch_3.pth', weights_only=False)
+    for epoch, second in ((1, 10), (10, 12), (2, 14), (9, 15)):  # 2: trained again, from 1
+        checkpoint['meta'] |= {'iter': 4 * epoch, 'time': f'20260101_0000{second}'}
+        torch.save(checkpoint, tmp_path / f'epoch_{epoch}.pth')
+    os.truncate(tmp_path / 'epoch_9.pth', 20_000_000)
+    torch.save({'state_dict': {}, 'meta': checkpoint['meta']}, tmp_path / 'best_epoch_11.pth')
+    (tmp_path / 'last_checkpoint').write_text('')  # torn, too
+    assert resume.last_checkpoint(tmp_path).name == 'epoch_2.pth'
+
+
+def test_resume_keeps_a_seed_that_the_config_leaves_open(whole, tmp_path, capsys):
+    cfg = Config({'work_dir': str(whole['detector']), 'randomness': {'deterministic': True}})
+    train.choose_start(cfg, True)
+    assert cfg.randomness == {'deterministic': True, 'seed': 3}
+    assert cfg.resume and cfg.load_from == str(whole['detector'] / 'epoch_3.pth')
+    cfg = Config({'work_dir': str(tmp_path)})
+    train.choose_start(cfg, True)
+    assert not cfg.resume and 'training from the start' in capsys.readouterr().out
+
+
+def test_a_config_that_mmengine_wrote_is_made_resumable_once(whole):
+    cfg = Config.fromfile(whole['detector'] / 'interrupted.py')
+    text = cfg.pretty_text
+    resume.make_resumable(cfg)
+    assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
+
+
 def test_a_second_signal_ends_it_at_once(configs, monkeypatch, capsys):
     """While the checkpoint is being written, after it was checked that both are not one signal that
     was delivered twice."""
@@ -167,9 +219,7 @@ def test_a_second_signal_ends_it_at_once(configs, monkeypatch, capsys):
         raise AssertionError('goes on')
 
     monkeypatch.setattr(Path, 'write_bytes', signalled)
-    text = BY_ITERATIONS.format(base=configs['segmentor'], moments=[('iteration', 1, 10)])
-    Path('interrupted.py').write_text(text)
-    assert train.main(['interrupted.py', '--work-dir', 'work']) == 143
+    assert run(BY_ITERATIONS, configs['segmentor'], [('iteration', 1, 10)]) == [143]
     assert capsys.readouterr().err.endswith(
         'train: terminated; continue with the same command and --resume\n'
     )
@@ -181,9 +231,7 @@ def test_a_full_disk_while_stopping(configs, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     monkeypatch.setattr(Path, 'write_bytes', full)
-    text = BY_ITERATIONS.format(base=configs['segmentor'], moments=[('iteration', 1, 10)])
-    Path('interrupted.py').write_text(text)
-    assert train.main(['interrupted.py', '--work-dir', 'work']) == 2
+    assert run(BY_ITERATIONS, configs['segmentor'], [('iteration', 1, 10)]) == [2]
     assert capsys.readouterr().err.endswith(
         'work/preempted.pth; continue with the same command and --resume\n'
     )

@@ -1,49 +1,23 @@
-"""train.py: trainings that are killed and resumed, and its options."""
+"""The options of train.py."""
 
 import logging
-import os
-import signal
 from pathlib import Path
-from typing import Any, Optional
-from unittest import mock
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
-from mmengine.registry import HOOKS
-from mmengine.runner import Runner
-from support import ROOT, in_processes, load_tool, run
+from support import ROOT, load_tool, run
+from tiny_mm import Interruptions  # noqa: F401 (registered)
 
 from cpvt_pyramid.runner import distributed
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.tool_runner import one_cycles_by_group
-from cpvt_pyramid.runner.training import resume
 from cpvt_pyramid.tooling.files import make_folder
 
 train = load_tool('train')
-
-
-@pytest.fixture(scope='module')
-def trained(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of an uninterrupted training of each model."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in configs}
-    for name, folder in folders.items():
-        assert train.main([str(configs[name]), '--work-dir', str(folder)]) == 0
-    return folders
-
-
-def state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return torch.load(checkpoint, weights_only=False)['state_dict']
-
-
-def assert_same_state(a: Path, b: Path) -> None:
-    a, b = state(a), state(b)
-    assert a.keys() == b.keys()
-    assert not [name for name in a if not torch.equal(a[name], b[name])]
 
 
 def logged(checkpoint: Path, name: str) -> np.ndarray:
@@ -62,134 +36,6 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
     assert [path.name for path in Path('work').iterdir()] == ['.lock']
     lock.release()
     assert train.lock_work_dir('work')
-
-
-# Training that is killed
-
-
-@HOOKS.register_module()
-class KillHook(Hook):
-    """Kills the process after this many iterations."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
-        if runner.iter + 1 == self.after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train_until_killed(
-    config: Path, *options: str, after: int = 0, writing: Optional[str] = None
-) -> None:
-    """Train in a process that is killed after some iterations, or in the middle of a file."""
-    faulty = Path(f'faulty_{config.name}')
-    faulty.write_text(
-        f"_base_ = '{config}'\ncustom_hooks = [dict(type='KillHook', after={after})]\n"
-    )
-    write_bytes = Path.write_bytes
-
-    def torn(self: Path, content: bytes) -> int:
-        if writing and writing in self.name:
-            with self.open('wb') as file:
-                file.write(content[: len(content) // 2])
-                file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return write_bytes(self, content)
-
-    def work(rank: int) -> int:
-        with mock.patch.object(Path, 'write_bytes', torn):
-            return train.main([str(faulty), '--work-dir', 'killed', *options])
-
-    ((status, said),) = in_processes(1, work)
-    assert status == -signal.SIGKILL, said
-
-
-def test_killed_while_writing_a_checkpoint(configs, trained):
-    """By epochs, with persistent data workers; the reference has none."""
-    workers = 'train_dataloader.num_workers=2', 'train_dataloader.persistent_workers=True'
-    train_until_killed(configs['detector'], '--cfg-options', *workers, writing='epoch_2.pth')
-    assert [path.name for path in Path('killed').glob('*.pth')] == ['epoch_1.pth']
-    command = [str(configs['detector']), '--work-dir', 'killed', '--resume']
-    assert train.main([*command, '--cfg-options', *workers]) == 0
-    assert_same_state(Path('killed/epoch_3.pth'), trained['detector'] / 'epoch_3.pth')
-    assert not list(Path('killed').rglob('*partial*'))
-
-
-def test_killed_between_checkpoints(configs, trained):
-    """By iterations: checkpoints at 5 and 10, killed after 8 of 12."""
-    workers = 'train_dataloader.num_workers=2', 'train_dataloader.persistent_workers=True'
-    train_until_killed(configs['segmentor'], '--cfg-options', *workers, after=8)
-    command = [str(configs['segmentor']), '--work-dir', 'killed', '--resume']
-    assert train.main([*command, '--cfg-options', *workers]) == 0
-    assert_same_state(Path('killed/iter_12.pth'), trained['segmentor'] / 'iter_12.pth')
-
-
-def test_there_is_always_a_complete_checkpoint(configs, monkeypatch):
-    """With one checkpoint to keep, the previous one is removed once the next is in place."""
-    put = resume.AtomicBackend.put
-
-    def fail_at_the_second(self: resume.AtomicBackend, obj: bytes, path: str) -> None:
-        put(self, obj[: len(obj) // 2] if 'epoch_2' in path else obj, path)
-        if 'epoch_2' in path:
-            Path(path).unlink()
-            raise OSError('disk full')
-
-    monkeypatch.setattr(resume.AtomicBackend, 'put', fail_at_the_second)
-    command = [str(configs['detector']), '--work-dir', 'work']
-    with pytest.raises(OSError, match='disk full'):
-        train.main([*command, '--cfg-options', 'default_hooks.checkpoint.max_keep_ckpts=1'])
-    assert resume.last_checkpoint(Path('work')).name == 'epoch_1.pth'
-
-
-def test_an_interrupt_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / 'file.pth'
-    path.write_bytes(b'whole')
-
-    def interrupted(self: Path, content: bytes) -> None:
-        with self.open('wb') as file:
-            file.write(content[:2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, 'write_bytes', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        resume.AtomicBackend().put(b'the next', path)
-    assert [p.name for p in tmp_path.iterdir()] == ['file.pth']
-    assert path.read_bytes() == b'whole'
-
-
-def test_last_checkpoint_is_the_last_complete_one(tmp_path, trained):
-    whole = torch.load(trained['detector'] / 'epoch_2.pth', weights_only=False)
-    for epoch, second in ((1, 10), (10, 12), (2, 14), (9, 15)):  # 2: trained again, from 1
-        whole['meta'] |= {'iter': 4 * epoch, 'time': f'20260101_0000{second}'}
-        torch.save(whole, tmp_path / f'epoch_{epoch}.pth')
-    os.truncate(tmp_path / 'epoch_9.pth', 20_000_000)
-    torch.save({'state_dict': {}, 'meta': whole['meta']}, tmp_path / 'best_epoch_11.pth')
-    (tmp_path / 'last_checkpoint').write_text('')  # torn, too
-    assert resume.last_checkpoint(tmp_path).name == 'epoch_2.pth'
-
-
-def test_resume_keeps_a_seed_that_the_config_leaves_open(trained, configs):
-    cfg = Config({'work_dir': str(trained['detector']), 'randomness': {'deterministic': True}})
-    train.choose_start(cfg, True)
-    assert cfg.randomness == {'deterministic': True, 'seed': 3}
-    assert cfg.resume and cfg.load_from == str(trained['detector'] / 'epoch_3.pth')
-
-
-def test_a_config_that_mmengine_wrote_is_made_resumable_once(trained):
-    cfg = Config.fromfile(trained['detector'] / 'detector.py')
-    text = cfg.pretty_text
-    resume.make_resumable(cfg)
-    assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
-
-
-def test_resume_starts_from_scratch_without_a_checkpoint(tmp_path, capsys):
-    cfg = Config({'work_dir': str(tmp_path)})
-    train.choose_start(cfg, True)
-    assert not cfg.resume and 'training from the start' in capsys.readouterr().out
-
-
-# The options of a training
 
 
 NO_VALIDATION = 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None'

@@ -55,13 +55,14 @@ for (const th of document.querySelectorAll('th')) th.onclick = () => {
 
 
 def html_page(title: str, about: str, parts: Sequence[str]) -> str:
-    return (
+    page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f'<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>'
         f'<h1>{escape(title)}</h1><p>{escape(about)}</p>{"".join(parts)}</main>'
         f'<script>{SCRIPT}</script></body></html>\n'
     )
+    return page.encode(errors='replace').decode()  # names of files need not be UTF-8
 
 
 def html_section(title: str, note: str, *parts: str) -> str:

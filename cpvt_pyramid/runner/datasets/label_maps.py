@@ -20,7 +20,6 @@ from PIL import Image
 
 from ...results.drawing import class_palette
 from ...tooling.command import UserError
-from ...tooling.files import atomic_write
 from ..config.load import dataset_class, kind_of
 from ..inference.raster import labels_of_raster
 from .defects import Checked, Defects
@@ -481,13 +480,7 @@ def check_label_maps(
         for problem in problems:
             defects.error(problem, name_of(info))
     kept = [name_of(info).removesuffix(built.img_suffix) for info, p in zip(listed, found) if not p]
-
-    def write_clean(target: Path) -> int:
-        with atomic_write(target) as file:
-            file.write_text(''.join(f'{name}\n' for name in kept))
-        return len(kept)
-
-    return Checked(defects.problems(), write_clean, len(listed), decoded)
+    return Checked(defects.problems(), len(listed), decoded, kept)
 
 
 def label_problem(

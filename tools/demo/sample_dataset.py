@@ -19,12 +19,13 @@ files, and a smaller set is the beginning of a larger one with the same seed.
 """
 
 import colorsys
-import io
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -66,7 +67,7 @@ JPEG_QUALITY = 92
 ADE = 'ade/ADEChallengeData2016'
 OBJECT_INFO = f'{ADE}/objectInfo150.txt'
 MARKER = 'sample.json'
-FORMAT = 1  # increased when the same arguments give other files
+FORMAT = 2  # increased when the same arguments give other files
 
 Window = tuple[slice, slice]  # rows and columns of an image
 
@@ -112,17 +113,6 @@ class Picture:
     pixels: np.ndarray
     photograph: str
     instances: list[Instance]
-
-
-@dataclass
-class Tally:
-    """Counts of one split, for SOURCES.md and objectInfo150.txt."""
-
-    images: int = 0
-    instances: int = 0
-    overlapped: int = 0
-    pixels: np.ndarray = field(default_factory=lambda: np.zeros(2 + len(NAMES), np.int64))
-    images_with: np.ndarray = field(default_factory=lambda: np.zeros(2 + len(NAMES), np.int64))
 
 
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
@@ -312,32 +302,22 @@ def coco_file(images: list[dict], annotations: list[dict]) -> str:
     )
 
 
-def object_info(tallies: dict[str, Tally]) -> str:
+def object_info() -> str:
     """The class table in the format of ADE20K's objectInfo150.txt."""
-    pixels = sum(tally.pixels for tally in tallies.values())
-    lines = ['Idx\tRatio\tTrain\tVal\tStuff\tName']
-    for index, name in enumerate(('background', *NAMES), BACKGROUND):
-        counts = '\t'.join(str(tallies[split].images_with[index]) for split in SPLITS)
-        stuff = int(index == BACKGROUND)
-        lines.append(f'{index}\t{pixels[index] / pixels.sum():.4f}\t{counts}\t{stuff}\t{name}')
-    return '\n'.join(lines) + '\n'
+    lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
+    return '\n'.join(['Idx\tName', *lines, ''])
 
 
-def sources(arguments: dict, tallies: dict[str, Tally], scans: dict[str, np.ndarray]) -> str:
+def sources(arguments: dict) -> str:
     """The text of SOURCES.md."""
     photographs = '\n'.join(
         f'| `skimage.data.{name}` | {p.title} | {p.author} | {p.licence} | {p.split} |'
         for name, p in PHOTOGRAPHS.items()
     )
-    counts = '\n'.join(
-        f'| {split} | {tally.images} | {tally.instances} | {tally.overlapped} '
-        f'| {len(scans[split])} |'
-        for split, tally in tallies.items()
-    )
     return f"""\
 # Sources
 
-Created by `{command_of(arguments)}`
+Created by tools/demo/sample_dataset.py with the arguments {json.dumps(arguments)}
 from images in two Python packages. The images may be used under the terms of their sources:
 
 ## Photographs: scikit-image, https://scikit-image.org/docs/stable/api/skimage.data.html
@@ -354,23 +334,7 @@ Changes: cropped, scaled, some mirrored. No photograph is in both splits.
 and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licence
 CC BY 4.0. Changes: enlarged, rotated, stretched, colored, blended into the photographs. No scan is
 in both splits, but both may have digits by the same of the 13 writers, who are not recorded.
-
-## Contents
-
-| split | images | digits | partly hidden | scans |
-|---|---|---|---|---|
-{counts}
 """
-
-
-def command_of(arguments: dict) -> str:
-    """The command with these arguments."""
-    options = ' '.join(
-        f'--{name} ' + (' '.join(map(str, value)) if isinstance(value, list) else str(value))
-        for name, value in arguments.items()
-        if name != 'format'
-    )
-    return f'python tools/demo/sample_dataset.py {options}'
 
 
 def load_photograph(name: str) -> Image.Image:
@@ -401,38 +365,29 @@ def annotation_path(split: str) -> str:
     return f'coco/annotations/instances_{split}2017.json'
 
 
-def write_picture(folder: Path, split: str, index: int, picture: Picture) -> np.ndarray:
-    """Write an image and its semantic map in both layouts, and return the map."""
-    classes = semantic_map(picture)
-    jpeg, png = io.BytesIO(), io.BytesIO()
-    Image.fromarray(picture.pixels).save(jpeg, 'JPEG', quality=JPEG_QUALITY)
-    Image.fromarray(classes).save(png, 'PNG')
-    for path, data in zip(image_paths(split, index), (jpeg, jpeg, png), strict=True):
-        (folder / path).write_bytes(data.getvalue())
-    return classes
+def write_picture(folder: Path, split: str, index: int, picture: Picture) -> None:
+    """Write an image in both layouts, and its semantic map."""
+    coco, ade, classes = (folder / path for path in image_paths(split, index))
+    Image.fromarray(picture.pixels).save(coco, quality=JPEG_QUALITY)
+    shutil.copyfile(coco, ade)
+    Image.fromarray(semantic_map(picture)).save(classes)
 
 
-def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
-    """Write the images, maps and annotations of one split, and count their content."""
+def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
+    """Write the images, maps and annotations of one split."""
     for path in (annotation_path(split), *image_paths(split, 1)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
     images: list[dict] = []
     annotations: list[dict] = []
-    tally = Tally()
     for index, picture in enumerate(pictures, 1):
-        classes = write_picture(folder, split, index, picture)
+        write_picture(folder, split, index, picture)
+        height, width = picture.pixels.shape[:2]
         name = Path(image_paths(split, index)[0]).name
-        size = dict(height=classes.shape[0], width=classes.shape[1])
-        images.append(dict(id=index, file_name=name, **size, photograph=picture.photograph))
+        record = dict(id=index, file_name=name, height=height, width=width)
+        images.append(record | dict(photograph=picture.photograph))
         for instance in picture.instances:
             annotations.append(coco_annotation(instance, index, len(annotations) + 1))
-            tally.overlapped += np.count_nonzero(instance.visible) < instance.area
-        pixels = np.bincount(classes.ravel(), minlength=len(tally.pixels))
-        tally.pixels += pixels
-        tally.images_with += pixels > 0
-    tally.images, tally.instances = len(images), len(annotations)
     (folder / annotation_path(split)).write_text(coco_file(images, annotations))
-    return tally
 
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
@@ -448,41 +403,26 @@ def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Pi
 def write_dataset(folder: Path, arguments: dict) -> None:
     """Write a data set into an empty folder, with a progress bar on stderr."""
     scans = split_scans(load_digits().target, arguments['seed'])
-    tallies = {}
     for split in SPLITS:
         pictures = draw_pictures(split, arguments, scans[split])
         pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
-        tallies[split] = write_split(folder, split, pictures)
-    (folder / OBJECT_INFO).write_text(object_info(tallies))
-    (folder / 'SOURCES.md').write_text(sources(arguments, tallies, scans), encoding='utf-8')
+        write_split(folder, split, pictures)
+    (folder / OBJECT_INFO).write_text(object_info())
+    (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
     (folder / MARKER).write_text(json.dumps(arguments) + '\n')
 
 
-def is_complete(root: Path, arguments: dict, force: bool) -> bool:
-    """Whether the data set is at `root`. Raises UserError if `root` must not be replaced."""
+def is_complete(root: Path, arguments: dict) -> bool:
+    """Whether the data set is at `root`. Raises UserError if something else is."""
     if not root.exists() or root.is_dir() and not any(root.iterdir()):
         return False
-    try:  # written last
-        found = json.loads((root / MARKER).read_text())
-        is_ours = isinstance(found, dict) and {'format', *SPLITS} <= found.keys()
-    except (OSError, ValueError):
-        is_ours = False
-    if not is_ours:
-        raise UserError(f'{root} has files that this tool did not create; name another folder')
-    if found != arguments and not force:
-        raise UserError(
-            f'{root} has a data set with other arguments or of another version; name another '
-            'folder, or replace it with --force'
-        )
-    made = (root / MARKER).stat().st_mtime_ns
-    files = (path for path in root.rglob('*') if not path.is_dir())
-    changed = [path for path in files if path.lstat().st_mtime_ns > made]
-    if force and changed:
-        raise UserError(
-            f'{changed[0]} was added or changed after the data set was created; move it away or '
-            'name another folder'
-        )
-    return not force
+    with suppress(OSError, ValueError):
+        if json.loads((root / MARKER).read_text()) == arguments:
+            return True
+    raise UserError(
+        f'{root} has other files, or a data set with other arguments or of another version; '
+        'remove it, or name another folder'
+    )
 
 
 def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int], seed: int) -> None:
@@ -499,19 +439,17 @@ def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int],
         raise UserError(f'--seed must be between 0 and {2**32 - 1}, got {seed}')
 
 
-def create(root: Path, arguments: dict, force: bool) -> bool:
+def create(root: Path, arguments: dict) -> bool:
     """Create the data set at `root`, completely or not at all; False if it exists."""
-    if is_complete(root, arguments, force):
+    if is_complete(root, arguments):
         return False
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f'.{root.name}.', dir=root.parent) as folder:
         new = Path(folder, 'new')
         new.mkdir()
         write_dataset(new, arguments)
-        if is_complete(root, arguments, force):  # another run was faster
+        if is_complete(root, arguments):  # another run was faster
             return False
-        if root.exists():
-            root.rename(Path(folder, 'old'))
         new.rename(root)
     return True
 
@@ -524,7 +462,6 @@ def sample_dataset(
     scale: float = 1.0,
     digits: tuple[int, int] = (1, 6),
     seed: int = 0,
-    force: bool = False,
 ) -> None:
     """Create the data set, unless it exists.
 
@@ -536,13 +473,12 @@ def sample_dataset(
             pixels, the longer side at most 320, and a digit 28 to 96 pixels high
         digits (MIN MAX): digits in an image, 1 to 12
         seed: another seed gives another data set
-        force: replace a data set that this tool created
     """
     check_arguments(train, val, scale, digits, seed)
     folder = Path(root or ROOT / 'data' / 'sample').expanduser().resolve()
     arguments = dict(format=FORMAT, train=train, val=val, scale=scale, digits=[*digits], seed=seed)
     try:
-        is_new = create(folder, arguments, force)
+        is_new = create(folder, arguments)
     except OSError as error:
         reason = f'{error.filename}: {error.strerror}' if error.filename else str(error)
         raise UserError(reason) from error

@@ -169,7 +169,7 @@ def test_optional_packages(machine) -> None:
         ('ImportError: numpy.core.multiarray failed to import', 'reinstall numpy'),
         ("ModuleNotFoundError: No module named 'mmdet'", 'onedl-mmdetection==3.5.1'),
     ],
-)
+)  # fmt: skip
 def test_errors_that_name_their_cause(machine, message: str, command: str) -> None:
     machine(torch='2.13.0', onedl_mmcv='2.3.6')
     assert command in doctor.known_fix(message)

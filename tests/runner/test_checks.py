@@ -103,7 +103,7 @@ MISTAKES = [
     (
         'train',
         'DETECTOR.py',
-        'model.bbox_head.num_classes=80',
+        'model.bbox_head.num_classes=80',  # fmt: skip
         'model.bbox_head has 80 classes but the train data have 10: set '
         'model.bbox_head.num_classes=10, or change the classes of the data',
     ),

@@ -149,31 +149,15 @@ def spoil_masks(root: Path) -> None:
     'kind, base, spoil, complaints, left',
     [
         ('coco', DETECTOR, spoil_coco, [], 0),
-        (
-            'yolo',
-            DETECTOR,
-            spoil_yolo,
-            [
-                'images that are empty files', 'images that are not complete images',
-                'lines that are neither', 'the names, 0 to 9',
-                'no numbers', 'objects beyond the image',
-            ],
-            5,
-        ),
-        (
-            'voc',
-            DETECTOR,
-            spoil_voc,
-            ['not complete XML', 'annotation files without an image', 'without a bndbox'],
-            5,
-        ),
-        (
-            'indexed',
-            SEGMENTOR,
-            spoil_masks,
-            ['images without a label map', 'maps that are not complete', 'images that are not com'],
-            3,
-        ),
+        ('yolo', DETECTOR, spoil_yolo,
+         ['images that are empty files', 'images that are not complete images',
+          'lines that are neither', 'the names, 0 to 9', 'no numbers', 'objects beyond the image'],
+         5),
+        ('voc', DETECTOR, spoil_voc,
+         ['not complete XML', 'annotation files without an image', 'without a bndbox'], 5),
+        ('indexed', SEGMENTOR, spoil_masks,
+         ['images without a label map', 'maps that are not complete', 'images that are not com'],
+         3),
     ],
 )  # fmt: skip
 def test_damaged_files_are_lines_and_can_be_left_out(
@@ -210,7 +194,7 @@ def test_damaged_files_are_lines_and_can_be_left_out(
         ('indexed', DETECTOR, 'none of the layouts'),
         ('voc', SEGMENTOR, 'no label maps'),
     ],
-)
+)  # fmt: skip
 def test_the_base_must_fit(kind, base, complaint, sample_dataset, tmp_path):
     root = layout(kind, sample_dataset, tmp_path / 'data')
     with pytest.raises(UserError, match=complaint):
@@ -284,11 +268,10 @@ def test_splits_by_words():
         ('semantic_fpn_columnar_cpvt_ti.py', 'binary'),
         ('upernet_cpvt_s.py', 'indexed'),
     ],
-)
+)  # fmt: skip
 def test_heads_and_data_of_every_recipe_agree(base, kind, sample_dataset, tmp_path):
-    cfg = made(
-        layout(kind, sample_dataset, tmp_path / 'data'), BASES / base, tmp_path / 'mon été.py'
-    )
+    root = layout(kind, sample_dataset, tmp_path / 'data')
+    cfg = made(root, BASES / base, tmp_path / 'mon été.py')
     checks.check_data(cfg, 'train', 'val', 'test')
     init_default_scope(cfg.default_scope)
     with torch.device('meta'):
@@ -302,7 +285,7 @@ def test_heads_and_data_of_every_recipe_agree(base, kind, sample_dataset, tmp_pa
         (DETECTOR, 'voc', ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1']),
         (SEGMENTOR, 'colors', ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None']),
     ],
-)
+)  # fmt: skip
 def test_training(base, kind, options, sample_dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # mmengine formats the config three times, which takes longer than this training.
@@ -310,16 +293,8 @@ def test_training(base, kind, options, sample_dataset, tmp_path, monkeypatch):
     root = layout(kind, sample_dataset, tmp_path / 'data')
     tool = load_tool('new_config')
     assert tool.main([str(root), '--base', str(base), '--out', 'configs here/my.py']) == 0
-    workers = [
-        f'{split}_dataloader.{setting}'
-        for split in ('train', 'val')
-        for setting in (
-            'num_workers=0',
-            'persistent_workers=False',
-            'batch_size=1',
-            'dataset.indices=1',
-        )
-    ]
+    settings = 'num_workers=0', 'persistent_workers=False', 'batch_size=1', 'dataset.indices=1'
+    workers = [f'{split}_dataloader.{s}' for split in ('train', 'val') for s in settings]
     command = ['configs here/my.py', '--work-dir', 'run', '--cfg-options', *workers, *options]
     assert load_tool('train').main(command) == 0
     assert list(Path('run').glob('*_1.pth'))
@@ -386,7 +361,7 @@ def test_schedules(monkeypatch):
         (dict(type='Resize', scale=0.5), (), 0.5),
         (dict(type='Resize', scale_factor=0.5), (), None),
     ],
-)
+)  # fmt: skip
 def test_scales_of_one_number(resize, before, after):
     """For images of 400 x 300 pixels, which would be enlarged by more than 5/3."""
     loader = dict(dataset=dict(pipeline=[resize]))

@@ -16,7 +16,7 @@ from support import ROOT, load_tool
 
 from cpvt_pyramid.runner.config import check as checks
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.datasets.config_source import source
+from cpvt_pyramid.runner.datasets.config_source import text_of_settings
 from cpvt_pyramid.runner.datasets.defects import Defects
 from cpvt_pyramid.runner.datasets.folder import split_of
 from cpvt_pyramid.runner.datasets.label_maps import find_label_maps, kind_and_key, write_indices
@@ -377,5 +377,5 @@ def test_source_can_be_read_back():
         a=[dict(type='X', scales=[(n, 1333) for n in range(40)])], b=(1,), c='ö \'" {x}', d=[],
         e={'with space': None, 'class': True}, f=tuple('long name' for _ in range(20)),
     )  # fmt: skip
-    text = source(value, 0, 0)
-    assert eval(text) == value and max(map(len, text.splitlines())) <= 100
+    text = text_of_settings({'x': value}, {'x': 'two\n# lines'})
+    assert Config.fromstring(text, '.py').x == value and max(map(len, text.splitlines())) <= 100

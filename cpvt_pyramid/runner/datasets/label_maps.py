@@ -420,7 +420,6 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
     image = Image.fromarray(labels.astype(np.uint8))
     image.putpalette([value for color in found.palette for value in color])
-    target.parent.mkdir(parents=True, exist_ok=True)
     image.save(target, 'PNG')
 
 

@@ -276,7 +276,7 @@ def object_data(found: Objects, data: Path, target: Generated) -> Data:
     return Data(
         found.layout, found.classes, class_palette(found.classes), datasets, images,
         sizes=np.array([(image['height'], image['width']) for image in content['images']], float),
-        lines=report(found, data, lines, [*notes, *shared_notes(names)]),
+        lines=lines_about(found, data, lines, [*notes, *shared_notes(names)]),
         objects=np.sqrt(areas),
         image_of=np.array([rows[a['image_id']] for a in content['annotations']], int),
     )  # fmt: skip
@@ -330,7 +330,7 @@ def label_map_data(found: LabelMaps, data: Path, target: Generated) -> Data:
         found.layout, found.classes, found.palette, datasets,
         {key: len(pairs) for key, pairs in splits.items()},
         sizes=np.array([found.sizes[pair.image] for pair in splits['train']], float),
-        lines=report(found, data, lines, notes),
+        lines=lines_about(found, data, lines, notes),
         reduce_zero_label=found.reduce_zero_label,
     )  # fmt: skip
 
@@ -365,7 +365,7 @@ def validation_note(chosen: Sequence) -> str:
     )
 
 
-def report(
+def lines_about(
     found: Union[Objects, LabelMaps], data: Path, lines: list[str], notes: list[str]
 ) -> list[str]:
     """What was found, in lines for people."""

@@ -178,13 +178,13 @@ def masks_of_objects(
     if not objects or not all(annotation.get('segmentation') for annotation in objects):
         return None
     try:
-        masks = [resized(truth.annToMask(annotation), size) for annotation in objects]
+        masks = [at_size(truth.annToMask(annotation), size) for annotation in objects]
         return np.stack(masks).astype(bool)
     except Exception:  # pycocotools raises many kinds on a damaged mask
         return None
 
 
-def resized(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def at_size(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """A label map or mask at another (height, width)."""
     rows, columns = (np.arange(new) * old // new for new, old in zip(size, labels.shape))
     return labels[rows][:, columns]
@@ -205,7 +205,7 @@ def facts_of_label_maps(dataset: dict, scope: str, meta: dict, samples: int) -> 
         name, labels = paths[index].name, label_map_or_none(load, infos[index])
         if labels is None:
             return Image.fromarray(small), f'{name}: no readable label map'
-        return draw_segmentation(small, resized(labels, small.shape), classes, palette), name
+        return draw_segmentation(small, at_size(labels, small.shape), classes, palette), name
 
     paths = [Path(info['img_path']) for info in infos]
     pictures = drawn_samples(paths, samples, draw)

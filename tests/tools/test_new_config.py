@@ -21,7 +21,7 @@ from cpvt_pyramid.runner.datasets.defects import Defects
 from cpvt_pyramid.runner.datasets.folder import split_of
 from cpvt_pyramid.runner.datasets.label_maps import find_label_maps, kind_and_key, write_indices
 from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config, set_classes
-from cpvt_pyramid.runner.datasets.recipes import Recipe, Scales
+from cpvt_pyramid.runner.datasets.recipes import Scales, adapted_recipe
 from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'
@@ -307,12 +307,10 @@ def test_nothing_is_overwritten_without_being_told(sample_dataset, tmp_path):
     before = out.read_text(), (root / 'my_data/train.json').read_text()
     with pytest.raises(UserError, match='--overwrite'):
         new_config(root, DETECTOR, out, False, False)
+    (root / 'my_data/thesis.txt').write_text('mine')
     new_config(root, DETECTOR, out, False, True)
     assert (out.read_text(), (root / 'my_data/train.json').read_text()) == before
-    (root / 'my_data/thesis.txt').write_text('mine')
-    with pytest.raises(UserError, match='files of others'):
-        new_config(root, DETECTOR, out, False, True)
-    assert (root / 'my_data/thesis.txt').exists()
+    assert (root / 'my_data/thesis.txt').read_text() == 'mine'
 
 
 def test_classes_of_nested_heads():
@@ -339,17 +337,16 @@ def test_classes_of_nested_heads():
 def test_schedules(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     detection = Config.fromfile(BASES / 'mask_rcnn_cpvt_s.py')
-    small, large = Recipe.of(detection, 500), Recipe.of(detection, 118_000)
-    assert (small.length, small.iterations, small.batch, small.lr) == (96, 24_000, 2, 2.5e-5)
-    assert (large.length, large.iterations) == (12, 708_000)
-    settings = small.settings(detection)
+    small, large = (adapted_recipe(detection, images) for images in (500, 118_000))
+    settings = small.settings
+    assert small.batch == 2 and settings['optim_wrapper']['optimizer']['lr'] == 2.5e-5
+    assert settings['train_cfg']['max_epochs'] == 96 and '24000 iterations' in small.line
     assert settings['param_scheduler'][0]['end'] == 500  # the warm-up
     assert settings['param_scheduler'][1]['milestones'] == [64, 88]
-    segmentation = Config.fromfile(BASES / 'upernet_cpvt_s.py')
-    tiny = Recipe.of(segmentation, 10)
-    assert tiny.length == 3000
-    schedulers = tiny.settings(segmentation)['param_scheduler']
-    assert [(s['begin'], s['end']) for s in schedulers] == [(0, 300), (300, 3000)]
+    assert large.line.startswith('training: 12 epochs, 708000 iterations')
+    tiny = adapted_recipe(Config.fromfile(BASES / 'upernet_cpvt_s.py'), 10).settings
+    assert tiny['train_cfg']['max_iters'] == 3000
+    assert [(s['begin'], s['end']) for s in tiny['param_scheduler']] == [(0, 300), (300, 3000)]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from .defects import Defects, Problem
 from .folder import GENERATED, SPLITS, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
 from .objects import Objects, divide, validation_part, with_masks
-from .recipes import Recipe, Scales, pipeline_of, steps
+from .recipes import Scales, adapted_recipe, pipeline_of, steps
 from .voc import read_voc
 from .yolo import read_yolo
 
@@ -83,10 +83,8 @@ def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: boo
     try:
         found = data_of_folder(data, task, Generated(partial, folder.name), skip_bad)
         text, lines = config_text(cfg, found, task, data, base, out)
-        if folder.exists():
-            shutil.rmtree(folder)
         if partial.exists():
-            partial.rename(folder)
+            shutil.copytree(partial, folder, dirs_exist_ok=True)
         write_text(out, text)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -104,11 +102,6 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
     for path in (out, folder):
         if path.exists() and not overwrite:
             raise UserError(f'{path} exists; choose another --out, or replace it with --overwrite')
-    if folder.exists():
-        ours = re.compile(r'(train|val|test)\d*\.(json|txt)|labels')
-        foreign = [path.name for path in folder.iterdir() if not ours.fullmatch(path.name)]
-        if foreign:
-            raise UserError(f'{folder} has files of others ({foreign[0]}); choose another --out')
     check_file(out)
 
 
@@ -440,7 +433,7 @@ def config_text(
     """
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
-    recipe = Recipe.of(cfg, data.images['train'])
+    recipe = adapted_recipe(cfg, data.images['train'])
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
@@ -455,32 +448,25 @@ def config_text(
     ):
         if pipeline:
             settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
-    settings |= loaders(cfg, data, recipe)
-    settings |= evaluators(data, task)
-    settings |= recipe.settings(cfg)
-    comments = {
-        'train_pipeline': scaled.comment,
-        'train_cfg': recipe.length_comment,
-        'optim_wrapper': recipe.lr_comment,
-    }
-    name = out.name
+    settings |= loaders(cfg, data, recipe.batch) | evaluators(data, task) | recipe.settings
+    comments = {'train_pipeline': scaled.comment, **recipe.comments}
     head = (
         f'# {len(data.classes)} classes, {sum(data.images.values())} images ({data.layout}). '
         'Written by tools/new_config.py.\n'
-        f'#   python tools/check_data.py {name}\n#   python tools/train.py {name}\n'
+        f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
     )
     lines = [scaled.line(data.sizes, data.objects, data.image_of), recipe.line]
     return head + text_of_settings(settings, comments), lines
 
 
-def loaders(cfg: Config, data: Data, recipe: 'Recipe') -> dict[str, Any]:
+def loaders(cfg: Config, data: Data, batch_size: int) -> dict[str, Any]:
     """The settings of the data loaders."""
     found = {}
     workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
     for split in ('train', 'val', 'test'):
         # mmengine would merge it into the base's.
         whole = dict(_delete_=True, **one_of(data.datasets.get(split) or data.datasets['val']))
-        batch = dict(batch_size=recipe.batch) if split == 'train' else {}
+        batch = dict(batch_size=batch_size) if split == 'train' else {}
         found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=whole)
     return found
 
@@ -509,7 +495,7 @@ def evaluators(data: Data, task: str) -> dict[str, Any]:
     return found
 
 
-def model_changes(model: Any, classes: int, scaled: 'Scales') -> dict:
+def model_changes(model: Any, classes: int, scaled: Scales) -> dict:
     """What changes in a model for another number of classes and size of crops."""
     changed = deepcopy(model.to_dict())
     count = set_classes(changed, classes)

@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 import cv2
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from ...mm.bands import opened, read_bands
 from ..inference.prediction import read_image
@@ -91,8 +90,7 @@ def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, tu
 
 def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str) -> list:
     """The results of a function for each item, with a progress bar."""
-    with ThreadPoolExecutor(CHECKERS) as threads:
-        return list(tqdm(threads.map(function, items), title, len(items), leave=False, delay=3))
+    return thread_map(function, items, desc=title, max_workers=CHECKERS, leave=False, delay=3)
 
 
 def check_images(

@@ -94,11 +94,11 @@ def facts_of_objects(dataset: dict, meta: dict, samples: int) -> Facts:
     counts = Counter(names[annotation['category_id']] for annotation in objects)
     sides = np.reshape([annotation['bbox'][2:] for annotation in objects], (-1, 2)).astype(float)
     sides = sides[(sides > 0).all(1)]
-    by_image = Counter(annotation['image_id'] for annotation in objects)
+    annotated = {annotation['image_id'] for annotation in objects}
     shown = {
         'images': f'{len(images):,}',
         'objects': f'{len(objects):,}',
-        'without objects': f'{len(images) - len(by_image):,}',
+        'without objects': f'{len(images) - len(annotated):,}',
         'crowds': f'{sum(bool(annotation["iscrowd"]) for annotation in objects):,}',
     }
     long = np.array([max(image['height'], image['width']) for image in images])
@@ -106,7 +106,6 @@ def facts_of_objects(dataset: dict, meta: dict, samples: int) -> Facts:
         histogram(np.sqrt(sides.prod(1)), 'size of objects, pixels (root of the area)'),
         histogram(sides[:, 0] / sides[:, 1], 'aspect ratio of objects (width / height)'),
         histogram(long, 'longer side of images, pixels'),
-        bar_chart(objects_in_images(by_image, len(images)), 'objects in an image: images'),
     ]
     pictures = drawn_samples(
         [image_folder(dataset) / image['file_name'] for image in images],
@@ -114,16 +113,6 @@ def facts_of_objects(dataset: dict, meta: dict, samples: int) -> Facts:
         lambda index, *small: draw_objects(truth, images[index], meta, *small),
     )
     return Facts(shown, {name: counts[name] for name in names.values()}, charts, pictures)
-
-
-def objects_in_images(by_image: Counter, images: int) -> dict[str, int]:
-    """The number of images with 0, 1, 2 to 3, 4 to 7 objects and so on."""
-    counts = {'0': images - len(by_image)}
-    for number in sorted(by_image.values()):
-        low = 2 ** int(np.log2(number))
-        name = str(low) if low == 1 else f'{low} to {2 * low - 1}'
-        counts[name] = counts.get(name, 0) + 1
-    return counts
 
 
 def drawn_samples(

@@ -49,19 +49,18 @@ SPLITS = ('train', 'val')
 ADE_SPLITS = {'train': 'training', 'val': 'validation'}
 BACKGROUND = 1  # in the semantic maps; digit d is BACKGROUND + 1 + d
 
-SHORT_SIDE = (128, 224)  # pixels, at scale 1
-LONG_SIDE = 320  # pixels at most, at scale 1
+SHORT_SIDE = (128, 224)  # pixels
+LONG_SIDE = 320  # pixels at most
 ASPECT_RATIO = 1.9  # long side over short side at most
 CROP = (0.5, 1.0)  # of the largest crop of that shape which the photograph holds
-DIGIT_HEIGHT = (28, 96)  # pixels, at scale 1
+DIGITS = (1, 6)  # in an image
+DIGIT_HEIGHT = (28, 96)  # pixels
 DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
 DIGIT_ANGLE = 12  # degrees to either side
 OPACITY = (0.88, 1.0)
 TOUCHING = 0.25  # share of the digits that overlap an earlier one
 HIDDEN = (0.05, 0.5)  # share of an instance that an overlap may hide
 CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from its background
-MAX_DIGITS = 12
-SCALES = (0.5, 8)
 VAL_SCANS = 0.2
 JPEG_QUALITY = 92
 ADE = 'ade/ADEChallengeData2016'
@@ -172,7 +171,6 @@ def place(
     scan: np.ndarray,
     instances: list[Instance],
     room: tuple[int, int],
-    scale: float,
 ) -> tuple[np.ndarray, Window] | None:
     """A size and a place for a scan among the digits in the image: its ink and its window; None if
     there is no room."""
@@ -183,7 +181,7 @@ def place(
     angle = rng.uniform(-DIGIT_ANGLE, DIGIT_ANGLE)
     for _ in range(60):
         height = rng.uniform(smallest, largest)
-        ink = ink_of_scan(scan, height * scale, stretch, angle)
+        ink = ink_of_scan(scan, height, stretch, angle)
         window = random_window(rng, ink.shape, room, over)
         if window is not None:
             hidden = most_hidden(instances, ink >= 0.5, window)
@@ -203,11 +201,11 @@ def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> 
     return max(hidden)
 
 
-def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
+def random_size(rng: np.random.Generator) -> tuple[int, int]:
     """Width and height of an image, portrait or landscape."""
     short = rng.uniform(*SHORT_SIDE)
     long = min(short * ASPECT_RATIO ** rng.random(), LONG_SIDE)
-    size = round(short * scale), round(long * scale)
+    size = round(short), round(long)
     return size if rng.random() < 0.5 else size[::-1]
 
 
@@ -229,28 +227,22 @@ def random_crop(
 
 
 def draw_picture(
-    rng: np.random.Generator,
-    photographs: dict[str, Image.Image],
-    scans: np.ndarray,
-    digits: tuple[int, int],
-    scale: float,
+    rng: np.random.Generator, photographs: dict[str, Image.Image], scans: np.ndarray
 ) -> Picture:
     """Draw one image of the data set.
 
     Args:
         photographs: of the split, by name.
         scans: (n,) indices of the split's scans in scikit-learn's digits.
-        digits: minimum and maximum number of digits.
-        scale: factor on all sizes.
     """
     data = load_digits()
     while True:
         name = sorted(photographs)[rng.integers(len(photographs))]
-        canvas = random_crop(rng, photographs[name], random_size(rng, scale))
+        canvas = random_crop(rng, photographs[name], random_size(rng))
         instances: list[Instance] = []
-        wanted = rng.integers(digits[0], digits[1] + 1)
+        wanted = rng.integers(DIGITS[0], DIGITS[1] + 1)
         for scan in rng.choice(scans, wanted, replace=False).tolist():
-            placed = place(rng, data.images[scan], instances, canvas.shape[:2], scale)
+            placed = place(rng, data.images[scan], instances, canvas.shape[:2])
             if placed is None:
                 continue
             ink, window = placed
@@ -265,7 +257,7 @@ def draw_picture(
             instances.append(
                 Instance(scan, int(data.target[scan]), mask, np.count_nonzero(mask), color)
             )
-        if len(instances) >= digits[0]:  # else too small for them: draw another
+        if len(instances) >= DIGITS[0]:  # else too small for them: draw another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
 
 
@@ -287,19 +279,6 @@ def semantic_map(picture: Picture) -> np.ndarray:
     for instance in picture.instances:
         classes[instance.visible] = BACKGROUND + 1 + instance.label
     return classes
-
-
-def coco_file(images: list[dict], annotations: list[dict]) -> str:
-    """The text of an instances_*2017.json."""
-    categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
-    return json.dumps(
-        dict(
-            info=dict(description='Handwritten digits on photographs; see SOURCES.md'),
-            images=images,
-            annotations=annotations,
-            categories=categories,
-        )
-    )
 
 
 def object_info() -> str:
@@ -387,7 +366,10 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
         images.append(record | dict(photograph=picture.photograph))
         for instance in picture.instances:
             annotations.append(coco_annotation(instance, index, len(annotations) + 1))
-    (folder / annotation_path(split)).write_text(coco_file(images, annotations))
+    categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
+    content = dict(images=images, annotations=annotations, categories=categories)
+    content['info'] = dict(description='Handwritten digits on photographs; see SOURCES.md')
+    (folder / annotation_path(split)).write_text(json.dumps(content))
 
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
@@ -397,7 +379,7 @@ def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Pi
     for index in range(arguments[split]):
         # A generator per image, so that images do not depend on each other.
         rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
-        yield draw_picture(rng, photographs, scans, arguments['digits'], arguments['scale'])
+        yield draw_picture(rng, photographs, scans)
 
 
 def write_dataset(folder: Path, arguments: dict) -> None:
@@ -425,20 +407,6 @@ def is_complete(root: Path, arguments: dict) -> bool:
     )
 
 
-def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int], seed: int) -> None:
-    if min(train, val) < 1:
-        raise UserError(f'--train and --val must be at least 1, got {train} and {val}')
-    if not SCALES[0] <= scale <= SCALES[1]:
-        raise UserError(f'--scale must be between {SCALES[0]} and {SCALES[1]}, got {scale}')
-    if not 1 <= digits[0] <= digits[1] <= MAX_DIGITS:
-        raise UserError(
-            f'--digits must be a minimum and a maximum between 1 and {MAX_DIGITS}, '
-            f'got {digits[0]} {digits[1]}'
-        )
-    if not 0 <= seed < 2**32:
-        raise UserError(f'--seed must be between 0 and {2**32 - 1}, got {seed}')
-
-
 def create(root: Path, arguments: dict) -> bool:
     """Create the data set at `root`, completely or not at all; False if it exists."""
     if is_complete(root, arguments):
@@ -459,8 +427,6 @@ def sample_dataset(
     root: str | None = None,
     train: int = 1200,
     val: int = 100,
-    scale: float = 1.0,
-    digits: tuple[int, int] = (1, 6),
     seed: int = 0,
 ) -> None:
     """Create the data set, unless it exists.
@@ -469,14 +435,15 @@ def sample_dataset(
         root (DIR): folder to create; by default data/sample in the checkout
         train (N): training images
         val (N): validation images
-        scale: factor on all sizes, 0.5 to 8; at 1, the shorter side of an image is 128 to 224
-            pixels, the longer side at most 320, and a digit 28 to 96 pixels high
-        digits (MIN MAX): digits in an image, 1 to 12
         seed: another seed gives another data set
     """
-    check_arguments(train, val, scale, digits, seed)
+    if min(train, val) < 1 or seed < 0:
+        raise UserError(
+            '--train and --val must be at least 1 and --seed at least 0, got '
+            f'{train}, {val} and {seed}'
+        )
     folder = Path(root or ROOT / 'data' / 'sample').expanduser().resolve()
-    arguments = dict(format=FORMAT, train=train, val=val, scale=scale, digits=[*digits], seed=seed)
+    arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
     try:
         is_new = create(folder, arguments)
     except OSError as error:

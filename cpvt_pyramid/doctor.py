@@ -21,12 +21,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
@@ -67,124 +66,102 @@ OPTIONAL = {  # by import name: distributions, purpose
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A row of the table.
+class Finding(NamedTuple):
+    """What a row of the table says."""
 
-    name: what was tested. state: 'ok'; 'note', optional and missing; 'warn', works, but may cause
-    problems; 'FAIL', broken. detail: what was found. fix: a command, or ''.
-    """
-
-    name: str
-    state: str
+    state: str  # 'ok', 'note' (optional and missing), 'warn' (may cause problems), 'FAIL' (broken)
     detail: str
-    fix: str = ''
+    fix: str = ''  # a command
 
 
 def python() -> Finding:
     place = '' if sys.prefix == sys.base_prefix else f', environment {sys.prefix}'
-    return Finding('Python', 'ok', f'{platform.python_version()} on {platform.platform()}{place}')
+    return Finding('ok', f'{platform.python_version()} on {platform.platform()}{place}')
 
 
 def torch() -> Finding:
-    version = installed(('torch',)).get('torch')
-    wanted = '.'.join(map(str, OLDEST_TORCH))
+    version = installed('torch').get('torch')
     if len(found := copies('torch')) > 1:
         detail = f'{len(found)} builds over each other: {", ".join(found)}'
         removal = f'{pip("uninstall")} torch torchvision'  # pip removes one build at a time
-        return Finding('torch', 'FAIL', detail, f'{removal} && {removal} && {torch_pair()}')
+        return Finding('FAIL', detail, f'{removal} && {removal} && {torch_pair()}')
     if version is None and not present('torch'):
-        fix = f'{install()} torch torchvision'
+        fix = f'{pip("install")} torch torchvision'
         if present('onnxruntime') or present('openvino'):
-            return Finding('torch', 'note', 'not installed; exported models run without it', fix)
-        return Finding('torch', 'FAIL', 'not installed', fix)
+            return Finding('note', 'not installed; exported models run without it', fix)
+        return Finding('FAIL', 'not installed', fix)
     if version and release(version) < OLDEST_TORCH:
-        return Finding('torch', 'FAIL', f'{version}; at least {wanted} is required', torch_pair())
+        wanted = '.'.join(map(str, OLDEST_TORCH))
+        return Finding('FAIL', f'{version}; at least {wanted} is required', torch_pair())
     if version and release(version) >= NO_MMCV_FROM and not present('mmcv'):
         detail = f'{version}; mmcv, which uses C++17, does not compile with 2.14 or later'
-        return Finding('torch', 'note', f'{detail}; only for the mm packages', torch_pair())
+        return Finding('note', f'{detail}; only for the mm packages', torch_pair())
     if version and release(version) < FAST_TORCH:
-        detail = f'{version}; plain operations run, the faster ones need torch 2.7'
-        return Finding('torch', 'ok', detail)
-    return Finding('torch', 'ok', version or NO_METADATA)
+        return Finding('ok', f'{version}; plain operations run, the faster ones need torch 2.7')
+    return Finding('ok', version or NO_METADATA)
 
 
 def torchvision() -> Finding:
-    found = installed(('torch', 'torchvision'))
+    found = installed('torch', 'torchvision')
     version = found.get('torchvision')
     if version or present('torchvision'):
         builds = {text.partition('+')[2] for text in found.values() if '+' in text}
         if len(builds) > 1:
-            detail = f'{version}; another build than torch {found["torch"]}'
-            return Finding('torchvision', 'warn', detail, torch_pair())
-        return Finding('torchvision', 'ok', version or NO_METADATA)
+            return Finding('warn', f'{version}; another build than torch {found["torch"]}',
+                           torch_pair())  # fmt: skip
+        return Finding('ok', version or NO_METADATA)
     users = ', '.join(name for name in (*FORK, 'timm') if present(name))
     if users:
-        return Finding('torchvision', 'FAIL', f'not installed; required by {users}', torch_pair())
-    return Finding('torchvision', 'note', 'not installed; the mm packages and timm require it')
+        return Finding('FAIL', f'not installed; required by {users}', torch_pair())
+    return Finding('note', 'not installed; the mm packages and timm require it')
 
 
 def optional(name: str) -> Finding:
     distributions, purpose = OPTIONAL[name]
-    found = installed(distributions)
-    if found and name == 'timm' and not present('torchvision'):
-        detail = f'{found[name]}; requires torchvision, which is not installed'
-        return Finding(name, 'FAIL', detail, torch_pair())
-    if found:
-        return Finding(name, 'ok', ', '.join(found.values()))
-    return Finding(name, 'note', f'not installed; for {purpose}', f'{install()} {name}')
+    if found := installed(*distributions):
+        return Finding('ok', ', '.join(found.values()))
+    return Finding('note', f'not installed; for {purpose}', f'{pip("install")} {name}')
 
 
 def mm_package(name: str) -> Finding | None:
     """The installed distribution of mmengine, mmcv, mmdet or mmseg, if any."""
-    found = installed(mm_distributions(name))
-    if found:
-        return Finding(name, 'ok', versions_text(found))
+    if found := installed(*mm_distributions(name)):
+        return Finding('ok', versions_text(found))
     if present(name):
-        return Finding(name, 'warn', NO_METADATA)
-    if not any_mm():
+        return Finding('warn', NO_METADATA)
+    if not any(map(present, FORK)):
         return None  # `mm_family` reports all four
     if name in ('mmengine', 'mmcv') and (present('mmdet') or present('mmseg')):
         detail = 'not installed; mmdet and mmseg require it but do not install it'
-        return Finding(name, 'FAIL', detail, mm_command(name))
+        return Finding('FAIL', detail, mm_command(name))
     purpose = {'mmdet': 'detection', 'mmseg': 'segmentation'}.get(name, 'mmdet and mmseg')
-    return Finding(name, 'note', f'not installed; for {purpose}', mm_command(name))
+    return Finding('note', f'not installed; for {purpose}', mm_command(name))
 
 
 def mm_family() -> Finding:
     """The fork and the original install the same files, so they overwrite each other, as do mmcv,
     mmcv-full and mmcv-lite. Only mmcv-lite has no operators."""
-    found = {name: list(installed(mm_distributions(name))) for name in FORK}
+    found = {name: list(installed(*mm_distributions(name))) for name in FORK}
     forks = [name for name in FORK if FORK[name] in found[name]]
-    originals = [name for name in FORK if set(found[name]) & set(ORIGINAL[name])]
+    originals = [name for name in FORK if {*found[name]} & {*ORIGINAL[name]}]
     twice = [name for name in FORK if len(found[name]) > 1]
-    if twice or found['mmcv'] == ['mmcv-lite']:
+    if twice:
         wrong = [name for name in FORK if name in twice or forks and name in originals]
-        wrong = wrong or ['mmcv']
-        names = ', '.join(', '.join(found[name]) for name in wrong)
-        detail = f'overwrite each other: {names}' if twice else f'{names} has no operators'
-        return Finding('mm family', 'FAIL', detail, mm_command(*wrong))
+        names = ', '.join(distribution for name in wrong for distribution in found[name])
+        return Finding('FAIL', f'overwrite each other: {names}', mm_command(*wrong))
+    if found['mmcv'] == ['mmcv-lite']:
+        return Finding('FAIL', 'mmcv-lite has no operators', mm_command('mmcv'))
     if forks and originals:
         detail = f'mixed: {", ".join(forks)} (the fork), {", ".join(originals)} (the original)'
-        return Finding('mm family', 'warn', detail, mm_command(*originals))
+        return Finding('warn', detail, mm_command(*originals))
     if forks or originals:
-        family = 'the maintained fork (onedl-*)' if forks else 'the original'
-        return Finding('mm family', 'ok', family)
-    if any_mm():
-        return Finding('mm family', 'warn', NO_METADATA)
-    detail = 'not installed; required for MMDetection and MMSegmentation only'
-    return Finding('mm family', 'note', detail, mm_commands())
-
-
-def transformers() -> Finding | None:
-    """mmpretrain, which mmdet.models imports if installed, does not work with transformers 5."""
-    version = installed(('transformers',)).get('transformers')
-    if version is None:
-        return None
-    if not old_transformers():
-        return Finding('transformers', 'ok', version)
-    detail = f'{version}; next to mmpretrain, mmdet.models cannot be imported with 5.0 or later'
-    return Finding('transformers', 'warn', detail, old_transformers())
+        return Finding('ok', 'the maintained fork (onedl-*)' if forks else 'the original')
+    if any(map(present, FORK)):
+        return Finding('warn', NO_METADATA)
+    fix = mm_command(*FORK)
+    if (ROOT / 'tools/setup_env.sh').exists() and not set_up():
+        fix = f'make -C {os.path.relpath(ROOT)} setup  # installs everything into .venv there'
+    return Finding('note', 'not installed; required for MMDetection and MMSegmentation only', fix)
 
 
 def torch_works() -> Finding:
@@ -193,49 +170,45 @@ def torch_works() -> Finding:
     (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()
     x = torch.ones(1, 1, 2, 4)
     torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=0.5)
-    return Finding('torch runs', 'ok', 'matrix product and fused attention')
+    return Finding('ok', 'matrix product and fused attention')
 
 
 def device() -> Finding:
     import torch
 
+    built = torch.version.cuda
     if torch.cuda.is_available():
         gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         names = ', '.join(f'{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)' for gpu in gpus)
         torch.ones(1, device='cuda').add(1).item()
-        return Finding('device', 'ok', f'CUDA {torch.version.cuda}: {names}')
-    built = torch.version.cuda
+        return Finding('ok', f'CUDA {built}: {names}')
     detail = (
         f'CPU, {torch.get_num_threads()} threads on {os.cpu_count()} cores; torch is built for '
         f'{f"CUDA {built}" if built else "the CPU only"}'
     )
     if not nvidia_gpu() or os.environ.get('CUDA_VISIBLE_DEVICES') is not None:
-        return Finding('device', 'ok', detail)
+        return Finding('ok', detail)
     detail += ' and cannot use the NVIDIA GPU'
     if built is not None:
         try:
             torch.cuda.init()
         except RuntimeError as error:
             detail += f': {first_line(error)}'
-    return Finding('device', 'warn', detail, torch_pair(for_gpu=True))
+    return Finding('warn', detail, torch_pair(for_gpu=True))
 
 
 def torchvision_operators() -> Finding | None:
     if not present('torchvision'):
         return None
-    import torch
     from torchvision.ops import nms
 
-    kept = nms(*two_boxes(torch), 0.5).tolist()
-    return two_kept('torchvision operators', kept, torch_pair())
+    return two_kept(nms(*two_boxes(), 0.5).tolist(), torch_pair())
 
 
 def opencv() -> Finding | None:
-    found = installed((
-        'opencv-python', 'opencv-python-headless',
-        'opencv-contrib-python', 'opencv-contrib-python-headless',
-    ))  # fmt: skip
-    if not found and not any_mm():
+    names = ('opencv-python', 'opencv-contrib-python')
+    found = installed(*names, *(f'{name}-headless' for name in names))
+    if not found and not any(map(present, FORK)):
         return None
     import cv2
     import numpy
@@ -243,29 +216,27 @@ def opencv() -> Finding | None:
     cv2.resize(numpy.zeros((4, 4, 3), numpy.uint8), (2, 2))
     detail = f'{versions_text(found)}, NumPy {numpy.__version__}'
     if len(set(found.values())) > 1:
-        return Finding('OpenCV', 'warn', f'{detail}: overwrite each other', opencv_command())
-    return Finding('OpenCV', 'ok', detail)
+        return Finding('warn', f'{detail}: overwrite each other', opencv_command())
+    return Finding('ok', detail)
 
 
 def mmcv_operators() -> Finding | None:
     if not present('mmcv'):
         return None
-    name = 'mmcv operators'
     import torch
     from mmcv.ops import get_compiling_cuda_version, nms
 
-    built = get_compiling_cuda_version()
-    finding = two_kept(name, nms(*two_boxes(torch), 0.5)[1].tolist(), mmcv_command())
+    finding = two_kept(nms(*two_boxes(), 0.5)[1].tolist(), mm_command('mmcv'))
     if finding.state != 'ok' or not torch.cuda.is_available():
         return finding
-    if built == 'not available':
-        detail = 'built for the CPU only, but there is a GPU'
+    if get_compiling_cuda_version() == 'not available':
         hidden = 'or hide the GPU: export CUDA_VISIBLE_DEVICES='
         if mmcv_built_for().endswith('-cpu'):
             hidden = f'after installing the CUDA {torch.version.cuda} toolkit with nvcc; {hidden}'
-        return Finding(name, 'FAIL', detail, f'{mmcv_command()}  # {hidden}')
-    kept = nms(*(x.cuda() for x in two_boxes(torch)), 0.5)[1].tolist()
-    return two_kept(f'{name} on CUDA {built}', kept, mmcv_command())
+        fix = f'{mm_command("mmcv")}  # {hidden}'
+        return Finding('FAIL', 'built for the CPU only, but there is a GPU', fix)
+    kept = nms(*(x.cuda() for x in two_boxes()), 0.5)[1].tolist()
+    return two_kept(kept, mm_command('mmcv'), f' on CUDA {get_compiling_cuda_version()}')
 
 
 def imports(package: str) -> Finding | None:
@@ -274,46 +245,46 @@ def imports(package: str) -> Finding | None:
     modules = [f'{package}.apis', f'{package}.models']
     for module in modules:
         import_module(module)
-    return Finding(f'{package} imports', 'ok', ' and '.join(modules))
+    return Finding('ok', ' and '.join(modules))
 
 
 def backbone() -> Finding:
-    import torch
-
     from cpvt_pyramid import CPVTPyramid
 
-    return forwards('backbone', CPVTPyramid('pcpvt_nano'), torch)
+    return forwards(CPVTPyramid('pcpvt_nano'))
 
 
 def registered() -> Finding | None:
     if not present('mmengine'):
         return None
-    import torch
     from mmengine.registry import MODELS
 
     import_module('cpvt_pyramid.mm')
-    model = MODELS.build({'type': 'CPVTPyramid', 'arch': 'pcpvt_nano'})
-    return forwards('backbone in mm', model, torch)
+    return forwards(MODELS.build({'type': 'CPVTPyramid', 'arch': 'pcpvt_nano'}))
 
 
-def two_boxes(torch: ModuleType) -> tuple:
+def two_boxes() -> tuple:
     """Two boxes with an overlap of 90% and their scores: suppression keeps only the second."""
+    import torch
+
     return torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]]), torch.tensor([0.1, 0.9])
 
 
-def two_kept(name: str, kept: list[int], fix: str) -> Finding:
+def two_kept(kept: list[int], fix: str, where: str = '') -> Finding:
     if kept != [1]:
-        return Finding(name, 'FAIL', f'non-maximum suppression kept {kept}, not [1]', fix)
-    return Finding(name, 'ok', 'non-maximum suppression is correct')
+        return Finding('FAIL', f'non-maximum suppression{where} kept {kept}, not [1]', fix)
+    return Finding('ok', f'non-maximum suppression is correct{where}')
 
 
-def forwards(name: str, model: Any, torch: ModuleType) -> Finding:
+def forwards(model: Any) -> Finding:
+    import torch
+
     with torch.no_grad():
         maps = model.eval()(torch.zeros(1, 3, 64, 96))
     sizes = [tuple(x.shape[-2:]) for x in maps]
     if sizes != [(16, 24), (8, 12), (4, 6), (2, 3)]:
-        return Finding(name, 'FAIL', f'wrong maps of a 64x96 image: {sizes}', reinstall_self())
-    return Finding(name, 'ok', 'CPVTPyramid gives maps at strides 4, 8, 16, 32')
+        return Finding('FAIL', f'wrong maps of a 64x96 image: {sizes}', reinstall_self())
+    return Finding('ok', 'CPVTPyramid gives maps at strides 4, 8, 16, 32')
 
 
 def nvidia_gpu() -> bool:
@@ -321,10 +292,13 @@ def nvidia_gpu() -> bool:
     if list(Path('/dev').glob('nvidia[0-9]*')):
         return True
     try:
-        listed = subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True, timeout=60)
+        return said('nvidia-smi', '-L').startswith('GPU ')
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return listed.stdout.startswith('GPU ')
+
+
+def said(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
 
 
 def mmcv_built_for() -> str:
@@ -343,15 +317,14 @@ def mmcv_built_for() -> str:
 
     name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
     nvcc, built = Path(CUDA_HOME or '') / 'bin' / 'nvcc', torch.version.cuda
-    if os.environ.get('FORCE_CUDA') != '1':
-        if not (torch.cuda.is_available() and built and nvcc.exists()):
-            return f'{name}-cpu'
-    elif not built:
+    forced = os.environ.get('FORCE_CUDA') == '1'
+    if not forced and not (torch.cuda.is_available() and built and nvcc.exists()):
+        return f'{name}-cpu'
+    if not built:
         raise ValueError(f'FORCE_CUDA=1 requires a torch for CUDA, got {torch.__version__}')
-    elif not nvcc.exists():
+    if not nvcc.exists():
         raise ValueError('FORCE_CUDA=1 requires nvcc; install it or set CUDA_HOME')
-    said = subprocess.run([nvcc, '--version'], capture_output=True, text=True).stdout
-    version = said.partition('release ')[2].partition(',')[0]
+    version = said(nvcc, '--version').partition('release ')[2].partition(',')[0]
     if release(version)[0] != release(built)[0]:
         raise ValueError(
             f'nvcc is CUDA {version} and torch is built for CUDA {built}, but both must have the '
@@ -365,6 +338,9 @@ def mmcv_built_for() -> str:
             "FORCE_CUDA=1 without a GPU requires TORCH_CUDA_ARCH_LIST, for example '8.0;9.0'"
         )
     return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", found)}'
+
+
+# Fixes
 
 
 def python_command() -> str:
@@ -382,8 +358,8 @@ def pip(action: str) -> str:
     return f'{python_command()} -m {tool}'
 
 
-def install() -> str:
-    return pip('install')
+def reinstall(*packages: str) -> str:
+    return f'{pip("install")} --force-reinstall {" ".join(packages)}'
 
 
 def set_up(torch: str = '') -> str:
@@ -405,75 +381,64 @@ def torch_pair(for_gpu: bool = False) -> str:
 
     for_gpu: the build that the driver of the NVIDIA GPU supports, which only uv can choose.
     """
-    pair = ' '.join(f'{name}=={TESTED[name]}' for name in ('torch', 'torchvision'))
-    backend = '--torch-backend auto ' if for_gpu and present('uv') else ''
-    return set_up('auto' if for_gpu else '') or f'{install()} --force-reinstall {backend}{pair}'
+    backend = ['--torch-backend auto'] if for_gpu and present('uv') else []
+    pair = [f'{name}=={TESTED[name]}' for name in ('torch', 'torchvision')]
+    return set_up('auto' if for_gpu else '') or reinstall(*backend, *pair)
 
 
 def opencv_command() -> str:
-    return f'{install()} --force-reinstall --no-deps opencv-python-headless'
-
-
-def mmcv_command() -> str:
-    return mm_command('mmcv')
+    return reinstall('--no-deps', 'opencv-python-headless')
 
 
 def mm_command(*names: str) -> str:
     """Install mm packages of the family that is kept: the original if nothing of the fork is
     installed. What has the same files goes first, and what it leaves is incomplete."""
-    fork = any(installed((d,)) for d in FORK.values())
-    fork = fork or not any(installed(d) for d in ORIGINAL.values())
+    fork = any(installed(d) for d in FORK.values())
+    fork = fork or not any(installed(*d) for d in ORIGINAL.values())
     wanted = {name: FORK[name] if fork else ORIGINAL[name][0] for name in names}
-    found = {name: list(installed(mm_distributions(name))) for name in names}
-    removed = [d for name in names if set(found[name]) - {wanted[name]} for d in found[name]]
+    found = {name: list(installed(*mm_distributions(name))) for name in names}
+    removed = [d for name in names if {*found[name]} - {wanted[name]} for d in found[name]]
     steps = [f'{pip("uninstall")} {" ".join(removed)}'] if removed else []
     if set_up():
         return ' && '.join([*steps, set_up()])
     for name in names:
         pin = f'{wanted[name]}=={TESTED[wanted[name]]}'
         if name == 'mmcv':  # in an isolated build it finds no torch and leaves the operators out
-            version = installed(('torch',)).get('torch', '')
+            version = installed('torch').get('torch', '')
             steps += [torch_pair()] if version and release(version) >= NO_MMCV_FROM else []
-            steps.append(f'{install()} "setuptools<81" wheel ninja packaging psutil')
-            steps.append(
-                f'MMCV_WITH_OPS=1 {install()} --no-build-isolation --no-deps --no-cache-dir '
-                f'--force-reinstall {pin}'
-            )
+            steps.append(f'{pip("install")} "setuptools<81" wheel ninja packaging psutil')
+            build = reinstall('--no-build-isolation --no-deps --no-cache-dir', pin)
+            steps.append(f'MMCV_WITH_OPS=1 {build}')
         else:
-            steps.append(f'{install()} --force-reinstall --no-deps {pin}')
+            steps.append(reinstall('--no-deps', pin))
     return ' && '.join(steps)
 
 
-def old_transformers() -> str:
-    """Install a transformers that mmpretrain works with; '' if it does with the one here."""
-    version = installed(('transformers',)).get('transformers')
-    breaks = version is not None and release(version) >= (5,) and present('mmpretrain')
-    return f'{install()} "transformers<5"' if breaks else ''
-
-
-def mm_commands() -> str:
-    """Install all mm packages."""
-    if (ROOT / 'tools' / 'setup_env.sh').exists() and not set_up():
-        return f'make -C {os.path.relpath(ROOT)} setup  # installs everything into .venv there'
-    return mm_command(*FORK)
+def import_command(name: str) -> str:
+    """Install an mm package, or a transformers with which mmpretrain, which it imports, works."""
+    version = installed('transformers').get('transformers', '0')
+    if present('mmpretrain') and release(version) >= (5,):
+        return f'{pip("install")} "transformers<5"'
+    return mm_command(name)
 
 
 def reinstall_self() -> str:
-    return set_up() or f'{install()} --force-reinstall --no-deps {ROOT}'
+    return set_up() or reinstall('--no-deps', str(ROOT))
 
 
 def known_fix(message: str) -> str:
     """The fix for an error whose message names the cause, else ''."""
-    missing = missing_module(message)
+    missing = message.partition("No module named '")[2].partition("'")[0]
     causes = (
         # Used by mmengine 0.10.7, removed in setuptools 81.
-        (('pkg_resources',), lambda: f'{install()} "setuptools<81"'),
+        (('pkg_resources',), lambda: f'{pip("install")} "setuptools<81"'),
         (('libGL', 'libgthread', 'libSM', 'cv2'), opencv_command),  # no X11
         # A package was compiled for another major version of NumPy.
         (('_ARRAY_API', 'multiarray', 'numpy.dtype size'),
-         lambda: f'{install()} --force-reinstall numpy opencv-python-headless pycocotools'),
+         lambda: reinstall('numpy opencv-python-headless pycocotools')),
         (('torchvision::', "No module named 'torchvision"), torch_pair),
-        (('mmcv._ext', '/mmcv/', 'MMCV==', "No module named 'mmcv.ops"), mmcv_command),
+        (('mmcv._ext', '/mmcv/', 'MMCV==', "No module named 'mmcv.ops"),
+         lambda: mm_command('mmcv')),
     )  # fmt: skip
     for parts, fix in causes:
         if any(part in message for part in parts):
@@ -481,15 +446,11 @@ def known_fix(message: str) -> str:
     if missing in FORK:
         return mm_command(missing)
     if missing and '.' not in missing and missing != 'cpvt_pyramid':
-        return f'{install()} {missing}'
+        return f'{pip("install")} {missing}'
     return ''
 
 
-def missing_module(message: str) -> str:
-    return message.partition("No module named '")[2].partition("'")[0]
-
-
-def installed(distributions: tuple[str, ...]) -> dict[str, str]:
+def installed(*distributions: str) -> dict[str, str]:
     """The installed distributions and their versions."""
     found = {}
     for name in distributions:
@@ -520,10 +481,6 @@ def present(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def any_mm() -> bool:
-    return any(present(name) for name in FORK)
-
-
 def versions_text(found: dict[str, str]) -> str:
     return ', '.join(f'{name} {version}' for name, version in found.items())
 
@@ -534,41 +491,39 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(d or 0) for d in digits)
 
 
-LOOKS: list[tuple[str, Callable[[], Finding | None]]] = [
-    ('Python', python),
-    ('torch', torch),
-    ('torchvision', torchvision),
-    *((name, lambda name=name: optional(name)) for name in OPTIONAL),
-    ('mm family', mm_family),
-    *((name, lambda name=name: mm_package(name)) for name in FORK),
-    ('transformers', transformers),
-]
-# The last entry is the fix if no error message names the cause.
-TRIALS: list[tuple[str, Callable[[], Finding | None], Callable[[], str]]] = [
-    ('torch runs', torch_works, torch_pair),
-    ('device', device, torch_pair),
-    ('torchvision operators', torchvision_operators, torch_pair),
-    ('OpenCV', opencv, opencv_command),
-    ('mmcv operators', mmcv_operators, mmcv_command),
-    ('mmdet imports', lambda: imports('mmdet'), lambda: old_transformers() or mm_command('mmdet')),
-    ('mmseg imports', lambda: imports('mmseg'), lambda: old_transformers() or mm_command('mmseg')),
-    ('backbone', backbone, reinstall_self),
-    ('backbone in mm', registered, reinstall_self),
-]
+Probe = Callable[[], 'Finding | None']
+LOOKS: dict[str, Probe] = {
+    'Python': python,
+    'torch': torch,
+    'torchvision': torchvision,
+    **{name: partial(optional, name) for name in OPTIONAL},
+    'mm family': mm_family,
+    **{name: partial(mm_package, name) for name in FORK},
+}
+# What is run, and the fix if no error message names the cause.
+TRIALS: dict[str, tuple[Probe, Callable[[], str]]] = {
+    'torch runs': (torch_works, torch_pair),
+    'device': (device, torch_pair),
+    'torchvision operators': (torchvision_operators, torch_pair),
+    'OpenCV': (opencv, opencv_command),
+    'mmcv operators': (mmcv_operators, partial(mm_command, 'mmcv')),
+    'mmdet imports': (partial(imports, 'mmdet'), partial(import_command, 'mmdet')),
+    'mmseg imports': (partial(imports, 'mmseg'), partial(import_command, 'mmseg')),
+    'backbone': (backbone, reinstall_self),
+    'backbone in mm': (registered, reinstall_self),
+}
 
 
-def examine(rows: Collection[str]) -> Iterator[Finding]:
+def examine(rows: Collection[str]) -> Iterator[tuple[str, Finding]]:
     """Yield the findings of these rows as they arrive."""
-    for name, look in LOOKS:
-        if name in rows and (finding := attempted(name, look, lambda: '')):
-            yield finding
+    for name in LOOKS:
+        if name in rows and (finding := attempted(LOOKS[name], lambda: '')):
+            yield name, finding
     if present('torch'):
-        yield from tried_apart([name for name, _, _ in TRIALS if name in rows])
+        yield from tried_apart([name for name in TRIALS if name in rows])
 
 
-def attempted(
-    name: str, probe: Callable[[], Finding | None], fix: Callable[[], str]
-) -> Finding | None:
+def attempted(probe: Probe, fix: Callable[[], str]) -> Finding | None:
     """The probe's finding, or one about the error that it raised."""
     try:
         return probe()
@@ -576,7 +531,7 @@ def attempted(
         raise
     except BaseException as error:  # noqa: BLE001  a package may call sys.exit on import
         command = known_fix(f'{type(error).__name__}: {error}') or fix()
-        return Finding(name, 'FAIL', f'{type(error).__name__}: {first_line(error)}'[:200], command)
+        return Finding('FAIL', f'{type(error).__name__}: {first_line(error)}'[:200], command)
 
 
 def first_line(error: BaseException) -> str:
@@ -584,7 +539,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def tried_apart(names: Sequence[str]) -> Iterator[Finding]:
+def tried_apart(names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Run the trials in a second process, and in a new one after each crash."""
     while names:
         code = (
@@ -604,26 +559,22 @@ def tried_apart(names: Sequence[str]) -> Iterator[Finding]:
             file.seek(0)
             lines = file.read().splitlines()
         answers = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
-        found = [Finding(**answer) if answer else None for answer in answers]
+        found = [answer and Finding(*answer) for answer in answers]
         if len(found) < len(names):
-            fix = next(fix for name, _, fix in TRIALS if name == names[len(found)])
+            _, fix = TRIALS[names[len(found)]]
             last = '' if not lines or lines[-1].startswith(MARK) else lines[-1].strip()
             detail = f'{end}: {last}' if last else end
-            found.append(Finding(names[len(found)], 'FAIL', detail[:200], known_fix(last) or fix()))
-        yield from filter(None, found)
-        if found[0] and (found[0].name, found[0].state) == ('torch runs', 'FAIL'):
-            return  # nothing else can work without torch
+            found.append(Finding('FAIL', detail[:200], known_fix(last) or fix()))
+        if names[0] == 'torch runs' and found[0].state == 'FAIL':
+            names, found = names[:1], found[:1]  # nothing else can work without torch
+        yield from ((name, finding) for name, finding in zip(names, found) if finding)
         names = names[len(found) :]
 
 
 def report_trials(names: Sequence[str]) -> None:
     """Run trials in the second process; print a line of JSON for each, on a line of its own."""
-    for name, probe, fix in TRIALS:
-        if name in names:
-            finding = attempted(name, probe, fix)
-            if finding and (finding.name, finding.state) == ('torch runs', 'FAIL'):
-                names = []
-            print(f'\n{MARK}{json.dumps(finding and asdict(finding))}', flush=True)
+    for name in names:
+        print(f'\n{MARK}{json.dumps(attempted(*TRIALS[name]))}', flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -631,20 +582,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         'python -m cpvt_pyramid.doctor', description=__doc__, formatter_class=plain
     )
-    names = [name for name, _ in LOOKS] + [name for name, _, _ in TRIALS]
+    names = [*LOOKS, *TRIALS]
     parser.add_argument('rows', nargs='*', metavar='ROW', help=', '.join(names))
     rows = parser.parse_args(argv).rows or names
     if unknown := set(rows) - set(names):
         parser.error(f'no row {", ".join(map(repr, sorted(unknown)))}; see --help')
     width = max(map(len, rows))
     broken, shown = 0, set()
-    for found in examine(rows):
-        broken += found.state == 'FAIL'
-        print(f'{found.state:>4}  {found.name:<{width}}  {found.detail}', flush=True)
-        if found.fix:
-            again = found.fix in shown  # one cause often breaks several things
-            print(f'{"":>4}  {"":<{width}}  -> {"as above" if again else found.fix}', flush=True)
-            shown.add(found.fix)
+    for name, (state, detail, fix) in examine(rows):
+        broken += state == 'FAIL'
+        print(f'{state:>4}  {name:<{width}}  {detail}', flush=True)
+        if fix:
+            again = fix in shown  # one cause often breaks several things
+            print(f'{"":>4}  {"":<{width}}  -> {"as above" if again else fix}', flush=True)
+            shown.add(fix)
     if broken:
         print(f'\n{broken} broken; run the commands below the FAIL rows, in order')
     else:

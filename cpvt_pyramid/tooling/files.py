@@ -38,6 +38,20 @@ def make_folder(path: Union[str, Path]) -> Path:
     return Path(path)
 
 
+def files_below(folder: Union[str, Path]) -> Iterator[Path]:
+    """The files in a folder and its subfolders, without hidden ones. Links to folders are followed,
+    but not in rings."""
+    seen = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(root))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name[0] != '.' and os.path.realpath(Path(root, name)) not in seen
+        )
+        yield from (Path(root, name) for name in sorted(names) if name[0] != '.')
+
+
 @contextmanager
 def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
     """A hidden path next to `path` to write to; it is renamed to `path` on success.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Optional
 
 from .command import UserError, rank
-from .files import atomic_write, distinct_name, make_folder
+from .files import distinct_name, files_below, make_folder, write_text
 
 # The file types looked for in a folder.
 IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
@@ -83,16 +83,10 @@ def named_within(folder: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
 
 def media_in(folder: Path, out_dir: Optional[str]) -> list[Path]:
     """The images and videos in a folder and its subfolders, links to folders included."""
-    found, others, seen = [], [], set()
-    for root, folders, names in os.walk(folder, followlinks=True):
-        seen.add(os.path.realpath(root))
-        folders[:] = sorted(
-            name for name in folders
-            if not name.startswith('.') and os.path.realpath(Path(root, name)) not in seen
-        )  # fmt: skip
-        for path in (Path(root, name) for name in sorted(names) if not name.startswith('.')):
-            is_medium = path.suffix.lower() in IMAGES + VIDEOS and not is_result(path, out_dir)
-            (found if is_medium else others).append(path)
+    found, others = [], []
+    for path in files_below(folder):
+        is_medium = path.suffix.lower() in IMAGES + VIDEOS and not is_result(path, out_dir)
+        (found if is_medium else others).append(path)
     if not found:
         kinds = ', '.join(IMAGES + VIDEOS)
         raise UserError(f'no images or videos in the folder {folder}; looked for {kinds}')
@@ -137,8 +131,7 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Pa
         make_folder(parent)
     if rank() == 0:
         owners |= {name: os.path.relpath(path, folder) for path, name in named}
-        with atomic_write(folder / OWNERS) as file:
-            file.write_text(json.dumps(owners, indent=1), encoding='utf-8')
+        write_text(folder / OWNERS, json.dumps(owners, indent=1))
     return named, folder
 
 

@@ -55,13 +55,14 @@ for (const th of document.querySelectorAll('th')) th.onclick = () => {
 
 
 def html_page(title: str, about: str, parts: Sequence[str]) -> str:
-    return (
+    page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f'<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>'
         f'<h1>{escape(title)}</h1><p>{escape(about)}</p>{"".join(parts)}</main>'
         f'<script>{SCRIPT}</script></body></html>\n'
     )
+    return page.encode(errors='replace').decode()  # names of files need not be UTF-8
 
 
 def html_section(title: str, note: str, *parts: str) -> str:
@@ -212,6 +213,8 @@ def heat_map(
     counts: np.ndarray, rows: Sequence[str], columns: Sequence[str], row_name: str, column_name: str
 ) -> str:
     """A matrix (R, C) whose cells are as dark as their share of the row; red off the diagonal."""
+    from matplotlib.colors import to_rgb
+
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     right = np.array([[row == column for column in columns] for row in rows])
     color = np.where(right[..., None], *(np.array(to_rgb(c)) for c in (BLUE, RED)))
@@ -229,7 +232,3 @@ def heat_map(
             axes.set_xticks(range(len(columns)), [name[:24] for name in columns], rotation=90)
         axes.set(ylabel=row_name, xlabel=column_name)
     return f'<div class="scroll">{parts[0]}</div>'
-
-
-def to_rgb(color: str) -> list[float]:
-    return [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]

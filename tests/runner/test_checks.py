@@ -103,7 +103,7 @@ MISTAKES = [
     (
         'train',
         'DETECTOR.py',
-        'model.bbox_head.num_classes=80',
+        'model.bbox_head.num_classes=80',  # fmt: skip
         'model.bbox_head has 80 classes but the train data have 10: set '
         'model.bbox_head.num_classes=10, or change the classes of the data',
     ),
@@ -193,15 +193,3 @@ def test_the_class_check_can_be_left_out_and_custom_keys_are_checked(files, runn
     with pytest.raises(Began):
         TOOLS['train'].main([*command, 'check_classes=False', key])
     assert 'warning: no parameter has a name with these custom_keys' in capsys.readouterr().out
-
-
-def test_categories_are_found_anywhere_in_the_file(tmp_path):
-    path = tmp_path / 'a.json'
-    categories = '"categories": [{"id": 3, "name": "a"}, {"name": "b"}]'
-    for text, names in (
-        ('{"images": [], %s}', ['a', 'b']),
-        ('{%s, "info": {"categories": 2}}', ['a', 'b']),
-        ('{"images": []}', None),
-    ):
-        path.write_text(text % categories if '%s' in text else text)
-        assert checks.category_names(path) == names

@@ -41,14 +41,10 @@ TRAINING = [
     ('model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name must be a name '),
     ('custom_imports.imports=nothing.here', 'custom_imports of CONFIG: Failed to import nothing'),
     # While building
-    (
-        'train_dataloader.dataset.pipeline.2.scal=3',
-        'train_dataloader.dataset.pipeline.2 (Resize): TypeError: Resize.__init__() got an unexpec',
-    ),
-    (
-        'train_dataloader.dataset.filter_cfg.min_size=10000',
-        'train_dataloader: there are no images in the data set, or all are filtered out',
-    ),
+    ('train_dataloader.dataset.pipeline.2.scal=3',
+     'train_dataloader.dataset.pipeline.2 (Resize): TypeError: Resize.__init__() got an unexpec'),
+    ('train_dataloader.dataset.filter_cfg.min_size=10000',
+     'train_dataloader: there are no images in the data set, or all are filtered out'),
     ('train_dataloader.batch_size=0', 'train_dataloader: batch_size should be a positive integer'),
     ('optim_wrapper.optimizer.lrr=0.1', 'optim_wrapper.optimizer (AdamW): TypeError: AdamW.__init'),
     ('model.type=RetinNet', 'model (RetinNet): KeyError: RetinNet is not in the mmdet::model'),
@@ -57,35 +53,21 @@ TRAINING = [
     ('randomness.sede=1', 'the config: TypeError: Runner.set_randomness() got an unexpected key'),
     # While running
     ('default_hooks.checkpoint.interva=1', 'default_hooks.checkpoint (WholeCheckpointHook): Type'),
-    (
-        'default_hooks.checkpoint.out_dir=/proc/x',
-        'default_hooks.checkpoint (WholeCheckpointHook): FileNotFoundError: ',
-    ),
-    (
-        'model.neck.in_channels=[1,2,3,4]',
-        'model.neck.lateral_convs.0.conv (Conv2d): RuntimeError: Given groups=1, weight of size',
-    ),
-    (
-        'model.neck.in_channels=[32,64,128]',
-        'model.neck (FPN): AssertionError: assert len(inputs) == len(self.in_channels)',
-    ),
-    (
-        'model.bbox_head.bbox_coder.target_means=[0.0,0.0]',
-        'model.bbox_head.bbox_coder (DeltaXYWHBBoxCoder): RuntimeError: The size of tensor',
-    ),
-    (
-        'train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
-        'train_dataloader.dataset.pipeline.2 (Resize): while loading data: cv2.error: OpenCV',
-    ),
-    (
-        'train_dataloader.dataset.pipeline.4.meta_keys=img_path',
-        'model.bbox_head (RetinaHead): KeyError: img_shape',
-    ),
-    (
-        'model.data_preprocessor.std=[0,0,0]',
-        'the first loss must be finite, got loss=nan, loss_cls=nan, loss_bbox=nan: check what',
-    ),
-]
+    ('default_hooks.checkpoint.out_dir=/proc/x',
+     'default_hooks.checkpoint (WholeCheckpointHook): FileNotFoundError: '),
+    ('model.neck.in_channels=[1,2,3,4]',
+     'model.neck.lateral_convs.0.conv (Conv2d): RuntimeError: Given groups=1, weight of size'),
+    ('model.neck.in_channels=[32,64,128]',
+     'model.neck (FPN): AssertionError: assert len(inputs) == len(self.in_channels)'),
+    ('model.bbox_head.bbox_coder.target_means=[0.0,0.0]',
+     'model.bbox_head.bbox_coder (DeltaXYWHBBoxCoder): RuntimeError: The size of tensor'),
+    ('train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
+     'train_dataloader.dataset.pipeline.2 (Resize): while loading data: cv2.error: OpenCV'),
+    ('train_dataloader.dataset.pipeline.4.meta_keys=img_path',
+     'model.bbox_head (RetinaHead): KeyError: img_shape'),
+    ('model.data_preprocessor.std=[0,0,0]',
+     'the first loss must be finite, got loss=nan, loss_cls=nan, loss_bbox=nan: check what'),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('options, complaint', TRAINING)
@@ -102,30 +84,19 @@ def test_mistakes_in_a_training(options, complaint, configs, capsys):
 @pytest.mark.parametrize(
     'model, options, complaint',
     [
-        (
-            'segmentor',
-            f'test_dataloader.batch_size=4 {UNEQUAL}.scale=None {UNEQUAL}.scale_factor=1.0',
-            'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '
-            'size in a batch should be the same',
-        ),
-        (
-            'detector',
-            f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96) --tta',
-            '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline',
-        ),
+        ('segmentor',
+         f'test_dataloader.batch_size=4 {UNEQUAL}.scale=None {UNEQUAL}.scale_factor=1.0',
+         'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '
+         'size in a batch should be the same'),
+        ('detector', f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96) --tta',
+         '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline'),
         ('detector', 'test_dataloader=None', 'the config must set test_dataloader'),
-        (
-            'detector',
-            'test_dataloader.sampler.type=InfiniteSampler',
-            'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS',
-        ),
-        (
-            'detector',
-            f'{UNEQUAL}.scale=a --tta',
-            "the scale of Resize in the test pipeline must be numbers, got 'a'",
-        ),
+        ('detector', 'test_dataloader.sampler.type=InfiniteSampler',
+         'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS'),
+        ('detector', f'{UNEQUAL}.scale=a --tta',
+         "the scale of Resize in the test pipeline must be numbers, got 'a'"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys):
     options, tta, _ = options.partition(' --tta')
     command = [*untrained[model], *tta.split(), '--cfg-options', *options.split()]
@@ -139,13 +110,11 @@ def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys)
         ('model.test_cfg.score_thr=a', "model.bbox_head (RetinaHead): TypeError: '>' not supp"),
         (f'{UNEQUAL}.scale=a', f'{UNEQUAL} (Resize): error: OpenCV'),
         (f'{UNEQUAL}.type=Foo', f'{UNEQUAL} (Foo): KeyError: Foo is not in the mmdet::transform'),
-        (
-            'test_dataloader.dataset.pipeline=[]',
-            'model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: inputs',
-        ),
+        ('test_dataloader.dataset.pipeline=[]',
+         'model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: inputs'),
         ('test_dataloader=None', 'the config must set test_dataloader'),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_predictions(option, complaint, untrained, sample_dataset, capsys):
     image = next(sample_dataset.glob('coco/val2017/*'))
     command = [*untrained['detector'], str(image), '--device', 'cpu', '--cfg-options', option]
@@ -241,7 +210,7 @@ def interrupted() -> None:
         (of_a_device(RuntimeError, 'CUDA error: device-side assert triggered'), RuntimeError),
         (of_a_device(torch.distributed.DistBackendError, 'NCCL error'), RuntimeError),
     ],
-)
+)  # fmt: skip
 def test_errors_of_users_code_and_of_devices_keep_their_traceback(raises, kind, tmp_path):
     cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy', 'depth': 3}})
     with pytest.raises(kind) as raised, explained(cfg):

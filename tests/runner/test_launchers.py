@@ -94,7 +94,7 @@ def test_dist_test(configs):
         ({'VIRTUAL_ENV': '/mine'}, 'bin/python'),
         ({'PYTHON': 'bin/py'}, 'bin/py'),
     ],
-)
+)  # fmt: skip
 def test_interpreter_of_the_shell_launchers(active, interpreter):
     for name in ('dist_test.sh', 'launchers.sh'):
         Path('tools').mkdir(exist_ok=True)
@@ -116,14 +116,12 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
         (['dist_train.sh', 'nowhere.py', '2'], 'no config at nowhere.py'),
         (['dist_train.sh', __file__, 'two'], 'NPROC must be a number of processes, got two'),
         (['dist_test.sh', __file__, 'weights.pth'], 'needs CONFIG, CHECKPOINT and NPROC'),
-        (
-            ['dist_test.sh', __file__, 'weights.pth', '0'],
-            'NPROC must be a number of processes, got 0',
-        ),
+        (['dist_test.sh', __file__, 'weights.pth', '0'],
+         'NPROC must be a number of processes, got 0'),
         (['slurm_train.sh', 'gpu', 'job', 'nowhere.py'], 'no config at nowhere.py'),
         (['slurm_train.sh', 'gpu', 'job', __file__], 'srun not found'),
     ],
-)
+)  # fmt: skip
 def test_mistakes_with_the_shell_launchers(command, complaint):
     ended = run(TOOLS / command[0], *command[1:])
     assert ended.returncode == 2
@@ -228,7 +226,7 @@ def test_help_of_the_shell_launchers(tool):
         (['torchrun.py', '0', 'train.py'], 'NPROC must be at least 1, got 0'),
         (['launchers.sh'], 'nothing to run'),
     ],
-)
+)  # fmt: skip
 def test_parts_of_the_launchers_run_by_hand(command, message):
     interpreter = sys.executable if command[0].endswith('.py') else 'bash'
     ended = run(interpreter, TOOLS / command[0], *command[1:])

@@ -42,94 +42,54 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         ('train', 'nowhere.py', 'no config at nowhere.py'),
         ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
         ('train', 'part.py', 'part.py has no model'),
-        (
-            'train',
-            'DETECTOR.py --cfg-options default_scope=mmrotate',
-            'DETECTOR.py must set default_scope to mmdet or mmseg',
-        ),
+        ('train', 'DETECTOR.py --cfg-options default_scope=mmrotate',
+         'DETECTOR.py must set default_scope to mmdet or mmseg'),
         ('train', 'DETECTOR.py --cfg-options load_from=x.pth', 'no checkpoint at x.pth'),
-        (
-            'train',
-            'DETECTOR.py --cfg-options model.backbone.init_cfg.type=Pretrained '
-            'model.backbone.init_cfg.checkpoint=x.pth',
-            'no checkpoint at x.pth',
-        ),
-        (
-            'train',
-            'DETECTOR.py --launcher pytorch',
-            '--launcher pytorch is for processes started by',
-        ),
+        ('train', 'DETECTOR.py --cfg-options model.backbone.init_cfg.type=Pretrained '
+         'model.backbone.init_cfg.checkpoint=x.pth', 'no checkpoint at x.pth'),
+        ('train', 'DETECTOR.py --launcher pytorch',
+         '--launcher pytorch is for processes started by'),
         ('train', 'DETECTOR.py --cfg-options a', "--cfg-options takes key=value, not 'a'"),
-        (
-            'train',
-            'DETECTOR.py --cfg-options trian_cfg.max_epochs=1',
-            "--cfg-options trian_cfg.max_epochs: no config has a key 'trian_cfg'; did you mean "
-            "'train_cfg'?",
-        ),
-        (
-            'train',
-            'DETECTOR.py --cfg-options train_dataloader.dataset.data_root=x',
-            'no train data at',
-        ),
+        ('train', 'DETECTOR.py --cfg-options trian_cfg.max_epochs=1',
+         "--cfg-options trian_cfg.max_epochs: no config has a key 'trian_cfg'; did you mean "
+         "'train_cfg'?"),
+        ('train', 'DETECTOR.py --cfg-options train_dataloader.dataset.data_root=x',
+         'no train data at'),
         ('train', 'DETECTOR.py --cfg-options val_evaluator.ann_file=x', 'no annotations at '),
         ('train', 'DETECTOR.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
         ('train', 'DETECTOR.py --work-dir USED', 'USED already has checkpoints of a training'),
         ('train', 'DETECTOR.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('train', 'DETECTOR.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
         ('train', 'DETECTOR.py --resume training.pth', 'training.pth does not fit the model'),
-        (
-            'train',
-            'DETECTOR.py --auto-scale-lr --cfg-options auto_scale_lr.base_batch_size=0',
-            '--auto-scale-lr needs auto_scale_lr.base_batch_size in the config',
-        ),
-        (
-            'train',
-            'DETECTOR.py --auto-scale-iters --cfg-options auto_scale_lr.base_batch_size=a',
-            '--auto-scale-iters needs auto_scale_lr.base_batch_size in the config, a number of',
-        ),
-        (
-            'train',
-            'DETECTOR.py --amp --cfg-options optim_wrapper.type=ApexOptimWrapper',
-            '--amp needs an OptimWrapper in the config, got ApexOptimWrapper',
-        ),
-        (
-            'train',
-            'DETECTOR.py --amp --cfg-options activation_checkpointing=backbone',
-            'model.backbone (CPVTPyramid): activation_checkpointing of the whole backbone would '
-            'leave it without gradients; set model.backbone.with_cp=True instead',
-        ),
+        ('train', 'DETECTOR.py --auto-scale-lr --cfg-options auto_scale_lr.base_batch_size=0',
+         '--auto-scale-lr needs auto_scale_lr.base_batch_size in the config'),
+        ('train', 'DETECTOR.py --auto-scale-iters --cfg-options auto_scale_lr.base_batch_size=a',
+         '--auto-scale-iters needs auto_scale_lr.base_batch_size in the config, a number of'),
+        ('train', 'DETECTOR.py --amp --cfg-options optim_wrapper.type=ApexOptimWrapper',
+         '--amp needs an OptimWrapper in the config, got ApexOptimWrapper'),
+        ('train', 'DETECTOR.py --amp --cfg-options activation_checkpointing=backbone',
+         'model.backbone (CPVTPyramid): activation_checkpointing of the whole backbone would '
+         'leave it without gradients; set model.backbone.with_cp=True instead'),
         ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),
         ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth does not fit the model'),
-        (
-            'test',
-            'DETECTOR.py DETECTOR.pth --out all.json',
-            '--out must end in .pkl or .pickle, got all.json',
-        ),
+        ('test', 'DETECTOR.py DETECTOR.pth --out all.json',
+         '--out must end in .pkl or .pickle, got all.json'),
         ('infer', 'DETECTOR.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
         ('infer', 'DETECTOR.py DETECTOR.pth nowhere.jpg', 'no image or folder at nowhere.jpg'),
         ('infer', 'DETECTOR.py DETECTOR.pth empty', 'no images or videos in the folder empty'),
         ('infer', 'DETECTOR.py DETECTOR.pth *.jpg', 'no files match *.jpg'),
-        (
-            'infer',
-            'DETECTOR.py DETECTOR.pth empty --batch-size 0',
-            '--batch-size must be at least 1, got 0',
-        ),
+        ('infer', 'DETECTOR.py DETECTOR.pth empty --batch-size 0',
+         '--batch-size must be at least 1, got 0'),
         ('infer', 'DETECTOR.py DETECTOR.pth empty --memory 1G', '--memory needs --tile'),
-        (
-            'infer',
-            'DETECTOR.py DETECTOR.pth empty --tile 100',
-            'tile and overlap must be multiples of 32',
-        ),
-        (
-            'infer',
-            'DETECTOR.py DETECTOR.pth empty --tile 64 --memory much',
-            "--memory must be a size such as 2GiB, got 'much'",
-        ),
+        ('infer', 'DETECTOR.py DETECTOR.pth empty --tile 100',
+         'tile and overlap must be multiples of 32'),
+        ('infer', 'DETECTOR.py DETECTOR.pth empty --tile 64 --memory much',
+         "--memory must be a size such as 2GiB, got 'much'"),
         ('infer', 'DETECTOR.py DETECTOR.pth syntax.py --device gpu', 'no device gpu: '),
         ('infer', 'SEGMENTOR.py DETECTOR.pth syntax.py', 'DETECTOR.pth does not fit the model'),
     ],
-)
+)  # fmt: skip
 def test_mistakes(tool, command, complaint, mistaken, capsys):
     assert TOOLS[tool].main(mistaken(command).split()) == 2
     errors = capsys.readouterr().err

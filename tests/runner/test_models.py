@@ -57,15 +57,12 @@ def test_tensors_alone_are_a_state_dict():
 @pytest.mark.parametrize(
     'error, message',
     [
-        (
-            URLError('no route'),
-            r'cannot download https://a.invalid/b.pth \(.*no route',
-        ),
+        (URLError('no route'), r'cannot download https://a.invalid/b.pth \(.*no route'),
         (TimeoutError('timed out'), r'https://a.invalid/b.pth \(timed out\). Download'),
         (ConnectionError('cannot load timm://b: offline'), '^cannot load timm://b: offline$'),
         (RuntimeError('bad hash'), 'b.pth is not a complete checkpoint: bad hash'),
     ],
-)
+)  # fmt: skip
 def test_addresses(error, message, monkeypatch):
     def load(*_: object, **__: object) -> None:
         raise error

@@ -43,7 +43,7 @@ def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, caps
         ('torchrun', 'torch'),
         ('demo/sample_dataset', 'skimage'),
     ],
-)
+)  # fmt: skip
 def test_an_interrupt_during_imports_is_no_traceback(tool, module, tmp_path):
     (tmp_path / f'{module}.py').write_text('raise KeyboardInterrupt')
     ended = run(sys.executable, ROOT / f'tools/{tool}.py', '1', 'x', PYTHONPATH=str(tmp_path))
@@ -121,7 +121,7 @@ def measure(
         ('x b --to-file y --resume --launcher mpi', {'resume': True, 'launcher': 'mpi'}),
         ('x b --to-file y --resume p --local_rank=1', {'resume': 'p', 'local_rank': '1'}),
     ],
-)
+)  # fmt: skip
 def test_options_come_from_the_signature(line, options):
     found = vars(parser_of(measure).parse_args(line.split()))
     defaults = {
@@ -142,7 +142,7 @@ def test_options_come_from_the_signature(line, options):
         ('x.png a --to-file y --size 3', 'argument --size: expected 2 arguments'),
         ('x.png a --to-file y --size 3 b', "argument --size: invalid int value: 'b'"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_options(line, complaint, capsys):
     with pytest.raises(SystemExit) as ended:
         run_command(measure, line.split())
@@ -179,16 +179,14 @@ def test_an_error_of_the_user_is_one_line(capsys):
     'code, line',
     [
         ('import no_such.part', 'no_such is not installed'),
-        (
-            'try: import no_such\nexcept ImportError: raise ImportError from None',
-            'no_such is not installed',
-        ),
+        ('try: import no_such\nexcept ImportError: raise ImportError from None',
+         'no_such is not installed'),
         ('import torch.no_such', "No module named 'torch.no_such': the installed version of torch"),
         ('from torch import no_such', "cannot import name 'no_such' from 'torch'"),
-        ('import cpvt_pyramid.no_such', None),  # a bug
+        ('import cpvt_pyramid.no_such', None),
         ('raise ImportError("no name")', None),
     ],
-)
+)  # fmt: skip
 def test_failing_imports(code, line, capsys):
     if line is None:
         with pytest.raises(ImportError):

@@ -4,39 +4,28 @@ import json
 import shutil
 from pathlib import Path
 
-import disguises
+import layouts
 import numpy as np
 import pytest
 import torch
-from disguises import CLASSES
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from PIL import Image
 from support import ROOT, load_tool
+from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config import check as checks
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.datasets.config_source import source
+from cpvt_pyramid.runner.datasets.config_source import text_of_settings
 from cpvt_pyramid.runner.datasets.defects import Defects
 from cpvt_pyramid.runner.datasets.folder import split_of
-from cpvt_pyramid.runner.datasets.label_maps import find_label_maps, kind_and_key, write_indices
+from cpvt_pyramid.runner.datasets.label_maps import kind_and_key
 from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config, set_classes
-from cpvt_pyramid.runner.datasets.recipes import Recipe, Scales
+from cpvt_pyramid.runner.datasets.recipes import Scales, adapted_recipe
 from cpvt_pyramid.tooling.command import UserError
 
 BASES = ROOT / 'configs'
 DETECTOR = BASES / 'demo/retinanet_cpvt_nano.py'
 SEGMENTOR = BASES / 'demo/semantic_fpn_cpvt_nano.py'
-
-
-def layout(kind: str, sample: Path, root: Path) -> Path:
-    if kind == 'coco':
-        return shutil.copytree(sample / 'coco', root)
-    if kind in ('yolo', 'polygons'):
-        return disguises.yolo(sample, root, polygons=kind == 'polygons')
-    if kind == 'voc':
-        return disguises.voc(sample, root)
-    return disguises.mask_folders(sample, root, kind)
 
 
 def made(data: Path, base: Path, out: Path, skip_bad: bool = False, overwrite: bool = False):
@@ -45,38 +34,8 @@ def made(data: Path, base: Path, out: Path, skip_bad: bool = False, overwrite: b
     return load_config(out)
 
 
-# Boxes
-
-
-@pytest.mark.parametrize('kind', ['coco', 'yolo', 'polygons', 'voc'])
-def test_boxes_are_those_of_the_sample(kind, sample_dataset, tmp_path):
-    root, defects = layout(kind, sample_dataset, tmp_path / 'mes données'), Defects()
-    found = find_objects(root, defects)
-    assert not defects.problems() and sorted(found.classes) == sorted(CLASSES)
-    for split in ('train', 'val'):
-        content = found.splits[split].content
-        names = {c['id']: c['name'] for c in content['categories']}
-        boxes = {}
-        for image in content['images']:
-            assert (found.splits[split].folder / image['file_name']).is_file()
-            stem = Path(image['file_name']).stem[-12:]  # without what the disguise adds
-            boxes[stem] = [
-                (names[a['category_id']], *np.round(a['bbox'], 1))
-                for a in content['annotations']
-                if a['image_id'] == image['id']
-            ]
-        for source_file, _, objects in disguises.records(sample_dataset, split):
-            expected = [(CLASSES[a['category_id'] - 1], *a['bbox']) for a in objects]
-            assert boxes.pop(source_file.stem) == expected
-        assert not boxes
-    assert all(
-        ('segmentation' in a) == (kind in ('coco', 'polygons')) for a in content['annotations']
-    )
-    assert all(a['area'] > 0 for a in content['annotations'])
-
-
 def test_a_coco_file_is_used_where_it_is(sample_dataset, tmp_path):
-    root = layout('coco', sample_dataset, tmp_path / 'data')
+    root = shutil.copytree(sample_dataset / 'coco', tmp_path / 'data')
     cfg = made(root, DETECTOR, tmp_path / 'my.py')
     assert Path(cfg.data_root, cfg.train_dataloader.dataset.ann_file).samefile(
         root / 'annotations/instances_train2017.json'
@@ -87,7 +46,7 @@ def test_a_coco_file_is_used_where_it_is(sample_dataset, tmp_path):
 
 
 def test_coco_categories_in_another_order(sample_dataset, tmp_path):
-    root = layout('coco', sample_dataset, tmp_path / 'data')
+    root = shutil.copytree(sample_dataset / 'coco', tmp_path / 'data')
     path = root / 'annotations/instances_val2017.json'
     content = json.loads(path.read_text())
     content['categories'].reverse()
@@ -100,7 +59,7 @@ def test_coco_categories_in_another_order(sample_dataset, tmp_path):
 
 
 def test_a_validation_split_by_image(sample_dataset, tmp_path):
-    root = layout('coco', sample_dataset, tmp_path / 'data')
+    root = shutil.copytree(sample_dataset / 'coco', tmp_path / 'data')
     (root / 'annotations/instances_val2017.json').unlink()
     (root / 'annotations/instances_train2017.json').rename(root / 'all of it.json')
     parts = []
@@ -116,71 +75,63 @@ def test_a_validation_split_by_image(sample_dataset, tmp_path):
         assert part['annotations'] and {a['image_id'] for a in part['annotations']} <= own
 
 
-def spoil_coco(root: Path) -> None:
+def spoiled_coco(root: Path) -> None:
+    layouts.coco_of_splits(root)
     (root / 'annotations/instances_train2017.json').write_text('{"images": [{"id": 1')
 
 
-def spoil_yolo(root: Path) -> None:
+def spoiled_yolo(root: Path) -> None:
+    layouts.yolo_of_splits(root)
     images, labels = (sorted((root / kind / 'train').iterdir()) for kind in ('images', 'labels'))
     images[0].write_bytes(b'')
     images[1].write_text('no image')
     images[2].unlink()
-    labels[3].write_text('0 0.5 0.5 0.2\n')
-    labels[4].write_text('10 0.5 0.5 0.2 0.2\n0 nan 0.5 0.2 0.2\n0 20 30 5 5\n')
+    with labels[3].open('a') as file:
+        file.write('\n0 0.5 0.5 0.2\n3 0.5 0.5 0.2 0.2\n0 nan 0.5 0.2 0.2\n0 20 30 5 5\n')
 
 
-def spoil_voc(root: Path) -> None:
-    files = sorted((root / 'Annotations').glob('train*'))
+def spoiled_voc(root: Path) -> None:
+    layouts.voc_of_two_years(root)
+    files = sorted((root / 'VOC2007/Annotations').iterdir())
     files[0].write_text('')
     files[1].write_text(files[1].read_text()[:80])
-    (root / f'JPEGImages/{files[2].stem}.jpg').unlink()
-    files[3].write_text(files[3].read_text().replace('xmin', 'left'))
+    for image in root.glob(f'*/JPEGImages/{files[2].stem}.png'):
+        image.unlink()
+    files[3].write_text(files[3].read_text().replace('xmin', 'left', 2))
 
 
-def spoil_masks(root: Path) -> None:
+def spoiled_masks(root: Path) -> None:
+    for number in range(8):
+        picture = layouts.scene(number)
+        picture.write(root / f'images/{picture.name}.png')
+        layouts.label_map(root / f'masks/{picture.name}.png', picture)
     images, masks = (sorted((root / kind).iterdir()) for kind in ('images', 'masks'))
     masks[0].unlink()
     masks[1].write_bytes(b'')
-    masks[2].write_bytes(masks[2].read_bytes()[:100])
+    masks[2].write_bytes(masks[2].read_bytes()[:50])
     images[3].write_text('no image')
 
 
 @pytest.mark.parametrize(
-    'kind, base, spoil, complaints, left',
+    'spoiled, base, complaints, left',
     [
-        ('coco', DETECTOR, spoil_coco, [], 0),
-        (
-            'yolo',
-            DETECTOR,
-            spoil_yolo,
-            [
-                'images that are empty files', 'images that are not complete images',
-                'lines that are neither', 'the names, 0 to 9',
-                'no numbers', 'objects beyond the image',
-            ],
-            5,
-        ),
-        (
-            'voc',
-            DETECTOR,
-            spoil_voc,
-            ['not complete XML', 'annotation files without an image', 'without a bndbox'],
-            5,
-        ),
-        (
-            'indexed',
-            SEGMENTOR,
-            spoil_masks,
-            ['images without a label map', 'maps that are not complete', 'images that are not com'],
-            3,
-        ),
+        (spoiled_coco, DETECTOR, [], 0),
+        (spoiled_yolo, DETECTOR,
+         ['images that are empty files', 'images that are not complete images',
+          'lines that are neither', 'the names, 0 to 2', 'no numbers', 'objects beyond the image'],
+         1),
+        (spoiled_voc, DETECTOR,
+         ['not complete XML', 'annotation files without an image', 'without a bndbox'], 1),
+        (spoiled_masks, SEGMENTOR,
+         ['images without a label map', 'maps that are not complete', 'images that are not com'],
+         3),
     ],
 )  # fmt: skip
 def test_damaged_files_are_lines_and_can_be_left_out(
-    kind, base, spoil, complaints, left, sample_dataset, tmp_path, capsys
+    spoiled, base, complaints, left, tmp_path, capsys
 ):
-    root = layout(kind, sample_dataset, tmp_path / 'data')
-    spoil(root)
+    root = tmp_path / 'data'
+    spoiled(root)
     command = [str(root), '--base', str(base), '--out', str(tmp_path / 'my.py')]
     assert load_tool('new_config').main(command) == 2
     out, error = capsys.readouterr()
@@ -196,7 +147,7 @@ def test_damaged_files_are_lines_and_can_be_left_out(
     cfg = made(root, base, tmp_path / 'my.py', skip_bad=True)
     dataset = cfg.train_dataloader.dataset
     text = Path(dataset.ann_file).read_text()
-    listed = json.loads(text)['images'] if kind != 'indexed' else text.splitlines()
+    listed = json.loads(text)['images'] if base is DETECTOR else text.splitlines()
     assert len(listed) == left
     assert load_tool('check_data').main([str(root), '--out-dir', str(tmp_path / 'report')]) == 1
     report = (tmp_path / 'report/data_report.txt').read_text()
@@ -204,45 +155,26 @@ def test_damaged_files_are_lines_and_can_be_left_out(
 
 
 @pytest.mark.parametrize(
-    'kind, base, complaint',
+    'write, base, complaint',
     [
-        ('yolo', BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but the YOLO data have boxes only'),
-        ('indexed', DETECTOR, 'none of the layouts'),
-        ('voc', SEGMENTOR, 'no label maps'),
+        (layouts.yolo_of_splits, BASES / 'mask_rcnn_cpvt_s.py',
+         'trains masks, but the YOLO data have boxes only'),
+        (layouts.maps_of_mmseg, DETECTOR, 'none of the layouts'),
+        (layouts.voc_of_folders, SEGMENTOR, 'no label maps'),
     ],
-)
-def test_the_base_must_fit(kind, base, complaint, sample_dataset, tmp_path):
-    root = layout(kind, sample_dataset, tmp_path / 'data')
+)  # fmt: skip
+def test_the_base_must_fit(write, base, complaint, tmp_path):
+    write(tmp_path / 'data')
     with pytest.raises(UserError, match=complaint):
-        new_config(root, base, tmp_path / 'my.py', False, False)
+        new_config(tmp_path / 'data', base, tmp_path / 'my.py', False, False)
 
 
 # Label maps
 
 
-@pytest.mark.parametrize('kind', ['indexed', 'colors', 'binary'])
-def test_label_maps_are_those_of_the_sample(kind, sample_dataset, tmp_path):
-    root, defects = layout(kind, sample_dataset, tmp_path / 'data'), Defects()
-    found = find_label_maps(root, defects)
-    assert not defects.problems() and len(found.splits['train']) == 8
-    if kind == 'colors':
-        assert found.classes == ['ground', *CLASSES]
-        assert found.palette[:2] == [(0, 0, 0), (0, 255, 60)]
-    maps = dict(disguises.label_maps(sample_dataset, 'train'))
-    by_stem = {source_file.stem: labels for source_file, labels in maps.items()}
-    for pair in found.splits['train']:
-        path = root / pair.label
-        if found.codes:
-            write_indices(path, tmp_path / 'indices.png', found)
-            path = tmp_path / 'indices.png'
-        expected = by_stem[Path(pair.image).stem.removeprefix('été ')]
-        expected = expected > 0 if kind == 'binary' else expected
-        assert (np.asarray(Image.open(path)) == expected).all()
-
-
 def test_ade_layout(sample_dataset, tmp_path):
     cfg = made(sample_dataset / 'ade', SEGMENTOR, tmp_path / 'my.py')
-    assert cfg.metainfo.classes == ('background', *CLASSES)
+    assert cfg.metainfo.classes == ('background', *DIGITS)
     dataset = cfg.train_dataloader.dataset
     assert dataset.reduce_zero_label and not dataset.get('ann_file')
     assert dataset.data_prefix.img_path.endswith('images/training')
@@ -275,20 +207,19 @@ def test_splits_by_words():
 
 
 @pytest.mark.parametrize(
-    'base, kind',
+    'base, write',
     [
-        ('retinanet_svt_s.py', 'voc'),
-        ('mask_rcnn_cpvt_s_3x.py', 'polygons'),
-        ('dino_cpvt_s.py', 'yolo'),
-        ('mask2former_cpvt_s.py', 'colors'),
-        ('semantic_fpn_columnar_cpvt_ti.py', 'binary'),
-        ('upernet_cpvt_s.py', 'indexed'),
+        ('retinanet_svt_s.py', layouts.voc_of_2007),
+        ('mask_rcnn_cpvt_s_3x.py', layouts.yolo_of_roboflow),
+        ('dino_cpvt_s.py', layouts.yolo_of_splits),
+        ('mask2former_cpvt_s.py', layouts.maps_in_colors),
+        ('semantic_fpn_columnar_cpvt_ti.py', layouts.maps_in_gray),
+        ('upernet_cpvt_s.py', layouts.maps_of_mmseg),
     ],
 )
-def test_heads_and_data_of_every_recipe_agree(base, kind, sample_dataset, tmp_path):
-    cfg = made(
-        layout(kind, sample_dataset, tmp_path / 'data'), BASES / base, tmp_path / 'mon été.py'
-    )
+def test_heads_and_data_of_every_recipe_agree(base, write, tmp_path):
+    write(tmp_path / 'data')
+    cfg = made(tmp_path / 'data', BASES / base, tmp_path / 'mon été.py')
     checks.check_data(cfg, 'train', 'val', 'test')
     init_default_scope(cfg.default_scope)
     with torch.device('meta'):
@@ -297,47 +228,41 @@ def test_heads_and_data_of_every_recipe_agree(base, kind, sample_dataset, tmp_pa
 
 
 @pytest.mark.parametrize(
-    'base, kind, options',
+    'base, write, options',
     [
-        (DETECTOR, 'voc', ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1']),
-        (SEGMENTOR, 'colors', ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None']),
+        (DETECTOR, layouts.voc_of_2007,
+         ['train_cfg.max_epochs=1', 'param_scheduler.0.total_steps=1']),
+        (SEGMENTOR, layouts.maps_in_colors,
+         ['train_cfg.max_iters=1', 'model.backbone.init_cfg=None']),
     ],
-)
-def test_training(base, kind, options, sample_dataset, tmp_path, monkeypatch):
+)  # fmt: skip
+def test_training(base, write, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # mmengine formats the config three times, which takes longer than this training.
     monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
-    root = layout(kind, sample_dataset, tmp_path / 'data')
+    root = tmp_path / 'data'
+    write(root)
     tool = load_tool('new_config')
     assert tool.main([str(root), '--base', str(base), '--out', 'configs here/my.py']) == 0
-    workers = [
-        f'{split}_dataloader.{setting}'
-        for split in ('train', 'val')
-        for setting in (
-            'num_workers=0',
-            'persistent_workers=False',
-            'batch_size=1',
-            'dataset.indices=1',
-        )
-    ]
+    settings = 'num_workers=0', 'persistent_workers=False', 'batch_size=1', 'dataset.indices=1'
+    workers = [f'{split}_dataloader.{s}' for split in ('train', 'val') for s in settings]
     command = ['configs here/my.py', '--work-dir', 'run', '--cfg-options', *workers, *options]
     assert load_tool('train').main(command) == 0
     assert list(Path('run').glob('*_1.pth'))
 
 
-def test_nothing_is_overwritten_without_being_told(sample_dataset, tmp_path):
-    root = layout('voc', sample_dataset, tmp_path / 'data')
+def test_nothing_is_overwritten_without_being_told(tmp_path):
+    root = tmp_path / 'data'
+    layouts.voc_of_2007(root)
     out = root / 'my.py'  # in the folder itself: what is written is no data
     new_config(root, DETECTOR, out, False, False)
     before = out.read_text(), (root / 'my_data/train.json').read_text()
     with pytest.raises(UserError, match='--overwrite'):
         new_config(root, DETECTOR, out, False, False)
+    (root / 'my_data/thesis.txt').write_text('mine')
     new_config(root, DETECTOR, out, False, True)
     assert (out.read_text(), (root / 'my_data/train.json').read_text()) == before
-    (root / 'my_data/thesis.txt').write_text('mine')
-    with pytest.raises(UserError, match='files of others'):
-        new_config(root, DETECTOR, out, False, True)
-    assert (root / 'my_data/thesis.txt').exists()
+    assert (root / 'my_data/thesis.txt').read_text() == 'mine'
 
 
 def test_classes_of_nested_heads():
@@ -364,17 +289,16 @@ def test_classes_of_nested_heads():
 def test_schedules(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     detection = Config.fromfile(BASES / 'mask_rcnn_cpvt_s.py')
-    small, large = Recipe.of(detection, 500), Recipe.of(detection, 118_000)
-    assert (small.length, small.iterations, small.batch, small.lr) == (96, 24_000, 2, 2.5e-5)
-    assert (large.length, large.iterations) == (12, 708_000)
-    settings = small.settings(detection)
+    small, large = (adapted_recipe(detection, images) for images in (500, 118_000))
+    settings = small.settings
+    assert small.batch == 2 and settings['optim_wrapper']['optimizer']['lr'] == 2.5e-5
+    assert settings['train_cfg']['max_epochs'] == 96 and '24000 iterations' in small.line
     assert settings['param_scheduler'][0]['end'] == 500  # the warm-up
     assert settings['param_scheduler'][1]['milestones'] == [64, 88]
-    segmentation = Config.fromfile(BASES / 'upernet_cpvt_s.py')
-    tiny = Recipe.of(segmentation, 10)
-    assert tiny.length == 3000
-    schedulers = tiny.settings(segmentation)['param_scheduler']
-    assert [(s['begin'], s['end']) for s in schedulers] == [(0, 300), (300, 3000)]
+    assert large.line.startswith('training: 12 epochs, 708000 iterations')
+    tiny = adapted_recipe(Config.fromfile(BASES / 'upernet_cpvt_s.py'), 10).settings
+    assert tiny['train_cfg']['max_iters'] == 3000
+    assert [(s['begin'], s['end']) for s in tiny['param_scheduler']] == [(0, 300), (300, 3000)]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +310,7 @@ def test_schedules(monkeypatch):
         (dict(type='Resize', scale=0.5), (), 0.5),
         (dict(type='Resize', scale_factor=0.5), (), None),
     ],
-)
+)  # fmt: skip
 def test_scales_of_one_number(resize, before, after):
     """For images of 400 x 300 pixels, which would be enlarged by more than 5/3."""
     loader = dict(dataset=dict(pipeline=[resize]))
@@ -402,5 +326,5 @@ def test_source_can_be_read_back():
         a=[dict(type='X', scales=[(n, 1333) for n in range(40)])], b=(1,), c='ö \'" {x}', d=[],
         e={'with space': None, 'class': True}, f=tuple('long name' for _ in range(20)),
     )  # fmt: skip
-    text = source(value, 0, 0)
-    assert eval(text) == value and max(map(len, text.splitlines())) <= 100
+    text = text_of_settings({'x': value}, {'x': 'two\n# lines'})
+    assert Config.fromstring(text, '.py').x == value and max(map(len, text.splitlines())) <= 100

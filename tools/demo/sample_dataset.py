@@ -19,12 +19,13 @@ files, and a smaller set is the beginning of a larger one with the same seed.
 """
 
 import colorsys
-import io
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -48,25 +49,24 @@ SPLITS = ('train', 'val')
 ADE_SPLITS = {'train': 'training', 'val': 'validation'}
 BACKGROUND = 1  # in the semantic maps; digit d is BACKGROUND + 1 + d
 
-SHORT_SIDE = (128, 224)  # pixels, at scale 1
-LONG_SIDE = 320  # pixels at most, at scale 1
+SHORT_SIDE = (128, 224)  # pixels
+LONG_SIDE = 320  # pixels at most
 ASPECT_RATIO = 1.9  # long side over short side at most
 CROP = (0.5, 1.0)  # of the largest crop of that shape which the photograph holds
-DIGIT_HEIGHT = (28, 96)  # pixels, at scale 1
+DIGITS = (1, 6)  # in an image
+DIGIT_HEIGHT = (28, 96)  # pixels
 DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
 DIGIT_ANGLE = 12  # degrees to either side
 OPACITY = (0.88, 1.0)
 TOUCHING = 0.25  # share of the digits that overlap an earlier one
 HIDDEN = (0.05, 0.5)  # share of an instance that an overlap may hide
 CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from its background
-MAX_DIGITS = 12
-SCALES = (0.5, 8)
 VAL_SCANS = 0.2
 JPEG_QUALITY = 92
 ADE = 'ade/ADEChallengeData2016'
 OBJECT_INFO = f'{ADE}/objectInfo150.txt'
 MARKER = 'sample.json'
-FORMAT = 1  # increased when the same arguments give other files
+FORMAT = 2  # increased when the same arguments give other files
 
 Window = tuple[slice, slice]  # rows and columns of an image
 
@@ -112,17 +112,6 @@ class Picture:
     pixels: np.ndarray
     photograph: str
     instances: list[Instance]
-
-
-@dataclass
-class Tally:
-    """Counts of one split, for SOURCES.md and objectInfo150.txt."""
-
-    images: int = 0
-    instances: int = 0
-    overlapped: int = 0
-    pixels: np.ndarray = field(default_factory=lambda: np.zeros(2 + len(NAMES), np.int64))
-    images_with: np.ndarray = field(default_factory=lambda: np.zeros(2 + len(NAMES), np.int64))
 
 
 def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
@@ -182,7 +171,6 @@ def place(
     scan: np.ndarray,
     instances: list[Instance],
     room: tuple[int, int],
-    scale: float,
 ) -> tuple[np.ndarray, Window] | None:
     """A size and a place for a scan among the digits in the image: its ink and its window; None if
     there is no room."""
@@ -193,7 +181,7 @@ def place(
     angle = rng.uniform(-DIGIT_ANGLE, DIGIT_ANGLE)
     for _ in range(60):
         height = rng.uniform(smallest, largest)
-        ink = ink_of_scan(scan, height * scale, stretch, angle)
+        ink = ink_of_scan(scan, height, stretch, angle)
         window = random_window(rng, ink.shape, room, over)
         if window is not None:
             hidden = most_hidden(instances, ink >= 0.5, window)
@@ -213,11 +201,11 @@ def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> 
     return max(hidden)
 
 
-def random_size(rng: np.random.Generator, scale: float) -> tuple[int, int]:
+def random_size(rng: np.random.Generator) -> tuple[int, int]:
     """Width and height of an image, portrait or landscape."""
     short = rng.uniform(*SHORT_SIDE)
     long = min(short * ASPECT_RATIO ** rng.random(), LONG_SIDE)
-    size = round(short * scale), round(long * scale)
+    size = round(short), round(long)
     return size if rng.random() < 0.5 else size[::-1]
 
 
@@ -239,28 +227,22 @@ def random_crop(
 
 
 def draw_picture(
-    rng: np.random.Generator,
-    photographs: dict[str, Image.Image],
-    scans: np.ndarray,
-    digits: tuple[int, int],
-    scale: float,
+    rng: np.random.Generator, photographs: dict[str, Image.Image], scans: np.ndarray
 ) -> Picture:
     """Draw one image of the data set.
 
     Args:
         photographs: of the split, by name.
         scans: (n,) indices of the split's scans in scikit-learn's digits.
-        digits: minimum and maximum number of digits.
-        scale: factor on all sizes.
     """
     data = load_digits()
     while True:
         name = sorted(photographs)[rng.integers(len(photographs))]
-        canvas = random_crop(rng, photographs[name], random_size(rng, scale))
+        canvas = random_crop(rng, photographs[name], random_size(rng))
         instances: list[Instance] = []
-        wanted = rng.integers(digits[0], digits[1] + 1)
+        wanted = rng.integers(DIGITS[0], DIGITS[1] + 1)
         for scan in rng.choice(scans, wanted, replace=False).tolist():
-            placed = place(rng, data.images[scan], instances, canvas.shape[:2], scale)
+            placed = place(rng, data.images[scan], instances, canvas.shape[:2])
             if placed is None:
                 continue
             ink, window = placed
@@ -275,7 +257,7 @@ def draw_picture(
             instances.append(
                 Instance(scan, int(data.target[scan]), mask, np.count_nonzero(mask), color)
             )
-        if len(instances) >= digits[0]:  # else too small for them: draw another
+        if len(instances) >= DIGITS[0]:  # else too small for them: draw another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
 
 
@@ -299,45 +281,22 @@ def semantic_map(picture: Picture) -> np.ndarray:
     return classes
 
 
-def coco_file(images: list[dict], annotations: list[dict]) -> str:
-    """The text of an instances_*2017.json."""
-    categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
-    return json.dumps(
-        dict(
-            info=dict(description='Handwritten digits on photographs; see SOURCES.md'),
-            images=images,
-            annotations=annotations,
-            categories=categories,
-        )
-    )
-
-
-def object_info(tallies: dict[str, Tally]) -> str:
+def object_info() -> str:
     """The class table in the format of ADE20K's objectInfo150.txt."""
-    pixels = sum(tally.pixels for tally in tallies.values())
-    lines = ['Idx\tRatio\tTrain\tVal\tStuff\tName']
-    for index, name in enumerate(('background', *NAMES), BACKGROUND):
-        counts = '\t'.join(str(tallies[split].images_with[index]) for split in SPLITS)
-        stuff = int(index == BACKGROUND)
-        lines.append(f'{index}\t{pixels[index] / pixels.sum():.4f}\t{counts}\t{stuff}\t{name}')
-    return '\n'.join(lines) + '\n'
+    lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
+    return '\n'.join(['Idx\tName', *lines, ''])
 
 
-def sources(arguments: dict, tallies: dict[str, Tally], scans: dict[str, np.ndarray]) -> str:
+def sources(arguments: dict) -> str:
     """The text of SOURCES.md."""
     photographs = '\n'.join(
         f'| `skimage.data.{name}` | {p.title} | {p.author} | {p.licence} | {p.split} |'
         for name, p in PHOTOGRAPHS.items()
     )
-    counts = '\n'.join(
-        f'| {split} | {tally.images} | {tally.instances} | {tally.overlapped} '
-        f'| {len(scans[split])} |'
-        for split, tally in tallies.items()
-    )
     return f"""\
 # Sources
 
-Created by `{command_of(arguments)}`
+Created by tools/demo/sample_dataset.py with the arguments {json.dumps(arguments)}
 from images in two Python packages. The images may be used under the terms of their sources:
 
 ## Photographs: scikit-image, https://scikit-image.org/docs/stable/api/skimage.data.html
@@ -354,23 +313,7 @@ Changes: cropped, scaled, some mirrored. No photograph is in both splits.
 and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licence
 CC BY 4.0. Changes: enlarged, rotated, stretched, colored, blended into the photographs. No scan is
 in both splits, but both may have digits by the same of the 13 writers, who are not recorded.
-
-## Contents
-
-| split | images | digits | partly hidden | scans |
-|---|---|---|---|---|
-{counts}
 """
-
-
-def command_of(arguments: dict) -> str:
-    """The command with these arguments."""
-    options = ' '.join(
-        f'--{name} ' + (' '.join(map(str, value)) if isinstance(value, list) else str(value))
-        for name, value in arguments.items()
-        if name != 'format'
-    )
-    return f'python tools/demo/sample_dataset.py {options}'
 
 
 def load_photograph(name: str) -> Image.Image:
@@ -401,38 +344,32 @@ def annotation_path(split: str) -> str:
     return f'coco/annotations/instances_{split}2017.json'
 
 
-def write_picture(folder: Path, split: str, index: int, picture: Picture) -> np.ndarray:
-    """Write an image and its semantic map in both layouts, and return the map."""
-    classes = semantic_map(picture)
-    jpeg, png = io.BytesIO(), io.BytesIO()
-    Image.fromarray(picture.pixels).save(jpeg, 'JPEG', quality=JPEG_QUALITY)
-    Image.fromarray(classes).save(png, 'PNG')
-    for path, data in zip(image_paths(split, index), (jpeg, jpeg, png), strict=True):
-        (folder / path).write_bytes(data.getvalue())
-    return classes
+def write_picture(folder: Path, split: str, index: int, picture: Picture) -> None:
+    """Write an image in both layouts, and its semantic map."""
+    coco, ade, classes = (folder / path for path in image_paths(split, index))
+    Image.fromarray(picture.pixels).save(coco, quality=JPEG_QUALITY)
+    shutil.copyfile(coco, ade)
+    Image.fromarray(semantic_map(picture)).save(classes)
 
 
-def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> Tally:
-    """Write the images, maps and annotations of one split, and count their content."""
+def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
+    """Write the images, maps and annotations of one split."""
     for path in (annotation_path(split), *image_paths(split, 1)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
     images: list[dict] = []
     annotations: list[dict] = []
-    tally = Tally()
     for index, picture in enumerate(pictures, 1):
-        classes = write_picture(folder, split, index, picture)
+        write_picture(folder, split, index, picture)
+        height, width = picture.pixels.shape[:2]
         name = Path(image_paths(split, index)[0]).name
-        size = dict(height=classes.shape[0], width=classes.shape[1])
-        images.append(dict(id=index, file_name=name, **size, photograph=picture.photograph))
+        record = dict(id=index, file_name=name, height=height, width=width)
+        images.append(record | dict(photograph=picture.photograph))
         for instance in picture.instances:
             annotations.append(coco_annotation(instance, index, len(annotations) + 1))
-            tally.overlapped += np.count_nonzero(instance.visible) < instance.area
-        pixels = np.bincount(classes.ravel(), minlength=len(tally.pixels))
-        tally.pixels += pixels
-        tally.images_with += pixels > 0
-    tally.images, tally.instances = len(images), len(annotations)
-    (folder / annotation_path(split)).write_text(coco_file(images, annotations))
-    return tally
+    categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
+    content = dict(images=images, annotations=annotations, categories=categories)
+    content['info'] = dict(description='Handwritten digits on photographs; see SOURCES.md')
+    (folder / annotation_path(split)).write_text(json.dumps(content))
 
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
@@ -442,76 +379,45 @@ def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Pi
     for index in range(arguments[split]):
         # A generator per image, so that images do not depend on each other.
         rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
-        yield draw_picture(rng, photographs, scans, arguments['digits'], arguments['scale'])
+        yield draw_picture(rng, photographs, scans)
 
 
 def write_dataset(folder: Path, arguments: dict) -> None:
     """Write a data set into an empty folder, with a progress bar on stderr."""
     scans = split_scans(load_digits().target, arguments['seed'])
-    tallies = {}
     for split in SPLITS:
         pictures = draw_pictures(split, arguments, scans[split])
         pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
-        tallies[split] = write_split(folder, split, pictures)
-    (folder / OBJECT_INFO).write_text(object_info(tallies))
-    (folder / 'SOURCES.md').write_text(sources(arguments, tallies, scans), encoding='utf-8')
+        write_split(folder, split, pictures)
+    (folder / OBJECT_INFO).write_text(object_info())
+    (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
     (folder / MARKER).write_text(json.dumps(arguments) + '\n')
 
 
-def is_complete(root: Path, arguments: dict, force: bool) -> bool:
-    """Whether the data set is at `root`. Raises UserError if `root` must not be replaced."""
+def is_complete(root: Path, arguments: dict) -> bool:
+    """Whether the data set is at `root`. Raises UserError if something else is."""
     if not root.exists() or root.is_dir() and not any(root.iterdir()):
         return False
-    try:  # written last
-        found = json.loads((root / MARKER).read_text())
-        is_ours = isinstance(found, dict) and {'format', *SPLITS} <= found.keys()
-    except (OSError, ValueError):
-        is_ours = False
-    if not is_ours:
-        raise UserError(f'{root} has files that this tool did not create; name another folder')
-    if found != arguments and not force:
-        raise UserError(
-            f'{root} has a data set with other arguments or of another version; name another '
-            'folder, or replace it with --force'
-        )
-    made = (root / MARKER).stat().st_mtime_ns
-    files = (path for path in root.rglob('*') if not path.is_dir())
-    changed = [path for path in files if path.lstat().st_mtime_ns > made]
-    if force and changed:
-        raise UserError(
-            f'{changed[0]} was added or changed after the data set was created; move it away or '
-            'name another folder'
-        )
-    return not force
+    with suppress(OSError, ValueError):
+        if json.loads((root / MARKER).read_text()) == arguments:
+            return True
+    raise UserError(
+        f'{root} has other files, or a data set with other arguments or of another version; '
+        'remove it, or name another folder'
+    )
 
 
-def check_arguments(train: int, val: int, scale: float, digits: tuple[int, int], seed: int) -> None:
-    if min(train, val) < 1:
-        raise UserError(f'--train and --val must be at least 1, got {train} and {val}')
-    if not SCALES[0] <= scale <= SCALES[1]:
-        raise UserError(f'--scale must be between {SCALES[0]} and {SCALES[1]}, got {scale}')
-    if not 1 <= digits[0] <= digits[1] <= MAX_DIGITS:
-        raise UserError(
-            f'--digits must be a minimum and a maximum between 1 and {MAX_DIGITS}, '
-            f'got {digits[0]} {digits[1]}'
-        )
-    if not 0 <= seed < 2**32:
-        raise UserError(f'--seed must be between 0 and {2**32 - 1}, got {seed}')
-
-
-def create(root: Path, arguments: dict, force: bool) -> bool:
+def create(root: Path, arguments: dict) -> bool:
     """Create the data set at `root`, completely or not at all; False if it exists."""
-    if is_complete(root, arguments, force):
+    if is_complete(root, arguments):
         return False
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f'.{root.name}.', dir=root.parent) as folder:
         new = Path(folder, 'new')
         new.mkdir()
         write_dataset(new, arguments)
-        if is_complete(root, arguments, force):  # another run was faster
+        if is_complete(root, arguments):  # another run was faster
             return False
-        if root.exists():
-            root.rename(Path(folder, 'old'))
         new.rename(root)
     return True
 
@@ -521,10 +427,7 @@ def sample_dataset(
     root: str | None = None,
     train: int = 1200,
     val: int = 100,
-    scale: float = 1.0,
-    digits: tuple[int, int] = (1, 6),
     seed: int = 0,
-    force: bool = False,
 ) -> None:
     """Create the data set, unless it exists.
 
@@ -532,17 +435,17 @@ def sample_dataset(
         root (DIR): folder to create; by default data/sample in the checkout
         train (N): training images
         val (N): validation images
-        scale: factor on all sizes, 0.5 to 8; at 1, the shorter side of an image is 128 to 224
-            pixels, the longer side at most 320, and a digit 28 to 96 pixels high
-        digits (MIN MAX): digits in an image, 1 to 12
         seed: another seed gives another data set
-        force: replace a data set that this tool created
     """
-    check_arguments(train, val, scale, digits, seed)
+    if min(train, val) < 1 or seed < 0:
+        raise UserError(
+            '--train and --val must be at least 1 and --seed at least 0, got '
+            f'{train}, {val} and {seed}'
+        )
     folder = Path(root or ROOT / 'data' / 'sample').expanduser().resolve()
-    arguments = dict(format=FORMAT, train=train, val=val, scale=scale, digits=[*digits], seed=seed)
+    arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
     try:
-        is_new = create(folder, arguments, force)
+        is_new = create(folder, arguments)
     except OSError as error:
         reason = f'{error.filename}: {error.strerror}' if error.filename else str(error)
         raise UserError(reason) from error

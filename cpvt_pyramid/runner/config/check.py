@@ -1,12 +1,10 @@
 """Checks before a run: its files exist, and data, heads and weights fit together."""
 
-import json
-import mmap
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from mmengine.config import Config
 from mmengine.runner import Runner
@@ -182,7 +180,7 @@ def check_backbone(module: nn.Module, tensors: dict[str, Tensor], prefix: str, p
 
 
 def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
-    """Check that heads, data sets and annotation files agree about the classes.
+    """Check that heads and data sets agree about the classes.
 
     `check_classes = False` in the config leaves this out, for example for a head that has more
     classes than the data.
@@ -208,8 +206,6 @@ def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
                 )
             if classes and 'Panoptic' not in kind.__name__:
                 check_head_classes(model, len(classes), split)
-            if classes and kind.__name__ == 'CocoDataset':
-                check_categories(dataset, list(classes), split)
 
 
 def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
@@ -226,54 +222,3 @@ def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
                 f'model.{name}.{key}={classes}, or change the classes of the data. If both are '
                 'right, set check_classes=False'
             )
-
-
-def check_categories(dataset: dict, classes: list[str], split: str) -> None:
-    """Check that the categories of a COCO file are the classes, in the same order.
-
-    mmdet skips classes, and their objects, that the file does not name, and numbers the others in
-    the order of the file.
-    """
-    path = Path(dataset.get('data_root') or '', dataset.get('ann_file') or '')
-    if dataset.get('backend_args') or not is_local(str(path)) or not path.is_file():
-        return
-    names = category_names(path)
-    if names is None:
-        return
-    lacking = [name for name in classes if name not in names]
-    if lacking:
-        raise UserError(
-            f'{path} has no category {listed(lacking)}; it has {listed(names)}. Set '
-            f'{split}_dataloader.dataset.metainfo.classes to its categories'
-        )
-    order = [name for name in names if name in classes]
-    if order != classes:
-        raise UserError(
-            f'{path} lists its categories in another order than the classes of the {split} data; '
-            f'use its order: {listed(order)}'
-        )
-
-
-def category_names(path: Path) -> Optional[list[str]]:
-    """The names of the categories in a COCO file, or None if there are none.
-
-    Only the categories are parsed: a file may hold hundreds of megabytes of annotations.
-    """
-    with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for start in starts(content, b'"categories"'):
-            text = content[start : start + 2**22].decode(errors='ignore')
-            text = text.partition(':')[2].lstrip()
-            try:
-                categories, _ = json.JSONDecoder().raw_decode(text)
-                return [category['name'] for category in categories]
-            except (ValueError, TypeError, KeyError):
-                continue
-    return None
-
-
-def starts(content: mmap.mmap, word: bytes) -> Iterator[int]:
-    """The offsets of a word, last first."""
-    start = content.rfind(word)
-    while start >= 0:
-        yield start
-        start = content.rfind(word, 0, start)

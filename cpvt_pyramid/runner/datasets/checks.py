@@ -5,17 +5,18 @@ some never: objects of an unknown category or with NaN coordinates train silentl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from mmengine.config import Config
 
 from ...tooling.command import UserError
-from ...tooling.files import atomic_write, make_folder
+from ...tooling.files import make_folder, write_text
+from ...weights import listed
 from ..config.load import as_list, dataset_class, is_local, kind_of, leaves
 from ..distributed import of_first_process
-from .coco import check_coco
+from .coco import check_coco, read_coco
 from .defects import Checked, Problem, report_lines, stop_with_errors
 from .duplicates import shared_images
 from .images import Prints
@@ -25,13 +26,18 @@ SECONDS = 20  # for each data set of a run; larger ones are not read completely
 
 
 def check_dataset(
-    dataset: dict, scope: str, seconds: float = math.inf, prints: Optional[Prints] = None
+    cfg: Config,
+    split: str,
+    dataset: dict,
+    seconds: float = math.inf,
+    prints: Optional[Prints] = None,
 ) -> Optional[Checked]:
     """Check the contents of one data set.
 
     Args:
-        dataset: its config.
-        scope: mmdet or mmseg.
+        cfg: the config.
+        split: train, val or test.
+        dataset: the data set, one of the config.
         seconds: after which no further images are read completely.
         prints: to fill, to find images that are in another data set, too.
 
@@ -40,23 +46,23 @@ def check_dataset(
         `BaseSegDataset`, or not in local files.
 
     Raises:
-        UserError: the annotation file is none.
+        UserError: the annotation file is none, or has other classes.
     """
-    root = dataset.get('data_root') or ''
-    if dataset.get('backend_args') or not is_local(root):
+    if dataset.get('backend_args') or not is_local(dataset.get('data_root') or ''):
         return None
     steps = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
-    loads = [step for step in steps if kind_of(step).startswith('Load')]
-    by_opencv = kind_of(loads[0]) == 'LoadImageFromFile' if loads else True
-    by_opencv &= all(step.get('imdecode_backend', 'cv2') == 'cv2' for step in loads[:1])
-    kinds = {base.__name__ for base in dataset_class(dataset, scope).__mro__}
-    if kind_of(dataset) == 'CocoDataset' and dataset.get('ann_file'):
-        folder = Path(root, (dataset.get('data_prefix') or {}).get('img') or '')
+    load = next((step for step in steps if kind_of(step).startswith('Load')), {})
+    by_opencv = kind_of(load) in ('', 'LoadImageFromFile')
+    by_opencv &= load.get('imdecode_backend', 'cv2') == 'cv2'
+    if is_coco(dataset):
         masks = any(step.get('with_mask') for step in steps)
         path = annotation_file(dataset)
-        return check_coco(path, folder, seconds, None, masks, prints, by_opencv)
-    if 'BaseSegDataset' in kinds:
-        return check_label_maps(dataset, scope, seconds, prints, by_opencv)
+        content = read_coco(path)
+        if cfg.get('check_classes', True):
+            check_categories(content['categories'], cfg, split, dataset)
+        return check_coco(path, image_folder(dataset), seconds, content, masks, prints, by_opencv)
+    if is_segmentation(dataset, cfg.default_scope):
+        return check_label_maps(dataset, cfg.default_scope, seconds, prints, by_opencv)
     return None
 
 
@@ -112,38 +118,34 @@ def check_contents(
         found: problems that are known, and printed, before.
         compare: look for training images in the other splits.
     """
-    errors, good, seen = sum(problem.is_error for problem in found), {}, []
+    errors, good = sum(problem.is_error for problem in found), {}
     prints = {split: {} for split in splits} if compare else {}
     lines = ['classes, sizes and samples: data.html'] if compare else []
     lines += report_lines(found)
     for split in splits:
         check_evaluators(cfg, split)
-        for number, dataset in enumerate(data_of(cfg, split)):
-            contents = {k: v for k, v in dataset.items() if k != 'pipeline'}
-            if contents in seen and not write_good:  # test is often the same as val
-                continue
-            seen.append(contents)
-            checked = check_dataset(dataset, cfg.default_scope, seconds, prints.get(split))
-            if checked is None:
-                continue
-            name = f'{split}{number or ""}'
-            if checked.decoded < checked.images:
-                print(
-                    f'{name} data: {checked.decoded} of {checked.images} images were read; '
-                    'tools/check_data.py reads all'
-                )
-            for problem in checked.problems:
-                print(f'{name} data: {problem}')
-            lines.append(f'{name} data: {checked.images} images, {checked.decoded} read completely')
-            lines += report_lines(checked.problems)
-            bad = sum(problem.is_error for problem in checked.problems)
-            errors += bad
-            if bad and write_good:
-                suffix = 'json' if kind_of(dataset) == 'CocoDataset' else 'txt'
-                path = make_folder(folder).absolute() / f'good_{name}.{suffix}'
-                if not checked.write_clean(path):
-                    raise UserError(f'none of the images of the {split} data is without error')
-                good[split, number] = str(path)
+    for split, number, dataset in distinct_data(cfg, splits, repeat=write_good):
+        checked = check_dataset(cfg, split, dataset, seconds, prints.get(split))
+        if checked is None:
+            continue
+        name = f'{split}{number or ""}'
+        if checked.decoded < checked.images:
+            print(
+                f'{name} data: {checked.decoded} of {checked.images} images were read; '
+                'tools/check_data.py reads all'
+            )
+        for problem in checked.problems:
+            print(f'{name} data: {problem}')
+        lines.append(f'{name} data: {checked.images} images, {checked.decoded} read completely')
+        lines += report_lines(checked.problems)
+        bad = sum(problem.is_error for problem in checked.problems)
+        errors += bad
+        if bad and write_good:
+            suffix = 'json' if is_coco(dataset) else 'txt'
+            path = make_folder(folder).absolute() / f'good_{name}.{suffix}'
+            if not checked.write_clean(path):
+                raise UserError(f'none of the images of the {split} data is without error')
+            good[split, number] = str(path)
     for other in [split for split in prints if split != 'train' and 'train' in prints]:
         problems = shared_problems(prints['train'], prints[other], other)
         for problem in problems:
@@ -151,8 +153,7 @@ def check_contents(
         lines += [f'{other} data and train data', *report_lines(problems)] if problems else []
     if any(line.startswith('  ') for line in lines):
         path = make_folder(folder) / 'data_report.txt'
-        with atomic_write(path) as file:
-            file.write_text('\n'.join(lines) + '\n')
+        write_text(path, '\n'.join(lines) + '\n')
         print(f'all of them: {path}')
     return Contents(errors, good)
 
@@ -188,10 +189,59 @@ def data_of(cfg: Config, split: str) -> list[dict]:
     return list(leaves(loader.dataset)) if loader else []
 
 
+def distinct_data(
+    cfg: Config, splits: Sequence[str], repeat: bool = False
+) -> Iterator[tuple[str, int, dict]]:
+    """The innermost data sets of some splits, with the split and their number in it. One that
+    differs only in its pipeline from one before, as test often from val, is left out unless
+    `repeat`."""
+    seen = []
+    for split in splits:
+        for number, dataset in enumerate(data_of(cfg, split)):
+            contents = {k: v for k, v in dataset.items() if k not in ('pipeline', 'test_mode')}
+            if repeat or contents not in seen:
+                yield split, number, dataset
+            seen.append(contents)
+
+
+def is_coco(dataset: dict) -> bool:
+    return kind_of(dataset) == 'CocoDataset' and bool(dataset.get('ann_file'))
+
+
+def is_segmentation(dataset: dict, scope: str) -> bool:
+    kinds = {base.__name__ for base in dataset_class(dataset, scope).__mro__}
+    return 'BaseSegDataset' in kinds
+
+
+def check_categories(categories: list[dict], cfg: Config, split: str, dataset: dict) -> None:
+    """Check that the categories of a COCO file are the classes, in the same order.
+
+    mmdet skips classes, and their objects, that the file does not name, and numbers the others in
+    the order of the file.
+    """
+    kind = dataset_class(dataset, cfg.default_scope)
+    classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
+    names, path = [category.get('name') for category in categories], annotation_file(dataset)
+    if not classes or isinstance(classes, str):  # the latter is an error of `check_classes`
+        return
+    lacking = [name for name in classes if name not in names]
+    if lacking:
+        raise UserError(
+            f'{path} has no category {listed(lacking)}; it has {listed(names)}. Set '
+            f'{split}_dataloader.dataset.metainfo.classes to its categories'
+        )
+    order = [name for name in names if name in classes]
+    if order != list(classes):
+        raise UserError(
+            f'{path} lists its categories in another order than the classes of the {split} data; '
+            f'use its order: {listed(order)}'
+        )
+
+
 def check_evaluators(cfg: Config, split: str) -> None:
     """Check that the metrics of a split read the annotations of its data set."""
     data = data_of(cfg, split)
-    if len(data) != 1 or kind_of(data[0]) != 'CocoDataset' or not data[0].get('ann_file'):
+    if len(data) != 1 or not is_coco(data[0]):
         return
     path = annotation_file(data[0])
     for metric in as_list(cfg.get(f'{split}_evaluator')):
@@ -205,3 +255,8 @@ def check_evaluators(cfg: Config, split: str) -> None:
 
 def annotation_file(dataset: dict) -> Path:
     return Path(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+
+
+def image_folder(dataset: dict) -> Path:
+    """The folder of the images of a `CocoDataset`."""
+    return Path(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')

@@ -3,43 +3,42 @@
 import io
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from numbers import Real
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
+import numpy as np
 from pycocotools.coco import COCO
 
 from ...results.records import counts_of
 from ...tooling.command import UserError
-from ...tooling.files import atomic_write
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, comparable, split_of, words
 from .images import Prints, check_images
 from .objects import BEYOND, Objects, Split, categories_of
 
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
+LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 
 
 def read_coco_files(
     files: Files, defects: Defects, skip_bad: bool, torn: bool
 ) -> Optional[Objects]:
-    """The objects of a folder in this layout, or None. `torn`: read files that are not complete,
-    to say so, even if they are the only ones."""
+    """The objects of a folder in this layout, or None. `torn`: if none of the files is complete,
+    fail with what is wrong with one."""
     paths = [name for name in files.with_suffix('.json') if may_be_coco(files.root / name)]
-    if not torn and not any(is_closed(files.root / name) for name in paths):
-        return None
-    if not paths:
+    if not paths or not torn and not any(is_closed(files.root / name) for name in paths):
         return None
     by_split = defaultdict(list)
     for path in paths:
         by_split[split_of(path)].append(path)
     chosen = {split: the_instances(names) for split, names in by_split.items()}
     notes = []
-    if None in chosen and len(chosen) > 1 and 'train' in chosen:
+    if None in chosen and 'train' in chosen:
         notes.append(f'{chosen.pop(None)} is not used, its name says no split')
     elif None in chosen:
         chosen['train'] = chosen.pop(None)
@@ -61,37 +60,19 @@ def is_closed(path: Path) -> bool:
 
 
 def may_be_coco(path: Path) -> bool:
-    """Whether a JSON file has lists of images or annotations, by a look at its text.
+    """Whether a JSON file has lists of images and annotations, or one if it is torn.
 
-    The annotations of captions, panoptic segments and labelme are none.
+    The annotations of captions and panoptic segments are none.
     """
     text = path.read_bytes()
-    if not text.strip():
-        return True  # an error later
     if b'"shapes"' in text and b'"imagePath"' in text:
         raise UserError(
             f'{path} is a file of labelme; convert the folder to COCO, for example with '
             'labelme2coco'
         )
-    if not has_list(text):
-        return False
-    if b'"segments_info"' in text or b'"caption"' in text:
-        return False
-    if split_of(path.name) == 'test' and b'"annotations"' not in text:
-        return False  # COCO's image_info_test
-    return True
-
-
-def has_list(text: bytes) -> bool:
-    """Whether the text of a JSON file has a list of images or annotations; True if it is torn."""
-    keys = [key for key in ('images', 'annotations') if f'"{key}"'.encode() in text]
-    if len(keys) != 1:
-        return bool(keys)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return True
-    return isinstance(content, dict) and isinstance(content.get(keys[0]), list)
+    lists = {*LIST.findall(text)}
+    is_other = b'"segments_info"' in text or b'"caption"' in text
+    return not is_other and (len(lists) == 2 or bool(lists) and not is_closed(path))
 
 
 def the_instances(paths: list[str]) -> str:
@@ -110,36 +91,39 @@ def coco_split(
     files: Files, name: str, content: dict[str, Any], defects: Defects, skip_bad: bool
 ) -> Split:
     path, split = files.root / name, split_of(name)
-    folder = folder_of_images(files, content['images'], name, split)
-    renamed = False
-    if folder is None:  # relative to the root then, for all images
-        folder, kept = files.root, []
-        for image in content['images']:
-            given, size = image.get('file_name'), (image.get('height'), image.get('width'))
-            found = files.find_images(given, split, size) if isinstance(given, str) else []
-            if len(found) > 1:
-                kind = 'images whose name fits several files'
-                defects.error(kind, f'{given} ({" and ".join(found[:3])})')
-                continue
-            renamed = renamed or found != [given]
-            kept.append({**image, 'file_name': found[0]} if found else image)
-        renamed = renamed or len(kept) < len(content['images'])
-        if len(kept) < len(content['images']):
-            ids = {repr(image.get('id')) for image in kept}
-            objects = content['annotations']
-            content['annotations'] = [a for a in objects if repr(a.get('image_id')) in ids]
-        content['images'] = kept
-        defects.stop(skip_bad=skip_bad and bool(kept))
+    folder, renamed = folder_of_images(files, content['images'], name, split), False
+    if folder is None:
+        folder = files.root
+        images = list(relative_to_root(files, content['images'], split, defects))
+        defects.stop(skip_bad=skip_bad and bool(images))
+        renamed = images != content['images']
+        ids = {repr(image.get('id')) for image in images}
+        objects = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
+        content = {**content, 'images': images, 'annotations': objects}
     checked = check_coco(path, folder, seconds=0, content=content)
-    errors = [problem for problem in checked.problems if problem.is_error]
+    errors = any(problem.is_error for problem in checked.problems)
     for problem in checked.problems:
         for item in problem.items:
             (defects.error if problem.is_error else defects.warn)(problem.kind, f'{item} ({name})')
     if errors and skip_bad:
-        with TemporaryDirectory() as temporary:
-            checked.write_clean(Path(temporary, 'clean.json'))
-            content = read_coco(Path(temporary, 'clean.json'))
+        content = checked.good
+        if not content['images']:
+            raise UserError(f'{path} has no images without errors')
     return Split(content, folder, None if renamed or errors else path)
+
+
+def relative_to_root(
+    files: Files, images: Sequence[dict], split: Optional[str], defects: Defects
+) -> Iterator[dict]:
+    """The records of images with names relative to the root, without those of unclear names."""
+    for image in images:
+        given, size = image.get('file_name'), (image.get('height'), image.get('width'))
+        found = files.find_images(given, split, size) if isinstance(given, str) else []
+        if len(found) > 1:
+            kind = 'images whose name fits several files'
+            defects.error(kind, f'{given} ({" and ".join(found[:3])})')
+        else:
+            yield {**image, 'file_name': found[0]} if found else image
 
 
 def folder_of_images(
@@ -174,38 +158,25 @@ def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Sp
     A category that has no objects and is the super-category of the others is none (Roboflow).
     """
     used = {a.get('category_id') for s in splits.values() for a in s.content['annotations']}
-    parents = {
-        c.get('supercategory')
-        for s in splits.values()
-        for c in s.content['categories']
-        if c.get('supercategory') != c['name']
+    categories = {key: split.content['categories'] for key, split in splits.items()}
+    every = [c for listed in categories.values() for c in listed]
+    parents = {c.get('supercategory') for c in every if c.get('supercategory') != c['name']}
+    names = {
+        key: {c['id']: c['name'] for c in listed if c['name'] not in parents or c['id'] in used}
+        for key, listed in categories.items()
     }
-
-    def listed(split: Split) -> list[str]:
-        return [
-            c['name']
-            for c in split.content['categories']
-            if c['name'] not in parents or c['id'] in used
-        ]
-
-    classes = list(dict.fromkeys(name for split in splits.values() for name in listed(split)))
+    classes = list(dict.fromkeys(name for listed in names.values() for name in listed.values()))
+    number = {name: i for i, name in enumerate(classes, 1)}
     for key, split in splits.items():
-        if listed(split) == classes:
-            continue
-        number = {
-            c['id']: classes.index(c['name']) + 1
-            for c in split.content['categories']
-            if c['name'] in classes
-        }
-        annotations = [
-            {**a, 'category_id': number.get(a['category_id'])}
-            for a in split.content['annotations']
-            if a.get('category_id') in number
-        ]
-        content = {
-            **split.content, 'annotations': annotations, 'categories': categories_of(classes)
-        }  # fmt: skip
-        splits[key] = Split(content, split.folder)
+        if list(names[key].values()) != classes:
+            numbers = {c['id']: number.get(c['name']) for c in categories[key]}
+            annotations = [
+                {**a, 'category_id': numbers[a['category_id']]}
+                for a in split.content['annotations']
+                if numbers.get(a.get('category_id'))
+            ]
+            content = {'annotations': annotations, 'categories': categories_of(classes)}
+            splits[key] = Split({**split.content, **content}, split.folder)
     return classes, splits
 
 
@@ -232,23 +203,19 @@ def check_coco(
     """
     content = content or read_coco(path)
     usable, defects = usable_content(path, content, masks)
-    images = {image['id']: image for image in usable['images']}
-    sizes = {folder / i['file_name']: (i['height'], i['width']) for i in images.values()}
-    found, decoded = check_images(sizes, defects, seconds, prints, by_opencv)
-    images = {k: image for k, image in images.items() if folder / image['file_name'] not in found}
-    annotations = [a for a in usable['annotations'] if a['image_id'] in images]
+    sizes = {folder / i['file_name']: (i['height'], i['width']) for i in usable['images']}
+    bad, decoded = check_images(sizes, defects, seconds, prints, by_opencv)
+    images = [image for image in usable['images'] if folder / image['file_name'] not in bad]
+    ids = {image['id'] for image in images}
+    annotations = [a for a in usable['annotations'] if a['image_id'] in ids]
     if not content['annotations']:
         defects.error('annotation files without annotations', path.name)
-    for key in images.keys() - {annotation['image_id'] for annotation in annotations}:
-        defects.warn('images without annotations', images[key]['file_name'])
-
-    def write_clean(target: Path) -> int:
-        clean = {**content, 'images': list(images.values()), 'annotations': annotations}
-        with atomic_write(target) as file:
-            file.write_text(json.dumps(clean))
-        return len(images)
-
-    return Checked(defects.problems(), write_clean, len(content['images']), decoded)
+    annotated = {annotation['image_id'] for annotation in annotations}
+    for image in images:
+        if image['id'] not in annotated:
+            defects.warn('images without annotations', image['file_name'])
+    good = {**content, 'images': images, 'annotations': annotations}
+    return Checked(defects.problems(), len(content['images']), decoded, good)
 
 
 def usable_content(
@@ -257,7 +224,7 @@ def usable_content(
     """The content of a COCO file without what cannot be used, and what that is; images are not
     looked at. The arguments are those of `check_coco`."""
     content, defects = content or read_coco(path), Defects()
-    images, names = {}, Counter()
+    images = {}
     key_kind = str if isinstance(content['images'][0].get('id'), str) else int
     for index, image in enumerate(content['images']):
         problem = image_record_problem(image, key_kind)
@@ -269,14 +236,13 @@ def usable_content(
             defects.error(problem, at)
         else:
             images[image['id']] = image
-            names[image['file_name']] += 1
-    for name, count in names.items():
+    for name, count in Counter(image['file_name'] for image in images.values()).items():
         if count > 1:
             defects.warn('images that are listed twice, each with a part of the objects', name)
     categories = category_ids(content, path)
-    check_that_boxes_are_no_corners(path, content['annotations'], images)
-    annotations = good_annotations(content['annotations'], images, categories, masks, defects)
-    return {**content, 'images': list(images.values()), 'annotations': list(annotations)}, defects
+    annotations = list(good_annotations(content['annotations'], images, categories, masks, defects))
+    check_that_boxes_are_no_corners(path, annotations, images)
+    return {**content, 'images': list(images.values()), 'annotations': annotations}, defects
 
 
 def good_annotations(
@@ -429,23 +395,17 @@ def check_that_boxes_are_no_corners(
 ) -> None:
     """Raise a UserError if all boxes of a file fit their images as x1 y1 x2 y2, and many do not as
     x y width height."""
-    beyond = 0
-    for annotation in annotations:
-        key, box = annotation.get('image_id'), annotation.get('bbox')
-        image = images.get(key) if isinstance(key, (int, str)) else None
-        if image is None or not (isinstance(box, list) and len(box) == 4):
-            continue
-        if not all(map(is_number, box)):
-            continue
-        x, y, width, height = box
-        if not (x <= width <= image['width'] + BEYOND and y <= height <= image['height'] + BEYOND):
-            return
-        beyond += x + width > 1.05 * image['width'] or y + height > 1.05 * image['height']
-    if beyond >= ENOUGH:
-        raise UserError(
-            f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
-            f'{beyond} of {len(annotations)} would reach beyond their image'
-        )
+    found = [images[annotation['image_id']] for annotation in annotations]
+    sides = np.array([(image['width'], image['height']) for image in found], float).reshape(-1, 2)
+    boxes = np.array([a['bbox'] for a in annotations], float).reshape(-1, 2, 2)
+    low, high = boxes[:, 0], boxes[:, 1]
+    if (low <= high).all() and (high <= sides + BEYOND).all():
+        beyond = (low + high > 1.05 * sides).any(1).sum()
+        if beyond >= ENOUGH:
+            raise UserError(
+                f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
+                f'{beyond} of {len(annotations)} would reach beyond their image'
+            )
 
 
 def warn_about_box(annotation: dict, image: dict, boxes: set, at: str, defects: Defects) -> None:

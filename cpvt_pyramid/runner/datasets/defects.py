@@ -1,11 +1,13 @@
 """What is wrong with a data set, in a line for each kind."""
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Union
 
 from ...tooling.command import UserError
+from ...tooling.files import write_text
 
 SHOWN = 3  # items of a problem that its line names
 
@@ -30,9 +32,17 @@ class Checked(NamedTuple):
     """What the check of a data set found."""
 
     problems: list[Problem]
-    write_clean: Callable[[Path], int]  # write what is good to a file; returns its images
     images: int  # number of images
     decoded: int  # how many of them were read completely
+    good: Union[dict[str, Any], list[str]]  # without errors: a COCO file, or names of images
+
+    def write_clean(self, path: Path) -> int:
+        """Write what is good to a file, as the data set reads it; returns its images."""
+        if isinstance(self.good, dict):
+            write_text(path, json.dumps(self.good))
+            return len(self.good['images'])
+        write_text(path, ''.join(f'{name}\n' for name in self.good))
+        return len(self.good)
 
 
 class Defects:

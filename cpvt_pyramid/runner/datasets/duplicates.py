@@ -7,8 +7,7 @@ a matrix product, a block of images at a time: 100,000 with 10,000 take 7 s of a
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,35 +52,21 @@ def shared_images(prints: dict[Path, ImagePrint], others: dict[Path, ImagePrint]
     """The images that are in `others`, too."""
     by_digest = {image.digest: path for path, image in others.items()}
     exact = [(p, by_digest[i.digest]) for p, i in prints.items() if i.digest in by_digest]
-    same = {path for path, _ in exact}
-    rest = [path for path in prints if path not in same]
-    return Shared(exact, near_pairs({path: prints[path] for path in rest}, others))
-
-
-def near_pairs(
-    prints: dict[Path, ImagePrint], others: dict[Path, ImagePrint]
-) -> list[tuple[Path, Path]]:
-    """The images that look like one in `others`, each with the most similar."""
-    if not prints or not others:
-        return []
-    paths, candidates = list(others), defaultdict(list)
-    signs = signs_of(list(others.values()))
-    names = list(prints)
-    for start in range(0, len(names), BLOCK):
-        block = names[start : start + BLOCK]
+    rest = [path for path, image in prints.items() if image.digest not in by_digest]
+    paths, near = list(others), []
+    signs = np.array([image.bits for image in others.values()], np.float32).reshape(-1, 64) * 2 - 1
+    for start in range(0, len(rest), BLOCK):
+        block = rest[start : start + BLOCK]
+        bits = np.array([prints[path].bits for path in block], np.float32)
         # The product of two hashes of signs is 64 minus twice the bits that differ.
-        products = signs_of([prints[name] for name in block]) @ signs.T
-        for i, j in zip(*np.nonzero(products >= 64 - 2 * FEW_BITS)):
-            candidates[block[i]].append(paths[j])
-    found = []
-    for name, similar in candidates.items():
-        mine = prints[name].thumbnail.astype(int)
-        differences = [np.abs(mine - others[path].thumbnail).mean() for path in similar]
-        if min(differences) <= GRAY_LEVELS:
-            found.append((name, similar[int(np.argmin(differences))]))
-    return found
-
-
-def signs_of(prints: Sequence[ImagePrint]) -> np.ndarray:
-    """(N, 64) hashes as 1 and -1."""
-    return np.stack([image.bits for image in prints]).astype(np.float32) * 2 - 1
+        products = (bits * 2 - 1) @ signs.T
+        for path, similar in zip(block, products >= 64 - 2 * FEW_BITS):
+            mine = prints[path].thumbnail.astype(int)
+            pairs = [
+                (np.abs(mine - others[paths[j]].thumbnail).mean(), paths[j])
+                for j in np.flatnonzero(similar)
+            ]
+            difference, other = min(pairs, default=(math.inf, path), key=lambda pair: pair[0])
+            if difference <= GRAY_LEVELS:
+                near.append((path, other))
+    return Shared(exact, near)

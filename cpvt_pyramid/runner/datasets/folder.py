@@ -5,12 +5,12 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from ...tooling.command import UserError, one_line
+from ...tooling.files import files_below
 from .defects import Defects
 from .images import image_size
 
@@ -53,7 +53,10 @@ class Files:
         if not root.is_dir():
             raise UserError(f'no folder {root}')
         self.root = root
-        self.names = sorted(walk(root))
+        names = [path.relative_to(root).as_posix() for path in files_below(root)]
+        generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
+        skipped = tuple(f'{folder}/' for folder in [*generated, '__MACOSX'])
+        self.names = sorted(n for n in names if not n.startswith(skipped) and '/__MACOSX' not in n)
         if not self.names:
             raise UserError(f'{root} is empty')
         self.images = self.with_suffix(*IMAGE_SUFFIXES)
@@ -130,27 +133,6 @@ class Files:
             filecmp.cmp(self.root / found[0], self.root / path, shallow=False) for path in found[1:]
         ]
         return found[:1] if all(same) else found
-
-
-def walk(root: Path) -> Iterator[str]:
-    """The files below a folder, relative to it; links to folders are followed, but not in rings."""
-    seen = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        here = set(files)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(('.', '__MACOSX'))
-            and not (name.endswith(GENERATED) and f'{name.removesuffix(GENERATED)}.py' in here)
-        )
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        for name in files:
-            if not name.startswith('.'):
-                yield Path(folder, name).relative_to(root).as_posix()
 
 
 def comparable(name: str) -> str:

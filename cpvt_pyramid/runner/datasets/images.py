@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 import cv2
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from ...mm.bands import opened, read_bands
 from ..inference.prediction import read_image
@@ -22,7 +21,6 @@ from .defects import Defects
 from .duplicates import ImagePrint, image_print
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images
-CHUNK = 64  # images between two looks at the clock
 TRANSPOSED = (5, 6, 7, 8)  # values of the EXIF tag for the orientation
 ORIENTATION = 0x0112
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
@@ -92,8 +90,7 @@ def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, tu
 
 def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str) -> list:
     """The results of a function for each item, with a progress bar."""
-    with ThreadPoolExecutor(CHECKERS) as threads:
-        return list(tqdm(threads.map(function, items), title, len(items), leave=False, delay=3))
+    return thread_map(function, items, desc=title, max_workers=CHECKERS, leave=False, delay=3)
 
 
 def check_images(
@@ -117,20 +114,20 @@ def check_images(
     turned = []
 
     def problem_of(path: Path) -> str:
-        found = inspect(path, seconds > 0, prints, by_opencv)
-        if found.orientation > 1:
+        size, problem, orientation = inspect(path, seconds > 0, prints, by_opencv)
+        if orientation > 1:
             turned.append(path.name)
-        if found.size and found.size != tuple(sizes[path]):
-            if found.orientation in TRANSPOSED and found.size[::-1] == tuple(sizes[path]):
-                return 'an EXIF tag turns, but their records have the size before'
-            return 'have another size than the width and height of its record'
-        return found.problem
-
-    def problem_at_a_glance(path: Path) -> str:
-        return '' if path.is_file() else 'are missing'
+        if size in (None, tuple(sizes[path])):
+            return problem
+        if orientation in TRANSPOSED and size[::-1] == tuple(sizes[path]):
+            return 'an EXIF tag turns, but their records have the size before'
+        return 'have another size than the width and height of its record'
 
     problems, decoded = checked_until(
-        seconds or math.inf, list(sizes), problem_of, problem_at_a_glance
+        seconds or math.inf,
+        list(sizes),
+        problem_of,
+        lambda path: '' if path.is_file() else 'are missing',
     )
     warn_about_turned(turned, defects)
     bad = {path: problem for path, problem in zip(sizes, problems) if problem}
@@ -152,20 +149,16 @@ def checked_until(
 ) -> tuple[list, int]:
     """For each item the result of `thorough`, or of `at_a_glance` when the time is over; and the
     number of the former. What is checked thoroughly is spread over all items."""
-    results = [None] * len(items)
+    deadline = time.monotonic() + seconds
+
+    def check(index: int) -> tuple[Any, bool]:
+        in_time = time.monotonic() < deadline
+        return (thorough if in_time else at_a_glance)(items[index]), in_time
+
     order = np.random.default_rng(0).permutation(len(items)).tolist()
-    deadline, decoded = time.monotonic() + seconds, 0
-    with ThreadPoolExecutor(CHECKERS) as threads:
-        for start in tqdm(
-            range(0, len(order), CHUNK), 'checking images', leave=False, delay=3, unit_scale=CHUNK
-        ):
-            chunk = order[start : start + CHUNK]
-            in_time = time.monotonic() < deadline
-            decoded += in_time * len(chunk)
-            check = thorough if in_time else at_a_glance
-            for i, result in zip(chunk, threads.map(check, [items[i] for i in chunk])):
-                results[i] = result
-    return results, decoded
+    found = dict(zip(order, in_threads(check, order, 'checking images')))
+    results = [found[index][0] for index in range(len(items))]
+    return results, sum(in_time for _, in_time in found.values())
 
 
 def shown_image(path: Path) -> np.ndarray:

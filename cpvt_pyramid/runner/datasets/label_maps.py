@@ -20,7 +20,6 @@ from PIL import Image
 
 from ...results.drawing import class_palette
 from ...tooling.command import UserError
-from ...tooling.files import atomic_write
 from ..config.load import dataset_class, kind_of
 from ..inference.raster import labels_of_raster
 from .defects import Checked, Defects
@@ -74,12 +73,12 @@ class LabelMaps(NamedTuple):
     """What was found in a folder with label maps."""
 
     layout: str  # for people
-    splits: dict[str, list[Pair]]  # by train, val and test
     classes: list[str]
     palette: list[Color]
     pixels: list[int]  # by class
-    sizes: dict[str, tuple[int, int]]  # (height, width) of each image
     notes: list[str]  # what a person should know, one line each
+    splits: dict[str, list[Pair]] = {}  # by train, val and test
+    sizes: dict[str, tuple[int, int]] = {}  # (height, width) of each image
     codes: Optional[list[int]] = None  # values that stand for 0, 1, ... in the files; None: these
     by_color: bool = False  # the codes are 0xRRGGBB
     reduce_zero_label: bool = False  # 0 is to be ignored and 1 is the first class
@@ -125,27 +124,24 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
         by_color, counts = False, Counter({code & 255: n for code, n in counts.items()})
     if not by_color and any(len(set(color)) > 1 for color in colors):
         colors = []  # names of indices, then
-    common = {'splits': splits, 'sizes': sizes, 'notes': notes}
     if by_color or colors or not are_indices(counts, len(names)):
-        return coded(counts, by_color, names, colors, common)
-    palette = {k: c for found in values.values() for k, c in found.palette.items()}
-    is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
-    found = indexed(is_ade, counts, palette, names, common)
-    return found._replace(codes=list(range(256))) if in_color else found
+        found = coded(counts, by_color, names, colors)
+    else:
+        palette = {k: c for found in values.values() for k, c in found.palette.items()}
+        is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
+        found = indexed(is_ade, counts, palette, names)
+        found = found._replace(codes=list(range(256))) if in_color else found
+    return found._replace(splits=splits, sizes=sizes, notes=notes + found.notes)
 
 
-def coded(
-    counts: Counter, by_color: bool, names: list[str], colors: list[Color], common: dict[str, Any]
-) -> LabelMaps:
-    """Label maps whose colours or gray values stand for classes."""
+def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
+    """Label maps whose colours or gray values stand for classes, without their files."""
+    notes = []
     if colors:
         codes = [packed(color) if by_color else color[0] for color in colors]
         if unknown := sorted(set(counts) - set(codes)):
             share = sum(counts[code] for code in unknown) / sum(counts.values())
-            common['notes'].append(
-                f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored'
-            )
-        counts = Counter({code: counts[code] for code in codes})
+            notes = [f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored']
     else:
         codes = sorted(counts)
     if len(codes) > MOST_COLORS:
@@ -164,24 +160,18 @@ def coded(
     palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
     layout = f'images and label maps in {"colours" if by_color else "gray"}'
     pixels = [counts[code] for code in codes]
-    return LabelMaps(
-        layout, classes=names, palette=palette, pixels=pixels, codes=codes, by_color=by_color,
-        **common,
-    )  # fmt: skip
+    return LabelMaps(layout, names, palette, pixels, notes, codes=codes, by_color=by_color)
 
 
 def indexed(
-    is_ade: bool,
-    counts: Counter,
-    palette: dict[int, Color],
-    names: list[str],
-    common: dict[str, Any],
+    is_ade: bool, counts: Counter, palette: dict[int, Color], names: list[str]
 ) -> LabelMaps:
-    """Label maps of class indices."""
+    """Label maps of class indices, without their files."""
+    notes = []
     highest = max((value for value in counts if value != IGNORED_LABEL), default=0)
     reduce_zero_label = is_ade or 0 not in counts and len(names) in (0, highest)
     if reduce_zero_label:
-        common['notes'].append('label 0 is ignored, and 1 is the first class')
+        notes.append('label 0 is ignored, and 1 is the first class')
     first = int(reduce_zero_label)
     count = len(names) or highest + 1 - first
     if highest - first >= count:
@@ -190,7 +180,7 @@ def indexed(
         )
     if not names:
         names = [f'class_{i}' for i in range(count)]
-        common['notes'].append(
+        notes.append(
             'no file names the classes; edit the names in the config, or add a classes.txt'
         )
     if all(first + i in palette for i in range(count)) and len(set(palette.values())) >= count:
@@ -199,10 +189,7 @@ def indexed(
         colors = class_palette(names)
     layout = 'ADE20K' if is_ade else 'images and label maps of indices'
     pixels = [counts[first + i] for i in range(count)]
-    return LabelMaps(
-        layout, classes=names, palette=colors, pixels=pixels, reduce_zero_label=reduce_zero_label,
-        **common,
-    )  # fmt: skip
+    return LabelMaps(layout, names, colors, pixels, notes, reduce_zero_label=reduce_zero_label)
 
 
 # Pairs of files
@@ -421,7 +408,6 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
     image = Image.fromarray(labels.astype(np.uint8))
     image.putpalette([value for color in found.palette for value in color])
-    target.parent.mkdir(parents=True, exist_ok=True)
     image.save(target, 'PNG')
 
 
@@ -481,13 +467,7 @@ def check_label_maps(
         for problem in problems:
             defects.error(problem, name_of(info))
     kept = [name_of(info).removesuffix(built.img_suffix) for info, p in zip(listed, found) if not p]
-
-    def write_clean(target: Path) -> int:
-        with atomic_write(target) as file:
-            file.write_text(''.join(f'{name}\n' for name in kept))
-        return len(kept)
-
-    return Checked(defects.problems(), write_clean, len(listed), decoded)
+    return Checked(defects.problems(), len(listed), decoded, kept)
 
 
 def label_problem(

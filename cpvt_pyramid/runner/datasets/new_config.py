@@ -11,22 +11,22 @@ from copy import deepcopy
 from itertools import combinations
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 from mmengine.config import Config
 
 from ...results.drawing import class_palette
 from ...tooling.command import UserError
-from ...tooling.files import atomic_write, check_file
+from ...tooling.files import check_file, write_text
 from ..config.load import kind_of, load_config
 from .coco import read_coco_files
 from .config_source import Code, text_of_settings
 from .defects import Defects, Problem
-from .folder import GENERATED, Files, NotRecognized
+from .folder import GENERATED, SPLITS, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
 from .objects import Objects, divide, validation_part, with_masks
-from .recipes import Recipe, Scales, pipeline_of, steps
+from .recipes import Scales, adapted_recipe, pipeline_of, steps
 from .voc import read_voc
 from .yolo import read_yolo
 
@@ -42,10 +42,23 @@ class Data(NamedTuple):
     datasets: dict[str, list[dict]]  # configs of the data sets of train, val and test
     images: dict[str, int]  # number of images of each of them
     sizes: np.ndarray  # (N, 2) heights and widths of the training images
-    objects: np.ndarray  # (M,) sides of squares with the areas of their objects, in pixels
-    scales: np.ndarray  # (M,) index into sizes for each object
     lines: list[str]  # what was found
+    objects: np.ndarray = np.zeros(0)  # (M,) sides of squares with the areas of their objects
+    image_of: np.ndarray = np.zeros(0, int)  # (M,) index into sizes for each object
     reduce_zero_label: bool = False
+
+
+class Generated(NamedTuple):
+    """The folder of what is written next to a config."""
+
+    path: Path  # renamed when all is written
+    name: str  # after that
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file; returns its path as the config has it."""
+        self.path.mkdir(exist_ok=True)
+        (self.path / name).write_text(text, encoding='utf-8')
+        return f'{HERE}/{self.name}/{name}'
 
 
 def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: bool) -> list[str]:
@@ -68,14 +81,11 @@ def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: boo
     partial = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        found = data_of_folder(data, task, out, partial, skip_bad)
+        found = data_of_folder(data, task, Generated(partial, folder.name), skip_bad)
         text, lines = config_text(cfg, found, task, data, base, out)
-        if folder.exists():
-            shutil.rmtree(folder)
         if partial.exists():
-            partial.rename(folder)
-        with atomic_write(out) as file:
-            file.write_text(text, encoding='utf-8')
+            shutil.copytree(partial, folder, dirs_exist_ok=True)
+        write_text(out, text)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     written = f'{out} and {folder}/' if folder.exists() else str(out)
@@ -92,11 +102,6 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
     for path in (out, folder):
         if path.exists() and not overwrite:
             raise UserError(f'{path} exists; choose another --out, or replace it with --overwrite')
-    if folder.exists():
-        ours = re.compile(r'(train|val|test)\d*\.(json|txt)|labels')
-        foreign = [path.name for path in folder.iterdir() if not ours.fullmatch(path.name)]
-        if foreign:
-            raise UserError(f'{folder} has files of others ({foreign[0]}); choose another --out')
     check_file(out)
 
 
@@ -119,14 +124,13 @@ def task_of(cfg: Config, base: Path) -> str:
 # Data
 
 
-def data_of_folder(data: Path, task: str, out: Path, folder: Path, skip_bad: bool) -> Data:
+def data_of_folder(data: Path, task: str, target: Generated, skip_bad: bool) -> Data:
     """Read a folder with data and write what has to be converted.
 
     Args:
         data: the folder.
         task: detection, instance or segmentation.
-        out: the config that will name the data.
-        folder: to write to; it will be renamed to the folder next to the config.
+        target: the folder to write to.
         skip_bad: leave out what has errors.
     """
     with reported(Defects(), skip_bad) as defects:
@@ -136,8 +140,8 @@ def data_of_folder(data: Path, task: str, out: Path, folder: Path, skip_bad: boo
             objects = find_objects(data, defects, skip_bad)
             objects = with_masks(objects, defects) if task == 'instance' else objects
     if task == 'segmentation':
-        return label_map_data(maps, data, out, folder)
-    return object_data(objects, data, out, folder)
+        return label_map_data(maps, data, target)
+    return object_data(objects, data, target)
 
 
 @contextmanager
@@ -191,8 +195,7 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
     """
     defects = Defects()
     with TemporaryDirectory() as temporary:
-        out = Path(temporary, 'folder.py')
-        folder = out.with_name(out.stem + GENERATED)
+        target = Generated(Path(temporary, 'folder'), 'folder')
         with reported(defects, skip_bad=True):
             try:
                 objects = find_objects(data, defects, skip_bad=True)
@@ -201,13 +204,12 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
                     maps = find_label_maps(data, defects)
                 except NotRecognized as other:
                     raise UserError(f'{error}. {other}') from other
-                found = label_map_data(maps, data, out, folder)
+                found = label_map_data(maps, data, target)
             else:
-                found = object_data(objects, data, out, folder)
+                found = object_data(objects, data, target)
         print('\n'.join(found.lines))
-        is_segmentation = not found.objects.size
         settings = {
-            'default_scope': 'mmseg' if is_segmentation else 'mmdet',
+            'default_scope': 'mmdet' if found.objects.size else 'mmseg',
             'work_dir': str(out_dir),
             'data_root': os.path.abspath(data),
             'metainfo': dict(classes=tuple(found.classes), palette=list(found.palette)),
@@ -216,69 +218,64 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
         }
         for split, datasets in found.datasets.items():
             settings[f'{split}_dataloader'] = dict(dataset=one_of(datasets))
+        out = Path(temporary, 'folder.py')
         out.write_text(text_of_settings(settings), encoding='utf-8')
         # Warnings about a COCO file come again when the file is checked with its images.
         is_known = found.layout == 'COCO'
         yield Config.fromfile(out), [p for p in defects.problems() if p.is_error or not is_known]
 
 
-def object_data(found: Objects, data: Path, out: Path, folder: Path) -> Data:
+def object_data(found: Objects, data: Path, target: Generated) -> Data:
     """The data of a detector; writes annotations that are no COCO file of the folder."""
-    splits, notes = dict(found.splits), list(found.notes)
+    splits = dict(found.splits)
     require_training_data(splits, data)
     if not splits['train'].content['annotations']:
         raise UserError(f'the training data in {data} have no objects')
+    notes = list(found.notes)
     if 'val' not in splits:
         chosen = validation_part(len(splits['train'].content['images']))
         splits['train'], splits['val'] = divide(splits['train'], chosen)
         notes.append(validation_note(splits['val'].content['images']))
-    notes += shared_note(
-        {
-            key: {str(split.folder / image['file_name']) for image in split.content['images']}
-            for key, split in splits.items()
-        }
-    )
+    names = {
+        key: {str(split.folder / image['file_name']) for image in split.content['images']}
+        for key, split in splits.items()
+    }
     datasets, images, lines = {}, {}, []
-    names = {c['id']: c['name'] for s in splits.values() for c in s.content['categories']}
-    for name in [key for key in ('train', 'val', 'test') if key in splits]:
-        split = splits[name]
-        if split.path is None:
-            folder.mkdir(exist_ok=True)
-            text = json.dumps(split.content, ensure_ascii=False)
-            (folder / f'{name}.json').write_text(text, encoding='utf-8')
-            ann_file = f'{HERE}/{out.stem}{GENERATED}/{name}.json'
+    for key, (content, folder, path) in in_order(splits):
+        if path:
+            ann_file = relative(path, data)
         else:
-            ann_file = relative(split.path, data)
-            names = {c['id']: c['name'] for c in split.content['categories']}
-        prefix = relative(split.folder, data)
-        datasets[name] = [
-            dict(
-                type='CocoDataset', data_root=Code('data_root'), metainfo=Code('metainfo'),
-                ann_file=ann_file, data_prefix=dict(img='' if prefix == '.' else f'{prefix}/'),
-                **(dict(filter_cfg=dict(filter_empty_gt=False, min_size=1)) if name == 'train'
-                   else dict(test_mode=True)),
-                pipeline=Code('train_pipeline' if name == 'train' else 'test_pipeline'))
-        ]  # fmt: skip
-        images[name] = len(split.content['images'])
-        counts = Counter(names.get(a['category_id']) for a in split.content['annotations'])
-        annotated = {a['image_id'] for a in split.content['annotations']}
-        lines.append(
-            f'{name}: {images[name]} images ({images[name] - len(annotated)} without objects), '
-            f'{sum(counts.values())} objects: {shown_counts(counts)}'
+            ann_file = target.write(f'{key}.json', json.dumps(content, ensure_ascii=False))
+        prefix = relative(folder, data)
+        options = dict(
+            ann_file=ann_file, data_prefix=dict(img='' if prefix == '.' else f'{prefix}/')
         )
-    rows = {image['id']: row for row, image in enumerate(splits['train'].content['images'])}
-    annotations = splits['train'].content['annotations']
-    areas = [max(a['bbox'][2] * a['bbox'][3], 0) for a in annotations]
-    sizes = [(image['height'], image['width']) for image in splits['train'].content['images']]
+        if key == 'train':
+            options['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
+        else:
+            options['test_mode'] = True
+        datasets[key] = [dataset_config('CocoDataset', key, options)]
+        images[key] = len(content['images'])
+        classes = {category['id']: category['name'] for category in content['categories']}
+        counts = Counter(classes.get(a['category_id']) for a in content['annotations'])
+        empty = images[key] - len({a['image_id'] for a in content['annotations']})
+        lines.append(
+            f'{key}: {images[key]} images ({empty} without objects), {sum(counts.values())} '
+            f'objects: {shown_counts(counts)}'
+        )
+    content = splits['train'].content
+    rows = {image['id']: row for row, image in enumerate(content['images'])}
+    areas = [max(a['bbox'][2] * a['bbox'][3], 0) for a in content['annotations']]
     return Data(
         found.layout, found.classes, class_palette(found.classes), datasets, images,
-        np.array(sizes, float), np.sqrt(areas),
-        np.array([rows[a['image_id']] for a in annotations], int),
-        [headline(found.layout, data, found.classes), *lines, *map('note: {}'.format, notes)],
+        sizes=np.array([(image['height'], image['width']) for image in content['images']], float),
+        lines=lines_about(found, data, lines, [*notes, *shared_notes(names)]),
+        objects=np.sqrt(areas),
+        image_of=np.array([rows[a['image_id']] for a in content['annotations']], int),
     )  # fmt: skip
 
 
-def label_map_data(found: LabelMaps, data: Path, out: Path, folder: Path) -> Data:
+def label_map_data(found: LabelMaps, data: Path, target: Generated) -> Data:
     """The data of a segmentor; writes lists of images, and label maps of indices where the values
     of the files are others."""
     splits, notes = dict(found.splits), list(found.notes)
@@ -288,68 +285,65 @@ def label_map_data(found: LabelMaps, data: Path, out: Path, folder: Path) -> Dat
         both = [[p for p, c in zip(splits['train'], chosen) if c == part] for part in (0, 1)]
         splits['train'], splits['val'] = both
         notes.append(validation_note(splits['val']))
-    notes += shared_note({key: {p.image for p in pairs} for key, pairs in splits.items()})
-    groups = {name: grouped(pairs) for name, pairs in splits.items()}
-    labels = None  # the folder of converted label maps
+    groups = {key: grouped(pairs) for key, pairs in splits.items()}
+    labels = ''  # the folder of converted label maps
     if found.codes or max(map(len, groups.values())) > 8:
-        labels = f'{HERE}/{out.stem}{GENERATED}/labels'
-        for pair in (p for pairs in splits.values() for p in pairs):
-            target = folder / 'labels' / PurePosixPath(pair.image).with_suffix('.png')
-            if found.codes:
-                write_indices(data / pair.label, target, found)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(data / pair.label, target)
+        labels = f'{HERE}/{target.name}/labels'
         notes.append('label maps were written as class indices next to the config')
-        groups = {
-            name: grouped([Pair(p.image, str(PurePosixPath(p.image).with_suffix('.png'))) for p in
-                           pairs])
-            for name, pairs in splits.items()
-        }  # fmt: skip
+        for key, pairs in splits.items():
+            written = [
+                Pair(p.image, str(PurePosixPath(p.image).with_suffix('.png'))) for p in pairs
+            ]
+            groups[key] = grouped(written)
+            for (_, before), (_, after) in zip(pairs, written):
+                path = target.path / 'labels' / after
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if found.codes:
+                    write_indices(data / before, path, found)
+                else:
+                    shutil.copyfile(data / before, path)
     datasets, lines = {}, []
-    for name in [key for key in ('train', 'val', 'test') if key in splits]:
-        datasets[name] = []
-        for (images, suffix, maps, map_suffix), names in groups[name].items():
-            listed = dict(
-                data_prefix=dict(
-                    img_path=images, seg_map_path=f'{labels}/{maps}'.rstrip('/') if labels else maps
-                )
-            )
+    for key, pairs in in_order(splits):
+        datasets[key] = []
+        for (images, suffix, maps, map_suffix), names in groups[key].items():
+            folders = dict(img_path=images, seg_map_path=joined(labels, maps))
+            options = dict(img_suffix=suffix, seg_map_suffix=map_suffix, data_prefix=folders)
             if names != in_folder(data / images, suffix):
-                number = len(datasets[name]) or ''
-                folder.mkdir(exist_ok=True)
-                text = ''.join(f'{n}\n' for n in names)
-                (folder / f'{name}{number}.txt').write_text(text, encoding='utf-8')
-                listed['ann_file'] = f'{HERE}/{out.stem}{GENERATED}/{name}{number}.txt'
-            datasets[name].append(
-                dict(
-                    type='BaseSegDataset', data_root=Code('data_root'), metainfo=Code('metainfo'),
-                    img_suffix=suffix, seg_map_suffix=map_suffix, **listed,
-                    reduce_zero_label=found.reduce_zero_label,
-                    pipeline=Code('train_pipeline' if name == 'train' else 'test_pipeline'))
-            )  # fmt: skip
-        lines.append(f'{name}: {len(splits[name])} images')
+                file = f'{key}{len(datasets[key]) or ""}.txt'
+                options['ann_file'] = target.write(file, ''.join(f'{name}\n' for name in names))
+            options['reduce_zero_label'] = found.reduce_zero_label
+            datasets[key].append(dataset_config('BaseSegDataset', key, options))
+        lines.append(f'{key}: {len(pairs)} images')
     counts = Counter(dict(zip(found.classes, found.pixels)))
     total = max(sum(found.pixels), 1)
     shares = [f'{name} {count / total:.1%}' for name, count in counts.most_common(8)]
     lines.append(f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else ''))
+    notes += shared_notes({key: {p.image for p in pairs} for key, pairs in splits.items()})
     return Data(
         found.layout, found.classes, found.palette, datasets,
-        {name: len(pairs) for name, pairs in splits.items()},
-        np.array([found.sizes[pair.image] for pair in splits['train']], float),
-        np.zeros(0), np.zeros(0, int),
-        [headline(found.layout, data, found.classes), *lines, *map('note: {}'.format, notes)],
-        found.reduce_zero_label,
+        {key: len(pairs) for key, pairs in splits.items()},
+        sizes=np.array([found.sizes[pair.image] for pair in splits['train']], float),
+        lines=lines_about(found, data, lines, notes),
+        reduce_zero_label=found.reduce_zero_label,
     )  # fmt: skip
 
 
-def shared_note(images: dict[str, set[str]]) -> list[str]:
+def in_order(splits: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, splits[key]) for key in SPLITS if key in splits]
+
+
+def dataset_config(kind: str, split: str, options: dict) -> dict:
+    common = dict(type=kind, data_root=Code('data_root'), metainfo=Code('metainfo'))
+    pipeline = Code('train_pipeline' if split == 'train' else 'test_pipeline')
+    return dict(**common, **options, pipeline=pipeline)
+
+
+def shared_notes(images: dict[str, set[str]]) -> list[str]:
     """Notes about images in two splits."""
-    notes = []
-    for one, other in combinations(images, 2):
-        if shared := images[one] & images[other]:
-            notes.append(f'{len(shared)} images are in {one} and in {other}')
-    return notes
+    pairs = ((a, b, len(images[a] & images[b])) for a, b in combinations(images, 2))
+    return [
+        f'{shared} images are in {one} and in {other}' for one, other, shared in pairs if shared
+    ]
 
 
 def require_training_data(splits: dict, data: Path) -> None:
@@ -364,8 +358,12 @@ def validation_note(chosen: Sequence) -> str:
     )
 
 
-def headline(layout: str, data: Path, classes: Sequence[str]) -> str:
-    return f'{data}: {layout}, {len(classes)} classes: {shown(classes)}'
+def lines_about(
+    found: Union[Objects, LabelMaps], data: Path, lines: list[str], notes: list[str]
+) -> list[str]:
+    """What was found, in lines for people."""
+    head = f'{data}: {found.layout}, {len(found.classes)} classes: {shown(found.classes)}'
+    return [head, *lines, *(f'note: {note}' for note in notes)]
 
 
 def shown(names: Sequence[str]) -> str:
@@ -435,7 +433,7 @@ def config_text(
     """
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
-    recipe = Recipe.of(cfg, data.images['train'])
+    recipe = adapted_recipe(cfg, data.images['train'])
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
@@ -450,32 +448,25 @@ def config_text(
     ):
         if pipeline:
             settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
-    settings |= loaders(cfg, data, recipe)
-    settings |= evaluators(data, task)
-    settings |= recipe.settings(cfg)
-    comments = {
-        'train_pipeline': scaled.comment,
-        'train_cfg': recipe.length_comment,
-        'optim_wrapper': recipe.lr_comment,
-    }
-    name = out.name
+    settings |= loaders(cfg, data, recipe.batch) | evaluators(data, task) | recipe.settings
+    comments = {'train_pipeline': scaled.comment, **recipe.comments}
     head = (
         f'# {len(data.classes)} classes, {sum(data.images.values())} images ({data.layout}). '
         'Written by tools/new_config.py.\n'
-        f'#   python tools/check_data.py {name}\n#   python tools/train.py {name}\n'
+        f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
     )
-    lines = [scaled.line(data.sizes, data.objects, data.scales), recipe.line]
+    lines = [scaled.line(data.sizes, data.objects, data.image_of), recipe.line]
     return head + text_of_settings(settings, comments), lines
 
 
-def loaders(cfg: Config, data: Data, recipe: 'Recipe') -> dict[str, Any]:
+def loaders(cfg: Config, data: Data, batch_size: int) -> dict[str, Any]:
     """The settings of the data loaders."""
     found = {}
     workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
     for split in ('train', 'val', 'test'):
         # mmengine would merge it into the base's.
         whole = dict(_delete_=True, **one_of(data.datasets.get(split) or data.datasets['val']))
-        batch = dict(batch_size=recipe.batch) if split == 'train' else {}
+        batch = dict(batch_size=batch_size) if split == 'train' else {}
         found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=whole)
     return found
 
@@ -504,7 +495,7 @@ def evaluators(data: Data, task: str) -> dict[str, Any]:
     return found
 
 
-def model_changes(model: Any, classes: int, scaled: 'Scales') -> dict:
+def model_changes(model: Any, classes: int, scaled: Scales) -> dict:
     """What changes in a model for another number of classes and size of crops."""
     changed = deepcopy(model.to_dict())
     count = set_classes(changed, classes)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,105 +100,95 @@ class Scales(NamedTuple):
 class Recipe(NamedTuple):
     """Batch size, learning rate and length of a training."""
 
+    settings: dict[str, Any]
+    comments: dict[str, str]  # by setting
     batch: int  # images per step
-    recipe_batch: int  # of the base
-    lr: Optional[float]
-    lr_before: Optional[float]
-    length: int  # epochs or iterations
-    length_before: int
-    by_epoch: bool
-    iterations: int  # in total
-    machine: str
+    line: str  # for people
 
-    @classmethod
-    def of(cls, cfg: Config, images: int) -> 'Recipe':
-        per_gpu = cfg.train_dataloader.get('batch_size') or 1
-        recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or per_gpu
-        batch, machine = per_gpu, 'a CPU'
-        if torch.cuda.is_available():
-            memory = torch.cuda.get_device_properties(0).total_memory
-            times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)
-            batch, machine = min(per_gpu * times, max(recipe_batch, per_gpu)), 'one GPU'
-            machine += f' of {memory / 2**30:.0f} GiB'
-        lr = cfg.optim_wrapper.get('optimizer', {}).get('lr')
-        by_epoch = 'max_epochs' in cfg.train_cfg
-        before = cfg.train_cfg.max_epochs if by_epoch else cfg.train_cfg.max_iters
-        seen = min(MIN_STEPS * recipe_batch, MAX_EPOCHS * images)
+
+def adapted_recipe(cfg: Config, images: int) -> Recipe:
+    """The recipe of a base for this machine and another number of training images."""
+    per_gpu = cfg.train_dataloader.get('batch_size') or 1
+    recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or per_gpu
+    batch, machine = per_gpu, 'a CPU'
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory
+        times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)
+        batch = min(per_gpu * times, max(recipe_batch, per_gpu))
+        machine = f'one GPU of {memory / 2**30:.0f} GiB'
+    by_epoch = 'max_epochs' in cfg.train_cfg
+    key, unit = ('max_epochs', 'epochs') if by_epoch else ('max_iters', 'iterations')
+    before = cfg.train_cfg[key]
+    seen = min(MIN_STEPS * recipe_batch, MAX_EPOCHS * images)
+    if by_epoch:
         per_epoch = math.ceil(images / batch)
-        if by_epoch:
-            length = max(before, math.ceil(seen / images), math.ceil(MIN_STEPS / per_epoch))
-            iterations = length * per_epoch
-        else:
-            seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
-            hundreds = round(seen / batch / 100)
-            length = iterations = max(100 * hundreds, min(before, MIN_STEPS))
-        return cls(
-            batch, recipe_batch, lr and float(f'{lr * batch / recipe_batch:.3g}'), lr, length,
-            before, by_epoch, iterations, machine,
-        )  # fmt: skip
-
-    @property
-    def unit(self) -> str:
-        return 'epochs' if self.by_epoch else 'iterations'
-
-    @property
-    def length_comment(self) -> str:
-        return f'{self.iterations} iterations; the base has {self.length_before} {self.unit}.'
-
-    @property
-    def lr_comment(self) -> str:
-        return (
-            f'{self.lr_before} for {self.recipe_batch} images per step in the base; here '
-            f'{self.batch}, on {self.machine}.\n# On several GPUs: tools/dist_train.sh with '
-            '--auto-scale-lr.'
+        length = max(before, math.ceil(seen / images), math.ceil(MIN_STEPS / per_epoch))
+        iterations = length * per_epoch
+    else:
+        seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
+        length = iterations = max(100 * round(seen / batch / 100), min(before, MIN_STEPS))
+    interval = max(round(cfg.train_cfg.get('val_interval', 1) * length / before), 1)
+    settings = {'train_cfg': {key: length, 'val_interval': interval}}
+    comments = {'train_cfg': f'{iterations} iterations; the base has {before} {unit}.'}
+    lr_before = cfg.optim_wrapper.get('optimizer', {}).get('lr')
+    factor = batch / recipe_batch if lr_before else 1
+    if cfg.get('param_scheduler'):
+        settings['param_scheduler'] = [
+            adapted_scheduler(scheduler, by_epoch, before, length, iterations, factor)
+            for scheduler in as_list(cfg.param_scheduler)
+        ]
+    lr = lr_before and float(f'{lr_before * factor:.3g}')
+    if lr:
+        settings['optim_wrapper'] = dict(optimizer=dict(lr=lr))
+        comments['optim_wrapper'] = (
+            f'{lr_before} for {recipe_batch} images per step in the base; here {batch}, on '
+            f'{machine}.\n# On several GPUs: tools/dist_train.sh with --auto-scale-lr.'
         )
+    settings['auto_scale_lr'] = dict(enable=False, base_batch_size=batch)
+    settings['default_hooks'] = dict(checkpoint=dict(interval=interval))
+    for name, hook in (cfg.get('default_hooks') or {}).items():
+        if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
+            momentum = max(hook.get('momentum', 2e-4), 10 / iterations)
+            settings['default_hooks'][name] = dict(momentum=float(f'{momentum:.2g}'))
+    epochs = f'{length} epochs, ' if by_epoch else ''
+    line = (
+        f'training: {epochs}{iterations} iterations of {batch} images on {machine}, learning rate '
+        f'{lr}'
+    )
+    return Recipe(settings, comments, batch, line)
 
-    @property
-    def line(self) -> str:
-        length = f'{self.length} epochs, ' if self.by_epoch else ''
-        return (
-            f'training: {length}{self.iterations} iterations of {self.batch} images on '
-            f'{self.machine}, learning rate {self.lr}'
-        )
 
-    def settings(self, cfg: Config) -> dict[str, Any]:
-        key = 'max_epochs' if self.by_epoch else 'max_iters'
-        ratio = self.length / self.length_before
-        interval = max(round(cfg.train_cfg.get('val_interval', 1) * ratio), 1)
-        schedulers = [self.scheduler(s) for s in as_list(cfg.get('param_scheduler'))]
-        hooks = dict(checkpoint=dict(interval=interval))
-        for name, hook in (cfg.get('default_hooks') or {}).items():
-            if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
-                momentum = max(hook.get('momentum', 2e-4), 10 / self.iterations)
-                hooks[name] = dict(momentum=float(f'{momentum:.2g}'))
-        found = {'train_cfg': {key: self.length, 'val_interval': interval}}
-        if schedulers:
-            found['param_scheduler'] = schedulers
-        if self.lr:
-            found['optim_wrapper'] = dict(optimizer=dict(lr=self.lr))
-        found['auto_scale_lr'] = dict(enable=False, base_batch_size=self.batch)
-        found['default_hooks'] = hooks
-        return found
+def adapted_scheduler(
+    scheduler: dict, by_epoch: bool, before: int, length: int, iterations: int, lr_factor: float
+) -> dict:
+    """A scheduler of a base for a training of another length; a warm-up stays, if it is a tenth at
+    most.
 
-    def scheduler(self, before: dict) -> dict:
-        """A scheduler of the base for this length; a warm-up stays, if it is a tenth at most."""
-        after = deepcopy(dict(before))
-        in_epochs = before.get('by_epoch', True)
+    Args:
+        scheduler: its config.
+        by_epoch: the training counts epochs.
+        before: epochs or iterations of the base.
+        length: those of the training.
+        iterations: of the training.
+        lr_factor: of the learning rate.
+    """
+    in_epochs = scheduler.get('by_epoch', True)
 
-        def moment(value: int) -> int:
-            if not in_epochs and value <= 0.1 * self.length_before or in_epochs != self.by_epoch:
-                return min(value, self.iterations // 10)
-            return round(value * self.length / self.length_before)
+    def moment(value: int) -> int:
+        if not in_epochs and value <= 0.1 * before or in_epochs != by_epoch:
+            return min(value, iterations // 10)
+        return round(value * length / before)
 
-        for key in ('begin', 'end', 'T_max', 'total_steps', 'milestones', 'step_size'):
-            value = after.get(key)
-            if isinstance(value, list):
-                after[key] = [moment(item) for item in value]
-            elif isinstance(value, int):
-                after[key] = moment(value)
-        if after.get('eta_max') and self.lr:
-            after['eta_max'] = float(f'{after["eta_max"] * self.lr / self.lr_before:.3g}')
-        return after
+    after = deepcopy(dict(scheduler))
+    for key in ('begin', 'end', 'T_max', 'total_steps', 'milestones', 'step_size'):
+        value = after.get(key)
+        if isinstance(value, list):
+            after[key] = [moment(item) for item in value]
+        elif isinstance(value, int):
+            after[key] = moment(value)
+    if after.get('eta_max'):
+        after['eta_max'] = float(f'{after["eta_max"] * lr_factor:.3g}')
+    return after
 
 
 def pipeline_of(cfg: Config, split: str) -> list:

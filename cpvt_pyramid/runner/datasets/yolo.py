@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from ...tooling.command import UserError, one_line
+from ...tooling.files import files_below
 from ..config.load import as_list
 from .defects import Defects
 from .folder import (
@@ -28,7 +29,6 @@ from .folder import (
     named_classes,
     split_of,
     text_of,
-    walk,
 )
 from .images import sizes_of
 from .objects import Objects, Outline, Split, coco_content
@@ -115,8 +115,7 @@ def listed_images(files: Files, settings: dict, path: Path) -> dict[str, list[st
 def images_at(source: Path, base: Path, files: Files) -> list[Path]:
     """The images of a folder, or those that a text file lists."""
     if source.is_dir():
-        names = sorted(walk(source))
-        return [source / n for n in names if Path(n).suffix.lower() in IMAGE_SUFFIXES]
+        return [path for path in files_below(source) if path.suffix.lower() in IMAGE_SUFFIXES]
     found = []
     for line in filter(None, map(str.strip, text_of(source).splitlines())):
         places = [place / line for place in (source.parent, base) if (place / line).is_file()]

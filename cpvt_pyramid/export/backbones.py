@@ -42,10 +42,7 @@ class BackboneGraph(Exportable):
         return dict(zip(self.output_names, maps))
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
-        x = (image - self.mean) / self.std
-        return dict(
-            zip(self.output_names, self.backbone(x.flip(1) if self.preprocessing.bgr else x))
-        )
+        return dict(zip(self.output_names, self.backbone(self.normalize(image))))
 
 
 class ClassifierGraph(Exportable):
@@ -67,4 +64,4 @@ class ClassifierGraph(Exportable):
         return {'logits': self.model(*self.preprocess(images, valid))}
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
-        return {'logits': self.model((image - self.mean) / self.std)}
+        return {'logits': self.model(self.normalize(image))}

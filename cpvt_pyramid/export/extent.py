@@ -41,7 +41,7 @@ Sizes = Sequence[Union[int, torch.SymInt]]
 class EachImage(TorchFunctionMode):
     """Inside this context, functions of maps with an extent give each image its own result.
 
-    Functions that are not in `GRAPH_RULES` return maps without one. A map that is resized_each to a
+    Functions that are not in `GRAPH_RULES` return maps without one. A map that is resized to a
     height and width gets the extent of the first map that had this size.
 
     Args:

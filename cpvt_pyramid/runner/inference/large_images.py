@@ -29,7 +29,8 @@ from ...tooling.files import atomic_write
 from . import tiling
 from .prediction import is_panoptic, loaded_bands
 from .raster import CACHE, ReadError, open_image, overview, row_reader, write_label_map
-from .tiling import Found, Journal, Span, TileGrid
+from .samples import data_sample
+from .tiling import Found, Journal, Run, Span, TileGrid
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -143,13 +144,10 @@ def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> Tile
 
 def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A function from tiles, see `TileModel`, to a segmentor's scores (B, K, h, w)."""
-    from mmseg.structures import SegDataSample
 
     def predict(tiles: Tensor) -> Tensor:
         height, width = tiles.shape[2:]
-        shape = dict.fromkeys(('ori_shape', 'img_shape', 'pad_shape'), (height, width))
-        samples = [SegDataSample(metainfo=shape) for _ in tiles]
-        data = model.data_preprocessor({'inputs': list(tiles), 'data_samples': samples}, False)
+        data = model.data_preprocessor(batch_of(tiles, True), False)
         metas = [sample.metainfo for sample in data['data_samples']]
         with torch.no_grad():
             scores = model.inference(data['inputs'], metas)
@@ -160,18 +158,20 @@ def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
     """A function from tiles, see `TileModel`, to the detections in each."""
-    from mmdet.structures import DetDataSample
 
     def predict(tiles: Tensor) -> list[Found]:
-        shape = dict.fromkeys(('ori_shape', 'img_shape', 'pad_shape'), tuple(tiles.shape[2:]))
-        meta = {**shape, 'scale_factor': (1.0, 1.0), 'img_id': 0}
-        samples = [DetDataSample(metainfo=meta) for _ in tiles]
         with torch.no_grad():
-            results = model.test_step({'inputs': list(tiles), 'data_samples': samples})
+            results = model.test_step(batch_of(tiles, False))
         found = [result.pred_instances for result in results]
         return [Found(part.bboxes, part.scores, part.labels) for part in found]
 
     return predict
+
+
+def batch_of(tiles: Tensor, segmentation: bool) -> dict:
+    """Tiles as the data preprocessors of mm take them."""
+    samples = [data_sample(segmentation, tuple(tiles.shape[2:])) for _ in tiles]
+    return {'inputs': list(tiles), 'data_samples': samples}
 
 
 def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
@@ -293,11 +293,8 @@ class LargeImages:
             if self.is_done(path, name):
                 return False
             with self.journal(image, name) as journal:
-                if self.model.detects:
-                    found = tiling.detect(**self.work(image, journal))
-                    self.save_detections(image, name, found)
-                else:
-                    self.save_labels(image, name, self.segment(image, journal))
+                labels = self.process(image, journal)
+                self.save(image, name, [journal.folder], labels)
             journal.remove()
         return True
 
@@ -315,24 +312,18 @@ class LargeImages:
             ReadError, UserError: see `write`.
         """
         with open_image(path) as image, self.journal(image, name, band) as journal:
-            if self.model.detects:
-                tiling.detect_in_tiles(**self.work(image, journal), band=band)
-            else:
-                self.segment(image, journal, band)
+            self.process(image, journal, band)
 
     def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
         """Write the results of an image whose bands are finished."""
         folders = [self.working_folder(name, band) for band in bands]
+        labels = None
         with open_image(path) as image, disk_errors(image):
-            grid = self.grid(image)
-            if self.model.detects:
-                found = tiling.merged(tiling.found_in_tiles(folders), grid)
-                self.save_detections(image, name, found)
-            else:
+            if not self.model.detects:
+                grid, file = self.grid(image), self.working_folder(name) / 'labels'
                 lines = (tiling.lines_of(grid, band) for band in bands)
-                file = self.working_folder(name) / 'labels'
                 labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
-                self.save_labels(image, name, labels)
+            self.save(image, name, folders, labels)
         self.discard(name)
 
     def discard(self, name: str) -> None:
@@ -388,8 +379,11 @@ class LargeImages:
         finally:
             journal.close()
 
-    def work(self, image: 'DatasetReader', journal: Journal) -> dict:
-        """Arguments of the tiling functions, with a progress bar."""
+    def process(
+        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
+    ) -> Optional[np.memmap]:
+        """Run the model on an image or a band of it, with a progress bar. Detections are written
+        into the journal's folder; a label map is returned."""
         name = journal.folder.name.removeprefix('.').removesuffix('.partial')
         grid = self.grid(image)
         bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
@@ -400,46 +394,36 @@ class LargeImages:
             if bar.n == bar.total:
                 bar.close()
 
-        return {
-            'read': row_reader(image, self.model.bands),
-            'grid': grid,
-            'predict': self.model.predict,
-            'journal': journal,
-            'batch_size': self.tiles.batch_size,
-            'exact': self.tiles.exact,
-            'progress': progress,
-        }
+        read, predict = row_reader(image, self.model.bands), self.model.predict
+        run = Run(read, grid, predict, journal, self.tiles.batch_size, self.tiles.exact, progress)
+        if self.model.detects:
+            return tiling.detect_in_tiles(run, band)
+        return tiling.segment(run, self.label_type, self.model.decide, band)
 
-    def segment(
-        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
-    ) -> np.memmap:
-        return tiling.segment(
-            **self.work(image, journal),
-            dtype=self.label_type,
-            decide=self.model.decide,
-            band=band,
-        )
-
-    def save_labels(self, image: 'DatasetReader', name: str, labels: np.memmap) -> None:
+    def save(
+        self,
+        image: 'DatasetReader',
+        name: str,
+        folders: Sequence[Path],
+        labels: Optional[np.memmap],
+    ) -> None:
+        """Write the label map, or the detections in the folders of journals."""
+        small, step = overview(image, self.model.bands)
         classes, palette = self.meta['classes'], self.meta['palette']
-        small, step = overview(image, self.model.bands)
-        picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
-        save_picture(picture, self.folder / f'{name}.overlay.png')
-        with atomic_write(self.result(name)) as file:
-            write_label_map(file, labels, image, self.meta, self.key(image.name))
-
-    def save_detections(self, image: 'DatasetReader', name: str, found: Found) -> None:
-        small, step = overview(image, self.model.bands)
+        key, result = self.key(image.name), self.result(name)
+        overlay = self.folder / f'{name}.overlay.png'  # before the result, which counts as done
+        if labels is not None:
+            shown = np.array(labels[::step, ::step])
+            save_picture(draw_segmentation(small, shown, classes, palette), overlay)
+            with atomic_write(result) as file:
+                write_label_map(file, labels, image, self.meta, key)
+            return
+        found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
         boxes, scores, labels = (part.numpy() for part in found)
-        best = Detections(small, boxes=boxes, scores=scores, labels=labels, **self.meta)
-        best = best.above(self.score_thr)
-        classes, palette = self.meta['classes'], self.meta['palette']
+        best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
         picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-        save_picture(picture, self.folder / f'{name}.overlay.png')
-        write_records(
-            self.result(name), image.name, image.shape, best.kind, best.records(),
-            run=self.key(image.name),
-        )  # fmt: skip
+        save_picture(picture, overlay)
+        write_records(result, image.name, image.shape, best.kind, best.records(), run=key)
 
 
 @contextmanager

@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cpvt_pyramid.runner.inference import tiling
-from cpvt_pyramid.runner.inference.tiling import Found, Journal, TileGrid, merged, ramps, spans
+from cpvt_pyramid.runner.inference.tiling import (
+    Found,
+    Journal,
+    Run,
+    TileGrid,
+    merged,
+    ramps,
+    spans,
+)
 from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.command import UserError
 
@@ -96,8 +104,8 @@ def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_si
     grid = TileGrid((height, width), tile, overlap)
     journal = Journal(tmp_path_factory.mktemp('run'), {})
     tiles = []
-    options = {'batch_size': batch_size, 'exact': exact, 'progress': tiles.append}
-    labels = tiling.segment(reader(image), grid, pointwise, journal, **options)
+    run = Run(reader(image), grid, pointwise, journal, batch_size, exact, tiles.append)
+    labels = tiling.segment(run)
     # Where the two best are equal but for rounding, either is right.
     scores = pointwise(image[None])[0]
     chosen = scores.gather(0, torch.from_numpy(np.array(labels)).long()[None])[0]
@@ -126,9 +134,10 @@ def test_scores_are_blended_by_their_weights(tmp_path):
             expected[:, top:bottom, left:right] += rows[i][:, None] * columns[j] * scores
 
     blended = torch.full((2, 200, 330), torch.nan)
-    for row, strip in enumerate(tiling.strips(reader(image), grid.rows)):
+    for row, scores in Run(reader(image), grid, predict, Journal(tmp_path, {})).outputs(
+        0, len(grid.rows)
+    ):
         above, below = (tiling.Sums(tmp_path / str(i), 330) for i in (row, row + 1))
-        scores = tiling.batches(strip, grid.columns, predict, 1, True)
         for ys, xs, block in tiling.blended(
             scores, grid, row, (rows, columns), above if row else None, below
         ):
@@ -157,7 +166,7 @@ def run(folder, calls, batch_size):
     journal = tiling.Journal(folder, {'image': 'a'})
     grid = tiling.TileGrid((500, 300), 96, 32)
     read = lambda start, stop: image[:, start:stop]
-    return tiling.segment(read, grid, predict, journal, batch_size=batch_size)
+    return tiling.segment(tiling.Run(read, grid, predict, journal, batch_size))
 
 if len(sys.argv) > 2 and sys.argv[1] == 'kill':
     assert not {'mmengine', 'timm'} & sys.modules.keys(), 'the core knows torch alone'
@@ -194,7 +203,8 @@ def test_a_run_about_something_else_is_not_resumed(tmp_path):
 def labels_of(module: ModuleType, folder: Path) -> np.ndarray:
     image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
     grid = module.TileGrid((90, 130), 64, 32)
-    return np.array(module.segment(reader(image), grid, pointwise, module.Journal(folder, {})))
+    run = module.Run(reader(image), grid, pointwise, module.Journal(folder, {}))
+    return np.array(module.segment(run))
 
 
 def fresh(module: ModuleType) -> ModuleType:
@@ -255,7 +265,7 @@ def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'posix_fallocate', full)
     with pytest.raises(OSError, match='No space'):
         grid = TileGrid((64, 64), 64, 0)
-        tiling.segment(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {}))
+        tiling.segment(Run(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {})))
 
     def detect(tiles: Tensor) -> list[Found]:
         found = Found(torch.zeros(1, 4), torch.zeros(1), torch.zeros(1))
@@ -263,7 +273,8 @@ def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
         return [found] * len(tiles)
 
     with pytest.raises(OSError, match='No space'):
-        tiling.detect(reader(torch.zeros(3, 64, 64)), grid, detect, Journal(tmp_path / 'run', {}))
+        journal = Journal(tmp_path / 'run', {})
+        tiling.detect_in_tiles(Run(reader(torch.zeros(3, 64, 64)), grid, detect, journal))
 
 
 # Detection
@@ -358,8 +369,9 @@ def test_detection_in_tiles(tmp_path):
         return image[:, start:stop]
 
     with pytest.raises(KeyboardInterrupt):
-        tiling.detect(read, grid, predict, Journal(tmp_path / 'run', {}))
+        tiling.detect_in_tiles(Run(read, grid, predict, Journal(tmp_path / 'run', {})))
     journal = Journal(tmp_path / 'run', {})
     assert journal.rows == 1
-    result = tiling.detect(read, grid, predict, journal, batch_size=3, exact=False)
+    tiling.detect_in_tiles(Run(read, grid, predict, journal, batch_size=3, exact=False))
+    result = merged(tiling.found_in_tiles([journal.folder]), grid)
     assert result.boxes.tolist() == [[50, 100, 330, 220]]

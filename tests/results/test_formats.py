@@ -246,31 +246,28 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
         np.testing.assert_array_equal(filled, mask)
 
 
+NO_RASTERIO = 'of {} needs rasterio; pip install rasterio'
+
+
 @pytest.mark.parametrize('form, kind, tiled, file, message', [
     ('yolo', 'labels', False, 'a.png', 'is for objects, but the model labels pixels; use coco'),
     ('csv', 'labels', True, 'a.png', 'into memory; with --tile use geojson'),
     ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
+    ('labelme', 'labels', False, 'a.png', NO_RASTERIO),
+    ('yolo', 'segments', False, 'a.png', NO_RASTERIO),
+    ('geojson', 'labels', False, 'a.png', NO_RASTERIO),
+    ('geojson', 'detections', False, 'a.tif', NO_RASTERIO),
+    ('labelme', 'detections', False, 'a.png', None),
+    ('csv', 'labels', False, 'a.png', None),
 ])  # fmt: skip
-def test_what_a_format_cannot_hold(form, kind, tiled, file, message):
-    with pytest.raises(Exception, match=message):
-        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
-
-
-@pytest.mark.parametrize('form, kind, file', [
-    ('labelme', 'labels', 'a.png'), ('yolo', 'segments', 'a.png'), ('geojson', 'labels', 'a.png'),
-    ('geojson', 'detections', 'a.tif'),
-])  # fmt: skip
-def test_without_rasterio_a_run_does_not_begin(form, kind, file, monkeypatch):
+def test_a_run_that_cannot_be_written_does_not_begin(form, kind, tiled, file, message, monkeypatch):
+    """Formats with polygons need rasterio, and others do not."""
     monkeypatch.setitem(sys.modules, 'rasterio', None)
-    message = f'--format {form} of {file} needs rasterio; pip install rasterio'
-    with pytest.raises(UserError, match=message):
-        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')])
-
-
-@pytest.mark.parametrize('form, kind', [('labelme', 'detections'), ('csv', 'labels')])
-def test_formats_that_need_no_rasterio(form, kind, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'rasterio', None)
-    Output(Path(), form, kind, CLASSES).check([(Path('a.png'), 'a')])
+    output = Output(Path(), form, kind, CLASSES)
+    if message is None:
+        return output.check([(Path(file), 'a')], tiled)
+    with pytest.raises(UserError, match=message.format(file)):
+        output.check([(Path(file), 'a')], tiled)
 
 
 def test_no_detections_and_no_images():

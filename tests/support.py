@@ -76,6 +76,14 @@ def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
     return report
 
 
+def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth noise, (H, W, 3) RGB."""
+    import cv2
+
+    small = np.random.default_rng(seed).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
+    return cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+
+
 def in_processes(count: int, function: Callable[[int], int]) -> list[tuple[int, str]]:
     """Exit status and stderr of `function(rank)` in each of several processes, which are forks of
     this one and find each other as if torchrun had started them."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import cv2
 import mmdet
@@ -24,7 +25,7 @@ from PIL import Image
 from pycocotools import mask as coco
 from pycocotools.coco import COCO
 from rasterio.transform import from_origin
-from support import ROOT, load_tool, run
+from support import ROOT, in_processes, load_tool, photograph, run
 from tiny_mm import DIGITS
 
 from cpvt_pyramid import CPVTPyramid
@@ -37,12 +38,6 @@ from cpvt_pyramid.tooling.inputs import OWNERS
 
 TOOLS = ROOT / 'tools'
 infer, test_tool = load_tool('infer'), load_tool('test')
-
-
-def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Smooth noise, (H, W, 3) RGB."""
-    small = np.random.default_rng(seed).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
-    return cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
 
 
 @pytest.fixture
@@ -91,6 +86,12 @@ def test_a_detector(untrained, images, capsys):
             assert 0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height
             assert DIGITS[found['label']] == found['class'] and found['score'] >= 0.01
     assert boxes('in/a.detections.json')
+    for workers in ('0', '3'):
+        command[command.index('--out-dir') + 1] = workers
+        assert infer.main([*command, '--workers', workers]) == 1
+    for path in Path('0').iterdir():
+        assert path.read_bytes() == Path('3', path.name).read_bytes()
+    assert infer.main([*command, '--workers', '-1']) == 2
 
 
 def test_a_detector_finds_what_evaluation_finds(untrained, sample_dataset):
@@ -191,15 +192,6 @@ def test_images_are_read_ahead_in_order():
             most = max(most, len(started) - done)
             assert len(started) - done <= max(2 * threads, 1)
     assert most > 1
-
-
-def test_workers_change_nothing(untrained, images):
-    for workers in ('0', '3'):
-        command = [*untrained['detector'], 'in', '--out-dir', workers, '--score-thr', '0.01']
-        assert infer.main([*command, '--workers', workers]) == 1
-    for path in Path('0').iterdir():
-        assert path.read_bytes() == Path('3', path.name).read_bytes()
-    assert infer.main([*command, '--workers', '-1']) == 2
 
 
 def test_an_image_too_thin_to_resize_is_skipped(untrained, capsys):
@@ -518,22 +510,20 @@ def read_labels(path: str) -> np.ndarray:
         return file.read(1)
 
 
-def test_an_image_of_one_tile_has_the_labels_of_the_untiled(untrained):
+@pytest.mark.parametrize('kind', ['segmentor', 'detector'])
+def test_an_image_of_one_tile_has_the_results_of_the_untiled(untrained, kind):
     Image.fromarray(photograph(96, 96)).save('a.png')
-    assert infer.main([*untrained['segmentor'], 'a.png']) == 0
-    assert infer.main([*untrained['segmentor'], 'a.png', '--tile', '128']) == 0
-    untiled = np.array(Image.open('predictions/a.labels.png'))
+    command = [*untrained[kind], 'a.png']
+    command += ['--score-thr', '0.05'] if kind == 'detector' else []
+    assert infer.main([*command, '--out-dir', 'whole']) == 0
+    assert infer.main([*command, '--out-dir', 'tiled', '--tile', '128']) == 0
+    if kind == 'detector':
+        assert len(boxes('whole/a.detections.json')) > 3
+        assert boxes('tiled/a.detections.json') == boxes('whole/a.detections.json')
+        return
+    untiled = np.array(Image.open('whole/a.labels.png'))
     assert len(np.unique(untiled)) > 1
-    np.testing.assert_array_equal(read_labels('predictions/a.labels.tif'), untiled)
-
-
-def test_an_image_of_one_tile_has_the_boxes_of_the_untiled(untrained):
-    Image.fromarray(photograph(96, 96)).save('a.png')
-    command = [*untrained['detector'], 'a.png', '--score-thr', '0.05', '--out-dir']
-    assert infer.main([*command, 'whole']) == 0
-    assert infer.main([*command, 'tiled', '--tile', '128']) == 0
-    assert len(boxes('whole/a.detections.json')) > 3
-    assert boxes('tiled/a.detections.json') == boxes('whole/a.detections.json')
+    np.testing.assert_array_equal(read_labels('tiled/a.labels.tif'), untiled)
 
 
 def test_labels_keep_the_georeference_and_do_not_depend_on_batches(untrained, capsys):
@@ -588,30 +578,22 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     )
 
 
-KILL = """
-import os, signal, sys
-sys.path.insert(0, {tools!r})
-import infer
-from cpvt_pyramid.runner.inference import tiling
-done = tiling.Journal.done
-
-def stop(self, rows):
-    done(self, rows)
-    if rows == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-tiling.Journal.done = stop
-sys.exit(infer.main(sys.argv[1:]))
-"""
-
-
 def test_a_killed_run_resumes_to_the_same_labels(untrained, capsys):
     Image.fromarray(photograph(400, 150)).save('a.png')
     command = [*untrained['segmentor'], 'a.png', '--tile', '128', '--out-dir']
     assert infer.main([*command, 'whole']) == 0
-    script = KILL.format(tools=str(TOOLS))
-    ended = run(sys.executable, '-c', script, *command, 'killed', PYTHONPATH=str(ROOT))
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    done = tiling.Journal.done
+
+    def killed(self: tiling.Journal, rows: int) -> None:
+        done(self, rows)
+        if rows == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(rank: int) -> int:
+        with mock.patch.object(tiling.Journal, 'done', killed):
+            return infer.main([*command, 'killed'])
+
+    assert in_processes(1, work)[0][0] == -signal.SIGKILL
     assert written('killed') == ['.a.partial']
     capsys.readouterr()
     assert infer.main([*command, 'killed', '--overlap', '64']) == 2
@@ -661,7 +643,8 @@ def test_the_memory_limit_holds(untrained, capsys):
     model = build_model(load_config(config, [classes]), 'cpu')
     torch.save(model.state_dict(), 'many.pth')
     save_tiff('a.tif', photograph(1200, 1930), photometric='rgb')
-    command = [config, 'many.pth', 'a.tif', '--tile', '256', '--cfg-options', classes]
+    command = [config, 'many.pth', 'a.tif', '--tile', '256', '--overlap', '32']
+    command += ['--cfg-options', classes]
     assert infer.main([*command, '--memory', '300M']) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(
@@ -720,15 +703,10 @@ def test_the_limit_of_gpu_memory(untrained, monkeypatch, capsys):
     assert limits == [(0.25, device), (1.0, device)]
 
 
-@pytest.mark.parametrize(
-    'text, size',
-    [('2GiB', 2**31), ('1500M', 1500 * 2**20), ('1.5g', 3 * 2**29), ('4096', 4096), ('1kB', 1024)],
-)
-def test_sizes_of_memory(text, size):
-    assert large_images.parse_bytes(text, '--memory') == size
-
-
-@pytest.mark.parametrize('text', ['', 'much', '-1G', '0', 'nan', 'inf'])
-def test_invalid_sizes_of_memory(text):
-    with pytest.raises(ValueError, match='--memory must be a size such as 2GiB, got '):
-        large_images.parse_bytes(text, '--memory')
+def test_sizes_of_memory():
+    sizes = {'2GiB': 2**31, '1500M': 1500 * 2**20, '1.5g': 3 * 2**29, '4096': 4096, '1kB': 1024}
+    for text, size in sizes.items():
+        assert large_images.parse_bytes(text, '--memory') == size
+    for text in ('', 'much', '-1G', '0', 'nan', 'inf'):
+        with pytest.raises(ValueError, match='--memory must be a size such as 2GiB, got '):
+            large_images.parse_bytes(text, '--memory')

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from support import assert_same, in_processes, load_tool
+from support import assert_same, in_processes, load_tool, photograph
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference import shared_test, sharing
@@ -29,11 +29,8 @@ test_tool = load_tool('test')
 
 
 def save_photograph(path: str, height: int, width: int) -> None:
-    """Smooth noise."""
-    small = np.random.default_rng(0).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
-    pixels = cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
     Path(path).parent.mkdir(exist_ok=True)
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(photograph(height, width)).save(path)
 
 
 def contents(folder: str) -> dict[str, bytes]:

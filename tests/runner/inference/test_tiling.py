@@ -6,9 +6,9 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import in_processes
 from torch import Tensor
 
 from cpvt_pyramid.runner.inference import tiling
@@ -146,47 +147,32 @@ def test_scores_are_blended_by_their_weights(tmp_path):
     torch.testing.assert_close(blended, expected)
 
 
-TO_BE_KILLED = """
-import os, signal, sys
-import torch
-from cpvt_pyramid.runner.inference import tiling
-
-def run(folder, calls, batch_size):
-    'Labels of an image, or SIGKILL in one of the calls of the model.'
-    image = torch.randint(0, 256, (3, 500, 300), generator=torch.manual_seed(0), dtype=torch.uint8)
-    left = [calls]
-
-    def predict(tiles):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        x = tiles.float()
-        return x + x.mean((2, 3), keepdim=True)
-
-    journal = tiling.Journal(folder, {'image': 'a'})
-    grid = tiling.TileGrid((500, 300), 96, 32)
-    read = lambda start, stop: image[:, start:stop]
-    return tiling.segment(tiling.Run(read, grid, predict, journal, batch_size))
-
-if len(sys.argv) > 2 and sys.argv[1] == 'kill':
-    assert not {'mmengine', 'timm'} & sys.modules.keys(), 'the core knows torch alone'
-    run(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-"""
-
-
 def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
     """After kills in its first and in its third row of tiles, in batches of other sizes."""
-    there = {}
-    exec(TO_BE_KILLED, there)
-    whole = there['run'](tmp_path / 'whole', 0, 1)
+    image = torch.randint(0, 256, (3, 500, 300), dtype=torch.uint8)
+    grid = TileGrid((500, 300), 96, 32)
+
+    def labels(folder: Path, calls: int, batch_size: int) -> np.ndarray:
+        """Labels of the image, or SIGKILL in one of the calls of the model."""
+        left = [calls]
+
+        def predict(tiles: Tensor) -> Tensor:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = tiles.float()
+            return x + x.mean((2, 3), keepdim=True)
+
+        run = Run(reader(image), grid, predict, Journal(folder, {'image': 'a'}), batch_size)
+        return tiling.segment(run)
+
     folder = tmp_path / 'killed'
     for calls, batch_size, rows in ((3, 1, None), (12, 2, 2)):
-        command = [sys.executable, '-c', TO_BE_KILLED, 'kill', folder, calls, batch_size]
-        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        work = partial(labels, folder, calls, batch_size)
+        assert in_processes(1, lambda rank, work=work: work().size)[0][0] == -signal.SIGKILL
         state = folder / 'state.json'
         assert (json.loads(state.read_text())['rows'] if state.exists() else None) == rows
-    np.testing.assert_array_equal(there['run'](folder, 0, 4), whole)
+    np.testing.assert_array_equal(labels(folder, 0, 4), labels(tmp_path / 'whole', 0, 1))
 
 
 def test_a_run_about_something_else_is_not_resumed(tmp_path):

@@ -35,6 +35,16 @@ def write_records(
         file.write_text(f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')
 
 
+def coco_fields(item: dict[str, Any]) -> dict[str, Any]:
+    """The box, score and mask of an item under COCO's names."""
+    names = {'score': 'score', 'mask': 'segmentation'}
+    fields = {name: item[key] for key, name in names.items() if key in item}
+    if 'box' in item:
+        x1, y1, x2, y2 = item['box']
+        fields['bbox'] = [x1, y1, x2 - x1, y2 - y1]
+    return fields
+
+
 def bounding_box(mask: np.ndarray) -> list[int]:
     """x1, y1, x2, y2 of the pixels of a mask (H, W), which must not be empty."""
     rows, columns = (np.flatnonzero(mask.any(axis)).tolist() for axis in (1, 0))

@@ -136,22 +136,21 @@ class SafeUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def read_samples(path: Path) -> list[dict]:
-    """The predictions that test.py --out wrote."""
+def read_list(path: Path) -> list[dict]:
+    """The predictions that test.py --out wrote, or COCO results (JSON)."""
+    is_json = path.suffix == '.json'
+    kind = 'complete JSON' if is_json else 'a complete file of test.py --out'
     try:
         with path.open('rb') as file:
-            samples = SafeUnpickler(file).load()
+            found = json.load(file) if is_json else SafeUnpickler(file).load()
     except OSError as error:
         raise UserError(f'cannot read {path}: {error.strerror}') from error
     except Exception as error:  # pickle raises many kinds
-        raise UserError(
-            f'{path} is not a complete file of test.py --out: {one_line(error, 120)}'
-        ) from error
-    if not isinstance(samples, list) or not all(isinstance(s, dict) for s in samples):
-        raise UserError(
-            f'{path} is not a file of test.py --out: it must hold a list of predictions'
-        )
-    return samples
+        raise UserError(f'{path} is not {kind}: {one_line(error, 120)}') from error
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        items = 'objects with image_id, category_id, bbox and score' if is_json else 'predictions'
+        raise UserError(f'{path} must hold a list of {items}')
+    return found
 
 
 def ground_truth(dataset: dict) -> COCO:
@@ -176,10 +175,9 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
     Raises:
         UserError: the file is damaged, or the results are not for these annotations.
     """
-    if path.suffix == '.json':
-        results = read_coco_results(path)
-    else:
-        results = list(results_of_samples(read_samples(path), path, truth, categories))
+    results = read_list(path)
+    if path.suffix != '.json':
+        results = list(results_of_samples(results, path, truth, categories))
     for number, result in enumerate(results):
         box = result.get('bbox') or []
         values = [result.get('score'), *(box if isinstance(box, list) else [box])]
@@ -196,21 +194,6 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
                     f'{path} has results for another data set: the annotations have no '
                     f'{key} {result.get(key)!r}'
                 )
-    return results
-
-
-def read_coco_results(path: Path) -> list[dict]:
-    try:
-        results = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f'cannot read {path}: {error.strerror}') from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f'{path} is not complete JSON: {one_line(error, 120)}') from error
-    if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
-        raise UserError(
-            f'{path} must hold COCO results, a list of objects with image_id, category_id, bbox '
-            'and score'
-        )
     return results
 
 
@@ -578,7 +561,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     count = len(classes)
     infos, load = label_map_reader(dataset, cfg.default_scope)
     matrix, ranked, seen = np.zeros((count, count), np.int64), [], set()
-    for sample in tqdm(read_samples(path), 'comparing label maps', leave=False, delay=3):
+    for sample in tqdm(read_list(path), 'comparing label maps', leave=False, delay=3):
         found = sample.get('pred_sem_seg')
         if found is None:
             raise UserError(f'{path} has no label maps; it holds {", ".join(sorted(sample))[:120]}')

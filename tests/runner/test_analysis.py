@@ -305,7 +305,7 @@ class Evil:
 
 @pytest.mark.parametrize('write, message', [
     (lambda results: json.dumps(results)[:-9], 'r.json is not complete JSON: '),
-    (lambda results: json.dumps({'a': results}), 'r.json must hold COCO results, a list of'),
+    (lambda results: json.dumps({'a': results}), 'r.json must hold a list of objects'),
     (lambda results: json.dumps([{**results[0], 'score': math.nan}]),
      'r.json: a score must be a finite number and a bbox have four, but result 0 has [nan, '),
     (lambda results: json.dumps([{**results[0], 'bbox': [1, 2, 3]}]),
@@ -325,7 +325,7 @@ class Evil:
      'r.json has results for another data set: the annotations have no category_id 99'),
     (lambda results: pickle.dumps(results)[:-9], 'r.pkl is not a complete file of test.py --out: '),
     (lambda results: pickle.dumps([{'a': Evil()}]), 'r.pkl is not a complete file of test.py'),
-    (lambda results: pickle.dumps(torch.ones(2)), 'r.pkl is not a file of test.py --out: it must'),
+    (lambda results: pickle.dumps(torch.ones(2)), 'r.pkl must hold a list of predictions'),
     (lambda results: pickle.dumps([{'pred_sem_seg': 1, 'img_path': 'a'}]),
      'r.pkl has no detections; it holds img_path, pred_sem_seg'),
     (lambda results: pickle.dumps([{'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}}]),

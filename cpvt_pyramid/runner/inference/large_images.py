@@ -324,7 +324,6 @@ class LargeImages:
                 lines = (tiling.lines_of(grid, band) for band in bands)
                 labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
             self.save(image, name, folders, labels)
-        self.discard(name)
 
     def discard(self, name: str) -> None:
         """Remove the work in progress for an image."""

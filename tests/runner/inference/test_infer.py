@@ -126,8 +126,11 @@ def test_bfloat16(untrained, images, monkeypatch):
     assert rounded['score'] != exact['score']
 
 
-def test_a_segmentor(untrained, images):
-    assert infer.main([*untrained['segmentor'], *map(str, images)]) == 1
+def test_a_segmentor_and_a_list_on_stdin(untrained, images, monkeypatch, capsys):
+    listed = ''.join(f'{path}\n' for path in [*images, 'in/none.png'])
+    monkeypatch.setattr(sys, 'stdin', io.StringIO(listed))
+    assert infer.main([*untrained['segmentor'], '-']) == 1
+    assert 'infer: skipped in/none.png: no such file\n' in capsys.readouterr().err
     for name, size in SIZES.items():
         with Image.open(f'predictions/{name}.labels.png') as labels:
             assert labels.size == size and np.array(labels).max() < 11
@@ -408,16 +411,6 @@ def test_a_panoptic_model_that_predicts_instances(panoptic):
         if len(rows):
             box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             assert item['box'] == box
-
-
-# Inputs
-
-
-def test_a_list_on_stdin(untrained, images, monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'stdin', io.StringIO('in/gray.png\nin/none.png\n'))
-    assert infer.main([*untrained['segmentor'], '-']) == 1
-    assert 'infer: skipped in/none.png: no such file\n' in capsys.readouterr().err
-    assert written('predictions') == ['gray.labels.png', 'gray.overlay.png']
 
 
 # Videos

@@ -88,12 +88,7 @@ def difference_in_words(alone: Prediction, together: Prediction) -> str:
 
 
 def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Blocks':
-    """The page, not yet served.
-
-    Args:
-        model: an exported model.
-        samples: images to pick from.
-    """
+    """The page, not yet served, with samples to pick from."""
     os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing leaves this machine
     import gradio
 

@@ -13,11 +13,9 @@ from .base import Exportable, Preprocessing
 
 
 class BackboneGraph(Exportable):
-    """The maps of a backbone, (B, C, ceil(H / stride), ceil(W / stride)), zero in the padding.
+    """The maps of a `CPVTPyramid` or a `DenseCPVT`, zero in the padding.
 
-    Args:
-        backbone: a `CPVTPyramid` or a `DenseCPVT`.
-        preprocessing: of the images.
+    Their shape is (B, C, ceil(H / stride), ceil(W / stride)).
     """
 
     task = 'features'
@@ -46,12 +44,7 @@ class BackboneGraph(Exportable):
 
 
 class ClassifierGraph(Exportable):
-    """The logits (B, classes) of the columnar model.
-
-    Args:
-        model: a `CPVT`.
-        preprocessing: of the images.
-    """
+    """The logits (B, classes) of the columnar model, a `CPVT`."""
 
     task = 'classification'
     output_names = ('logits',)

@@ -22,21 +22,13 @@ STRIDE = 32
 
 
 class Preprocessing(NamedTuple):
-    """What happens to the pixels before the model.
-
-    Args:
-        mean: of the channels, subtracted.
-        std: of the channels, divided by.
-        divisor: the model pads each image with zeros to a multiple of it.
-        bgr: whether the model takes blue first. The images are RGB, and so are mean and std.
-        marks_padding: whether the model is told what is padding. False: it takes the multiple of
-            `divisor` for the image.
-    """
+    """What happens to the pixels before the model. Mean and std are those of RGB."""
 
     mean: Sequence[float] = (123.675, 116.28, 103.53)
     std: Sequence[float] = (58.395, 57.12, 57.375)
-    divisor: int = 1
-    bgr: bool = False
+    divisor: int = 1  # the model pads each image with zeros to a multiple of it
+    bgr: bool = False  # the model takes blue first; the images are RGB
+    # The model is told what is padding. Else it takes the multiple of `divisor` for the image.
     marks_padding: bool = True
 
 

@@ -148,11 +148,8 @@ def by_level(predictions: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
 
 
 def nms_settings(settings: dict) -> dict:
-    """The settings of non-maximum suppression, for the graph and the metadata.
-
-    Args:
-        settings: `test_cfg` of a detector.
-    """
+    """The settings of non-maximum suppression in a detector's `test_cfg`, for the graph and the
+    metadata."""
     nms = dict(settings['nms'])
     kind = nms.pop('type', 'nms')
     result = {

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ..runtime.sessions import KEY
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
 from .about import metadata
@@ -20,7 +21,6 @@ from .onnx_file import (
     ExportError,
     capture,
     onnxruntime_runner,
-    set_metadata,
     translate,
     with_outputs,
 )
@@ -28,21 +28,13 @@ from .verification import Check, Runner, verify, write_report
 
 
 class Settings(NamedTuple):
-    """How a model is exported.
+    """How a model is exported."""
 
-    Args:
-        format: 'onnx', 'torch' or 'aotinductor'.
-        size: fixed height and width of the images, or None.
-        half: in float16.
-        has_valid: whether the graph takes padded batches.
-        license: of the weights, for the metadata.
-    """
-
-    format: str = 'onnx'
-    size: Optional[tuple[int, int]] = None
-    half: bool = False
-    has_valid: bool = True
-    license: str = 'not stated'
+    format: str = 'onnx'  # or 'torch' or 'aotinductor'
+    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
+    half: bool = False  # in float16
+    has_valid: bool = True  # the graph takes padded batches
+    license: str = 'not stated'  # of the weights, for the metadata
 
 
 def write_verified(
@@ -124,7 +116,7 @@ def write_onnx(
     model = translate(program, stages.names)
     checks = compare(onnxruntime_runner(model.SerializeToString()))
     model = with_outputs(model, graph.output_names)
-    set_metadata(model, about)
+    onnx.helper.set_model_props(model, {KEY: json.dumps(about)})
     onnx.checker.check_model(model)
     onnx.save(model, path)
     onnxruntime_runner(str(path))  # which reads and checks the file itself

@@ -295,26 +295,23 @@ def _free_place(
     picture: tuple[int, int],
     taken: Sequence[tuple[float, ...]],
 ) -> tuple[float, ...]:
-    """The place of a name: the corner of its frame, outside first, that hides other names least."""
+    """The place of a name: the first corner of its frame, outside first, where it hides no other
+    name, or else the first."""
     x1, y1, x2, y2 = frame
     w, h = size
     corners = [(x1, y1 - h), (x1, y2), (x2 - w, y1 - h), (x2 - w, y2)]  # above, below: outside
     corners += [(x1, y1), (x1, y2 - h), (x2 - w, y1), (x2 - w, y2 - h)]  # inside
-    best, least = (), math.inf
-    for rank, (x, y) in enumerate(corners):
+    places = []
+    for x, y in corners:
         left = min(max(x, 0), max(picture[0] - w, 0))
         top = min(max(y, 0), max(picture[1] - h, 0))
-        chip = (left, top, left + w, top + h)
-        hidden = sum(
-            max(0, min(chip[2], t[2]) - max(chip[0], t[0]))
-            * max(0, min(chip[3], t[3]) - max(chip[1], t[1]))
-            for t in taken
-        )
-        moved = abs(left - x) + abs(top - y)
-        cost = hidden / (w * h) + 0.05 * moved / h + 0.01 * rank
-        if cost < least:
-            best, least = chip, cost
-    return best
+        places.append((left, top, left + w, top + h))
+
+    def is_free(place: tuple[float, ...]) -> bool:
+        left, top, right, bottom = place
+        return all(right <= t[0] or left >= t[2] or bottom <= t[1] or top >= t[3] for t in taken)
+
+    return next(filter(is_free, places), places[0])
 
 
 def _ink_on(color: Color) -> Color:

@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..tooling.command import UserError
-from ..tooling.files import Format, atomic_write, make_folder
+from ..tooling.files import Format, atomic_write, make_folder, write_text
 from ..tooling.inputs import is_video
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import painted_classes
@@ -177,8 +177,7 @@ def write_coco(output: Output, results: Iterable[ImageResult]) -> None:
             fields = coco_fields(item)
             fields['bbox'] = [round(v, 2) for v in fields['bbox']]
             content['annotations'].append(annotation | fields)
-    with atomic_write(output.folder / 'coco.json') as file:
-        file.write_text(json.dumps(content))
+    write_text(output.folder / 'coco.json', json.dumps(content))
 
 
 def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
@@ -198,10 +197,8 @@ def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
             lines.append(' '.join([str(item['label']), *(f'{v:.6f}' for v in numbers.flat)]))
         path = root / f'labels/{result.name}.txt'
         make_folder(path.parent)
-        with atomic_write(path) as file:
-            file.write_text(''.join(f'{line}\n' for line in lines))
-    with atomic_write(root / 'classes.txt') as file:
-        file.write_text(''.join(f'{name}\n' for name in output.classes), encoding='utf-8')
+        write_text(path, ''.join(f'{line}\n' for line in lines))
+    write_text(root / 'classes.txt', ''.join(f'{name}\n' for name in output.classes))
 
 
 def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
@@ -235,8 +232,7 @@ def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
             'imageHeight': result.size[0],
             'imageWidth': result.size[1],
         }
-        with atomic_write(path) as file:
-            file.write_text(json.dumps(content, indent=1))
+        write_text(path, json.dumps(content, indent=1))
 
 
 def write_csv(output: Output, results: Iterable[ImageResult]) -> None:

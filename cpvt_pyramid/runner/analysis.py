@@ -104,8 +104,12 @@ def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: 
         add_detections(analysis, evaluation, metric, score_thr)
         last = evaluation
     if worst:
-        pictures = worst_detections(last, truth, root, score_thr, worst)
-        analysis.sections.append(worst_section(pictures, score_thr))
+        note = (
+            f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
+            'orange is missed.'
+        )
+        pictures = contact_sheet(worst_detections(last, truth, root, score_thr, worst))
+        analysis.sections.append(html_section('The images with the most errors', note, pictures))
     return analysis
 
 
@@ -258,14 +262,7 @@ class Evaluation(NamedTuple):
 def evaluate_detections(
     truth: COCO, results: Sequence[dict], names: dict[str, int], metric: str
 ) -> Evaluation:
-    """Evaluate detections.
-
-    Args:
-        truth: the annotations.
-        results: COCO results.
-        names: the category of each class.
-        metric: bbox or segm.
-    """
+    """Evaluate COCO results by a metric, bbox or segm; `names` has the category of each class."""
     annotations = []
     for number, result in enumerate(results, 1):
         annotation = {**result, 'id': number, 'iscrowd': 0}
@@ -358,10 +355,16 @@ def compared_images(
         )
 
 
-def mean_of(values: np.ndarray) -> float:
-    """pycocotools' mean: of what exists; nan for nothing."""
-    values = values[values > -1]
-    return float(values.mean()) if values.size else math.nan
+def averages(precision: np.ndarray) -> dict[str, float]:
+    """The averages that pycocotools reports of precisions (10, 101, ..., 4), see `Evaluation`."""
+
+    def mean(values: np.ndarray) -> float:
+        values = values[values > -1]
+        return float(values.mean()) if values.size else math.nan
+
+    by_iou = {'AP': slice(None), 'AP50': 0, 'AP75': 5}
+    found = {name: mean(precision[at, ..., 0]) for name, at in by_iou.items()}
+    return found | {f'AP {size}': mean(precision[..., i]) for i, size in enumerate(SIZES) if i}
 
 
 def add_detections(
@@ -372,12 +375,7 @@ def add_detections(
     count = len(classes)
     kind = {'bbox': 'Boxes', 'segm': 'Masks'}[metric]
     errors = find_errors(images, count)
-    overall = {
-        'AP': mean_of(precision[..., 0]),
-        'AP50': mean_of(precision[0, ..., 0]),
-        'AP75': mean_of(precision[5, ..., 0]),
-        **{f'AP {size}': mean_of(precision[..., i]) for i, size in enumerate(SIZES) if i},
-    }
+    overall = averages(precision)
     labels, scores, correct = (
         np.concatenate([[], *values])
         for values in zip(*[(c.labels, c.scores, c.match >= 0) for c in images])
@@ -392,10 +390,7 @@ def add_detections(
                 'class': name,
                 'objects': int(objects[label]),
                 'detections': int(mine.sum()),
-                'AP': mean_of(precision[:, :, label, 0]),
-                'AP50': mean_of(precision[0, :, label, 0]),
-                'AP75': mean_of(precision[5, :, label, 0]),
-                **{f'AP {s}': mean_of(precision[:, :, label, i]) for i, s in enumerate(SIZES) if i},
+                **averages(precision[:, :, label]),
                 'best score': threshold,
                 'F1': f1,
             }
@@ -538,15 +533,6 @@ def framed(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     for x1, y1, x2, y2 in boxes:
         draw.rectangle([x1, y1, max(x1, x2), max(y1, y2)], None, GREEN, 2)
     return np.array(drawn)
-
-
-def worst_section(pictures: Sequence[tuple[Image.Image, str]], score_thr: float) -> str:
-    return html_section(
-        'The images with the most errors',
-        f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
-        'orange is missed.',
-        contact_sheet(pictures),
-    )
 
 
 # Label maps

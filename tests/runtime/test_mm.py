@@ -4,13 +4,12 @@ in tools/infer.py."""
 import json
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import rasterio
 import torch
 from PIL import Image
-from support import load_tool
+from support import film, load_tool
 
 from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.runtime import Predictor, UserError
@@ -86,11 +85,8 @@ def test_infer_writes_what_the_runtime_writes(model, in_files, name):
 
 
 def test_videos(model, photos):
-    frame, size = np.ascontiguousarray(photos[0][:90, :132]), (132, 90)  # even, for the format
-    writer = cv2.VideoWriter('clip.mp4', cv2.VideoWriter_fourcc(*'mp4v'), 25, size)
-    for _ in range(3):
-        writer.write(frame)
-    writer.release()
+    frame, size = photos[0][:90, :132], (132, 90)  # even, for the format
+    film('clip.mp4', [frame] * 3)
     assert infer.main([str(model('detection')), 'clip.mp4', '--backend', 'openvino']) == 0
     frames = Path('predictions/clip.detections.jsonl').read_text().splitlines()
     found = [json.loads(frame)['detections'][0]['box'] for frame in frames]

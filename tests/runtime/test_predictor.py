@@ -101,15 +101,6 @@ def test_the_size_of_the_input(model, photos):
     assert Predictor(model('labels', resize=None), size=20).model.resize == (20, float('inf'))
 
 
-def test_label_maps_have_the_size_of_the_image(model, photos):
-    for name in ('labels', 'probabilities'):
-        for photo in photos:
-            labels = Predictor(model(name))(photo).labels
-            assert labels.shape == photo.shape[:2] and labels.dtype == np.uint8
-            # The model compares colour channels, which resizing changes only near edges.
-            assert (labels == photo.argmax(-1)).mean() > 0.85
-
-
 @pytest.mark.parametrize('resized', ['logits', 'probabilities'])
 def test_what_is_resized(model, photos, resized):
     predictor = Predictor(model('probabilities', resized=resized))
@@ -118,7 +109,9 @@ def test_what_is_resized(model, photos, resized):
         if resized == 'probabilities':
             scores = np.exp(scores) / np.exp(scores).sum(0)
         planes = np.stack([resize_scores(plane, photo.shape[:2]) for plane in scores])
-        best = np.take_along_axis(planes, predictor(photo).labels[None].astype(int), 0)[0]
+        labels = predictor(photo).labels
+        assert labels.shape == photo.shape[:2] and labels.dtype == np.uint8
+        best = np.take_along_axis(planes, labels[None].astype(int), 0)[0]
         np.testing.assert_allclose(best, planes.max(0), rtol=1e-5, atol=1e-6)
 
 

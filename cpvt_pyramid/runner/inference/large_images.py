@@ -7,6 +7,7 @@ applied.
 import hashlib
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -84,16 +85,10 @@ def tile_options(
 
 def parse_bytes(text: str, option: str) -> int:
     """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
-    number, unit = text.strip().rstrip('iBb'), ''
-    if number and number[-1].upper() in UNITS:
-        number, unit = number[:-1], number[-1].upper()
-    try:
-        size = float(number)
-    except ValueError:
-        size = math.nan
-    if not 0 < size < math.inf:
+    found = re.fullmatch(r'(\d*\.?\d+)\s*([KMGT]?)i?B?', text.strip(), re.I)
+    if not found or not float(found[1]):
         raise ValueError(f'{option} must be a size such as 2GiB, got {text!r}')
-    return int(size * UNITS[unit])
+    return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 # The model

@@ -75,10 +75,10 @@ def row_reader(
     """
     from rasterio.errors import RasterioError
 
-    if bands is None:
-        check_kind(image)
-    else:
-        check_those(image, bands)
+    try:
+        check_kind(image) if bands is None else check_bands(image, bands)
+    except OSError as error:
+        raise ReadError(str(error)) from error
 
     def read(start: int, stop: int) -> Tensor:
         window = (start, stop), (0, image.width)
@@ -92,13 +92,6 @@ def row_reader(
         return torch.from_numpy(np.ascontiguousarray(lines))
 
     return read
-
-
-def check_those(image: 'DatasetReader', bands: Sequence[int]) -> None:
-    try:
-        check_bands(image, bands)
-    except OSError as error:
-        raise ReadError(str(error)) from error
 
 
 def overview(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from ...tooling.command import RANKS, UserError, one_line, rank
-from ...tooling.files import atomic_write, locked
+from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
 from .large_images import LargeImages, identity
 from .raster import ReadError
@@ -44,20 +44,13 @@ Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the 
 
 
 class Task(NamedTuple):
-    """A part of the work.
+    """A part of the work."""
 
-    Attributes:
-        name: unique.
-        about: what the outcome depends on, as JSON values.
-        run: does it and returns the outcome, JSON values.
-        needs: names of tasks that must be finished first.
-        kept: whether the results that an outcome stands for still exist.
-    """
-
-    name: str
-    about: Any
-    run: Callable[[], Any]
-    needs: Sequence[str] = ()
+    name: str  # unique
+    about: Any  # what the outcome depends on, as JSON values
+    run: Callable[[], Any]  # does it and returns the outcome, JSON values
+    needs: Sequence[str] = ()  # names of tasks that must be finished first
+    # Whether the results that an outcome stands for still exist
     kept: Callable[[Any], bool] = lambda outcome: True
 
 
@@ -70,11 +63,8 @@ class Record(NamedTuple):
 
 
 def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
-    """Finish tasks together with the other processes that call this with the same arguments.
-
-    Args:
-        folder: for locks and records.
-        tasks: in an order in which they can be done.
+    """Finish tasks, in an order in which they can be done, together with the other processes that
+    call this with the same arguments. The folder is for locks and records.
 
     Returns:
         The records of all tasks by name, when all are finished.
@@ -111,8 +101,7 @@ def finish(folder: Path, task: Task) -> Optional[Record]:
         record = finished(folder, task)
         if record is None:
             record = Record(key_of(task), task.run(), time.time())
-            with atomic_write(file_of(folder, task)) as partial:
-                partial.write_text(json.dumps(record))
+            write_text(file_of(folder, task), json.dumps(record))
         path.unlink(missing_ok=True)  # a process that has opened it already finds the record
     finally:
         lock.release()

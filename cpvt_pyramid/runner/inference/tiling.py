@@ -381,14 +381,8 @@ def segment(
 def joined_labels(
     path: Path, parts: Iterable[tuple[Path, Span]], grid: TileGrid, dtype: np.dtype
 ) -> np.memmap:
-    """The label map of an image, in a new file at `path`, from those of its bands.
-
-    Args:
-        path: of the file.
-        parts: the folder of each band's journal, and the lines that the band completes.
-        grid: the tiles.
-        dtype: dtype of the label maps.
-    """
+    """The label map of an image, in a new file at `path`, from those of its bands: the folder of
+    each band's journal, and the lines that the band completes."""
     allocate(path, math.prod(grid.size) * np.dtype(dtype).itemsize)
     for folder, (top, bottom) in parts:
         # Mapped for each part only, see `segment`.
@@ -498,11 +492,10 @@ def agreeing(
     """For each box, the boxes of its class in other tiles that agree with it, see `merged`.
 
     Args:
-        boxes: (N, 4), in the order of their tiles.
+        boxes: (N, 4), in the order of their tiles (T, 4).
         labels: (N,).
         ends: the cumulative number of boxes after each tile.
-        tiles: (T, 4).
-        grid: the tiles.
+        tiles, grid: the tiles.
         iou: the overlap above which boxes agree.
     """
     others = {}

@@ -74,12 +74,11 @@ def tile_options(
     overlap = tile // 4 // 32 * 32 if overlap is None else overlap
     try:
         TileGrid((1, 1), tile, overlap)
-        sizes = [
-            None if text is None else parse_bytes(text, f'--{name}')
-            for name, text in limits.items()
-        ]
     except ValueError as error:
         raise UserError(str(error)) from error
+    sizes = (
+        None if text is None else parse_bytes(text, f'--{name}') for name, text in limits.items()
+    )
     return Tiling(tile, overlap, batch_size, not inexact, *sizes)
 
 
@@ -87,7 +86,7 @@ def parse_bytes(text: str, option: str) -> int:
     """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
     found = re.fullmatch(r'(\d*\.?\d+)\s*([KMGT]?)i?B?', text.strip(), re.I)
     if not found or not float(found[1]):
-        raise ValueError(f'{option} must be a size such as 2GiB, got {text!r}')
+        raise UserError(f'{option} must be a size such as 2GiB, got {text!r}')
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
@@ -360,10 +359,7 @@ class LargeImages:
         """The journal of a run, closed afterwards, and removed if the image cannot be read."""
         if self.tiles.memory:
             check_memory_ahead(image, self.tiles, self.model)
-        try:
-            journal = Journal(self.working_folder(name, band), self.about_run(image.name))
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        journal = Journal(self.working_folder(name, band), self.about_run(image.name))
         try:
             with disk_errors(image):
                 yield journal

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...tooling.command import UserError
 from ...tooling.files import atomic_write, locked
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
@@ -123,7 +124,7 @@ class Journal:
         about: what the result depends on, as JSON values.
 
     Raises:
-        ValueError: the folder belongs to a run about something else, or to one in progress.
+        UserError: the folder belongs to a run about something else, or to one in progress.
 
     Attributes:
         rows: the number of finished rows of tiles.
@@ -136,12 +137,12 @@ class Journal:
         try:
             self.lock = locked(self.folder / 'lock')
         except BlockingIOError:
-            raise ValueError(f'another run is using {self.folder}') from None
+            raise UserError(f'another run is using {self.folder}') from None
         if self.lock is None:
             warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
         try:
             self.rows = self._rows_done()
-        except ValueError:
+        except BaseException:
             self.close()
             raise
 
@@ -153,7 +154,7 @@ class Journal:
         if state['about'] != self.about:
             keys = self.about.keys() | state['about'].keys()
             other = [k for k in sorted(keys) if state['about'].get(k) != self.about.get(k)]
-            raise ValueError(
+            raise UserError(
                 f'{self.folder} belongs to an unfinished run with another {", ".join(other)}; '
                 f'finish that run or remove the folder'
             )
@@ -169,13 +170,9 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the folder of a finished run, its state first."""
-        for path in (self.folder / 'state.json', *self.folder.iterdir()):
-            if path.is_dir():  # of a run that several processes shared
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        (self.folder / 'state.json').unlink(missing_ok=True)
+        shutil.rmtree(self.folder)
         self.close()
-        self.folder.rmdir()
 
     def close(self) -> None:
         """Let another run use the folder."""

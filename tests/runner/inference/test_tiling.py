@@ -178,10 +178,10 @@ def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
 def test_a_run_about_something_else_is_not_resumed(tmp_path):
     journal = Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.done(2)
-    with pytest.raises(ValueError, match='another run is using '):
+    with pytest.raises(UserError, match='another run is using '):
         Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.close()
-    with pytest.raises(ValueError, match='an unfinished run with another checkpoint; finish'):
+    with pytest.raises(UserError, match='an unfinished run with another checkpoint; finish'):
         Journal(tmp_path / 'run', {'checkpoint': 'b', 'tile': 64})
     assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
 

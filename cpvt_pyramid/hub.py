@@ -77,7 +77,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
         options = {name: to_json(name, value) for name, value in options.items()}
         labels = options.get('num_classes')
-        if classes is not None and not is_list_of_names(classes):
+        if classes is not None and not fits(to_json('classes', classes), Sequence[str]):
             raise ValueError(f'classes must be a list of names, got {classes!r}')
         if classes and labels is not None and len(classes) != labels:
             raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
@@ -277,10 +277,6 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, (int, float) if kind is float else kind)
-
-
-def is_list_of_names(classes: Any) -> bool:
-    return isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
 
 
 def to_json(name: str, value: Any) -> Any:

@@ -506,7 +506,10 @@ def worst_detections(
             pictures.append((Image.new('RGB', (THUMBNAIL, 60), GRAY), f'{caption}; {error}'))
             continue
         correct = (compared.scores >= score_thr) & (types == CORRECT)
-        image = framed(image, corners(compared.boxes[correct]) * factor)
+        frames = Image.fromarray(image)
+        for x1, y1, x2, y2 in corners(compared.boxes[correct]) * factor:
+            box = [x1, y1, max(x1, x2), max(y1, y2)]
+            ImageDraw.Draw(frames).rectangle(box, None, GREEN, 2)
         classes = evaluation.classes
         texts = [
             f'{classes[compared.labels[i]]} {compared.scores[i]:.2f}, {ERRORS[types[i]]}'
@@ -516,7 +519,7 @@ def worst_detections(
         boxes = np.concatenate([compared.boxes[wrong], compared.truth_boxes[missed]])
         colors = [CRIMSON] * wrong.sum() + [ORANGE] * missed.sum()
         drawn = draw_boxes(
-            image, corners(boxes) * factor, np.arange(len(texts)), None, texts, colors
+            np.array(frames), corners(boxes) * factor, np.arange(len(texts)), None, texts, colors
         )
         pictures.append((drawn, caption))
     return pictures
@@ -525,14 +528,6 @@ def worst_detections(
 def corners(boxes: np.ndarray) -> np.ndarray:
     """(N, 4) x1, y1, x2, y2 from x, y, width, height."""
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-
-
-def framed(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    drawn = Image.fromarray(image)
-    draw = ImageDraw.Draw(drawn)
-    for x1, y1, x2, y2 in boxes:
-        draw.rectangle([x1, y1, max(x1, x2), max(y1, y2)], None, GREEN, 2)
-    return np.array(drawn)
 
 
 # Label maps

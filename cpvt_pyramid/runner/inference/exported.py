@@ -66,17 +66,12 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
         rgb = [np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0)) for tile in tiles]
         outputs = model.run(rgb)
         if detects:
-            return [used_rows(output) for output in outputs]
+            used = ({k: x[o['labels'] >= 0] for k, x in o.items()} for o in outputs)
+            return [Found(*(torch.from_numpy(o[k]) for k in Found._fields)) for o in used]
         return torch.stack([tile_scores(model, output, *tiles.shape[2:]) for output in outputs])
 
     meta = {'classes': model.classes, 'palette': model.palette}
     return TileModel(detects, predict, meta, about, torch.device('cpu'))
-
-
-def used_rows(output: dict[str, np.ndarray]) -> Found:
-    keep = output['labels'] >= 0
-    names = 'boxes', 'scores', 'labels'
-    return Found(*(torch.from_numpy(output[name][keep]) for name in names))
 
 
 def tile_scores(

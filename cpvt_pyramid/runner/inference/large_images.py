@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -217,11 +216,6 @@ def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) 
         raise UserError(too_much(expected, tiles))
 
 
-def check_memory(tiles: Tiling) -> None:
-    if tiles.memory and memory.peak() > tiles.memory:
-        raise UserError(too_much(memory.peak(), tiles))
-
-
 def too_much(size: float, tiles: Tiling) -> str:
     return (
         f'tiles of {tiles.tile} need {gibibytes(size)} but --memory is {gibibytes(tiles.memory)}; '
@@ -319,10 +313,6 @@ class LargeImages:
                 labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
             self.save(image, name, folders, labels)
 
-    def discard(self, name: str) -> None:
-        """Remove the work in progress for an image."""
-        shutil.rmtree(self.working_folder(name), ignore_errors=True)
-
     # Parts of both
 
     def about_run(self, path: Union[str, Path]) -> dict:
@@ -379,7 +369,8 @@ class LargeImages:
         bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
 
         def progress(tiles: int) -> None:
-            check_memory(self.tiles)
+            if self.tiles.memory and memory.peak() > self.tiles.memory:
+                raise UserError(too_much(memory.peak(), self.tiles))
             bar.update(tiles)
             if bar.n == bar.total:
                 bar.close()

@@ -76,7 +76,10 @@ def row_reader(
     from rasterio.errors import RasterioError
 
     try:
-        check_kind(image) if bands is None else check_bands(image, bands)
+        if bands is None:
+            check_kind(image)
+        else:
+            check_bands(image, bands)
     except OSError as error:
         raise ReadError(str(error)) from error
 

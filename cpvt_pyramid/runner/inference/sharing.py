@@ -276,7 +276,7 @@ class SharedImage(NamedTuple):
             reasons = [reason for record in records for reason in record.outcome]
             if not reasons and self.bands:
                 self.large.join_bands(self.path, self.name, self.bands)
-            self.large.discard(self.name)
+            shutil.rmtree(self.large.working_folder(self.name), ignore_errors=True)
             return [(str(self.path), reason) for reason in reasons[:1]]
 
         def kept(skipped: list) -> bool:

@@ -271,26 +271,6 @@ def test_a_page(configs, sample_dataset, capsys):
     assert numbers['errors']['missed']['number'] == 1 + sum(
         a['image_id'] == gone for a in content['annotations']
     )
-    # The same from what test.py --out writes.
-    samples = []
-    for image in content['images']:
-        mine = [r for r in results if r['image_id'] == image['id']]
-        boxes = torch.tensor([r['bbox'] for r in mine]).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]
-        labels = torch.tensor([r['category_id'] - 1 for r in mine], dtype=torch.long)
-        found = {
-            'bboxes': boxes,
-            'labels': labels,
-            'scores': torch.tensor([r['score'] for r in mine]),
-        }
-        samples.append({'img_id': image['id'], 'img_path': f'x/{image["file_name"]}',
-                        'pred_instances': found})  # fmt: skip
-    Path('all.pkl').write_bytes(pickle.dumps(samples))
-    assert analyse.main([str(configs['detector']), 'all.pkl', '--worst', '0']) == 0
-    again = json.loads(Path('analysis.json').read_text())['bbox']
-    assert again['AP'] == pytest.approx(numbers['AP'], abs=1e-6)
-    for name, cost in numbers['errors'].items():
-        assert again['errors'][name] == pytest.approx(cost, abs=1e-6)
     capsys.readouterr()
     # No detections at all.
     Path('r.json').write_text('[]')

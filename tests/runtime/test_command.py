@@ -84,6 +84,7 @@ def foreign_model() -> None:
      ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
      ('in/a.png in', 'in/a.png is an image; the model comes first'),
      ('nowhere.pth in', 'no model at nowhere.pth'),
+     ('nowhere.pth in --size 100', 'size is for exported models'),
      ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png')],
 )  # fmt: skip
 def test_mistakes(model, folder, arguments, complaint, capfd):

@@ -12,7 +12,7 @@ from PIL import Image
 from support import film, load_tool
 
 from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
-from cpvt_pyramid.runtime import Predictor, UserError
+from cpvt_pyramid.runtime import UserError
 from cpvt_pyramid.runtime.__main__ import main
 
 infer = load_tool('infer')
@@ -68,11 +68,6 @@ def test_the_config_in_a_checkpoint_is_not_executed():
     for checkpoint in ({}, {'meta': {}}, {'meta': {'cfg': 3}}):
         with pytest.raises(UserError, match='must be a checkpoint of a training'):
             config_in_checkpoint(checkpoint, 'x.pth')
-
-
-def test_checkpoints_have_their_own_size():
-    with pytest.raises(UserError, match='size is for exported models'):
-        Predictor('epoch_1.pth', size=100)
 
 
 @pytest.mark.parametrize('name', ['box', 'labels'])

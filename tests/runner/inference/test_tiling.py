@@ -1,16 +1,13 @@
 """Tiled against untiled inference, with models that treat each pixel separately."""
 
 import errno
-import importlib.util
 import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -186,19 +183,10 @@ def test_a_run_about_something_else_is_not_resumed(tmp_path):
     assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
 
 
-def labels_of(module: ModuleType, folder: Path) -> np.ndarray:
+def labels_in(folder: Path) -> np.ndarray:
     image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
-    grid = module.TileGrid((90, 130), 64, 32)
-    run = module.Run(reader(image), grid, pointwise, module.Journal(folder, {}))
-    return np.array(module.segment(run))
-
-
-def fresh(module: ModuleType) -> ModuleType:
-    """A second copy of a module, imported now."""
-    spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    return copy
+    run = Run(reader(image), TileGrid((90, 130), 64, 32), pointwise, Journal(folder, {}))
+    return np.array(tiling.segment(run))
 
 
 @pytest.mark.parametrize('code', ['ENOLCK', 'EOPNOTSUPP', 'ENOTSUP'])
@@ -206,10 +194,10 @@ def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(getattr(errno, code), 'not supported')
 
-    expected = labels_of(tiling, tmp_path / 'locked')
+    expected = labels_in(tmp_path / 'locked')
     monkeypatch.setattr('fcntl.flock', flock)
     with pytest.warns(UserWarning, match='no file locks here: do not start a run twice'):
-        np.testing.assert_array_equal(labels_of(tiling, tmp_path / 'unlocked'), expected)
+        np.testing.assert_array_equal(labels_in(tmp_path / 'unlocked'), expected)
     with pytest.warns(UserWarning):
         Journal(tmp_path / 'unlocked', {}).remove()
     assert not (tmp_path / 'unlocked').exists()
@@ -226,22 +214,21 @@ def test_other_errors_of_locks_are_raised(tmp_path, monkeypatch):
 
 def test_a_platform_without_allocation(tmp_path, monkeypatch):
     """macOS and Windows have no `posix_fallocate`."""
-    expected = labels_of(tiling, tmp_path / 'here')
+    expected = labels_in(tmp_path / 'here')
     monkeypatch.delattr(os, 'posix_fallocate')
     monkeypatch.setattr(tiling, 'CHUNK', 1000)
-    np.testing.assert_array_equal(labels_of(tiling, tmp_path / 'elsewhere'), expected)
+    np.testing.assert_array_equal(labels_in(tmp_path / 'elsewhere'), expected)
 
 
 def test_memory_is_not_measured_on_windows(monkeypatch):
     def missing(*_: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setitem(sys.modules, 'resource', None)
-    elsewhere = fresh(memory)
-    monkeypatch.setattr(elsewhere, 'in_bytes', missing)
+    monkeypatch.setattr(memory, 'resource', None)
+    monkeypatch.setattr(memory, 'in_bytes', missing)
     with pytest.raises(UserError, match='memory can be measured on Linux and macOS only'):
-        elsewhere.peak()
-    elsewhere.limit()
+        memory.peak()
+    memory.limit()
 
 
 def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):

@@ -243,13 +243,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
 
 
 def check_types(options: dict[str, Any], *builders: Callable, prefix: str = '') -> None:
-    """Raise a ValueError if an option of JSON has another type than the annotations say.
-
-    Args:
-        options: by their names.
-        builders: classes and functions that take them.
-        prefix: of the names in the message.
-    """
+    """Raise a ValueError if an option of JSON has another type than is annotated in the classes and
+    functions that take it. The prefix is that of names in the message."""
     hints: dict[str, Any] = {}
     for builder in builders:
         for part in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else [builder]:

@@ -162,13 +162,8 @@ GRAPH_RULES: dict[Callable, Callable] = {
 
 
 def pool_weights(side: Tensor, length: Union[int, torch.SymInt], count: int) -> Tensor:
-    """Weights of adaptive average pooling, (B, count, length): `count` parts of each image.
-
-    Args:
-        side: (B,), cells of the images.
-        length: cells of the padded map.
-        count: number of parts.
-    """
+    """Weights of adaptive average pooling, (B, count, length): `count` parts of each image, whose
+    sides (B,) are parts of the padded map's length."""
     index, side = torch.arange(count, device=side.device), side[:, None]
     start = (index * side // count)[..., None]  # (B, count, 1)
     stop = (((index + 1) * side + count - 1) // count)[..., None]

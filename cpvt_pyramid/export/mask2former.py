@@ -212,7 +212,6 @@ def attention_mask(masks: Tensor, outside: Tensor, heads: int) -> Tensor:
     Args:
         masks: logits (B, Q, h, w).
         outside: (B, h', w') of the level whose tokens are the keys.
-        heads: of the attention.
     """
     masks = F.interpolate(masks, outside.shape[1:], mode='bilinear', align_corners=False)
     outside = outside.flatten(1)[:, None]  # (B, 1, N)

@@ -21,13 +21,7 @@ Source = tuple[Any, np.ndarray]  # the caller's reference to an image, and the i
 
 
 class ExportedPredictor:
-    """An exported model with the interface of `runner.inference.ModelPredictor`.
-
-    Args:
-        model: the model.
-        batch_size: number of images that pass the model together.
-        score_thr: boxes of a lower score are left out.
-    """
+    """An exported model with the interface of `batched.ModelPredictor`."""
 
     def __init__(self, model: ExportedModel, batch_size: int, score_thr: float) -> None:
         self.model, self.batch_size, self.score_thr = model, batch_size, score_thr

@@ -106,13 +106,7 @@ class TileModel(NamedTuple):
 
 
 def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> TileModel:
-    """A model of mm for tiled inference.
-
-    Args:
-        model: a detector or a segmentor.
-        cfg: its config.
-        weights: its checkpoint.
-        meta: `classes` and `palette`.
+    """A detector or a segmentor of mm for tiled inference, from its config and checkpoint.
 
     Raises:
         UserError: the model is panoptic.

@@ -132,15 +132,8 @@ def picture(image: np.ndarray) -> np.ndarray:
 def write_label_map(
     file: Path, labels: np.memmap, image: 'DatasetReader', meta: dict, key: str
 ) -> None:
-    """A tiled and compressed GeoTIFF of a label map.
-
-    Args:
-        file: path to write to.
-        labels: (H, W).
-        image: source of the georeference.
-        meta: `classes` and `palette`.
-        key: key of the run, stored as a tag.
-    """
+    """Write a tiled and compressed GeoTIFF of a label map (H, W), with the georeference of its
+    image, the `classes` and `palette` of `meta`, and the key of the run as a tag."""
     import rasterio
 
     gcps, crs = image.gcps

@@ -57,10 +57,9 @@ class SharedTestLoop(TestLoop):
     """mmengine's TestLoop, whose batches are shared.
 
     Args:
-        *args: see `TestLoop`.
+        *args, **options: see `TestLoop`.
         folder: for the parts of the results.
         about: what the results depend on, as JSON values.
-        **options: see `TestLoop`.
 
     Attributes:
         evaluated: whether this process computed the metrics or, if they were known before, is the

@@ -206,17 +206,8 @@ def share_images(
 def share_tiles(
     large: LargeImages, named: Sequence[Named], processes: int, conclude: Conclude
 ) -> Sequence[Path]:
-    """Write the results of large images in several processes, which share rows of tiles.
-
-    Args:
-        large: the model, the tiles and the folder for the results.
-        named: the images, and names for their results.
-        processes: how many there are.
-        conclude: called in one process in the end, with the images that were skipped.
-
-    Returns:
-        The images that were skipped.
-    """
+    """Write the results of large images in several processes, which share rows of tiles; see
+    `share_images`. `large` is the model, the tiles and the folder for the results."""
     rows, images = [], []
     for path, name in named:
         try:

@@ -88,12 +88,7 @@ def difference_in_words(alone: Prediction, together: Prediction) -> str:
 
 
 def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Blocks':
-    """The page, not yet served.
-
-    Args:
-        model: an exported model.
-        samples: images to pick from.
-    """
+    """The page, not yet served, with samples to pick from."""
     os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing leaves this machine
     import gradio
 
@@ -113,12 +108,8 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
     # Files as they are: gradio would clip values of more than 8 bits.
     given = {'type': 'filepath', 'image_mode': None, 'height': 260}
     given |= {'sources': ['upload', 'clipboard']}
-    drawn = {
-        'interactive': False,
-        'format': 'png',
-        'height': 420,
-        'buttons': ['download', 'fullscreen'],
-    }
+    drawn = {'interactive': False, 'format': 'png', 'height': 420}
+    drawn |= {'buttons': ['download', 'fullscreen']}
     with gradio.Blocks(title=model.path.name) as page:
         about = f'{model.about.get("arch", "")}, {model.about["task"]}'
         gradio.Markdown(

@@ -77,7 +77,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
         options = {name: to_json(name, value) for name, value in options.items()}
         labels = options.get('num_classes')
-        if classes is not None and not is_list_of_names(classes):
+        if classes is not None and not fits(to_json('classes', classes), Sequence[str]):
             raise ValueError(f'classes must be a list of names, got {classes!r}')
         if classes and labels is not None and len(classes) != labels:
             raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
@@ -243,13 +243,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
 
 
 def check_types(options: dict[str, Any], *builders: Callable, prefix: str = '') -> None:
-    """Raise a ValueError if an option of JSON has another type than the annotations say.
-
-    Args:
-        options: by their names.
-        builders: classes and functions that take them.
-        prefix: of the names in the message.
-    """
+    """Raise a ValueError if an option of JSON has another type than is annotated in the classes and
+    functions that take it. The prefix is that of names in the message."""
     hints: dict[str, Any] = {}
     for builder in builders:
         for part in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else [builder]:
@@ -277,10 +272,6 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, (int, float) if kind is float else kind)
-
-
-def is_list_of_names(classes: Any) -> bool:
-    return isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
 
 
 def to_json(name: str, value: Any) -> Any:

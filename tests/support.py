@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,6 +74,38 @@ def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
         model.load_state_dict(tensors, strict=strict)
     (report,) = reports
     return report
+
+
+def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth noise, (H, W, 3) RGB."""
+    import cv2
+
+    small = np.random.default_rng(seed).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
+    return cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def film(path: str, frames: Iterable[np.ndarray], rate: int = 10) -> None:
+    """Write a video of frames (H, W, 3)."""
+    import cv2
+
+    writer = None
+    for frame in frames:
+        size = frame.shape[1], frame.shape[0]
+        writer = writer or cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
+        writer.write(np.ascontiguousarray(frame))
+    writer.release()
+
+
+def save_tiff(path: Path | str, image: np.ndarray, **options: Any) -> Path:
+    """Write an image (H, W) or (H, W, C), with options of rasterio."""
+    import rasterio
+
+    bands = np.moveaxis(np.atleast_3d(image), -1, 0)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    profile = dict(zip(('count', 'height', 'width'), bands.shape), dtype=bands.dtype)
+    with rasterio.open(path, 'w', 'GTiff', **profile, **options) as file:
+        file.write(bands)
+    return Path(path)
 
 
 def in_processes(count: int, function: Callable[[int], int]) -> list[tuple[int, str]]:

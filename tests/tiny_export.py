@@ -32,6 +32,26 @@ def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tenso
     return batch, torch.tensor(sizes), [image[None] for image in images]
 
 
+def assert_each_alone(
+    model: Exportable,
+    batch: tuple[Tensor, Tensor, list[Tensor]],
+    compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None],
+) -> None:
+    """Compare the outputs for each image of a padded batch with the original model's for it alone.
+
+    Args:
+        model: the exportable model.
+        batch: see `padded`.
+        compare: takes what was found in one image, and what is expected.
+    """
+    images, valid, alone = batch
+    with torch.no_grad():
+        together = dict(zip(model.output_names, model.eval()(images, valid)))
+        for i, image in enumerate(alone):
+            expected = {name: x[0] for name, x in model.reference(image).items()}
+            compare({name: x[i] for name, x in together.items()}, expected)
+
+
 class Patches(nn.Module):
     """Takes the place of a backbone, with maps of its shapes. It is captured in no time, and the
     backbone's own graphs are tested elsewhere."""

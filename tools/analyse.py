@@ -44,7 +44,7 @@ def analyse(
     from cpvt_pyramid.runner.config.check import check_data
     from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runtime.predictor import check_score_thr
-    from cpvt_pyramid.tooling.files import atomic_write, check_file
+    from cpvt_pyramid.tooling.files import atomic_write, check_file, write_text
     from cpvt_pyramid.tooling.pages import html_page
 
     if not out.endswith('.html'):
@@ -59,10 +59,9 @@ def analyse(
     with atomic_write(out) as file:
         page = html_page(f'{Path(config).stem}: {Path(results).name}', config, found.sections)
         file.write_text(page, encoding='utf-8', errors='replace')
-    with atomic_write(Path(out).with_suffix('.json')) as file:
-        # null for what does not exist, which JSON has no nan for
-        numbers = json.loads(json.dumps(found.numbers), parse_constant=lambda _: None)
-        file.write_text(json.dumps(numbers))
+    # null for what does not exist, which JSON has no nan for
+    numbers = json.loads(json.dumps(found.numbers), parse_constant=lambda _: None)
+    write_text(Path(out).with_suffix('.json'), json.dumps(numbers))
     for metric, numbers in found.numbers.items():
         shown = {name: value for name, value in numbers.items() if isinstance(value, float)}
         print(f'{metric}: ' + ', '.join(f'{name} {value:.4f}' for name, value in shown.items()))

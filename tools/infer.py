@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from cpvt_pyramid.runner.inference.batched import ModelPredictor
     from cpvt_pyramid.runner.inference.exported import ExportedPredictor
     from cpvt_pyramid.runner.inference.large_images import LargeImages, TileModel
-    from cpvt_pyramid.runner.inference.sharing import Share
 
 Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
+Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
 
 
 def infer(
@@ -105,7 +105,7 @@ def infer(
     """
     from cpvt_pyramid.results.formats import Output
     from cpvt_pyramid.runner.inference.large_images import LargeImages, tile_options
-    from cpvt_pyramid.runner.inference.sharing import Sharing
+    from cpvt_pyramid.runner.inference.sharing import Sharing, share_images, share_tiles
     from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
     from cpvt_pyramid.tooling.inputs import find_inputs, name_results
 
@@ -138,11 +138,11 @@ def infer(
         output.check(named, tiled=tiling is not None)
         if tiling:
             large = LargeImages(loaded.model, tiling, folder, loaded.score_thr)
-            share = sharing and sharing.of_tiles(large)
+            share = sharing and partial(share_tiles, large, named, sharing.processes)
             return write_all(partial(write_tiles, large), named, output, share)
         about = [loaded.about, batch_size, loaded.score_thr]
-        share = sharing and sharing.of_images(folder, about, batch_size)
         write = partial(write_whole, loaded.model, folder, workers)
+        share = sharing and partial(share_images, write, named, folder, about, batch_size)
         return write_all(write, named, output, share)
 
 
@@ -259,10 +259,11 @@ def write_all(
     write: Callable[[Sequence[tuple[Path, str]], Skip], None],
     named: Sequence[tuple[Path, str]],
     output: 'Output',
-    share: Optional['Share'] = None,
+    share: Optional[Callable[[Conclude], Sequence[Path]]] = None,
 ) -> int:
     """Call `write` with the inputs, then write the format that was asked for, and say which inputs
-    were skipped; returns the exit status. `share` divides this among processes."""
+    were skipped; returns the exit status. `share` divides this among processes, calls its argument
+    in one of them in the end, and returns the inputs that were skipped."""
     from tqdm import tqdm
 
     from cpvt_pyramid.runner.inference.sharing import forget
@@ -279,7 +280,7 @@ def write_all(
         output.report(done, len(named))
 
     if share:
-        skipped = share(write, named, conclude)
+        skipped = share(conclude)
     else:
         forget(output.folder)
         write(named, skip)

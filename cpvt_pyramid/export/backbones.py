@@ -13,11 +13,9 @@ from .base import Exportable, Preprocessing
 
 
 class BackboneGraph(Exportable):
-    """The maps of a backbone, (B, C, ceil(H / stride), ceil(W / stride)), zero in the padding.
+    """The maps of a `CPVTPyramid` or a `DenseCPVT`, zero in the padding.
 
-    Args:
-        backbone: a `CPVTPyramid` or a `DenseCPVT`.
-        preprocessing: of the images.
+    Their shape is (B, C, ceil(H / stride), ceil(W / stride)).
     """
 
     task = 'features'
@@ -42,19 +40,11 @@ class BackboneGraph(Exportable):
         return dict(zip(self.output_names, maps))
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
-        x = (image - self.mean) / self.std
-        return dict(
-            zip(self.output_names, self.backbone(x.flip(1) if self.preprocessing.bgr else x))
-        )
+        return dict(zip(self.output_names, self.backbone(self.normalize(image))))
 
 
 class ClassifierGraph(Exportable):
-    """The logits (B, classes) of the columnar model.
-
-    Args:
-        model: a `CPVT`.
-        preprocessing: of the images.
-    """
+    """The logits (B, classes) of the columnar model, a `CPVT`."""
 
     task = 'classification'
     output_names = ('logits',)
@@ -67,4 +57,4 @@ class ClassifierGraph(Exportable):
         return {'logits': self.model(*self.preprocess(images, valid))}
 
     def reference(self, image: Tensor) -> dict[str, Tensor]:
-        return {'logits': self.model((image - self.mean) / self.std)}
+        return {'logits': self.model(self.normalize(image))}

@@ -22,21 +22,13 @@ STRIDE = 32
 
 
 class Preprocessing(NamedTuple):
-    """What happens to the pixels before the model.
-
-    Args:
-        mean: of the channels, subtracted.
-        std: of the channels, divided by.
-        divisor: the model pads each image with zeros to a multiple of it.
-        bgr: whether the model takes blue first. The images are RGB, and so are mean and std.
-        marks_padding: whether the model is told what is padding. False: it takes the multiple of
-            `divisor` for the image.
-    """
+    """What happens to the pixels before the model. Mean and std are those of RGB."""
 
     mean: Sequence[float] = (123.675, 116.28, 103.53)
     std: Sequence[float] = (58.395, 57.12, 57.375)
-    divisor: int = 1
-    bgr: bool = False
+    divisor: int = 1  # the model pads each image with zeros to a multiple of it
+    bgr: bool = False  # the model takes blue first; the images are RGB
+    # The model is told what is padding. Else it takes the multiple of `divisor` for the image.
     marks_padding: bool = True
 
 
@@ -124,24 +116,34 @@ class Exportable(nn.Module):
             `valid` that the model is to be given, (B, 2): None where it takes all for image.
         """
         divisor, (height, width) = self.preprocessing.divisor, images.shape[2:]
-        if valid is None:
-            if divisor > 1 and not divides(divisor, height, width):
-                sides = [
-                    torch.full_like(images[:, 0, 0, 0], n, dtype=torch.int64)
-                    for n in (height, width)
-                ]
-                valid = torch.stack(sides, dim=1)
-        x = (images - self.mean) / self.std
-        if self.preprocessing.bgr:
-            x = x.flip(1)
+        if valid is None and divisor > 1 and not divides(divisor, height, width):
+            valid = true_sizes(images, None)
+        x = self.normalize(images)
         if valid is None:
             return x.to(self.dtype), None
         stride = math.lcm(divisor, STRIDE)
         bottom, right = (ceil_div(side, stride) * stride - side for side in (height, width))
         x = F.pad(clear(x, Region(valid).at_stride(1)), (0, right, 0, bottom))
         if not self.preprocessing.marks_padding:
-            valid = ceil_div(valid, divisor) * divisor
+            valid = self.padded_alone(valid)
         return x.to(self.dtype), valid
+
+    def normalize(self, images: Tensor) -> Tensor:
+        x = (images - self.mean) / self.std
+        return x.flip(1) if self.preprocessing.bgr else x
+
+    def padded_alone(self, valid: Tensor) -> Tensor:
+        """(B, 2), height and width of each image padded by itself."""
+        divisor = self.preprocessing.divisor
+        return ceil_div(valid, divisor) * divisor
+
+
+def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:
+    """(B, 2), height and width of each image; None: those of the batch (B, C, H, W)."""
+    if valid is not None:
+        return valid
+    sides = [torch.full_like(images[:, 0, 0, 0], n, dtype=torch.int64) for n in images.shape[2:]]
+    return torch.stack(sides, dim=1)
 
 
 def in_float32(x: Tensor) -> Tensor:

@@ -8,21 +8,12 @@ channels of a head.
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..regions import Region
-
-
-def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:
-    """(B, 2), height and width of each image; None: those of the batch (B, C, H, W)."""
-    if valid is not None:
-        return valid
-    sides = [torch.full_like(images[:, 0, 0, 0], n, dtype=torch.int64) for n in images.shape[2:]]
-    return torch.stack(sides, dim=1)
 
 
 class Levels:
@@ -108,15 +99,28 @@ def deformable_attention(
     return module.output_proj(result.to(x.dtype)) + x
 
 
-def encode(encoder: nn.Module, x: Tensor, position: Tensor, levels: Levels) -> Tensor:
-    """What MMDetection's encoder of deformable attention makes of the tokens (B, N, C).
+def encode(
+    encoder: nn.Module,
+    maps: Sequence[Tensor],
+    encoding: nn.Module,
+    level_embedding: Tensor,
+    levels: Levels,
+) -> Tensor:
+    """The tokens (B, N, C) of MMDetection's encoder of deformable attention.
 
     Args:
         encoder: of MMDetection.
-        x: the tokens.
-        position: of the tokens, (B, N, C).
+        maps: (B, C, h, w) each.
+        encoding: of positions.
+        level_embedding: (L, C), added to the positions of each map.
         levels: the maps.
     """
+    x = levels.tokens([x.permute(0, 2, 3, 1) for x in maps])
+    positions = [
+        encoding(mask).permute(0, 2, 3, 1) + of_level
+        for mask, of_level in zip(levels.masks, level_embedding)
+    ]
+    position = levels.tokens(positions).to(x.dtype)
     points = levels.tokens(levels.points())[:, :, None] * levels.ratios()[:, None]
     for layer in encoder.layers:
         x = deformable_attention(layer.self_attn, x, position, x, points, levels)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..ops import ceil_div
 from ..tooling.command import UserError
-from .deformable import Levels, deformable_attention, encode, true_sizes
+from .base import true_sizes
+from .deformable import Levels, deformable_attention, encode
 from .detectors import Detector, clip
 from .nms import best, largest, take
 
@@ -45,26 +46,24 @@ class DINO(Detector):
         return first + [first[-1] * 2**i for i in range(1, coarser + 1)]
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(images, valid)
-        with context:
-            maps = self.model.neck(maps)
+        model = self.model
+        maps, _, stages = self.maps(images, valid)
         valid = true_sizes(images, valid)
-        divisor = self.preprocessing.divisor
         levels = Levels(maps, self.strides, valid)
-        alone = Levels(maps, self.strides, ceil_div(valid, divisor) * divisor)
-        memory = self.memory(maps, levels)
+        alone = Levels(maps, self.strides, self.padded_alone(valid))
+        memory = encode(model.encoder, maps, model.positional_encoding, model.level_embed, levels)
         logits, boxes = self.proposals(memory, levels)
         stages |= {'memory': memory, 'logits_0': logits}
 
         scores = logits.amax(-1).masked_fill(alone.outside, float('-inf'))
-        count = self.model.num_queries
+        count = model.num_queries
         nothing = scores.new_full(scores.shape[:1], float('-inf'))[:, None].expand(-1, count)
         scores, index = largest(torch.cat([scores, nothing], dim=1), count)
         boxes = take(boxes, index.clamp(max=boxes.shape[1] - 1)).sigmoid()
         unused = scores == float('-inf')
 
         scale = levels.sides[0] / alone.sides[0]  # MMDetection encodes shares of the padded image
-        if type(self.model).__name__ == 'ValidRegionDINO':
+        if type(model).__name__ == 'ValidRegionDINO':
             scale = torch.ones_like(scale)
         logits, boxes = self.decode(boxes, unused, memory, levels, scale)
         scores = logits.sigmoid() * ~unused[..., None]  # (B, Q, classes)
@@ -79,7 +78,7 @@ class DINO(Detector):
             return stages | {'boxes': boxes, 'scores': scores}
         classes = torch.arange(scores.shape[2], device=scores.device).expand_as(scores)
         boxes = boxes[:, :, None].expand(-1, -1, scores.shape[2], -1)
-        count = self.model.test_cfg.get('max_per_img', count)
+        count = model.test_cfg.get('max_per_img', count)
         boxes, scores, labels, _ = best(
             scores.flatten(1), boxes.flatten(1, 2), classes.flatten(1), count
         )
@@ -97,16 +96,6 @@ class DINO(Detector):
             return super().reference(image)
         finally:
             model.num_queries, model.query_embedding = count, embedding
-
-    def memory(self, maps: list[Tensor], levels: Levels) -> Tensor:
-        """The encoder's tokens (B, N, C)."""
-        model = self.model
-        positions = [
-            model.positional_encoding(mask).permute(0, 2, 3, 1) + of_level
-            for mask, of_level in zip(levels.masks, model.level_embed)
-        ]
-        tokens = levels.tokens([x.permute(0, 2, 3, 1) for x in maps])
-        return encode(model.encoder, tokens, levels.tokens(positions).to(tokens.dtype), levels)
 
     def proposals(self, memory: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
         """Class logits (B, N, classes) and boxes (B, N, 4), before the sigmoid, of each token."""

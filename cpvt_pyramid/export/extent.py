@@ -41,7 +41,7 @@ Sizes = Sequence[Union[int, torch.SymInt]]
 class EachImage(TorchFunctionMode):
     """Inside this context, functions of maps with an extent give each image its own result.
 
-    Functions that are not in `GRAPH_RULES` return maps without one. A map that is resized_each to a
+    Functions that are not in `GRAPH_RULES` return maps without one. A map that is resized to a
     height and width gets the extent of the first map that had this size.
 
     Args:
@@ -162,13 +162,8 @@ GRAPH_RULES: dict[Callable, Callable] = {
 
 
 def pool_weights(side: Tensor, length: Union[int, torch.SymInt], count: int) -> Tensor:
-    """Weights of adaptive average pooling, (B, count, length): `count` parts of each image.
-
-    Args:
-        side: (B,), cells of the images.
-        length: cells of the padded map.
-        count: number of parts.
-    """
+    """Weights of adaptive average pooling, (B, count, length): `count` parts of each image, whose
+    sides (B,) are parts of the padded map's length."""
     index, side = torch.arange(count, device=side.device), side[:, None]
     start = (index * side // count)[..., None]  # (B, count, 1)
     stop = (((index + 1) * side + count - 1) // count)[..., None]

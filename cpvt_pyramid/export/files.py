@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
+from ..runtime.sessions import KEY
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
 from .about import metadata
@@ -20,7 +20,6 @@ from .onnx_file import (
     ExportError,
     capture,
     onnxruntime_runner,
-    set_metadata,
     translate,
     with_outputs,
 )
@@ -28,21 +27,13 @@ from .verification import Check, Runner, verify, write_report
 
 
 class Settings(NamedTuple):
-    """How a model is exported.
+    """How a model is exported."""
 
-    Args:
-        format: 'onnx', 'torch' or 'aotinductor'.
-        size: fixed height and width of the images, or None.
-        half: in float16.
-        has_valid: whether the graph takes padded batches.
-        license: of the weights, for the metadata.
-    """
-
-    format: str = 'onnx'
-    size: Optional[tuple[int, int]] = None
-    half: bool = False
-    has_valid: bool = True
-    license: str = 'not stated'
+    format: str = 'onnx'  # or 'torch' or 'aotinductor'
+    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
+    half: bool = False  # in float16
+    has_valid: bool = True  # the graph takes padded batches
+    license: str = 'not stated'  # of the weights, for the metadata
 
 
 def write_verified(
@@ -124,7 +115,7 @@ def write_onnx(
     model = translate(program, stages.names)
     checks = compare(onnxruntime_runner(model.SerializeToString()))
     model = with_outputs(model, graph.output_names)
-    set_metadata(model, about)
+    onnx.helper.set_model_props(model, {KEY: json.dumps(about)})
     onnx.checker.check_model(model)
     onnx.save(model, path)
     onnxruntime_runner(str(path))  # which reads and checks the file itself
@@ -140,28 +131,21 @@ def write_program(
 ) -> list[Check]:
     """An archive of torch.export or a package of AOTInductor; only its outputs are compared."""
     program = capture(graph, settings.has_valid, settings.size)
-    save = {'torch': save_archive, 'aotinductor': save_package}[settings.format]
+    text = json.dumps(about)
     try:
-        module = save(program, path, json.dumps(about))
+        if settings.format == 'torch':
+            torch.export.save(program, path, extra_files={f'{KEY}.json': text})
+            module = torch.export.load(path).module()
+        else:
+            configs = {'aot_inductor.metadata': {KEY: text}}
+            with torch.no_grad():
+                torch._inductor.aoti_compile_and_package(
+                    program, package_path=str(path), inductor_configs=configs
+                )
+            module = torch._inductor.aoti_load_package(str(path))
     except Exception as error:  # many kinds, from all of PyTorch
         raise ExportError(f'{settings.format}: {type(error).__name__}: {error}') from error
     return compare(torch_runner(module, graph.output_names))
-
-
-def save_archive(program: ExportedProgram, path: Path, about: str) -> Callable:
-    """Write an archive, with the metadata as an extra file; returns what it holds."""
-    torch.export.save(program, path, extra_files={'cpvt_pyramid.json': about})
-    return torch.export.load(path).module()
-
-
-def save_package(program: ExportedProgram, path: Path, about: str) -> Callable:
-    """Compile a program into a package for this machine; returns what it holds."""
-    configs = {'aot_inductor.metadata': {'cpvt_pyramid': about}}
-    with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(path), inductor_configs=configs
-        )
-    return torch._inductor.aoti_load_package(str(path))
 
 
 def torch_runner(module: Callable, names: Sequence[str]) -> Runner:

@@ -14,70 +14,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..columnar import crop
-from ..ops import ceil_div
 from ..regions import Region, mark
-from ..runner.inference.samples import data_sample
 from ..tooling.command import UserError
-from .base import Exportable, Preprocessing
-from .deformable import Levels, encode, true_sizes
-from .detectors import Detector, preprocessing_of
+from .base import Preprocessing, true_sizes
+from .deformable import Levels, encode
+from .detectors import Detector
 from .extent import EachImage
+from .mm_model import preprocessing_of
 from .nms import best, largest
+from .segmentors import PixelClassifier
 from .two_stage import repeat_edge
 
 
-class Mask2FormerSegmentor(Exportable):
+class Mask2FormerSegmentor(PixelClassifier):
     """The class of each pixel: that with the largest sum, over the queries, of class probability
-    times mask.
+    times mask. Probabilities are the share of each class in the sums.
 
     Args:
         model: an `EncoderDecoder` with a `Mask2FormerHead`, tested on whole images.
-        probabilities: return the share of each class in the sums instead, (B, classes, H, W).
+        probabilities: return those of all classes instead, (B, classes, H, W).
     """
 
-    task = 'segmentation'
-
     def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
-        if model.test_cfg.get('mode', 'whole') != 'whole':
-            raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')
         padding = model.data_preprocessor.test_cfg or {}
-        super().__init__(preprocessing_of(model)._replace(divisor=padding.get('size_divisor') or 1))
-        check(self.preprocessing, model.decode_head)
-        self.model = model
+        preprocessing = preprocessing_of(model)._replace(divisor=padding.get('size_divisor') or 1)
+        check(preprocessing, model.decode_head)
+        super().__init__(model, probabilities, preprocessing)
         self.details['resized'] = 'probabilities'
-        self.output_names = ('probabilities',) if probabilities else ('labels',)
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
-        x, of_model = self.preprocess(images, valid)
-        backbone = self.model.backbone
-        maps = backbone(x, of_model)
-        stages = {f'map_{i}': x for i, x in enumerate(maps)}
-        context = EachImage(maps, of_model, backbone.strides)
-        if self.model.with_neck:
-            with context:
-                maps = self.model.neck(maps)
-        divisor = self.preprocessing.divisor
-        alone = ceil_div(true_sizes(images, valid), divisor) * divisor
-        head = self.model.decode_head
-        stages['features'], classes, masks = predict(head, maps, context, alone)
-        masks = F.interpolate(masks, x.shape[2:], mode='bilinear', align_corners=False)
-        masks = crop(masks.permute(0, 2, 3, 1), *images.shape[2:])  # (B, H, W, Q)
-        pixels = masks.sigmoid() @ classes.softmax(-1)[:, None, :, :-1]
-        if 'labels' in self.output_names:
-            dtype = torch.uint8 if head.num_classes <= 256 else torch.int32
-            return stages | {'labels': pixels.argmax(-1).to(dtype)}
-        pixels = pixels / pixels.sum(-1, keepdim=True)
-        return stages | {'probabilities': pixels.permute(0, 3, 1, 2)}
+        maps, context, stages = self.maps(images, valid)
+        alone = self.padded_alone(true_sizes(images, valid))
+        stages['features'], classes, masks = predict(self.model.decode_head, maps, context, alone)
+        height, width = images.shape[2:]
+        size = [4 * side for side in masks.shape[2:]]  # of the padded batch
+        masks = F.interpolate(masks, size, mode='bilinear', align_corners=False)
+        masks = crop(masks.permute(0, 2, 3, 1), height, width)  # (B, H, W, Q)
+        sums = masks.sigmoid() @ classes.softmax(-1)[:, None, :, :-1]
+        sums = sums.permute(0, 3, 1, 2)
+        return stages | {name: getattr(self, name)(sums) for name in self.output_names}
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """See the base class."""
-        blue_first = image[0].flip(0)  # as OpenCV reads images
-        samples = [data_sample(True, tuple(image.shape[2:]))]
-        found = self.model.test_step({'inputs': [blue_first], 'data_samples': samples})[0]
-        if 'labels' in self.output_names:
-            return {'labels': found.pred_sem_seg.data}
-        sums = found.seg_logits.data[None]
-        return {'probabilities': sums / sums.sum(1, keepdim=True)}
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return scores / scores.sum(1, keepdim=True)
 
 
 class Mask2Former(Detector):
@@ -105,12 +83,8 @@ class Mask2Former(Detector):
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
-        if self.model.with_neck:
-            with context:
-                maps = self.model.neck(maps)
         valid = true_sizes(images, valid)
-        divisor = self.preprocessing.divisor
-        alone = ceil_div(valid, divisor) * divisor
+        alone = self.padded_alone(valid)
         head = self.model.panoptic_head
         stages['features'], logits, masks = predict(head, maps, context, alone)
 
@@ -210,14 +184,9 @@ def pixel_decoder(
     levels = Levels(*zip(*coarse), alone)
     with context:
         projected = [conv(x) for conv, (x, _) in zip(decoder.input_convs, coarse)]
-    tokens = levels.tokens([x.permute(0, 2, 3, 1) for x in projected])
-    positions = levels.tokens(
-        [
-            decoder.postional_encoding(mask).permute(0, 2, 3, 1) + of_level
-            for mask, of_level in zip(levels.masks, decoder.level_encoding.weight)
-        ]
-    )
-    encoded = levels.split(encode(decoder.encoder, tokens, positions.to(tokens.dtype), levels))
+    embedding = decoder.level_encoding.weight
+    tokens = encode(decoder.encoder, projected, decoder.postional_encoding, embedding, levels)
+    encoded = levels.split(tokens)
     extent = Region(alone).at_stride(coarse[-1][1])
     finer = F.interpolate(
         repeat_edge(encoded[-1], extent), maps[0].shape[2:], mode='bilinear', align_corners=False
@@ -243,7 +212,6 @@ def attention_mask(masks: Tensor, outside: Tensor, heads: int) -> Tensor:
     Args:
         masks: logits (B, Q, h, w).
         outside: (B, h', w') of the level whose tokens are the keys.
-        heads: of the attention.
     """
     masks = F.interpolate(masks, outside.shape[1:], mode='bilinear', align_corners=False)
     outside = outside.flatten(1)[:, None]  # (B, 1, N)

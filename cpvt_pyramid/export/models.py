@@ -43,7 +43,7 @@ def exportable(
     if own:
         return BackboneGraph(model, Preprocessing())
     if backbone:
-        from .detectors import preprocessing_of
+        from .mm_model import preprocessing_of
 
         return BackboneGraph(model.backbone, preprocessing_of(model)._replace(divisor=1))
     if segments and type(model.decode_head).__name__ == 'Mask2FormerHead':

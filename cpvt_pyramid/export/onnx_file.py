@@ -1,6 +1,5 @@
 """From an exportable model to an ONNX model: capture by torch.export, and translation."""
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional, Union
@@ -12,6 +11,7 @@ from onnxscript import opset18 as op
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ..runtime.sessions import OnnxRuntime
 from .base import Exportable, in_float32
 from .nms import survives
 
@@ -29,9 +29,6 @@ class ExportError(RuntimeError):
 
 class AllStages(nn.Module):
     """An exportable model as a graph that returns all its stages.
-
-    Args:
-        model: the exportable model.
 
     Attributes:
         names: of the stages, in the order in which they are returned.
@@ -157,17 +154,6 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
     return result
 
 
-def set_metadata(model: onnx.ModelProto, about: dict[str, Any]) -> None:
-    """Write the metadata, which docs/deployment.md describes, into a model."""
-    onnx.helper.set_model_props(model, {'cpvt_pyramid': json.dumps(about)})
-
-
 def onnxruntime_runner(model: Union[bytes, str]) -> Callable:
     """Runs a model, a path or its bytes, on the CPU: from inputs to outputs, by name."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model, options, ['CPUExecutionProvider'])
-    names = [output.name for output in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(names, inputs)))
+    return OnnxRuntime(model, ['CPUExecutionProvider']).run

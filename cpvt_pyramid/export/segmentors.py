@@ -11,79 +11,81 @@ import torch.nn.functional as F
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 
-from ..runner.inference.samples import data_sample
 from ..tooling.command import UserError
-from .base import Exportable
-from .detectors import preprocessing_of
-from .extent import EachImage
+from .base import Preprocessing
+from .mm_model import MMModel
 
 
-class Segmentor(Exportable):
-    """The class of each pixel; those of the padding mean nothing.
+class PixelClassifier(MMModel):
+    """What the segmentors share: their result is the class of each pixel.
 
     Args:
         model: an `EncoderDecoder` that is tested on whole images.
         probabilities: return those of all classes instead, (B, classes, H, W).
+        preprocessing: of the images.
     """
 
     task = 'segmentation'
 
-    def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, probabilities: bool, preprocessing: Optional[Preprocessing] = None
+    ) -> None:
         if model.test_cfg.get('mode', 'whole') != 'whole':
             raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')
+        super().__init__(model, preprocessing)
+        self.output_names = ('probabilities',) if probabilities else ('labels',)
+
+    def labels(self, scores: Tensor) -> Tensor:
+        """(B, H, W) of scores (B, classes, H, W)."""
+        dtype = torch.uint8 if self.model.decode_head.num_classes <= 256 else torch.int32
+        return scores.argmax(1).to(dtype)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """(B, classes, H, W) of what mm returns for each pixel."""
+        raise NotImplementedError
+
+    def reference(self, image: Tensor) -> dict[str, Tensor]:
+        found = self.test(image)
+        if 'labels' in self.output_names:
+            return {'labels': found.pred_sem_seg.data}
+        return {'probabilities': self.probabilities(found.seg_logits.data[None])}
+
+
+class Segmentor(PixelClassifier):
+    """The class of each pixel; those of the padding mean nothing."""
+
+    def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
         if model.data_preprocessor.test_cfg:
             raise UserError(
                 'data_preprocessor.test_cfg pads images, which is not exported; set it to None'
             )
-        super().__init__(preprocessing_of(model))
-        self.model = model
+        super().__init__(model, probabilities)
         self.head = copy.deepcopy(model.decode_head)
         replace_upsampling(self.head)
         self.details['resized'] = 'logits'
         if self.head.out_channels == 1:
             self.details['threshold'] = self.head.threshold
-        self.output_names = ('probabilities',) if probabilities else ('labels',)
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
-        x, of_model = self.preprocess(images, valid)
-        backbone = self.model.backbone
-        maps = backbone(x, of_model)
-        stages = {f'map_{i}': x for i, x in enumerate(maps)}
-        with EachImage([images, *maps], of_model, [1, *backbone.strides]):
-            logits = self.head(self.model.neck(maps) if self.model.with_neck else maps)
-            stages['logits_0'] = logits
-            logits = F.interpolate(
+        maps, context, stages = self.maps(images, valid)
+        with context:
+            logits = stages['logits_0'] = self.head(maps)
+            scores = F.interpolate(
                 logits.float(), images.shape[2:], None, 'bilinear', self.head.align_corners
             )
-        outputs = {'labels': self.labels, 'probabilities': self.probabilities}
-        return stages | {name: outputs[name](logits) for name in self.output_names}
+        if self.head.out_channels == 1:  # mmseg applies the sigmoid to the scores of a single class
+            scores = scores.sigmoid()
+        return stages | {name: getattr(self, name)(scores) for name in self.output_names}
 
-    def labels(self, logits: Tensor) -> Tensor:
-        """(B, H, W) of the logits (B, classes, H, W), or (B, 1, H, W) of two classes."""
-        if self.head.out_channels == 1:
-            labels = logits[:, 0].sigmoid() > self.head.threshold
-        else:
-            labels = logits.argmax(1)
-        return labels.to(torch.uint8 if self.head.num_classes <= 256 else torch.int32)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(B, classes, H, W)."""
+    def labels(self, scores: Tensor) -> Tensor:
         if self.head.out_channels > 1:
-            return logits.softmax(1)
-        second = logits.sigmoid()
-        return torch.cat([1 - second, second], dim=1)
+            return super().labels(scores)
+        return (scores[:, 0] > self.head.threshold).to(torch.uint8)
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        blue_first = image[0].flip(0)  # as OpenCV reads images
-        size = tuple(image.shape[2:])
-        data = {'inputs': [blue_first], 'data_samples': [data_sample(True, size)]}
-        found = self.model.test_step(data)[0]
-        if 'labels' in self.output_names:
-            return {'labels': found.pred_sem_seg.data}
-        logits = found.seg_logits.data[None]
-        if self.head.out_channels == 1:  # mmseg has applied the sigmoid
-            return {'probabilities': torch.cat([1 - logits, logits], dim=1)}
-        return {'probabilities': logits.softmax(1)}
+    def probabilities(self, scores: Tensor) -> Tensor:
+        if self.head.out_channels > 1:
+            return scores.softmax(1)
+        return torch.cat([1 - scores, scores], dim=1)
 
 
 class Enlarge(nn.Module):

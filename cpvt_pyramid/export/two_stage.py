@@ -9,11 +9,10 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from ..ops import ceil_div
 from ..regions import Extent, Region, extent_of
 from ..tooling.command import UserError
-from .detectors import Detector, clip, nms_settings
-from .nms import best, survives, take, top
+from .detectors import Detector, by_level, clip, nms_settings
+from .nms import best, survives
 
 
 class TwoStage(Detector):
@@ -58,23 +57,20 @@ class TwoStage(Detector):
             self.output_names += ('masks',)
 
     def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(images, valid)
+        levels, context, stages = self.maps(images, valid)
         with context:
-            levels = self.model.neck(maps)
-            logits, deltas = self.model.rpn_head(levels)
-        for i, level in enumerate(zip(logits, deltas)):
-            stages[f'logits_{i}'], stages[f'deltas_{i}'] = level
-        alone = None
-        if valid is not None:
-            divisor = self.preprocessing.divisor
-            alone = ceil_div(valid, divisor) * divisor
-        proposals, scores = self.proposals(logits, deltas, images, valid, alone)
+            predictions = self.model.rpn_head(levels)
+        stages |= by_level(predictions)
+        found = self.anchor_boxes(self.model.rpn_head, predictions, images, valid)
+        boxes, scores, _ = (torch.stack(parts, dim=1) for parts in zip(*found))
+        proposals, scores, _ = self.survivors(boxes, scores, self.of_proposals)
 
         head = self.model.roi_head
         edged = []
         for x, stride in zip(levels, head.bbox_roi_extractor.featmap_strides):
             extent = extent_of(x)
             if self.reads_padding:
+                alone = None if valid is None else self.padded_alone(valid)
                 extent = None if alone is None else Region(alone).at_stride(stride)
             edged.append(x if extent is None else repeat_edge(x, extent))
         boxes, scores, labels = self.results(edged, proposals, scores, images, valid)
@@ -83,53 +79,8 @@ class TwoStage(Detector):
             stages['masks'] = self.masks(edged, boxes, labels)
         return stages
 
-    def proposals(
-        self,
-        logits: Sequence[Tensor],
-        deltas: Sequence[Tensor],
-        images: Tensor,
-        valid: Optional[Tensor],
-        alone: Optional[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Boxes (B, R, 4) and their scores (B, R), 0 for those that are unused.
-
-        Args:
-            logits: of each level, (B, anchors, h, w).
-            deltas: of each level, (B, anchors * 4, h, w).
-            images: (B, 3, H, W).
-            valid: (B, 2), true height and width of each image.
-            alone: (B, 2), height and width of each image padded by itself.
-        """
-        head = self.model.rpn_head
-        settings, generator = head.test_cfg, head.prior_generator
-        count = settings['nms_pre']
-        chosen = []
-        for i, (x, delta) in enumerate(zip(logits, deltas)):
-            x = x.float().permute(0, 2, 3, 1)  # (B, h, w, anchors)
-            x = x.unflatten(-1, (-1, head.cls_out_channels))
-            x = (x.sigmoid() if head.use_sigmoid_cls else x.softmax(-1))[..., 0]
-            if alone is not None:
-                extent = Region(alone).at_stride(generator.strides[i][0])
-                x = x * ~extent.outside(logits[i].shape[2:]).permute(0, 2, 3, 1)
-            scores, index = top(x.flatten(1), count)
-            anchors = generator.single_level_grid_priors(
-                logits[i].shape[2:], i, dtype=torch.float32, device=x.device
-            )
-            delta = take(delta.float().permute(0, 2, 3, 1).reshape(x.shape[0], -1, 4), index)
-            boxes = head.bbox_coder.decode(anchors[index].flatten(0, 1), delta.flatten(0, 1))
-            boxes = clip(boxes.view_as(delta), images, valid)
-            smallest = settings.get('min_bbox_size', -1)
-            if smallest >= 0:
-                scores = scores * (boxes[..., 2:] - boxes[..., :2] > smallest).all(-1)
-            chosen.append((boxes, scores))
-        boxes, scores = (torch.stack(parts, dim=1) for parts in zip(*chosen))  # (B, levels, N, ...)
-        boxes, scores, _, _ = self.survivors(boxes, scores, self.of_proposals)
-        return boxes, scores
-
-    def survivors(
-        self, boxes: Tensor, scores: Tensor, nms: dict
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Non-maximum suppression in each group of boxes; what `nms.best` returns.
+    def survivors(self, boxes: Tensor, scores: Tensor, nms: dict) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes, scores and labels after non-maximum suppression in each group of boxes.
 
         Args:
             boxes: (B, groups, N, 4).
@@ -143,7 +94,7 @@ class TwoStage(Detector):
         scores = scores * keep.view_as(scores)
         labels = torch.arange(scores.shape[1], device=scores.device)[:, None].expand_as(scores)
         count = min(nms['max_per_img'], scores[0].numel())
-        return best(scores.flatten(1), boxes.flatten(1, 2), labels.flatten(1), count)
+        return best(scores.flatten(1), boxes.flatten(1, 2), labels.flatten(1), count)[:3]
 
     def results(
         self,
@@ -179,7 +130,7 @@ class TwoStage(Detector):
         boxes = boxes.view(scores.shape[0], -1, 4)  # (B, R * per_class, 4)
         boxes = clip(boxes, images, valid).view(*scores.shape, per_class, 4)
         boxes = boxes.expand(-1, -1, head.num_classes, -1)
-        return self.survivors(boxes.transpose(1, 2), classes.transpose(1, 2), nms)[:3]
+        return self.survivors(boxes.transpose(1, 2), classes.transpose(1, 2), nms)
 
     def masks(self, levels: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
         """Probabilities (B, K, h, w) inside the boxes (B, K, 4)."""

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..tooling.report import markdown_table
 from .base import Exportable
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -32,21 +33,14 @@ BATCHES = (
 
 
 class Tolerances(NamedTuple):
-    """How much the graph may differ from PyTorch.
+    """How much the graph may differ from PyTorch."""
 
-    Args:
-        maps: maps and logits: largest difference / largest value.
-        boxes: of a box, in pixels.
-        scores: of a score or probability.
-        pixels: share of the pixels with another label, where two classes are equally likely.
-        noise: of the images in which ties are looked for, see `Comparison.boxes`; standard
-            deviation, of pixels from 0 to 255.
-    """
-
-    maps: float
-    boxes: float
-    scores: float
-    pixels: float
+    maps: float  # maps and logits: largest difference / largest value
+    boxes: float  # of a box, in pixels
+    scores: float  # of a score or probability
+    pixels: float  # share of the pixels with another label, where two classes are equally likely
+    # Of the images in which ties are looked for, see `Comparison.boxes`; standard deviation, of
+    # pixels from 0 to 255
     noise: float
 
 
@@ -58,23 +52,14 @@ NOISY_IMAGES = 64  # enough to see a result of one image in twenty
 
 
 class Check(NamedTuple):
-    """One comparison of the report.
+    """One comparison of the report."""
 
-    Args:
-        sizes: of the images of the batch, such as '160x213'.
-        stage: what was compared: the name of a stage or an output.
-        error: the measured difference.
-        tolerance: the largest difference allowed.
-        unit: of both.
-        note: such as the number of boxes.
-    """
-
-    sizes: list[str]
-    stage: str
-    error: float
-    tolerance: float
-    unit: str
-    note: str = ''
+    sizes: list[str]  # of the images of the batch, such as '160x213'
+    stage: str  # what was compared: the name of a stage or an output
+    error: float  # the measured difference
+    tolerance: float  # the largest difference allowed
+    unit: str  # of both
+    note: str = ''  # such as the number of boxes
 
     @property
     def passed(self) -> bool:
@@ -134,9 +119,6 @@ def verify(
         with torch.no_grad():
             expected = model.stages(batch, valid)
             references = [model.reference(image) for image in alone]
-        outputs = {
-            i: {name: found[name][i] for name in model.output_names} for i in range(len(sizes))
-        }
         names = [f'{h}x{w}' for h, w in sizes]
         compare = Comparison(names, TOLERANCES[dtype])
         for name in expected:
@@ -144,19 +126,15 @@ def verify(
                 if name in found:
                     compare.tensors(name, found[name], expected[name])
         for i, reference in enumerate(references):
-            by_name = {name: x[0] for name, x in reference.items()}
-            compare.outputs(model, outputs[i], by_name, alone[i])
+            ours = {name: found[name][i] for name in model.output_names}
+            theirs = {name: x[0] for name, x in reference.items()}
+            compare.outputs(model, ours, theirs, alone[i])
         checks += compare.worst()
     return checks
 
 
 class Comparison:
-    """The comparisons of one batch.
-
-    Args:
-        sizes: of its images, for the report.
-        tolerances: of the comparisons.
-    """
+    """The comparisons of one batch, whose images have these sizes."""
 
     def __init__(self, sizes: list[str], tolerances: Tolerances) -> None:
         self.sizes = sizes
@@ -211,17 +189,13 @@ class Comparison:
         expected: dict[str, Tensor],
         noisy: Iterable[dict[str, Tensor]],
     ) -> None:
-        """Boxes, scores, labels and masks.
+        """Boxes, scores, labels and masks of the graph and of the original model, the latter also
+        from images with noise.
 
         Rows of equal scores may be in another order. Each box must have a counterpart, unless it is
         a tie: one that the original model returns from some images with a little noise and not from
         others. Rounding decides then whether its score is among the best, or whether another box
         suppresses it.
-
-        Args:
-            found: by the graph.
-            expected: of the original model.
-            noisy: of the original model, from images with noise.
         """
         used = found['labels'] >= 0
         found = {name: x[used] for name, x in found.items()}
@@ -284,15 +258,12 @@ def resized(image: np.ndarray, height: int, width: int) -> Tensor:
 
 
 def write_report(path: Path, about: dict[str, Any], checks: Sequence[Check]) -> list[Path]:
-    """Write the report next to a model: NAME.report.json and NAME.report.md.
+    """Write the report next to a model: NAME.report.json and NAME.report.md; returns both paths.
 
     Args:
         path: of the model.
         about: the metadata of the model.
         checks: all comparisons.
-
-    Returns:
-        The files.
     """
     failed = [check for check in checks if not check.passed]
     result = {
@@ -303,22 +274,18 @@ def write_report(path: Path, about: dict[str, Any], checks: Sequence[Check]) -> 
     }
     data, table = path.with_suffix('.report.json'), path.with_suffix('.report.md')
     data.write_text(json.dumps(result, indent=1) + '\n')
+    head = ['images', 'stage', 'difference', 'tolerance', 'unit', '', 'passed']
     rows = [
-        f'| {" ".join(check.sizes)} | {check.stage} | {check.error:.2g} | {check.tolerance:.2g} '
-        f'| {check.unit} | {check.note} | {"yes" if check.passed else "**no**"} |'
+        [' '.join(check.sizes), check.stage, f'{check.error:.2g}', f'{check.tolerance:.2g}',
+         check.unit, check.note, 'yes' if check.passed else '**no**']
         for check in checks
-    ]
+    ]  # fmt: skip
     lines = [
-        f'# {path.name}',
-        '',
+        f'# {path.name}\n',
         f'{len(checks) - len(failed)} of {len(checks)} comparisons with PyTorch passed. Maps and '
         'logits: with the same batch; outputs: with each image alone. Each row is the largest '
-        'difference in the batch.',
-        '',
-        '| images | stage | difference | tolerance | unit | | passed |',
-        '|---|---|---|---|---|---|---|',
-        *rows,
-        '',
+        'difference in the batch.\n',
+        markdown_table(head, rows) + '\n',
     ]
     table.write_text('\n'.join(lines))
     return [data, table]

@@ -21,6 +21,16 @@ Color = tuple[int, int, int]
 INK = (33, 37, 41)  # text on white
 WHITE = (255, 255, 255)
 READABLE = 384  # images with a shorter longer side are enlarged before drawing
+# Colours of medium lightness and chroma, a hexadecimal digit per channel. Each is the farthest in
+# OKLab (Ottosson 2020) from all before it.
+DISTINCT = """
+    d44 0ef 06d 190 fb0 f9f 93a 0ab 5d6 861 97f f88 a90 9bf d6b 075 945 39f 76a 7b8 d71 bd8 079
+    64c 596 b48 3b4 b10 a8c c78 bb0 1eb 0cc c8f da6 fac 1bf b50 18c dd0 66e a5c 570 b15 fc8 f69
+    f64 e8c 99f a72 9e6 78d caf f80 d58 790 a69 b56 fa8 fbf 0c8 46a 6ce 8b0 953 59c 6dc d86 948
+    9c7 7ae 85d 084 883 087 c64 d90 8a5 099 0b9 c6d dc5 47d c8b 0a5 a27 ba4 b6b 95a 8ec b84 e56
+    87b 681 c35 45c c30 c9d 7e9 65a fa5 a7d 57b 68f b7a d89 9c3 6ca b4a 18a a64 76c e9a cb5 4d9
+    e97 1ad 07b 5bd eae ea0 e77 7df 095 e52 0a9 771 08e
+"""
 
 
 def draw_boxes(
@@ -206,47 +216,9 @@ def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]
 
 
 def distinct_palette(n: int) -> list[Color]:
-    """`n` colours that are easy to tell apart; the first ones do not depend on `n`.
-
-    Each colour is the one farthest from all earlier ones in OKLab (Ottosson 2020), a perceptually
-    uniform space, among colours of medium lightness and chroma.
-    """
-    ranked = _ranked_colors()
-    return [ranked[i % len(ranked)] for i in range(n)]
-
-
-@lru_cache
-def _ranked_colors() -> list[Color]:
-    axis = np.arange(0, 256, 17)
-    rgb = np.stack(np.meshgrid(axis, axis, axis, indexing='ij'), -1).reshape(-1, 3)
-    lab = _oklab(rgb)
-    lightness, chroma = lab[:, 0], np.hypot(lab[:, 1], lab[:, 2])
-    pleasant = (lightness > 0.5) & (lightness < 0.88) & (chroma > 0.1) & (chroma < 0.2)
-    rgb, lab = rgb[pleasant], lab[pleasant]
-    chosen = [int(np.abs(rgb - (230, 57, 70)).sum(1).argmin())]  # start with a red
-    distance = np.linalg.norm(lab - lab[chosen[0]], axis=1)
-    while len(chosen) < 256:
-        farthest = int(distance.argmax())
-        chosen.append(farthest)
-        distance = np.minimum(distance, np.linalg.norm(lab - lab[farthest], axis=1))
-    return [tuple(int(v) for v in rgb[i]) for i in chosen]
-
-
-def _oklab(rgb: np.ndarray) -> np.ndarray:
-    """(N, 3) sRGB from 0 to 255 to (N, 3) OKLab; the matrices are Ottosson's."""
-    c = rgb / 255
-    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-    to_cones = [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
-    to_lab = [
-        [0.2104542553, 0.7936177850, -0.0040720468],
-        [1.9779984951, -2.4285922050, 0.4505937099],
-        [0.0259040371, 0.7827717662, -0.8086757660],
-    ]
-    return np.cbrt(linear @ np.transpose(to_cones)) @ np.transpose(to_lab)
+    """`n` colours that are easy to tell apart, see `DISTINCT`; beyond 128 they repeat."""
+    colors = [tuple(17 * int(digit, 16) for digit in color) for color in DISTINCT.split()]
+    return [colors[i % len(colors)] for i in range(n)]
 
 
 @lru_cache
@@ -323,26 +295,23 @@ def _free_place(
     picture: tuple[int, int],
     taken: Sequence[tuple[float, ...]],
 ) -> tuple[float, ...]:
-    """The place of a name: the corner of its frame, outside first, that hides other names least."""
+    """The place of a name: the first corner of its frame, outside first, where it hides no other
+    name, or else the first."""
     x1, y1, x2, y2 = frame
     w, h = size
     corners = [(x1, y1 - h), (x1, y2), (x2 - w, y1 - h), (x2 - w, y2)]  # above, below: outside
     corners += [(x1, y1), (x1, y2 - h), (x2 - w, y1), (x2 - w, y2 - h)]  # inside
-    best, least = (), math.inf
-    for rank, (x, y) in enumerate(corners):
+    places = []
+    for x, y in corners:
         left = min(max(x, 0), max(picture[0] - w, 0))
         top = min(max(y, 0), max(picture[1] - h, 0))
-        chip = (left, top, left + w, top + h)
-        hidden = sum(
-            max(0, min(chip[2], t[2]) - max(chip[0], t[0]))
-            * max(0, min(chip[3], t[3]) - max(chip[1], t[1]))
-            for t in taken
-        )
-        moved = abs(left - x) + abs(top - y)
-        cost = hidden / (w * h) + 0.05 * moved / h + 0.01 * rank
-        if cost < least:
-            best, least = chip, cost
-    return best
+        places.append((left, top, left + w, top + h))
+
+    def is_free(place: tuple[float, ...]) -> bool:
+        left, top, right, bottom = place
+        return all(right <= t[0] or left >= t[2] or bottom <= t[1] or top >= t[3] for t in taken)
+
+    return next(filter(is_free, places), places[0])
 
 
 def _ink_on(color: Color) -> Color:

@@ -18,12 +18,13 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..tooling.command import UserError
-from ..tooling.files import Format, atomic_write, make_folder
+from ..tooling.files import Format, atomic_write, make_folder, write_text
 from ..tooling.inputs import is_video
-from ..tooling.rasters import ReadError, open_raster
+from ..tooling.rasters import ReadError, import_rasterio, open_raster
+from .drawing import painted_classes
 from .polygons import one_polygon, outlines, regions, ring_area
 from .predictions import Kind
-from .records import bounding_box, mask_of, run_lengths
+from .records import bounding_box, coco_fields, mask_of, run_lengths
 
 Named = Sequence[tuple[Path, str]]  # images, and the names of their results
 
@@ -72,7 +73,7 @@ class Output(NamedTuple):
         has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
         for path, _ in named:
             if has_outlines or (self.format == 'geojson' and may_be_georeferenced(path)):
-                rasterio_for(self.format, path)
+                import_rasterio(f'--format {self.format} of {path}')
                 break
 
     def write(self, named: Named) -> None:
@@ -118,9 +119,10 @@ def image_result(output: Output, path: Path, name: str) -> ImageResult:
     if kind == 'labels':
         with Image.open(label_map_file(folder, name)) as image:
             labels = np.asarray(image)
+        shown = {int(i): labels == i for i in painted_classes(labels, classes)}
         items = [
-            mask_item(labels == label, int(label), classes)
-            for label in shown_labels(labels, classes)
+            {'class': classes[i], 'label': i, 'box': bounding_box(m), 'mask': run_lengths(m)}
+            for i, m in shown.items()
         ]
         return ImageResult(path, name, labels.shape, items)
     content = json.loads((folder / f'{name}.{kind}.json').read_text())
@@ -149,16 +151,6 @@ def count_labels(path: Path) -> np.ndarray:
         return sum((np.bincount(part, minlength=most) for part in parts), np.zeros(most, int))
 
 
-def shown_labels(labels: np.ndarray, classes: Sequence[str]) -> list[int]:
-    """The labels in a map (H, W) that are classes other than the background."""
-    return [i for i in np.unique(labels) if i < len(classes) and classes[i] != 'background']
-
-
-def mask_item(mask: np.ndarray, label: int, classes: Sequence[str]) -> dict[str, Any]:
-    box, encoded = bounding_box(mask), run_lengths(mask)
-    return {'class': classes[label], 'label': label, 'box': box, 'mask': encoded}
-
-
 # Formats
 
 
@@ -175,20 +167,17 @@ def write_coco(output: Output, results: Iterable[ImageResult]) -> None:
             {'id': number, 'file_name': str(result.path), 'height': height, 'width': width}
         )
         for item in result.items:
-            x1, y1, x2, y2 = item['box']
             annotation = {
                 'id': len(content['annotations']) + 1,
                 'image_id': number,
                 'category_id': item['label'] + 1,
-                'bbox': [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)],
                 'area': area_of(item),
                 'iscrowd': 0,
             }
-            annotation |= {'segmentation': item['mask']} if 'mask' in item else {}
-            annotation |= {'score': item['score']} if 'score' in item else {}
-            content['annotations'].append(annotation)
-    with atomic_write(output.folder / 'coco.json') as file:
-        file.write_text(json.dumps(content))
+            fields = coco_fields(item)
+            fields['bbox'] = [round(v, 2) for v in fields['bbox']]
+            content['annotations'].append(annotation | fields)
+    write_text(output.folder / 'coco.json', json.dumps(content))
 
 
 def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
@@ -208,10 +197,8 @@ def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
             lines.append(' '.join([str(item['label']), *(f'{v:.6f}' for v in numbers.flat)]))
         path = root / f'labels/{result.name}.txt'
         make_folder(path.parent)
-        with atomic_write(path) as file:
-            file.write_text(''.join(f'{line}\n' for line in lines))
-    with atomic_write(root / 'classes.txt') as file:
-        file.write_text(''.join(f'{name}\n' for name in output.classes), encoding='utf-8')
+        write_text(path, ''.join(f'{line}\n' for line in lines))
+    write_text(root / 'classes.txt', ''.join(f'{name}\n' for name in output.classes))
 
 
 def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
@@ -245,8 +232,7 @@ def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
             'imageHeight': result.size[0],
             'imageWidth': result.size[1],
         }
-        with atomic_write(path) as file:
-            file.write_text(json.dumps(content, indent=1))
+        write_text(path, json.dumps(content, indent=1))
 
 
 def write_csv(output: Output, results: Iterable[ImageResult]) -> None:
@@ -337,7 +323,7 @@ def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, d
 
 def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[dict, dict]]:
     """The properties and the geometry of each region; the map is not read into memory."""
-    rasterio = rasterio_for('geojson', path)
+    rasterio = import_rasterio('--format geojson')
     # Without its georeference, geometries are in pixels.
     with open_raster(path, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
         for geometry, label in regions(rasterio.band(image, 1)):
@@ -348,7 +334,7 @@ def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[
 def place_of_image(path: Path) -> Optional[Place]:
     """The georeference of an image; None if it has none."""
     try:
-        rasterio = rasterio_for('geojson', path)
+        rasterio = import_rasterio(f'--format geojson of {path}')
     except UserError:
         if may_be_georeferenced(path):
             raise
@@ -385,13 +371,13 @@ def world_coordinates(place: Place) -> tuple[str, Any]:
 
 def moved_geometry(transform: Any, geometry: dict) -> dict:
     """A geometry whose points have been transformed; outer rings turn counterclockwise."""
-    polygons = geometry['coordinates']
-    is_one = geometry['type'] == 'Polygon'
-    moved = [
-        [moved_ring(transform, ring, i == 0) for i, ring in enumerate(rings)]
-        for rings in ([polygons] if is_one else polygons)
-    ]
-    return {'type': geometry['type'], 'coordinates': moved[0] if is_one else moved}
+    if geometry['type'] == 'Polygon':
+        rings = enumerate(geometry['coordinates'])
+        moved = [moved_ring(transform, ring, i == 0) for i, ring in rings]
+    else:
+        parts = ({'type': 'Polygon', 'coordinates': rings} for rings in geometry['coordinates'])
+        moved = [moved_geometry(transform, part)['coordinates'] for part in parts]
+    return {'type': geometry['type'], 'coordinates': moved}
 
 
 def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[list[float]]:
@@ -400,14 +386,3 @@ def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[l
     x, y = (points - points[0]).T
     turns_left = x[:-1] @ y[1:] > y[:-1] @ x[1:]
     return (points if turns_left == counterclockwise else points[::-1]).tolist()
-
-
-def rasterio_for(form: Format, path: Path) -> Any:
-    try:
-        import rasterio
-        import rasterio.transform
-    except ImportError as error:
-        raise UserError(
-            f'--format {form} of {path} needs rasterio; pip install rasterio ({error})'
-        ) from error
-    return rasterio

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tooling.command import UserError
+from ..tooling.rasters import import_rasterio
 
 TOLERANCE = 1.0  # pixels; removes the steps of a slanting line
 
@@ -19,14 +19,9 @@ def regions(values: Any, **options: Any) -> Iterator[tuple[dict, int]]:
 
     Args:
         values: (H, W) uint8, or a band of a rasterio data set, which is read line by line.
-        **options: of `rasterio.features.shapes`, for example `transform`.
+        **options: of `rasterio.features.shapes`.
     """
-    try:
-        from rasterio.features import shapes
-    except ImportError as error:
-        raise UserError(
-            f'polygons of masks need rasterio; pip install rasterio ({error})'
-        ) from error
+    shapes = import_rasterio('a polygon of a mask').features.shapes
     for geometry, value in shapes(values, connectivity=4, **options):
         yield geometry, int(value)
 

@@ -11,7 +11,7 @@ from PIL import Image
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write
 from .drawing import Color, draw_boxes, draw_segmentation
-from .records import bounding_box, run_lengths, write_records
+from .records import bounding_box, coco_fields, run_lengths, write_records
 
 if TYPE_CHECKING:
     import supervision
@@ -51,12 +51,7 @@ class _Prediction:
         results = []
         for item in self.items():
             result = {'image_id': image_id, 'category_id': ids[item['label']]}
-            if 'box' in item:
-                x1, y1, x2, y2 = item['box']
-                result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
-            result |= {'score': item['score']} if 'score' in item else {}
-            result |= {'segmentation': item['mask']} if 'mask' in item else {}
-            results.append(result)
+            results.append(result | coco_fields(item))
         return results
 
     def write(self, folder: Path, name: str, source: Union[str, Path]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from ..tooling.files import atomic_write
+from ..tooling.files import write_text
 
 
 def write_records(
@@ -23,16 +23,24 @@ def write_records(
     Args:
         path: of the file.
         source: path of the image.
-        size: height and width of the image.
-        name: of the list.
-        items: of the list.
+        size: its height and width.
+        name, items: of the list.
         **more: further fields.
     """
     head = {'image': str(source), 'width': size[1], 'height': size[0], **more}
     fields = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in head.items())
     lines = ',\n  '.join(map(json.dumps, items))
-    with atomic_write(path) as file:
-        file.write_text(f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')
+    write_text(path, f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')
+
+
+def coco_fields(item: dict[str, Any]) -> dict[str, Any]:
+    """The box, score and mask of an item under COCO's names."""
+    names = {'score': 'score', 'mask': 'segmentation'}
+    fields = {name: item[key] for key, name in names.items() if key in item}
+    if 'box' in item:
+        x1, y1, x2, y2 = item['box']
+        fields['bbox'] = [x1, y1, x2 - x1, y2 - y1]
+    return fields
 
 
 def bounding_box(mask: np.ndarray) -> list[int]:

@@ -104,8 +104,12 @@ def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: 
         add_detections(analysis, evaluation, metric, score_thr)
         last = evaluation
     if worst:
-        pictures = worst_detections(last, truth, root, score_thr, worst)
-        analysis.sections.append(worst_section(pictures, score_thr))
+        note = (
+            f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
+            'orange is missed.'
+        )
+        pictures = contact_sheet(worst_detections(last, truth, root, score_thr, worst))
+        analysis.sections.append(html_section('The images with the most errors', note, pictures))
     return analysis
 
 
@@ -136,22 +140,21 @@ class SafeUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def read_samples(path: Path) -> list[dict]:
-    """The predictions that test.py --out wrote."""
+def read_list(path: Path) -> list[dict]:
+    """The predictions that test.py --out wrote, or COCO results (JSON)."""
+    is_json = path.suffix == '.json'
+    kind = 'complete JSON' if is_json else 'a complete file of test.py --out'
     try:
         with path.open('rb') as file:
-            samples = SafeUnpickler(file).load()
+            found = json.load(file) if is_json else SafeUnpickler(file).load()
     except OSError as error:
         raise UserError(f'cannot read {path}: {error.strerror}') from error
     except Exception as error:  # pickle raises many kinds
-        raise UserError(
-            f'{path} is not a complete file of test.py --out: {one_line(error, 120)}'
-        ) from error
-    if not isinstance(samples, list) or not all(isinstance(s, dict) for s in samples):
-        raise UserError(
-            f'{path} is not a file of test.py --out: it must hold a list of predictions'
-        )
-    return samples
+        raise UserError(f'{path} is not {kind}: {one_line(error, 120)}') from error
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        items = 'objects with image_id, category_id, bbox and score' if is_json else 'predictions'
+        raise UserError(f'{path} must hold a list of {items}')
+    return found
 
 
 def ground_truth(dataset: dict) -> COCO:
@@ -176,10 +179,9 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
     Raises:
         UserError: the file is damaged, or the results are not for these annotations.
     """
-    if path.suffix == '.json':
-        results = read_coco_results(path)
-    else:
-        results = list(results_of_samples(read_samples(path), path, truth, categories))
+    results = read_list(path)
+    if path.suffix != '.json':
+        results = list(results_of_samples(results, path, truth, categories))
     for number, result in enumerate(results):
         box = result.get('bbox') or []
         values = [result.get('score'), *(box if isinstance(box, list) else [box])]
@@ -196,21 +198,6 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
                     f'{path} has results for another data set: the annotations have no '
                     f'{key} {result.get(key)!r}'
                 )
-    return results
-
-
-def read_coco_results(path: Path) -> list[dict]:
-    try:
-        results = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f'cannot read {path}: {error.strerror}') from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f'{path} is not complete JSON: {one_line(error, 120)}') from error
-    if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
-        raise UserError(
-            f'{path} must hold COCO results, a list of objects with image_id, category_id, bbox '
-            'and score'
-        )
     return results
 
 
@@ -275,14 +262,7 @@ class Evaluation(NamedTuple):
 def evaluate_detections(
     truth: COCO, results: Sequence[dict], names: dict[str, int], metric: str
 ) -> Evaluation:
-    """Evaluate detections.
-
-    Args:
-        truth: the annotations.
-        results: COCO results.
-        names: the category of each class.
-        metric: bbox or segm.
-    """
+    """Evaluate COCO results by a metric, bbox or segm; `names` has the category of each class."""
     annotations = []
     for number, result in enumerate(results, 1):
         annotation = {**result, 'id': number, 'iscrowd': 0}
@@ -375,10 +355,16 @@ def compared_images(
         )
 
 
-def mean_of(values: np.ndarray) -> float:
-    """pycocotools' mean: of what exists; nan for nothing."""
-    values = values[values > -1]
-    return float(values.mean()) if values.size else math.nan
+def averages(precision: np.ndarray) -> dict[str, float]:
+    """The averages that pycocotools reports of precisions (10, 101, ..., 4), see `Evaluation`."""
+
+    def mean(values: np.ndarray) -> float:
+        values = values[values > -1]
+        return float(values.mean()) if values.size else math.nan
+
+    by_iou = {'AP': slice(None), 'AP50': 0, 'AP75': 5}
+    found = {name: mean(precision[at, ..., 0]) for name, at in by_iou.items()}
+    return found | {f'AP {size}': mean(precision[..., i]) for i, size in enumerate(SIZES) if i}
 
 
 def add_detections(
@@ -389,12 +375,7 @@ def add_detections(
     count = len(classes)
     kind = {'bbox': 'Boxes', 'segm': 'Masks'}[metric]
     errors = find_errors(images, count)
-    overall = {
-        'AP': mean_of(precision[..., 0]),
-        'AP50': mean_of(precision[0, ..., 0]),
-        'AP75': mean_of(precision[5, ..., 0]),
-        **{f'AP {size}': mean_of(precision[..., i]) for i, size in enumerate(SIZES) if i},
-    }
+    overall = averages(precision)
     labels, scores, correct = (
         np.concatenate([[], *values])
         for values in zip(*[(c.labels, c.scores, c.match >= 0) for c in images])
@@ -409,10 +390,7 @@ def add_detections(
                 'class': name,
                 'objects': int(objects[label]),
                 'detections': int(mine.sum()),
-                'AP': mean_of(precision[:, :, label, 0]),
-                'AP50': mean_of(precision[0, :, label, 0]),
-                'AP75': mean_of(precision[5, :, label, 0]),
-                **{f'AP {s}': mean_of(precision[:, :, label, i]) for i, s in enumerate(SIZES) if i},
+                **averages(precision[:, :, label]),
                 'best score': threshold,
                 'F1': f1,
             }
@@ -528,7 +506,10 @@ def worst_detections(
             pictures.append((Image.new('RGB', (THUMBNAIL, 60), GRAY), f'{caption}; {error}'))
             continue
         correct = (compared.scores >= score_thr) & (types == CORRECT)
-        image = framed(image, corners(compared.boxes[correct]) * factor)
+        frames = Image.fromarray(image)
+        for x1, y1, x2, y2 in corners(compared.boxes[correct]) * factor:
+            box = [x1, y1, max(x1, x2), max(y1, y2)]
+            ImageDraw.Draw(frames).rectangle(box, None, GREEN, 2)
         classes = evaluation.classes
         texts = [
             f'{classes[compared.labels[i]]} {compared.scores[i]:.2f}, {ERRORS[types[i]]}'
@@ -538,7 +519,7 @@ def worst_detections(
         boxes = np.concatenate([compared.boxes[wrong], compared.truth_boxes[missed]])
         colors = [CRIMSON] * wrong.sum() + [ORANGE] * missed.sum()
         drawn = draw_boxes(
-            image, corners(boxes) * factor, np.arange(len(texts)), None, texts, colors
+            np.array(frames), corners(boxes) * factor, np.arange(len(texts)), None, texts, colors
         )
         pictures.append((drawn, caption))
     return pictures
@@ -547,23 +528,6 @@ def worst_detections(
 def corners(boxes: np.ndarray) -> np.ndarray:
     """(N, 4) x1, y1, x2, y2 from x, y, width, height."""
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-
-
-def framed(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    drawn = Image.fromarray(image)
-    draw = ImageDraw.Draw(drawn)
-    for x1, y1, x2, y2 in boxes:
-        draw.rectangle([x1, y1, max(x1, x2), max(y1, y2)], None, GREEN, 2)
-    return np.array(drawn)
-
-
-def worst_section(pictures: Sequence[tuple[Image.Image, str]], score_thr: float) -> str:
-    return html_section(
-        'The images with the most errors',
-        f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
-        'orange is missed.',
-        contact_sheet(pictures),
-    )
 
 
 # Label maps
@@ -578,7 +542,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     count = len(classes)
     infos, load = label_map_reader(dataset, cfg.default_scope)
     matrix, ranked, seen = np.zeros((count, count), np.int64), [], set()
-    for sample in tqdm(read_samples(path), 'comparing label maps', leave=False, delay=3):
+    for sample in tqdm(read_list(path), 'comparing label maps', leave=False, delay=3):
         found = sample.get('pred_sem_seg')
         if found is None:
             raise UserError(f'{path} has no label maps; it holds {", ".join(sorted(sample))[:120]}')

@@ -7,8 +7,12 @@ With --format, the predictions are also written for other tools; see docs/result
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Literal, Optional
+
+import numpy as np
 
 from ..results.formats import Output
 from ..tooling.command import one_line, run_command
@@ -52,26 +56,22 @@ def predict_files(
     named, folder = name_results(find_inputs(inputs, out_dir=out_dir), out_dir)
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
-    done: list[tuple] = []  # path and name
-    waiting: list[tuple] = []  # and image
 
-    def predict() -> None:
-        results = predictor([image for _, _, image in waiting])
-        for (path, name, _), result in zip(waiting, results):
+    def read() -> Iterator[tuple[Path, str, np.ndarray]]:
+        for path, name in tqdm(named, unit='image', disable=None):
+            try:
+                if is_video(path):
+                    raise OSError('videos need OpenCV; give the model to tools/infer.py')
+                yield path, name, load_image(path)
+            except OSError as error:
+                tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
+
+    done, images = [], read()
+    while batch := list(islice(images, batch_size)):
+        results = predictor([image for _, _, image in batch])
+        for (path, name, _), result in zip(batch, results):
             result.write(folder, name, str(path))
             done.append((path, name))
-        waiting.clear()
-
-    for path, name in tqdm(named, unit='image', disable=None):
-        try:
-            if is_video(path):
-                raise OSError('videos need OpenCV; give the model to tools/infer.py')
-            waiting.append((path, name, load_image(path)))
-        except OSError as error:
-            tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
-        if len(waiting) == batch_size:
-            predict()
-    predict()
     output.write(done)
     output.report(done, len(named))
     return int(len(done) < len(named))

@@ -8,9 +8,9 @@ import copy
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Protocol, Union, overload
+from typing import Optional, Protocol, Union, overload
 
 import numpy as np
 
@@ -175,16 +175,54 @@ class ExportedModel:
         resized = [self.to_input_size(image) for image in images]
         outputs = self.run(resized)
         score_thr = self.about['score_thr'] if score_thr is None else score_thr
+        is_map = self.about['task'] == 'segmentation'
         results: list[Prediction] = []
         for image, small, output in zip(images, resized, outputs):
-            common = dict(image=image, classes=self.classes, palette=self.palette)
-            if self.about['task'] == 'segmentation':
-                labels = own_labels(output, small, image, self.class_scores)
-                results.append(LabelMap(labels=labels, **common))
+            if is_map:
+                results.append(self.label_map(output, small.shape[:2], image))
             else:
-                found = own_detections(output, small, image, score_thr, self.about['masks'])
-                results.append(Detections(**found, **common))
+                results.append(self.detections(output, small.shape[:2], image, score_thr))
         return results
+
+    def label_map(
+        self, output: dict[str, np.ndarray], input_size: tuple[int, int], image: np.ndarray
+    ) -> LabelMap:
+        """The model's output for an image in its input size, at the image's own size."""
+        (height, width), size = input_size, image.shape[:2]
+        if 'labels' in output:
+            labels = resize_labels(output['labels'][:height, :width], size)
+            return LabelMap(image, self.classes, self.palette, labels)
+        probabilities = output['probabilities'][:, :height, :width]
+        labels = np.zeros(size, np.uint8 if len(probabilities) <= 256 else np.int32)
+        best = np.full(size, -np.inf, np.float32)
+        # One class at a time: all take 150 floats a pixel for ADE20K.
+        for label, plane in enumerate(probabilities):
+            plane = self.class_scores(plane, label)
+            if size != input_size:
+                plane = resize_scores(plane, size)
+            labels[plane > best] = label
+            np.maximum(best, plane, out=best)
+        return LabelMap(image, self.classes, self.palette, labels)
+
+    def detections(
+        self,
+        output: dict[str, np.ndarray],
+        input_size: tuple[int, int],
+        image: np.ndarray,
+        score_thr: float,
+    ) -> Detections:
+        """Those with at least a score, in pixels of the image; see `label_map`."""
+        size = image.shape[:2]
+        scale = input_size[0] / size[0], input_size[1] / size[1]
+        keep = (output['scores'] >= score_thr) & (output['labels'] >= 0)
+        boxes, scores, labels = (output[name][keep] for name in ('boxes', 'scores', 'labels'))
+        boxes = boxes / np.array([scale[1], scale[0]] * 2, np.float32)
+        masks = None
+        if self.about['masks'] == 'box':
+            masks = paste_masks(output['masks'][keep], boxes, size)
+        elif self.about['masks'] == 'image':
+            masks = enlarge_masks(output['masks'][keep], scale, size)
+        return Detections(image, self.classes, self.palette, boxes, scores, labels, masks)
 
     def to_input_size(self, image: np.ndarray) -> np.ndarray:
         """Resize an image (H, W, 3) for the model."""
@@ -259,52 +297,3 @@ class ExportedModel:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-
-
-def own_labels(
-    output: dict[str, np.ndarray],
-    small: np.ndarray,
-    image: np.ndarray,
-    class_scores: Callable[[np.ndarray, int], np.ndarray],
-) -> np.ndarray:
-    """The label map of an image from the model's output for `small`, the image as it was given.
-
-    class_scores: from the probabilities of a class and its label to what is resized.
-    """
-    (height, width), size = small.shape[:2], image.shape[:2]
-    if 'labels' in output:
-        return resize_labels(output['labels'][:height, :width], size)
-    probabilities = output['probabilities'][:, :height, :width]
-    labels: np.ndarray = np.zeros(size, np.uint8 if len(probabilities) <= 256 else np.int32)
-    best = np.full(size, -np.inf, np.float32)
-    # One class at a time: all take 150 floats a pixel for ADE20K.
-    for label, plane in enumerate(probabilities):
-        plane = class_scores(plane, label)
-        if size != (height, width):
-            plane = resize_scores(plane, size)
-        labels[plane > best] = label
-        np.maximum(best, plane, out=best)
-    return labels
-
-
-def own_detections(
-    output: dict[str, np.ndarray],
-    small: np.ndarray,
-    image: np.ndarray,
-    score_thr: float,
-    masks: Optional[str],
-) -> dict[str, Any]:
-    """The arguments of `Detections`, in pixels of an image, from the model's output for `small`.
-
-    masks: 'box' or 'image', what the output's masks cover, or None.
-    """
-    size = image.shape[:2]
-    scale = small.shape[0] / size[0], small.shape[1] / size[1]
-    keep = (output['scores'] >= score_thr) & (output['labels'] >= 0)
-    found = {name: output[name][keep] for name in ('boxes', 'scores', 'labels')}
-    found['boxes'] = found['boxes'] / np.array([scale[1], scale[0]] * 2, np.float32)
-    if masks == 'box':
-        found['masks'] = paste_masks(output['masks'][keep], found['boxes'], size)
-    elif masks == 'image':
-        found['masks'] = enlarge_masks(output['masks'][keep], scale, size)
-    return found

@@ -1,8 +1,8 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Optional, Protocol
+from typing import Optional, Protocol, Union
 
 import numpy as np
 
@@ -29,18 +29,28 @@ class Session(Protocol):
 
 
 class OnnxRuntime:
-    """A session of onnxruntime, on a GPU if onnxruntime-gpu is installed and finds one."""
+    """A session of onnxruntime.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        model: its path, or its bytes.
+        wanted: providers, of which those that are installed are used. By default a GPU if
+            onnxruntime-gpu finds one.
+    """
+
+    def __init__(
+        self,
+        model: Union[Path, bytes],
+        wanted: Sequence[str] = ('CUDAExecutionProvider', 'CPUExecutionProvider'),
+    ) -> None:
         send_no_telemetry()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
-        wanted = ('CUDAExecutionProvider', 'CPUExecutionProvider')
         available = onnxruntime.get_available_providers()
         providers = [name for name in wanted if name in available]
-        self.session = onnxruntime.InferenceSession(str(path), options, providers)
+        given = model if isinstance(model, bytes) else str(model)
+        self.session = onnxruntime.InferenceSession(given, options, providers)
         self.metadata = self.session.get_modelmeta().custom_metadata_map.get(KEY)
         self.names = [output.name for output in self.session.get_outputs()]
         self.shapes = {

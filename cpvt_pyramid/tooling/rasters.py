@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Union
 from warnings import catch_warnings, filterwarnings
 
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 class ReadError(OSError):
     """A file that is not a complete image, or of an unsupported kind."""
+
+
+def import_rasterio(user: str) -> ModuleType:
+    """The module rasterio; a UserError that names its user if it is not installed."""
+    try:
+        import rasterio.features
+        import rasterio.transform
+    except ImportError as error:
+        raise UserError(f'{user} needs rasterio; pip install rasterio ({error})') from error
+    return rasterio
 
 
 @contextmanager
@@ -28,11 +39,9 @@ def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['
     Raises:
         ReadError: not a complete image, also inside the context.
     """
-    try:
-        import rasterio
-        from rasterio.errors import NotGeoreferencedWarning, RasterioError
-    except ImportError as error:
-        raise UserError(f'{user} needs rasterio; pip install rasterio ({error})') from error
+    rasterio = import_rasterio(user)
+    from rasterio.errors import NotGeoreferencedWarning, RasterioError
+
     with catch_warnings(), rasterio.Env(**options):
         filterwarnings('ignore', category=NotGeoreferencedWarning)
         try:

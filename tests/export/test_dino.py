@@ -5,7 +5,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from support import ROOT
-from tiny_export import CHECKS, SIZES, TINY, built, padded
+from tiny_export import CHECKS, SIZES, TINY, assert_each_alone, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.detectors import Detector
@@ -40,6 +40,7 @@ def small_dino(kind: str, levels: int = 4) -> nn.Module:
 
 
 def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(expected) == ['boxes', 'scores', 'labels']
     for name, x in expected.items():
         atol = 0.02 if name == 'boxes' else 2e-4  # boxes in pixels
         torch.testing.assert_close(found[name], x, rtol=0, atol=atol)
@@ -47,26 +48,17 @@ def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize('kind', ['ValidRegionDINO', 'DINO'])
 def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone(kind):
-    model = DINO(small_dino(kind)).eval()
-    batch, valid, alone = padded(SIZES)
-    with torch.no_grad():
-        together = dict(zip(model.output_names, model(batch, valid)))
-        for i, image in enumerate(alone):
-            expected = {name: x[0] for name, x in model.reference(image).items()}
-            assert list(expected) == ['boxes', 'scores', 'labels']
-            assert_found({name: x[i] for name, x in together.items()}, expected)
+    model = DINO(small_dino(kind))
+    assert_each_alone(model, padded(SIZES), assert_found)
 
 
 def test_an_image_with_fewer_tokens_than_queries():
     """MMDetection raises an error; here it has fewer queries, alone and in a batch."""
     model = DINO(small_dino('ValidRegionDINO')).eval()
-    batch, valid, (small, _) = padded(((31, 32), (96, 200)))
+    batch = padded(((31, 32), (96, 200)))
     with torch.no_grad(), pytest.raises(RuntimeError, match='out of range'):
-        Detector.reference(model, small)
-    with torch.no_grad():
-        together = dict(zip(model.output_names, model(batch, valid)))
-        expected = {name: x[0] for name, x in model.reference(small).items()}
-    assert_found({name: x[0] for name, x in together.items()}, expected)
+        Detector.reference(model, batch[2][0])
+    assert_each_alone(model, batch, assert_found)
     assert model.model.num_queries == len(model.model.query_embedding.weight) == 30
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from support import ROOT
-from tiny_export import CHECKS, SIZES, TINY, built, padded
+from tiny_export import CHECKS, SIZES, TINY, assert_each_alone, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.mask2former import Mask2Former, Mask2FormerSegmentor
@@ -58,39 +58,37 @@ def small_detector(name: str = '', layers: int = 3) -> nn.Module:
     return built(model)
 
 
-def test_segmentor_gives_each_image_of_a_padded_batch_the_result_of_mmseg_alone():
-    batch, valid, alone = padded(SIZES)
-    segmentor = small_segmentor()
-    for name in ('probabilities', 'labels'):
-        model = Mask2FormerSegmentor(segmentor, probabilities=name == 'probabilities').eval()
-        assert model.details == {'resized': 'probabilities'}
-        with torch.no_grad():
-            (together,) = model(batch, valid)
-            for found, image in zip(together, alone):
-                expected = model.reference(image)[name][0]
-                height, width = image.shape[2:]
-                found = found[..., :height, :width].to(expected.dtype)
-                torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize('name', ['probabilities', 'labels'])
+def test_segmentor_gives_each_image_of_a_padded_batch_the_result_of_mmseg_alone(name):
+    model = Mask2FormerSegmentor(small_segmentor(), probabilities=name == 'probabilities')
+    assert model.details == {'resized': 'probabilities'}
+
+    def compare(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+        height, width = expected[name].shape[-2:]
+        ours = found[name][..., :height, :width].to(expected[name].dtype)
+        torch.testing.assert_close(ours, expected[name], rtol=0, atol=1e-5)
+
+    assert_each_alone(model, padded(SIZES), compare)
 
 
 def test_detector_gives_each_image_of_a_padded_batch_the_result_of_mmdet_alone():
-    model = Mask2Former(small_detector()).eval()
-    batch, valid, alone = padded(SIZES)
-    with torch.no_grad():
-        together = dict(zip(model.output_names, model(batch, valid)))
-        for i, image in enumerate(alone):
-            expected = {name: x[0] for name, x in model.reference(image).items()}
-            assert list(expected) == ['boxes', 'scores', 'labels']
-            for name, x in expected.items():
-                torch.testing.assert_close(together[name][i], x, rtol=1e-5, atol=1e-5)
-            # The masks have the boxes that MMDetection has found in the masks of the pixels.
-            masks = F.interpolate(together['masks'][i][None], scale_factor=4, mode='bilinear')[0]
-            inside = masks[:, : image.shape[2], : image.shape[3]] > 0.5
-            for mask, (left, top, right, bottom) in zip(inside, expected['boxes']):
-                rows, columns = torch.nonzero(mask, as_tuple=True)
-                if len(rows):
-                    ends = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()])
-                    assert (ends - torch.stack([left, top, right, bottom])).abs().max() <= 4
+    batch = padded(SIZES)
+    sizes = iter(batch[1].tolist())
+
+    def compare(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+        assert list(expected) == ['boxes', 'scores', 'labels']
+        for name, x in expected.items():
+            torch.testing.assert_close(found[name], x, rtol=1e-5, atol=1e-5)
+        # The masks have the boxes that MMDetection has found in the masks of the pixels.
+        height, width = next(sizes)
+        masks = F.interpolate(found['masks'][None], scale_factor=4, mode='bilinear')[0]
+        for mask, box in zip(masks[:, :height, :width] > 0.5, expected['boxes']):
+            rows, columns = torch.nonzero(mask, as_tuple=True)
+            if len(rows):
+                ends = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()])
+                assert (ends - box).abs().max() <= 4
+
+    assert_each_alone(Mask2Former(small_detector()), batch, compare)
 
 
 def assert_same_instances(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from models.ports import randomize
 from support import ROOT
+from tiny_export import assert_each_alone, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
@@ -60,35 +61,23 @@ def panoptic_fpn() -> nn.Module:
     return PanopticFPN.__new__(PanopticFPN)  # its class is all that matters
 
 
-def padded(sizes=SIZES) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A batch of images of these sizes, its `valid`, and each image alone."""
-    generator = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (1, 3, *s), generator=generator).float() for s in sizes]
-    batch = torch.zeros(len(sizes), 3, *map(max, zip(*sizes)))
-    for place, image in zip(batch, images):
-        place[:, : image.shape[2], : image.shape[3]] = image
-    return batch, torch.tensor(sizes), images
-
-
-def assert_each_alone(model: Exportable) -> None:
-    """The outputs of a padded batch are those of the original model for each image."""
-    batch, valid, images = padded()
-    with torch.no_grad():
-        together = dict(zip(model.output_names, model.eval()(batch, valid)))
-        for i, image in enumerate(images):
+def assert_alone(model: Exportable) -> None:
+    """The outputs are those of the original model for each image, in a padded batch and alone."""
+    batch = padded(SIZES)
+    assert_each_alone(model, batch, assert_same)
+    for image in batch[2]:
+        with torch.no_grad():
             alone = dict(zip(model.output_names, model(image)))
             expected = {name: x[0] for name, x in model.reference(image).items()}
-            for outputs, row in ((together, i), (alone, 0)):
-                found = {
-                    name: outputs[name][row][tuple(slice(n) for n in x.shape)]
-                    for name, x in expected.items()
-                }
-                if 'boxes' in found:
-                    found = in_the_order_of(expected, found)
-                for name, x in expected.items():
-                    torch.testing.assert_close(
-                        found[name], x, rtol=1e-4, atol=1e-3, check_dtype=False
-                    )
+        assert_same({name: x[0] for name, x in alone.items()}, expected)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    found = {n: found[n][tuple(slice(side) for side in x.shape)] for n, x in expected.items()}
+    if 'boxes' in found:
+        found = in_the_order_of(expected, found)
+    for name, x in expected.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-3, check_dtype=False)
 
 
 def in_the_order_of(expected: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -106,15 +95,15 @@ def in_the_order_of(expected: dict[str, Tensor], found: dict[str, Tensor]) -> di
 @pytest.mark.parametrize('marks_padding', [True, False])
 def test_retinanet(marks_padding):
     model = exportable(retinanet(**{'data_preprocessor.valid_region': marks_padding}))
-    assert model.reference(padded()[2][0])['scores'].shape[1] > 5
-    assert_each_alone(model)
+    assert model.reference(padded(SIZES)[2][0])['scores'].shape[1] > 5
+    assert_alone(model)
 
 
 def test_retinanet_returns_unused_rows_as_such():
     model = exportable(retinanet())
     with torch.no_grad():
-        found = model.reference(padded()[2][0])['scores'].shape[1]
-        boxes, scores, labels = model(padded()[2][0])
+        found = model.reference(padded(SIZES)[2][0])['scores'].shape[1]
+        boxes, scores, labels = model(padded(SIZES)[2][0])
     assert found < 60 and boxes.shape == (1, 60, 4)
     assert (labels[0, :found] >= 0).all() and (labels[0, found:] == -1).all()
     assert not scores[0, found:].any() and not boxes[0, found:].any()
@@ -138,11 +127,11 @@ def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
 @pytest.mark.parametrize('make', [semantic_fpn, upernet])
 def test_segmentors(make):
     original = make()
-    assert len(exportable(original).reference(padded()[2][0])['labels'].unique()) > 1
+    assert len(exportable(original).reference(padded(SIZES)[2][0])['labels'].unique()) > 1
     for probabilities in (False, True):
         model = exportable(original, probabilities=probabilities)
         assert model.details == {'resized': 'logits'}
-        assert_each_alone(model)
+        assert_alone(model)
 
 
 def test_the_threshold_of_two_classes_with_one_output():
@@ -151,14 +140,14 @@ def test_the_threshold_of_two_classes_with_one_output():
 
 
 def test_backbone_of_a_detector():
-    assert_each_alone(exportable(retinanet(), backbone=True))
+    assert_alone(exportable(retinanet(), backbone=True))
 
 
 def test_channels_of_a_model_that_takes_blue_first():
     changes = {'data_preprocessor.bgr_to_rgb': False, 'data_preprocessor.std': [50.0, 60.0, 70.0]}
     model = exportable(semantic_fpn(**changes), probabilities=True)
     assert list(model.preprocessing.std) == [70.0, 60.0, 50.0]  # of red, green, blue
-    assert_each_alone(model)
+    assert_alone(model)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from support import ROOT
-from tiny_export import CHECKS, SIZES, TINY, built, padded
+from tiny_export import CHECKS, SIZES, TINY, assert_each_alone, built, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.two_stage import TwoStage
@@ -38,6 +38,7 @@ def small_mask_rcnn(levels: int = 4, extractor: str = 'ValidRegionSingleRoIExtra
 
 def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """The results of one image; rows after the last box are unused."""
+    assert list(expected) == ['boxes', 'scores', 'labels', 'masks']
     count = len(expected['scores'])
     assert count > 5
     for name, x in expected.items():
@@ -48,14 +49,8 @@ def assert_found(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize('extractor', ['SingleRoIExtractor', 'ValidRegionSingleRoIExtractor'])
 def test_each_image_of_a_padded_batch_has_the_result_of_mmdet_alone(extractor):
-    model = TwoStage(small_mask_rcnn(extractor=extractor)).eval()
-    batch, valid, alone = padded(SIZES)
-    with torch.no_grad():
-        together = dict(zip(model.output_names, model(batch, valid)))
-        for i, image in enumerate(alone):
-            expected = {name: x[0] for name, x in model.reference(image).items()}
-            assert list(expected) == ['boxes', 'scores', 'labels', 'masks']
-            assert_found({name: x[i] for name, x in together.items()}, expected)
+    model = TwoStage(small_mask_rcnn(extractor=extractor))
+    assert_each_alone(model, padded(SIZES), assert_found)
 
 
 @CHECKS

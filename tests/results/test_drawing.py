@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from skimage.color import rgb2lab
 
 from cpvt_pyramid.results import drawing
 from cpvt_pyramid.results.drawing import draw_boxes, draw_segmentation
@@ -15,17 +16,11 @@ def count(picture: Image.Image, color: tuple) -> int:
 
 
 def test_palette_is_distinct_and_grows() -> None:
-    palette = drawing.distinct_palette(300)
-    assert drawing.distinct_palette(7) == palette[:7] and len(set(palette)) == 256
-    lab = drawing._oklab(np.array(palette[:20]))
-    apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + np.eye(20)
-    assert apart.min() > 0.1  # a just noticeable difference is about 0.02
-
-
-def test_oklab_of_known_colours() -> None:
-    lab = drawing._oklab(np.array([[255, 255, 255], [255, 0, 0], [0, 0, 0]]))
-    known = [[1, 0, 0], [0.62796, 0.22486, 0.12585], [0, 0, 0]]  # published with OKLab
-    np.testing.assert_allclose(lab, known, atol=1e-4)
+    palette = drawing.distinct_palette(128)
+    assert drawing.distinct_palette(7) == palette[:7] and len(set(palette)) == 128
+    lab = rgb2lab(np.array(palette[:20]) / 255)
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + 99 * np.eye(20)
+    assert apart.min() > 15  # a just noticeable difference is about 2
 
 
 def test_class_palette() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import geopandas
 import numpy as np
 import pytest
-import rasterio
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 from PIL import Image
@@ -16,11 +15,10 @@ from pycocotools.coco import COCO
 from rasterio.control import GroundControlPoint
 from rasterio.features import rasterize
 from rasterio.transform import Affine, from_origin
-from support import load_tool
+from support import load_tool, save_tiff
 
 from cpvt_pyramid.results.formats import Output
 from cpvt_pyramid.results.polygons import one_polygon, outlines
-from cpvt_pyramid.results.records import mask_of, run_lengths
 from cpvt_pyramid.runner.datasets.coco import check_coco
 from cpvt_pyramid.runner.datasets.defects import Defects
 from cpvt_pyramid.runner.datasets.new_config import find_objects
@@ -71,14 +69,6 @@ def label_map() -> np.ndarray:
     labels = np.zeros((HEIGHT, WIDTH), np.uint8)
     labels[MASKS[0]], labels[MASKS[1]] = 1, 2
     return labels
-
-
-def test_run_lengths_are_read_back():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        mask = rng.random(rng.integers(1, 30, 2)) < rng.random()
-        mask = mask.repeat(rng.integers(1, 40), 0).repeat(rng.integers(1, 40), 1)
-        np.testing.assert_array_equal(mask_of(run_lengths(mask)), mask)
 
 
 def test_outlines_follow_a_mask():
@@ -228,10 +218,7 @@ PLACES = {
 @pytest.mark.parametrize('kind', ['detections', 'labels'])
 def test_geojson_in_the_world(kind, place, monkeypatch):
     monkeypatch.setattr(f'{__name__}.PHOTO', Path('in put/ä b.tif'))
-    PHOTO.parent.mkdir()
-    size = {'height': HEIGHT, 'width': WIDTH, 'count': 3, 'dtype': 'uint8'}
-    with rasterio.open(PHOTO, 'w', 'GTiff', **size, **PLACES[place]) as image:
-        image.write(np.zeros((3, HEIGHT, WIDTH), np.uint8))
+    save_tiff(PHOTO, np.zeros((HEIGHT, WIDTH, 3), np.uint8), **PLACES[place])
     results('geojson', kind, masks=True)
     table = geopandas.read_file('out/ä b.geojson')
     assert table.is_valid.all() and all(p.exterior.is_ccw for p in table.geometry.explode())
@@ -246,31 +233,28 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
         np.testing.assert_array_equal(filled, mask)
 
 
+NO_RASTERIO = 'of {} needs rasterio; pip install rasterio'
+
+
 @pytest.mark.parametrize('form, kind, tiled, file, message', [
     ('yolo', 'labels', False, 'a.png', 'is for objects, but the model labels pixels; use coco'),
     ('csv', 'labels', True, 'a.png', 'into memory; with --tile use geojson'),
     ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
+    ('labelme', 'labels', False, 'a.png', NO_RASTERIO),
+    ('yolo', 'segments', False, 'a.png', NO_RASTERIO),
+    ('geojson', 'labels', False, 'a.png', NO_RASTERIO),
+    ('geojson', 'detections', False, 'a.tif', NO_RASTERIO),
+    ('labelme', 'detections', False, 'a.png', None),
+    ('csv', 'labels', False, 'a.png', None),
 ])  # fmt: skip
-def test_what_a_format_cannot_hold(form, kind, tiled, file, message):
-    with pytest.raises(Exception, match=message):
-        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
-
-
-@pytest.mark.parametrize('form, kind, file', [
-    ('labelme', 'labels', 'a.png'), ('yolo', 'segments', 'a.png'), ('geojson', 'labels', 'a.png'),
-    ('geojson', 'detections', 'a.tif'),
-])  # fmt: skip
-def test_without_rasterio_a_run_does_not_begin(form, kind, file, monkeypatch):
+def test_a_run_that_cannot_be_written_does_not_begin(form, kind, tiled, file, message, monkeypatch):
+    """Formats with polygons need rasterio, and others do not."""
     monkeypatch.setitem(sys.modules, 'rasterio', None)
-    message = f'--format {form} of {file} needs rasterio; pip install rasterio'
-    with pytest.raises(UserError, match=message):
-        Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')])
-
-
-@pytest.mark.parametrize('form, kind', [('labelme', 'detections'), ('csv', 'labels')])
-def test_formats_that_need_no_rasterio(form, kind, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'rasterio', None)
-    Output(Path(), form, kind, CLASSES).check([(Path('a.png'), 'a')])
+    output = Output(Path(), form, kind, CLASSES)
+    if message is None:
+        return output.check([(Path(file), 'a')], tiled)
+    with pytest.raises(UserError, match=message.format(file)):
+        output.check([(Path(file), 'a')], tiled)
 
 
 def test_no_detections_and_no_images():
@@ -298,13 +282,8 @@ infer = load_tool('infer')
     ('segmentor', ['--tile', '64']),
 ])  # fmt: skip
 def test_infer(untrained, kind, options, capsys):
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (60, 90, 3), np.uint8)
-    place = PLACES['EPSG:32633']
-    with rasterio.open(
-        'a.tif', 'w', 'GTiff', height=60, width=90, count=3, dtype='uint8', **place
-    ) as file:
-        file.write(np.moveaxis(image, -1, 0))
+    image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    save_tiff('a.tif', image, **PLACES['EPSG:32633'])
     Path('torn.png').write_bytes(b'torn')
     command = [*untrained[kind], 'a.tif', 'torn.png', *options]
     command += ['--score-thr', '0.01'] if kind == 'detector' else []

@@ -4,6 +4,7 @@ import numpy as np
 from pycocotools import mask as coco
 
 from cpvt_pyramid.results.predictions import Detections
+from cpvt_pyramid.results.records import mask_of
 
 
 def test_masks_are_run_lengths_as_pycocotools_writes_them() -> None:
@@ -20,6 +21,7 @@ def test_masks_are_run_lengths_as_pycocotools_writes_them() -> None:
         for record, mask in zip(records, masks, strict=True):
             expected = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
             assert record['mask'] == {**expected, 'counts': expected['counts'].decode()}
+            np.testing.assert_array_equal(mask_of(record['mask']), mask)
     (record,) = found(np.array([[1, 2, 3, 4.001]]), np.array([0.5]), np.array([0]))
     assert record == {'box': [1.0, 2.0, 3.0, 4.0], 'label': 0, 'class': 'a', 'score': 0.5}
 

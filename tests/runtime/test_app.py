@@ -79,30 +79,22 @@ def test_the_page_is_served(model, pictures):
     np.testing.assert_array_equal(np.array(Image.open(drawn)), np.array(expected))
 
 
-@pytest.mark.parametrize(
-    'arguments, complaint',
-    [('no.onnx', 'no model at no.onnx'),
-     ('detection.onnx --samples nowhere', 'no folder at nowhere')],
-)  # fmt: skip
-def test_mistakes(model, arguments, complaint, capsys):
-    model('detection')
-    assert app.main(arguments.split()) == 2
-    assert complaint in one_line_of(capsys)
-
-
-def test_without_gradio(model, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, 'gradio', None)
-    assert app.main([str(model('detection'))]) == 2
-    assert "pip install 'cpvt_pyramid[app]'" in one_line_of(capsys)
-
-
-def test_a_port_in_use(model, capsys):
+def test_mistakes(model, monkeypatch, capsys):
+    path = str(model('detection'))
     with socket.socket() as other:
         other.bind(('127.0.0.1', 0))
         other.listen()
-        port = other.getsockname()[1]
-        assert app.main([str(model('detection')), '--port', str(port)]) == 2
-    assert f'cannot listen on 127.0.0.1:{port}: ' in one_line_of(capsys)
+        port = str(other.getsockname()[1])
+        for arguments, complaint in (
+            (['no.onnx'], 'no model at no.onnx'),
+            ([path, '--samples', 'nowhere'], 'no folder at nowhere'),
+            ([path, '--port', port], f'cannot listen on 127.0.0.1:{port}: '),
+        ):
+            assert app.main(arguments) == 2
+            assert complaint in one_line_of(capsys)
+    monkeypatch.setitem(sys.modules, 'gradio', None)
+    assert app.main([path]) == 2
+    assert "pip install 'cpvt_pyramid[app]'" in one_line_of(capsys)
 
 
 def one_line_of(capsys: pytest.CaptureFixture) -> str:

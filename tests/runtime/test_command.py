@@ -82,10 +82,9 @@ def foreign_model() -> None:
      ('detection.onnx nowhere', 'no image or folder at nowhere'),
      ('detection.onnx http://host/a.png', 'got the address http://host/a.png; download it'),
      ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
-     ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
-     ('detection.onnx in --batch-size 0', 'batch_size must be at least 1'),
      ('in/a.png in', 'in/a.png is an image; the model comes first'),
      ('nowhere.pth in', 'no model at nowhere.pth'),
+     ('nowhere.pth in --size 100', 'size is for exported models'),
      ('detection.onnx in --out-dir in/a.png', 'cannot create the folder in/a.png')],
 )  # fmt: skip
 def test_mistakes(model, folder, arguments, complaint, capfd):

@@ -4,16 +4,15 @@ in tools/infer.py."""
 import json
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import rasterio
 import torch
 from PIL import Image
-from support import load_tool
+from support import film, load_tool
 
 from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
-from cpvt_pyramid.runtime import Predictor, UserError
+from cpvt_pyramid.runtime import UserError
 from cpvt_pyramid.runtime.__main__ import main
 
 infer = load_tool('infer')
@@ -71,11 +70,6 @@ def test_the_config_in_a_checkpoint_is_not_executed():
             config_in_checkpoint(checkpoint, 'x.pth')
 
 
-def test_checkpoints_have_their_own_size():
-    with pytest.raises(UserError, match='size is for exported models'):
-        Predictor('epoch_1.pth', size=100)
-
-
 @pytest.mark.parametrize('name', ['box', 'labels'])
 def test_infer_writes_what_the_runtime_writes(model, in_files, name):
     options = [str(model(name)), 'in', '--batch-size', '3']
@@ -86,11 +80,8 @@ def test_infer_writes_what_the_runtime_writes(model, in_files, name):
 
 
 def test_videos(model, photos):
-    frame, size = np.ascontiguousarray(photos[0][:90, :132]), (132, 90)  # even, for the format
-    writer = cv2.VideoWriter('clip.mp4', cv2.VideoWriter_fourcc(*'mp4v'), 25, size)
-    for _ in range(3):
-        writer.write(frame)
-    writer.release()
+    frame, size = photos[0][:90, :132], (132, 90)  # even, for the format
+    film('clip.mp4', [frame] * 3)
     assert infer.main([str(model('detection')), 'clip.mp4', '--backend', 'openvino']) == 0
     frames = Path('predictions/clip.detections.jsonl').read_text().splitlines()
     found = [json.loads(frame)['detections'][0]['box'] for frame in frames]

@@ -3,8 +3,8 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -21,13 +21,7 @@ Source = tuple[Any, np.ndarray]  # the caller's reference to an image, and the i
 
 
 class ExportedPredictor:
-    """An exported model with the interface of `runner.inference.ModelPredictor`.
-
-    Args:
-        model: the model.
-        batch_size: number of images that pass the model together.
-        score_thr: boxes of a lower score are left out.
-    """
+    """An exported model with the interface of `batched.ModelPredictor`."""
 
     def __init__(self, model: ExportedModel, batch_size: int, score_thr: float) -> None:
         self.model, self.batch_size, self.score_thr = model, batch_size, score_thr
@@ -53,7 +47,6 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
     One that returns labels votes where tiles overlap, with the weights by which scores are blended.
     """
     detects = model.about['task'] != 'segmentation'
-    predict = exported_boxes(model) if detects else exported_scores(model)
     files = (path for path in (model.path, model.path.with_suffix('.bin')) if path.is_file())
     about = {
         'model': hashlib.sha256(json.dumps(model.about, sort_keys=True).encode()).hexdigest(),
@@ -61,40 +54,27 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
         'device': backend,
         'version': __version__,
     }
+
+    def predict(tiles: Tensor) -> Union[Tensor, list[Found]]:
+        """Detections or scores (B, K, h, w) of tiles (B, 3, h, w), BGR uint8."""
+        rgb = [np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0)) for tile in tiles]
+        outputs = model.run(rgb)
+        if detects:
+            used = ({k: x[o['labels'] >= 0] for k, x in o.items()} for o in outputs)
+            return [Found(*(torch.from_numpy(o[k]) for k in Found._fields)) for o in used]
+        return torch.stack([tile_scores(model, output, *tiles.shape[2:]) for output in outputs])
+
     meta = {'classes': model.classes, 'palette': model.palette}
     return TileModel(detects, predict, meta, about, torch.device('cpu'))
 
 
-def outputs_of(model: ExportedModel, tiles: Tensor) -> Sequence[dict[str, np.ndarray]]:
-    return model.run(
-        [np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0)) for tile in tiles]
-    )
-
-
-def exported_boxes(model: ExportedModel) -> Callable[[Tensor], list[Found]]:
-    """A function from tiles (B, 3, h, w), BGR uint8, to the detections in each."""
-
-    def found(output: dict[str, np.ndarray]) -> Found:
-        keep = output['labels'] >= 0
-        return Found(
-            *(torch.from_numpy(output[name][keep]) for name in ('boxes', 'scores', 'labels'))
-        )
-
-    return lambda tiles: [found(output) for output in outputs_of(model, tiles)]
-
-
-def exported_scores(model: ExportedModel) -> Callable[[Tensor], Tensor]:
-    """A function from tiles (B, 3, h, w), BGR uint8, to scores (B, K, h, w)."""
-
-    def scores(output: dict[str, np.ndarray], height: int, width: int) -> np.ndarray:
-        if 'probabilities' in output:
-            probabilities = output['probabilities'][:, :height, :width]
-            return np.stack([model.class_scores(p, i) for i, p in enumerate(probabilities)])
-        classes = np.arange(len(model.classes))[:, None, None]
-        return (output['labels'][:height, :width] == classes).astype(np.float32)
-
-    def predict(tiles: Tensor) -> Tensor:
-        outputs = outputs_of(model, tiles)
-        return torch.from_numpy(np.stack([scores(o, *tiles.shape[2:]) for o in outputs]))
-
-    return predict
+def tile_scores(
+    model: ExportedModel, output: dict[str, np.ndarray], height: int, width: int
+) -> Tensor:
+    """(K, height, width) of one tile."""
+    if 'probabilities' in output:
+        probabilities = output['probabilities'][:, :height, :width]
+        scores = np.stack([model.class_scores(p, i) for i, p in enumerate(probabilities)])
+        return torch.from_numpy(scores)
+    classes = np.arange(len(model.classes))[:, None, None]
+    return torch.from_numpy((output['labels'][:height, :width] == classes).astype(np.float32))

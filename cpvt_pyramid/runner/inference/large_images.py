@@ -7,7 +7,7 @@ applied.
 import hashlib
 import json
 import math
-import shutil
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +29,8 @@ from ...tooling.files import atomic_write
 from . import tiling
 from .prediction import is_panoptic, loaded_bands
 from .raster import CACHE, ReadError, open_image, overview, row_reader, write_label_map
-from .tiling import Found, Journal, Span, TileGrid
+from .samples import data_sample
+from .tiling import Found, Journal, Run, Span, TileGrid
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -72,27 +73,20 @@ def tile_options(
     overlap = tile // 4 // 32 * 32 if overlap is None else overlap
     try:
         TileGrid((1, 1), tile, overlap)
-        sizes = [
-            None if text is None else parse_bytes(text, f'--{name}')
-            for name, text in limits.items()
-        ]
     except ValueError as error:
         raise UserError(str(error)) from error
+    sizes = (
+        None if text is None else parse_bytes(text, f'--{name}') for name, text in limits.items()
+    )
     return Tiling(tile, overlap, batch_size, not inexact, *sizes)
 
 
 def parse_bytes(text: str, option: str) -> int:
     """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
-    number, unit = text.strip().rstrip('iBb'), ''
-    if number and number[-1].upper() in UNITS:
-        number, unit = number[:-1], number[-1].upper()
-    try:
-        size = float(number)
-    except ValueError:
-        size = math.nan
-    if not 0 < size < math.inf:
-        raise ValueError(f'{option} must be a size such as 2GiB, got {text!r}')
-    return int(size * UNITS[unit])
+    found = re.fullmatch(r'(\d*\.?\d+)\s*([KMGT]?)i?B?', text.strip(), re.I)
+    if not found or not float(found[1]):
+        raise UserError(f'{option} must be a size such as 2GiB, got {text!r}')
+    return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 # The model
@@ -112,13 +106,7 @@ class TileModel(NamedTuple):
 
 
 def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> TileModel:
-    """A model of mm for tiled inference.
-
-    Args:
-        model: a detector or a segmentor.
-        cfg: its config.
-        weights: its checkpoint.
-        meta: `classes` and `palette`.
+    """A detector or a segmentor of mm for tiled inference, from its config and checkpoint.
 
     Raises:
         UserError: the model is panoptic.
@@ -143,13 +131,10 @@ def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> Tile
 
 def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A function from tiles, see `TileModel`, to a segmentor's scores (B, K, h, w)."""
-    from mmseg.structures import SegDataSample
 
     def predict(tiles: Tensor) -> Tensor:
         height, width = tiles.shape[2:]
-        shape = dict.fromkeys(('ori_shape', 'img_shape', 'pad_shape'), (height, width))
-        samples = [SegDataSample(metainfo=shape) for _ in tiles]
-        data = model.data_preprocessor({'inputs': list(tiles), 'data_samples': samples}, False)
+        data = model.data_preprocessor(batch_of(tiles, True), False)
         metas = [sample.metainfo for sample in data['data_samples']]
         with torch.no_grad():
             scores = model.inference(data['inputs'], metas)
@@ -160,18 +145,20 @@ def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
     """A function from tiles, see `TileModel`, to the detections in each."""
-    from mmdet.structures import DetDataSample
 
     def predict(tiles: Tensor) -> list[Found]:
-        shape = dict.fromkeys(('ori_shape', 'img_shape', 'pad_shape'), tuple(tiles.shape[2:]))
-        meta = {**shape, 'scale_factor': (1.0, 1.0), 'img_id': 0}
-        samples = [DetDataSample(metainfo=meta) for _ in tiles]
         with torch.no_grad():
-            results = model.test_step({'inputs': list(tiles), 'data_samples': samples})
+            results = model.test_step(batch_of(tiles, False))
         found = [result.pred_instances for result in results]
         return [Found(part.bboxes, part.scores, part.labels) for part in found]
 
     return predict
+
+
+def batch_of(tiles: Tensor, segmentation: bool) -> dict:
+    """Tiles as the data preprocessors of mm take them."""
+    samples = [data_sample(segmentation, tuple(tiles.shape[2:])) for _ in tiles]
+    return {'inputs': list(tiles), 'data_samples': samples}
 
 
 def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
@@ -221,11 +208,6 @@ def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) 
     expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
     if expected > tiles.memory:
         raise UserError(too_much(expected, tiles))
-
-
-def check_memory(tiles: Tiling) -> None:
-    if tiles.memory and memory.peak() > tiles.memory:
-        raise UserError(too_much(memory.peak(), tiles))
 
 
 def too_much(size: float, tiles: Tiling) -> str:
@@ -293,11 +275,8 @@ class LargeImages:
             if self.is_done(path, name):
                 return False
             with self.journal(image, name) as journal:
-                if self.model.detects:
-                    found = tiling.detect(**self.work(image, journal))
-                    self.save_detections(image, name, found)
-                else:
-                    self.save_labels(image, name, self.segment(image, journal))
+                labels = self.process(image, journal)
+                self.save(image, name, [journal.folder], labels)
             journal.remove()
         return True
 
@@ -315,29 +294,18 @@ class LargeImages:
             ReadError, UserError: see `write`.
         """
         with open_image(path) as image, self.journal(image, name, band) as journal:
-            if self.model.detects:
-                tiling.detect_in_tiles(**self.work(image, journal), band=band)
-            else:
-                self.segment(image, journal, band)
+            self.process(image, journal, band)
 
     def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
         """Write the results of an image whose bands are finished."""
         folders = [self.working_folder(name, band) for band in bands]
+        labels = None
         with open_image(path) as image, disk_errors(image):
-            grid = self.grid(image)
-            if self.model.detects:
-                found = tiling.merged(tiling.found_in_tiles(folders), grid)
-                self.save_detections(image, name, found)
-            else:
+            if not self.model.detects:
+                grid, file = self.grid(image), self.working_folder(name) / 'labels'
                 lines = (tiling.lines_of(grid, band) for band in bands)
-                file = self.working_folder(name) / 'labels'
                 labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
-                self.save_labels(image, name, labels)
-        self.discard(name)
-
-    def discard(self, name: str) -> None:
-        """Remove the work in progress for an image."""
-        shutil.rmtree(self.working_folder(name), ignore_errors=True)
+            self.save(image, name, folders, labels)
 
     # Parts of both
 
@@ -375,10 +343,7 @@ class LargeImages:
         """The journal of a run, closed afterwards, and removed if the image cannot be read."""
         if self.tiles.memory:
             check_memory_ahead(image, self.tiles, self.model)
-        try:
-            journal = Journal(self.working_folder(name, band), self.about_run(image.name))
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        journal = Journal(self.working_folder(name, band), self.about_run(image.name))
         try:
             with disk_errors(image):
                 yield journal
@@ -388,58 +353,52 @@ class LargeImages:
         finally:
             journal.close()
 
-    def work(self, image: 'DatasetReader', journal: Journal) -> dict:
-        """Arguments of the tiling functions, with a progress bar."""
+    def process(
+        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
+    ) -> Optional[np.memmap]:
+        """Run the model on an image or a band of it, with a progress bar. Detections are written
+        into the journal's folder; a label map is returned."""
         name = journal.folder.name.removeprefix('.').removesuffix('.partial')
         grid = self.grid(image)
         bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
 
         def progress(tiles: int) -> None:
-            check_memory(self.tiles)
+            if self.tiles.memory and memory.peak() > self.tiles.memory:
+                raise UserError(too_much(memory.peak(), self.tiles))
             bar.update(tiles)
             if bar.n == bar.total:
                 bar.close()
 
-        return {
-            'read': row_reader(image, self.model.bands),
-            'grid': grid,
-            'predict': self.model.predict,
-            'journal': journal,
-            'batch_size': self.tiles.batch_size,
-            'exact': self.tiles.exact,
-            'progress': progress,
-        }
+        read, predict = row_reader(image, self.model.bands), self.model.predict
+        run = Run(read, grid, predict, journal, self.tiles.batch_size, self.tiles.exact, progress)
+        if self.model.detects:
+            return tiling.detect_in_tiles(run, band)
+        return tiling.segment(run, self.label_type, self.model.decide, band)
 
-    def segment(
-        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
-    ) -> np.memmap:
-        return tiling.segment(
-            **self.work(image, journal),
-            dtype=self.label_type,
-            decide=self.model.decide,
-            band=band,
-        )
-
-    def save_labels(self, image: 'DatasetReader', name: str, labels: np.memmap) -> None:
+    def save(
+        self,
+        image: 'DatasetReader',
+        name: str,
+        folders: Sequence[Path],
+        labels: Optional[np.memmap],
+    ) -> None:
+        """Write the label map, or the detections in the folders of journals."""
+        small, step = overview(image, self.model.bands)
         classes, palette = self.meta['classes'], self.meta['palette']
-        small, step = overview(image, self.model.bands)
-        picture = draw_segmentation(small, np.array(labels[::step, ::step]), classes, palette)
-        save_picture(picture, self.folder / f'{name}.overlay.png')
-        with atomic_write(self.result(name)) as file:
-            write_label_map(file, labels, image, self.meta, self.key(image.name))
-
-    def save_detections(self, image: 'DatasetReader', name: str, found: Found) -> None:
-        small, step = overview(image, self.model.bands)
+        key, result = self.key(image.name), self.result(name)
+        overlay = self.folder / f'{name}.overlay.png'  # before the result, which counts as done
+        if labels is not None:
+            shown = np.array(labels[::step, ::step])
+            save_picture(draw_segmentation(small, shown, classes, palette), overlay)
+            with atomic_write(result) as file:
+                write_label_map(file, labels, image, self.meta, key)
+            return
+        found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
         boxes, scores, labels = (part.numpy() for part in found)
-        best = Detections(small, boxes=boxes, scores=scores, labels=labels, **self.meta)
-        best = best.above(self.score_thr)
-        classes, palette = self.meta['classes'], self.meta['palette']
+        best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
         picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-        save_picture(picture, self.folder / f'{name}.overlay.png')
-        write_records(
-            self.result(name), image.name, image.shape, best.kind, best.records(),
-            run=self.key(image.name),
-        )  # fmt: skip
+        save_picture(picture, overlay)
+        write_records(result, image.name, image.shape, best.kind, best.records(), run=key)
 
 
 @contextmanager

@@ -163,25 +163,21 @@ class PictureHook(Hook):
 
 def results_dump(scope: str, path: str) -> DumpResults:
     """A metric that pickles all predictions to `path`, which must end in .pkl or .pickle."""
+    Dump = DumpResults
     if scope == 'mmdet':
         from mmdet.evaluation import DumpDetResults as Dump  # compresses the masks
-    else:
-        Dump = DumpSegResults
 
     class AtomicDump(Dump):
+        def process(self, data_batch: Any, predictions: Sequence[dict]) -> None:
+            left_out = 'gt_sem_seg', 'seg_logits'  # the latter: 150 floats per pixel for ADE20K
+            super().process(
+                data_batch,
+                [{k: v for k, v in each.items() if k not in left_out} for each in predictions],
+            )
+
         def compute_metrics(self, results: list) -> dict:
             with atomic_write(path) as partial, partial.open('wb') as file:
                 pickle.dump(results, file)
             return {}
 
     return AtomicDump(path)
-
-
-class DumpSegResults(DumpResults):
-    """mmengine's DumpResults without the ground truth and the scores, which take 150 floats per
-    pixel for ADE20K."""
-
-    def process(self, data_batch: Any, predictions: Sequence[dict]) -> None:
-        left_out = ('gt_sem_seg', 'seg_logits')
-        slim = [{k: v for k, v in sample.items() if k not in left_out} for sample in predictions]
-        super().process(data_batch, slim)

@@ -75,10 +75,13 @@ def row_reader(
     """
     from rasterio.errors import RasterioError
 
-    if bands is None:
-        check_kind(image)
-    else:
-        check_those(image, bands)
+    try:
+        if bands is None:
+            check_kind(image)
+        else:
+            check_bands(image, bands)
+    except OSError as error:
+        raise ReadError(str(error)) from error
 
     def read(start: int, stop: int) -> Tensor:
         window = (start, stop), (0, image.width)
@@ -92,13 +95,6 @@ def row_reader(
         return torch.from_numpy(np.ascontiguousarray(lines))
 
     return read
-
-
-def check_those(image: 'DatasetReader', bands: Sequence[int]) -> None:
-    try:
-        check_bands(image, bands)
-    except OSError as error:
-        raise ReadError(str(error)) from error
 
 
 def overview(
@@ -136,15 +132,8 @@ def picture(image: np.ndarray) -> np.ndarray:
 def write_label_map(
     file: Path, labels: np.memmap, image: 'DatasetReader', meta: dict, key: str
 ) -> None:
-    """A tiled and compressed GeoTIFF of a label map.
-
-    Args:
-        file: path to write to.
-        labels: (H, W).
-        image: source of the georeference.
-        meta: `classes` and `palette`.
-        key: key of the run, stored as a tag.
-    """
+    """Write a tiled and compressed GeoTIFF of a label map (H, W), with the georeference of its
+    image, the `classes` and `palette` of `meta`, and the key of the run as a tag."""
     import rasterio
 
     gcps, crs = image.gcps

@@ -57,10 +57,9 @@ class SharedTestLoop(TestLoop):
     """mmengine's TestLoop, whose batches are shared.
 
     Args:
-        *args: see `TestLoop`.
+        *args, **options: see `TestLoop`.
         folder: for the parts of the results.
         about: what the results depend on, as JSON values.
-        **options: see `TestLoop`.
 
     Attributes:
         evaluated: whether this process computed the metrics or, if they were known before, is the
@@ -81,21 +80,16 @@ class SharedTestLoop(TestLoop):
         starts = range(0, len(batches), size)
         last = Task('metrics', [self.about, size], self.evaluate, [str(s) for s in starts])
 
-        def kept(start: int) -> bool:
-            return self.file(start).exists() or finished(self.folder, last) is not None
+        def task(start: int) -> Task:
+            run = partial(self.run_part, start, batches[start : start + size])
+            return Task(
+                str(start), [self.about, size], run,
+                kept=lambda _: self.file(start).exists() or finished(self.folder, last) is not None,
+            )  # fmt: skip
 
-        tasks = [
-            Task(
-                str(start),
-                [self.about, size],
-                partial(self.run_part, start, batches[start : start + size]),
-                kept=lambda _, start=start: kept(start),
-            )
-            for start in starts
-        ]
         self.parts = [self.file(start) for start in starts]
         self.evaluated = rank() == 0 and finished(self.folder, last) is not None
-        metrics = share(self.folder, [*tasks, last])['metrics'].outcome
+        metrics = share(self.folder, [*map(task, starts), last])['metrics'].outcome
         self.runner.call_hook('after_test_epoch', metrics=metrics)
         self.runner.call_hook('after_test')
         return metrics

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from ...tooling.command import RANKS, UserError, one_line, rank
-from ...tooling.files import atomic_write, locked
+from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
 from .large_images import LargeImages, identity
 from .raster import ReadError
@@ -41,24 +41,16 @@ Named = tuple[Path, str]  # an input, and the name for its results
 Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 Write = Callable[[Sequence[Named], Skip], None]
 Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
-Share = Callable[[Write, Sequence[Named], Conclude], Sequence[Path]]  # returns the skipped inputs
 
 
 class Task(NamedTuple):
-    """A part of the work.
+    """A part of the work."""
 
-    Attributes:
-        name: unique.
-        about: what the outcome depends on, as JSON values.
-        run: does it and returns the outcome, JSON values.
-        needs: names of tasks that must be finished first.
-        kept: whether the results that an outcome stands for still exist.
-    """
-
-    name: str
-    about: Any
-    run: Callable[[], Any]
-    needs: Sequence[str] = ()
+    name: str  # unique
+    about: Any  # what the outcome depends on, as JSON values
+    run: Callable[[], Any]  # does it and returns the outcome, JSON values
+    needs: Sequence[str] = ()  # names of tasks that must be finished first
+    # Whether the results that an outcome stands for still exist
     kept: Callable[[Any], bool] = lambda outcome: True
 
 
@@ -71,11 +63,8 @@ class Record(NamedTuple):
 
 
 def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
-    """Finish tasks together with the other processes that call this with the same arguments.
-
-    Args:
-        folder: for locks and records.
-        tasks: in an order in which they can be done.
+    """Finish tasks, in an order in which they can be done, together with the other processes that
+    call this with the same arguments. The folder is for locks and records.
 
     Returns:
         The records of all tasks by name, when all are finished.
@@ -112,8 +101,7 @@ def finish(folder: Path, task: Task) -> Optional[Record]:
         record = finished(folder, task)
         if record is None:
             record = Record(key_of(task), task.run(), time.time())
-            with atomic_write(file_of(folder, task)) as partial:
-                partial.write_text(json.dumps(record))
+            write_text(file_of(folder, task), json.dumps(record))
         path.unlink(missing_ok=True)  # a process that has opened it already finds the record
     finally:
         lock.release()
@@ -168,16 +156,6 @@ class Sharing(NamedTuple):
             torch.cuda.set_device(device)  # mmengine takes the current one
         return cls(int(os.environ[SIZES[launcher]]), device)
 
-    def of_tiles(self, large: LargeImages) -> 'Share':
-        """A function that shares rows of tiles."""
-        return lambda write, named, conclude: share_tiles(large, named, self.processes, conclude)
-
-    def of_images(self, folder: Path, about: Any, batch_size: int) -> 'Share':
-        """A function that shares images and videos; for the arguments, see `share_images`."""
-        return lambda write, named, conclude: share_images(
-            write, named, folder, about, batch_size, conclude
-        )
-
 
 def share_images(
     write: Write,
@@ -226,86 +204,76 @@ def share_images(
 
 
 def share_tiles(
-    large: LargeImages,
-    named: Sequence[Named],
-    processes: int,
-    conclude: Conclude,
+    large: LargeImages, named: Sequence[Named], processes: int, conclude: Conclude
 ) -> Sequence[Path]:
-    """Write the results of large images in several processes, which share rows of tiles.
-
-    Args:
-        large: the model, the tiles and the folder for the results.
-        named: the images, and names for their results.
-        processes: how many there are.
-        conclude: called in one process in the end, with the images that were skipped.
-
-    Returns:
-        The images that were skipped.
-    """
+    """Write the results of large images in several processes, which share rows of tiles; see
+    `share_images`. `large` is the model, the tiles and the folder for the results."""
     rows, images = [], []
     for path, name in named:
         try:
-            about = large.about_run(path)
-            bands = (
-                [] if large.is_done(path, name) else bands_of(large, large.rows(path), processes)
-            )
+            image = SharedImage.of(large, path, name, processes)
         except ReadError as error:
             skipped = [(str(path), one_line(error))]
             images.append(Task(f'image {name}', skipped, partial(list, skipped)))
-            continue
-        parts = [band_task(large, path, name, band, about) for band in bands]
-        rows += parts
-        images.append(image_task(large, path, name, about, bands, parts))
+        else:
+            parts = [image.band_task(band) for band in image.bands]
+            rows += parts
+            images.append(image.task(parts))
     return conclude_once(images, rows, large.folder, conclude)
 
 
-def bands_of(large: LargeImages, rows: int, processes: int) -> list[Span]:
-    """The spans of rows of tiles that are shared: one for each process. Of detectors, single rows;
-    a segmentor computes tiles twice where spans meet."""
-    length = 1 if large.model.detects else math.ceil(rows / processes)
-    return [(start, min(start + length, rows)) for start in range(0, rows, length)]
+class SharedImage(NamedTuple):
+    """A large image whose rows of tiles are shared."""
 
+    large: LargeImages
+    path: Path
+    name: str  # of its results
+    about: dict  # what they depend on
+    bands: Sequence[Span]  # of rows of tiles; none if the results exist
 
-def band_task(large: LargeImages, path: Path, name: str, band: Span, about: dict) -> Task:
-    """The work for a span of rows of tiles; its outcome are reasons to skip the image."""
+    @classmethod
+    def of(cls, large: LargeImages, path: Path, name: str, processes: int) -> 'SharedImage':
+        """Of a detector, a band is a row. Of a segmentor, which computes tiles twice where bands
+        meet, there is one for each process."""
+        rows = 0 if large.is_done(path, name) else large.rows(path)
+        length = 1 if large.model.detects else math.ceil(rows / processes) or 1
+        bands = [(start, min(start + length, rows)) for start in range(0, rows, length)]
+        return cls(large, path, name, large.about_run(path), bands)
 
-    def run() -> list[str]:
-        try:
-            large.write_band(path, name, band)
-        except ReadError as error:
-            return [one_line(error)]
-        return []
+    def is_done(self) -> bool:
+        return self.large.is_done(self.path, self.name)
 
-    def kept(reasons: list[str]) -> bool:
-        return (
-            bool(reasons) or large.working_folder(name, band).exists() or large.is_done(path, name)
-        )
+    def band_task(self, band: Span) -> Task:
+        """The work for a band; its outcome are reasons to skip the image."""
 
-    return Task(f'{name} rows {band[0]}-{band[1]}', [about, band], run, kept=kept)
+        def run() -> list[str]:
+            try:
+                self.large.write_band(self.path, self.name, band)
+            except ReadError as error:
+                return [one_line(error)]
+            return []
 
+        def kept(reasons: list[str]) -> bool:
+            folder = self.large.working_folder(self.name, band)
+            return bool(reasons) or folder.exists() or self.is_done()
 
-def image_task(
-    large: LargeImages,
-    path: Path,
-    name: str,
-    about: dict,
-    bands: Sequence[Span],
-    parts: Sequence[Task],
-) -> Task:
-    """The results of an image; its outcome is the image and a reason, if it is skipped."""
+        return Task(f'{self.name} rows {band[0]}-{band[1]}', [self.about, band], run, kept=kept)
 
-    def run() -> list[tuple[str, str]]:
-        records = (finished(large.folder / FOLDER, part) for part in parts)
-        reasons = [reason for record in records for reason in record.outcome]
-        if not reasons and bands:
-            large.join_bands(path, name, bands)
-        large.discard(name)
-        return [(str(path), reason) for reason in reasons[:1]]
+    def task(self, parts: Sequence[Task]) -> Task:
+        """The results of the image; its outcome is the image and a reason, if it is skipped."""
 
-    def kept(skipped: list) -> bool:
-        return bool(skipped) or large.is_done(path, name)
+        def run() -> list[tuple[str, str]]:
+            records = (finished(self.large.folder / FOLDER, part) for part in parts)
+            reasons = [reason for record in records for reason in record.outcome]
+            if not reasons and self.bands:
+                self.large.join_bands(self.path, self.name, self.bands)
+            shutil.rmtree(self.large.working_folder(self.name), ignore_errors=True)
+            return [(str(self.path), reason) for reason in reasons[:1]]
 
-    return Task(f'image {name}', about, run, [part.name for part in parts], kept)
+        def kept(skipped: list) -> bool:
+            return bool(skipped) or self.is_done()
+
+        return Task(f'image {self.name}', self.about, run, [part.name for part in parts], kept)
 
 
 def conclude_once(

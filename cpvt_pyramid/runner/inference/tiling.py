@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...tooling.command import UserError
 from ...tooling.files import atomic_write, locked
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
@@ -123,7 +124,7 @@ class Journal:
         about: what the result depends on, as JSON values.
 
     Raises:
-        ValueError: the folder belongs to a run about something else, or to one in progress.
+        UserError: the folder belongs to a run about something else, or to one in progress.
 
     Attributes:
         rows: the number of finished rows of tiles.
@@ -136,12 +137,12 @@ class Journal:
         try:
             self.lock = locked(self.folder / 'lock')
         except BlockingIOError:
-            raise ValueError(f'another run is using {self.folder}') from None
+            raise UserError(f'another run is using {self.folder}') from None
         if self.lock is None:
             warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
         try:
             self.rows = self._rows_done()
-        except ValueError:
+        except BaseException:
             self.close()
             raise
 
@@ -153,7 +154,7 @@ class Journal:
         if state['about'] != self.about:
             keys = self.about.keys() | state['about'].keys()
             other = [k for k in sorted(keys) if state['about'].get(k) != self.about.get(k)]
-            raise ValueError(
+            raise UserError(
                 f'{self.folder} belongs to an unfinished run with another {", ".join(other)}; '
                 f'finish that run or remove the folder'
             )
@@ -169,18 +170,53 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the folder of a finished run, its state first."""
-        for path in (self.folder / 'state.json', *self.folder.iterdir()):
-            if path.is_dir():  # of a run that several processes shared
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        (self.folder / 'state.json').unlink(missing_ok=True)
+        shutil.rmtree(self.folder)
         self.close()
-        self.folder.rmdir()
 
     def close(self) -> None:
         """Let another run use the folder."""
         if self.lock is not None:
             self.lock.release()
+
+
+class Run(NamedTuple):
+    """The work on an image."""
+
+    read: ReadRows  # reads lines of the image, each once, from top to bottom
+    grid: TileGrid
+    # Tiles (B, 3, h, w) to their scores (B, K, h, w) in float32, which are overwritten, or to the
+    # detections in each, in pixels of the tile
+    predict: Callable[[Tensor], Union[Tensor, Sequence[Found]]]
+    journal: Journal  # keeps the work; an unfinished run in it is resumed
+    batch_size: int = 1  # number of tiles queued on the model at a time
+    # Pass tiles to the model one by one, so that the result is bit-identical for all batch sizes.
+    # If False, they pass together, which may be faster on a GPU; the rounding of the scores then
+    # depends on the batch size, and so may the label where two classes tie.
+    exact: bool = True
+    # Called with the number of tiles finished since the last call
+    progress: Callable[[int], object] = lambda tiles: None
+
+    def outputs(self, first: int, stop: int) -> Iterator[tuple[int, Iterator]]:
+        """The index and the outputs of `predict` of each row of tiles in [first, stop) that is not
+        finished yet. It is finished when the next one is asked for."""
+        begin = self.journal.rows or first
+        self.progress((begin - first) * len(self.grid.columns))
+        for row, strip in enumerate(strips(self.read, self.grid.rows[:stop], begin), begin):
+            yield row, self.outputs_in(strip)
+            self.journal.done(row + 1)
+
+    def outputs_in(self, strip: Tensor) -> Iterator:
+        """The outputs of `predict` for the tiles of a strip, one by one from left to right."""
+        tiles = (strip[:, :, slice(*span)] for span in self.grid.columns)
+        # All tiles have one shape, except perhaps the last.
+        for _, alike in itertools.groupby(tiles, lambda tile: tile.shape):
+            while batch := list(itertools.islice(alike, self.batch_size)):
+                if self.exact:
+                    outputs = [self.predict(tile[None]) for tile in batch]  # queued, no waiting
+                    yield from (output[0] for output in outputs)
+                else:
+                    yield from self.predict(torch.stack(batch))
 
 
 def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Tensor]:
@@ -192,21 +228,6 @@ def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Ten
         strip = fresh if shared <= 0 else torch.cat([strip[:, -shared:], fresh], dim=1)
         bottom = stop
         yield strip
-
-
-def batches(
-    strip: Tensor, columns: Sequence[Span], predict: Callable, batch_size: int, exact: bool
-) -> Iterator:
-    """The outputs of `predict` for the tiles of a strip, one by one from left to right."""
-    tiles = (strip[:, :, slice(*span)] for span in columns)
-    # All tiles have one shape, except perhaps the last.
-    for _, alike in itertools.groupby(tiles, lambda tile: tile.shape):
-        while batch := list(itertools.islice(alike, batch_size)):
-            if exact:
-                outputs = [predict(tile[None]) for tile in batch]  # queued on a GPU, no waiting
-                yield from (output[0] for output in outputs)
-            else:
-                yield from predict(torch.stack(batch))
 
 
 # Segmentation
@@ -308,52 +329,38 @@ def best_class(scores: Tensor) -> Tensor:
 
 
 def segment(
-    read: ReadRows,
-    grid: TileGrid,
-    predict: Callable[[Tensor], Tensor],
-    journal: Journal,
+    run: Run,
     dtype: np.dtype = np.uint8,
     decide: Callable[[Tensor], Tensor] = best_class,
-    batch_size: int = 1,
-    exact: bool = True,
-    progress: Callable[[int], object] = lambda tiles: None,
     band: Optional[Span] = None,
 ) -> np.memmap:
     """The label map of an image of any size, in a file of the journal's folder.
 
     Args:
-        read: reads lines of the image, each once, from top to bottom.
-        grid: the tiles.
-        predict: float32 scores (B, K, h, w) of tiles (B, 3, h, w); they are overwritten.
-        journal: keeps the work; an unfinished run in it is resumed.
+        run: the work.
         dtype: dtype of the label map.
         decide: labels (h, w) of blended scores (K, h, w).
-        batch_size: number of tiles queued on the model at a time.
-        exact: pass them to the model one by one, so that the result is bit-identical for all batch
-            sizes. If False, they pass together, which may be faster on a GPU; the rounding of the
-            scores then depends on the batch size, and so may the label where two classes tie.
-        progress: called with the number of tiles finished since the last call.
         band: a span of rows of tiles; only the lines that these complete are labelled. They are
             the same as in the whole label map. None takes all rows.
 
     Returns:
         (H, W), memory-mapped and read-only; of a band, (lines, W).
     """
-    path = journal.folder / 'labels'
-    weights = ramps(grid.rows), ramps(grid.columns)
+    grid, folder = run.grid, run.journal.folder
+    path, weights = folder / 'labels', (ramps(grid.rows), ramps(grid.columns))
     start, stop = band or (0, len(grid.rows))
     top, bottom = lines_of(grid, (start, stop))
     shape = bottom - top, grid.size[1]
     # Earlier rows of tiles that reach into the band contribute to its scores.
     first = next(i for i, rows in enumerate(grid.rows) if rows[1] > top or i == start)
-    begin = journal.rows or first
-    if not journal.rows:
+    if not run.journal.rows:
         allocate(path, math.prod(shape) * np.dtype(dtype).itemsize)
-    progress((begin - first) * len(grid.columns))
-    for row, strip in enumerate(strips(read, grid.rows[:stop], begin), begin):
-        above, below = (Sums(journal.folder / f'sums-{i}', grid.size[1]) for i in (row, row + 1))
+    for row, scores in run.outputs(first, stop):
+        old, above, below = (
+            Sums(folder / f'sums-{i}', grid.size[1]) for i in (row - 1, row, row + 1)
+        )
+        old.remove()
         below.remove()
-        scores = batches(strip, grid.columns, predict, batch_size, exact)
         sums = above if row > first else None
         for rows, columns, block in blended(scores, grid, row, weights, sums, below):
             if row >= start:
@@ -362,25 +369,17 @@ def segment(
                 lines = slice(rows[0] - top, rows[1] - top)
                 labels[lines, slice(*columns)] = decide(block).numpy()
                 del labels
-            progress(1)
+            run.progress(1)
         flush(path)
         below.flush()
-        journal.done(row + 1)
-        above.remove()
     return np.memmap(path, dtype, 'r', shape=shape)
 
 
 def joined_labels(
     path: Path, parts: Iterable[tuple[Path, Span]], grid: TileGrid, dtype: np.dtype
 ) -> np.memmap:
-    """The label map of an image, in a new file at `path`, from those of its bands.
-
-    Args:
-        path: of the file.
-        parts: the folder of each band's journal, and the lines that the band completes.
-        grid: the tiles.
-        dtype: dtype of the label maps.
-    """
+    """The label map of an image, in a new file at `path`, from those of its bands: the folder of
+    each band's journal, and the lines that the band completes."""
     allocate(path, math.prod(grid.size) * np.dtype(dtype).itemsize)
     for folder, (top, bottom) in parts:
         # Mapped for each part only, see `segment`.
@@ -400,53 +399,19 @@ def lines_of(grid: TileGrid, band: Span) -> Span:
 # Detection
 
 
-def detect(
-    read: ReadRows,
-    grid: TileGrid,
-    predict: Callable[[Tensor], Sequence[Found]],
-    journal: Journal,
-    iou: float = 0.5,
-    batch_size: int = 1,
-    exact: bool = True,
-    progress: Callable[[int], object] = lambda tiles: None,
-) -> Found:
-    """Detections in an image of any size, best first.
-
-    Args:
-        read, grid, journal, batch_size, exact, progress: see `segment`.
-        predict: the detections in each tile of (B, 3, h, w), in pixels of the tile.
-        iou: above this overlap, within the pixels that two tiles share, boxes are the same object.
-    """
-    detect_in_tiles(read, grid, predict, journal, batch_size, exact, progress)
-    return merged(found_in_tiles([journal.folder]), grid, iou)
-
-
-def detect_in_tiles(
-    read: ReadRows,
-    grid: TileGrid,
-    predict: Callable[[Tensor], Sequence[Found]],
-    journal: Journal,
-    batch_size: int = 1,
-    exact: bool = True,
-    progress: Callable[[int], object] = lambda tiles: None,
-    band: Optional[Span] = None,
-) -> None:
-    """Write the detections of each row of tiles into the journal's folder; for the arguments, see
-    `segment` and `detect`."""
-    start, stop = band or (0, len(grid.rows))
-    begin = journal.rows or start
-    progress((begin - start) * len(grid.columns))
-    for row, strip in enumerate(strips(read, grid.rows[:stop], begin), begin):
-        path = journal.folder / f'found-{row}.pt'
+def detect_in_tiles(run: Run, band: Optional[Span] = None) -> None:
+    """Write the detections of each row of tiles, or of a band of them, into the journal's
+    folder."""
+    for row, outputs in run.outputs(*(band or (0, len(run.grid.rows)))):
+        path = run.journal.folder / f'found-{row}.pt'
         found = []
-        for tile in batches(strip, grid.columns, predict, batch_size, exact):
+        for tile in outputs:
             found.append(tuple(part.cpu() for part in tile))
-            progress(1)
+            run.progress(1)
         contents = io.BytesIO()  # writing it raises OSError on a full disk, torch.save RuntimeError
         torch.save(found, contents)
         path.write_bytes(contents.getbuffer())
         flush(path)
-        journal.done(row + 1)
 
 
 def found_in_tiles(folders: Iterable[Path]) -> list[Found]:
@@ -524,11 +489,10 @@ def agreeing(
     """For each box, the boxes of its class in other tiles that agree with it, see `merged`.
 
     Args:
-        boxes: (N, 4), in the order of their tiles.
+        boxes: (N, 4), in the order of their tiles (T, 4).
         labels: (N,).
         ends: the cumulative number of boxes after each tile.
-        tiles: (T, 4).
-        grid: the tiles.
+        tiles, grid: the tiles.
         iou: the overlap above which boxes agree.
     """
     others = {}

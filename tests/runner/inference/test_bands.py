@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, TRANSFORMS
 from PIL import Image
 from rasterio.transform import from_origin
-from support import ROOT, load_tool
+from support import ROOT, load_tool, save_tiff
 
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations, read_bands
 from cpvt_pyramid.runner.datasets.checks import check_dataset
@@ -37,14 +37,8 @@ SMALL = dict(  # the example in small
 
 def write(path: Path, image: np.ndarray, nodata: float | None = None) -> Path:
     """A GeoTIFF of bands (N, h, w)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    count, height, width = image.shape
-    with rasterio.open(
-        path, 'w', 'GTiff', height=height, width=width, count=count, dtype=image.dtype,
-        nodata=nodata, crs='EPSG:32633', transform=from_origin(500_000, 5_000_000, 10, 10),
-    ) as file:  # fmt: skip
-        file.write(image)
-    return path
+    place = dict(crs='EPSG:32633', transform=from_origin(500_000, 5_000_000, 10, 10))
+    return save_tiff(path, np.moveaxis(image, 0, -1), nodata=nodata, **place)
 
 
 @pytest.fixture(scope='module')

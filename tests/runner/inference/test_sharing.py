@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from support import assert_same, in_processes, load_tool
+from support import assert_same, film, in_processes, load_tool, photograph
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference import shared_test, sharing
@@ -29,11 +28,8 @@ test_tool = load_tool('test')
 
 
 def save_photograph(path: str, height: int, width: int) -> None:
-    """Smooth noise."""
-    small = np.random.default_rng(0).integers(0, 256, (height // 8 + 2, width // 8 + 2, 3))
-    pixels = cv2.resize(small.astype(np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
     Path(path).parent.mkdir(exist_ok=True)
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(photograph(height, width)).save(path)
 
 
 def contents(folder: str) -> dict[str, bytes]:
@@ -127,9 +123,7 @@ def test_two_processes_write_what_one_writes(untrained, configs):
     for i in range(5):
         save_photograph(f'in/{i}.png', 60 + 10 * i, 80)
     Path('in/void.png').touch()
-    video = cv2.VideoWriter('in/v.mp4', cv2.VideoWriter_fourcc(*'mp4v'), 25, (64, 48))
-    video.write(np.zeros((48, 64, 3), np.uint8))
-    video.release()
+    film('in/v.mp4', [np.zeros((48, 64, 3), np.uint8)])
     command = [*untrained['detector'], 'in', '--score-thr', '0.01', '--out-dir']
     assert infer.main([*command, 'one']) == 1
 

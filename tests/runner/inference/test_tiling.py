@@ -1,26 +1,32 @@
 """Tiled against untiled inference, with models that treat each pixel separately."""
 
 import errno
-import importlib.util
 import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import in_processes
 from torch import Tensor
 
 from cpvt_pyramid.runner.inference import tiling
-from cpvt_pyramid.runner.inference.tiling import Found, Journal, TileGrid, merged, ramps, spans
+from cpvt_pyramid.runner.inference.tiling import (
+    Found,
+    Journal,
+    Run,
+    TileGrid,
+    merged,
+    ramps,
+    spans,
+)
 from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.command import UserError
 
@@ -96,8 +102,8 @@ def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_si
     grid = TileGrid((height, width), tile, overlap)
     journal = Journal(tmp_path_factory.mktemp('run'), {})
     tiles = []
-    options = {'batch_size': batch_size, 'exact': exact, 'progress': tiles.append}
-    labels = tiling.segment(reader(image), grid, pointwise, journal, **options)
+    run = Run(reader(image), grid, pointwise, journal, batch_size, exact, tiles.append)
+    labels = tiling.segment(run)
     # Where the two best are equal but for rounding, either is right.
     scores = pointwise(image[None])[0]
     chosen = scores.gather(0, torch.from_numpy(np.array(labels)).long()[None])[0]
@@ -126,9 +132,10 @@ def test_scores_are_blended_by_their_weights(tmp_path):
             expected[:, top:bottom, left:right] += rows[i][:, None] * columns[j] * scores
 
     blended = torch.full((2, 200, 330), torch.nan)
-    for row, strip in enumerate(tiling.strips(reader(image), grid.rows)):
+    for row, scores in Run(reader(image), grid, predict, Journal(tmp_path, {})).outputs(
+        0, len(grid.rows)
+    ):
         above, below = (tiling.Sums(tmp_path / str(i), 330) for i in (row, row + 1))
-        scores = tiling.batches(strip, grid.columns, predict, 1, True)
         for ys, xs, block in tiling.blended(
             scores, grid, row, (rows, columns), above if row else None, below
         ):
@@ -137,72 +144,49 @@ def test_scores_are_blended_by_their_weights(tmp_path):
     torch.testing.assert_close(blended, expected)
 
 
-TO_BE_KILLED = """
-import os, signal, sys
-import torch
-from cpvt_pyramid.runner.inference import tiling
-
-def run(folder, calls, batch_size):
-    'Labels of an image, or SIGKILL in one of the calls of the model.'
-    image = torch.randint(0, 256, (3, 500, 300), generator=torch.manual_seed(0), dtype=torch.uint8)
-    left = [calls]
-
-    def predict(tiles):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        x = tiles.float()
-        return x + x.mean((2, 3), keepdim=True)
-
-    journal = tiling.Journal(folder, {'image': 'a'})
-    grid = tiling.TileGrid((500, 300), 96, 32)
-    read = lambda start, stop: image[:, start:stop]
-    return tiling.segment(read, grid, predict, journal, batch_size=batch_size)
-
-if len(sys.argv) > 2 and sys.argv[1] == 'kill':
-    assert not {'mmengine', 'timm'} & sys.modules.keys(), 'the core knows torch alone'
-    run(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-"""
-
-
 def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
     """After kills in its first and in its third row of tiles, in batches of other sizes."""
-    there = {}
-    exec(TO_BE_KILLED, there)
-    whole = there['run'](tmp_path / 'whole', 0, 1)
+    image = torch.randint(0, 256, (3, 500, 300), dtype=torch.uint8)
+    grid = TileGrid((500, 300), 96, 32)
+
+    def labels(folder: Path, calls: int, batch_size: int) -> np.ndarray:
+        """Labels of the image, or SIGKILL in one of the calls of the model."""
+        left = [calls]
+
+        def predict(tiles: Tensor) -> Tensor:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = tiles.float()
+            return x + x.mean((2, 3), keepdim=True)
+
+        run = Run(reader(image), grid, predict, Journal(folder, {'image': 'a'}), batch_size)
+        return tiling.segment(run)
+
     folder = tmp_path / 'killed'
     for calls, batch_size, rows in ((3, 1, None), (12, 2, 2)):
-        command = [sys.executable, '-c', TO_BE_KILLED, 'kill', folder, calls, batch_size]
-        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        work = partial(labels, folder, calls, batch_size)
+        assert in_processes(1, lambda rank, work=work: work().size)[0][0] == -signal.SIGKILL
         state = folder / 'state.json'
         assert (json.loads(state.read_text())['rows'] if state.exists() else None) == rows
-    np.testing.assert_array_equal(there['run'](folder, 0, 4), whole)
+    np.testing.assert_array_equal(labels(folder, 0, 4), labels(tmp_path / 'whole', 0, 1))
 
 
 def test_a_run_about_something_else_is_not_resumed(tmp_path):
     journal = Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.done(2)
-    with pytest.raises(ValueError, match='another run is using '):
+    with pytest.raises(UserError, match='another run is using '):
         Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
     journal.close()
-    with pytest.raises(ValueError, match='an unfinished run with another checkpoint; finish'):
+    with pytest.raises(UserError, match='an unfinished run with another checkpoint; finish'):
         Journal(tmp_path / 'run', {'checkpoint': 'b', 'tile': 64})
     assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
 
 
-def labels_of(module: ModuleType, folder: Path) -> np.ndarray:
+def labels_in(folder: Path) -> np.ndarray:
     image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
-    grid = module.TileGrid((90, 130), 64, 32)
-    return np.array(module.segment(reader(image), grid, pointwise, module.Journal(folder, {})))
-
-
-def fresh(module: ModuleType) -> ModuleType:
-    """A second copy of a module, imported now."""
-    spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    return copy
+    run = Run(reader(image), TileGrid((90, 130), 64, 32), pointwise, Journal(folder, {}))
+    return np.array(tiling.segment(run))
 
 
 @pytest.mark.parametrize('code', ['ENOLCK', 'EOPNOTSUPP', 'ENOTSUP'])
@@ -210,10 +194,10 @@ def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(getattr(errno, code), 'not supported')
 
-    expected = labels_of(tiling, tmp_path / 'locked')
+    expected = labels_in(tmp_path / 'locked')
     monkeypatch.setattr('fcntl.flock', flock)
     with pytest.warns(UserWarning, match='no file locks here: do not start a run twice'):
-        np.testing.assert_array_equal(labels_of(tiling, tmp_path / 'unlocked'), expected)
+        np.testing.assert_array_equal(labels_in(tmp_path / 'unlocked'), expected)
     with pytest.warns(UserWarning):
         Journal(tmp_path / 'unlocked', {}).remove()
     assert not (tmp_path / 'unlocked').exists()
@@ -230,22 +214,21 @@ def test_other_errors_of_locks_are_raised(tmp_path, monkeypatch):
 
 def test_a_platform_without_allocation(tmp_path, monkeypatch):
     """macOS and Windows have no `posix_fallocate`."""
-    expected = labels_of(tiling, tmp_path / 'here')
+    expected = labels_in(tmp_path / 'here')
     monkeypatch.delattr(os, 'posix_fallocate')
     monkeypatch.setattr(tiling, 'CHUNK', 1000)
-    np.testing.assert_array_equal(labels_of(tiling, tmp_path / 'elsewhere'), expected)
+    np.testing.assert_array_equal(labels_in(tmp_path / 'elsewhere'), expected)
 
 
 def test_memory_is_not_measured_on_windows(monkeypatch):
     def missing(*_: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setitem(sys.modules, 'resource', None)
-    elsewhere = fresh(memory)
-    monkeypatch.setattr(elsewhere, 'in_bytes', missing)
+    monkeypatch.setattr(memory, 'resource', None)
+    monkeypatch.setattr(memory, 'in_bytes', missing)
     with pytest.raises(UserError, match='memory can be measured on Linux and macOS only'):
-        elsewhere.peak()
-    elsewhere.limit()
+        memory.peak()
+    memory.limit()
 
 
 def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
@@ -255,7 +238,7 @@ def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'posix_fallocate', full)
     with pytest.raises(OSError, match='No space'):
         grid = TileGrid((64, 64), 64, 0)
-        tiling.segment(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {}))
+        tiling.segment(Run(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {})))
 
     def detect(tiles: Tensor) -> list[Found]:
         found = Found(torch.zeros(1, 4), torch.zeros(1), torch.zeros(1))
@@ -263,7 +246,8 @@ def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
         return [found] * len(tiles)
 
     with pytest.raises(OSError, match='No space'):
-        tiling.detect(reader(torch.zeros(3, 64, 64)), grid, detect, Journal(tmp_path / 'run', {}))
+        journal = Journal(tmp_path / 'run', {})
+        tiling.detect_in_tiles(Run(reader(torch.zeros(3, 64, 64)), grid, detect, journal))
 
 
 # Detection
@@ -358,8 +342,9 @@ def test_detection_in_tiles(tmp_path):
         return image[:, start:stop]
 
     with pytest.raises(KeyboardInterrupt):
-        tiling.detect(read, grid, predict, Journal(tmp_path / 'run', {}))
+        tiling.detect_in_tiles(Run(read, grid, predict, Journal(tmp_path / 'run', {})))
     journal = Journal(tmp_path / 'run', {})
     assert journal.rows == 1
-    result = tiling.detect(read, grid, predict, journal, batch_size=3, exact=False)
+    tiling.detect_in_tiles(Run(read, grid, predict, journal, batch_size=3, exact=False))
+    result = merged(tiling.found_in_tiles([journal.folder]), grid)
     assert result.boxes.tolist() == [[50, 100, 330, 220]]

@@ -1,0 +1,63 @@
+"""What the exportable models of MMDetection and MMSegmentation share.
+
+Shapes: B batch, H x W image in pixels.
+"""
+
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from ..runner.inference.samples import data_sample
+from .base import Exportable, Preprocessing
+from .extent import EachImage
+
+
+def preprocessing_of(model: nn.Module) -> Preprocessing:
+    """What the data preprocessor of a detector or a segmentor does with the pixels of one image."""
+    own = model.data_preprocessor
+    divisor, marks = getattr(own, 'pad_size_divisor', 1), getattr(own, 'valid_region', False)
+    bgr = not own._channel_conversion  # which turns OpenCV's blue first into red first
+    if not own._enable_normalize:
+        return Preprocessing((0.0,) * 3, (1.0,) * 3, divisor, bgr, marks)
+    mean, std = (
+        [float(v) for v in values.flatten()][:: -1 if bgr else 1] for values in (own.mean, own.std)
+    )
+    return Preprocessing(mean, std, divisor, bgr, marks)
+
+
+class MMModel(Exportable):
+    """A model with a backbone and perhaps a neck.
+
+    Args:
+        model: of MMDetection or MMSegmentation.
+        preprocessing: of the images; by default that of the model's data preprocessor.
+    """
+
+    def __init__(self, model: nn.Module, preprocessing: Optional[Preprocessing] = None) -> None:
+        super().__init__(preprocessing or preprocessing_of(model))
+        self.model = model
+
+    def maps(
+        self, images: Tensor, valid: Optional[Tensor]
+    ) -> tuple[tuple[Tensor, ...], EachImage, dict[str, Tensor]]:
+        """The maps of the neck, or else of the backbone.
+
+        Returns:
+            The maps, with their extents; the context in which a head gives each image its own
+            result (`with context: head(maps)`); and the first stages.
+        """
+        x, valid = self.preprocess(images, valid)
+        backbone = self.model.backbone
+        maps = backbone(x, valid)
+        stages = {f'map_{i}': x for i, x in enumerate(maps)}
+        context = EachImage([images, *maps], valid, [1, *backbone.strides])
+        if self.model.with_neck:
+            with context:
+                maps = self.model.neck(maps)
+        return maps, context, stages
+
+    def test(self, image: Tensor) -> Any:
+        """The data sample that the original model returns for an image (1, 3, H, W) alone."""
+        blue_first = image[0].flip(0)  # as OpenCV reads images
+        sample = data_sample(self.task == 'segmentation', tuple(image.shape[2:]))
+        return self.model.test_step({'inputs': [blue_first], 'data_samples': [sample]})[0]

@@ -378,85 +378,60 @@ def constant_like(function: Callable, input: Tensor, *args: Any, **kwargs: Any) 
     return mark(result, extent_of(input) if result.device == input.device else None)
 
 
-def conv2d(
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple, str] = 0,
-    dilation: Union[int, tuple] = 1,
-    groups: int = 1,
-) -> Tensor:
+def conv2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Padding of the batch reads as zeros, like the padding of the convolution."""
-    extent = with_parameters(extent_of(input), weight, bias)
+    options = by_name('weight bias stride padding dilation groups', args, kwargs)
+    extent = with_parameters(extent_of(input), *options.values())
     if extent is not None:
         input = clear(input, extent)
-        extent = extent.changed(*windows(weight.shape[2:], stride, padding, dilation))
-    return mark(function(input, weight, bias, stride, padding, dilation, groups), extent)
+        extent = extent.changed(*windows(options['weight'].shape[2:], **options))
+    return mark(function(input, *args, **kwargs), extent)
 
 
-def conv_transpose2d(
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple] = 0,
-    output_padding: Union[int, tuple] = 0,
-    groups: int = 1,
-    dilation: Union[int, tuple] = 1,
-) -> Tensor:
-    extent = with_parameters(extent_of(input), weight, bias)
+def conv_transpose2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    options = dict(stride=1, padding=0, output_padding=0, dilation=1)
+    names = 'weight bias stride padding output_padding groups dilation'
+    options |= by_name(names, args, kwargs)
+    extent = with_parameters(extent_of(input), *options.values())
     if extent is not None:
         input = clear(input, extent)
-        axes = zip(weight.shape[2:], *map(pair, (stride, padding, output_padding, dilation)))
+        per_axis = [pair(options[n]) for n in ('stride', 'padding', 'output_padding', 'dilation')]
         extent = extent.changed(
-            *((s, d * (k - 1) + more + 1 - s - 2 * p, 1) for k, s, p, more, d in axes)
+            *(
+                (s, d * (k - 1) + more + 1 - s - 2 * p, 1)
+                for k, s, p, more, d in zip(options['weight'].shape[2:], *per_axis)
+            )
         )
-    options = (stride, padding, output_padding, groups, dilation)
-    return mark(function(input, weight, bias, *options), extent)
+    return mark(function(input, *args, **kwargs), extent)
 
 
-def max_pool2d(
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    dilation: Union[int, tuple] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    extent = None if return_indices else extent_of(input)
-    options = (kernel_size, stride or kernel_size, padding, dilation)
+def max_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    names = 'kernel_size stride padding dilation ceil_mode return_indices'
+    options = by_name(names, args, kwargs)
+    options['stride'] = options.get('stride') or options['kernel_size']
+    if options.pop('return_indices', False):
+        return function(input, return_indices=True, **options)
+    extent = extent_of(input)
     if extent is not None:
         input = clear(input, extent, lowest(input.dtype))
-        extent = extent.changed(*windows(*options, ceil_mode=ceil_mode))
-    more = (ceil_mode,) if not return_indices else (ceil_mode, return_indices)
-    return cleared(function(input, *options, *more), extent)
+        extent = extent.changed(*windows(**options))
+    return cleared(function(input, **options), extent)
 
 
-def avg_pool2d(
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Optional[int] = None,
-) -> Tensor:
+def avg_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Padding counts as zeros where `count_include_pad` says so, and else not at all."""
-    options = (kernel_size, stride or kernel_size, padding)
-    extent = None if ceil_mode else extent_of(input)
-    if extent is None:
-        return mark(function(input, *options, ceil_mode, count_include_pad, divisor_override), None)
-    result = function(clear(input, extent), *options, False, True, divisor_override)
-    if not count_include_pad and divisor_override is None:
-        share = function(inside(input, extent), *options)
+    names = 'kernel_size stride padding ceil_mode count_include_pad divisor_override'
+    options = by_name(names, args, kwargs)
+    options['stride'] = options.get('stride') or options['kernel_size']
+    extent = extent_of(input)
+    if extent is None or options.get('ceil_mode'):
+        return mark(function(input, **options), None)
+    padding_counts = options.pop('count_include_pad', True)
+    result = function(clear(input, extent), **options)
+    if not padding_counts and options.get('divisor_override') is None:
+        share = function(inside(input, extent), **options)
         result = result / share.clamp(min=torch.finfo(share.dtype).tiny)
-    return mark(result, extent.changed(*windows(*options)))
+    return mark(result, extent.changed(*windows(**options)))
 
 
 def group_norm(
@@ -477,51 +452,39 @@ def group_norm(
     return mark(affine(x.flatten(1, 2), input, weight, bias), extent)
 
 
-def instance_norm(
-    function: Callable,
-    input: Tensor,
-    running_mean: Optional[Tensor] = None,
-    running_var: Optional[Tensor] = None,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def instance_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A `group_norm` of one channel a group. Running statistics act on each cell by itself."""
-    if use_input_stats and running_mean is None:
-        return group_norm(F.group_norm, input, input.shape[1], weight, bias, eps)
-    options = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    extent = None if use_input_stats else with_parameters(extent_of(input), *options[:4])
-    return mark(function(input, *options), extent)
+    names = 'running_mean running_var weight bias use_input_stats momentum eps'
+    options = dict(running_mean=None, weight=None, bias=None, use_input_stats=True, eps=1e-5)
+    options |= by_name(names, args, kwargs)
+    of_input = options['use_input_stats']
+    if of_input and options['running_mean'] is None:
+        parameters = (options[name] for name in ('weight', 'bias', 'eps'))
+        return group_norm(F.group_norm, input, input.shape[1], *parameters)
+    extent = None if of_input else with_parameters(extent_of(input), *options.values())
+    return mark(function(input, **options), extent)
 
 
-def batch_norm(
-    function: Callable,
-    input: Tensor,
-    running_mean: Optional[Tensor] = None,
-    running_var: Optional[Tensor] = None,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def batch_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """In training, statistics over the cells of all images. These depend on the batch, but not on
     its padding."""
-    extent = with_parameters(extent_of(input), running_mean, running_var, weight, bias)
-    if extent is None or extent.whole or not training:
-        options = (running_mean, running_var, weight, bias, training, momentum, eps)
-        return mark(function(input, *options), extent)
-    x, mean, variance = standardized(input, extent.outside(input.shape[2:]), (0, 2, 3), eps)
-    if running_mean is not None and running_var is not None:
+    names = 'running_mean running_var weight bias training momentum eps'
+    options = dict(weight=None, bias=None, training=False, momentum=0.1, eps=1e-5)
+    options |= by_name(names, args, kwargs)
+    extent = with_parameters(extent_of(input), *options.values())
+    if extent is None or extent.whole or not options['training']:
+        return mark(function(input, **options), extent)
+    outside = extent.outside(input.shape[2:])
+    x, mean, variance = standardized(input, outside, (0, 2, 3), options['eps'])
+    if options['running_mean'] is not None and options['running_var'] is not None:
         rows, columns = extent.sides
         count = (rows * columns).sum()
         unbiased = variance * (count / (count - 1).clamp(min=1))
         with torch.no_grad():
-            for running, new in ((running_mean, mean), (running_var, unbiased)):
-                running.lerp_(new.flatten().to(running.dtype), momentum)
-    return mark(affine(x, input, weight, bias), extent)
+            for name, new in (('running_mean', mean), ('running_var', unbiased)):
+                running = options[name]
+                running.lerp_(new.flatten().to(running.dtype), options['momentum'])
+    return mark(affine(x, input, options['weight'], options['bias']), extent)
 
 
 def interpolate(
@@ -783,6 +746,11 @@ def compiler_is_used() -> bool:
     return any(backend is not None for backend in backends.values())  # None: of `disable`
 
 
+def by_name(names: str, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a function after its input, by their names."""
+    return dict(zip(names.split(), args)) | kwargs
+
+
 def pair(value: Any) -> tuple:
     """A number for both axes, or one for each."""
     value = tuple(value) if isinstance(value, Sequence) else (value,)
@@ -854,12 +822,16 @@ def affine(x: Tensor, input: Tensor, weight: Optional[Tensor], bias: Optional[Te
 
 def windows(
     kernel_size: Union[int, Sequence[int]],
-    stride: Union[int, Sequence[int]],
+    stride: Union[int, Sequence[int]] = 1,
     padding: Union[int, Sequence[int], str] = 0,
     dilation: Union[int, Sequence[int]] = 1,
     ceil_mode: bool = False,
+    **_: Any,
 ) -> list[tuple[int, int, int]]:
-    """How convolution and pooling change the length of each axis, as `Extent.changed` takes it."""
+    """How convolution and pooling change the length of each axis, as `Extent.changed` takes it.
+
+    Takes the options of these functions, and ignores those that change no length.
+    """
     kernels, strides, dilations = pair(kernel_size), pair(stride), pair(dilation)
     if isinstance(padding, str):
         both = [d * (k - 1) if padding == 'same' else 0 for k, d in zip(kernels, dilations)]
@@ -1050,12 +1022,6 @@ CASTS = """
     clone contiguous detach to type type_as float half bfloat16 double cpu cuda pin_memory
     requires_grad_ view_as
 """.split()
-LIKE = 'zeros_like ones_like full_like'.split()
-OVERWRITES = 'uniform normal bernoulli exponential random'.split()
-CONSTANTS = 'new_ones new_full new_tensor'.split()
-RESHAPES = 'view reshape flatten unsqueeze squeeze unflatten'.split()
-OVER_CHANNELS = 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split()
-REDUCTIONS = 'sum mean amax amin norm'.split()
 
 
 def named(names: Sequence[str]) -> list[Callable]:
@@ -1072,36 +1038,31 @@ def named(names: Sequence[str]) -> list[Callable]:
     return [function for function in found if isinstance(function, kinds)]
 
 
+# Rules by the names of their functions.
+NAMES: dict[Callable, list[str]] = {
+    element_wise: ELEMENT_WISE,
+    element_wise_with_poles: WITH_POLES,
+    cast: CASTS,
+    constant_like: ['zeros_like', 'ones_like', 'full_like'],
+    overwrite: ['uniform_', 'normal_', 'bernoulli_', 'exponential_', 'random_'],
+    constant: ['new_ones', 'new_full', 'new_tensor'],
+    reshape: ['view', 'reshape', 'flatten', 'unsqueeze', 'squeeze', 'unflatten'],
+    over_axes: ['sum', 'mean', 'amax', 'amin', 'norm'],
+    over_channels(0): 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split(),
+    over_channels(1): ['split', 'chunk', 'tensor_split', 'roll', 'normalize'],
+    of_vectors: ['linear'],
+}
+SAME_NAME = (conv2d, conv_transpose2d, max_pool2d, avg_pool2d, adaptive_avg_pool2d, group_norm)
+NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pixel_shuffle, pixel_unshuffle, pad)}
+
 # The functions that keep the extent.
 RULES: dict[Callable, Callable] = {
-    **dict.fromkeys(named(ELEMENT_WISE), element_wise),
-    **dict.fromkeys(named(WITH_POLES), element_wise_with_poles),
-    **dict.fromkeys(named(CASTS), cast),
-    **dict.fromkeys(named(LIKE), constant_like),
-    **dict.fromkeys([f for f in named(OVERWRITES) if is_in_place(f)], overwrite),
-    **dict.fromkeys(named(CONSTANTS), constant),
-    **dict.fromkeys(named(RESHAPES), reshape),
-    **dict.fromkeys(named(REDUCTIONS) + [torch.linalg.vector_norm], over_axes),
-    **dict.fromkeys(named(['conv2d']), conv2d),
-    **dict.fromkeys(named(['conv_transpose2d']), conv_transpose2d),
-    **dict.fromkeys(named(['max_pool2d']), max_pool2d),
-    **dict.fromkeys(named(['avg_pool2d']), avg_pool2d),
-    **dict.fromkeys(named(['adaptive_avg_pool2d']), adaptive_avg_pool2d),
+    **{function: rule for rule, names in NAMES.items() for function in named(names)},
+    torch.linalg.vector_norm: over_axes,
     F.adaptive_max_pool2d: adaptive_max_pool2d,
-    **dict.fromkeys(named(['group_norm']), group_norm),
     F.instance_norm: instance_norm,
     F.batch_norm: batch_norm,
     F.interpolate: interpolate,
-    **dict.fromkeys(named(['pixel_shuffle']), pixel_shuffle),
-    **dict.fromkeys(named(['pixel_unshuffle']), pixel_unshuffle),
-    **dict.fromkeys(named(['pad']), pad),
-    **dict.fromkeys(
-        named(['softmax', 'log_softmax', 'softmin', 'cumsum', 'flip']), over_channels(0)
-    ),
-    **dict.fromkeys(named(['cat', 'concat', 'concatenate']), over_channels(0)),
-    **dict.fromkeys(named(['split', 'chunk', 'tensor_split', 'roll']), over_channels(1)),
-    F.normalize: over_channels(1),
-    **dict.fromkeys(named(['linear']), of_vectors),
     Tensor.__getitem__: index,
     Tensor.shape.__get__: shape,
     Tensor.size: shape,

@@ -16,21 +16,13 @@ from cpvt_pyramid import PEG, PosCNN
 from cpvt_pyramid.position import (
     ALiBi,
     Grid,
-    LearnedPosition,
     LookHere,
-    NoPosition,
     RelativePosition,
     RoPE,
     SinCosPosition,
 )
 
 SIZES = [(7, 4), (3, 9)]
-
-
-def convolved(x: torch.Tensor, conv: torch.nn.Conv2d, **options: int) -> torch.Tensor:
-    """`F.conv2d` of (B, H, W, C)."""
-    x = F.conv2d(x.permute(0, 3, 1, 2), conv.weight, conv.bias, groups=conv.groups, **options)
-    return x.permute(0, 2, 3, 1)
 
 
 def mask_of(sizes: list, height: int, width: int) -> torch.Tensor:
@@ -40,12 +32,26 @@ def mask_of(sizes: list, height: int, width: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize('kernel_size', [1, 3, 27])
-def test_peg_adds_a_depthwise_convolution(kernel_size):
-    peg = randomize(PosCNN(8, kernel_size))
-    assert peg.proj[0].weight.shape == (8, 1, kernel_size, kernel_size)  # of the published name
-    x = torch.randn(2, 5, 6, 8)
-    torch.testing.assert_close(peg(x), x + convolved(x, peg.proj[0], padding=kernel_size // 2))
+def convolved(x: torch.Tensor, conv: torch.nn.Conv2d, **options: int) -> torch.Tensor:
+    """`F.conv2d` of (B, H, W, C)."""
+    x = F.conv2d(x.permute(0, 3, 1, 2), conv.weight, conv.bias, groups=conv.groups, **options)
+    return x.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [dict(kernel_size=1), dict(), dict(kernel_size=27), dict(conv='dense'), dict(layers=3)],
+)
+def test_peg_adds_a_convolution(options):
+    """Of each in a row."""
+    peg = randomize(PosCNN(8, **options))
+    side = options.get('kernel_size', 3)
+    groups = 8 if 'conv' in options else 1
+    assert peg.proj[0].weight.shape == (8, groups, side, side)  # of the published name
+    x = expected = torch.randn(2, 5, 6, 8)
+    for conv in peg.proj:
+        expected = expected + convolved(expected, conv, padding=side // 2)
+    torch.testing.assert_close(peg(x), expected)
 
 
 @pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
@@ -58,24 +64,13 @@ def test_gradients_have_the_strides_of_their_weights(conv, memory_format):
         assert parameter.grad.stride() == parameter.stride(), name
 
 
-def test_separable_and_dense_pegs():
-    x = torch.randn(2, 5, 6, 8)
-    dense = randomize(PosCNN(8, conv='dense'))
-    torch.testing.assert_close(dense(x), x + convolved(x, dense.proj[0], padding=1))
-    separable = randomize(PosCNN(8, conv='separable'))
+def test_separable_pegs():
+    x, separable = torch.randn(2, 5, 6, 8), randomize(PosCNN(8, conv='separable'))
     depthwise, pointwise = separable.proj[0]
     expected = x + convolved(convolved(x, depthwise, padding=1), pointwise)
     torch.testing.assert_close(separable(x), expected)
     # The paper's count (section 4.2) is l * (d^2 + k^2 d); biases come on top.
     assert sum(p.numel() for p in separable.parameters() if p.dim() > 1) == 8 * 8 + 9 * 8
-
-
-def test_pegs_in_a_row_are_each_added():
-    pegs = randomize(PosCNN(8, layers=3))
-    x = expected = torch.randn(1, 5, 6, 8)
-    for conv in pegs.proj:
-        expected = expected + convolved(expected, conv, padding=1)
-    torch.testing.assert_close(pegs(x), expected)
 
 
 @pytest.mark.parametrize('stride', [2, 3])
@@ -108,23 +103,6 @@ def test_border_in_a_batch_is_each_image_s_own(conv, zero_padding, kernel_size):
     together = peg(batch, mask_of(SIZES, 8, 10))
     for joint, image, (h, w) in zip(together, batch, SIZES):
         torch.testing.assert_close(joint[:h, :w], peg(image[None, :h, :w])[0])
-
-
-@pytest.mark.parametrize('mode', ['bilinear', 'bicubic'])
-def test_learned_table_is_interpolated_for_each_image(mode):
-    learned = randomize(LearnedPosition(8, (5, 5), mode))
-
-    def at(height: int, width: int) -> torch.Tensor:
-        table = learned.table.permute(0, 3, 1, 2)
-        return F.interpolate(table, (height, width), mode=mode).permute(0, 2, 3, 1)
-
-    for height, width in ((1, 1), (5, 5), (8, 3)):
-        x = torch.randn(2, height, width, 8)
-        torch.testing.assert_close(learned(x), x + at(height, width))
-    x = torch.randn(2, 8, 10, 8)
-    together = learned(x, mask_of(SIZES, 8, 10))
-    for joint, image, (h, w) in zip(together, x, SIZES):
-        torch.testing.assert_close(joint[:h, :w], image[:h, :w] + at(h, w)[0])
 
 
 def test_sines_and_cosines():
@@ -376,11 +354,6 @@ def test_inside_attention_exports():
             same_maps(graph(x), model(x))
 
 
-def test_no_position():
-    x = torch.randn(1, 2, 3, 4)
-    assert NoPosition()(x) is x
-
-
 def test_class_token_is_kept_apart():
     peg = randomize(PosCNN(8))
     x = torch.randn(2, 13, 8)
@@ -397,17 +370,3 @@ def test_blocks_that_a_peg_follows():
     for after in (12, -2, (), (0, 12), 'some'):
         with pytest.raises(ValueError, match='from -1 to 11'):
             PEG(after=after).check(12)
-
-
-@pytest.mark.parametrize(
-    'arguments, message',
-    [
-        (dict(kernel_size=4), 'must be odd, got'),
-        (dict(conv='sparse'), 'depthwise, separable, dense'),
-        (dict(layers=0), 'layers=0'),
-        (dict(layers=2, stride=2), 'layers=2, stride=2'),
-    ],
-)
-def test_mistakes_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        PosCNN(8, **arguments)

@@ -9,8 +9,9 @@ import sys
 import pytest
 import timm
 import torch
+from foreign import TINY, classifier_of_mmpretrain, with_eps
 from mmengine.registry import MODELS
-from mmpretrain.models.backbones import PCPVT
+from models.ours import outputs
 from models.ports import randomize
 from PIL import Image
 from reference import (
@@ -83,15 +84,6 @@ def test_equals_timm_twins(name):
     different = {'architecture', 'pool_size', 'fixed_input_size', 'url'}
     for key in theirs.pretrained_cfg.keys() - different:
         assert model.pretrained_cfg[key] == theirs.pretrained_cfg[key], key
-
-
-def test_equals_timm_deit():
-    theirs = randomize(timm.create_model('deit_tiny_patch16_224', num_classes=10)).eval()
-    model = timm.create_model('cpvt_tiny', position='learned', num_classes=10).eval()
-    model.load_state_dict(theirs.state_dict())
-    image = torch.randn(1, 3, 224, 224)
-    with torch.no_grad():
-        torch.testing.assert_close(model(image), theirs(image))
 
 
 def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
@@ -214,22 +206,6 @@ def test_every_variant_is_a_timm_model(name):
         timm.create_model(name, device='meta', drop_block_rate=0.1)
 
 
-@pytest.mark.parametrize(
-    'name, parameters',
-    [
-        ('pcpvt_small', 24_106_216),
-        ('pcpvt_base', 43_828_456),
-        ('pcpvt_large', 60_989_672),
-        ('svt_small', 24_060_776),
-        ('svt_base', 56_070_952),
-        ('svt_large', 99_271_400),
-    ],
-)
-def test_number_of_parameters_is_the_published_one(name, parameters):
-    model = timm.create_model(name, device='meta')
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
 def test_mistakes_are_named():
     with pytest.raises(AssertionError, match="global_pool must be .* got 'max'"):
         create('pcpvt_nano', global_pool='max')
@@ -263,7 +239,7 @@ def test_features_only_gives_the_maps_of_the_pyramid(name, options):
 
 @small
 def test_maps_on_the_way(name):
-    model = random_model(name)
+    model, blocks = random_model(name), []
     image = torch.randn(2, 3, 65, 97)
     last = len(model.blocks) - 1
     with torch.no_grad():
@@ -284,15 +260,10 @@ def test_maps_on_the_way(name):
             assert torch.equal(same, tap)
             if model.cls_token is None:
                 assert torch.equal(end, features if i == last else tap)
-
-
-@small
-def test_stopping_early_spares_the_rest(name):
-    model, blocks = random_model(name), []
-    for part in model.modules():
-        if isinstance(part, Block):
-            part.register_forward_hook(lambda block, *_: blocks.append(block))
-    model.forward_intermediates(torch.randn(1, 3, 32, 32), [1], stop_early=True)
+        for part in model.modules():
+            if isinstance(part, Block):
+                part.register_forward_hook(lambda block, *_: blocks.append(block))
+        model.forward_intermediates(image, [1], stop_early=True)
     assert len(blocks) == (2 if name.startswith('cpvt') else sum(model.arch.depths[:2]))
 
 
@@ -315,33 +286,21 @@ def test_pruned_models_need_all_that_is_left(name):
         assert model.num_features == tap.shape[1] and len(model.blocks) == i + 1
 
 
+@pytest.mark.parametrize('features_only', [False, True])
 @small
-def test_gradients_and_checkpointing(name):
-    image = torch.randn(2, 3, 70, 50)
-    results = []
+def test_gradients_and_checkpointing(name, features_only):
+    image, results = torch.randn(2, 3, 70, 50), []
+    first = randomize(create(name, features_only=features_only, drop_path_rate=0.3)).train()
     for enable in (False, True):
-        model = randomize(create(name, drop_path_rate=0.3, drop_rate=0.1)).train()
-        model.set_grad_checkpointing(enable)
-        torch.manual_seed(1)
-        logits = model(image)
-        logits.square().mean().backward()
-        results.append([logits, *(p.grad for p in model.parameters())])
-    same_maps(*results, rtol=0, atol=0)
-    model = randomize(create(name)).train()
-    model(image).square().mean().backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-
-
-def test_maps_can_be_checkpointed():
-    maps, image = random_model('svt_small', features_only=True).train(), torch.randn(1, 3, 40, 40)
-    gradients = []
-    for enable in (False, True):
-        model = copy.deepcopy(maps)
+        model = copy.deepcopy(first)
         model.set_grad_checkpointing(enable)
         assert {part.with_cp for part in model.modules() if isinstance(part, Block)} == {enable}
-        sum(x.square().mean() for x in model(image)).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    same_maps(*gradients, rtol=0, atol=0)
+        torch.manual_seed(1)
+        maps = outputs(model, image)
+        sum(x.square().mean() for x in maps).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        results.append([*maps, *(p.grad for p in model.parameters())])
+    same_maps(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('features_only', [False, True])
@@ -384,32 +343,20 @@ def test_the_size_that_a_table_is_for():
 # --- graphs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize('features_only', [False, True])
 @pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny', 'cpvt_tiny'])
 @pytest.mark.filterwarnings('ignore:.*torch.jit.*is deprecated')
-def test_a_scripted_model_takes_any_size(name):
-    model = random_model(name)
+def test_a_scripted_model_takes_any_size_and_is_not_trained(name, features_only, tmp_path):
+    model = random_model(name, features_only=features_only)
     scripted = torch.jit.script(model)
-    assert isinstance(scripted, torch.jit.ScriptModule) and not isinstance(
-        model, torch.jit.ScriptModule
-    )
-    maps = random_model(name, features_only=True)
-    scripted_maps = torch.jit.script(maps)
+    assert not isinstance(model, torch.jit.ScriptModule)
+    scripted.save(tmp_path / 'model.pt')
+    loaded = torch.jit.load(tmp_path / 'model.pt')
     with torch.no_grad():
         for size in ((1, 3, 64, 64), (3, 3, 5, 90)):
             image = torch.randn(size)
-            torch.testing.assert_close(scripted(image), model(image))
-            torch.testing.assert_close(scripted_maps(image), maps(image))
-    assert type(maps.model).__name__.endswith('Classifier')  # not replaced
-
-
-@pytest.mark.filterwarnings('ignore:.*torch.jit.*is deprecated')
-def test_a_scripted_model_survives_a_file_and_is_not_trained(tmp_path):
-    model = random_model('pcpvt_nano')
-    torch.jit.script(model).save(tmp_path / 'model.pt')
-    loaded = torch.jit.load(tmp_path / 'model.pt')
-    image = torch.randn(2, 3, 40, 70)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(image), model(image))
+            for graph in (scripted, loaded):
+                same_maps(outputs(graph, image), outputs(model, image))
     with pytest.raises(Exception, match='cannot be trained'):
         loaded.train()(image)
     with pytest.raises(ValueError, match=r'^torch.jit.script needs .*call model.eval\(\)[^\n]*$'):
@@ -484,21 +431,18 @@ def test_pegs_inside_of_attention_do_not_decay():
 # --- checkpoints -------------------------------------------------------------------------------
 
 
-def wrapped(weights: dict) -> dict:
-    """As timm's training script writes."""
-    zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
-    return {'epoch': 3, 'state_dict': zeros, 'state_dict_ema': weights}
-
-
-@pytest.mark.parametrize('key', ['ours', 'mmseg', 'mmpretrain', 'timm', 'ddp'])
+@pytest.mark.parametrize('key', ['ours', 'mmseg', 'mmpretrain', 'timm', 'ddp', 'safetensors'])
 def test_any_format_loads_through_timm(key, tmp_path):
     theirs = random_model('pcpvt_nano')
     weights = theirs.state_dict()
-    path = tmp_path / 'checkpoint.pth'
-    if key == 'timm':
-        torch.save(wrapped(weights), path)
+    path = tmp_path / f'model.{"safetensors" if key == "safetensors" else "pth"}'
+    if key == 'timm':  # as timm's training script writes
+        zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
+        torch.save({'epoch': 3, 'state_dict': zeros, 'state_dict_ema': weights}, path)
     elif key == 'ddp':
         torch.save({'model': {f'module.{n}': v for n, v in weights.items()}}, path)
+    elif key == 'safetensors':
+        save_file(weights, path)
     else:
         torch.save(to_format(weights, key), path)
     model = create('pcpvt_nano', checkpoint_path=str(path))
@@ -515,31 +459,13 @@ def test_any_format_loads_through_timm(key, tmp_path):
 
 
 def test_mmpretrain_classifier_loads_through_timm(tmp_path):
-    backbone = randomize(
-        PCPVT(
-            arch=dict(
-                embed_dims=[32, 64, 128, 192], num_heads=[1, 2, 4, 6], mlp_ratios=[4] * 4,
-                depths=[2] * 4, sr_ratios=[8, 4, 2, 1], patch_sizes=[4, 2, 2, 2],
-                strides=[4, 2, 2, 2],
-            ),
-            norm_after_stage=[False] * 3 + [True],
-            qkv_bias=True,
-        )
-    ).eval()  # fmt: skip
-    head = randomize(nn.Linear(192, 7))
-    weights = {f'backbone.{n}': v for n, v in backbone.state_dict().items()}
-    weights |= {f'head.fc.{n}': v for n, v in head.state_dict().items()}
-    torch.save({'state_dict': weights}, tmp_path / 'mmpretrain.pth')
-    model = create('pcpvt_nano', checkpoint_path=str(tmp_path / 'mmpretrain.pth')).eval()
-    for module in backbone.modules():  # mmpretrain has one eps where the published code has two
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-6
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-6
+    theirs = classifier_of_mmpretrain('pcpvt', num_classes=7).eval()
+    torch.save({'state_dict': theirs.state_dict()}, tmp_path / 'mmpretrain.pth')
+    path = str(tmp_path / 'mmpretrain.pth')
+    model = with_eps(create('pcpvt_nano', arch=TINY['pcpvt'], checkpoint_path=path)).eval()
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
-        torch.testing.assert_close(model(image), head(backbone(image)[-1].mean((2, 3))))
+        torch.testing.assert_close(model(image), theirs(image))
 
 
 def test_files_of_pvts_authors_load_through_timm(tmp_path):
@@ -555,13 +481,6 @@ def test_files_of_pvts_authors_load_through_timm(tmp_path):
     maps = create('pvt_tiny', features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
     assert torch.equal(maps.model.pos_embeds[3].table, theirs.pos_embeds[3].table)
     assert maps.model.cls_token is None
-
-
-def test_safetensors_load_through_timm(tmp_path):
-    theirs = random_model('cpvt_tiny')
-    save_file(theirs.state_dict(), tmp_path / 'model.safetensors')
-    model = create('cpvt_tiny', checkpoint_path=str(tmp_path / 'model.safetensors'))
-    assert torch.equal(model.cls_token, theirs.cls_token)
 
 
 # --- pre-training ------------------------------------------------------------------------------

@@ -51,20 +51,23 @@ sizes = dict(
 )
 
 
+def assert_formula(ours, leaves, inputs):
+    """In values and gradients."""
+    slow = formula(*inputs)
+    grad = torch.randn_like(slow)
+    torch.testing.assert_close(ours, slow)
+    found, expected = (torch.autograd.grad(out, leaves, grad) for out in (ours, slow))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @in_parts
 @settings(deadline=None, max_examples=40)
 @given(**sizes)
 def test_equals_the_formula(**size):
     leaves, inputs = operands(**size)
-    grad = torch.randn_like(inputs[0].transpose(1, 2).flatten(2))
-    ours, slow = attend(*inputs, 0.0), formula(*inputs)
-    torch.testing.assert_close(ours, slow)
-    for a, b in zip(
-        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(slow, leaves, grad)
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert_formula(attend(*inputs, 0.0), leaves, inputs)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*inputs, 0.0), slow)
+        torch.testing.assert_close(attend(*inputs, 0.0), formula(*inputs))
 
 
 @in_parts
@@ -101,7 +104,6 @@ def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
 @given(**sizes, threads=st.integers(1, 9), least=st.integers(1, 9))
 def test_groups_of_queries_equal_the_formula(threads, least, **size):
     leaves, inputs = operands(**size)
-    grad = torch.randn_like(inputs[0].transpose(1, 2).flatten(2))
     calls = []
     fused = attention.plain_attention
     with (
@@ -114,12 +116,7 @@ def test_groups_of_queries_equal_the_formula(threads, least, **size):
         ours = attend(*inputs, 0.0)
         groups = attention.groups_for(size['batch'] * size['heads'], size['queries'], threads)
     assert [shape[0] for shape in calls] == [size['batch'] * groups]
-    slow = formula(*inputs)
-    torch.testing.assert_close(ours, slow)
-    for a, b in zip(
-        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(slow, leaves, grad)
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert_formula(ours, leaves, inputs)
 
 
 @given(heads=st.integers(1, 40), queries=st.integers(1, 100_000), threads=st.integers(1, 64))

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
-from typing import Any, NamedTuple, Optional, Union, overload
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +57,6 @@ def then(formula: Formula, factor: int, addend: int, divisor: int) -> Formula:
 def is_constant(formula: Formula) -> bool:
     """True if the length does not depend on the image."""
     return formula[0][0] == 0 if isinstance(formula[0], tuple) else False
-
-
-@overload
-def length(formula: Formula, pixels: int) -> int: ...
-
-
-@overload
-def length(formula: Formula, pixels: Tensor) -> Tensor: ...
 
 
 def length(formula: Formula, pixels: Any) -> Any:
@@ -123,21 +115,20 @@ class Side(int):
         return side
 
     def __mul__(self, other: Any) -> Any:
-        if type(other) is not int or other < 0:
-            return int(self) * other
-        return self.of(int(self) * other, self.formula, other, 0, 1)
+        known = type(other) is int and other >= 0
+        value = int(self) * other
+        return self.of(value, self.formula, other, 0, 1) if known else value
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        if type(other) is not int or other < 1:
-            return int(self) // other
-        return self.of(int(self) // other, self.formula, 1, 0, other)
+        known = type(other) is int and other > 0
+        value = int(self) // other
+        return self.of(value, self.formula, 1, 0, other) if known else value
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is not int:
-            return int(self) + other
-        return self.of(int(self) + other, self.formula, 1, other, 1)
+        value = int(self) + other
+        return self.of(value, self.formula, 1, other, 1) if type(other) is int else value
 
     __radd__ = __add__
 
@@ -318,12 +309,6 @@ def joint_extent(operands: Iterable[Any]) -> Optional[Extent]:
     return found
 
 
-def needs_gradient(operands: Iterable[Any]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in operands
-    )
-
-
 # Rules: each is called with the function and its arguments, and marks what it returns.
 
 
@@ -341,7 +326,10 @@ def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> An
     """
     operands = (*args, *kwargs.values())
     extent = joint_extent(operands)
-    if extent is None or extent.whole or extent.region.size is None or not needs_gradient(operands):
+    trains = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in operands
+    )
+    if extent is None or extent.whole or extent.region.size is None or not trains:
         return mark(function(*args, **kwargs), extent)
     in_place = is_in_place(function)
 
@@ -351,8 +339,10 @@ def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> An
             return x
         return fill(x, own.outside(x.shape[2:]), 0.5)
 
-    fills = [Tensor.masked_fill_ if in_place else Tensor.masked_fill] + [Tensor.masked_fill] * 9
-    args = tuple(harmless(x, fill) for x, fill in zip(args, fills))
+    args = tuple(
+        harmless(x, Tensor.masked_fill_ if in_place and i == 0 else Tensor.masked_fill)
+        for i, x in enumerate(args)
+    )
     kwargs = {name: harmless(x, Tensor.masked_fill) for name, x in kwargs.items()}
     return mark(function(*args, **kwargs), extent)
 
@@ -953,9 +943,8 @@ def reduction_arguments(
 ) -> tuple[set, bool, bool]:
     """The axes of a reduction, whether they are kept, and whether other options are given."""
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    names = {'norm': ['p', 'dim', 'keepdim'], 'vector_norm': ['ord', 'dim', 'keepdim']}
-    name = function.__name__.removeprefix('linalg_')
-    kwargs.update(zip(names.get(name, ['dim', 'keepdim']), args))
+    first = {'norm': 'p ', 'linalg_vector_norm': 'ord '}.get(function.__name__, '')
+    kwargs = by_name(f'{first}dim keepdim', args, kwargs)
     dim = kwargs.pop('dim', kwargs.pop('axis', None))
     order = kwargs.pop('p', kwargs.pop('ord', 2))
     keepdim = bool(kwargs.pop('keepdim', False))

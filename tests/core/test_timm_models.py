@@ -11,7 +11,7 @@ import timm
 import torch
 from foreign import TINY, classifier_of_mmpretrain, with_eps
 from mmengine.registry import MODELS
-from models.ours import outputs
+from models.ours import outputs, shallow
 from models.ports import randomize
 from PIL import Image
 from reference import (
@@ -72,14 +72,16 @@ def random_model(name: str, **options) -> nn.Module:
 
 @pytest.mark.parametrize('name', TWINS)
 def test_equals_timm_twins(name):
-    theirs = timm.create_model(f'twins_{name}', device='meta').to_empty(device='cpu').eval()
-    randomize(theirs)
-    model = timm.create_model(name, device='meta').eval()
-    model.load_state_dict(theirs.state_dict(), assign=True)
+    """The first blocks in values, the others in their names."""
+    whole, twins = (timm.create_model(n, device='meta') for n in (name, f'twins_{name}'))
+    whole.load_state_dict(twins.state_dict())
+    twins.load_state_dict(whole.state_dict())
+    theirs = randomize(timm.create_model(f'twins_{name}', depths=shallow(name).depths)).eval()
+    model = timm.create_model(name, arch=shallow(name)).eval()
+    model.load_state_dict(theirs.state_dict())
     image = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         torch.testing.assert_close(model(image), theirs(image))
-    theirs.load_state_dict(model.state_dict())
     assert model.pretrained_cfg['hf_hub_id'] == theirs.pretrained_cfg['hf_hub_id']
     different = {'architecture', 'pool_size', 'fixed_input_size', 'url'}
     for key in theirs.pretrained_cfg.keys() - different:

@@ -24,7 +24,7 @@ POSITIONS: dict[str, dict] = {
     'peg after each': dict(peg=PEG(after='all')),
     'separable pegs': dict(peg=PEG(conv='separable', layers=4)),
     'dense 1x1': dict(peg=PEG(after='all', conv='dense', kernel_size=1)),
-    'border repeated': dict(peg=PEG(zero_padding=False)),
+    'border repeated': dict(peg=PEG(zero_padding=False, kernel_size=5, layers=2)),
     'rope': dict(position='rope'),
     'rope-mixed+peg': dict(position='rope-mixed+peg'),
     'alibi': dict(position='alibi'),

@@ -477,48 +477,35 @@ def batch_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> 
     return mark(affine(x, input, options['weight'], options['bias']), extent)
 
 
-def interpolate(
-    function: Callable,
-    input: Tensor,
-    size: Union[int, Sequence[int], None] = None,
-    scale_factor: Union[float, Sequence[float], None] = None,
-    mode: str = 'nearest',
-    align_corners: Optional[bool] = None,
-    recompute_scale_factor: Optional[bool] = None,
-    antialias: bool = False,
-) -> Tensor:
+def interpolate(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Each image by its own factor.
 
     A size is that of the map from whose `shape` it is read, else of the first map of this size, or
     of the map at a stride of a power of two that has it.
     """
-    options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    old = extent_of(input)
-    simple = mode in ('nearest', 'bilinear') and not antialias and not recompute_scale_factor
-    if old is None or not simple:
-        return mark(function(input, *options), None)
-    if scale_factor is not None:
-        new = scaled_extent(old, scale_factor)
-        if new is None:
-            return mark(function(input, *options), None)
-        if mode == 'nearest':
-            return mark(function(input, *options), new)
-        if not align_corners:
-            return cleared(by_one_factor(function, input, old, options), new)
+    names = 'size scale_factor mode align_corners recompute_scale_factor antialias'
+    options = by_name(names, args, kwargs)
+    mode, align_corners = options.get('mode', 'nearest'), options.get('align_corners')
+    other = options.get('antialias') or options.get('recompute_scale_factor')
+    old = None if other or mode not in ('nearest', 'bilinear') else extent_of(input)
+    new, by_whole_factor, to_half = None, False, False
+    scale_factor = options.get('scale_factor')
+    if old is not None and scale_factor is not None:
+        new, by_whole_factor = scaled_extent(old, scale_factor), True
         size = [int(n * f) for n, f in zip(input.shape[2:], pair(scale_factor))]
-    else:
-        new = of_size(old.region, pair(size))
-        if new is None:
-            return mark(function(input, *options), None)
+    elif old is not None:
+        size = pair(options.get('size'))
+        new = of_size(old.region, size)
         if new == old:
             return mark(input.clone(), old)
-        size = pair(size)
-        factors = [b // a if a else 0 for a, b in zip(input.shape[2:], size)]
-        whole = old.changed(*((k, 0, 1) for k in factors)) == new
-        if mode == 'nearest' and (whole or new.changed((1, 1, 2), (1, 1, 2)) == old):
-            return mark(function(input, *options), new)
-        if mode == 'bilinear' and whole and not align_corners:
-            return cleared(by_one_factor(function, input, old, options), new)
+        if new is not None:
+            factors = [b // a if a else 0 for a, b in zip(input.shape[2:], size)]
+            by_whole_factor = old.changed(*((k, 0, 1) for k in factors)) == new
+            to_half = new.changed((1, 1, 2), (1, 1, 2)) == old
+    if old is None or new is None or (mode == 'nearest' and (by_whole_factor or to_half)):
+        return mark(function(input, **options), new)
+    if mode == 'bilinear' and by_whole_factor and not align_corners:
+        return cleared(by_one_factor(function, input, old, options), new)
     rows, columns = (
         resize_weights(*sides, mode, align_corners)
         for sides in zip(old.sides, input.shape[2:], new.sides, size)
@@ -583,12 +570,8 @@ def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> A
                 result = result * (input.shape[axis] / count).to(result.dtype)
     if name in ('amax', 'amin') and over_map:
         result = without_empty(result, extent)
-    rows, columns = (
-        ONE if axis in dims else own for axis, own in zip((2, 3), (extent.rows, extent.columns))
-    )
-    if not keepdim and len(over_map) == 1:
-        return mark(result, None)
-    if not keepdim and not over_map:  # (B, h, w)
+    rows, columns = (ONE if axis in dims else own for axis, own in zip((2, 3), extent[1:]))
+    if not keepdim and len(over_map) < 2:  # (B, w), (B, h, w)
         return mark(result, None)
     return cleared(result, Extent(extent.region, rows, columns))
 
@@ -630,9 +613,9 @@ def index(function: Callable, input: Tensor, index: Any) -> Tensor:
     extent = extent_of(input)
     result = function(input, index)
     if extent is not None and extent.whole:
-        first = index[0] if isinstance(index, tuple) else index
-        numbers = not isinstance(index, tuple) or all(not isinstance(i, Tensor) for i in index)
-        keeps_images = numbers and isinstance(first, slice) and first == slice(None)
+        first, *others = index if isinstance(index, tuple) else (index,)
+        keeps_images = isinstance(first, slice) and first == slice(None)
+        keeps_images &= not any(isinstance(i, Tensor) for i in others)
         return mark(result, vector_extent(extent, result) if keeps_images else None)
     if extent is not None and (size := corner(index)) is not None:
         cut = of_size(extent.region, size)
@@ -663,9 +646,8 @@ def reshape(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Ten
     """The shape of vectors, and of maps whose cells all belong to their image, may change."""
     extent = extent_of(input)
     result = function(input, *args, **kwargs)
-    if function.__name__.startswith(
-        'squeeze'
-    ):  # without an axis, the batch of an image alone goes, too
+    if function.__name__.startswith('squeeze'):
+        # Without an axis, the batch of an image alone goes, too.
         dims = pair((args or tuple(kwargs.values()) or (0,))[0])
         extent = None if any(dim % max(input.dim(), 1) == 0 for dim in dims) else extent
     if extent is None or result.shape == input.shape:
@@ -702,12 +684,11 @@ def pad(
     value: Optional[float] = None,
 ) -> Tensor:
     """A constant at the border of each image."""
-    extent = extent_of(input)
-    if extent is None or mode != 'constant' or input.dim() != 4 or len(pad) > 6:
+    own = extent_of(input)
+    if own is None or mode != 'constant' or input.dim() != 4 or len(pad) > 6:
         return mark(function(input, pad, mode, value), None)
     left, right, top, bottom = (*pad, 0, 0, 0, 0)[:4]
-    extent = extent.changed((1, top + bottom, 1), (1, left + right, 1))
-    own = extent_of(input)
+    extent = own.changed((1, top + bottom, 1), (1, left + right, 1))
     return mark(function(clear(input, own, value or 0), pad, mode, value), extent)
 
 
@@ -718,9 +699,8 @@ def shape(function: Callable, input: Tensor, *args: Any) -> Any:
     """
     result = function(input, *args)
     extent = extent_of(input)
-    if extent is not None and (input.dim() != 4 or extent.region.size is None):
-        return result
-    if compiler_is_used():
+    sizeless = extent is not None and (input.dim() != 4 or extent.region.size is None)
+    if sizeless or compiler_is_used():
         return result
     formulas = (extent.rows, extent.columns) if extent else (None,) * input.dim()
     sides = [*input.shape[:2], *(Side.of(n, f) for n, f in zip(input.shape[2:], formulas))]
@@ -857,13 +837,13 @@ def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
     return known and Extent(region, *known)
 
 
-def by_one_factor(function: Callable, x: Tensor, extent: Extent, options: tuple) -> Tensor:
+def by_one_factor(function: Callable, x: Tensor, extent: Extent, options: dict) -> Tensor:
     """Bilinear resizing of all images by the same factor: divided by the share of the weights that
     is inside, which repeats the edge of each image."""
-    result = function(clear(x, extent), *options)
+    result = function(clear(x, extent), **options)
     if extent.whole:
         return result
-    share = function(inside(x, extent), *options)
+    share = function(inside(x, extent), **options)
     return result / share.clamp(min=torch.finfo(share.dtype).tiny)
 
 
@@ -905,16 +885,8 @@ def resize_weights(
     mode: str = 'bilinear',
     align_corners: Optional[bool] = False,
 ) -> Tensor:
-    """Weights of interpolation for each image, (B, new_length, old_length).
-
-    Args:
-        old: (B,), cells of the images.
-        old_length: cells of the padded map.
-        new: (B,), cells of the resized images.
-        new_length: cells of the resized padded map.
-        mode: 'bilinear' or 'nearest', as in `F.interpolate`.
-        align_corners: as in `F.interpolate`.
-    """
+    """Weights (B, new_length, old_length) of `F.interpolate` for each image, from `old` to `new`
+    cells (B,). The lengths are those of the padded maps; the mode is 'bilinear' or 'nearest'."""
     at = torch.arange(new_length, device=old.device)
     cells = torch.arange(old_length, device=old.device)
     old, new = old.clamp(min=1)[:, None], new.clamp(min=1)[:, None]

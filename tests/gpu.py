@@ -1,7 +1,9 @@
 """What the tests of the GPU suite share: models, and a measure of difference."""
 
 import copy
+from collections.abc import Callable
 
+import torch
 from models.ports import randomize
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -17,6 +19,18 @@ def twins(build) -> tuple[nn.Module, nn.Module]:
     """A model with random weights on the CPU, and its copy on the GPU."""
     model = randomize(build())
     return model, copy.deepcopy(model).to(DEVICE)
+
+
+def assert_never_waits(step: Callable[[], None]) -> None:
+    """Assert that the second call never waits for the GPU; in the first, kernels load and an
+    optimizer makes its state."""
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
 
 
 def assert_near(ours: object, theirs: object, tolerance: float) -> None:

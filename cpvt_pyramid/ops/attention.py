@@ -147,13 +147,8 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
 
 
 def groups_for(heads: int, queries: int, threads: int) -> int:
-    """Number of groups of queries, so that threads share the work evenly; 1 if they do so anyway.
-
-    Args:
-        heads: of all images.
-        queries: of a head.
-        threads: of the kernel.
-    """
+    """Number of groups of a head's queries, so that threads share the work of the heads of all
+    images evenly; 1 if they do so anyway."""
     turns = math.ceil(heads / threads)
     if heads >= 0.9 * turns * threads:
         return 1

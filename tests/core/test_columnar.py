@@ -109,21 +109,6 @@ def test_peg_is_equivariant_to_translation_away_from_the_border():
     assert (moved_y[by] - y[inner]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize('after, qk_only', [(-1, False), (2, False), (1, True)])
-def test_class_token_passes_the_peg_untouched(after, qk_only):
-    """After the last block it stays as it is; elsewhere it learns of PEG from the tokens alone."""
-    model = dense(peg=PEG(after=after, qk_only=qk_only))
-    image = torch.randn(1, 3, 20, 20)
-    with torch.no_grad():
-        first, x, _ = model.features(image)
-        for name, parameter in model.named_parameters():
-            if 'pos_block' in name or '.attn.peg.' in name:
-                parameter.zero_()
-        first_without, x_without, _ = model.features(image)
-    assert not torch.equal(x, x_without)
-    assert torch.equal(first, first_without) == (after == TINY_COLUMN.depth - 1)
-
-
 # --- checkpoints -------------------------------------------------------------------------------
 
 
@@ -173,12 +158,6 @@ def test_positions_are_a_choice_of_the_model():
         report = load(model, weights, strict=False)
         assert report.kept
         assert set(report.unused) == {'cls_pos', 'pos_embed.table'}
-
-
-def test_a_table_of_another_size_is_named():
-    weights = classifier(position='learned', pretrain_img_size=20).state_dict()
-    with pytest.raises(ValueError, match='5, 5.* in the checkpoint and .*6, 6.*pretrain_img_size'):
-        classifier(position='learned', pretrain_img_size=24).load_state_dict(weights, strict=False)
 
 
 def test_mmpretrain_names():

@@ -230,11 +230,6 @@ def test_hooks_keep_the_region():
     assert seen and cells_of(y)
 
 
-def test_two_streams_of_one_batch():
-    x, y = map_of(), map_of()
-    assert cells_of(x + y) and not cells_of(x + map_of(OTHER))
-
-
 def test_inference_mode():
     """Tensors of inference mode do not count their changes."""
     with torch.inference_mode():

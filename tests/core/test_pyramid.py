@@ -30,15 +30,6 @@ def test_window_padding_is_masked_when_one_side_alone_needs_it(size):
     torch.testing.assert_close(ours, slow)
 
 
-def test_zero_window_padding_is_another_result():
-    image = torch.randn(1, 3, 224, 240)
-    masked, zero = (
-        randomize(CPVTPyramid(shallow('svt_small'), window_padding=padding)).eval()(image)[0]
-        for padding in ('mask', 'zero')
-    )
-    assert (masked - zero).abs().max() > 0.01 * masked.abs().max()
-
-
 # --- against timm ------------------------------------------------------------------------------
 
 
@@ -167,10 +158,6 @@ def test_pvt_with_peg_is_cpvt():
         step, cpvt = CPVTPyramid('pvt_small', position='peg'), CPVTPyramid('pcpvt_small')
     shapes = [{k: v.shape for k, v in x.state_dict().items()} for x in (step, cpvt)]
     assert shapes[0] == shapes[1]
-
-
-def test_arch_from_a_dict():
-    assert CPVTPyramid(TINY_SVT._asdict()).channels == TINY_SVT.dims
 
 
 def test_the_core_imports_torch_alone():

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from gpu import DEVICE, VARIANTS, assert_near, twins
+from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from models.ports import randomize
 
@@ -234,13 +234,7 @@ def test_a_training_step_never_waits_for_the_gpu(name, valid, with_cp):
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # kernels load, and the optimizer makes its state
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode('error')
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode('default')
+    assert_never_waits(step)
 
 
 def test_many_sizes_do_not_leak():

@@ -220,7 +220,7 @@ def fill_view(x: Tensor) -> Tensor:
     return x
 
 
-def generic(r: random.Random) -> tuple[str, Callable, int]:
+def generic(r: random.Random) -> tuple[str, Callable]:
     """A function of PyTorch with likely arguments."""
     function = r.choice(FUNCTIONS)
     name = resolve_name(function)
@@ -247,8 +247,8 @@ def generic(r: random.Random) -> tuple[str, Callable, int]:
     }
     call = calls[pattern]
     if name.rstrip(')').endswith('_'):
-        return f'{name} {pattern}', lambda x, y: call(x * 1, y), 2
-    return f'{name} {pattern} {number} {dim} {dims}', call, 2
+        return f'{name} {pattern}', lambda x, y: call(x * 1, y)
+    return f'{name} {pattern} {number} {dim} {dims}', call
 
 
 def tensor_of(value: Any) -> Any:
@@ -318,7 +318,7 @@ class Program:
             elif kind < 0.65:
                 text, call = r.choice(HAND)
             else:
-                text, call, _ = generic(r)
+                text, call = generic(r)
             grad = torch.no_grad() if r.random() < 0.05 else nullcontext()
             with grad:
                 own = [tensor_of(call(x[i], x[j])) for x in alone]

@@ -38,17 +38,13 @@ class Column(LoadsCheckpoints):
         peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: a
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
         class_token: whether there is a class token in addition to the map's tokens.
-        pretrain_img_size: side of the image in pixels, or height and width, for which a learned
-            table has one entry for each token.
+        pretrain_img_size: as in `CPVTPyramid`, like all that follow.
         in_channels: channels of the image.
-        rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
-            is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
-            'nir'); see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
+        rgb_weights: how the first convolution is made from a checkpoint for RGB.
         drop_rate: dropout on the embedded patches, after the attentions and in the MLPs.
         attn_drop_rate: dropout on the attention weights.
-        drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
-            first.
-        with_cp: activation checkpointing: less memory in training, more time.
+        drop_path_rate: rate of stochastic depth at the last block.
+        with_cp: activation checkpointing.
     """
 
     reads_map = True  # whether the map is used where there is a class token

@@ -6,7 +6,7 @@ nothing is padding. Images start at the top left corner, so the mask of a coarse
 row and column of the finer one.
 """
 
-from typing import Optional, overload
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -33,14 +33,6 @@ def check_valid(valid: Tensor, images: int) -> None:
             f'valid must be a tensor of shape ({images}, 2), the height and width of each image, '
             f'got {got}'
         )
-
-
-@overload
-def subsample(mask: None, k: int) -> None: ...
-
-
-@overload
-def subsample(mask: Tensor, k: int) -> Tensor: ...
 
 
 def subsample(mask: Optional[Tensor], k: int) -> Optional[Tensor]:

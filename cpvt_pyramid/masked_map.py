@@ -271,7 +271,8 @@ def wrapped(y: Any) -> Any:
         with torch.inference_mode(False):
             y = mark(y.clone(), extent)
     if type(y) is Tensor:
-        keep_from_compiler()
+        if 'torch._dynamo' in sys.modules:
+            keep_from_compiler()
         y.__class__ = MaskedMap
     if is_map(y):
         y.state = changes(y), y.grad_fn
@@ -280,16 +281,11 @@ def wrapped(y: Any) -> Any:
 
 
 @functools.cache
-def uncompiled_class() -> None:
+def keep_from_compiler() -> None:
+    """Let the compiler call the functions of maps instead of tracing them."""
     plain_method: Any = MaskedMap.__torch_function__
     disabled = torch.compiler.disable(plain_method.__func__)
     setattr(MaskedMap, '__torch_function__', classmethod(disabled))  # noqa: B010, for mypy
-
-
-def keep_from_compiler() -> None:
-    """Let the compiler call the methods of maps instead of tracing them, once it is imported."""
-    if 'torch._dynamo' in sys.modules:
-        uncompiled_class()
 
 
 def changes(x: Tensor) -> Optional[int]:

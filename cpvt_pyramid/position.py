@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
-from .mask import fill_outside, key_mask, subsample, valid_sizes
+from .mask import fill_outside, key_mask, valid_sizes
 
 # The encodings of a model, each with its options; a PEG's are in `PEG`.
 ROPE_OPTIONS = ('base', 'normalized')
@@ -242,7 +242,7 @@ class Grid(NamedTuple):
         """
         if self.mask is None:
             return None
-        cells = subsample(self.mask, step).flatten(1)
+        cells = self.mask[:, ::step, ::step].flatten(1)
         return key_mask(F.pad(cells, (self.class_tokens, 0), value=True))
 
     def centers(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:

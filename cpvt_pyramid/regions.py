@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
-from typing import Any, NamedTuple, Optional, Union, overload
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +57,6 @@ def then(formula: Formula, factor: int, addend: int, divisor: int) -> Formula:
 def is_constant(formula: Formula) -> bool:
     """True if the length does not depend on the image."""
     return formula[0][0] == 0 if isinstance(formula[0], tuple) else False
-
-
-@overload
-def length(formula: Formula, pixels: int) -> int: ...
-
-
-@overload
-def length(formula: Formula, pixels: Tensor) -> Tensor: ...
 
 
 def length(formula: Formula, pixels: Any) -> Any:
@@ -123,21 +115,20 @@ class Side(int):
         return side
 
     def __mul__(self, other: Any) -> Any:
-        if type(other) is not int or other < 0:
-            return int(self) * other
-        return self.of(int(self) * other, self.formula, other, 0, 1)
+        known = type(other) is int and other >= 0
+        value = int(self) * other
+        return self.of(value, self.formula, other, 0, 1) if known else value
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        if type(other) is not int or other < 1:
-            return int(self) // other
-        return self.of(int(self) // other, self.formula, 1, 0, other)
+        known = type(other) is int and other > 0
+        value = int(self) // other
+        return self.of(value, self.formula, 1, 0, other) if known else value
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is not int:
-            return int(self) + other
-        return self.of(int(self) + other, self.formula, 1, other, 1)
+        value = int(self) + other
+        return self.of(value, self.formula, 1, other, 1) if type(other) is int else value
 
     __radd__ = __add__
 
@@ -318,12 +309,6 @@ def joint_extent(operands: Iterable[Any]) -> Optional[Extent]:
     return found
 
 
-def needs_gradient(operands: Iterable[Any]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in operands
-    )
-
-
 # Rules: each is called with the function and its arguments, and marks what it returns.
 
 
@@ -341,7 +326,10 @@ def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> An
     """
     operands = (*args, *kwargs.values())
     extent = joint_extent(operands)
-    if extent is None or extent.whole or extent.region.size is None or not needs_gradient(operands):
+    trains = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in operands
+    )
+    if extent is None or extent.whole or extent.region.size is None or not trains:
         return mark(function(*args, **kwargs), extent)
     in_place = is_in_place(function)
 
@@ -351,8 +339,10 @@ def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> An
             return x
         return fill(x, own.outside(x.shape[2:]), 0.5)
 
-    fills = [Tensor.masked_fill_ if in_place else Tensor.masked_fill] + [Tensor.masked_fill] * 9
-    args = tuple(harmless(x, fill) for x, fill in zip(args, fills))
+    args = tuple(
+        harmless(x, Tensor.masked_fill_ if in_place and i == 0 else Tensor.masked_fill)
+        for i, x in enumerate(args)
+    )
     kwargs = {name: harmless(x, Tensor.masked_fill) for name, x in kwargs.items()}
     return mark(function(*args, **kwargs), extent)
 
@@ -378,85 +368,60 @@ def constant_like(function: Callable, input: Tensor, *args: Any, **kwargs: Any) 
     return mark(result, extent_of(input) if result.device == input.device else None)
 
 
-def conv2d(
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple, str] = 0,
-    dilation: Union[int, tuple] = 1,
-    groups: int = 1,
-) -> Tensor:
+def conv2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Padding of the batch reads as zeros, like the padding of the convolution."""
-    extent = with_parameters(extent_of(input), weight, bias)
+    options = by_name('weight bias stride padding dilation groups', args, kwargs)
+    extent = with_parameters(extent_of(input), *options.values())
     if extent is not None:
         input = clear(input, extent)
-        extent = extent.changed(*windows(weight.shape[2:], stride, padding, dilation))
-    return mark(function(input, weight, bias, stride, padding, dilation, groups), extent)
+        extent = extent.changed(*windows(options['weight'].shape[2:], **options))
+    return mark(function(input, *args, **kwargs), extent)
 
 
-def conv_transpose2d(
-    function: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor] = None,
-    stride: Union[int, tuple] = 1,
-    padding: Union[int, tuple] = 0,
-    output_padding: Union[int, tuple] = 0,
-    groups: int = 1,
-    dilation: Union[int, tuple] = 1,
-) -> Tensor:
-    extent = with_parameters(extent_of(input), weight, bias)
+def conv_transpose2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    options = dict(stride=1, padding=0, output_padding=0, dilation=1)
+    names = 'weight bias stride padding output_padding groups dilation'
+    options |= by_name(names, args, kwargs)
+    extent = with_parameters(extent_of(input), *options.values())
     if extent is not None:
         input = clear(input, extent)
-        axes = zip(weight.shape[2:], *map(pair, (stride, padding, output_padding, dilation)))
+        per_axis = [pair(options[n]) for n in ('stride', 'padding', 'output_padding', 'dilation')]
         extent = extent.changed(
-            *((s, d * (k - 1) + more + 1 - s - 2 * p, 1) for k, s, p, more, d in axes)
+            *(
+                (s, d * (k - 1) + more + 1 - s - 2 * p, 1)
+                for k, s, p, more, d in zip(options['weight'].shape[2:], *per_axis)
+            )
         )
-    options = (stride, padding, output_padding, groups, dilation)
-    return mark(function(input, weight, bias, *options), extent)
+    return mark(function(input, *args, **kwargs), extent)
 
 
-def max_pool2d(
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    dilation: Union[int, tuple] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    extent = None if return_indices else extent_of(input)
-    options = (kernel_size, stride or kernel_size, padding, dilation)
+def max_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    names = 'kernel_size stride padding dilation ceil_mode return_indices'
+    options = by_name(names, args, kwargs)
+    options['stride'] = options.get('stride') or options['kernel_size']
+    if options.pop('return_indices', False):
+        return function(input, return_indices=True, **options)
+    extent = extent_of(input)
     if extent is not None:
         input = clear(input, extent, lowest(input.dtype))
-        extent = extent.changed(*windows(*options, ceil_mode=ceil_mode))
-    more = (ceil_mode,) if not return_indices else (ceil_mode, return_indices)
-    return cleared(function(input, *options, *more), extent)
+        extent = extent.changed(*windows(**options))
+    return cleared(function(input, **options), extent)
 
 
-def avg_pool2d(
-    function: Callable,
-    input: Tensor,
-    kernel_size: Union[int, tuple],
-    stride: Union[int, tuple, None] = None,
-    padding: Union[int, tuple] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Optional[int] = None,
-) -> Tensor:
+def avg_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Padding counts as zeros where `count_include_pad` says so, and else not at all."""
-    options = (kernel_size, stride or kernel_size, padding)
-    extent = None if ceil_mode else extent_of(input)
-    if extent is None:
-        return mark(function(input, *options, ceil_mode, count_include_pad, divisor_override), None)
-    result = function(clear(input, extent), *options, False, True, divisor_override)
-    if not count_include_pad and divisor_override is None:
-        share = function(inside(input, extent), *options)
+    names = 'kernel_size stride padding ceil_mode count_include_pad divisor_override'
+    options = by_name(names, args, kwargs)
+    options['stride'] = options.get('stride') or options['kernel_size']
+    extent = extent_of(input)
+    if extent is None or options.get('ceil_mode'):
+        return mark(function(input, **options), None)
+    padding_counts = options.pop('count_include_pad', True)
+    result = function(clear(input, extent), **options)
+    if not padding_counts and options.get('divisor_override') is None:
+        share = function(inside(input, extent), **options)
         result = result / share.clamp(min=torch.finfo(share.dtype).tiny)
-    return mark(result, extent.changed(*windows(*options)))
+    return mark(result, extent.changed(*windows(**options)))
 
 
 def group_norm(
@@ -477,95 +442,70 @@ def group_norm(
     return mark(affine(x.flatten(1, 2), input, weight, bias), extent)
 
 
-def instance_norm(
-    function: Callable,
-    input: Tensor,
-    running_mean: Optional[Tensor] = None,
-    running_var: Optional[Tensor] = None,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def instance_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A `group_norm` of one channel a group. Running statistics act on each cell by itself."""
-    if use_input_stats and running_mean is None:
-        return group_norm(F.group_norm, input, input.shape[1], weight, bias, eps)
-    options = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    extent = None if use_input_stats else with_parameters(extent_of(input), *options[:4])
-    return mark(function(input, *options), extent)
+    names = 'running_mean running_var weight bias use_input_stats momentum eps'
+    options = dict(running_mean=None, weight=None, bias=None, use_input_stats=True, eps=1e-5)
+    options |= by_name(names, args, kwargs)
+    of_input = options['use_input_stats']
+    if of_input and options['running_mean'] is None:
+        parameters = (options[name] for name in ('weight', 'bias', 'eps'))
+        return group_norm(F.group_norm, input, input.shape[1], *parameters)
+    extent = None if of_input else with_parameters(extent_of(input), *options.values())
+    return mark(function(input, **options), extent)
 
 
-def batch_norm(
-    function: Callable,
-    input: Tensor,
-    running_mean: Optional[Tensor] = None,
-    running_var: Optional[Tensor] = None,
-    weight: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def batch_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """In training, statistics over the cells of all images. These depend on the batch, but not on
     its padding."""
-    extent = with_parameters(extent_of(input), running_mean, running_var, weight, bias)
-    if extent is None or extent.whole or not training:
-        options = (running_mean, running_var, weight, bias, training, momentum, eps)
-        return mark(function(input, *options), extent)
-    x, mean, variance = standardized(input, extent.outside(input.shape[2:]), (0, 2, 3), eps)
-    if running_mean is not None and running_var is not None:
+    names = 'running_mean running_var weight bias training momentum eps'
+    options = dict(weight=None, bias=None, training=False, momentum=0.1, eps=1e-5)
+    options |= by_name(names, args, kwargs)
+    extent = with_parameters(extent_of(input), *options.values())
+    if extent is None or extent.whole or not options['training']:
+        return mark(function(input, **options), extent)
+    outside = extent.outside(input.shape[2:])
+    x, mean, variance = standardized(input, outside, (0, 2, 3), options['eps'])
+    if options['running_mean'] is not None and options['running_var'] is not None:
         rows, columns = extent.sides
         count = (rows * columns).sum()
         unbiased = variance * (count / (count - 1).clamp(min=1))
         with torch.no_grad():
-            for running, new in ((running_mean, mean), (running_var, unbiased)):
-                running.lerp_(new.flatten().to(running.dtype), momentum)
-    return mark(affine(x, input, weight, bias), extent)
+            for name, new in (('running_mean', mean), ('running_var', unbiased)):
+                running = options[name]
+                running.lerp_(new.flatten().to(running.dtype), options['momentum'])
+    return mark(affine(x, input, options['weight'], options['bias']), extent)
 
 
-def interpolate(
-    function: Callable,
-    input: Tensor,
-    size: Union[int, Sequence[int], None] = None,
-    scale_factor: Union[float, Sequence[float], None] = None,
-    mode: str = 'nearest',
-    align_corners: Optional[bool] = None,
-    recompute_scale_factor: Optional[bool] = None,
-    antialias: bool = False,
-) -> Tensor:
+def interpolate(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Each image by its own factor.
 
     A size is that of the map from whose `shape` it is read, else of the first map of this size, or
     of the map at a stride of a power of two that has it.
     """
-    options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    old = extent_of(input)
-    simple = mode in ('nearest', 'bilinear') and not antialias and not recompute_scale_factor
-    if old is None or not simple:
-        return mark(function(input, *options), None)
-    if scale_factor is not None:
-        new = scaled_extent(old, scale_factor)
-        if new is None:
-            return mark(function(input, *options), None)
-        if mode == 'nearest':
-            return mark(function(input, *options), new)
-        if not align_corners:
-            return cleared(by_one_factor(function, input, old, options), new)
+    names = 'size scale_factor mode align_corners recompute_scale_factor antialias'
+    options = by_name(names, args, kwargs)
+    mode, align_corners = options.get('mode', 'nearest'), options.get('align_corners')
+    other = options.get('antialias') or options.get('recompute_scale_factor')
+    old = None if other or mode not in ('nearest', 'bilinear') else extent_of(input)
+    new, by_whole_factor, to_half = None, False, False
+    scale_factor = options.get('scale_factor')
+    if old is not None and scale_factor is not None:
+        new, by_whole_factor = scaled_extent(old, scale_factor), True
         size = [int(n * f) for n, f in zip(input.shape[2:], pair(scale_factor))]
-    else:
-        new = of_size(old.region, pair(size))
-        if new is None:
-            return mark(function(input, *options), None)
+    elif old is not None:
+        size = pair(options.get('size'))
+        new = of_size(old.region, size)
         if new == old:
             return mark(input.clone(), old)
-        size = pair(size)
-        factors = [b // a if a else 0 for a, b in zip(input.shape[2:], size)]
-        whole = old.changed(*((k, 0, 1) for k in factors)) == new
-        if mode == 'nearest' and (whole or new.changed((1, 1, 2), (1, 1, 2)) == old):
-            return mark(function(input, *options), new)
-        if mode == 'bilinear' and whole and not align_corners:
-            return cleared(by_one_factor(function, input, old, options), new)
+        if new is not None:
+            factors = [b // a if a else 0 for a, b in zip(input.shape[2:], size)]
+            by_whole_factor = old.changed(*((k, 0, 1) for k in factors)) == new
+            to_half = new.changed((1, 1, 2), (1, 1, 2)) == old
+    if old is None or new is None or (mode == 'nearest' and (by_whole_factor or to_half)):
+        return mark(function(input, **options), new)
+    if mode == 'bilinear' and by_whole_factor and not align_corners:
+        return cleared(by_one_factor(function, input, old, options), new)
     dtype = torch.promote_types(input.dtype, torch.float32)
     rows, columns = (
         resize_weights(*sides, mode, align_corners, dtype)
@@ -632,12 +572,8 @@ def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> A
                 result = result * (input.shape[axis] / count).to(result.dtype)
     if name in ('amax', 'amin') and over_map:
         result = without_empty(result, extent)
-    rows, columns = (
-        ONE if axis in dims else own for axis, own in zip((2, 3), (extent.rows, extent.columns))
-    )
-    if not keepdim and len(over_map) == 1:
-        return mark(result, None)
-    if not keepdim and not over_map:  # (B, h, w)
+    rows, columns = (ONE if axis in dims else own for axis, own in zip((2, 3), extent[1:]))
+    if not keepdim and len(over_map) < 2:  # (B, w), (B, h, w)
         return mark(result, None)
     return cleared(result, Extent(extent.region, rows, columns))
 
@@ -679,9 +615,9 @@ def index(function: Callable, input: Tensor, index: Any) -> Tensor:
     extent = extent_of(input)
     result = function(input, index)
     if extent is not None and extent.whole:
-        first = index[0] if isinstance(index, tuple) else index
-        numbers = not isinstance(index, tuple) or all(not isinstance(i, Tensor) for i in index)
-        keeps_images = numbers and isinstance(first, slice) and first == slice(None)
+        first, *others = index if isinstance(index, tuple) else (index,)
+        keeps_images = isinstance(first, slice) and first == slice(None)
+        keeps_images &= not any(isinstance(i, Tensor) for i in others)
         return mark(result, vector_extent(extent, result) if keeps_images else None)
     if extent is not None and (size := corner(index)) is not None:
         cut = of_size(extent.region, size)
@@ -712,9 +648,8 @@ def reshape(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Ten
     """The shape of vectors, and of maps whose cells all belong to their image, may change."""
     extent = extent_of(input)
     result = function(input, *args, **kwargs)
-    if function.__name__.startswith(
-        'squeeze'
-    ):  # without an axis, the batch of an image alone goes, too
+    if function.__name__.startswith('squeeze'):
+        # Without an axis, the batch of an image alone goes, too.
         dims = pair((args or tuple(kwargs.values()) or (0,))[0])
         extent = None if any(dim % max(input.dim(), 1) == 0 for dim in dims) else extent
     if extent is None or result.shape == input.shape:
@@ -751,12 +686,11 @@ def pad(
     value: Optional[float] = None,
 ) -> Tensor:
     """A constant at the border of each image."""
-    extent = extent_of(input)
-    if extent is None or mode != 'constant' or input.dim() != 4 or len(pad) > 6:
+    own = extent_of(input)
+    if own is None or mode != 'constant' or input.dim() != 4 or len(pad) > 6:
         return mark(function(input, pad, mode, value), None)
     left, right, top, bottom = (*pad, 0, 0, 0, 0)[:4]
-    extent = extent.changed((1, top + bottom, 1), (1, left + right, 1))
-    own = extent_of(input)
+    extent = own.changed((1, top + bottom, 1), (1, left + right, 1))
     return mark(function(clear(input, own, value or 0), pad, mode, value), extent)
 
 
@@ -767,9 +701,8 @@ def shape(function: Callable, input: Tensor, *args: Any) -> Any:
     """
     result = function(input, *args)
     extent = extent_of(input)
-    if extent is not None and (input.dim() != 4 or extent.region.size is None):
-        return result
-    if compiler_is_used():
+    sizeless = extent is not None and (input.dim() != 4 or extent.region.size is None)
+    if sizeless or compiler_is_used():
         return result
     formulas = (extent.rows, extent.columns) if extent else (None,) * input.dim()
     sides = [*input.shape[:2], *(Side.of(n, f) for n, f in zip(input.shape[2:], formulas))]
@@ -783,6 +716,11 @@ def compiler_is_used() -> bool:
     """True if something was compiled in this process."""
     backends = getattr(sys.modules.get('torch._dynamo.eval_frame'), 'cached_backends', {})
     return any(backend is not None for backend in backends.values())  # None: of `disable`
+
+
+def by_name(names: str, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a function after its input, by their names."""
+    return dict(zip(names.split(), args)) | kwargs
 
 
 def pair(value: Any) -> tuple:
@@ -856,12 +794,16 @@ def affine(x: Tensor, input: Tensor, weight: Optional[Tensor], bias: Optional[Te
 
 def windows(
     kernel_size: Union[int, Sequence[int]],
-    stride: Union[int, Sequence[int]],
+    stride: Union[int, Sequence[int]] = 1,
     padding: Union[int, Sequence[int], str] = 0,
     dilation: Union[int, Sequence[int]] = 1,
     ceil_mode: bool = False,
+    **_: Any,
 ) -> list[tuple[int, int, int]]:
-    """How convolution and pooling change the length of each axis, as `Extent.changed` takes it."""
+    """How convolution and pooling change the length of each axis, as `Extent.changed` takes it.
+
+    Takes the options of these functions, and ignores those that change no length.
+    """
     kernels, strides, dilations = pair(kernel_size), pair(stride), pair(dilation)
     if isinstance(padding, str):
         both = [d * (k - 1) if padding == 'same' else 0 for k, d in zip(kernels, dilations)]
@@ -897,13 +839,13 @@ def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
     return known and Extent(region, *known)
 
 
-def by_one_factor(function: Callable, x: Tensor, extent: Extent, options: tuple) -> Tensor:
+def by_one_factor(function: Callable, x: Tensor, extent: Extent, options: dict) -> Tensor:
     """Bilinear resizing of all images by the same factor: divided by the share of the weights that
     is inside, which repeats the edge of each image."""
-    result = function(clear(x, extent), *options)
+    result = function(clear(x, extent), **options)
     if extent.whole:
         return result
-    share = function(inside(x, extent), *options)
+    share = function(inside(x, extent), **options)
     return result / share.clamp(min=torch.finfo(share.dtype).tiny)
 
 
@@ -946,17 +888,8 @@ def resize_weights(
     align_corners: Optional[bool] = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weights of interpolation for each image, (B, new_length, old_length).
-
-    Args:
-        old: (B,), cells of the images.
-        old_length: cells of the padded map.
-        new: (B,), cells of the resized images.
-        new_length: cells of the resized padded map.
-        mode: 'bilinear' or 'nearest', as in `F.interpolate`.
-        align_corners: as in `F.interpolate`.
-        dtype: of the weights.
-    """
+    """Weights (B, new_length, old_length) of `F.interpolate` for each image, from `old` to `new`
+    cells (B,). The lengths are those of the padded maps; the mode is 'bilinear' or 'nearest'."""
     at = torch.arange(new_length, device=old.device)
     cells = torch.arange(old_length, device=old.device)
     old, new = old.clamp(min=1)[:, None], new.clamp(min=1)[:, None]
@@ -985,9 +918,8 @@ def reduction_arguments(
 ) -> tuple[set, bool, bool]:
     """The axes of a reduction, whether they are kept, and whether other options are given."""
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    names = {'norm': ['p', 'dim', 'keepdim'], 'vector_norm': ['ord', 'dim', 'keepdim']}
-    name = function.__name__.removeprefix('linalg_')
-    kwargs.update(zip(names.get(name, ['dim', 'keepdim']), args))
+    first = {'norm': 'p ', 'linalg_vector_norm': 'ord '}.get(function.__name__, '')
+    kwargs = by_name(f'{first}dim keepdim', args, kwargs)
     dim = kwargs.pop('dim', kwargs.pop('axis', None))
     order = kwargs.pop('p', kwargs.pop('ord', 2))
     keepdim = bool(kwargs.pop('keepdim', False))
@@ -1054,12 +986,6 @@ CASTS = """
     clone contiguous detach to type type_as float half bfloat16 double cpu cuda pin_memory
     requires_grad_ view_as
 """.split()
-LIKE = 'zeros_like ones_like full_like'.split()
-OVERWRITES = 'uniform normal bernoulli exponential random'.split()
-CONSTANTS = 'new_ones new_full new_tensor'.split()
-RESHAPES = 'view reshape flatten unsqueeze squeeze unflatten'.split()
-OVER_CHANNELS = 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split()
-REDUCTIONS = 'sum mean amax amin norm'.split()
 
 
 def named(names: Sequence[str]) -> list[Callable]:
@@ -1076,36 +1002,31 @@ def named(names: Sequence[str]) -> list[Callable]:
     return [function for function in found if isinstance(function, kinds)]
 
 
+# Rules by the names of their functions.
+NAMES: dict[Callable, list[str]] = {
+    element_wise: ELEMENT_WISE,
+    element_wise_with_poles: WITH_POLES,
+    cast: CASTS,
+    constant_like: ['zeros_like', 'ones_like', 'full_like'],
+    overwrite: ['uniform_', 'normal_', 'bernoulli_', 'exponential_', 'random_'],
+    constant: ['new_ones', 'new_full', 'new_tensor'],
+    reshape: ['view', 'reshape', 'flatten', 'unsqueeze', 'squeeze', 'unflatten'],
+    over_axes: ['sum', 'mean', 'amax', 'amin', 'norm'],
+    over_channels(0): 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split(),
+    over_channels(1): ['split', 'chunk', 'tensor_split', 'roll', 'normalize'],
+    of_vectors: ['linear'],
+}
+SAME_NAME = (conv2d, conv_transpose2d, max_pool2d, avg_pool2d, adaptive_avg_pool2d, group_norm)
+NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pixel_shuffle, pixel_unshuffle, pad)}
+
 # The functions that keep the extent.
 RULES: dict[Callable, Callable] = {
-    **dict.fromkeys(named(ELEMENT_WISE), element_wise),
-    **dict.fromkeys(named(WITH_POLES), element_wise_with_poles),
-    **dict.fromkeys(named(CASTS), cast),
-    **dict.fromkeys(named(LIKE), constant_like),
-    **dict.fromkeys([f for f in named(OVERWRITES) if is_in_place(f)], overwrite),
-    **dict.fromkeys(named(CONSTANTS), constant),
-    **dict.fromkeys(named(RESHAPES), reshape),
-    **dict.fromkeys(named(REDUCTIONS) + [torch.linalg.vector_norm], over_axes),
-    **dict.fromkeys(named(['conv2d']), conv2d),
-    **dict.fromkeys(named(['conv_transpose2d']), conv_transpose2d),
-    **dict.fromkeys(named(['max_pool2d']), max_pool2d),
-    **dict.fromkeys(named(['avg_pool2d']), avg_pool2d),
-    **dict.fromkeys(named(['adaptive_avg_pool2d']), adaptive_avg_pool2d),
+    **{function: rule for rule, names in NAMES.items() for function in named(names)},
+    torch.linalg.vector_norm: over_axes,
     F.adaptive_max_pool2d: adaptive_max_pool2d,
-    **dict.fromkeys(named(['group_norm']), group_norm),
     F.instance_norm: instance_norm,
     F.batch_norm: batch_norm,
     F.interpolate: interpolate,
-    **dict.fromkeys(named(['pixel_shuffle']), pixel_shuffle),
-    **dict.fromkeys(named(['pixel_unshuffle']), pixel_unshuffle),
-    **dict.fromkeys(named(['pad']), pad),
-    **dict.fromkeys(
-        named(['softmax', 'log_softmax', 'softmin', 'cumsum', 'flip']), over_channels(0)
-    ),
-    **dict.fromkeys(named(['cat', 'concat', 'concatenate']), over_channels(0)),
-    **dict.fromkeys(named(['split', 'chunk', 'tensor_split', 'roll']), over_channels(1)),
-    F.normalize: over_channels(1),
-    **dict.fromkeys(named(['linear']), of_vectors),
     Tensor.__getitem__: index,
     Tensor.shape.__get__: shape,
     Tensor.size: shape,

@@ -56,34 +56,11 @@ for _module in (Block, LayerNorm, LearnedPosition, PatchEmbed, PosCNN, SinCosPos
     register_notrace_module(_module)
 
 
-class Trunk(nn.Module):
-    """What a `Classifier` requires of the model that it is mixed into."""
-
-    blocks: nn.ModuleList
-    cls_token: Optional[nn.Parameter]
-    peg_starts_at_zero: bool
-
-    @property
-    def feature_info(self) -> list[dict[str, Any]]:
-        """For each map: `num_chs`, channels; `reduction`, stride; `module`, which returns it."""
-        raise NotImplementedError
-
-    def taps(
-        self, image: Tensor, valid: Optional[Tensor] = None
-    ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
-        """The class token (B, 1, C), if there is one, and the map (B, H, W, C), for each map."""
-        raise NotImplementedError
-
-    def cut_after(self, last: int) -> None:
-        """Remove what follows this map."""
-        raise NotImplementedError
-
-    def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer."""
-        raise NotImplementedError
+# The class token (B, 1, C), if there is one, and the map (B, H, W, C), for each map of a model.
+Taps = Iterator[tuple[Optional[Tensor], Tensor]]
 
 
-class Classifier(Trunk):
+class Classifier(nn.Module):
     """The interface that timm expects of a model, mixed into a trunk.
 
     Args:
@@ -99,6 +76,14 @@ class Classifier(Trunk):
     """
 
     global_pool: str
+    # Of the trunk:
+    blocks: nn.ModuleList
+    cls_token: Optional[nn.Parameter]
+    peg_starts_at_zero: bool
+    feature_info: list[dict[str, Any]]  # num_chs, reduction (stride) and module of each map
+    taps: Callable[..., Taps]  # of an image and, in a padded batch, of the sizes of its images
+    cut_after: Callable[[int], None]  # remove what follows a map
+    layer_of: Callable[[str], int]  # the depth of a parameter
 
     def __init__(
         self,
@@ -258,7 +243,7 @@ class Classifier(Trunk):
         return self.layer_of
 
 
-class PyramidTrunk(CPVTPyramid, Trunk):
+class PyramidTrunk(CPVTPyramid):
     """A pyramid with an optional class token in its last stage, as published for PVT
     (arXiv 2102.12122, section 4.1).
 
@@ -295,10 +280,8 @@ class PyramidTrunk(CPVTPyramid, Trunk):
             for i, dim in enumerate(self.arch.dims)
         ]
 
-    def taps(
-        self, image: Tensor, valid: Optional[Tensor] = None
-    ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
-        """After each stage, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
+    def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
+        """What there is after each stage."""
         # Not the mask says whether there is padding: while torch.fx traces, it is never None.
         x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)
         last = len(self.blocks) - 1
@@ -350,7 +333,7 @@ class PyramidTrunk(CPVTPyramid, Trunk):
         return sum(layer > end for end in ends)
 
 
-class ColumnTrunk(Column, Trunk):
+class ColumnTrunk(Column):
     """The columnar CPVT, a map after each of its blocks."""
 
     @property
@@ -360,10 +343,8 @@ class ColumnTrunk(Column, Trunk):
             for i in range(self.arch.depth)
         ]
 
-    def taps(
-        self, image: Tensor, valid: Optional[Tensor] = None
-    ) -> Iterator[tuple[Optional[Tensor], Tensor]]:
-        """After each block, the class token (B, 1, C) if there is one, and the map (B, H, W, C)."""
+    def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
+        """What there is after each block."""
         x, grid = self.embed(image, pixel_mask(valid, image))
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)

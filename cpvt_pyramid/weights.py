@@ -18,7 +18,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -166,28 +166,20 @@ class LoadReport(NamedTuple):
     @property
     def misfit(self) -> Optional[str]:
         """Why the checkpoint is not that of the whole model; None if it is."""
-        for what, names in (
-            ('lacks', self.kept),
-            ('has more than the model', self.unused),
-            ('has other shapes', self.mismatched),
-        ):
-            if names:
-                return f'{what}: {listed(names)}'
-        return None
+        return next(self.lines('lacks', 'has more than the model', 'has other shapes'), None)
+
+    def lines(self, kept: str, unused: str, mismatched: str) -> Iterator[str]:
+        """These words and the names of the tensors, where there are any."""
+        words = {kept: self.kept, unused: self.unused, mismatched: self.mismatched}
+        return (f'{what}: {listed(names)}' for what, names in words.items() if names)
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
-        parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone']
-        if self.inflated:
-            parts.append(self.inflated)
-        for what, names in (
-            ('not in the checkpoint and unchanged', self.kept),
-            ('not in the model', self.unused),
-            ('with different shapes', self.mismatched),
-        ):
-            if names:
-                parts.append(f'{what}: {listed(names)}')
-        return '; '.join(parts)
+        parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone', self.inflated]
+        parts += self.lines(
+            'not in the checkpoint and unchanged', 'not in the model', 'with different shapes'
+        )
+        return '; '.join(filter(None, parts))
 
 
 class Inert:
@@ -198,12 +190,6 @@ class Inert:
 
     def __setstate__(self, _state: object) -> None:
         pass
-
-
-def inert(name: str) -> type:
-    """The stand-in for a class or a function of this name."""
-    module, _, name = name.rpartition('.')
-    return type(name, (Inert,), {'__module__': module})
 
 
 def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadReport:
@@ -250,18 +236,17 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
         raise FileNotFoundError(f'no checkpoint at {path}')
     try:
         if path.suffix == '.safetensors':
-            try:
-                from safetensors.torch import load_file
-            except ImportError as error:
-                raise ImportError(
-                    f'reading {path} needs safetensors; pip install safetensors'
-                ) from error
+            from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
-        with torch.serialization.safe_globals([inert(name) for name in INERT]):
+        names = (name.rpartition('.') for name in INERT)
+        inert: list[Any] = [
+            type(name, (Inert,), {'__module__': module}) for module, _, name in names
+        ]
+        with torch.serialization.safe_globals(inert):
             checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    except ImportError:
-        raise
+    except ImportError as error:
+        raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a torn or foreign file lead to
         unsafe = re.search(r'GLOBAL (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:
@@ -491,23 +476,26 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     """The tensors of a model inside a checkpoint, without wrapper and prefix.
 
     Raises:
-        ValueError: names or tensors are damaged.
+        ValueError: names or tensors are damaged, sparse or quantized.
     """
     for wrapper in WRAPPERS:
         if isinstance(checkpoint.get(wrapper), dict):
             checkpoint = checkpoint[wrapper]
     check_names(checkpoint)
     checkpoint = {k.replace(COMPILED, ''): v for k, v in checkpoint.items()}
-    found = True
-    while found:  # DDP inside of an average gives two
-        found = False
-        for prefix in PREFIXES:
-            inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
-            if inner:  # mmpretrain has the classifier next to the backbone
-                found = True
-                checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
+    # DDP inside of an average gives two prefixes.
+    while prefix := next((p for p in PREFIXES for k in checkpoint if k.startswith(p)), ''):
+        inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
+        # mmpretrain has the classifier next to the backbone.
+        checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
     tensors = {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
-    check_storage(tensors)
+    for name, value in tensors.items():
+        if value.layout != torch.strided or value.is_quantized:
+            raise ValueError(f'{name[:100]} is sparse or quantized; only dense tensors load')
+        if value.numel() > 2**32:
+            raise ValueError(
+                f'the checkpoint is damaged: {name[:100]} has {value.numel()} elements'
+            )
     return tensors
 
 
@@ -516,17 +504,6 @@ def check_names(names: Iterable) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f'the names of tensors must be strings, got {name!r}')
-
-
-def check_storage(tensors: dict[str, Tensor]) -> None:
-    """Raise a ValueError unless all tensors are dense and of a sane size."""
-    for name, value in tensors.items():
-        if value.layout != torch.strided or value.is_quantized:
-            raise ValueError(f'{name[:100]} is sparse or quantized; only dense tensors load')
-        if value.numel() > 2**32:
-            raise ValueError(
-                f'the checkpoint is damaged: {name[:100]} has {value.numel()} elements'
-            )
 
 
 def format_of(names: Iterable[str]) -> str:
@@ -554,8 +531,8 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     ours = {}
     for name, value in tensors.items():
         name = rename(name, pairs)
-        if '.attn.attn.in_proj_' in name:
-            stem, _, kind = name.partition('.attn.attn.in_proj_')
+        stem, in_proj, kind = name.partition('.attn.attn.in_proj_')
+        if in_proj:
             if value.dim() == 0 or len(value) % 3:
                 raise ValueError(f'{name} must have rows of q, k and v, got {tuple(value.shape)}')
             dim = len(value) // 3

@@ -282,17 +282,8 @@ def encoder(
     """A function of a head, its queries (d, N) and keys (d, M), which returns both rotated, and
     what is added to their scores, a token or a pair of tokens at a time.
 
-    Args:
-        weights: of the model.
-        of: the block's name in them.
-        heads: attention heads.
-        size: height and width of the map.
-        of_queries: the places of the queries.
-        of_keys: the places of the keys.
-        kind: 'rope', 'rope-mixed', 'alibi' or 'lookhere'.
-        normalized: coordinates of RoPE from -2 pi to 2 pi.
-        depth: layers of the model, for LookHere.
-        view: LookHere's, in degrees.
+    `kind` is 'rope', 'rope-mixed', 'alibi' or 'lookhere'; the rest are the options of these. Places
+    are those of the tokens; `depth` is the number of layers of the model.
     """
 
     def turned(head: int, x: Tensor, places: Sequence[Place]) -> Tensor:

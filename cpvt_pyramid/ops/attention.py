@@ -99,14 +99,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Attention by oneDNN, (B, heads, N, d), without gradient.
-
-    Args:
-        q: as in `attend`.
-        k: as in `attend`.
-        v: as in `attend`.
-        bias: (B, M), added to the scores.
-    """
+    """Attention by oneDNN, (B, heads, N, d), without gradient; the bias is (B, M)."""
     out = empty_map(q)
     k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
     for b, head, rows in parts_of(q, k):
@@ -116,14 +109,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
 
 
 def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Attention of several heads at a time, (B, heads, N, d), without gradient.
-
-    Args:
-        q: as in `attend`.
-        k: as in `attend`.
-        v: as in `attend`.
-        mask: (B, 1, 1, M), True where a key may be attended to; None: everywhere.
-    """
+    """Attention of several heads at a time, (B, heads, N, d), without gradient; the mask is that of
+    keys."""
     batch, heads, queries, _ = q.shape
     out, k = empty_map(q), scaled(k).transpose(2, 3)
     bias = None if mask is None else key_bias(mask).to(q.dtype)[:, None, None]
@@ -144,12 +131,6 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
     That of PyTorch's fused kernel takes each head of an image as a whole, so that one image and one
     head, as in PCPVT's first stage, are mostly the work of one thread. Here an image is several
     images to the kernel, with the same keys and values, and a group of the queries each.
-
-    Args:
-        q: as in `attend`.
-        k: as in `attend`.
-        v: as in `attend`.
-        mask: (B, 1, 1, M), True where a key may be attended to; None: everywhere.
     """
     queries = q.shape[2]
     groups = groups_for(q.shape[0] * q.shape[1], queries, torch.get_num_threads())
@@ -166,13 +147,8 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
 
 
 def groups_for(heads: int, queries: int, threads: int) -> int:
-    """Number of groups of queries, so that threads share the work evenly; 1 if they do so anyway.
-
-    Args:
-        heads: of all images.
-        queries: of a head.
-        threads: of the kernel.
-    """
+    """Number of groups of a head's queries, so that threads share the work of the heads of all
+    images evenly; 1 if they do so anyway."""
     turns = math.ceil(heads / threads)
     if heads >= 0.9 * turns * threads:
         return 1

@@ -53,18 +53,13 @@ def resize_table_each(
     return torch.einsum('bWw,bHwc->bHWc', columns.to(table.dtype), tall)
 
 
-def interpolation_weights(
-    sides: Tensor, length: int, entries: int, mode: str, align_corners: bool = False
-) -> Tensor:
+def interpolation_weights(sides: Tensor, length: int, entries: int, mode: str) -> Tensor:
     """Weights (B, length, entries) of `F.interpolate` from `entries` values to `sides` (B,) values.
 
     Rows from `sides` on are zero. The dtype is that of `sides`.
     """
     at = torch.arange(length, device=sides.device, dtype=sides.dtype)
-    if align_corners:
-        source = at * ((entries - 1) / (sides - 1).clamp(min=1)[:, None])  # (B, length)
-    else:
-        source = (at + 0.5) * (entries / sides.clamp(min=1)[:, None]) - 0.5
+    source = (at + 0.5) * (entries / sides.clamp(min=1)[:, None]) - 0.5  # (B, length)
     if mode == 'bilinear':
         source = source.clamp(min=0)
     first = source.floor()

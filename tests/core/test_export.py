@@ -7,17 +7,15 @@ from models.ports import randomize
 from reference import same_maps
 from support import PINNED_TORCH
 
-from cpvt_pyramid import ARCHS, CPVTPyramid, DenseCPVT
+from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch
 
 SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 224, 224), (2, 3, 33, 129)]
-# More blocks are captured in the same way and take longer; so are the tables of more stages.
-ONE_BLOCK_EACH = ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
+# More stages are captured in the same way and take longer; `tests/export` has whole models.
+TWO_STAGES = Arch((32, 64), (1, 2), (4, 4), (1, 1), sr_ratios=(8, 1))
 MODELS = {
-    'pcpvt': lambda: CPVTPyramid(ONE_BLOCK_EACH),
-    'learned': lambda: CPVTPyramid(
-        ONE_BLOCK_EACH, out_indices=(0, 1), position='learned', pretrain_img_size=64
-    ),
+    'pcpvt': lambda **options: CPVTPyramid(TWO_STAGES, out_indices=(0, 1), **options),
+    'learned': lambda: MODELS['pcpvt'](position='learned', pretrain_img_size=64),
     'column': lambda: DenseCPVT(ColumnarArch(16, 2, 2)),
 }
 
@@ -67,7 +65,7 @@ def test_compiled_for_inference_on_a_cpu_keeps_functions_whole(infers):
     graphs = []
     torch._dynamo.reset()
     model = torch.compile(
-        CPVTPyramid(ONE_BLOCK_EACH, out_indices=(0, 1)),
+        MODELS['pcpvt'](),
         backend=lambda graph, _inputs: graphs.append(graph) or graph,
         dynamic=True,
         fullgraph=True,

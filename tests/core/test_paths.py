@@ -5,22 +5,15 @@ from unittest import mock
 
 import pytest
 import torch
-from models.ports import randomize
-from reference import TINY_SVT, same_maps
+from models.ours import BACKBONES, VALID, images, maps_and_gradients
+from reference import same_maps
 from support import PINNED_TORCH
 
-from cpvt_pyramid import CPVTPyramid, DenseCPVT, ops
-from cpvt_pyramid.archs import ColumnarArch
+from cpvt_pyramid import ops
 from cpvt_pyramid.layers import set_checkpointing
 from cpvt_pyramid.ops import attention, products
 
-MODELS = {
-    'pcpvt': lambda **options: CPVTPyramid('pcpvt_nano', **options),
-    'svt': lambda **options: CPVTPyramid(TINY_SVT, **options),
-    'columnar': lambda **options: DenseCPVT(ColumnarArch(16, 2, 2), out_channels=8, **options),
-}
-IMAGE = torch.randn(2, 3, 100, 75, generator=torch.Generator().manual_seed(0))
-VALID = torch.tensor([(100, 40), (61, 75)])
+padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
 
 
 @contextlib.contextmanager
@@ -47,21 +40,6 @@ def with_mkl(slow):
     return lambda: mock.patch.object(products, 'MKL_IS_SLOW', slow)
 
 
-def torchs_own():
-    return torch.backends.mkldnn.flags(enabled=False)
-
-
-def run(model, image, valid):
-    """Maps, and the gradients of all weights and of the image for random gradients of the maps."""
-    image = image.clone().requires_grad_()
-    maps = model(image, valid)
-    leaves = [image, *(p for p in model.parameters() if p.requires_grad)]
-    generator = torch.Generator().manual_seed(1)
-    noise = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in maps]
-    grads = torch.autograd.grad(maps, leaves, noise)
-    return [x.detach() for x in maps], grads
-
-
 def checkpointed(model):
     set_checkpointing(model, True)
     return model
@@ -76,39 +54,42 @@ def channels_last(x):
     return x.to(memory_format=torch.channels_last)
 
 
-def same(x):
-    return x
-
-
-PATHS = {  # under what, and what becomes of the model and of the image
-    'onednn': (contextlib.nullcontext, same, same),
-    'plain': (ops.plain, same, same),
-    'plain, checkpointed': (ops.plain, checkpointed, same),
-    'in parts': (in_parts, same, same),
-    'checkpointed': (in_parts, checkpointed, same),
-    'grouped': (grouped, same, same),
-    'with a slow MKL': (with_mkl(True), same, same),
-    'with a fast MKL': (with_mkl(False), same, same),
+# The context, and what is done to the model and to the image.
+PATHS = {
+    'onednn': (),
+    'plain': (ops.plain,),
+    'plain, checkpointed': (ops.plain, checkpointed),
+    'in parts': (in_parts,),
+    'checkpointed': (in_parts, checkpointed),
+    'grouped': (grouped,),
+    'with a slow MKL': (with_mkl(True),),
+    'with a fast MKL': (with_mkl(False),),
     'channels-last': (contextlib.nullcontext, channels_last, channels_last),
-    'compiled': (contextlib.nullcontext, compiled, same),
+    'compiled': (contextlib.nullcontext, compiled),
 }
 
 
+def run_path(
+    model, image, valid, context=contextlib.nullcontext, change=lambda m: m, lay_out=lambda x: x
+):
+    """Maps and gradients of a training step, and the maps of inference."""
+    with context():
+        model, image = change(model), lay_out(image)
+        maps, grads = maps_and_gradients(model, image, valid)
+        with torch.no_grad():
+            return maps, grads, model.eval()(image, valid)
+
+
 @pytest.mark.parametrize('path', PATHS)
-@pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
-@pytest.mark.parametrize('name', MODELS)
+@padded
+@pytest.mark.parametrize('name', BACKBONES)
 def test_maps_and_gradients_are_the_same(name, valid, path):
     # More stages are compiled in the same way and take longer.
     options = dict(out_indices=(0, 1)) if path == 'compiled' else {}
-    model = randomize(MODELS[name](**options)).train()
-    with torchs_own():
-        maps, grads = run(model, IMAGE, valid)
-    context, of_model, of_image = PATHS[path]
-    with context():
-        model, image = of_model(model), of_image(IMAGE)
-        trained, trained_grads = run(model, image, valid)
-        with torch.no_grad():
-            inferred = model.eval()(image, valid)
+    model = BACKBONES[name](**options).train()
+    with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's own products
+        maps, grads = maps_and_gradients(model, images(), valid)
+    trained, trained_grads, inferred = run_path(model, images(), valid, *PATHS[path])
     same_maps(trained, maps)
     same_maps(inferred, maps)
     for a, b in zip(trained_grads, grads):
@@ -116,18 +97,18 @@ def test_maps_and_gradients_are_the_same(name, valid, path):
 
 
 @pytest.mark.parametrize('way', ['bfloat16', 'autocast'])
-@pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
-@pytest.mark.parametrize('name', MODELS)
+@padded
+@pytest.mark.parametrize('name', BACKBONES)
 def test_bfloat16_is_near(name, valid, way):
     """Eight bits of mantissa: a percent of the maps after some ten layers, and a few percent of the
     whole gradient."""
-    model = randomize(MODELS[name]()).train()
-    maps, grads = run(model, IMAGE, valid)
+    model = BACKBONES[name]().train()
+    maps, grads = maps_and_gradients(model, images(), valid)
     if way == 'bfloat16':
-        near, near_grads = run(model.bfloat16(), IMAGE.bfloat16(), valid)
+        near, near_grads = maps_and_gradients(model.bfloat16(), images().bfloat16(), valid)
     else:
         with torch.autocast('cpu', torch.bfloat16):
-            near, near_grads = run(model, IMAGE, valid)
+            near, near_grads = maps_and_gradients(model, images(), valid)
     near_grads, grads = (torch.cat([g.float().flatten() for g in x]) for x in (near_grads, grads))
     for a, b in zip(near, maps):
         assert (a.float() - b).norm() < 0.03 * b.norm()

@@ -9,8 +9,9 @@ import sys
 import pytest
 import timm
 import torch
+from foreign import TINY, classifier_of_mmpretrain, with_eps
 from mmengine.registry import MODELS
-from mmpretrain.models.backbones import PCPVT
+from models.ours import outputs, shallow
 from models.ports import randomize
 from PIL import Image
 from reference import (
@@ -20,6 +21,7 @@ from reference import (
     layer,
     layer_norm,
     patches,
+    peg,
     pointwise,
     reference_maps,
     same_maps,
@@ -71,40 +73,32 @@ def random_model(name: str, **options) -> nn.Module:
 
 @pytest.mark.parametrize('name', TWINS)
 def test_equals_timm_twins(name):
-    theirs = timm.create_model(f'twins_{name}', device='meta').to_empty(device='cpu').eval()
-    randomize(theirs)
-    model = timm.create_model(name, device='meta').eval()
-    model.load_state_dict(theirs.state_dict(), assign=True)
+    """The first blocks in values, the others in their names."""
+    whole, twins = (timm.create_model(n, device='meta') for n in (name, f'twins_{name}'))
+    whole.load_state_dict(twins.state_dict())
+    twins.load_state_dict(whole.state_dict())
+    theirs = randomize(timm.create_model(f'twins_{name}', depths=shallow(name).depths)).eval()
+    model = timm.create_model(name, arch=shallow(name)).eval()
+    model.load_state_dict(theirs.state_dict())
     image = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         torch.testing.assert_close(model(image), theirs(image))
-    theirs.load_state_dict(model.state_dict())
     assert model.pretrained_cfg['hf_hub_id'] == theirs.pretrained_cfg['hf_hub_id']
     different = {'architecture', 'pool_size', 'fixed_input_size', 'url'}
     for key in theirs.pretrained_cfg.keys() - different:
         assert model.pretrained_cfg[key] == theirs.pretrained_cfg[key], key
 
 
-def test_equals_timm_deit():
-    theirs = randomize(timm.create_model('deit_tiny_patch16_224', num_classes=10)).eval()
-    model = timm.create_model('cpvt_tiny', position='learned', num_classes=10).eval()
-    model.load_state_dict(theirs.state_dict())
-    image = torch.randn(1, 3, 224, 224)
-    with torch.no_grad():
-        torch.testing.assert_close(model(image), theirs(image))
-
-
 def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
     """PVT's classifier of one image (3, H, W), computed from the state dict alone."""
     arch, weights = model.arch, model.state_dict()
     x = reference_maps(model, arch, image, stages=3)[-1]
-    x = layer_norm(
-        patches(x, 2, *layer(weights, 'patch_embeds.3.proj')),
-        *layer(weights, 'patch_embeds.3.norm'),
-        1e-5,
-    )
-    x = x + bilinear(weights['pos_embeds.3.table'][0].permute(2, 0, 1), x.shape[1:])
-    first = (weights['cls_token'] + weights['cls_pos'])[0].T
+    x = patches(x, 2, *layer(weights, 'patch_embeds.3.proj'))
+    x = layer_norm(x, *layer(weights, 'patch_embeds.3.norm'), 1e-5)
+    if 'pos_embeds.3.table' in weights:
+        x = x + bilinear(weights['pos_embeds.3.table'][0].permute(2, 0, 1), x.shape[1:])
+    size = x.shape
+    first = (weights['cls_token'] + weights.get('cls_pos', 0))[0].T
     x = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, 1 + N)
     for j in range(arch.depths[3]):
         of = f'blocks.3.{j}'
@@ -113,35 +107,22 @@ def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
         y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
         y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
         x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+        if j == 0:  # the class token passes the PEG by, if there is one
+            tokens = peg(x[:, 0, 1:].reshape(size), weights, 'pos_block.3', True)
+            x = torch.cat([x[:, :, :1], tokens.flatten(1)[:, None]], dim=2)
     x = layer_norm(x, *layer(weights, 'norm'), 1e-6)
     return pointwise(x[:, :, :1], *layer(weights, 'head')).flatten()
 
 
+@pytest.mark.parametrize('position', ['learned', 'peg'])
 @pytest.mark.parametrize('size', [(224, 224), (70, 97)], ids=str)
-def test_pvt_equals_the_slow_version(size):
-    model = random_model('pvt_tiny')
+def test_pvt_equals_the_slow_version(size, position):
+    model = random_model('pvt_tiny', position=position)
     image = torch.randn(2, 3, *size)
     with torch.no_grad():
         logits = model(image)
         for i in range(2):
             torch.testing.assert_close(logits[i], pvt_logits(model, image[i]))
-
-
-def test_class_token_passes_a_peg_by():
-    model = random_model('pvt_tiny', position='peg')
-    assert model.cls_pos is None
-    image = torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        before = model.forward_features(image)
-        model.pos_block[3].proj[0].bias += 1  # of a last stage with one block behind the PEG
-        after = model.forward_features(image)
-    assert not torch.allclose(before[:, 1:], after[:, 1:])
-    cut = model.arch._replace(depths=(2, 1, 2, 1))
-    model = random_model('pvt_tiny', position='peg', arch=cut)
-    with torch.no_grad():
-        before = model(image)
-        model.pos_block[3].proj[0].bias += 1
-        assert torch.equal(model(image), before)
 
 
 @pytest.mark.parametrize('name', ['cpvt_tiny', 'cpvt_tiny_0to5_gap'])
@@ -214,22 +195,6 @@ def test_every_variant_is_a_timm_model(name):
         timm.create_model(name, device='meta', drop_block_rate=0.1)
 
 
-@pytest.mark.parametrize(
-    'name, parameters',
-    [
-        ('pcpvt_small', 24_106_216),
-        ('pcpvt_base', 43_828_456),
-        ('pcpvt_large', 60_989_672),
-        ('svt_small', 24_060_776),
-        ('svt_base', 56_070_952),
-        ('svt_large', 99_271_400),
-    ],
-)
-def test_number_of_parameters_is_the_published_one(name, parameters):
-    model = timm.create_model(name, device='meta')
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
 def test_mistakes_are_named():
     with pytest.raises(AssertionError, match="global_pool must be .* got 'max'"):
         create('pcpvt_nano', global_pool='max')
@@ -263,7 +228,7 @@ def test_features_only_gives_the_maps_of_the_pyramid(name, options):
 
 @small
 def test_maps_on_the_way(name):
-    model = random_model(name)
+    model, blocks = random_model(name), []
     image = torch.randn(2, 3, 65, 97)
     last = len(model.blocks) - 1
     with torch.no_grad():
@@ -284,15 +249,10 @@ def test_maps_on_the_way(name):
             assert torch.equal(same, tap)
             if model.cls_token is None:
                 assert torch.equal(end, features if i == last else tap)
-
-
-@small
-def test_stopping_early_spares_the_rest(name):
-    model, blocks = random_model(name), []
-    for part in model.modules():
-        if isinstance(part, Block):
-            part.register_forward_hook(lambda block, *_: blocks.append(block))
-    model.forward_intermediates(torch.randn(1, 3, 32, 32), [1], stop_early=True)
+        for part in model.modules():
+            if isinstance(part, Block):
+                part.register_forward_hook(lambda block, *_: blocks.append(block))
+        model.forward_intermediates(image, [1], stop_early=True)
     assert len(blocks) == (2 if name.startswith('cpvt') else sum(model.arch.depths[:2]))
 
 
@@ -315,33 +275,21 @@ def test_pruned_models_need_all_that_is_left(name):
         assert model.num_features == tap.shape[1] and len(model.blocks) == i + 1
 
 
+@pytest.mark.parametrize('features_only', [False, True])
 @small
-def test_gradients_and_checkpointing(name):
-    image = torch.randn(2, 3, 70, 50)
-    results = []
+def test_gradients_and_checkpointing(name, features_only):
+    image, results = torch.randn(2, 3, 70, 50), []
+    first = randomize(create(name, features_only=features_only, drop_path_rate=0.3)).train()
     for enable in (False, True):
-        model = randomize(create(name, drop_path_rate=0.3, drop_rate=0.1)).train()
-        model.set_grad_checkpointing(enable)
-        torch.manual_seed(1)
-        logits = model(image)
-        logits.square().mean().backward()
-        results.append([logits, *(p.grad for p in model.parameters())])
-    same_maps(*results, rtol=0, atol=0)
-    model = randomize(create(name)).train()
-    model(image).square().mean().backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-
-
-def test_maps_can_be_checkpointed():
-    maps, image = random_model('svt_small', features_only=True).train(), torch.randn(1, 3, 40, 40)
-    gradients = []
-    for enable in (False, True):
-        model = copy.deepcopy(maps)
+        model = copy.deepcopy(first)
         model.set_grad_checkpointing(enable)
         assert {part.with_cp for part in model.modules() if isinstance(part, Block)} == {enable}
-        sum(x.square().mean() for x in model(image)).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    same_maps(*gradients, rtol=0, atol=0)
+        torch.manual_seed(1)
+        maps = outputs(model, image)
+        sum(x.square().mean() for x in maps).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        results.append([*maps, *(p.grad for p in model.parameters())])
+    same_maps(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('features_only', [False, True])
@@ -384,32 +332,20 @@ def test_the_size_that_a_table_is_for():
 # --- graphs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize('features_only', [False, True])
 @pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny', 'cpvt_tiny'])
 @pytest.mark.filterwarnings('ignore:.*torch.jit.*is deprecated')
-def test_a_scripted_model_takes_any_size(name):
-    model = random_model(name)
+def test_a_scripted_model_takes_any_size_and_is_not_trained(name, features_only, tmp_path):
+    model = random_model(name, features_only=features_only)
     scripted = torch.jit.script(model)
-    assert isinstance(scripted, torch.jit.ScriptModule) and not isinstance(
-        model, torch.jit.ScriptModule
-    )
-    maps = random_model(name, features_only=True)
-    scripted_maps = torch.jit.script(maps)
+    assert not isinstance(model, torch.jit.ScriptModule)
+    scripted.save(tmp_path / 'model.pt')
+    loaded = torch.jit.load(tmp_path / 'model.pt')
     with torch.no_grad():
         for size in ((1, 3, 64, 64), (3, 3, 5, 90)):
             image = torch.randn(size)
-            torch.testing.assert_close(scripted(image), model(image))
-            torch.testing.assert_close(scripted_maps(image), maps(image))
-    assert type(maps.model).__name__.endswith('Classifier')  # not replaced
-
-
-@pytest.mark.filterwarnings('ignore:.*torch.jit.*is deprecated')
-def test_a_scripted_model_survives_a_file_and_is_not_trained(tmp_path):
-    model = random_model('pcpvt_nano')
-    torch.jit.script(model).save(tmp_path / 'model.pt')
-    loaded = torch.jit.load(tmp_path / 'model.pt')
-    image = torch.randn(2, 3, 40, 70)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(image), model(image))
+            for graph in (scripted, loaded):
+                same_maps(outputs(graph, image), outputs(model, image))
     with pytest.raises(Exception, match='cannot be trained'):
         loaded.train()(image)
     with pytest.raises(ValueError, match=r'^torch.jit.script needs .*call model.eval\(\)[^\n]*$'):
@@ -484,21 +420,18 @@ def test_pegs_inside_of_attention_do_not_decay():
 # --- checkpoints -------------------------------------------------------------------------------
 
 
-def wrapped(weights: dict) -> dict:
-    """As timm's training script writes."""
-    zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
-    return {'epoch': 3, 'state_dict': zeros, 'state_dict_ema': weights}
-
-
-@pytest.mark.parametrize('key', ['ours', 'mmseg', 'mmpretrain', 'timm', 'ddp'])
+@pytest.mark.parametrize('key', ['ours', 'mmseg', 'mmpretrain', 'timm', 'ddp', 'safetensors'])
 def test_any_format_loads_through_timm(key, tmp_path):
     theirs = random_model('pcpvt_nano')
     weights = theirs.state_dict()
-    path = tmp_path / 'checkpoint.pth'
-    if key == 'timm':
-        torch.save(wrapped(weights), path)
+    path = tmp_path / f'model.{"safetensors" if key == "safetensors" else "pth"}'
+    if key == 'timm':  # as timm's training script writes
+        zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
+        torch.save({'epoch': 3, 'state_dict': zeros, 'state_dict_ema': weights}, path)
     elif key == 'ddp':
         torch.save({'model': {f'module.{n}': v for n, v in weights.items()}}, path)
+    elif key == 'safetensors':
+        save_file(weights, path)
     else:
         torch.save(to_format(weights, key), path)
     model = create('pcpvt_nano', checkpoint_path=str(path))
@@ -515,31 +448,13 @@ def test_any_format_loads_through_timm(key, tmp_path):
 
 
 def test_mmpretrain_classifier_loads_through_timm(tmp_path):
-    backbone = randomize(
-        PCPVT(
-            arch=dict(
-                embed_dims=[32, 64, 128, 192], num_heads=[1, 2, 4, 6], mlp_ratios=[4] * 4,
-                depths=[2] * 4, sr_ratios=[8, 4, 2, 1], patch_sizes=[4, 2, 2, 2],
-                strides=[4, 2, 2, 2],
-            ),
-            norm_after_stage=[False] * 3 + [True],
-            qkv_bias=True,
-        )
-    ).eval()  # fmt: skip
-    head = randomize(nn.Linear(192, 7))
-    weights = {f'backbone.{n}': v for n, v in backbone.state_dict().items()}
-    weights |= {f'head.fc.{n}': v for n, v in head.state_dict().items()}
-    torch.save({'state_dict': weights}, tmp_path / 'mmpretrain.pth')
-    model = create('pcpvt_nano', checkpoint_path=str(tmp_path / 'mmpretrain.pth')).eval()
-    for module in backbone.modules():  # mmpretrain has one eps where the published code has two
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-6
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-6
+    theirs = classifier_of_mmpretrain('pcpvt', num_classes=7).eval()
+    torch.save({'state_dict': theirs.state_dict()}, tmp_path / 'mmpretrain.pth')
+    path = str(tmp_path / 'mmpretrain.pth')
+    model = with_eps(create('pcpvt_nano', arch=TINY['pcpvt'], checkpoint_path=path)).eval()
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
-        torch.testing.assert_close(model(image), head(backbone(image)[-1].mean((2, 3))))
+        torch.testing.assert_close(model(image), theirs(image))
 
 
 def test_files_of_pvts_authors_load_through_timm(tmp_path):
@@ -555,13 +470,6 @@ def test_files_of_pvts_authors_load_through_timm(tmp_path):
     maps = create('pvt_tiny', features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
     assert torch.equal(maps.model.pos_embeds[3].table, theirs.pos_embeds[3].table)
     assert maps.model.cls_token is None
-
-
-def test_safetensors_load_through_timm(tmp_path):
-    theirs = random_model('cpvt_tiny')
-    save_file(theirs.state_dict(), tmp_path / 'model.safetensors')
-    model = create('cpvt_tiny', checkpoint_path=str(tmp_path / 'model.safetensors'))
-    assert torch.equal(model.cls_token, theirs.cls_token)
 
 
 # --- pre-training ------------------------------------------------------------------------------

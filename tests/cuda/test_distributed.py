@@ -8,7 +8,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from gpu import SMALL, VALID, assert_near, images
+from gpu import assert_near
+from models.ours import BACKBONES, VALID, images
 from models.ports import randomize
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +20,7 @@ class WithNorm(nn.Module):
 
     def __init__(self, name):
         super().__init__()
-        self.backbone = SMALL[name](with_cp=True)
+        self.backbone = BACKBONES[name](with_cp=True)
         self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in self.backbone.channels)
 
     def forward(self, image, valid=None):
@@ -62,7 +63,7 @@ def train(rank, processes, port, name, is_padded):
 
 
 @pytest.mark.parametrize('is_padded', [False, True], ids=['alone', 'padded'])
-@pytest.mark.parametrize('name', SMALL)
+@pytest.mark.parametrize('name', BACKBONES)
 def test_gradients_over_nccl(name, is_padded):
     processes = torch.cuda.device_count()
     with socket.socket() as listener:

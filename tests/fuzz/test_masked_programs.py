@@ -220,7 +220,7 @@ def fill_view(x: Tensor) -> Tensor:
     return x
 
 
-def generic(r: random.Random) -> tuple[str, Callable, int]:
+def generic(r: random.Random) -> tuple[str, Callable]:
     """A function of PyTorch with likely arguments."""
     function = r.choice(FUNCTIONS)
     name = resolve_name(function)
@@ -247,8 +247,8 @@ def generic(r: random.Random) -> tuple[str, Callable, int]:
     }
     call = calls[pattern]
     if name.rstrip(')').endswith('_'):
-        return f'{name} {pattern}', lambda x, y: call(x * 1, y), 2
-    return f'{name} {pattern} {number} {dim} {dims}', call, 2
+        return f'{name} {pattern}', lambda x, y: call(x * 1, y)
+    return f'{name} {pattern} {number} {dim} {dims}', call
 
 
 def tensor_of(value: Any) -> Any:
@@ -318,7 +318,7 @@ class Program:
             elif kind < 0.65:
                 text, call = r.choice(HAND)
             else:
-                text, call, _ = generic(r)
+                text, call = generic(r)
             grad = torch.no_grad() if r.random() < 0.05 else nullcontext()
             with grad:
                 own = [tensor_of(call(x[i], x[j])) for x in alone]
@@ -362,10 +362,9 @@ class Program:
                     expected = self.gradients(sum(theirs))
                 except RuntimeError:  # the program itself has no backward pass
                     continue
-                exact = not any(y.dtype in (torch.float16, torch.bfloat16) for y in batch)
                 for a, b in zip(self.gradients(sum(ours)), expected):
                     if b.isfinite().all():
-                        close(a, b, 'gradient of ' + where, exact)
+                        close(a, b, 'gradient of ' + where)
 
     def gradients(self, total: Tensor) -> list[Tensor]:
         """Of the pixels inside the images, and of all parameters."""
@@ -379,8 +378,11 @@ class Program:
         return [x.as_subclass(Tensor) for x in found]
 
 
-def close(got: Tensor, want: Tensor, text: str, exact: bool = True) -> None:
-    rtol = 1e-5 if exact and want.dtype == torch.float64 else 0.05
+def close(got: Tensor, want: Tensor, text: str) -> None:
+    # A step in half precision rounds the gradients of those before it, too.
+    rounded = any(step in text for step in (': half ', 'Tensor.half', 'bfloat16'))
+    exact = want.dtype == torch.float64 and not rounded
+    rtol = 1e-5 if exact else 0.05
     atol = rtol * (1 + want.detach().abs().nan_to_num(0, 0, 0).max().item())
     options = dict(rtol=rtol, atol=atol, equal_nan=True)
     torch.testing.assert_close(got, want, **options, msg=lambda m: f'{m}\n{text}')

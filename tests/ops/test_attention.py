@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from models.ports import randomize
 from reference import kept
 
-from cpvt_pyramid import CPVTPyramid, ops
+from cpvt_pyramid import ops
 from cpvt_pyramid.layers import WindowAttention
 from cpvt_pyramid.mask import key_mask
 from cpvt_pyramid.ops import attention, dispatch
@@ -51,20 +51,23 @@ sizes = dict(
 )
 
 
+def assert_formula(ours, leaves, inputs):
+    """In values and gradients."""
+    slow = formula(*inputs)
+    grad = torch.randn_like(slow)
+    torch.testing.assert_close(ours, slow)
+    found, expected = (torch.autograd.grad(out, leaves, grad) for out in (ours, slow))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @in_parts
 @settings(deadline=None, max_examples=40)
 @given(**sizes)
 def test_equals_the_formula(**size):
     leaves, inputs = operands(**size)
-    grad = torch.randn_like(inputs[0].transpose(1, 2).flatten(2))
-    ours, slow = attend(*inputs, 0.0), formula(*inputs)
-    torch.testing.assert_close(ours, slow)
-    for a, b in zip(
-        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(slow, leaves, grad)
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert_formula(attend(*inputs, 0.0), leaves, inputs)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*inputs, 0.0), slow)
+        torch.testing.assert_close(attend(*inputs, 0.0), formula(*inputs))
 
 
 @in_parts
@@ -79,29 +82,10 @@ def test_gradient_of_the_gradient(masked):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_large_attention_is_onednns_and_small_is_torchs(monkeypatch):
-    monkeypatch.setattr(attention, 'WORTH_ONEDNN', 2**20)  # depends on the processor
-    calls = []
-    affine = attention.onednn_affine
-    monkeypatch.setattr(attention, 'onednn_affine', lambda *a: calls.append(1) or affine(*a))
-    with torch.no_grad():
-        _, (q, k, v, mask) = operands(1, 1, 1024, 1024, True)
-        attend(q, k, v, mask, 0.0)
-        assert len(calls) == 2  # all queries in one part
-        attend(q, k, v, mask, 0.5)
-        attend(q, k, v, mask.float(), 0.0)
-        attend(q[:, :, :1000], k, v, mask, 0.0)
-        attend(q.double(), k.double(), v.double(), mask, 0.0)
-        assert len(calls) == 2
-        CPVTPyramid('pcpvt_nano').eval()(torch.randn(1, 3, 512, 512))
-        assert len(calls) > 2  # 16,384 queries and 256 keys in the first stage
-
-
 @settings(deadline=None, max_examples=60)
 @given(**sizes, threads=st.integers(1, 9), least=st.integers(1, 9))
 def test_groups_of_queries_equal_the_formula(threads, least, **size):
     leaves, inputs = operands(**size)
-    grad = torch.randn_like(inputs[0].transpose(1, 2).flatten(2))
     calls = []
     fused = attention.plain_attention
     with (
@@ -114,12 +98,7 @@ def test_groups_of_queries_equal_the_formula(threads, least, **size):
         ours = attend(*inputs, 0.0)
         groups = attention.groups_for(size['batch'] * size['heads'], size['queries'], threads)
     assert [shape[0] for shape in calls] == [size['batch'] * groups]
-    slow = formula(*inputs)
-    torch.testing.assert_close(ours, slow)
-    for a, b in zip(
-        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(slow, leaves, grad)
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert_formula(ours, leaves, inputs)
 
 
 @given(heads=st.integers(1, 40), queries=st.integers(1, 100_000), threads=st.integers(1, 64))
@@ -134,25 +113,6 @@ def test_groups_keep_threads_busy(heads, queries, threads):
         assert busy(groups) >= 0.9
     if busy(1) >= 0.9:
         assert groups == 1
-
-
-def test_what_runs_in_groups(monkeypatch):
-    """Training on a CPU, without what the fused kernel does not take."""
-    monkeypatch.setattr(attention, 'MIN_GROUP', 1)
-    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
-    _, (q, k, v, mask) = operands(1, 1, 6, 4, True)
-    grouped = mock.Mock(side_effect=attention.grouped_attention)
-    monkeypatch.setattr(attention, 'grouped_attention', grouped)
-    attend(q, k, v, mask, 0.5)
-    attend(q, k, v, torch.zeros(1, 1, 6, 4), 0.0)
-    with torch.no_grad():
-        attend(q, k, v, mask, 0.0)
-    with ops.plain():
-        attend(q, k, v, mask, 0.0)
-    assert not grouped.called
-    attend(q, k, v, mask, 0.0)
-    attend(q, k, v, None, 0.0)
-    assert grouped.call_count == 2
 
 
 def test_gradients_of_queries_keys_and_values_are_joined_in_one_pass():
@@ -190,25 +150,53 @@ def test_bfloat16_in_batches_equals_the_formula(at_a_time, **size):
     assert sum(scores) == total
 
 
-def test_bfloat16_in_batches_is_for_inference_on_processors_that_have_it():
-    _, (*inputs, mask) = operands(1, 2, 5, 3, True)
-    inputs = [x.detach().bfloat16() for x in inputs]
-    added = torch.zeros(1, 2, 5, 3, dtype=torch.bfloat16)
-    with mock.patch.object(attention, 'batched_attention', side_effect=ZeroDivisionError):
-        with bfloat16_hardware(False), torch.no_grad():
-            attend(*inputs, mask, 0.0)
-        with bfloat16_hardware(True):
-            attend(*inputs, mask, 0.0)  # training
-            with torch.no_grad():
-                attend(*inputs, mask, 0.5)
-                attend(*inputs, added, 0.0)
-                with ops.plain():
-                    attend(*inputs, mask, 0.0)
-                attend(*inputs, mask, 0.0)  # few keys
-                for many, keys in [(3, mask), (4, None)]:
-                    with mock.patch.object(attention, 'WORTH_BATCHES', many):
-                        with pytest.raises(ZeroDivisionError):
-                            attend(*inputs, keys, 0.0)
+@pytest.mark.parametrize(
+    ('expected', 'options'),
+    [
+        ('attention', dict(queries=8)),
+        ('attention', dict(queries=8, trains=True)),
+        ('plain_attention', dict(queries=8, dropout=0.5)),
+        ('plain_attention', dict(queries=8, bias=True)),
+        ('plain_attention', dict(queries=8, dtype=torch.double)),
+        ('plain_attention', dict(queries=8, plain=True)),
+        ('plain_attention', dict()),  # too small for oneDNN
+        ('grouped_attention', dict(trains=True)),
+        ('grouped_attention', dict(trains=True, masked=False)),
+        ('plain_attention', dict(trains=True, dropout=0.5)),
+        ('plain_attention', dict(trains=True, bias=True)),
+        ('plain_attention', dict(trains=True, plain=True)),
+        ('batched_attention', dict(dtype=torch.bfloat16)),
+        ('batched_attention', dict(dtype=torch.bfloat16, keys=3, masked=False)),
+        ('plain_attention', dict(dtype=torch.bfloat16, keys=3)),  # few keys, with a mask
+        ('grouped_attention', dict(dtype=torch.bfloat16, trains=True)),
+        ('plain_attention', dict(dtype=torch.bfloat16, hardware=False)),
+        ('plain_attention', dict(dtype=torch.bfloat16, dropout=0.5)),
+        ('plain_attention', dict(dtype=torch.bfloat16, bias=True)),
+        ('plain_attention', dict(dtype=torch.bfloat16, plain=True)),
+    ],
+)
+def test_which_version_runs(monkeypatch, expected, options):
+    """Of a CPU's. The limits depend on the processor."""
+    options = dict(queries=6, keys=4, masked=True, trains=False) | options
+    constants = dict(WORTH_ONEDNN=8 * 4, WORTH_BATCHES=4, MIN_GROUP=1)
+    _, (*inputs, mask) = operands(1, 1, options['queries'], options['keys'], options['masked'])
+    inputs = [x.detach().to(options.get('dtype', torch.float)) for x in inputs]
+    if options.get('bias'):
+        mask = torch.zeros(1, 1, options['queries'], options['keys'], dtype=inputs[0].dtype)
+    calls = []
+    for name in ('attention', 'grouped_attention', 'batched_attention', 'plain_attention'):
+        version = getattr(attention, name)
+        call = lambda *a, name=name, version=version: calls.append(name) or version(*a)  # noqa: E731
+        monkeypatch.setattr(attention, name, call)
+    with (
+        mock.patch.multiple(attention, **constants),
+        mock.patch.object(torch, 'get_num_threads', lambda: 2),
+        bfloat16_hardware(options.get('hardware', True)),
+        ops.plain(options.get('plain', False)),
+        torch.set_grad_enabled(options['trains']),
+    ):
+        attend(*inputs, mask, options.get('dropout', 0.0))
+    assert calls[0] == expected
 
 
 def test_training_keeps_no_scores():

@@ -1,0 +1,408 @@
+"""One contract for every model, whatever its shape and its position encoding."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from models.ours import (
+    BACKBONES,
+    CASES,
+    SHALLOW,
+    TINY_COLUMN,
+    classifier,
+    cropped,
+    dense,
+    outputs,
+    pcpvt,
+    shallow,
+    slow_outputs,
+    svt,
+)
+from models.ports import randomize
+from reference import TINY_SVT, padded, same_maps
+from torch import Tensor, nn
+
+from cpvt_pyramid import ARCHS, CPVT, PEG, Arch, CPVTPyramid, DenseCPVT, PosCNN, ops
+from cpvt_pyramid.layers import Block
+from cpvt_pyramid.masked_map import padded_batch
+
+KINDS = {build.__name__: build for build in (pcpvt, svt, classifier, dense)}
+every_kind = pytest.mark.parametrize('build', KINDS.values(), ids=KINDS)
+every_case = pytest.mark.parametrize(('build', 'options'), CASES.values(), ids=CASES)
+
+
+def loss_of(maps: list[Tensor]) -> Tensor:
+    return sum(x.float().square().sum() for x in maps)
+
+
+def without_gradient(model: nn.Module) -> list[str]:
+    return [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+# --- against the slow version ------------------------------------------------------------------
+
+
+@every_case
+def test_equals_the_slow_version(build, options):
+    small = build in (classifier, dense)  # whose patches are
+    for size in ((1, 1), (20, 20), (21, 19) if small else (50, 75)):
+        model, image = build(**options).eval(), torch.randn(1, 3, *size)
+        with torch.no_grad():
+            same_maps(outputs(model, image), slow_outputs(model, image, **options))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    case=st.sampled_from(list(CASES)),
+    class_token=st.booleans(),
+    size=st.tuples(st.integers(1, 120), st.integers(1, 120)),
+)
+@example('pcpvt, peg', True, (4096, 64))
+@example('svt, peg', True, (225, 150))
+@example('svt, peg', True, (1, 64))
+def test_equals_the_slow_version_at_any_size(case, class_token, size):
+    build, options = CASES[case]
+    if build in (classifier, dense):  # whose patches are small
+        size = tuple(-(-side // 3) for side in size)
+        options = options | dict(class_token=class_token)
+    model = build(**options).double().eval()
+    image = torch.randn(1, 3, *size, dtype=torch.double)
+    with torch.no_grad():
+        maps = outputs(model, image)
+        slow = slow_outputs(model, image, **options)
+    same_maps(maps, slow, rtol=1e-5, atol=1e-6)  # sines and cosines are in single precision
+    if build is not classifier:
+        for x, stride in zip(maps, model.strides, strict=True):
+            assert x.shape[2:] == tuple(-(-side // stride) for side in size)
+
+
+# --- shapes and gradients ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', [*SHALLOW.values(), 'cpvt_tiny'])
+def test_maps_and_gradients_of_every_shape(name):
+    """Ceil-sized maps of the promised channels, and a gradient for every parameter."""
+    if name in ARCHS:
+        model = randomize(CPVTPyramid(shallow(name)))
+        assert model.channels == ARCHS[name].dims
+    else:
+        model = randomize(DenseCPVT(name, peg=PEG(after=range(6))))
+        assert model.channels == (256,) * 4
+    maps = model(torch.randn(2, 3, 65, 97))
+    assert model.strides == (4, 8, 16, 32)
+    for x, channels, stride in zip(maps, model.channels, model.strides):
+        assert x.shape == (2, channels, -(-65 // stride), -(-97 // stride))
+        assert x.is_contiguous(memory_format=torch.channels_last)
+    loss_of(maps).backward()
+    assert not without_gradient(model)
+
+
+@pytest.mark.parametrize('out_indices', [(1,), (0, 2), (1, 3)])
+@pytest.mark.parametrize('build', [pcpvt, svt, dense])
+def test_what_is_not_used_is_not_built(build, out_indices):
+    whole, part = build().eval(), build(out_indices=out_indices).eval()
+    part.load_state_dict(whole.state_dict())
+    image = torch.randn(1, 3, 40, 72)
+    maps = part(image)
+    with torch.no_grad():
+        same_maps(maps, [whole(image)[i] for i in out_indices], rtol=0, atol=0)
+    assert part.channels == tuple(whole.channels[i] for i in out_indices)
+    assert part.strides == tuple(whole.strides[i] for i in out_indices)
+    loss_of(maps).backward()
+    assert all(p.grad is not None for p in part.parameters())
+
+
+@every_case
+def test_every_parameter_gets_a_gradient(build, options):
+    for valid in (None, torch.tensor([[50, 60], [45, 64]])):
+        model = build(**options)
+        loss_of(outputs(model, torch.randn(2, 3, 50, 64), valid)).backward()
+        assert not without_gradient(model)
+
+
+@pytest.mark.parametrize('dtype', [torch.float, torch.bfloat16, torch.half])
+@every_case
+def test_no_nan_in_any_precision(build, options, dtype):
+    """Nor where an image is wholly padding."""
+    model = build(**options).to(dtype)
+    sizes = torch.tensor([[41, 50], [0, 0]])
+    maps = outputs(model, torch.randn(2, 3, 50, 55, dtype=dtype), sizes)
+    loss_of(maps).backward()
+    assert all(x.isfinite().all() for x in maps)
+    assert not any(x[1].any() for x in maps if x.dim() == 4)
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@every_kind
+@pytest.mark.parametrize('valid', [None, torch.zeros(0, 2)], ids=['', 'valid'])
+def test_no_images(build, valid):
+    model = build()
+    one, none = torch.randn(1, 3, 50, 70), torch.randn(0, 3, 50, 70, requires_grad=True)
+    maps = outputs(model, none, valid)
+    assert [x.shape for x in maps] == [(0, *x.shape[1:]) for x in outputs(model, one)]
+    loss_of(maps).backward()
+    assert none.grad.shape == none.shape
+
+
+# --- padded batches ----------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=90)
+@given(
+    case=st.sampled_from(list(CASES)),
+    class_token=st.booleans(),
+    sizes=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=3),
+    more=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+)
+def test_features_are_those_of_the_image_alone(case, class_token, sizes, more):
+    build, options = CASES[case]
+    if build in (classifier, dense):  # whose patches are small
+        sizes = [(-(-height // 2), -(-width // 2)) for height, width in sizes]
+        options = options | dict(class_token=class_token)
+    model = build(**options).double()
+    images = [torch.randn(3, *size, dtype=torch.double) for size in sizes]
+    together = outputs(model, padded(images, more), torch.tensor(sizes))
+    apart = [outputs(model, image[None]) for image in images]
+    for i, maps in enumerate(apart):
+        for alone, joint in zip(maps, together):
+            torch.testing.assert_close(cropped(joint[i : i + 1], alone), alone)
+            if joint.dim() == 4:
+                assert not joint[i, :, alone.shape[2] :].any()
+                assert not joint[i, :, :, alone.shape[3] :].any()
+
+    # What the parameters learn from a batch is what they learn from its images one by one.
+    options = dict(inputs=list(model.parameters()), allow_unused=True, materialize_grads=True)
+    totals = (
+        sum(x.square().sum() for x in together),
+        sum(x.square().sum() for m in apart for x in m),
+    )
+    for a, b in zip(*(torch.autograd.grad(total, **options) for total in totals)):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9 * max(1, b.abs().max().item()))
+
+
+@every_kind
+def test_in_single_precision_they_agree_to_1e5(build):
+    """And without their sizes they do not."""
+    model, sizes = build().eval(), [(100, 150), (161, 70)]
+    images = [torch.randn(3, *size) for size in sizes]
+    batch = padded(images, (31, 10))
+    with torch.no_grad():
+        together, blind = outputs(model, batch, torch.tensor(sizes)), outputs(model, batch)
+        for i, image in enumerate(images):
+            for alone, *others in zip(outputs(model, image[None]), together, blind):
+                joint, without = (cropped(x[i : i + 1], alone) - alone for x in others)
+                assert joint.abs().max() < 1e-5 * alone.abs().max()
+                assert without.abs().max() > 1e-3 * alone.abs().max()
+
+
+@pytest.mark.parametrize(
+    'valid, got',
+    [
+        (torch.tensor([[30, 40]]), r'\(1, 2\)'),
+        (torch.tensor([30, 40]), r'\(2,\)'),
+        (torch.ones(2, 64, 64), r'\(2, 64, 64\)'),
+        ([(30, 40), (64, 64)], 'list'),
+    ],
+)
+def test_sizes_must_be_those_of_each_image(valid, got):
+    images = torch.randn(2, 3, 64, 64)
+    for use in (pcpvt(), classifier(), padded_batch):
+        with pytest.raises(ValueError, match=rf'valid must be .* \(2, 2\), .* got {got}'):
+            use(images, valid)
+
+
+# --- training ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('valid', [None, torch.tensor([[70, 41], [61, 50]])], ids=['', 'valid'])
+def test_checkpointing_changes_nothing_but_memory(name, valid, monkeypatch):
+    calls, results = [], []
+    checkpoint = ops.checkpoint
+    monkeypatch.setattr(
+        ops, 'checkpoint', lambda *a, **k: (calls.append(a[0].__self__), checkpoint(*a, **k))[1]
+    )
+    for with_cp in (False, True):
+        model = BACKBONES[name](with_cp=with_cp, drop_path_rate=0.5, attn_drop_rate=0.1)
+        torch.manual_seed(1)
+        maps = model(torch.ones(2, 3, 70, 50), valid)
+        loss_of(maps).backward()
+        results.append([*maps, *(p.grad for p in model.parameters())])
+    same_maps(*results, rtol=0, atol=0)
+    assert calls == [m for m in model.modules() if isinstance(m, Block)]
+    calls.clear()
+    model.eval()(torch.randn(1, 3, 32, 32))
+    assert not calls
+
+
+@pytest.mark.parametrize('option', ['drop_rate', 'attn_drop_rate', 'drop_path_rate'])
+@every_kind
+def test_dropout_acts_in_training_alone(build, option):
+    model, plain = build(**{option: 0.5}), build().eval()
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert not torch.equal(outputs(model, image)[-1], outputs(model, image)[-1])
+        same_maps(outputs(model.eval(), image), outputs(plain, image), rtol=0, atol=0)
+
+
+@every_kind
+def test_drop_rates_reach_their_places(build):
+    """The rate of stochastic depth grows linearly."""
+    model = build(drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.7)
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    rates = torch.tensor([block.drop_path.rate for block in blocks])
+    torch.testing.assert_close(rates, torch.linspace(0, 0.7, len(blocks)))
+    assert {block.attn.attn_drop for block in blocks} == {0.2}
+    rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout) and m.p]
+    stems = 4 if build in (pcpvt, svt) else 1
+    assert rates == [0.1] * (stems + 2 * len(blocks))
+
+
+@pytest.mark.parametrize('build', [pcpvt, svt, dense])
+def test_depth_grows_along_the_forward_pass(build):
+    """For learning rates that grow layer by layer."""
+    model = build(position='learned+peg', peg=PEG(after=(-1, 0, 1)))
+    layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
+    blocks = [n for n, m in model.named_modules() if isinstance(m, Block)]
+    of_blocks = [layers[f'{name}.attn.proj.weight'] for name in blocks]
+    assert of_blocks == list(range(1, len(blocks) + 1)) and model.num_layers == len(blocks) + 2
+    order = []
+    for name, module in model.named_modules():
+        first = next((n for n in layers if n.startswith(f'{name}.')), None)
+        if name and first and next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_hook(lambda *_, layer=layers[first]: order.append(layer))
+    outputs(model, torch.randn(1, 3, 64, 64))
+    assert order == sorted(order) and set(order) == set(layers.values())
+    assert order[0] == 0 and layers.get('cls_token', 0) == 0
+
+
+@pytest.mark.parametrize(
+    ('build', 'before', 'peg'),
+    [
+        (pcpvt, {}, PEG(after='all')),
+        (classifier, dict(position='none'), PEG(after=(0, 1))),
+        (classifier, dict(position='none'), PEG(after=(0, 1), qk_only=True)),
+    ],
+)
+def test_pegs_from_zero_and_frozen_ones(build, before, peg):
+    """Pegs added to a trained model at zero change nothing until they train."""
+    published = build(**before).eval()
+    model = type(published)(published.arch, peg=peg._replace(zero_init=True)).eval()
+    if build is classifier:
+        model.head = copy.deepcopy(published.head)
+    model.load_state_dict(published.state_dict())
+    image = torch.randn(1, 3, 60, 84)
+    maps = outputs(model, image)
+    with torch.no_grad():
+        same_maps(maps, outputs(published, image), rtol=0, atol=0)
+    loss_of(maps).backward()
+    added = {n: p for n, p in model.named_parameters() if n not in published.state_dict()}
+    assert added and all(p.grad.any() for p in added.values())
+    with pytest.raises((RuntimeError, ValueError)):  # at random, they change a lot
+        build(peg=peg).load_state_dict(published.state_dict())
+    frozen = build(peg=peg._replace(frozen=True)).train()
+    names = {n for n, p in frozen.named_parameters() if not p.requires_grad}
+    assert names == {n for n in frozen.state_dict() if 'pos_block' in n or '.attn.peg.' in n}
+    assert all(frozen.get_parameter(name).any() for name in names)
+
+
+# --- use ---------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_copy_is_whole(build, tmp_path):
+    """As averaging of weights copies a model, and saving of whole models pickles it."""
+    model = build().eval()
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.save(model, tmp_path / 'model.pth')
+    pickled = torch.load(tmp_path / 'model.pth', weights_only=False)
+    for copied in (copy.deepcopy(model), pickled):
+        randomize(copied, seed=1)
+        assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+        copied.load_state_dict({f'module.{k}': v for k, v in weights.items()})
+        assert all(torch.equal(v, weights[k]) for k, v in copied.state_dict().items())
+
+
+@every_kind
+def test_other_channels_and_memory_formats(build):
+    model, image = build(in_channels=5).eval(), torch.randn(2, 5, 50, 70)
+    with torch.no_grad():
+        maps = outputs(model, image)
+        same_maps(outputs(model, image.to(memory_format=torch.channels_last)), maps)
+    for channels in (1, 3, 4):  # oneDNN's own message names neither the image nor the option
+        with pytest.raises(ValueError, match=f'must have in_channels=5 channels, got {channels}'):
+            model(image[:, :channels])
+
+
+# --- mistakes ----------------------------------------------------------------------------------
+
+
+@every_kind
+def test_unknown_arguments_fail(build):
+    """Twins' registered variants swallow them, and with them drop_path_rate."""
+    with pytest.raises(TypeError, match='drop_path'):
+        build(drop_path=0.2)
+
+
+MISTAKES = {
+    CPVTPyramid: [
+        (dict(arch='pcpvt_huge'), 'unknown arch .*pcpvt_small'),
+        (dict(arch='cpvt_small'), 'is a columnar model; use the class CPVT'),
+        (dict(out_indices=(0, 4)), 'stages from 0 to 3'),
+        (dict(out_indices=()), 'stages from 0 to 3'),
+        (dict(frozen_stages=5), 'from -1 to 4'),
+        (dict(window_padding='reflect'), "'mask' or 'zero'"),
+        (dict(drop_path_rate=1.0), 'drop rates'),
+        (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims and 2 depths'),
+        (dict(arch=Arch(*[(8,) * 5] * 5)), '1 to 4 stages, got 5'),
+        (dict(position='rotary'), "unknown position 'rotary'; one of peg, learned"),
+        (dict(position='relative'), "'relative' needs the columnar model"),
+        (dict(position='rope', position_options=dict(bass=10)), 'can hold base, normalized, got'),
+        (dict(position='alibi', position_options=dict(base=10)), 'can hold nothing, got'),
+        (dict(position='rope', position_options=dict(base=1)), 'base of RoPE must be greater'),
+        (dict(arch=TINY_SVT._replace(heads=(4, 2, 3, 4)), position='rope'), 'multiple of 4 for'),
+        (
+            dict(arch='svt_small', position='rope', position_options=dict(normalized=True)),
+            'need attention over the whole map, got .*window=7',
+        ),
+        (dict(position='none+peg'), 'unknown position'),
+        (dict(arch='pvt_tiny', peg=dict(kernel_size=5)), 'needs a position with a PEG'),
+        (dict(peg=dict(after=(0, 40))), 'must be blocks from -1 to 5'),
+        (dict(peg=dict(qk_only=True)), 'columnar'),
+        (dict(arch=TINY_SVT._replace(heads=(3, 2, 3, 4))), 'dim=8 must be divisible by heads=3'),
+    ],
+    CPVT: [
+        (dict(arch='cpvt_huge'), 'unknown arch .*cpvt_tiny'),
+        (dict(arch='pcpvt_small'), 'is a pyramid; use the class CPVTPyramid'),
+        (dict(arch=TINY_COLUMN._replace(heads=3)), 'dim=16 must be divisible by heads=3'),
+        (dict(drop_rate=1.0), 'drop rates'),
+        (dict(position='rotary'), "unknown position 'rotary'.*relative"),
+        (dict(position='none', peg=PEG()), 'needs a position with a PEG'),
+        (dict(peg=PEG(after=12), class_token=False), 'from -1 to 11'),
+        (dict(peg=PEG(after=11)), 'from -1 to 10'),  # the class token would not see it
+        (dict(peg=PEG(after=11, qk_only=True), class_token=False), 'from -1 to 10'),
+        (dict(position='lookhere', position_options=dict(view=0)), 'from 0 to 360 degrees, got 0'),
+        (dict(position='relative', position_options=dict(reach=0)), 'at least 1, got 0'),
+    ],
+    DenseCPVT: [
+        (dict(arch=TINY_COLUMN._replace(patch_size=6)), 'multiples of 4, got 6 and 16'),
+        (dict(out_indices=(0, 4)), 'levels from 0 to 3'),
+        (dict(out_indices=()), 'levels from 0 to 3'),
+    ],
+    PosCNN: [
+        (dict(dim=8, kernel_size=4), 'must be odd, got'),
+        (dict(dim=8, conv='sparse'), 'depthwise, separable, dense'),
+        (dict(dim=8, layers=0), 'layers=0'),
+        (dict(dim=8, layers=2, stride=2), 'layers=2, stride=2'),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ('model', 'arguments', 'message'), [(k, *row) for k, rows in MISTAKES.items() for row in rows]
+)
+def test_mistakes_are_named(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)

@@ -1,8 +1,10 @@
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that fork this process come first: autograd refuses to work in the forks of a process
     in which it has started threads, as some tests make it do."""
     items.sort(key=lambda item: not hasattr(getattr(item, 'module', None), 'in_processes'))
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    if os.environ.get('CPVT_RECORD') and exitstatus in (0, 1):  # not interrupted
+        from tested import record
+
+        counts = {
+            n: len(terminalreporter.stats.get(n, ())) for n in ('passed', 'failed', 'skipped')
+        }
+        record(config.args if config.args_source.name == 'ARGS' else [], counts)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Union
 from unittest import mock
 
 import numpy as np
@@ -96,7 +96,7 @@ def film(path: str, frames: Iterable[np.ndarray], rate: int = 10) -> None:
     writer.release()
 
 
-def save_tiff(path: Path | str, image: np.ndarray, **options: Any) -> Path:
+def save_tiff(path: Union[Path, str], image: np.ndarray, **options: Any) -> Path:
     """Write an image (H, W) or (H, W, C), with options of rasterio."""
     import rasterio
 

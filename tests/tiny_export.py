@@ -111,8 +111,8 @@ def check(
         found, expected = graph(batch, valid), model(batch, valid)
     for i in range(len(sizes)):
         compare(
-            dict(zip(model.output_names, (x[i] for x in found), strict=True)),
-            dict(zip(model.output_names, (x[i] for x in expected), strict=True)),
+            dict(zip(model.output_names, (x[i] for x in found))),
+            dict(zip(model.output_names, (x[i] for x in expected))),
         )
 
 

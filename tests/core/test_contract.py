@@ -74,7 +74,7 @@ def test_equals_the_slow_version_at_any_size(case, class_token, size):
         slow = slow_outputs(model, image, **options)
     same_maps(maps, slow, rtol=1e-5, atol=1e-6)  # sines and cosines are in single precision
     if build is not classifier:
-        for x, stride in zip(maps, model.strides, strict=True):
+        for x, stride in zip(maps, model.strides):
             assert x.shape[2:] == tuple(-(-side // stride) for side in size)
 
 

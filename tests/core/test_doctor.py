@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import torch
@@ -236,7 +237,7 @@ def gpu(monkeypatch, tmp_path) -> None:
 def cuda(monkeypatch, tmp_path) -> Callable:
     """Pretends that torch is built for a version of CUDA and can or cannot use a GPU."""
 
-    def pretend(built: str | None, available: bool) -> None:
+    def pretend(built: Optional[str], available: bool) -> None:
         monkeypatch.setattr(torch.version, 'cuda', built)
         monkeypatch.setattr(torch.cuda, 'is_available', lambda: available)
         monkeypatch.setattr(torch.cuda, 'device_count', lambda: int(available))

@@ -262,7 +262,7 @@ def test_out_of_memory_leaves_the_model_usable():
     side = int((torch.cuda.mem_get_info()[0] / 24) ** 0.5)
     image = torch.zeros(1, 3, side, side, device=DEVICE)  # half of the free memory
     with torch.inference_mode():
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.cuda.OutOfMemoryError):
             model(image)
         del image
         torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Union
 
 import pytest
 import timm
@@ -147,7 +148,7 @@ def downloads(files, shallow, monkeypatch):
     return asked
 
 
-def pyramid_of(cfg: Config) -> CPVTPyramid | DenseCPVT:
+def pyramid_of(cfg: Config) -> Union[CPVTPyramid, DenseCPVT]:
     options = {k: v for k, v in cfg.model.backbone.items() if k not in ('type', 'init_cfg')}
     with torch.device('meta'):
         return {'CPVTPyramid': CPVTPyramid, 'DenseCPVT': DenseCPVT}[cfg.model.backbone.type](

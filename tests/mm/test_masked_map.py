@@ -69,7 +69,7 @@ def drift(model: Callable[[Tensor], object], divisor: int = 32) -> float:
         together = flat(model(batch_of(images, divisor)))
         for i, image in enumerate(images):
             own = batch_of([image], divisor)
-            for alone, joint in zip(flat(model(own)), together, strict=True):
+            for alone, joint in zip(flat(model(own)), together):
                 strides = (2**k for k in range(2, 9))
                 stride = next(s for s in strides if size_at(own, s) == alone.shape[2:])
                 h, w = size_at(image, stride)
@@ -188,7 +188,7 @@ def test_compiled_parts_of_a_detector(part, retinanet):
             data = retinanet.data_preprocessor(data_for(sizes))
             ours = flat(compiled(**data, mode='tensor'))
             theirs = flat(retinanet(**data, mode='tensor'))
-            for a, b in zip(ours, theirs, strict=True):
+            for a, b in zip(ours, theirs):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

@@ -66,7 +66,7 @@ def watched(model: nn.Module) -> Iterator[set[str]]:
     called = set()
 
     def enter(name: str, *inputs: object) -> None:
-        if torch.is_autocast_enabled('cpu'):
+        if torch.is_autocast_cpu_enabled():
             called.add(name)
         else:
             assert all(x.dtype != torch.bfloat16 for x in tensors(inputs)), name

@@ -18,7 +18,7 @@ def test_masks_are_run_lengths_as_pycocotools_writes_them() -> None:
         ])  # fmt: skip
         count = len(masks)
         records = found(np.ones((count, 4)), np.ones(count), np.zeros(count, int), masks)
-        for record, mask in zip(records, masks, strict=True):
+        for record, mask in zip(records, masks):
             expected = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
             assert record['mask'] == {**expected, 'counts': expected['counts'].decode()}
             np.testing.assert_array_equal(mask_of(record['mask']), mask)

@@ -206,7 +206,7 @@ def interrupted() -> None:
         (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), ValueError),
         (in_a_worker, ValueError),
         (interrupted, RuntimeError),
-        (of_a_device(torch.OutOfMemoryError, 'no memory'), torch.OutOfMemoryError),
+        (of_a_device(torch.cuda.OutOfMemoryError, 'no memory'), torch.cuda.OutOfMemoryError),
         (of_a_device(RuntimeError, 'CUDA error: device-side assert triggered'), RuntimeError),
         (of_a_device(torch.distributed.DistBackendError, 'NCCL error'), RuntimeError),
     ],

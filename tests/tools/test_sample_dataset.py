@@ -72,7 +72,7 @@ def test_annotations_and_maps_agree_with_each_other(root):
             assert opened.size == (image['width'], image['height'])
         assert np.sum(masks, axis=0).max() == 1
         expected = np.ones((image['height'], image['width']), np.uint8)  # background
-        for annotation, mask in zip(own, masks, strict=True):
+        for annotation, mask in zip(own, masks):
             rows, columns = np.nonzero(mask)
             x, y, width, height = annotation['bbox']
             assert (x, y) == (columns.min(), rows.min())
@@ -123,7 +123,7 @@ def test_digits_stand_out_from_what_is_around_them(root):
         with Image.open(coco_image(root, split, image)) as opened:
             pixels = np.asarray(opened, float)
         ground = np.sum(masks, axis=0) == 0
-        for annotation, mask in zip(own, masks, strict=True):
+        for annotation, mask in zip(own, masks):
             x, y, width, height = annotation['bbox']
             box = np.s_[y : y + height, x : x + width]
             around = pixels[box][ground[box]]

@@ -43,7 +43,11 @@ BUILDERS = (
     'cpvt_pyramid.runner.tool_runner',
 )  # fmt: skip
 # Errors of a device or a process; many are plain RuntimeErrors.
-DEVICE_ERRORS = MemoryError, torch.OutOfMemoryError, torch.distributed.DistError
+DEVICE_ERRORS = (
+    MemoryError,
+    torch.cuda.OutOfMemoryError,
+    getattr(torch.distributed, 'DistError', torch.distributed.DistBackendError),  # not in 2.1
+)
 DEVICE = re.compile('CUDA|CUBLAS|cuDNN|NCCL|allocate memory|DataLoader worker .*(killed|exited)')
 
 

@@ -109,7 +109,7 @@ def gpu_memory_errors(advice: str) -> Iterator[None]:
     """Report that the memory of the GPU is too small, or limited, as a user's error."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         raise UserError(f'too little GPU memory; {advice}') from error
 
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ SMALL = dict(  # the example in small
 )  # fmt: skip
 
 
-def write(path: Path, image: np.ndarray, nodata: float | None = None) -> Path:
+def write(path: Path, image: np.ndarray, nodata: Optional[float] = None) -> Path:
     """A GeoTIFF of bands (N, h, w)."""
     place = dict(crs='EPSG:32633', transform=from_origin(500_000, 5_000_000, 10, 10))
     return save_tiff(path, np.moveaxis(image, 0, -1), nodata=nodata, **place)
@@ -214,10 +215,11 @@ def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
     """Pillow reads neither scenes of 4 bands nor maps beyond its limit; GDAL does."""
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)
     monkeypatch.setenv('BANDS_ROOT', str(scenes))
-    dataset = Config.fromfile(ROOT / CONFIG).train_dataloader.dataset
-    assert check_dataset(dataset, 'mmseg').problems == []
+    cfg = Config.fromfile(ROOT / CONFIG)
+    dataset = cfg.train_dataloader.dataset
+    assert check_dataset(cfg, 'train', dataset).problems == []
     dataset.metainfo = dict(classes=('one', 'two'))
-    (problem,) = check_dataset(dataset, 'mmseg').problems
+    (problem,) = check_dataset(cfg, 'train', dataset).problems
     assert problem.kind == 'label maps with labels beyond the classes, 0 to 1'
 
 

@@ -190,7 +190,7 @@ def test_an_image_too_thin_to_resize_is_skipped(untrained, capsys):
 
 
 def out_of_memory(*_: object) -> None:
-    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also ...')
+    raise torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also ...')
 
 
 def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):

@@ -14,11 +14,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
+from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
 from .config.load import kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import download_errors, trusted_checkpoints
-from .training import first_loss, preemption, resume, sharded  # noqa: F401 (register names)
+from .training import first_loss, preemption, resume  # noqa: F401 (register names)
+
+if HAS_FAST_OPS:
+    from .training import sharded  # noqa: F401 (registers a name)
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(

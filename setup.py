@@ -58,6 +58,7 @@ setup(
     packages=find_packages(include=['cpvt_pyramid*']),
     package_data={'cpvt_pyramid': ['py.typed']},
     cmdclass={'build_py': BuildWithConfigs},
+    entry_points={'console_scripts': ['cpvt = cpvt_pyramid.__main__:main']},
     python_requires='>=3.9',
     install_requires=['numpy', 'pillow>=10.3', 'tqdm'],
     extras_require={

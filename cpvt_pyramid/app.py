@@ -64,9 +64,7 @@ def alone_and_together(
 def summary(result: Prediction) -> str:
     if isinstance(result, Detections):
         return f'{len(result)} {"box" if len(result) == 1 else "boxes"}'
-    shares = np.bincount(result.labels.ravel(), minlength=len(result.classes)) / result.labels.size
-    order = [i for i in np.argsort(-shares) if shares[i]][:5]
-    return ', '.join(f'{result.classes[i]} {shares[i]:.1%}' for i in order)
+    return result.summary()
 
 
 def difference_in_words(alone: Prediction, together: Prediction) -> str:

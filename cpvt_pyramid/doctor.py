@@ -1,4 +1,4 @@
-"""Shows what is installed and whether it works, and how to fix what does not.
+"""Show what is installed and whether it works, and how to fix what does not.
 
     python -m cpvt_pyramid.doctor
 

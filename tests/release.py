@@ -99,9 +99,14 @@ def try_wheel(python: str, wheel: Path, examples: Path, folder: Path) -> None:
     run('uv', 'pip', 'install', '--python', ours, f'{wheel}[runtime]')
     model = examples / 'digits-detection.onnx'
     run(ours, '-c', PROBE, model, examples / '1.jpg', cwd=folder)
-    run(ours, '-m', 'cpvt_pyramid.runtime', model, examples, '--out-dir', 'out', cwd=folder)
+    cpvt = folder / 'venv/bin/cpvt'
+    listed = re.findall(r'^  (\S+)', run(cpvt, cwd=folder), re.M)
+    assert {'train', 'new-config', 'run'} <= set(listed), listed
+    for tool in listed:
+        run(cpvt, tool, '--help', cwd=folder)
+    run(cpvt, 'run', model, examples, '--out-dir', 'out', cwd=folder)
     assert (folder / 'out/4.overlay.png').is_file()
-    table = run(ours, '-m', 'cpvt_pyramid.doctor', cwd=folder, codes=(0, 1))
+    table = run(cpvt, 'doctor', cwd=folder, codes=(0, 1))
     assert re.search(r'^ +ok +onnxruntime', table, re.M), table
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Print mean and standard deviation of the bands of images, for a config's data preprocessor.
+"""Print mean and standard deviation of the bands of images.
 
     python tools/band_statistics.py data/bands/scenes/train
 
-Pixels without data do not count. Of large images, pixels in even distances are read.
+They are for a config's data preprocessor. Pixels without data do not count. Of large images, pixels
+in even distances are read.
 """
 
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Converts a checkpoint to another format.
+"""Convert a checkpoint to another format.
 
     python tools/convert_weights.py twins_pcpvt_small.pth --to mmseg
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Export a trained model to one file that serves images of all sizes and padded batches.
+"""Export a trained model to one file for images of all sizes and padded batches.
 
     python tools/export.py configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
     python tools/export.py pcpvt_small twins_pcpvt_small.safetensors --out backbone.onnx

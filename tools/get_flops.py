@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Counts the parameters and FLOPs of a config's detector or segmentor, module by module.
+"""Count the parameters and FLOPs of a config's detector or segmentor, by module.
 
     python tools/get_flops.py configs/retinanet_cpvt_s.py
     python tools/get_flops.py configs/semantic_fpn_svt_s.py --size 512 512 --depth 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Asks the position laboratory: experiments on where a model's sense of position comes from.
+"""Ask the position laboratory: experiments on where a model's sense of position comes from.
 
     python tools/position_lab.py encodings placement resolution     # what `make lab` asks
     python tools/position_lab.py encodings --preset full --seeds 5

@@ -1,9 +1,9 @@
 """What models predict for an image: detections, label maps, and panoptic segments."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union, overload
 
 import numpy as np
 from PIL import Image
@@ -14,20 +14,63 @@ from .drawing import Color, draw_boxes, draw_segmentation
 from .records import bounding_box, coco_fields, run_lengths, write_records
 
 if TYPE_CHECKING:
+    import pandas
     import supervision
 
 Kind = Literal['detections', 'segments', 'labels']  # as in the names of the files of a run
+NOTEBOOK_SIDE = 1600  # longest side of the picture in a notebook, in pixels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Prediction:
-    """What the kinds of predictions share."""
+    """What the kinds of predictions share. As a sequence, a prediction holds its `items()`."""
 
     image: np.ndarray
     classes: Sequence[str]
     palette: Sequence[Color]
 
     kind: ClassVar[Kind]
+
+    def __len__(self) -> int:
+        return len(self._columns()['class'])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.items())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.items()[index]
+
+    def __repr__(self) -> str:
+        summary = self.summary()
+        return f'{type(self).__name__}({len(self)}{": " if summary else ""}{summary})'
+
+    def _repr_png_(self) -> bytes:
+        """What notebooks show."""
+        picture = self.draw()
+        picture.thumbnail((NOTEBOOK_SIDE, NOTEBOOK_SIDE))
+        return picture._repr_png_()
+
+    def summary(self, most: int = 5) -> str:
+        """The first `most` classes by score or, without scores, by their share of the image:
+        'seven 0.79, three 0.55, ...'."""
+        columns = self._columns()
+        values = columns.get('score', columns['area'] / self.image[..., 0].size)
+        form = '.2f' if 'score' in columns else '.1%'
+        order = np.argsort(-values, kind='stable')
+        found = [f'{columns["class"][i]} {values[i]:{form}}' for i in order[:most]]
+        return ', '.join(found + ['...'] * (len(values) > most))
+
+    def to_pandas(self) -> 'pandas.DataFrame':
+        """As a `pandas.DataFrame` with a row for each item, and the columns `class`, `area` in
+        pixels and, for detections, `score`, `x1`, `y1`, `x2` and `y2`."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError(f'to_pandas needs pandas; pip install pandas ({error})') from error
+        return pandas.DataFrame(self._columns())
+
+    def _columns(self) -> dict[str, Any]:
+        raise NotImplementedError
 
     def draw(self, legend: bool = True) -> Image.Image:
         raise NotImplementedError
@@ -81,9 +124,12 @@ class _Prediction:
         return self.classes[label] if label < len(self.classes) else str(label)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Detections(_Prediction):
     """Objects in an image, best first, in pixels of the image.
+
+    `found[0]` is a dict, as are the values of `for item in found`; `found[:5]`, `found[[0, 3]]` and
+    `found[found.labels == 2]` are `Detections`.
 
     Args:
         image: (H, W, 3) RGB uint8.
@@ -105,16 +151,33 @@ class Detections(_Prediction):
     def __len__(self) -> int:
         return len(self.boxes)
 
-    def above(self, score: float) -> 'Detections':
-        """Those with at least this score."""
-        keep = self.scores >= score
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: Union[slice, Sequence[int], np.ndarray]) -> 'Detections': ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (int, np.integer)):
+            return self[[index]].items()[0]
         return replace(
             self,
-            boxes=self.boxes[keep],
-            scores=self.scores[keep],
-            labels=self.labels[keep],
-            masks=None if self.masks is None else self.masks[keep],
+            boxes=self.boxes[index],
+            scores=self.scores[index],
+            labels=self.labels[index],
+            masks=None if self.masks is None else self.masks[index],
         )
+
+    def above(self, score: float) -> 'Detections':
+        """Those with at least this score."""
+        return self[self.scores >= score]
+
+    def _columns(self) -> dict[str, Any]:
+        x1, y1, x2, y2 = self.boxes.T
+        area = (x2 - x1) * (y2 - y1) if self.masks is None else self.masks.sum((1, 2))
+        names = [self.name_of(label) for label in self.labels]
+        columns = {'class': names, 'score': self.scores, 'x1': x1, 'y1': y1, 'x2': x2, 'y2': y2}
+        return columns | {'area': area}
 
     def draw(self, legend: bool = True) -> Image.Image:
         """The image with boxes, masks, names and scores; small images are enlarged."""
@@ -142,9 +205,9 @@ class Detections(_Prediction):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LabelMap(_Prediction):
-    """The class of each pixel of an image.
+    """The class of each pixel of an image. As a sequence, it holds a dict for each class in it.
 
     Args:
         image: (H, W, 3) RGB uint8.
@@ -156,6 +219,10 @@ class LabelMap(_Prediction):
     labels: np.ndarray
 
     kind: ClassVar[Kind] = 'labels'
+
+    def _columns(self) -> dict[str, Any]:
+        labels, area = np.unique(self.labels, return_counts=True)
+        return {'class': [self.name_of(label) for label in labels], 'area': area}
 
     def draw(self, legend: bool = True) -> Image.Image:
         """The image with its segments tinted, above a legend; small images are enlarged."""
@@ -190,7 +257,7 @@ class LabelMap(_Prediction):
         save_picture(picture, stem.with_name(f'{stem.name}.png'))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Segments(_Prediction):
     """The panoptic segments of an image.
 
@@ -206,6 +273,10 @@ class Segments(_Prediction):
     labels: np.ndarray
 
     kind: ClassVar[Kind] = 'segments'
+
+    def _columns(self) -> dict[str, Any]:
+        area = np.bincount(self.numbers.ravel(), minlength=len(self.labels) + 1)[1:]
+        return {'class': [self.name_of(label) for label in self.labels], 'area': area}
 
     def draw(self, legend: bool = True) -> Image.Image:
         """The image with its segments tinted, above a legend; small images are enlarged."""

@@ -259,7 +259,9 @@ def parser_of(function: Callable) -> ArgumentParser:
     """The parser of the options that a function declares."""
     file = Path(inspect.getfile(function))
     parser = ArgumentParser(
-        prog=file.parent.name if file.stem == '__main__' else file.stem,
+        # PROG is set by cpvt_pyramid/__main__.py: what the user typed.
+        prog=function.__globals__.get('PROG')
+        or (file.parent.name if file.stem == '__main__' else file.stem),
         description=function.__globals__['__doc__'],
         formatter_class=RawDescriptionHelpFormatter,
     )

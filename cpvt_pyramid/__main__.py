@@ -1,0 +1,69 @@
+"""Train, test, export and run models: all tools of the package as one command.
+
+    cpvt                        list the tools
+    cpvt train CONFIG ...       the same as python tools/train.py CONFIG ...
+    cpvt train --help           what a tool does, and its options
+
+`python -m cpvt_pyramid` is the same as `cpvt`. Listing the tools imports none of them.
+"""
+
+import ast
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Optional
+
+from . import __version__
+
+PACKAGE = Path(__file__).parent
+MODULES = {'app': 'app', 'doctor': 'doctor', 'run': 'runtime.__main__'}  # in the package
+LAUNCHER = 'torchrun'  # used by tools/dist_*.sh
+
+
+def find_tools() -> dict[str, Path]:
+    """The file of each tool."""
+    packed = PACKAGE / '.mim/tools'  # in a wheel
+    folder = packed if packed.is_dir() else PACKAGE.parent / 'tools'
+    files = {path.stem: path for path in folder.glob('*.py') if path.stem != LAUNCHER}
+    files |= {name: PACKAGE / f'{m.replace(".", "/")}.py' for name, m in MODULES.items()}
+    return {name.replace('_', '-'): files[name] for name in sorted(files)}
+
+
+def first_sentence(path: Path) -> str:
+    """The beginning of a file's docstring, up to a full stop or a colon."""
+    text = ast.get_docstring(ast.parse(path.read_bytes())) or ''
+    return re.split(r'[.:](?:\s|$)', text)[0]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a tool with the arguments that follow its name; by default those of the process."""
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or ['--help']
+    command = Path(sys.argv[0]).stem
+    command = 'python -m cpvt_pyramid' if command == '__main__' else command
+    tools = find_tools()
+    if name == '--version':
+        print(f'cpvt_pyramid {__version__}')
+    elif name in ('-h', '--help'):
+        print(f'usage: {command} TOOL ...\n')
+        for tool, path in tools.items():
+            print(f'  {tool:<16}  {first_sentence(path)}')
+        print(f'\n{command} TOOL --help lists the options of a tool.')
+    elif (tool := name.replace('_', '-')) not in tools:
+        nearest = get_close_matches(tool, tools) or tools
+        print(f'{command}: no tool {name!r}; use {" or ".join(nearest)}', file=sys.stderr)
+        return 2
+    else:
+        sys.argv[1:] = arguments
+        given = {'PROG': f'{command} {tool}'}  # for the usage and errors of the tool
+        if tool in MODULES:
+            runpy.run_module(f'{__package__}.{MODULES[tool]}', given, '__main__', alter_sys=True)
+        else:
+            runpy.run_path(str(tools[tool]), given, '__main__')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""python -m cpvt_pyramid, and its tools."""
+
+import sys
+
+import pytest
+from support import ROOT, run
+
+import cpvt_pyramid
+from cpvt_pyramid.__main__ import find_tools, first_sentence, main
+
+
+def cpvt(*arguments: object, **environment: str):
+    return run(sys.executable, '-m', 'cpvt_pyramid', *arguments, **environment)
+
+
+def test_the_list_is_one_line_for_each_tool(tmp_path):
+    (tmp_path / 'torch.py').write_text('raise SystemExit("torch is imported")')
+    ended = cpvt(PYTHONPATH=f'{tmp_path}:{ROOT}')
+    assert (ended.returncode, ended.stderr) == (0, '')
+    lines = [line.split(maxsplit=1) for line in ended.stdout.splitlines() if line[:2] == '  ']
+    assert [name for name, _ in lines] == list(find_tools())
+    assert {'train', 'infer', 'new-config', 'run', 'app', 'doctor'} <= find_tools().keys()
+    assert ['train', 'Train a detector or a segmentor'] in lines
+    assert max(map(len, ended.stdout.splitlines())) <= 100
+    assert ended.stdout == cpvt('--help').stdout
+
+
+@pytest.mark.parametrize('tool, path', find_tools().items())
+def test_every_tool_starts(tool, path):
+    ended = cpvt(tool, '--help')
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith('usage: ') and first_sentence(path)[:40] in ended.stdout
+
+
+def test_the_version():
+    assert cpvt('--version').stdout == f'cpvt_pyramid {cpvt_pyramid.__version__}\n'
+
+
+@pytest.mark.parametrize(
+    'name, nearest', [('trian', 'train'), ('predict', ' or '.join(find_tools()))]
+)
+def test_a_wrong_name(name, nearest, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['/bin/cpvt'])
+    assert main([name, 'x']) == 2
+    assert capsys.readouterr().err == f'cpvt: no tool {name!r}; use {nearest}\n'
+
+
+def test_arguments_and_status_are_the_tools_own(tmp_path):
+    ended = cpvt('doctor', 'Python')
+    assert ended.returncode == 0 and ended.stdout.startswith('  ok  Python')
+    missing = tmp_path / 'none'
+    ended = cpvt('new_config', missing, '--base', missing, '--out', missing)  # the file's name
+    assert ended.returncode == 2
+    assert ended.stderr.startswith('python -m cpvt_pyramid new-config: ')

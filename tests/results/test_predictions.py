@@ -1,0 +1,95 @@
+"""Predictions as sequences, tables, text and pictures."""
+
+import io
+import re
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import ROOT
+
+from cpvt_pyramid.results.predictions import Detections, LabelMap, Segments
+from cpvt_pyramid.tooling.command import UserError
+
+CLASSES, PALETTE = ('cat', 'dog'), [(255, 0, 0), (0, 255, 0)]
+IMAGE = np.full((20, 40, 3), 99, np.uint8)
+BOXES = np.array([[0, 0, 10, 10], [5, 5, 9, 9], [20, 0, 40, 20]], np.float32)
+MASKS = np.arange(3 * 800).reshape(3, 20, 40) % 3 == 0
+LABELS = np.repeat([1, 0], [600, 200]).reshape(20, 40)
+
+
+def detections(count: int = 3, masks: bool = False) -> Detections:
+    scores, labels = np.array([0.9, 0.5, 0.25], np.float32), np.array([1, 0, 7])
+    given = MASKS[:count] if masks else None
+    return Detections(IMAGE, CLASSES, PALETTE, BOXES[:count], scores[:count], labels[:count], given)
+
+
+ALL = [
+    (detections(), 'Detections(3: dog 0.90, cat 0.50, 7 0.25)'),
+    (detections(0), 'Detections(0)'),
+    (detections(masks=True), 'Detections(3: dog 0.90, cat 0.50, 7 0.25)'),
+    (LabelMap(IMAGE, CLASSES, PALETTE, LABELS), 'LabelMap(2: dog 75.0%, cat 25.0%)'),
+    (Segments(IMAGE, CLASSES, PALETTE, LABELS, np.array([1])), 'Segments(1: dog 75.0%)'),
+]
+
+
+@pytest.mark.parametrize('found, text', ALL)
+def test_text_and_sequence(found, text):
+    assert repr(found) == text
+    assert list(found) == found.items() == [found[i] for i in range(len(found))]
+    with pytest.raises(IndexError):
+        found[len(found)]
+
+
+def test_only_the_best_are_printed():
+    assert detections().summary(2) == 'dog 0.90, cat 0.50, ...'
+    assert detections().summary(3) == 'dog 0.90, cat 0.50, 7 0.25'
+
+
+@pytest.mark.parametrize('masks', [False, True])
+def test_parts_of_detections(masks):
+    found = detections(masks=masks)
+    for index in (slice(1, 3), [2, 0], np.array([True, False, True])):
+        part = found[index]
+        assert part.image is found.image
+        assert list(part) == [found[i] for i in np.arange(3)[index]]
+    assert list(found.above(0.5)) == list(found[:2])
+    assert found[-1] == found[np.int64(2)] == found.items()[2]
+
+
+@pytest.mark.parametrize('found', [found for found, _ in ALL])
+def test_tables(found, monkeypatch):
+    table = found.to_pandas()
+    assert table['class'].tolist() == [item['class'] for item in found]
+    if isinstance(found, Detections):
+        np.testing.assert_array_equal(table[['x1', 'y1', 'x2', 'y2']], found.boxes)
+        np.testing.assert_array_equal(table['score'], found.scores)
+        areas = [100, 16, 400] if found.masks is None else found.masks.sum((1, 2))
+        np.testing.assert_array_equal(table['area'], areas[: len(found)])
+    else:
+        assert table['area'].tolist() == ([200, 600] if len(found) == 2 else [600])
+    monkeypatch.setitem(sys.modules, 'pandas', None)
+    with pytest.raises(UserError, match='pip install pandas'):
+        found.to_pandas()
+
+
+@pytest.mark.parametrize('found', [found for found, _ in ALL])
+def test_pictures_in_notebooks(found):
+    picture = Image.open(io.BytesIO(found._repr_png_()))
+    np.testing.assert_array_equal(np.array(picture), np.array(found.draw()))
+
+
+def test_pictures_in_notebooks_are_small():
+    wide = LabelMap(np.zeros((10, 4000, 3), np.uint8), CLASSES, PALETTE, np.zeros((10, 4000), int))
+    assert Image.open(io.BytesIO(wide._repr_png_())).width == 1600
+
+
+def test_the_documented_example(capsys, monkeypatch):
+    (code,) = re.findall('```python\n(.*?)```', (ROOT / 'docs/results.md').read_text(), re.S)
+    monkeypatch.setattr(Image.Image, 'save', lambda self, path: None)
+    monkeypatch.chdir(ROOT)
+    exec(code, {})
+    text, *items = capsys.readouterr().out.splitlines()
+    assert text.startswith(re.search(r'# (Detections\(.*?), \.\.\.', code)[1])
+    assert len(items) == 2

@@ -15,10 +15,9 @@ A checkpoint of another architecture is an error, wherever it is loaded.
 import functools
 import logging
 import math
-import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS
+from .downloads import local_file
 
 # Keys under which training scripts store the tensors, the moving average first. mmengine's EMAHook
 # stores the average as `state_dict` and the last weights as `ema_state_dict`.
@@ -162,24 +162,24 @@ class LoadReport(NamedTuple):
     unused: list[str]  # only in the checkpoint
     mismatched: list[str]  # in both, with different shapes
     inflated: str = ''  # how the first convolution was made from that of RGB, if it was
+    ignored: Sequence[str] = ()  # only in the checkpoint, and expected there, such as a classifier
 
     @property
     def misfit(self) -> Optional[str]:
         """Why the checkpoint is not that of the whole model; None if it is."""
-        return next(self.lines('lacks', 'has more than the model', 'has other shapes'), None)
-
-    def lines(self, kept: str, unused: str, mismatched: str) -> Iterator[str]:
-        """These words and the names of the tensors, where there are any."""
-        words = {kept: self.kept, unused: self.unused, mismatched: self.mismatched}
-        return (f'{what}: {listed(names)}' for what, names in words.items() if names)
+        words = {
+            'lacks': self.kept,
+            'has more than the model': self.unused,
+            'has other shapes': self.mismatched,
+        }
+        return next((f'{what}: {listed(names)}' for what, names in words.items() if names), None)
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
-        parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone', self.inflated]
-        parts += self.lines(
-            'not in the checkpoint and unchanged', 'not in the model', 'with different shapes'
-        )
-        return '; '.join(filter(None, parts))
+        parts = [f'loaded {len(self.loaded)} of {total} tensors']
+        for what, names in (('missing', self.kept), ('unused', [*self.unused, *self.ignored])):
+            parts.append(f'{len(names)} {what}' + (f' ({listed(names)})' if names else ''))
+        return ', '.join(parts) + (f'; {self.inflated}' if self.inflated else '')
 
 
 class Inert:
@@ -193,14 +193,21 @@ class Inert:
 
 
 def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadReport:
-    """Load a checkpoint file into a model of this package.
+    """Load a checkpoint into a model of this package.
+
+        model = CPVTPyramid('pcpvt_small')
+        print(load_weights(model, 'timm://twins_pcpvt_small.in1k'))
 
     Args:
         model: a backbone or a classifier, of timm's registry, too.
-        path: a `.pth` or `.safetensors` file in any format that this module reads.
+        path: a `.pth` or `.safetensors` file in any format that this module reads: a path,
+            `timm://NAME`, `hf://OWNER/REPO/FILE` or an `https://` address, see
+            `downloads.local_file`.
 
     Raises:
+        ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
+        ImportError: a package is missing that downloads or reads the file.
         TypeError: the model is not of this package, such as the detector that a backbone is part
             of.
         ValueError: the file is damaged or empty, or the tensors have another architecture.
@@ -226,14 +233,17 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
 
     Other objects that mmengine and timm save become `Inert`.
 
+    Args:
+        path: a path, or a name or address as in `load_weights`.
+        map_location: device of the tensors.
+
     Raises:
+        ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
-        ImportError: a `.safetensors` file without the package safetensors.
+        ImportError: a package is missing that downloads or reads the file.
         ValueError: the file is damaged, or holds objects that could run code.
     """
-    path = Path(os.path.expanduser(path))  # unlike Path.expanduser, takes unknown users
-    if not path.is_file():
-        raise FileNotFoundError(f'no checkpoint at {path}')
+    path = local_file(path)
     try:
         if path.suffix == '.safetensors':
             from safetensors.torch import load_file
@@ -303,9 +313,10 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
     if not theirs:  # a checkpoint of something else: a neck, a head
         return compare(ours, {})
     theirs = to_ours(tensors_of(theirs))
-    theirs = {k: v for k, v in theirs.items() if k in ours or not module.ignores_key(k)}
+    ignored = [k for k in theirs if k not in ours and module.ignores_key(k)]
+    theirs = {k: v for k, v in theirs.items() if k not in ignored}
     theirs, how = inflated(theirs, ours, module.rgb_weights)
-    report = compare(ours, theirs)._replace(inflated=how)
+    report = compare(ours, theirs)._replace(inflated=how, ignored=ignored)
     objection = objection_to(ours, theirs, report)
     if objection:
         raise ValueError(objection)

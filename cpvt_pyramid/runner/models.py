@@ -55,14 +55,13 @@ def fetch_checkpoint(path: Union[str, Path], otherwise: str = '') -> dict:
     """
     if is_local(str(path)) or str(path).startswith(SCHEMES):
         try:
-            checkpoint = read_checkpoint(path)
-        except ConnectionError as error:
-            raise UserError(f'{error}{otherwise}') from error
+            with download_errors(str(path), otherwise):
+                checkpoint = read_checkpoint(path)
         except (FileNotFoundError, ValueError) as error:
             raise UserError(str(error)) from error
     else:
         try:
-            with trusted_checkpoints(), download_errors(str(path)):
+            with trusted_checkpoints(), download_errors(str(path), otherwise):
                 checkpoint = CheckpointLoader.load_checkpoint(
                     str(path), map_location='cpu', logger='silent'
                 )
@@ -112,8 +111,8 @@ def trusted_checkpoints() -> Iterator[None]:
 
 
 @contextmanager
-def download_errors(what: str) -> Iterator[None]:
-    """Report an address that cannot be reached as a user's error."""
+def download_errors(what: str, otherwise: str = '') -> Iterator[None]:
+    """Report an address that cannot be reached as a user's error; see `fetch_checkpoint`."""
     try:
         yield
     except (URLError, ConnectionError, TimeoutError) as error:
@@ -123,4 +122,4 @@ def download_errors(what: str) -> Iterator[None]:
                 f'cannot download {what} ({type(error).__name__}: {one_line(error)}). Download it '
                 f'elsewhere and give the path of the file instead'
             )
-        raise UserError(line + FROM_SCRATCH) from error
+        raise UserError(line + otherwise) from error

@@ -17,7 +17,7 @@ from .. import mm  # noqa: F401 (registers names)
 from . import distributed  # noqa: F401 (register names)
 from .config.load import kind_of
 from .inference import shared_test  # noqa: F401 (register names)
-from .models import download_errors, trusted_checkpoints
+from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
 from .training import first_loss, preemption, resume, sharded  # noqa: F401 (register names)
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
@@ -54,7 +54,7 @@ class ToolRunner(Runner):
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
         if self.distributed and kind_of(model_wrapper_cfg or {}) == 'ShardedDataParallel':
-            with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
+            with trusted_checkpoints(), download_errors('the weights in an init_cfg', FROM_SCRATCH):
                 model.init_weights()  # before the parameters are divided
         return super().wrap_model(model_wrapper_cfg, model)
 
@@ -87,7 +87,7 @@ class ToolRunner(Runner):
     def _init_model_weights(self) -> None:
         if isinstance(self.model, sharded.ShardedDataParallel):
             return
-        with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
+        with trusted_checkpoints(), download_errors('the weights in an init_cfg', FROM_SCRATCH):
             super()._init_model_weights()
 
     def load_or_resume(self) -> None:

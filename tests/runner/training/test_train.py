@@ -114,8 +114,12 @@ def test_an_address_that_cannot_be_reached(options, what, configs, monkeypatch, 
     assert train.main([str(configs['detector']), '--cfg-options', *options.split()]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         f'train: cannot download {what} (URLError: <urlopen error no route>). Download it '
-        'elsewhere and give the path of the file instead, or train from scratch with '
-        'model.backbone.init_cfg=None'
+        'elsewhere and give the path of the file instead'
+        + (
+            ', or train from scratch with model.backbone.init_cfg=None'
+            if 'init_cfg' in options
+            else ''
+        )
     )
 
 

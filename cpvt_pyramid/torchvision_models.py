@@ -482,9 +482,10 @@ def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]
     Args:
         model: from `retinanet` or `semantic_fpn`, with the sizes of the config: `num_classes`,
             `out_channels`, and `extra_levels` and `head_convs` or `head_channels`.
-        path: of the checkpoint.
+        path: of the checkpoint, or a name or address as in `load_weights`.
 
     Raises:
+        ConnectionError: the checkpoint cannot be downloaded.
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or does not fit the model, which is left unchanged.
     """

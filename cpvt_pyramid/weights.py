@@ -12,21 +12,22 @@ torch, timm, mmengine's `Pretrained`, `load_from` and `resume` all read the same
 A checkpoint of another architecture is an error, wherever it is loaded.
 """
 
+import codecs
 import functools
 import logging
 import math
-import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS
+from .downloads import local_file
 
 # Keys under which training scripts store the tensors, the moving average first. mmengine's EMAHook
 # stores the average as `state_dict` and the last weights as `ema_state_dict`.
@@ -163,24 +164,24 @@ class LoadReport(NamedTuple):
     unused: list[str]  # only in the checkpoint
     mismatched: list[str]  # in both, with different shapes
     inflated: str = ''  # how the first convolution was made from that of RGB, if it was
+    ignored: Sequence[str] = ()  # only in the checkpoint, and expected there, such as a classifier
 
     @property
     def misfit(self) -> Optional[str]:
         """Why the checkpoint is not that of the whole model; None if it is."""
-        return next(self.lines('lacks', 'has more than the model', 'has other shapes'), None)
-
-    def lines(self, kept: str, unused: str, mismatched: str) -> Iterator[str]:
-        """These words and the names of the tensors, where there are any."""
-        words = {kept: self.kept, unused: self.unused, mismatched: self.mismatched}
-        return (f'{what}: {listed(names)}' for what, names in words.items() if names)
+        words = {
+            'lacks': self.kept,
+            'has more than the model': self.unused,
+            'has other shapes': self.mismatched,
+        }
+        return next((f'{what}: {listed(names)}' for what, names in words.items() if names), None)
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
-        parts = [f'loaded {len(self.loaded)} of {total} tensors of the backbone', self.inflated]
-        parts += self.lines(
-            'not in the checkpoint and unchanged', 'not in the model', 'with different shapes'
-        )
-        return '; '.join(filter(None, parts))
+        parts = [f'loaded {len(self.loaded)} of {total} tensors']
+        for what, names in (('missing', self.kept), ('unused', [*self.unused, *self.ignored])):
+            parts.append(f'{len(names)} {what}' + (f' ({listed(names)})' if names else ''))
+        return ', '.join(parts) + (f'; {self.inflated}' if self.inflated else '')
 
 
 class Inert:
@@ -194,14 +195,21 @@ class Inert:
 
 
 def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadReport:
-    """Load a checkpoint file into a model of this package.
+    """Load a checkpoint into a model of this package.
+
+        model = CPVTPyramid('pcpvt_small')
+        print(load_weights(model, 'timm://twins_pcpvt_small.in1k'))
 
     Args:
         model: a backbone or a classifier, of timm's registry, too.
-        path: a `.pth` or `.safetensors` file in any format that this module reads.
+        path: a `.pth` or `.safetensors` file in any format that this module reads: a path,
+            `timm://NAME`, `hf://OWNER/REPO/FILE` or an `https://` address, see
+            `downloads.local_file`.
 
     Raises:
+        ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
+        ImportError: a package is missing that downloads or reads the file.
         TypeError: the model is not of this package, such as the detector that a backbone is part
             of.
         ValueError: the file is damaged or empty, or the tensors have another architecture.
@@ -227,30 +235,29 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
 
     Other objects that mmengine and timm save become `Inert`.
 
+    Args:
+        path: a path, or a name or address as in `load_weights`.
+        map_location: device of the tensors.
+
     Raises:
+        ConnectionError: the file cannot be downloaded.
         FileNotFoundError: there is no such file.
-        ImportError: a `.safetensors` file without the package safetensors.
+        ImportError: a package is missing that downloads or reads the file.
         ValueError: the file is damaged, or holds objects that could run code.
     """
-    path = Path(os.path.expanduser(path))  # unlike Path.expanduser, takes unknown users
-    if not path.is_file():
-        raise FileNotFoundError(f'no checkpoint at {path}')
+    path = local_file(path)
     try:
         if path.suffix == '.safetensors':
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
         names = (name.rpartition('.') for name in INERT)
-        inert: list[Any] = [
-            type(name, (Inert,), {'__module__': module}) for module, _, name in names
-        ]
-        # Before torch 2.5, only files without such objects are read.
-        with getattr(torch.serialization, 'safe_globals', nullcontext)(inert):
-            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+        inert = [type(name, (Inert,), {'__module__': module}) for module, _, name in names]
+        checkpoint = load_tensors(path, map_location, inert)
     except ImportError as error:
         raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a torn or foreign file lead to
-        unsafe = re.search(r'(?:GLOBAL|Unsupported class) (\S+)', str(error))
+        unsafe = re.search(r'GLOBAL (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:
             raise ValueError(
                 f'{path} holds more than tensors: {unsafe[1]}. Such a file can run code when it '
@@ -260,6 +267,27 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     if not isinstance(checkpoint, dict):
         raise ValueError(f'{path} holds a {type(checkpoint).__name__}, not tensors by their names')
     return checkpoint
+
+
+def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
+    """`torch.load` of tensors, plain Python objects and these classes, which are of no harm."""
+    if hasattr(torch.serialization, 'safe_globals'):
+        with torch.serialization.safe_globals(list(others)):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    known = dict(torch._weights_only_unpickler._get_allowed_globals())  # torch 2.1 to 2.4
+    known['_codecs.encode'] = codecs.encode  # bytes in NumPy's arrays
+    known.update({f'{kind.__module__}.{kind.__name__}': kind for kind in others})
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if f'{module}.{name}' not in known:
+                raise pickle.UnpicklingError(f'GLOBAL {module}.{name}')
+            return known[f'{module}.{name}']
+
+    restricted = SimpleNamespace(
+        __name__='restricted', Unpickler=Unpickler, load=lambda f, **kw: Unpickler(f, **kw).load()
+    )
+    return torch.load(path, map_location=map_location, pickle_module=restricted)
 
 
 class LoadsCheckpoints(nn.Module):
@@ -305,9 +333,10 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
     if not theirs:  # a checkpoint of something else: a neck, a head
         return compare(ours, {})
     theirs = to_ours(tensors_of(theirs))
-    theirs = {k: v for k, v in theirs.items() if k in ours or not module.ignores_key(k)}
+    ignored = [k for k in theirs if k not in ours and module.ignores_key(k)]
+    theirs = {k: v for k, v in theirs.items() if k not in ignored}
     theirs, how = inflated(theirs, ours, module.rgb_weights)
-    report = compare(ours, theirs)._replace(inflated=how)
+    report = compare(ours, theirs)._replace(inflated=how, ignored=ignored)
     objection = objection_to(ours, theirs, report)
     if objection:
         raise ValueError(objection)

@@ -9,7 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 USER = 'me'
 
@@ -124,8 +128,17 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_hub() -> Iterator[Hub]:
+def serve_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
+    """A server that huggingface_hub takes for the hub, with a cache of its own.
+
+    The constants are those that HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_DISABLE_XET set.
+    """
     with Hub() as hub:
         threading.Thread(target=hub.serve_forever, args=[0.01], daemon=True).start()
+        template = hub.url + '/{repo_id}/resolve/{revision}/{filename}'
+        monkeypatch.setattr(constants, 'ENDPOINT', hub.url)
+        monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', template)
+        monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(cache))
+        monkeypatch.setattr(constants, 'HF_HUB_DISABLE_XET', True)
         yield hub
         hub.shutdown()

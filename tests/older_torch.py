@@ -31,7 +31,6 @@ LACKS = {
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
     'full backward hooks that call view_as': 'core/test_masked_map.py::test_hooks_keep_the_region',
     'files of more than tensors, read safely': """
-        core/test_timm_models.py::test_pretraining core/test_weights.py::test_wrappers
         runner/test_models.py::test_checkpoints_with_options""",
     'flop counts': 'runner/test_class_types.py::test_a_segmentor_is_counted',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',

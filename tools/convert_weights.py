@@ -2,6 +2,7 @@
 """Convert a checkpoint to another format.
 
     python tools/convert_weights.py twins_pcpvt_small.pth --to mmseg
+    python tools/convert_weights.py timm://twins_pcpvt_small.in1k --to mmseg
 
 Writes STEM_FORMAT-HASH.pth, where the hash is the first 8 digits of the file's SHA-256, after
 checking that it holds the same tensors when it is loaded. Of a detector or segmentor only the
@@ -41,7 +42,8 @@ def convert_weights(
     """Write a checkpoint in another format.
 
     Args:
-        source: a .pth or .safetensors file in any of the formats
+        source: a .pth or .safetensors file in any of the formats, a path or an address (timm://NAME,
+            hf://OWNER/REPO/FILE, https://...)
         to: the format; official and timm are the names of the model's authors, and so is ours for
             Twins
         out (DIR): folder to write to
@@ -67,6 +69,7 @@ def convert(
     """The path of the converted checkpoint, and whether it was written now.
 
     Raises:
+        ConnectionError: the checkpoint cannot be downloaded.
         FileNotFoundError: there is no such checkpoint.
         ValueError: it is damaged, it is not of a known architecture, or the format has no place for
             the architecture.

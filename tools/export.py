@@ -2,7 +2,7 @@
 """Export a trained model to one file for images of all sizes and padded batches.
 
     python tools/export.py configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
-    python tools/export.py pcpvt_small twins_pcpvt_small.safetensors --out backbone.onnx
+    python tools/export.py pcpvt_small timm://twins_pcpvt_small.in1k --out backbone.onnx
 
 The file holds the whole model, from pixels to final boxes or labels, and is written only after it
 gave the results of PyTorch on real images. The comparison is in NAME.report.md and .json next to
@@ -44,7 +44,7 @@ def export(
     Args:
         config: config file, for example configs/retinanet_cpvt_s.py, or the name of an
             architecture, for example pcpvt_small, for the backbone (cpvt_*: the classifier) alone.
-        checkpoint: weights of the model, a path or an address.
+        checkpoint: weights of the model, a path or an address (timm://, hf://, https://).
         out (FILE): file to write, such as model.onnx, or model.pt2 for the other formats.
         format: onnx, with standard operators; torch, an archive of torch.export; or aotinductor,
             compiled for this machine.
@@ -125,7 +125,7 @@ def load_backbone(arch: str, checkpoint: str) -> 'nn.Module':
     try:
         load_weights(model, checkpoint)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f'cannot load {checkpoint}: {error}') from error
+        raise UserError(str(error)) from error
     return model
 
 

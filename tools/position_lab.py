@@ -63,7 +63,8 @@ def position_lab(
         model: models to measure instead of the lab's own: timm:NAME, torchvision:NAME, a name of
             ours such as pcpvt_small, or an mm config; for probe, padding, shift, attention and
             registers
-        checkpoint: weights of the model; random if not given. Nothing is downloaded
+        checkpoint: weights of the model, a path or an address (timm://, hf://, https://); random if
+            not given
         size: side of the images for --model, in pixels
         workers: processes that train (default: the number of cores)
         device: of the training
@@ -146,12 +147,12 @@ def load_subject(name: str, checkpoint: Optional[str], size: int) -> Subject:
     from cpvt_pyramid.lab.probes import Subject
     from cpvt_pyramid.tooling.command import UserError, one_line
 
-    if checkpoint and not Path(checkpoint).is_file():
-        raise UserError(f'there is no checkpoint {checkpoint}')
     try:
         model = load_model(name, checkpoint, size)
     except UserError:
         raise
+    except (ConnectionError, FileNotFoundError) as error:  # of the checkpoint
+        raise UserError(str(error)) from error
     except Exception as error:  # builders of other packages fail in many ways
         weights = f' with {checkpoint}' if checkpoint else ''
         what = f'{type(error).__name__}: {one_line(error)}'

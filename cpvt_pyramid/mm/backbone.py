@@ -64,7 +64,7 @@ class Configured:
         return masked_maps(maps, valid, image.shape[2:], self.strides)
 
     def log_load_report(self, report: LoadReport) -> None:
-        print_log(str(report), logger='current')
+        print_log(f'backbone: {report}', logger='current')
 
 
 def refuse_reentrant_checkpointing(backbone: nn.Module) -> None:

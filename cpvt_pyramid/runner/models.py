@@ -20,6 +20,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
+from ..downloads import SCHEMES
 from ..tooling.command import UserError, one_line
 from ..weights import read_checkpoint
 from .config.explain import explained
@@ -40,19 +41,27 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
         raise UserError(f'no device {device}: {one_line(error, 100)}') from error
 
 
-def fetch_checkpoint(path: Union[str, Path]) -> dict:
+FROM_SCRATCH = ', or train from scratch with model.backbone.init_cfg=None'
+
+
+def fetch_checkpoint(path: Union[str, Path], otherwise: str = '') -> dict:
     """The checkpoint at a path or address, with its tensors on the CPU under `state_dict`.
 
-    No code in a file is executed. An address is read as mmengine does, which can execute code.
+    No code in a file is executed, unless only mmengine can read the address (`s3://`, ...).
+
+    Args:
+        path: what `weights.read_checkpoint` or mmengine takes.
+        otherwise: what else the user can do if it cannot be downloaded.
     """
-    if is_local(str(path)):
+    if is_local(str(path)) or str(path).startswith(SCHEMES):
         try:
-            checkpoint = read_checkpoint(path)
+            with download_errors(str(path), otherwise):
+                checkpoint = read_checkpoint(path)
         except (FileNotFoundError, ValueError) as error:
             raise UserError(str(error)) from error
     else:
         try:
-            with trusted_checkpoints(), download_errors(str(path)):
+            with trusted_checkpoints(), download_errors(str(path), otherwise):
                 checkpoint = CheckpointLoader.load_checkpoint(
                     str(path), map_location='cpu', logger='silent'
                 )
@@ -102,14 +111,15 @@ def trusted_checkpoints() -> Iterator[None]:
 
 
 @contextmanager
-def download_errors(what: str) -> Iterator[None]:
-    """Report an address that cannot be reached as a user's error."""
+def download_errors(what: str, otherwise: str = '') -> Iterator[None]:
+    """Report an address that cannot be reached as a user's error; see `fetch_checkpoint`."""
     try:
         yield
     except (URLError, ConnectionError, TimeoutError) as error:
-        if type(error) is ConnectionError:  # ours, for `timm://`: it says what to do
-            raise UserError(one_line(error)) from error
-        raise UserError(
-            f'cannot download {what} ({one_line(error)}). Download it elsewhere and give the path '
-            'of the file instead, or train from scratch with model.backbone.init_cfg=None'
-        ) from error
+        line = str(error)
+        if not line.startswith('cannot download'):  # not from `downloads`
+            line = (
+                f'cannot download {what} ({type(error).__name__}: {one_line(error)}). Download it '
+                f'elsewhere and give the path of the file instead'
+            )
+        raise UserError(line + otherwise) from error

@@ -18,7 +18,7 @@ from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
 from .config.load import kind_of
 from .inference import shared_test  # noqa: F401 (register names)
-from .models import download_errors, trusted_checkpoints
+from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
 from .training import first_loss, preemption, resume  # noqa: F401 (register names)
 
 if HAS_FAST_OPS:
@@ -62,7 +62,7 @@ class ToolRunner(Runner):
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
         if self.distributed and kind_of(model_wrapper_cfg or {}) == 'ShardedDataParallel':
-            with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
+            with trusted_checkpoints(), download_errors('the weights in an init_cfg', FROM_SCRATCH):
                 model.init_weights()  # before the parameters are divided
         return super().wrap_model(model_wrapper_cfg, model)
 
@@ -95,7 +95,7 @@ class ToolRunner(Runner):
     def _init_model_weights(self) -> None:
         if isinstance(self.model, SHARDED):
             return
-        with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
+        with trusted_checkpoints(), download_errors('the weights in an init_cfg', FROM_SCRATCH):
             super()._init_model_weights()
 
     def load_or_resume(self) -> None:

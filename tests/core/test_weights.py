@@ -226,7 +226,7 @@ def test_wrappers_and_prefixes(published, wrap, tmp_path):
     report = load_weights(model, tmp_path / 'checkpoint.pth')
     assert_loaded(model, published)
     count = len(report.loaded)
-    assert str(report) == f'loaded {count} of {count} tensors of the backbone'
+    assert str(report).startswith(f'loaded {count} of {count} tensors, 0 missing, 4 unused (norm')
 
 
 class Detector(nn.Module):
@@ -373,7 +373,7 @@ def write_torn(path: Path, end: float) -> None:
     [
         *((partial(write_torn, end=end), 'not a complete checkpoint') for end in (0, 1, 0.5, -1)),
         (lambda path: path.write_text('version https://git-lfs'), 'is not a complete checkpoint'),
-        (lambda path: path.write_bytes(pickle.dumps(os.system)), 'is not a complete checkpoint'),
+        (lambda path: path.write_bytes(pickle.dumps(os.system)), 'not a complete checkpoint|posix.system'),
         (lambda path: torch.save({'a': os.system}, path), 'holds more than tensors: posix.system'),
         (lambda path: torch.save({'a': nn.Linear(2, 2)}, path), 'holds more than tensors: torch'),
         (lambda path: torch.save(torch.ones(3), path), 'holds a Tensor, not tensors by their'),

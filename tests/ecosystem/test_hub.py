@@ -4,7 +4,6 @@ import json
 import re
 import sys
 
-import huggingface_hub
 import pytest
 import skimage.data
 import timm
@@ -44,14 +43,7 @@ MODELS = {
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """The constants are those that HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_DISABLE_XET set."""
-    constants = huggingface_hub.constants
-    with serve_hub() as server:
-        monkeypatch.setattr(constants, 'ENDPOINT', server.url)
-        template = server.url + '/{repo_id}/resolve/{revision}/{filename}'
-        monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', template)
-        monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
-        monkeypatch.setattr(constants, 'HF_HUB_DISABLE_XET', True)
+    with serve_hub(monkeypatch, tmp_path / 'cache') as server:
         yield server
 
 
@@ -159,9 +151,8 @@ def test_timms_own_functions_take_our_models(hub, name, options):
     with pytest.raises(ValueError, match=r'config.json must hold .* with timm.create_model'):
         HubModel.from_pretrained('me/theirs')
     if name == 'pcpvt_nano':  # its weights serve a backbone
-        path = huggingface_hub.hf_hub_download('me/theirs', 'model.safetensors')
         backbone = CPVTPyramid('pcpvt_nano', in_channels=4)
-        assert not load_weights(backbone, path).kept
+        assert not load_weights(backbone, 'hf://me/theirs/model.safetensors').kept
 
 
 def test_repositories_that_do_not_exist(hub):

@@ -158,7 +158,7 @@ def test_workers_give_the_results_in_order():
         (['probe', '--size', '100'], '--size must be a multiple of 32, got 100'),
         (['encodings', '--model', 'pcpvt_nano'], 'encodings trains models of its own'),
         (['probe', '--checkpoint', 'a.pth'], '--checkpoint needs one --model, got 0'),
-        (['probe', '--model', 'pcpvt_nano', '--checkpoint', 'a.pth'], 'there is no checkpoint'),
+        (['probe', '--model', 'pcpvt_nano', '--checkpoint', 'a.pth'], 'no checkpoint at a.pth'),
         (['probe', '--model', 'timm:convnext_tinny'], 'close: convnext_tiny'),
         (['probe', '--model', 'torchvision:nothing'], 'torchvision has no classifier'),
         (['probe', '--model', 'resnet'], "unknown --model 'resnet'; timm:NAME"),

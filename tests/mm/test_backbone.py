@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from reference import same_maps
 from safetensors.torch import save_file
 
 import cpvt_pyramid
-from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT, backbone, checkpoints
+from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT, backbone
 from cpvt_pyramid.mm.amp import bfloat16
 from cpvt_pyramid.mm.valid_region import with_validity
 
@@ -176,23 +177,24 @@ def test_report_of_what_loaded(tmp_path, monkeypatch):
         CPVTPyramid('pcpvt_nano', init_cfg=init_cfg).init_weights()
 
 
-def test_timm_names_are_fetched_from_the_hub(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    'name',
+    ['timm://a', 'hf://timm/a/model.safetensors', 'https://a.invalid/timm/a/model.safetensors'],
+)
+def test_weights_by_name(name, tmp_path, monkeypatch):
     weights = nano_weights()
     save_file(weights, tmp_path / 'model.safetensors')
     asked = []
 
-    def download(*args: str) -> str:
-        asked.append(args)
-        if 'nano' not in args[0]:
-            raise OSError('no network')
-        return str(tmp_path / 'model.safetensors')
+    def download(*args: str) -> Path:
+        asked.append('/'.join(args))
+        return tmp_path / 'model.safetensors'
 
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
-    init_cfg = dict(type='Pretrained', checkpoint='timm://twins_pcpvt_nano.in1k')
+    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', download)
+    monkeypatch.setattr('cpvt_pyramid.downloads.from_address', download)
+    init_cfg = dict(type='Pretrained', checkpoint=name)
     assert_initialized(CPVTPyramid('pcpvt_nano', init_cfg=init_cfg), weights)
-    assert asked == [('timm/twins_pcpvt_nano.in1k', 'model.safetensors')]
-    with pytest.raises(ConnectionError, match='reached.*model.safetensors of timm/some_model'):
-        checkpoints.load_from_timm('timm://some_model')
+    assert asked[0].endswith('timm/a/model.safetensors')
 
 
 def test_published_custom_keys_reach_the_peg():
@@ -275,6 +277,8 @@ def test_importing_the_plugin_registers_its_names_and_changes_nothing_else():
         'optimizer wrapper constructor LayerDecayConstructor',
         'optim_wrapper BFloat16OptimWrapper',
         'scheme timm://',
+        'scheme hf://',
+        r'scheme https?://.*\.safetensors$',
         r'scheme .*\.safetensors$',
     }
     assert not changes['names'][1] and not changes['schemes'][1]

@@ -135,16 +135,16 @@ def downloads(files, shallow, monkeypatch):
     """What the hub and other addresses were asked for."""
     asked = []
 
-    def from_hub(repo: str, file: str) -> str:
+    def from_hub(repo: str, file: str) -> Path:
         assert file == 'model.safetensors'
         asked.append(repo.replace('timm/', 'timm://'))
-        return str(files(asked[-1]))
+        return files(asked[-1])
 
     def from_address(url: str, **options: object) -> dict:
         asked.append(url)
         return torch.load(files(url))
 
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', from_hub)
+    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', from_hub)
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', from_address)
     return asked
 

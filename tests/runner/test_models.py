@@ -31,7 +31,7 @@ def test_checkpoints_with_options_load_and_the_process_stays_as_it_was(family, m
     monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)
     torch.save({'state_dict': {'a': torch.ones(1)}, 'args': Namespace(lr=1)}, 'timm.pth')
     environment, allowed = dict(os.environ), set(torch.serialization.get_safe_globals())
-    assert fetch_checkpoint('https://a.invalid/timm.pth')['args'].lr == 1
+    assert fetch_checkpoint('s3://a/timm.pth')['args'].lr == 1
     assert seen == [None if family == 'maintained' else '1']
     assert dict(os.environ) == environment
     assert set(torch.serialization.get_safe_globals()) == allowed
@@ -57,9 +57,9 @@ def test_tensors_alone_are_a_state_dict():
 @pytest.mark.parametrize(
     'error, message',
     [
-        (URLError('no route'), r'cannot download https://a.invalid/b.pth \(.*no route'),
-        (TimeoutError('timed out'), r'https://a.invalid/b.pth \(timed out\). Download'),
-        (ConnectionError('cannot load timm://b: offline'), '^cannot load timm://b: offline$'),
+        (URLError('no route'), r'cannot download s3://a/b.pth \(.*no route'),
+        (TimeoutError('timed out'), r's3://a/b.pth \(TimeoutError: timed out\). Download'),
+        (ConnectionError('cannot download t://b: offline'), '^cannot download t://b: offline$'),
         (RuntimeError('bad hash'), 'b.pth is not a complete checkpoint: bad hash'),
     ],
 )  # fmt: skip
@@ -69,4 +69,4 @@ def test_addresses(error, message, monkeypatch):
 
     monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)
     with pytest.raises(UserError, match=message):
-        fetch_checkpoint('https://a.invalid/b.pth')
+        fetch_checkpoint('s3://a/b.pth')

@@ -31,12 +31,13 @@ def commands() -> list[str]:
 
 
 def test_plain_pytorch(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    weights = timm.create_model('twins_pcpvt_small').state_dict()
-    save_file(weights, 'twins_pcpvt_small.safetensors')
+    asked, file = [], tmp_path / 'model.safetensors'
+    save_file(timm.create_model('twins_pcpvt_small').state_dict(), file)
+    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', lambda *args: asked.append(args) or file)
     exec(blocks('python')[0], {})
     out = capsys.readouterr().out
-    assert out.startswith('loaded 300 of 300 tensors')
+    assert asked == [('timm/twins_pcpvt_small.in1k', 'model.safetensors')]
+    assert out.startswith('loaded 300 of 300 tensors, 0 missing, 4 unused (head')
     assert '(1, 64, 107, 160), (1, 128, 54, 80), (1, 320, 27, 40), (1, 512, 14, 20)' in out
 
 

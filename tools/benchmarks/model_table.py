@@ -198,6 +198,19 @@ figures are the backbone's.
 PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 and 2. PVT:
 [2102.12122](https://arxiv.org/abs/2102.12122), table 2.
 
+## Published weights
+
+`load_weights(model, NAME)`, `init_cfg=dict(type='Pretrained', checkpoint=NAME)` and
+`tools/convert_weights.py NAME` load all of them; `tools/export.py ARCH NAME`,
+`tools/position_lab.py probe --model ARCH --checkpoint NAME` and
+`timm.create_model(ARCH, pretrained=True)` load those of pyramids. `hf://OWNER/REPO/FILE`, any other
+file on the Hugging Face hub, and any `https://` address can take the place of `NAME`. `timm://` and
+`hf://` need `pip install '.[hub]'`.
+
+A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub. If
+an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked.
+
+{weights}
 ## The columnar CPVT
 
 These are classifiers: `from cpvt_pyramid import CPVT`, or in timm's registry `cpvt_tiny_0to5`,
@@ -232,7 +245,7 @@ def models_page() -> str:
     pyramids, columns, recipes = [], [], []
     for arch in ARCHS:
         name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
-        pyramids.append([f'`{arch}`', name, *pyramid_costs(arch), top1, published_weights(arch)])
+        pyramids.append([f'`{arch}`', name, *pyramid_costs(arch), top1])
     for name, options, results in COLUMNS:
         for (arch, letter), top1 in zip(zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B')), results):
             code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
@@ -256,7 +269,8 @@ def models_page() -> str:
             ]
         )
     return MODELS_PAGE_TEXT.format(
-        pyramids=markdown_table(['`arch`', 'published as', *HEAD, 'published weights'], pyramids),
+        pyramids=markdown_table(['`arch`', 'published as', *HEAD], pyramids),
+        weights=markdown_table(['name', 'model', 'source', 'format'], published_weights()),
         columns=markdown_table(['code', 'published as', *HEAD], columns),
         recipes=markdown_table(
             ['config', 'backbone', 'head', 'data', 'parameters', 'published'], recipes
@@ -265,14 +279,17 @@ def models_page() -> str:
     )
 
 
-def published_weights(arch: str) -> str:
-    """The `init_cfg` checkpoint for the published weights of a pyramid."""
+def published_weights() -> Iterator[list[str]]:
+    """For each file that a config starts from: its name, model, source and format."""
     from mmengine.config import Config
 
-    recipe = ROOT / 'configs' / f'retinanet_{BACKBONES[arch].short}.py' if arch in BACKBONES else ''
-    if not recipe:
-        return 'none'
-    return f'`{Config.fromfile(recipe).model.backbone.init_cfg.checkpoint}`'
+    for arch, backbone in BACKBONES.items():
+        cfg = Config.fromfile(ROOT / 'configs' / f'semantic_fpn_{backbone.short}.py')
+        name, model = cfg.model.backbone.init_cfg.checkpoint, f'`{arch}`'
+        source, form = ("PVT's authors", 'pvt') if arch.startswith('pvt') else ('timm', 'ours')
+        if arch == 'cpvt_tiny':
+            model, form = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)", 'vit'
+        yield [f'`{name}`', model, source, f'`{form}`']
 
 
 def formats() -> Iterator[list[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...tooling.command import UserError
 from ...weights import listed, prepare_state_dict
-from ..models import fetch_checkpoint
+from ..models import FROM_SCRATCH, fetch_checkpoint
 from .load import as_list, dataset_class, dicts_in, is_local, kind_of, leaves
 
 # How to point a config at data elsewhere, or how to make them, by the end of data_root.
@@ -134,7 +134,7 @@ def check_weights(runner: Runner) -> None:
         init_cfg = getattr(module, 'init_cfg', None)
         if is_pretrained(init_cfg):
             path, prefix = init_cfg['checkpoint'], init_cfg.get('prefix')
-            tensors = fetch_checkpoint(path)['state_dict']
+            tensors = fetch_checkpoint(path, FROM_SCRATCH)['state_dict']
             if prefix:
                 inside = f'{prefix.removesuffix(".")}.'
                 found = {k[len(inside) :]: v for k, v in tensors.items() if k.startswith(inside)}

@@ -110,10 +110,16 @@ def test_an_address_that_cannot_be_reached(options, what, configs, monkeypatch, 
         raise URLError('no route')
 
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', offline)
+    monkeypatch.setattr('cpvt_pyramid.downloads.urlopen', offline)
     assert train.main([str(configs['detector']), '--cfg-options', *options.split()]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f'train: cannot download {what} (<urlopen error no route>). Download it elsewhere and give '
-        'the path of the file instead, or train from scratch with model.backbone.init_cfg=None'
+        f'train: cannot download {what} (URLError: <urlopen error no route>). Download it '
+        'elsewhere and give the path of the file instead'
+        + (
+            ', or train from scratch with model.backbone.init_cfg=None'
+            if 'init_cfg' in options
+            else ''
+        )
     )
 
 

@@ -1,0 +1,135 @@
+"""Weights by name, from a server on this machine."""
+
+import hashlib
+import io
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+from support import load_tool
+
+from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.downloads import local_file
+
+pytest.importorskip('huggingface_hub')
+from hub_server import serve_hub  # noqa: E402
+
+REPO = 'timm/twins_pcpvt_nano.in1k'
+NAMES = (
+    'timm://twins_pcpvt_nano.in1k',
+    f'hf://{REPO}/model.safetensors',
+    f'hf://{REPO}/of/others.pth',
+    '{url}/me/a/resolve/main/nano.pth?download=true',
+)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    torch.hub.set_dir(tmp_path / 'torch')
+    tensors, buffer = CPVTPyramid('pcpvt_nano').state_dict(), io.BytesIO()
+    torch.save(tensors, buffer)
+    content = buffer.getvalue()
+    with serve_hub(monkeypatch, tmp_path / 'cache') as server:
+        server.repos[REPO] = {'model.safetensors': save(tensors), 'of/others.pth': content}
+        good = hashlib.sha256(content).hexdigest()[:8]
+        names = ('nano.pth', f'good-{good}.pth', 'bad-0123abcd.pth', 'of-20240131.pth')
+        server.repos['me/a'] = dict.fromkeys(names, content)
+        yield server
+    monkeypatch.setattr(torch.hub, '_hub_dir', None)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_loads_and_is_downloaded_once(name, hub):
+    name = name.format(url=hub.url)
+    report = load_weights(CPVTPyramid('pcpvt_nano'), name)
+    total = len(report.loaded)
+    assert str(report) == f'loaded {total} of {total} tensors, 0 missing, 0 unused'
+    hub.shutdown()
+    hub.server_close()
+    assert load_weights(CPVTPyramid('pcpvt_nano'), name) == report
+
+
+def test_a_hash_in_a_name_is_checked(hub):
+    url = f'{hub.url}/me/a/resolve/main'
+    for name in hub.repos['me/a']:
+        if not name.startswith('bad'):
+            assert local_file(f'{url}/{name}').name == name
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match=r'invalid hash value \(expected "0123abcd", got'):
+            local_file(f'{url}/bad-0123abcd.pth')
+    cached = Path(torch.hub.get_dir(), 'checkpoints').iterdir()
+    assert {path.name for path in cached} == hub.repos['me/a'].keys() - {'bad-0123abcd.pth'}
+
+
+def test_a_torn_download_is_not_kept(hub, monkeypatch):
+    def torn(_url: str, path: str, _digest: None) -> None:
+        Path(path).write_bytes(b'half')
+
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', torn)
+    with pytest.raises(ConnectionError, match=r'EOFError: 4 of \d+ bytes arrived'):
+        local_file(f'{hub.url}/me/a/resolve/main/nano.pth')
+    assert not list(Path(torch.hub.get_dir(), 'checkpoints').iterdir())
+
+
+MISSING = {
+    'timm://nothing': r'timm://nothing \(.*Download model.safetensors of timm/nothing elsewhere',
+    f'hf://{REPO}/of/none.pth': rf'EntryNotFound.*Download of/none.pth of {REPO} elsewhere',
+    '{url}/me/b.pth': r'/me/b.pth \(HTTPError: HTTP Error 404: Not Found\). Download it elsewhere',
+}
+
+
+@pytest.mark.parametrize('name', MISSING)
+@pytest.mark.parametrize('is_reachable', [True, False])
+def test_what_cannot_be_downloaded_is_one_line_at_once(name, is_reachable, hub):
+    if not is_reachable:
+        hub.shutdown()
+        hub.server_close()
+    start = time.monotonic()
+    reason = MISSING[name] if is_reachable else r'\(\w+: .*refused.*\). Download .* elsewhere'
+    with pytest.raises(ConnectionError, match=f'^cannot download .*{reason}') as caught:
+        local_file(name.format(url=hub.url))
+    assert '\n' not in str(caught.value) and time.monotonic() - start < 5
+
+
+def test_other_mistakes(monkeypatch):
+    with pytest.raises(ValueError, match='is hf://OWNER/REPO/FILE, got hf://me/a'):
+        local_file('hf://me/a')
+    with pytest.raises(FileNotFoundError, match='^no checkpoint at tim://a$'):
+        local_file('tim://a')
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    with pytest.raises(ImportError, match='^timm://a needs huggingface_hub; pip install'):
+        local_file('timm://a')
+
+
+def test_tools_take_names(hub, tmp_path):
+    name, body = NAMES[0], CPVTPyramid('pcpvt_nano')
+    load_weights(body, name)
+    converted, _ = load_tool('convert_weights').convert(name, 'ours', tmp_path)
+    assert converted.name.startswith('twins_pcpvt_nano_ours-')
+    for model in (
+        load_tool('export').load_backbone('pcpvt_nano', name),
+        load_tool('position_lab').load_model('pcpvt_nano', name, 224),
+    ):
+        torch.testing.assert_close(model.state_dict(), body.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    'command',
+    [
+        'convert_weights timm://nothing --to mmseg --out {out}',
+        'export pcpvt_nano timm://nothing --out {out}/a.onnx',
+        'position_lab probe --model pcpvt_nano --checkpoint timm://nothing --work-dir {out}',
+    ],
+)
+@pytest.mark.parametrize('has_library', [True, False])
+def test_tools_say_why_not_in_one_line(command, has_library, hub, tmp_path, monkeypatch, capsys):
+    if not has_library:
+        monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    tool, *arguments = command.format(out=tmp_path).split()
+    assert load_tool(tool).main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1 and error.startswith(f'{tool}: ')
+    assert ('cannot download timm://nothing' if has_library else 'huggingface_hub') in error

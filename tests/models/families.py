@@ -343,16 +343,13 @@ REASONS = {
         ),
     ),
     'resizing': Reason(
-        'With align_corners, by transposed convolutions that overlap, or to a size that is not the '
-        'size of the map at a stride of a power of two, it mixes padding into the image.',
-        (
-            'Libra RetinaNet', 'Libra Faster R-CNN', 'CenterNet', 'CondInst', 'HRFPN', 'HTC',
-            'SCNet', 'STDC head',
-        ),
+        'By transposed convolutions that overlap, after padding of its own, or to a size that is '
+        'not the size of the map at a stride of a power of two, it mixes padding into the image.',
+        ('Libra RetinaNet', 'Libra Faster R-CNN', 'CenterNet', 'CondInst'),
     ),
     'tokens': Reason(
         'The map becomes a list of tokens and a map again, and forgets the padding.',
-        ('MaskFormer', 'SETR, naive', 'SETR, PUP'),
+        ('ANN', 'APCNet', 'MaskFormer', 'SETR, naive', 'SETR, PUP'),
     ),
     'own operations': Reason(
         'Kernels for each image, or samples at points, that read the padding.',

@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -243,12 +244,13 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
         inert: list[Any] = [
             type(name, (Inert,), {'__module__': module}) for module, _, name in names
         ]
-        with torch.serialization.safe_globals(inert):
+        # Before torch 2.5, only files without such objects are read.
+        with getattr(torch.serialization, 'safe_globals', nullcontext)(inert):
             checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except ImportError as error:
         raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a torn or foreign file lead to
-        unsafe = re.search(r'GLOBAL (\S+)', str(error))
+        unsafe = re.search(r'(?:GLOBAL|Unsupported class) (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:
             raise ValueError(
                 f'{path} holds more than tensors: {unsafe[1]}. Such a file can run code when it '

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -562,7 +562,7 @@ def draw_attention(
         fig.suptitle(f'{name}: attention of three queries, similarity of the position signal')
 
 
-def query_map(weights: Tensor, spot: tuple[float, float]) -> Tensor | None:
+def query_map(weights: Tensor, spot: tuple[float, float]) -> Optional[Tensor]:
     """(h, w), the attention of the query at a spot, averaged over heads; None if the keys are no
     square map. A class token, if there is one, is left out."""
     mean = weights.mean(0)

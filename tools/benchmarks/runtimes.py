@@ -7,6 +7,7 @@ libraries are exported the usual way, by `torch.onnx.export` for one size.
 import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from typing import Optional
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ class InRuntime(nn.Module):
     """
 
     def __init__(
-        self, export: Callable[[tuple[int, ...] | None], bytes], runtime: str, preprocesses: bool
+        self, export: Callable[[Optional[tuple[int, ...]]], bytes], runtime: str, preprocesses: bool
     ) -> None:
         super().__init__()
         self.load = lru_cache(maxsize=1)(
@@ -55,7 +56,7 @@ class InRuntime(nn.Module):
         return [torch.from_numpy(x) for x in session(image.numpy())]
 
 
-def exported(model: nn.Module, shape: tuple[int, ...] | None) -> bytes:
+def exported(model: nn.Module, shape: Optional[tuple[int, ...]]) -> bytes:
     """The ONNX file of a backbone, for images of one shape; None: ours, for all sizes."""
     from cpvt_pyramid.export.models import exportable
     from cpvt_pyramid.export.onnx_file import OPSET, capture, translate

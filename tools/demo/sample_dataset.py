@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Optional
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
@@ -150,8 +151,11 @@ def readable_color(
 
 
 def random_window(
-    rng: np.random.Generator, shape: tuple[int, int], room: tuple[int, int], over: Instance | None
-) -> Window | None:
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    room: tuple[int, int],
+    over: Optional[Instance],
+) -> Optional[Window]:
     """A random window of `shape` in an image of size `room`, touching `over` if given; None if it
     does not fit."""
     if over is None:
@@ -171,7 +175,7 @@ def place(
     scan: np.ndarray,
     instances: list[Instance],
     room: tuple[int, int],
-) -> tuple[np.ndarray, Window] | None:
+) -> Optional[tuple[np.ndarray, Window]]:
     """A size and a place for a scan among the digits in the image: its ink and its window; None if
     there is no room."""
     touching = rng.random() < TOUCHING and len(instances) > 0
@@ -424,7 +428,7 @@ def create(root: Path, arguments: dict) -> bool:
 
 def sample_dataset(
     *,
-    root: str | None = None,
+    root: Optional[str] = None,
     train: int = 1200,
     val: int = 100,
     seed: int = 0,
@@ -452,7 +456,7 @@ def sample_dataset(
     print(f'{folder}: {train} + {val} images, {"created" if is_new else "already complete"}')
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     return run_command(sample_dataset, argv)
 
 

@@ -79,7 +79,7 @@ def write_traceback(error: Exception, cfg: Config) -> Path:
         path = Path(work_dir, f'traceback.{rank()}.txt' if rank() else 'traceback.txt')
     else:
         path = Path(tempfile.mkstemp('.txt', 'traceback-')[1])
-    path.write_text(''.join(traceback.format_exception(error)))
+    path.write_text(''.join(traceback.format_exception(type(error), error, error.__traceback__)))
     return path
 
 

@@ -427,7 +427,7 @@ def warn_about_box(annotation: dict, image: dict, boxes: set, at: str, defects: 
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def is_key(record: dict, field: str, kind: type = int) -> bool:

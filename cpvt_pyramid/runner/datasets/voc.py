@@ -43,6 +43,13 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
         return None
     if not parsed:
         raise UserError(f'{files.root}: none of {len(paths)} XML files has an image')
+    users = defaultdict(list)
+    for path, (image, _) in parsed.items():
+        users[image].append(path)
+    for image, several in users.items():
+        if len(several) > 1:
+            kind = 'images with several annotation files, whose objects are all used'
+            defects.warn(kind, f'{image} ({" and ".join(several[:3])})')
     every = [found for _, objects in parsed.values() for found in objects]
     zero_based = any(outline.points.min() < 1 for _, outline in every)
     classes = sorted({name for name, _ in every})

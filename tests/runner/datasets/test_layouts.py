@@ -22,6 +22,7 @@ from layouts import (
     voc,
     voc_of_2007,
     voc_of_folders,
+    voc_of_two_years,
     write,
     yolo_of_splits,
 )
@@ -172,6 +173,13 @@ def voc_same_names(root: Path) -> None:
     voc(root / 'both.xml', MORE[0], 'both.png')
 
 
+def voc_shared_image(root: Path) -> None:
+    voc_of_two_years(root)
+    (root / f'VOC2007/JPEGImages/{SCENES[0].name}.png').unlink()
+    MORE[0].write(root / f'VOC2012/JPEGImages/{SCENES[0].name}.png')
+    write(root / 'VOC2012/ImageSets/Main/val.txt', SCENES[0].name)
+
+
 def maps_as_jpeg(root: Path) -> None:
     for picture in SCENES:
         picture.write(root / f'images/{picture.name}.png')
@@ -202,6 +210,7 @@ RLE = {'size': [8, 10], 'counts': [40, 40]}
 DAMAGED = [  # what is in the folder, whether it is refused, what is said
     (coco_corners, False, 'boxes that reach beyond their image; bbox is x, y, width and height'),
     (coco_many_corners, True, 'must be x, y, width and height, but these are x1, y1, x2, y2'),
+    (coco_with(bbox=[3, 3, 10**400, 9]), True, 'bbox'),
     (coco_with(segmentation=[[3, 3, 9, 9]]), False, 'a polygon of less than 3 points'),
     (coco_with(segmentation=RLE), False, 'masks of another size than their image'),
     (coco_with(segmentation={'size': [60, 80], 'counts': 'XX0'}), False, 'run lengths are damaged'),
@@ -213,6 +222,7 @@ DAMAGED = [  # what is in the folder, whether it is refused, what is said
     (yolo_torn, True, 'images that are not complete images: images/train/000.png'),
     (voc_lists, False, 'images in a list of ImageSets that do not exist: 0077'),
     (voc_same_names, True, 'annotation files that fit several images: both.xml (c/both.png and d'),
+    (voc_shared_image, False, 'images with several annotation files, whose objects are all used'),
     (maps_as_jpeg, False, 'label maps that are JPEGs'),
     (maps_torn, True, 'images that are not complete images: JPEGImages/000.png'),
     (maps_sizes, True, 'label maps of another size than their image: JPEGImages/001.png'),

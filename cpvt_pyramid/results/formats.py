@@ -105,7 +105,7 @@ class Output(NamedTuple):
             else:
                 content = json.loads((self.folder / f'{name}.{self.kind}.json').read_text())
                 counts.update(item['class'] for item in content[self.kind])
-        total = max(counts.total(), 1)
+        total = max(sum(counts.values()), 1)
         return ', '.join(
             f'{name} {count / total:.1%}' if self.kind == 'labels' else f'{count} {name}'
             for name, count in counts.most_common()

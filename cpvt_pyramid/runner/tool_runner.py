@@ -14,11 +14,19 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .. import mm  # noqa: F401 (registers names)
+from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
 from .config.load import kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import download_errors, trusted_checkpoints
-from .training import first_loss, preemption, resume, sharded  # noqa: F401 (register names)
+from .training import first_loss, preemption, resume  # noqa: F401 (register names)
+
+if HAS_FAST_OPS:
+    from .training import sharded
+
+    SHARDED: tuple[type, ...] = (sharded.ShardedDataParallel,)
+else:
+    SHARDED = ()
 
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(
@@ -60,12 +68,12 @@ class ToolRunner(Runner):
 
     def build_optim_wrapper(self, optim_wrapper: Union[dict, OptimWrapper]) -> OptimWrapper:
         wrapper = super().build_optim_wrapper(optim_wrapper)
-        if isinstance(self.model, sharded.ShardedDataParallel) and wrapper is not optim_wrapper:
+        if isinstance(self.model, SHARDED) and wrapper is not optim_wrapper:
             wrapper.optimizer.register_load_state_dict_post_hook(sharded.divide_states)
         return wrapper
 
     def save_checkpoint(self, *args: Any, **options: Any) -> None:
-        if isinstance(self.model, sharded.ShardedDataParallel):
+        if isinstance(self.model, SHARDED):
             with self.model.gathered(self.optim_wrapper.optimizer):
                 super().save_checkpoint(*args, **options)
         else:
@@ -85,7 +93,7 @@ class ToolRunner(Runner):
         super()._maybe_compile(target)
 
     def _init_model_weights(self) -> None:
-        if isinstance(self.model, sharded.ShardedDataParallel):
+        if isinstance(self.model, SHARDED):
             return
         with trusted_checkpoints(), download_errors('the weights in an init_cfg'):
             super()._init_model_weights()

@@ -140,7 +140,12 @@ class Adapter(nn.Module):
 
 
 def wrap(name: str) -> Callable:
-    return lambda block: block.set_submodule(name, Adapter(block.get_submodule(name)))
+    parent, _, last = name.rpartition('.')
+
+    def change(block: nn.Module) -> None:
+        setattr(block.get_submodule(parent), last, Adapter(block.get_submodule(name)))
+
+    return change
 
 
 def hook(name: str) -> Callable:

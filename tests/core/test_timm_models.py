@@ -313,7 +313,7 @@ def test_weights_are_drawn_again(name, options, features_only):
         if p.unique().numel() == 1:  # biases, norms, and PEGs that start at zero
             assert torch.equal(p, other), key
         else:
-            assert not torch.equal(p, other) and 0.5 < p.std() / other.std() < 2, key
+            assert not torch.equal(p, other) and 0.3 < p.std() / other.std() < 3, key
 
 
 def test_the_size_that_a_table_is_for():

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from support import CONFIGS, ROOT
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, DenseCPVT, mm
+from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
 from cpvt_pyramid.weights import to_format
 
 # Configs by what differs from another one in depth alone, and that one, which is trained.
@@ -75,7 +76,7 @@ def small(cfg: Config, work_dir: Path) -> Config:
                 step.crop_size = (64, 64)
     cfg.train_dataloader.batch_size = 2
     cfg.default_hooks.checkpoint.update(interval=1000, save_last=False, save_best=None)
-    cfg.optim_wrapper.optimizer.fused = True  # the same, faster
+    cfg.optim_wrapper.optimizer.fused = HAS_FAST_OPS  # the same, faster
     if cfg.default_scope == 'mmdet':
         for part in parts(cfg.model.test_cfg):
             if 'score_thr' in part:

@@ -96,7 +96,8 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
         try:
             import_modules_from_strings(**cfg.custom_imports)
         except (ImportError, TypeError) as error:
-            raise UserError(f'custom_imports of {path}: {one_line(error)}') from error
+            cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
+            raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error
     # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
     cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))
     if cfg.default_scope not in FRAMEWORKS:

@@ -20,16 +20,13 @@ from mmengine.device import get_device
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from ...layers import Block
-from ...ops.dispatch import HAS_FAST_OPS, require_torch
-
-if HAS_FAST_OPS:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @MODEL_WRAPPERS.register_module()
@@ -44,7 +41,6 @@ class ShardedDataParallel(nn.Module):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        require_torch((2, 7), 'ShardedDataParallel')
         super().__init__()
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.data, 0)

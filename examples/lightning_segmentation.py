@@ -1,6 +1,6 @@
 """Train a Semantic FPN on a folder in ADE20K's layout with Lightning, and evaluate it.
 
-    pip install 'cpvt_pyramid[torchvision]' lightning torchmetrics scikit-image scikit-learn
+    pip install '.[torchvision]' lightning torchmetrics scikit-image scikit-learn
     python tools/demo/sample_dataset.py
     python examples/lightning_segmentation.py
 

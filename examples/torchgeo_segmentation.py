@@ -1,6 +1,6 @@
 """Train a segmentor of torchgeo on GeoTIFFs, with a backbone of this package, and evaluate it.
 
-    pip install 'cpvt_pyramid[timm]' torchgeo
+    pip install '.[timm]' torchgeo
     python examples/torchgeo_segmentation.py DATA --num-classes 5
 
 DATA holds train/images, train/labels, val/images and val/labels: GeoTIFFs of one resolution, with

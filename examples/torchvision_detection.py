@@ -1,6 +1,6 @@
 """Train a RetinaNet on a folder in COCO's layout with torchvision, without mm, and evaluate it.
 
-    pip install 'cpvt_pyramid[torchvision]' pycocotools scikit-image scikit-learn
+    pip install '.[torchvision]' pycocotools scikit-image scikit-learn
     python tools/demo/sample_dataset.py
     python examples/torchvision_detection.py
 

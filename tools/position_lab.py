@@ -8,7 +8,7 @@
 Each question prints its tables and writes WORK_DIR/QUESTION.json and figures. All answers in
 WORK_DIR together are report.html. Trainings are kept in WORK_DIR/runs: what is there
 is not computed twice, and an interrupted command continues where it was, with the same results.
-docs/position.md explains the questions and has our findings.
+docs/position.md has our findings, docs/position_protocol.md explains the questions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def position_lab(
         workers: processes that train (default: the number of cores)
         device: of the training
         page: Markdown page that takes the tables and figures of these questions, as
-            docs/position.md does, between <!-- findings --> and <!-- /findings -->
+            docs/position_tables.md does, between <!-- findings --> and <!-- /findings -->
     """
     from cpvt_pyramid.tooling.command import UserError, one_line
 

@@ -131,8 +131,8 @@ def opaque_when_compiled(x: Tensor) -> bool:
     operators of `register_operator`.
 
     With dynamic shapes the compiler's own kernels for these functions are slower than the functions
-    (docs/performance.md). In training, on other devices or dtypes, and in exports, the functions
-    are traced through.
+    (docs/performance_notes.md). In training, on other devices or dtypes, and in exports, the
+    functions are traced through.
     """
     return (
         is_compiling()

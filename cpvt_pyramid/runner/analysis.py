@@ -423,8 +423,8 @@ def add_detections(
             error_section(kind, errors, evaluation),
             confusion_section(
                 f'{kind}: confusion', matrix, [*classes, 'nothing'],
-                f'Detections with a score of at least {score_thr} and an IoU of at least 0.5. The '
-                'last column are missed objects, the last row detections of nothing.',
+                f'Detections with a score of at least {score_thr} and an IoU of at least 0.5. '
+                'Last column: missed objects; last row: false detections.',
             ),
         ]
     )  # fmt: skip

@@ -21,7 +21,7 @@ from experiments.position.parallel import in_parallel
 from experiments.position.tasks import ceilings
 
 tool = load_tool('position_lab')
-PAGE = ROOT / 'docs/position.md'
+PAGES = [ROOT / f'docs/position{name}.md' for name in ('', '_protocol', '_tables')]
 
 
 @pytest.fixture(scope='module')
@@ -106,7 +106,7 @@ def test_findings_are_written_into_a_page(answered, tmp_path):
 
 def test_the_docs(tmp_path, monkeypatch, capsys):
     """Commands parse, code runs, the ceilings are those that are computed."""
-    text = PAGE.read_text()
+    text = '\n'.join(page.read_text() for page in PAGES)
     (code,) = re.findall(r'```python\n(.*?)```', text, re.S)
     lines = ''.join(re.findall(r'```bash\n(.*?)```', text, re.S)).splitlines()
     commands = [line.partition('#')[0] for line in lines]

@@ -60,6 +60,7 @@ def test_picture(measured):
     'arguments, complaint',
     [
         (['--archs', 'resnet'], "unknown arch 'resnet'"),
+        (['--backbones', 'jax'], "unknown backbones ['jax']"),
         (['--images', 'one.png'], '--images must be two files, the second image larger; got 1'),
         (['--images', 'one.png', 'two.png'], 'cannot read'),
         (['--images', '{large}', '{small}'], 'must be larger than'),

@@ -1,4 +1,4 @@
-"""The README's code runs, its commands parse, and its table is current."""
+"""The README's code runs, its commands and those of docs/mm.md parse, its table is current."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from cpvt_pyramid.runtime import __main__ as runtime
 from cpvt_pyramid.tooling.command import parser_of
 
 README = (ROOT / 'README.md').read_text()
+MM = (ROOT / 'docs/mm.md').read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -25,8 +26,8 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = '\n'.join(blocks('bash')).splitlines()
-    inline = re.findall(r'`((?:make |python |tools/)[^`\n]+)`', README)
+    lines = '\n'.join(re.findall(r'```bash\n(.*?)```', README + MM, re.S)).splitlines()
+    inline = re.findall(r'`((?:make |python |tools/)[^`\n]+)`', README + MM)
     return [re.sub(r'\s*#.*', '', line) for line in [*lines, *inline] if line.strip()]
 
 
@@ -61,8 +62,9 @@ def test_timm():
 
 
 def test_every_command_is_tested():
-    known = ('make ', 'python tools/', 'tools/dist_train.sh ', 'python -m cpvt_pyramid.doctor',
-             'python -m cpvt_pyramid.runtime ', 'python -m cpvt_pyramid.app ',
+    known = ('git clone ', 'make ', 'python tools/', 'tools/dist_train.sh ',
+             'python -m cpvt_pyramid.doctor', 'python -m cpvt_pyramid.runtime ',
+             'python -m cpvt_pyramid.app ',
              'tools/benchmarks/model_table.py', "pip install '.[", 'pip install .')  # fmt: skip
     assert len(commands()) >= 10 and len(sum(PAGES.values(), [])) >= 10
     assert [c for c in commands() if not c.startswith(known)] == []
@@ -106,7 +108,18 @@ def test_tools_understand(command, tmp_path):
     function = getattr(load_tool(str(path.with_suffix(''))), path.stem)
     options = parser_of(function).parse_args(words[1:])
     if config := getattr(options, 'model' if path.stem == 'infer' else 'config', None):
-        assert (ROOT / config).is_file()
+        assert (ROOT / config).is_file() or config == 'my.py'  # which new_config.py writes
+
+
+def test_badges():
+    setup = (ROOT / 'setup.py').read_text()
+    badges = {p.stem: p.read_text() for p in (ROOT / 'docs').glob('badge-*.svg')}
+    for name, pattern in (
+        ('python', "python_requires='>=(.*)'"),
+        ('torch', r"TORCH = \['torch>=(.*)'\]"),
+        ('licence', "license='(.*)'"),
+    ):
+        assert f'>{re.search(pattern, setup)[1]}' in badges[f'badge-{name}']
 
 
 def test_first_command(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 
     python tools/benchmarks/batch_drift.py
     python tools/benchmarks/batch_drift.py --images small.jpg large.jpg --out drift.png
+    python tools/benchmarks/batch_drift.py --archs pcpvt_small --backbones cpvt_pyramid timm mmseg
 
 All backbones have the same weights: ours with and without the images' true sizes, and the ports in
 timm, mmsegmentation and mmdetection. An image alone is padded to the multiple that the model needs;
@@ -48,6 +49,7 @@ with imports_of('batch_drift'):
     from cpvt_pyramid.runner.inference.prediction import read_image
 
 MEASURED = ('pcpvt_small', 'svt_small', 'pvt_small')
+BACKBONES = ('cpvt_pyramid', 'cpvt_pyramid, unmasked', 'timm', 'mmseg', 'mmdet')
 STRIDES = (4, 8, 16, 32)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, RGB
 MULTIPLE = 32  # other libraries' backbones take images whose sides are multiples of it, in pixels
@@ -66,6 +68,7 @@ def batch_drift(
     *,
     images: Sequence[str] = (),
     archs: Sequence[str] = MEASURED,
+    backbones: Sequence[str] = BACKBONES,
     weights: Sequence[str] = (),
     out: str = 'batch_drift.png',
     json: str | None = None,
@@ -75,6 +78,7 @@ def batch_drift(
     Args:
         images (FILE): an image and a larger one; by default two photographs from scikit-image
         archs: architectures, each measured in every library that has it
+        backbones: rows of the table and the picture
         weights (ARCH=FILE): checkpoints of backbones; without one, weights are random
         out: the picture, a .png file
         json: also write the numbers to this file
@@ -82,6 +86,8 @@ def batch_drift(
     for arch in archs:
         if arch not in ARCHS:
             raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
+    if unknown := set(backbones) - set(BACKBONES):
+        raise UserError(f'unknown backbones {sorted(unknown)}; one of {BACKBONES}')
     files = dict(text.partition('=')[::2] for text in weights)
     for arch, path in files.items():
         if arch not in archs or not path:
@@ -96,7 +102,8 @@ def batch_drift(
 
     heats = {}
     for arch in archs:
-        for backbone in tqdm(backbones(arch, files.get(arch)), arch, leave=False, disable=None):
+        chosen = [b for b in backbones_of(arch, files.get(arch)) if b.library in backbones]
+        for backbone in tqdm(chosen, arch, leave=False, disable=None):
             heats[arch, backbone.library] = heat_maps(backbone, small, large)
     results = {
         'images': [image.shape[:2] for image in (small, large)],
@@ -144,7 +151,7 @@ def normed(image: np.ndarray) -> Tensor:
 # Backbones
 
 
-def backbones(arch: str, checkpoint: str | None) -> list[Backbone]:
+def backbones_of(arch: str, checkpoint: str | None) -> list[Backbone]:
     """An architecture in every library that has it, with the same weights."""
     ours = ports.randomize(CPVTPyramid(arch)).eval()
     if checkpoint:
@@ -213,9 +220,9 @@ def draw(
     batch[: small.shape[0], : small.shape[1]] = small
     batch[: large.shape[0], width + 8 : width + 8 + large.shape[1]] = large
 
-    wide = 1.7  # inches, of a map
+    wide = 1.9  # inches, of a map
     high = wide * small.shape[0] / small.shape[1]
-    size = (2.1 + wide * len(STRIDES), (high + 0.2) * len(heats) + 1.6 * high + 1.2)
+    size = (2.1 + wide * len(STRIDES), (high + 0.3) * len(heats) + 1.6 * high + 1.3)
     figure = plt.figure(figsize=size, layout='constrained')
     top, body = figure.subfigures(
         2, 1, height_ratios=[1.6 * high + 0.3, size[1] - 1.6 * high - 0.3]
@@ -226,27 +233,28 @@ def draw(
         ('image alone', 'in a batch, padded to the larger image'),
     ):
         ax.imshow(image)
-        ax.set_title(title, fontsize=11)
+        ax.set_title(title, fontsize=14)
         ax.axis('off')
     axes = body.subplots(len(heats), len(STRIDES), squeeze=False)
     for row, ((arch, library), maps) in zip(axes, heats.items()):
-        row[0].set_ylabel(f'{library}\n{arch}', rotation=0, ha='right', va='center', fontsize=10)
+        row[0].set_ylabel(f'{library}\n{arch}', rotation=0, ha='right', va='center', fontsize=13)
         for ax, heat in zip(row, maps):
             shown = ax.imshow(
                 heat.clip(*COLORS), cmap='inferno', norm=LogNorm(*COLORS), aspect='auto'
             )
             ax.set_box_aspect(small.shape[0] / small.shape[1])
             ax.set(xticks=[], yticks=[])
-            ax.set_xlabel(f'max {heat.max():.1g}', fontsize=8, labelpad=1)
+            ax.set_xlabel(f'max {heat.max():.1g}', fontsize=12, labelpad=2)
     for ax, stride in zip(axes[0], STRIDES):
-        ax.set_title(f'stride {stride}', fontsize=11)
+        ax.set_title(f'stride {stride}', fontsize=14)
     bar = body.colorbar(shown, ax=axes, location='bottom', fraction=0.02, aspect=60, pad=0.01)
     bar.set_label(
         "change of the image's features in the batch,\nrelative to their mean norm "
-        '(black: floating-point noise)'
+        '(black: rounding error)',
+        fontsize=13,
     )
     with atomic_write(out, '.png') as draft:
-        figure.savefig(draft, dpi=80)
+        figure.savefig(draft, dpi=100)
     plt.close(figure)
 
 

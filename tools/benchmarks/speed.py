@@ -779,7 +779,8 @@ def draw(results: dict, path: str) -> None:
     rows = results['rows']
     columns = list(dict.fromkeys((row['step'], row['dtype']) for row in rows))
     names = list(dict.fromkeys(row['model'] for row in rows))
-    quantities = [('ms', 'milliseconds'), ('peak_mib', 'MiB beyond the model')]
+    sides = sorted({round(math.sqrt(row['height'] * row['width'])) for row in rows})
+    quantities = [('ms', 'time in ms'), ('peak_mib', 'peak memory in MiB, beyond the model')]
     quantities = [pair for pair in quantities if any(pair[0] in row for row in rows)]
     eager = dict.fromkeys(VARIANTS.sub('', name) for name in names)
     colors = dict(zip(eager, itertools.cycle(['#1f4e9c', *plt.get_cmap('Dark2').colors])))
@@ -803,10 +804,11 @@ def draw(results: dict, path: str) -> None:
                 model = VARIANTS.sub('', name)
                 look = dict(color=colors[model], linestyle='-' if name == model else '--')
                 ax.plot(*zip(*points), marker='o', markersize=4, label=name, **look)
-        ax.set(xscale='log', yscale='log', title=f'{step}, {dtype}', ylabel=text)
+        ax.set(xscale='log', yscale='log', title=f'{text}: {step}, {dtype}')
         ax.set_xlabel('image side in pixels (square root of the area)')
-        ax.xaxis.set_major_formatter('{x:.0f}')
-        ax.xaxis.set_minor_formatter('{x:.0f}')
+        ax.set_xticks(sides, sides)
+        ax.set_xticks([], minor=True)
+        ax.yaxis.set_major_formatter('{x:,.0f}')
         ax.grid(color='#e6e6e6', which='both')
         ax.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -52,7 +52,7 @@ def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
         kind, package = LOGS[name]
         if find_spec(package) is None:
             raise UserError(
-                f"--log-to {name} needs the package {package}; pip install 'cpvt-pyramid[{name}]'"
+                f"--log-to {name} needs the package {package}; pip install 'cpvt_pyramid[{name}]'"
             )
         if kind not in map(kind_of, backends):
             backends.append({'type': kind, 'save_dir': str(Path(cfg.work_dir, name))})

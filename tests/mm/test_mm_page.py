@@ -1,4 +1,4 @@
-"""The configs in the README train as they stand, on top of the mm packages' own."""
+"""The configs in docs/mm.md train as they stand, on top of the mm packages' own."""
 
 import re
 import shutil
@@ -13,12 +13,12 @@ from mmengine.registry import MODELS, init_default_scope
 from models.samples import random_data
 from support import ROOT
 
-BLOCKS = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)
+BLOCKS = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/mm.md').read_text(), re.S)
 CONFIGS = Path(mmseg.__file__).parent / '.mim/configs'
 
 
 @pytest.mark.parametrize('scope, plugin', [('mmdet', 'detection'), ('mmseg', 'segmentation')])
-def test_the_readmes_configs_train(scope, plugin, tmp_path):
+def test_the_configs_train(scope, plugin, tmp_path):
     (text,) = [block for block in BLOCKS if f'cpvt_pyramid.mm.{plugin}' in block]
     shutil.copytree(CONFIGS / '_base_', tmp_path / '_base_')
     shutil.copytree(CONFIGS / 'sem_fpn', tmp_path / 'sem_fpn')

@@ -34,9 +34,9 @@ def hub(monkeypatch, tmp_path):
     content = buffer.getvalue()
     with serve_hub(monkeypatch, tmp_path / 'cache') as server:
         server.repos[REPO] = {'model.safetensors': save(tensors), 'of/others.pth': content}
-        good = hashlib.sha256(content).hexdigest()[:8]
-        names = ('nano.pth', f'good-{good}.pth', 'bad-0123abcd.pth', 'of-20240131.pth')
-        server.repos['me/a'] = dict.fromkeys(names, content)
+        good = hashlib.sha256(b'good').hexdigest()[:8]
+        names = (f'good-{good}.pth', 'bad-0123abcd.pth', 'of-20240131.pth')
+        server.repos['me/a'] = {'nano.pth': content, **dict.fromkeys(names, b'good')}
         yield server
     monkeypatch.setattr(torch.hub, '_hub_dir', None)
 

@@ -207,8 +207,9 @@ PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 a
 file on the Hugging Face hub, and any `https://` address can take the place of `NAME`. `timm://` and
 `hf://` need `pip install '.[hub]'`.
 
-A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub. If
-an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked.
+A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub,
+which finds it by its file name alone: files at different addresses need different names.
+If an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked.
 
 {weights}
 ## The columnar CPVT

@@ -280,9 +280,10 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            if f'{module}.{name}' not in known:
-                raise pickle.UnpicklingError(f'GLOBAL {module}.{name}')
-            return known[f'{module}.{name}']
+            full_name = f'{module}.{name}'.replace('__builtin__', 'builtins')  # of Python 2
+            if full_name not in known:
+                raise pickle.UnpicklingError(f'GLOBAL {full_name}')
+            return known[full_name]
 
     restricted = SimpleNamespace(
         __name__='restricted', Unpickler=Unpickler, load=lambda f, **kw: Unpickler(f, **kw).load()

@@ -13,6 +13,7 @@ A checkpoint of another architecture is an error, wherever it is loaded.
 """
 
 import codecs
+import collections
 import functools
 import logging
 import math
@@ -276,6 +277,7 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
             return torch.load(path, map_location=map_location, weights_only=True)
     known = dict(torch._weights_only_unpickler._get_allowed_globals())  # torch 2.1 to 2.4
     known['_codecs.encode'] = codecs.encode  # bytes in NumPy's arrays
+    known['collections.Counter'] = collections.Counter  # of schedules
     known.update({f'{kind.__module__}.{kind.__name__}': kind for kind in others})
 
     class Unpickler(pickle.Unpickler):

@@ -33,6 +33,11 @@ LACKS = {
     'files of more than tensors, read safely': """
         runner/test_models.py::test_checkpoints_with_options""",
     'flop counts': 'runner/test_class_types.py::test_a_segmentor_is_counted',
+    "names of classes in Python's errors of arguments": """
+        runner/test_explain.py::test_mistakes_in_a_training[train_dataloader.dataset.pipeline.2.scal
+        runner/test_explain.py::test_mistakes_in_a_training[optim_wrapper.optimizer.lrr
+        runner/test_explain.py::test_mistakes_in_a_training[randomness.sede""",
+    'exports': 'core/test_downloads.py::test_tools_say_why_not_in_one_line',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': """
         core/test_torchvision_models.py::test_torchvision_is_all

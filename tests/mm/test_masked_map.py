@@ -17,7 +17,7 @@ from models.ports import randomize
 from models.samples import random_data
 from support import ROOT
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from cpvt_pyramid import masked_map
 from cpvt_pyramid.masked_map import MaskedMap
@@ -54,7 +54,7 @@ def pyramid() -> nn.Module:
 
 
 def flat(outputs: object) -> list[Tensor]:
-    return [x.as_subclass(Tensor) for x in tree_leaves(outputs)]
+    return [x.as_subclass(Tensor) for x in tree_flatten(outputs)[0]]
 
 
 def size_at(image: Tensor, stride: int) -> tuple[int, int]:

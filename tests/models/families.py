@@ -25,7 +25,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 import cpvt_pyramid.mm.detection
 import cpvt_pyramid.mm.segmentation  # noqa: F401 (the registered data preprocessors)
@@ -576,7 +576,7 @@ def fixed_proposals(model: nn.Module) -> Iterator[None]:
 
 def tensors(value: Any) -> list[Tensor]:
     """The floating-point tensors in nested containers."""
-    found = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+    found = [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
     return [x for x in found if x.is_floating_point()]
 
 

@@ -213,7 +213,8 @@ class StoppingHook(EarlyStoppingHook):
 def read_training(path: Union[str, Path]) -> Optional[dict]:
     """The checkpoint of a training at `path`, or None if it is something else or truncated."""
     try:
-        checkpoint = torch.load(path, map_location='cpu', mmap=True, weights_only=False)
+        # torch 2.1 takes no Path here.
+        checkpoint = torch.load(str(path), map_location='cpu', mmap=True, weights_only=False)
     except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError):
         return None
     is_training = isinstance(checkpoint, dict) and {'meta', 'optimizer'} <= checkpoint.keys()

@@ -97,7 +97,8 @@ def torch() -> Finding:
         detail = f'{version}; mmcv, which uses C++17, does not compile with 2.14 or later'
         return Finding('note', f'{detail}; only for the mm packages', torch_pair())
     if version and release(version) < FAST_TORCH:
-        return Finding('ok', f'{version}; plain operations run, the faster ones need torch 2.7')
+        needed = '.'.join(map(str, FAST_TORCH))
+        return Finding('ok', f'{version}; plain operations run, faster ones need torch {needed}')
     return Finding('ok', version or NO_METADATA)
 
 

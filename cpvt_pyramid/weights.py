@@ -249,14 +249,18 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     path = local_file(path)
     try:
         if path.suffix == '.safetensors':
-            from safetensors.torch import load_file
-
+            try:
+                from safetensors.torch import load_file
+            except ImportError as error:
+                raise ImportError(
+                    f'reading {path} needs safetensors; pip install safetensors'
+                ) from error
             return load_file(path, device=map_location)
         names = (name.rpartition('.') for name in INERT)
         inert = [type(name, (Inert,), {'__module__': module}) for module, _, name in names]
         checkpoint = load_tensors(path, map_location, inert)
-    except ImportError as error:
-        raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
+    except ImportError:
+        raise
     except Exception as error:  # whatever the bytes of a torn or foreign file lead to
         unsafe = re.search(r'GLOBAL (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:

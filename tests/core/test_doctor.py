@@ -126,6 +126,7 @@ def test_the_oldest_torch_is_said_once_everywhere() -> None:
     assert f"'torch>={oldest}'" in (ROOT / 'setup.py').read_text()
     assert f'torch {oldest} or newer' in (ROOT / 'README.md').read_text()
     assert f'torch=={oldest}.' in (ROOT / 'requirements/original-mm.txt').read_text()
+    assert f'VERSION >= {doctor.FAST_TORCH}' in (ROOT / 'cpvt_pyramid/ops/dispatch.py').read_text()
 
 
 def test_torch_versions(machine) -> None:

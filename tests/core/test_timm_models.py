@@ -307,13 +307,13 @@ def test_weights_are_drawn_again(name, options, features_only):
     model = copy.deepcopy(first)
     for p in model.parameters():
         nn.init.constant_(p, math.nan)
-    torch.manual_seed(1)
+    torch.manual_seed(2)
     model.init_weights()
     for (key, p), other in zip(model.named_parameters(), first.parameters()):
         if p.unique().numel() == 1:  # biases, norms, and PEGs that start at zero
             assert torch.equal(p, other), key
         else:
-            assert not torch.equal(p, other) and 0.3 < p.std() / other.std() < 3, key
+            assert not torch.equal(p, other) and 0.5 < p.std() / other.std() < 2, key
 
 
 def test_the_size_that_a_table_is_for():

@@ -12,7 +12,7 @@ Shapes: B batch, C channels, H x W image in pixels, h x w map.
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any, NamedTuple, Optional, Union
@@ -522,10 +522,9 @@ def adaptive_avg_pool2d(
     new, size = pooled(input, old, output_size)
     if old is None or new is None:
         return mark(function(input, output_size), None)
-    rows, columns = (
-        parts / parts.sum(-1, keepdim=True).clamp(min=1)
-        for parts in (bins.to(torch.float32) for bins in bins_of(old, new, input.shape[2:], size))
-    )
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    axes = axes_of(old, new, input.shape[2:], size)
+    rows, columns = (pool_weights(*axis, dtype=dtype) for axis in axes)
     return mark(resample(rows, clear(input, old), columns), new)
 
 
@@ -542,7 +541,7 @@ def adaptive_max_pool2d(
         more = (return_indices,) if return_indices else ()
         return mark(function(input, output_size, *more), None)
     x, least = input, lowest(input.dtype)
-    rows, columns = bins_of(old, new, input.shape[2:], size)
+    rows, columns = (pool_bins(*axis) for axis in axes_of(old, new, input.shape[2:], size))
     # Of equal maxima the first one, in rows, gets the gradient, as in PyTorch.
     for axis, bins in ((3, columns[:, :, None, None]), (2, rows[:, :, None, :, None])):
         maxima = [x.masked_fill(~of_image, least).max(axis).values for of_image in bins.unbind(1)]
@@ -866,17 +865,35 @@ def pooled(x: Tensor, extent: Optional[Extent], output_size: Any) -> tuple:
     return Extent(extent.region, *formulas), tuple(size)
 
 
-def bins_of(old: Extent, new: Extent, lengths: Sequence[int], size: Sequence[int]) -> list[Tensor]:
-    """For rows and columns (B, bins, cells) booleans: adaptive pooling's bins of each image."""
-    result = []
+def axes_of(old: Extent, new: Extent, lengths: Sequence[int], size: Sequence[int]) -> Iterator:
+    """For rows and columns, the arguments of `pool_bins`."""
     for side, count, cells, bins in zip(old.sides, new.sides, lengths, size):
-        at = torch.arange(bins, device=side.device)
-        side, count = side[:, None], count[:, None].clamp(min=1)
-        start = (at * side // count)[..., None]  # (B, bins, 1)
-        stop = (((at + 1) * side + count - 1) // count)[..., None]
-        at = torch.arange(cells, device=side.device)
-        result.append((at >= start) & (at < stop) & (at < side[..., None]))
-    return result
+        yield side, cells, count[:, None].clamp(min=1), bins
+
+
+def pool_bins(
+    side: Tensor, cells: Union[int, torch.SymInt], count: Union[int, Tensor], bins: int
+) -> Tensor:
+    """(B, bins, cells) booleans: the cells of each part that adaptive pooling makes of an image.
+
+    Args:
+        side: (B,), cells of the images.
+        cells: of the padded map.
+        count: parts of an image, a number or (B, 1).
+        bins: parts in the padded result.
+    """
+    at, side = torch.arange(bins, device=side.device), side[:, None]
+    start = (at * side // count)[..., None]  # (B, bins, 1)
+    stop = (((at + 1) * side + count - 1) // count)[..., None]
+    at = torch.arange(cells, device=side.device)
+    return (at >= start) & (at < stop) & (at < side[..., None])
+
+
+def pool_weights(*axis: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Weights (B, bins, cells) of adaptive average pooling; the arguments are those of
+    `pool_bins`."""
+    parts = pool_bins(*axis).to(dtype)
+    return parts / parts.sum(-1, keepdim=True).clamp(min=1)
 
 
 def resize_weights(

@@ -21,6 +21,7 @@ from ..regions import (
     ELEMENT_WISE,
     WITH_POLES,
     Region,
+    by_name,
     conv2d,
     conv_transpose2d,
     extent_of,
@@ -30,6 +31,7 @@ from ..regions import (
     named,
     of_size,
     pair,
+    pool_weights,
     resample,
     resize_weights,
     vector_extent,
@@ -85,8 +87,8 @@ def of_cells(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def whole_windows(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`max_pool2d` without its other modes."""
-    options = dict(zip(('kernel_size', 'stride', 'padding', 'dilation', 'ceil_mode'), args))
-    options |= kwargs
+    names = 'kernel_size stride padding dilation ceil_mode return_indices'
+    options = by_name(names, args, kwargs)
     if extent_of(input) is None or options.get('ceil_mode') or options.get('return_indices'):
         return function(input, *args, **kwargs)
     return max_pool2d(function, input, *args, **kwargs)
@@ -128,7 +130,9 @@ def pooled_parts(
     size, counts = input.shape[2:], pair(output_size)
     extent = extent_of(input)
     sides = extent.sides if extent else [torch.full((1,), n, device=input.device) for n in size]
-    rows, columns = map(pool_weights, sides, size, counts)
+    rows, columns = (
+        pool_weights(side, n, count, count) for side, n, count in zip(sides, size, counts)
+    )
     result = resample(rows, input, columns)
     return mark(result, vector_extent(extent, result)) if extent is not None else result
 
@@ -159,14 +163,3 @@ GRAPH_RULES: dict[Callable, Callable] = {
     F.adaptive_avg_pool2d: pooled_parts,
     **dict.fromkeys((torch.mean, Tensor.mean), mean),
 }
-
-
-def pool_weights(side: Tensor, length: Union[int, torch.SymInt], count: int) -> Tensor:
-    """Weights of adaptive average pooling, (B, count, length): `count` parts of each image, whose
-    sides (B,) are parts of the padded map's length."""
-    index, side = torch.arange(count, device=side.device), side[:, None]
-    start = (index * side // count)[..., None]  # (B, count, 1)
-    stop = (((index + 1) * side + count - 1) // count)[..., None]
-    at = torch.arange(length, device=side.device)
-    inside = ((at >= start) & (at < stop)).to(torch.float32)
-    return inside / (stop - start).clamp(min=1)

@@ -11,16 +11,9 @@ from torch import Tensor
 
 from cpvt_pyramid.tooling.files import atomic_write
 
-from .statistics import estimate
+from .statistics import Estimate, estimate
 
 GREY, ACCENT, BLUE = '#8a8f98', '#c0392b', '#2c6fbb'
-# Of lines: without position, with a PEG, and others
-WARM = ('#c0392b', '#f39c12', '#6e1f14', '#e573a5')
-COOL = (
-    '#1f4e9c', '#29a3d6', '#2e8b57', '#7d5ba6', '#c39bd3', '#8bc34a', '#00695c', '#111111',
-)  # fmt: skip
-MARKERS = 'osD^vP*X<>'
-GAP_SUFFIX = ', GAP'  # of variants whose classifiers read the mean of the map
 STYLE_OF_FIGURES = {
     'figure.dpi': 110, 'savefig.dpi': 130, 'font.size': 9.5, 'axes.spines.top': False,
     'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.25, 'axes.axisbelow': True,
@@ -56,25 +49,6 @@ def figure(
             plt.close(fig)
 
 
-def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Color, marker and line style for each name: PEGs warm, no position grey and dashed, the
-    others cool. With GAP: the same, dotted."""
-    bases = list(dict.fromkeys(name.removesuffix(GAP_SUFFIX) for name in names))
-    plain = [name for name in bases if name.startswith('no')]
-    warm = [name for name in bases if 'peg' in name]
-    cool = [name for name in bases if name not in (*plain, *warm)]
-    color = dict.fromkeys(plain, GREY)
-    for group, palette in ((warm, WARM), (cool, COOL)):
-        color |= dict(zip(group, cycle(palette)))
-    marker = dict(zip(bases, cycle(MARKERS)))
-    found = {}
-    for name in names:
-        base = name.removesuffix(GAP_SUFFIX)
-        line = ':' if name != base else '--' if base in plain else '-'
-        found[name] = {'color': color[base], 'marker': marker[base], 'ls': line}
-    return found
-
-
 def dots(
     axis: Any,
     values: Mapping[str, Sequence[float]],
@@ -92,23 +66,47 @@ def dots(
         axis.plot(found.mean, row, '|', ms=11, mew=2.2, color=shade)
     if line is not None:
         axis.axvline(line, color='black', ls='--', lw=1, zorder=0)
-    axis.set_yticks(range(len(values)), list(values))
-    axis.set_ylim(len(values) - 0.5, -0.5)
+    name_rows(axis, list(values))
     axis.set_xlim(-2, 102)
 
 
-def curves(
-    axis: Any, x: Sequence[float], values: Mapping[str, np.ndarray], most: float = 100
-) -> list:
-    """A line for each name: the mean over the seeds of (seeds, len(x)) values, with its interval,
-    cut to 0 to `most`, as a band. Returns the lines, for a legend."""
-    lines = [
-        line
-        for name, style in styles(list(values)).items()
-        for line in curve(axis, x, values[name], most, label=name, **style)
-    ]
-    of_sizes(axis, x)
-    return lines
+class Panels:
+    """A panel for each measure, with a row for each name and its estimates in several colors."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, dict[str, Estimate]]] = {}  # by measure, mark and name
+
+    def add(self, measure: str, name: str, values: Mapping[str, Sequence[float]]) -> None:
+        """Add the shares that the seeds have, for each mark; they are drawn in %."""
+        marks = self.found.setdefault(measure, {})
+        for mark, of_seeds in values.items():
+            if np.isfinite(of_seeds).all():
+                marks.setdefault(mark, {})[name] = estimate(100 * np.asarray(of_seeds))
+
+    def draw(self, path: Path, title: str) -> None:
+        marks = dict.fromkeys(mark for marks in self.found.values() for mark in marks)
+        shades = dict(zip(marks, cycle((BLUE, ACCENT, 'black'))))
+        of_marks = [found for marks in self.found.values() for found in marks.values()]
+        names = list(dict.fromkeys(name for found in of_marks for name in found))
+        size = (3.1 * len(self.found) + 1, 0.24 * len(names) + 1.6)
+        with figure(path, 1, len(self.found), size, sharey=True) as (fig, axes):
+            for axis, (measure, marks) in zip(axes.flat, self.found.items()):
+                for mark, found in marks.items():
+                    axis.errorbar(
+                        [one.mean for one in found.values()], [names.index(name) for name in found],
+                        xerr=np.nan_to_num([one.half for one in found.values()]), fmt='o', ms=5,
+                        color=shades[mark], elinewidth=3, alpha=0.75, mew=0, label=mark,
+                    )  # fmt: skip
+                name_rows(axis, names)
+                axis.set_title(measure)
+            legend_below(fig, axes.flat[0].get_legend_handles_labels()[0])
+            fig.suptitle(f'{title}: mean and 95% interval')
+
+
+def name_rows(axis: Any, names: Sequence[str]) -> None:
+    """From the top to the bottom."""
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
 
 
 def curve(
@@ -149,6 +147,19 @@ def name_row(axis: Any, name: str) -> None:
     """The name of a row of axes, to the left of its first one."""
     text = name.replace(', ', ',\n')
     axis.set_ylabel(text, fontsize=8.5, rotation=0, ha='right', va='center')
+
+
+def name_columns(axes: Sequence, names: Sequence[str]) -> None:
+    for axis, name in zip(axes, names):
+        axis.set_title(name, fontsize=9)
+
+
+def scale_beside(axes: Any, drawn: Any, left: float, label: str) -> None:
+    """The color scale of a picture that was drawn, to the right of axes that end at `left`."""
+    low, high = axes[-1, 0].get_position().y0, axes[0, 0].get_position().y1
+    fig = drawn.figure
+    place = (left + 0.1 / fig.get_figwidth(), low, 0.12 / fig.get_figwidth(), high - low)
+    fig.colorbar(drawn, cax=fig.add_axes(place), label=label)
 
 
 def without_axes(axis: Any, title: str = '') -> None:

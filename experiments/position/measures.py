@@ -273,20 +273,20 @@ def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:
 def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Batch padding as a false position signal, with and without the mask."""
     groups = groups_of(lab, models, side)
-    data, drift_rows, moved_rows, curves = {}, [], [], {}
-    metric_rows = []
+    data, drift_rows, moved_rows, metric_rows = {}, [], [], []
+    panels = figures.Panels()
     for group in groups:
         sizes = padded_sizes(group)
         for masked in (False, True) if group.subjects[0].masks else (False,):
-            name = f'{group.name}, {"masked" if masked else "unmasked"}'
+            arm = 'masked' if masked else 'unmasked'
+            name = f'{group.name}, {arm}'
             found = over_seeds(lab, group, partial(pad_group, group, sizes, masked), 'padding')
             last = [[of_share[-1] for of_share in f] for f in found]
             drift_rows.append([name, *stage_cells(last, 'features')])
             moved_rows.append([name, *stage_cells(last, 'displacement')])
-            curves[name] = {
-                'features': [[100 * s.features for s in f] for f in last],
-                'displacement': [[100 * s.displacement for s in f] for f in last],
-            }
+            for measure, title in (('features', 'drift of the features, %'),
+                                   ('displacement', 'displacement, % of the side')):  # fmt: skip
+                panels.add(title, group.name, {arm: [getattr(f[-1], measure) for f in last]})
             data[name] = {'drift': [[[stage._asdict() for stage in s] for s in f] for f in found]}
             if group.runs:
                 changes = over_seeds(
@@ -298,7 +298,7 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
                 for metric in ('position', 'mIoU', 'AP'):
                     values = [[metric_of(c, metric) - metric_of(f[0], metric) for c in f]
                               for f in changes]  # fmt: skip
-                    curves[name][metric] = [[100 * v for v in row] for row in values]
+                    panels.add(f'{metric}, points', group.name, {arm: [v[-1] for v in values]})
                     cells = [cell_text(column, sign=True) for column in zip(*values)]
                     metric_rows.append([name, metric, *cells])
     shares = [1 - groups[0].side ** 2 / math.prod(size) for size in padded_sizes(groups[0])]
@@ -310,7 +310,7 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
     if metric_rows:
         tables.append(Table('Change of the answers, in points', ['', 'metric', *header],
                             metric_rows))  # fmt: skip
-    draw_padding(lab.folder / 'padding.png', curves, shares)
+    panels.draw(lab.folder / 'padding.png', f'What padding of {header[-1]} of the area changes')
     notes = [
         origin_of(groups),
         'Photographs alone, and with zeros at the right and bottom until the given share of the '
@@ -346,57 +346,42 @@ def padded_metrics(
     return [evaluate_answers(model, scenes, pad=size, masked=masked) for size in sizes]
 
 
-def draw_padding(path: Path, curves: dict[str, dict[str, list]], shares: Sequence[float]) -> None:
-    titles = {'features': 'drift of the features, %', 'displacement': 'displacement, % of side',
-              'position': 'position tasks, points', 'mIoU': 'mIoU, points',
-              'AP': 'AP50, points'}  # fmt: skip
-    present = [t for t in titles if t in next(iter(curves.values()))]
-    names = list(dict.fromkeys(name.rsplit(', ', 1)[0] for name in curves))
-    style = figures.styles(names)
-    with figures.figure(path, 1, len(present), (3.4 * len(present), 4.6)) as (fig, axes):
-        for axis, title in zip(axes.flat, present):
-            for name, values in curves.items():
-                model, arm = name.rsplit(', ', 1)
-                mean = np.array([[v for v in row] for row in values[title]]).mean(0)
-                axis.plot([100 * s for s in shares], mean, '-' if arm == 'unmasked' else '--',
-                          color=style[model]['color'], marker=style[model]['marker'], ms=4,
-                          label=model if arm == 'unmasked' else None)  # fmt: skip
-            axis.set_title(titles[title])
-            axis.set_xlabel('padding, % of the area')
-        figures.legend_below(fig, axes.flat[0].get_legend_handles_labels()[0])
-        fig.suptitle('Batch padding: unmasked (solid) and masked (dashed)')
-
-
 # shift
 
 
 def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     """Translations: whether features move with the picture, and answers stay."""
     groups = groups_of(lab, models, side, gap=True)
-    data, rows, answers, drifts, kept = {}, [], [], {}, {}
+    data, rows, answers = {}, [], []
+    panels = figures.Panels()
     for group in groups:
+        marks = {'shift by half a token': group.step // 2, 'shift by one token': group.step}
         found = over_seeds(lab, group, partial(shift_group, group), 'shift')
         data[group.name] = {'drift': [[[s._asdict() for s in one] for one in f] for f in found]}
         for part in ('interior', 'border'):
-            values = np.array([[100 * getattr(one[-1], part) for one in f] for f in found])
-            drifts[group.name, part] = values
-            rows.append([group.name, part, *(cell_text(v / 100) for v in values.T)])
+            values = np.array([[getattr(one[-1], part) for one in f] for f in found]).T
+            rows.append([group.name, part, *map(cell_text, values)])
+            drift = dict(zip(SHIFTS, values))
+            panels.add(f'drift of the last map, {part}, %', group.name, {
+                mark: drift[shift] for mark, shift in marks.items() if shift in drift
+            })  # fmt: skip
         if group.runs:
             same = over_seeds(
                 lab, group._replace(subjects=group.runs),
                 lambda run, seed: consistency(run, lab.preset.scaled_pictures), 'answers',
             )  # fmt: skip
             data[group.name]['consistency'] = same
-            moves = list(same[0])
-            kept[group.name] = np.array([[100 * s[m] for m in moves] for s in same])
-            answers.append([group.name, *(cell_text([s[m] for s in same]) for m in moves)])
+            kept = {move: np.array([s[move] for s in same]) for move in same[0]}
+            answers.append([group.name, *map(cell_text, kept.values())])
+            panels.add('same answer after the shift, %', group.name, {
+                mark: kept[shift] for mark, shift in marks.items() if shift in kept
+            })  # fmt: skip
     pixels = [f'{s} px' for s in SHIFTS]
     tables = [Table('Drift of the last map, % of its norm', ['', 'part', *pixels], rows)]
     if answers:
         tables.append(Table('Same answer after a shift, % of pictures and tasks',
-                            ['', *(f'{m} px' for m in moves)], answers))  # fmt: skip
-    steps = {group.name: group.step for group in groups}
-    draw_shift(lab.folder / 'shift.png', steps, drifts, kept, moves if answers else [])
+                            ['', *(f'{m} px' for m in kept)], answers))  # fmt: skip
+    panels.draw(lab.folder / 'shift.png', 'What a shift changes')
     notes = [
         origin_of(groups),
         'Two crops of the same image, one lower and further right by the given number of pixels, '
@@ -437,38 +422,6 @@ def consistency(result: Result, pictures: int) -> dict[int, float]:
         ]
         found[s] = float(np.mean(same))
     return found
-
-
-def draw_shift(
-    path: Path,
-    steps: dict[str, int],
-    drifts: dict[tuple[str, str], np.ndarray],
-    kept: dict[str, np.ndarray],
-    moves: Sequence[int],
-) -> None:
-    """Whole tokens above, parts of a token below. `steps` has the pixels of a token."""
-    style = figures.styles(list(steps))
-    panels = {
-        f'drift of the last map, {part}, %': (SHIFTS, {n: drifts[n, part] for n in steps})
-        for part in ('interior', 'border')
-    }
-    if kept:
-        panels['same answer after the shift, %'] = (moves, kept)
-    size = (4.6 * len(panels), 8)
-    with figures.figure(path, 2, len(panels), size, sharey='col') as (fig, axes):
-        for whole, row in zip((True, False), axes):
-            for axis, (title, (shifts, values)) in zip(row, panels.items()):
-                shown, lines = set(), []
-                for name, step in steps.items():
-                    chosen = [i for i, s in enumerate(shifts) if (s % step == 0) == whole]
-                    x = [shifts[i] for i in chosen]
-                    lines += figures.curve(axis, x, values[name][:, chosen], math.inf, label=name,
-                                           **style[name])  # fmt: skip
-                    shown |= {*x}
-                figures.of_sizes(axis, sorted(shown))
-                axis.set_title(f'{title}\nshifts by {"whole" if whole else "parts of"} tokens')
-                axis.set_xlabel('shift, pixels')
-        figures.legend_below(fig, lines)
 
 
 # attention
@@ -522,43 +475,40 @@ def draw_attention(
     path: Path, name: str, image: Tensor, weights: Sequence[Tensor], maps: Sequence[Tensor],
     similar: Sequence[Tensor],
 ) -> None:  # fmt: skip
-    columns = max(len(maps), min(len(weights), 8), 1)
-    chosen = [
-        weights[i] for i in np.linspace(0, len(weights) - 1, min(len(weights), 8)).astype(int)
-    ]
-    rows = 5 + (3 if chosen else 0)
-    spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7))
+    layers = np.linspace(0, len(weights) - 1, min(len(weights), 8)).astype(int)
+    spots = ((0.1, 0.1), (0.5, 0.5), (0.85, 0.7)) if weights else ()
     places = ((0, 0), (0, 1), (0.5, 0.5), (1, 0), (1, 1))
-    size = (1.6 * (columns + 1), 1.65 * rows)
-    top = 1 - 0.8 / size[1]
-    space = dict(wspace=0.06, hspace=0.2, left=0.01, right=0.99, bottom=0.01, top=top)
+    attended = [[query_map(weights[i], spot) for i in layers] for spot in spots]
+    most = max((float(m.max()) for row in attended for m in row if m is not None), default=1.0)
+    columns = max(len(maps), len(layers), 1)
+    rows = len(spots) + len(places)
+    size = (1.6 * (columns + 1) + 0.6, 1.65 * rows)
+    right = 1 - 0.75 / size[0]
+    space = dict(wspace=0.06, hspace=0.2, left=0.01, right=right, bottom=0.01,
+                 top=1 - 0.8 / size[1])  # fmt: skip
     with figures.figure(path, rows, columns + 1, size, 'none', gridspec_kw=space) as (fig, axes):
         for axis in axes.flat:
             figures.without_axes(axis)
-        for row, spot in enumerate(spots if chosen else ()):
-            axis = axes[row, 0]
-            figures.show_picture(axis, image)
+        for (y, x), line, grids in zip(spots, axes, attended):
+            figures.show_picture(line[0], image)
             side = image.shape[1]
-            axis.plot(spot[1] * side, spot[0] * side, 'o', ms=7, mfc='none', mec='red', mew=2)
-            axis.set_title('query' if row == 0 else '', fontsize=9)
-            for column, of_layer in enumerate(chosen):
-                grid = query_map(of_layer, spot)
+            line[0].plot(x * side, y * side, 'o', ms=7, mfc='none', mec='red', mew=2)
+            for axis, grid in zip(line[1:], grids):
                 if grid is not None:
-                    axes[row, 1 + column].imshow(grid, cmap='viridis')
-                if row == 0:
-                    axes[row, 1 + column].set_title(f'attention {column}', fontsize=9)
-        first = rows - 5
-        for row, place in enumerate(places):
-            axes[first + row, 0].set_title('similarity to' if row == 0 else '', fontsize=9)
+                    drawn = axis.imshow(grid, cmap='viridis', vmin=0, vmax=most)
+        if spots:
+            figures.scale_beside(axes[: len(spots)], drawn, right, 'attention')
+            figures.name_columns(axes[0], ['query', *(f'attention {i}' for i in layers)])
+        for place, line in zip(places, axes[len(spots) :]):
             blank = np.zeros((9, 9))
             blank[tuple(round(8 * p) for p in place)] = 1
-            axes[first + row, 0].imshow(blank, cmap='Greys', vmin=-0.15)
-            for column, of_map in enumerate(similar):
-                h, w = of_map.shape[:2]
-                at = round(place[0] * (h - 1)), round(place[1] * (w - 1))
-                axes[first + row, 1 + column].imshow(of_map[at], cmap='RdBu_r', vmin=-1, vmax=1)
-                if row == 0:
-                    axes[first + row, 1 + column].set_title(f'map {column}', fontsize=9)
+            line[0].imshow(blank, cmap='Greys', vmin=-0.15)
+            for axis, of_map in zip(line[1:], similar):
+                at = tuple(round(p * (n - 1)) for p, n in zip(place, of_map.shape))
+                drawn = axis.imshow(of_map[at], cmap='RdBu_r', vmin=-1, vmax=1)
+        figures.scale_beside(axes[len(spots) :], drawn, right, 'cosine similarity')
+        titles = ['similarity to', *(f'map {i}' for i in range(len(maps)))]
+        figures.name_columns(axes[len(spots)], titles)
         fig.suptitle(f'{name}: attention of three queries, similarity of the position signal')
 
 

@@ -198,9 +198,8 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         of_variant = {one.name: [next(found) for _ in one.runs] for one in trained}
         data[model] = of_variant
         tables += [resolution_table(of_variant, tests, name, model) for name in MEASURES]
-        pictures += [f'resolution-{model}.png', f'resolution-{model}-measures.png']
-        draw_sizes(lab.folder / pictures[-2], of_variant, lab.preset.scales)
-        draw_measures(lab.folder / pictures[-1], of_variant, lab.preset.scales)
+        pictures.append(f'resolution-{model}.png')
+        draw_sizes(lab.folder / pictures[-1], of_variant, lab.preset.scales)
     notes = [
         'Models trained at 6x6 cells, without any further training. Canvas: more or fewer cells of '
         'the same size, so that objects keep their size in pixels. Zoom: the same picture, '
@@ -309,29 +308,6 @@ def draw_sizes(path: Path, found: dict[str, list[dict]], scales: Sequence[float]
         figures.legend_below(fig, lines, 5)
         fig.suptitle('Trained at 6x6 cells, tested at other sizes (1 = 6x6): mean and 95% '
                      'interval; grey: the other encodings, canvas')  # fmt: skip
-
-
-def draw_measures(path: Path, found: dict[str, list[dict]], scales: Sequence[float]) -> None:
-    """All measures, canvas and zoom, sizes and aspect ratios."""
-    kinds = {
-        'canvas, size': (scales, [f'canvas {s:g}' for s in scales]),
-        'zoom, size': (scales, [f'zoom {s:g}' for s in scales]),
-        'canvas, aspect ratio': ((1, 2, 4), ['canvas 1', 'canvas 1:2', 'canvas 1:4']),
-        'stretched, aspect ratio': ((1, 2, 4), ['zoom 1', 'stretch 1:2', 'stretch 1:4']),
-    }
-    with figures.figure(path, 4, 4, (14, 13), sharey='row') as (fig, axes):
-        for row, (metric, title) in zip(axes, MEASURES.items()):
-            for axis, (kind, (x, tests)) in zip(row, kinds.items()):
-                values = {
-                    name: np.array([[100 * metric_of(s[t], metric) for t in tests] for s in seeds])
-                    for name, seeds in found.items()
-                }
-                lines = figures.curves(axis, x, values)
-                axis.set_title(kind if metric == 'position' else '')
-                axis.axvline(1, color='black', lw=0.6, zorder=0)
-            row[0].set_ylabel(f'{title}, %')
-        figures.legend_below(fig, lines)
-        fig.suptitle('Trained at 6x6 cells, tested at other sizes: mean and 95% interval')
 
 
 TRAINED = {

@@ -16,7 +16,7 @@ class Estimate(NamedTuple):
     mean: float
     half: float  # NaN for one seed
     count: int
-    p: float = math.nan  # of the hypothesis that the mean is 0
+    p: float = math.nan  # of the hypothesis that the mean is 0; NaN if all values are equal
 
     def show(self, percent: bool = True, sign: bool = False) -> str:
         """As in '71.3 ± 2.4'."""
@@ -32,7 +32,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(mean, math.nan, count)
     if not values.std():
-        return Estimate(mean, 0.0, count, float(mean == 0))
+        return Estimate(mean, 0.0, count, math.nan if mean else 1.0)  # no spread to compare with
     test = ttest_1samp(values, 0)
     half = test.confidence_interval(CONFIDENCE).high - mean
     return Estimate(mean, float(half), count, float(test.pvalue))

@@ -16,7 +16,7 @@ from torch import nn
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.tooling.command import UserError, parser_of
 from experiments.position import figures, measures, questions, runs
-from experiments.position.laboratory import ENCODINGS, PRESETS, Lab
+from experiments.position.laboratory import PRESETS, Lab
 from experiments.position.parallel import in_parallel
 from experiments.position.tasks import ceilings
 
@@ -271,8 +271,3 @@ def test_a_model_without_maps_is_refused(tmp_path, capsys, monkeypatch):
     arguments = ['probe', '--preset', 'smoke', '--work-dir', str(tmp_path), '--size', '64']
     assert tool.main([*arguments, '--model', 'flat']) == 2
     assert 'must return maps (B, C, h, w)' in capsys.readouterr().err
-
-
-def test_every_encoding_has_its_own_color():
-    looks = figures.styles(list(ENCODINGS))
-    assert len({look['color'] for look in looks.values()}) == len(ENCODINGS)

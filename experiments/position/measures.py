@@ -482,8 +482,8 @@ def draw_attention(
     most = max((float(m.max()) for row in attended for m in row if m is not None), default=1.0)
     columns = max(len(maps), len(layers), 1)
     rows = len(spots) + len(places)
-    size = (1.6 * (columns + 1) + 0.6, 1.65 * rows)
-    right = 1 - 0.75 / size[0]
+    size = (1.6 * (columns + 1) + 0.9, 1.65 * rows)
+    right = 1 - 0.95 / size[0]
     space = dict(wspace=0.06, hspace=0.2, left=0.01, right=right, bottom=0.01,
                  top=1 - 0.8 / size[1])  # fmt: skip
     with figures.figure(path, rows, columns + 1, size, 'none', gridspec_kw=space) as (fig, axes):

@@ -210,6 +210,7 @@ file on the Hugging Face hub, and any `https://` address can take the place of `
 A file is downloaded once, into the cache of huggingface_hub or, from an address, of torch.hub,
 which finds it by its file name alone: files at different addresses need different names.
 If an address ends in a SHA-256 or the beginning of one (`NAME-HASH.pth`), the download is checked.
+None of the names below has a hash. Sizes are computed from the number of parameters, in float32.
 
 {weights}
 ## The columnar CPVT
@@ -271,7 +272,9 @@ def models_page() -> str:
         )
     return MODELS_PAGE_TEXT.format(
         pyramids=markdown_table(['`arch`', 'published as', *HEAD], pyramids),
-        weights=markdown_table(['name', 'model', 'source', 'format'], published_weights()),
+        weights=markdown_table(
+            ['name', 'model', 'source', 'licence', 'size', 'format'], published_weights()
+        ),
         columns=markdown_table(['code', 'published as', *HEAD], columns),
         recipes=markdown_table(
             ['config', 'backbone', 'head', 'data', 'parameters', 'published'], recipes
@@ -281,8 +284,12 @@ def models_page() -> str:
 
 
 def published_weights() -> Iterator[list[str]]:
-    """For each file that a config starts from: its name, model, source and format."""
+    """For each file that a config starts from: name, model, source, licence, size and format."""
+    import timm
+    import torch
     from mmengine.config import Config
+
+    import cpvt_pyramid.timm_models  # noqa: F401  registers the models
 
     for arch, backbone in BACKBONES.items():
         cfg = Config.fromfile(ROOT / 'configs' / f'semantic_fpn_{backbone.short}.py')
@@ -290,7 +297,10 @@ def published_weights() -> Iterator[list[str]]:
         source, form = ("PVT's authors", 'pvt') if arch.startswith('pvt') else ('timm', 'ours')
         if arch == 'cpvt_tiny':
             model, form = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)", 'vit'
-        yield [f'`{name}`', model, source, f'`{form}`']
+        with torch.device('meta'):
+            published = timm.create_model('deit_tiny_patch16_224' if form == 'vit' else arch)
+        size = 4 * sum(p.numel() for p in published.parameters())
+        yield [f'`{name}`', model, source, 'Apache-2.0', f'{size / 1e6:.0f} MB', f'`{form}`']
 
 
 def formats() -> Iterator[list[str]]:

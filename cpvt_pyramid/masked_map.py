@@ -26,6 +26,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .mask import check_valid
@@ -60,6 +61,8 @@ class on_region_loss:  # noqa: N801, like torch.set_grad_enabled
         global _action
         if action not in ('ignore', 'warn', 'raise'):
             raise ValueError(f"action must be 'ignore', 'warn' or 'raise', got {action!r}")
+        if action != 'ignore':
+            hooks_keep_regions()  # tried once, and not where functions of maps are disabled
         self.before = _action
         _action = action
 
@@ -226,6 +229,8 @@ def call(function: Callable, args: tuple, kwargs: dict) -> Any:
         drop_region(maps[0], origin)
     if origin is None:
         return result
+    if _action != 'ignore' and had_extent and function == GETS_REQUIRES_GRAD and loses_in_hook():
+        report(BackwardHookFunction)
     lost = []
 
     def settled(y: Tensor) -> Tensor:
@@ -337,6 +342,29 @@ def is_transparent(node: Any, returned_as_given: bool) -> bool:
         and function is not None
         and function.__module__.split('.')[0] in ('torch', 'deepspeed')
     )
+
+
+GETS_REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
+
+def loses_in_hook() -> bool:
+    """True while a full backward hook takes maps as inputs or outputs of its module, in a PyTorch
+    whose hooks return plain tensors in their place, which calls no function of ours.
+
+    The hook's forward pass reads `requires_grad` of each map.
+    """
+    frame: Any = sys._getframe()
+    while frame and frame.f_code is not BackwardHookFunction.forward.__code__:
+        frame = frame.f_back
+    return frame is not None and not hooks_keep_regions()
+
+
+@functools.cache
+def hooks_keep_regions() -> bool:
+    x = padded_batch(torch.ones(1, 1, 1, 1, requires_grad=True), torch.ones(1, 2))
+    with on_region_loss('ignore'):
+        (y,) = BackwardHookFunction.apply(x)
+        return is_map(y)
 
 
 GRAPH_MODES = {'ProxyTorchDispatchMode', 'FakeTensorMode'}

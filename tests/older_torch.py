@@ -29,7 +29,6 @@ LACKS = {
         core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-padded-compiled
         mm/test_masked_map.py::test_compiled""",
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
-    'full backward hooks that call view_as': 'core/test_masked_map.py::test_hooks_keep_the_region',
     'files of more than tensors, read safely': """
         runner/test_models.py::test_checkpoints_with_options""",
     'flop counts': 'runner/test_class_types.py::test_a_segmentor_is_counted',

@@ -25,7 +25,7 @@ from cpvt_pyramid.tooling.command import exit_on_signal, run_tool
 def torchrun(processes: int, command: Sequence[str]) -> int:
     """Run a command in several connected processes; returns the exit status."""
     import torch
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
@@ -50,9 +50,13 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
     os.environ.setdefault('MKL_NUM_THREADS', threads)
     logging.disable()
     arguments = parse_args([*options, *command])
-    # Older versions of PyTorch read the variable.
+    # Older versions of PyTorch read the variable, and the oldest handle SIGTERM in any case.
     arguments.signals_to_handle = 'SIGINT,SIGHUP,SIGQUIT'
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = arguments.signals_to_handle
+    end = api._terminate_process_handler
+    api._terminate_process_handler = lambda number, frame: (
+        pass_on(number, frame) if number == signal.SIGTERM else end(number, frame)
+    )
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, pass_on)
     try:
@@ -65,7 +69,7 @@ def torchrun(processes: int, command: Sequence[str]) -> int:
                 file=sys.stderr,
             )
         return first.exitcode if first.exitcode >= 0 else 128 - first.exitcode
-    except SignalException as error:
+    except api.SignalException as error:
         return 128 + error.sigval
     return 0
 

@@ -1,6 +1,7 @@
 """Several processes: joining and leaving them, and the option to train on their total batch."""
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -10,7 +11,6 @@ import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import (
-    all_gather_object,
     all_reduce,
     broadcast_object_list,
     get_dist_info,
@@ -47,11 +47,16 @@ def all_or_none(launcher: str) -> Iterator[None]:
         error = caught
     if launcher != 'none':
         connect(launcher, {})
-        messages = all_gather_object(None if error is None else f'{type(error)} {error}')
-        rank, _ = get_dist_info()
-        if any(messages):
+        rank, count = get_dist_info()
+        errors = torch.zeros(count, dtype=torch.long, device=get_device())  # checksums, 0 for none
+        if error:
+            errors[rank] = 1 + zlib.crc32(f'{type(error)} {error}'.encode(errors='replace'))
+        # No object collective: below torch 2.4 destroying a gloo group holds the GIL, for which a
+        # thread of the group may wait to free a tensor that nothing else refers to.
+        torch.distributed.all_reduce(errors)
+        if errors.any():
             torch.distributed.destroy_process_group()
-            if not error or messages.index(messages[rank]) < rank:
+            if not error or errors.tolist().index(int(errors[rank])) < rank:
                 raise Stopped from error
     if error:
         raise error

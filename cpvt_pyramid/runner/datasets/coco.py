@@ -104,7 +104,7 @@ def coco_split(
     errors = any(problem.is_error for problem in checked.problems)
     for problem in checked.problems:
         for item in problem.items:
-            (defects.error if problem.is_error else defects.warn)(problem.kind, f'{item} ({name})')
+            defects.add(problem.kind, f'{item} ({name})', problem.is_error)
     if errors and skip_bad:
         content = checked.good
         if not content['images']:

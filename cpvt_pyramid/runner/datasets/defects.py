@@ -48,23 +48,29 @@ class Checked(NamedTuple):
 class Defects:
     """Collects problems by kind, in the order in which the kinds are first seen.
 
-    A check that refuses data must be certain: only then it reports an error, else a warning.
+    An error refuses data, so the check must be certain; otherwise it warns.
     """
 
     def __init__(self) -> None:
-        self.errors: dict[str, list[str]] = defaultdict(list)
-        self.warnings: dict[str, list[str]] = defaultdict(list)
+        self._items: dict[tuple[str, bool], list[str]] = defaultdict(list)
+
+    def add(self, kind: str, item: str, is_error: bool) -> None:
+        self._items[kind, is_error].append(item)
 
     def error(self, kind: str, item: str) -> None:
-        self.errors[kind].append(item)
+        self.add(kind, item, True)
 
     def warn(self, kind: str, item: str) -> None:
-        self.warnings[kind].append(item)
+        self.add(kind, item, False)
+
+    @property
+    def has_errors(self) -> bool:
+        return any(is_error for _, is_error in self._items)
 
     def problems(self) -> list[Problem]:
-        return [Problem(*found) for found in self.errors.items()] + [
-            Problem(*found, False) for found in self.warnings.items()
-        ]
+        """Errors, then warnings."""
+        found = [Problem(kind, items, error) for (kind, error), items in self._items.items()]
+        return sorted(found, key=lambda problem: not problem.is_error)
 
     def report(self) -> None:
         """Print a line for each kind."""
@@ -73,7 +79,7 @@ class Defects:
 
     def stop(self, skip_bad: bool = False) -> None:
         """Raise a UserError if there are errors, unless what has them is left out."""
-        if self.errors and not skip_bad:
+        if self.has_errors and not skip_bad:
             stop_with_errors()
 
 

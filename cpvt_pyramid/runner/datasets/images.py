@@ -25,7 +25,11 @@ TRANSPOSED = (5, 6, 7, 8)  # values of the EXIF tag for the orientation
 ORIENTATION = 0x0112
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
 COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
+TURNED = 'images that an EXIF tag turns; their annotations must be upright, too'
+SIZE_BEFORE_TURN = 'an EXIF tag turns, but their records have the size before'
+OTHER_SIZE = 'have another size than the width and height of its record'
 Prints = dict[Path, ImagePrint]  # of the images that were read
+Finding = tuple[str, bool]  # a kind of problem, and whether it is an error
 
 
 class Reading(NamedTuple):
@@ -34,6 +38,11 @@ class Reading(NamedTuple):
     size: Optional[tuple[int, int]]  # height and width, upright
     problem: str = ''  # 'are missing', for example
     orientation: int = 1  # in its EXIF data
+
+    @property
+    def findings(self) -> list[Finding]:
+        found = [(TURNED, False)] if self.orientation > 1 else []
+        return [*found, (f'images that {self.problem}', True)] if self.problem else found
 
 
 def inspect(
@@ -111,54 +120,57 @@ def check_images(
     Returns:
         The bad files, and how many were read completely.
     """
-    turned = []
 
-    def problem_of(path: Path) -> str:
-        size, problem, orientation = inspect(path, seconds > 0, prints, by_opencv)
-        if orientation > 1:
-            turned.append(path.name)
-        if size in (None, tuple(sizes[path])):
-            return problem
-        if orientation in TRANSPOSED and size[::-1] == tuple(sizes[path]):
-            return 'an EXIF tag turns, but their records have the size before'
-        return 'have another size than the width and height of its record'
+    def findings(path: Path, in_time: bool) -> list[Finding]:
+        if not in_time:
+            return [] if path.is_file() else [('images that are missing', True)]
+        reading = inspect(path, seconds > 0, prints, by_opencv)
+        declared = tuple(sizes[path])
+        if reading.size and reading.size != declared:
+            is_turned = reading.orientation in TRANSPOSED and reading.size[::-1] == declared
+            reading = reading._replace(problem=SIZE_BEFORE_TURN if is_turned else OTHER_SIZE)
+        return reading.findings
 
-    problems, decoded = checked_until(
-        seconds or math.inf,
-        list(sizes),
-        problem_of,
-        lambda path: '' if path.is_file() else 'are missing',
+    paths = list(sizes)
+    is_good, decoded = check_each(
+        paths, findings, [path.name for path in paths], seconds or math.inf, defects
     )
-    warn_about_turned(turned, defects)
-    bad = {path: problem for path, problem in zip(sizes, problems) if problem}
-    for path, problem in bad.items():
-        defects.error(f'images that {problem}', path.name)
-    return set(bad), decoded
+    return {path for path, good in zip(paths, is_good) if not good}, decoded
 
 
-def warn_about_turned(names: Sequence[str], defects: Defects) -> None:
-    for name in sorted(names):
-        defects.warn('images that an EXIF tag turns; their annotations must be upright, too', name)
-
-
-def checked_until(
-    seconds: float,
+def check_each(
     items: Sequence[Any],
-    thorough: Callable[[Any], Any],
-    at_a_glance: Callable[[Any], Any],
-) -> tuple[list, int]:
-    """For each item the result of `thorough`, or of `at_a_glance` when the time is over; and the
-    number of the former. What is checked thoroughly is spread over all items."""
+    findings: Callable[[Any, bool], list[Finding]],
+    names: Sequence[str],
+    seconds: float,
+    defects: Defects,
+) -> tuple[list[bool], int]:
+    """Check items, in an order that spreads those in time over all of them.
+
+    Args:
+        items: what to check.
+        findings: called with an item, and whether there is time for more than a glance.
+        names: of the items, for messages.
+        seconds: after which the time is over.
+        defects: collects the findings.
+
+    Returns:
+        Whether each item is without errors, and how many were checked in time.
+    """
     deadline = time.monotonic() + seconds
 
-    def check(index: int) -> tuple[Any, bool]:
+    def check(index: int) -> tuple[list[Finding], bool]:
         in_time = time.monotonic() < deadline
-        return (thorough if in_time else at_a_glance)(items[index]), in_time
+        return findings(items[index], in_time), in_time
 
     order = np.random.default_rng(0).permutation(len(items)).tolist()
-    found = dict(zip(order, in_threads(check, order, 'checking images')))
-    results = [found[index][0] for index in range(len(items))]
-    return results, sum(in_time for _, in_time in found.values())
+    checked = dict(zip(order, in_threads(check, order, 'checking images')))
+    found = [checked[index][0] for index in range(len(items))]
+    for name, kinds in zip(names, found):
+        for kind, is_error in kinds:
+            defects.add(kind, name, is_error)
+    is_good = [not any(is_error for _, is_error in kinds) for kinds in found]
+    return is_good, sum(in_time for _, in_time in checked.values())
 
 
 def shown_image(path: Path) -> np.ndarray:

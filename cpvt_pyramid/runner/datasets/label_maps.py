@@ -38,7 +38,7 @@ from .folder import (
     text_of,
     words,
 )
-from .images import Prints, checked_until, in_threads, inspect, sizes_of, warn_about_turned
+from .images import Finding, Prints, check_each, in_threads, inspect, sizes_of
 
 Color = tuple[int, int, int]
 
@@ -206,10 +206,8 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
             if 'labelTrainIds' in name:  # of Cityscapes, next to labelIds
                 known[key] = name
             elif 'labelTrainIds' not in known[key]:
-                what = 'images' if kind == 'image' else 'label maps'
-                place = f'{name} ({known[key]})'
-                (defects.error if kind == 'image' else defects.warn)(
-                    f'{what} with the name of another', place)  # fmt: skip
+                what = f'{"images" if kind == "image" else "label maps"} with the name of another'
+                defects.add(what, f'{name} ({known[key]})', is_error=kind == 'image')
         known.setdefault(key, name)
     if not labels:
         raise NotRecognized(
@@ -233,7 +231,7 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
         folders = {PurePosixPath(pair.image).parent for pair in paired.values()}
         for name in sorted(images[key] for key in images.keys() - labels.keys()):
             is_lost = PurePosixPath(name).parent in folders
-            (defects.error if is_lost else defects.warn)('images without a label map', name)
+            defects.add('images without a label map', name, is_error=is_lost)
     for name in sorted(labels[key] for key in labels.keys() - images.keys()):
         defects.warn('label maps without an image', name)
     splits = defaultdict(list)
@@ -437,66 +435,53 @@ def check_label_maps(
         raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
     classes = built.METAINFO.get('classes') or built.metainfo.get('classes') or ()
     valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
-    turned, smeared = [], []
 
-    def problems_of(info: dict) -> list[str]:
-        path = Path(info['img_path'])
-        size, problem, orientation = inspect(path, True, prints, by_opencv)
-        if orientation > 1:
-            turned.append(name_of(info))
-        problems = [f'images that {problem}'] if problem else []
-        lacking = problems_at_a_glance(info)
-        if not lacking and info.get('seg_map_path'):
-            kind, label = label_problem(Path(info['seg_map_path']), size, valid_labels)
-            problems += [label] if label else []
-            smeared.extend([name_of(info)] if kind == 'JPEG' else [])
-        return problems + lacking
+    def findings(info: dict, in_time: bool) -> list[Finding]:
+        found, size = [], None
+        if in_time:
+            image = inspect(Path(info['img_path']), True, prints, by_opencv)
+            found, size = image.findings, image.size
+        label_map = info.get('seg_map_path')
+        if label_map and not Path(label_map).is_file():
+            found.append(('images without a label map', True))
+        elif label_map and in_time:
+            found += label_findings(Path(label_map), size, valid_labels)
+        return found
 
-    def problems_at_a_glance(info: dict) -> list[str]:
-        lacks = info.get('seg_map_path') and not Path(info['seg_map_path']).is_file()
-        return ['images without a label map'] if lacks else []
-
-    def name_of(info: dict) -> str:
-        return Path(info['img_path']).relative_to(images).as_posix()
-
-    found, decoded = checked_until(seconds, listed, problems_of, problems_at_a_glance)
-    warn_about_turned(turned, defects)
-    for name in sorted(smeared):
-        defects.warn(JPEG, name)
-    for info, problems in zip(listed, found):
-        for problem in problems:
-            defects.error(problem, name_of(info))
-    kept = [name_of(info).removesuffix(built.img_suffix) for info, p in zip(listed, found) if not p]
+    names = [Path(info['img_path']).relative_to(images).as_posix() for info in listed]
+    is_good, decoded = check_each(listed, findings, names, seconds, defects)
+    kept = [name.removesuffix(built.img_suffix) for name, good in zip(names, is_good) if good]
     return Checked(defects.problems(), len(listed), decoded, kept)
 
 
-def label_problem(
-    path: Path, size: Optional[tuple[int, int]], labels: int
-) -> tuple[Optional[str], Optional[str]]:
-    """Pillow's name of the format of a label map, and what is wrong with it, or None.
+def label_findings(path: Path, size: Optional[tuple[int, int]], labels: int) -> list[Finding]:
+    """What to report of a label map.
 
     Args:
         path: its file.
         size: height and width of its image; None: unknown.
         labels: number of valid labels; 255 is ignored.
     """
-    kind = None
+    found, values, is_gray = [], None, True
     try:
         with path.open('rb') as file, Image.open(file) as image:
-            kind = image.format
-            if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
-                return kind, 'label maps with several channels instead of one of class indices'
-            values = np.asarray(image)
+            if image.format == 'JPEG':
+                found.append((JPEG, False))
+            is_gray = image.mode in ('1', 'L', 'P', 'I', 'I;16')
+            values = np.asarray(image) if is_gray else None
     except Exception:  # Pillow raises many kinds on a truncated file, or on a very large one
         values = labels_of_raster(path)
-    if values is None:
-        return kind, 'label maps that are not complete images'
-    if size and values.shape != size:
-        return kind, 'label maps of another size than their image'
-    values = np.unique(values)
-    if ((values >= labels) & (values != IGNORED_LABEL)).any():
-        return kind, f'label maps with labels beyond the classes, 0 to {labels - 1}'
-    return kind, None
+    if not is_gray:
+        problem = 'label maps with several channels instead of one of class indices'
+    elif values is None:
+        problem = 'label maps that are not complete images'
+    elif size and values.shape != size:
+        problem = 'label maps of another size than their image'
+    elif any(value >= labels and value != IGNORED_LABEL for value in np.unique(values)):
+        problem = f'label maps with labels beyond the classes, 0 to {labels - 1}'
+    else:
+        return found
+    return [*found, (problem, True)]
 
 
 def label_map_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:

@@ -25,7 +25,7 @@ from .config_source import Code, text_of_settings
 from .defects import Defects, Problem
 from .folder import GENERATED, SPLITS, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
-from .objects import Objects, divide, validation_part, with_masks
+from .objects import Objects, Split, divided, with_masks
 from .recipes import Scales, adapted_recipe, pipeline_of, steps
 from .voc import read_voc
 from .yolo import read_yolo
@@ -39,8 +39,8 @@ class Data(NamedTuple):
     layout: str
     classes: list[str]
     palette: list[tuple[int, int, int]]
-    datasets: dict[str, list[dict]]  # configs of the data sets of train, val and test
-    images: dict[str, int]  # number of images of each of them
+    datasets: dict[str, list[dict]]  # of train, val and test, without the settings they share
+    images: dict[str, int]  # number of images of train, val and test
     sizes: np.ndarray  # (N, 2) heights and widths of the training images
     lines: list[str]  # what was found
     objects: np.ndarray = np.zeros(0)  # (M,) sides of squares with the areas of their objects
@@ -51,14 +51,14 @@ class Data(NamedTuple):
 class Generated(NamedTuple):
     """The folder of what is written next to a config."""
 
-    path: Path  # renamed when all is written
-    name: str  # after that
+    path: Path
+    name: str  # in the config
 
     def write(self, name: str, text: str) -> str:
         """Write a file; returns its path as the config has it."""
         self.path.mkdir(exist_ok=True)
         (self.path / name).write_text(text, encoding='utf-8')
-        return f'{HERE}/{self.name}/{name}'
+        return f'{self.name}/{name}'
 
 
 def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: bool) -> list[str]:
@@ -81,15 +81,21 @@ def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: boo
     partial = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        found = data_of_folder(data, task, Generated(partial, folder.name), skip_bad)
-        text, lines = config_text(cfg, found, task, data, base, out)
+        with reported(Defects(), skip_bad) as defects:
+            if task == 'segmentation':
+                found = find_label_maps(data, defects)
+            else:
+                found = find_objects(data, defects, skip_bad)
+                found = with_masks(found, defects) if task == 'instance' else found
+        described = describe(found, data, Generated(partial, f'{HERE}/{folder.name}'))
+        text, lines = config_text(cfg, described, task, data, base, out)
         if partial.exists():
             shutil.copytree(partial, folder, dirs_exist_ok=True)
         write_text(out, text)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     written = f'{out} and {folder}/' if folder.exists() else str(out)
-    return [*found.lines, *lines, f'wrote {written}']
+    return [*described.lines, *lines, f'wrote {written}']
 
 
 def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
@@ -122,26 +128,6 @@ def task_of(cfg: Config, base: Path) -> str:
 
 
 # Data
-
-
-def data_of_folder(data: Path, task: str, target: Generated, skip_bad: bool) -> Data:
-    """Read a folder with data and write what has to be converted.
-
-    Args:
-        data: the folder.
-        task: detection, instance or segmentation.
-        target: the folder to write to.
-        skip_bad: leave out what has errors.
-    """
-    with reported(Defects(), skip_bad) as defects:
-        if task == 'segmentation':
-            maps = find_label_maps(data, defects)
-        else:
-            objects = find_objects(data, defects, skip_bad)
-            objects = with_masks(objects, defects) if task == 'instance' else objects
-    if task == 'segmentation':
-        return label_map_data(maps, data, target)
-    return object_data(objects, data, target)
 
 
 @contextmanager
@@ -195,105 +181,115 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
     """
     defects = Defects()
     with TemporaryDirectory() as temporary:
-        target = Generated(Path(temporary, 'folder'), 'folder')
         with reported(defects, skip_bad=True):
             try:
-                objects = find_objects(data, defects, skip_bad=True)
+                found = find_objects(data, defects, skip_bad=True)
             except NotRecognized as error:
                 try:
-                    maps = find_label_maps(data, defects)
+                    found = find_label_maps(data, defects)
                 except NotRecognized as other:
                     raise UserError(f'{error}. {other}') from other
-                found = label_map_data(maps, data, target)
-            else:
-                found = object_data(objects, data, target)
-        print('\n'.join(found.lines))
-        settings = {
-            'default_scope': 'mmdet' if found.objects.size else 'mmseg',
-            'work_dir': str(out_dir),
-            'data_root': os.path.abspath(data),
-            'metainfo': dict(classes=tuple(found.classes), palette=list(found.palette)),
-            'train_pipeline': [],
-            'test_pipeline': [],
-        }
-        for split, datasets in found.datasets.items():
-            settings[f'{split}_dataloader'] = dict(dataset=one_of(datasets))
-        out = Path(temporary, 'folder.py')
-        out.write_text(text_of_settings(settings), encoding='utf-8')
-        # Warnings about a COCO file come again when the file is checked with its images.
-        is_known = found.layout == 'COCO'
-        yield Config.fromfile(out), [p for p in defects.problems() if p.is_error or not is_known]
-
-
-def object_data(found: Objects, data: Path, target: Generated) -> Data:
-    """The data of a detector; writes annotations that are no COCO file of the folder."""
-    splits = dict(found.splits)
-    require_training_data(splits, data)
-    if not splits['train'].content['annotations']:
-        raise UserError(f'the training data in {data} have no objects')
-    notes = list(found.notes)
-    if 'val' not in splits:
-        chosen = validation_part(len(splits['train'].content['images']))
-        splits['train'], splits['val'] = divide(splits['train'], chosen)
-        notes.append(validation_note(splits['val'].content['images']))
-    names = {
-        key: {str(split.folder / image['file_name']) for image in split.content['images']}
-        for key, split in splits.items()
-    }
-    datasets, images, lines = {}, {}, []
-    for key, (content, folder, path) in in_order(splits):
-        if path:
-            ann_file = relative(path, data)
-        else:
-            ann_file = target.write(f'{key}.json', json.dumps(content, ensure_ascii=False))
-        prefix = relative(folder, data)
-        options = dict(
-            ann_file=ann_file, data_prefix=dict(img='' if prefix == '.' else f'{prefix}/')
+            described = describe(found, data, Generated(Path(temporary), temporary))
+        print('\n'.join(described.lines))
+        scope = 'mmdet' if isinstance(found, Objects) else 'mmseg'
+        settings = {'default_scope': scope, 'work_dir': str(out_dir)}
+        common = dict(
+            data_root=os.path.abspath(data),
+            metainfo=dict(classes=tuple(described.classes), palette=list(described.palette)),
         )
+        for split, parts in described.datasets.items():
+            settings[f'{split}_dataloader'] = dict(dataset=one_dataset(parts, common, []))
+        # Warnings about a COCO file come again when the file is checked with its images.
+        is_known = described.layout == 'COCO'
+        problems = [p for p in defects.problems() if p.is_error or not is_known]
+        yield Config(settings), problems
+
+
+def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) -> Data:
+    """The data sets in a folder; writes to `target` what mm cannot read as it is."""
+    splits, notes = dict(found.splits), list(found.notes)
+    if not splits.get('train'):
+        raise UserError(f'{data} has no training data, only {" and ".join(splits)}')
+    if 'val' not in splits:
+        train = splits.pop('train')
+        parts = divided(train.content['images'] if isinstance(train, Split) else train)
+        notes.append(
+            f'no validation data: {len(parts[1])} training images, chosen at random with seed 0, '
+            'are used for it. Divide frames of a video or views of one scene yourself'
+        )
+        if isinstance(train, Split):
+            parts = tuple(map(train.of_images, parts))
+        splits = {'train': parts[0], 'val': parts[1], **splits}
+    if isinstance(found, Objects):
+        described = object_data(found, splits, data, target)
+    else:
+        described = label_map_data(found, splits, data, target, notes)
+    for one, other in combinations(described.images, 2):
+        if shared := {*described.images[one]} & {*described.images[other]}:
+            notes.append(f'{len(shared)} images are in {one} and in {other}')
+    names = ', '.join(found.classes[:12]) + (' ...' if len(found.classes) > 12 else '')
+    head = f'{data}: {found.layout}, {len(found.classes)} classes: {names}'
+    lines = [head, *described.lines, *(f'note: {note}' for note in notes)]
+    return described._replace(lines=lines)
+
+
+def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Generated) -> Data:
+    """The data of a detector; writes annotations that are no COCO file of the folder."""
+    train = splits['train'].content
+    if not train['annotations']:
+        raise UserError(f'the training data in {data} have no objects')
+    datasets, images, lines = {}, {}, []
+    for key, (content, folder, path) in splits.items():
+        prefix = relative(folder, data)
+        dataset = dict(
+            type='CocoDataset',
+            ann_file=relative(path, data) if path else target.write(
+                f'{key}.json', json.dumps(content, ensure_ascii=False)),
+            data_prefix=dict(img='' if prefix == '.' else f'{prefix}/'),
+        )  # fmt: skip
         if key == 'train':
-            options['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
+            dataset['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
         else:
-            options['test_mode'] = True
-        datasets[key] = [dataset_config('CocoDataset', key, options)]
-        images[key] = len(content['images'])
+            dataset['test_mode'] = True
+        datasets[key] = [dataset]
+        images[key] = [str(folder / image['file_name']) for image in content['images']]
         classes = {category['id']: category['name'] for category in content['categories']}
         counts = Counter(classes.get(a['category_id']) for a in content['annotations'])
-        empty = images[key] - len({a['image_id'] for a in content['annotations']})
+        empty = len(images[key]) - len({a['image_id'] for a in content['annotations']})
+        common = counts.most_common()
+        shown = ', '.join(f'{name} {count}' for name, count in common[:8])
+        shown += ' ... {} {}'.format(*common[-1]) if len(common) > 8 else ''
         lines.append(
-            f'{key}: {images[key]} images ({empty} without objects), {sum(counts.values())} '
-            f'objects: {shown_counts(counts)}'
+            f'{key}: {len(images[key])} images ({empty} without objects), '
+            f'{len(content["annotations"])} objects: {shown}'
         )
-    content = splits['train'].content
-    rows = {image['id']: row for row, image in enumerate(content['images'])}
-    areas = [max(a['bbox'][2] * a['bbox'][3], 0) for a in content['annotations']]
+    rows = {image['id']: row for row, image in enumerate(train['images'])}
+    areas = [max(a['bbox'][2] * a['bbox'][3], 0) for a in train['annotations']]
     return Data(
         found.layout, found.classes, class_palette(found.classes), datasets, images,
-        sizes=np.array([(image['height'], image['width']) for image in content['images']], float),
-        lines=lines_about(found, data, lines, [*notes, *shared_notes(names)]),
+        sizes=np.array([(image['height'], image['width']) for image in train['images']], float),
+        lines=lines,
         objects=np.sqrt(areas),
-        image_of=np.array([rows[a['image_id']] for a in content['annotations']], int),
+        image_of=np.array([rows[a['image_id']] for a in train['annotations']], int),
     )  # fmt: skip
 
 
-def label_map_data(found: LabelMaps, data: Path, target: Generated) -> Data:
+def label_map_data(
+    found: LabelMaps,
+    splits: dict[str, list[Pair]],
+    data: Path,
+    target: Generated,
+    notes: list[str],
+) -> Data:
     """The data of a segmentor; writes lists of images, and label maps of indices where the values
     of the files are others."""
-    splits, notes = dict(found.splits), list(found.notes)
-    require_training_data(splits, data)
-    if 'val' not in splits:
-        chosen = validation_part(len(splits['train']))
-        both = [[p for p, c in zip(splits['train'], chosen) if c == part] for part in (0, 1)]
-        splits['train'], splits['val'] = both
-        notes.append(validation_note(splits['val']))
     groups = {key: grouped(pairs) for key, pairs in splits.items()}
     labels = ''  # the folder of converted label maps
     if found.codes or max(map(len, groups.values())) > 8:
-        labels = f'{HERE}/{target.name}/labels'
+        labels = f'{target.name}/labels'
         notes.append('label maps were written as class indices next to the config')
         for key, pairs in splits.items():
-            written = [
-                Pair(p.image, str(PurePosixPath(p.image).with_suffix('.png'))) for p in pairs
-            ]
+            written = [p._replace(label=f'{os.path.splitext(p.image)[0]}.png') for p in pairs]
             groups[key] = grouped(written)
             for (_, before), (_, after) in zip(pairs, written):
                 path = target.path / 'labels' / after
@@ -303,76 +299,38 @@ def label_map_data(found: LabelMaps, data: Path, target: Generated) -> Data:
                 else:
                     shutil.copyfile(data / before, path)
     datasets, lines = {}, []
-    for key, pairs in in_order(splits):
+    for key, pairs in splits.items():
         datasets[key] = []
         for (images, suffix, maps, map_suffix), names in groups[key].items():
-            folders = dict(img_path=images, seg_map_path=joined(labels, maps))
-            options = dict(img_suffix=suffix, seg_map_suffix=map_suffix, data_prefix=folders)
+            dataset = dict(
+                type='BaseSegDataset',
+                img_suffix=suffix,
+                seg_map_suffix=map_suffix,
+                data_prefix=dict(img_path=images, seg_map_path=joined(labels, maps)),
+            )
             if names != in_folder(data / images, suffix):
                 file = f'{key}{len(datasets[key]) or ""}.txt'
-                options['ann_file'] = target.write(file, ''.join(f'{name}\n' for name in names))
-            options['reduce_zero_label'] = found.reduce_zero_label
-            datasets[key].append(dataset_config('BaseSegDataset', key, options))
+                dataset['ann_file'] = target.write(file, ''.join(f'{name}\n' for name in names))
+            dataset['reduce_zero_label'] = found.reduce_zero_label
+            datasets[key].append(dataset)
         lines.append(f'{key}: {len(pairs)} images')
     counts = Counter(dict(zip(found.classes, found.pixels)))
     total = max(sum(found.pixels), 1)
     shares = [f'{name} {count / total:.1%}' for name, count in counts.most_common(8)]
     lines.append(f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else ''))
-    notes += shared_notes({key: {p.image for p in pairs} for key, pairs in splits.items()})
     return Data(
         found.layout, found.classes, found.palette, datasets,
-        {key: len(pairs) for key, pairs in splits.items()},
+        {key: [pair.image for pair in pairs] for key, pairs in splits.items()},
         sizes=np.array([found.sizes[pair.image] for pair in splits['train']], float),
-        lines=lines_about(found, data, lines, notes),
+        lines=lines,
         reduce_zero_label=found.reduce_zero_label,
     )  # fmt: skip
 
 
-def in_order(splits: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(key, splits[key]) for key in SPLITS if key in splits]
-
-
-def dataset_config(kind: str, split: str, options: dict) -> dict:
-    common = dict(type=kind, data_root=Code('data_root'), metainfo=Code('metainfo'))
-    pipeline = Code('train_pipeline' if split == 'train' else 'test_pipeline')
-    return dict(**common, **options, pipeline=pipeline)
-
-
-def shared_notes(images: dict[str, set[str]]) -> list[str]:
-    """Notes about images in two splits."""
-    pairs = ((a, b, len(images[a] & images[b])) for a, b in combinations(images, 2))
-    return [
-        f'{shared} images are in {one} and in {other}' for one, other, shared in pairs if shared
-    ]
-
-
-def require_training_data(splits: dict, data: Path) -> None:
-    if not splits.get('train'):
-        raise UserError(f'{data} has no training data, only {" and ".join(splits)}')
-
-
-def validation_note(chosen: Sequence) -> str:
-    return (
-        f'no validation data: {len(chosen)} training images, chosen at random with seed 0, are '
-        'used for it. Divide frames of a video or views of one scene yourself'
-    )
-
-
-def lines_about(
-    found: Union[Objects, LabelMaps], data: Path, lines: list[str], notes: list[str]
-) -> list[str]:
-    """What was found, in lines for people."""
-    head = f'{data}: {found.layout}, {len(found.classes)} classes: {shown(found.classes)}'
-    return [head, *lines, *(f'note: {note}' for note in notes)]
-
-
-def shown(names: Sequence[str]) -> str:
-    return ', '.join(names[:12]) + (' ...' if len(names) > 12 else '')
-
-
-def shown_counts(counts: Counter) -> str:
-    rare = f' ... {counts.most_common()[-1][0]} {min(counts.values())}' if len(counts) > 8 else ''
-    return ', '.join(f'{name} {count}' for name, count in counts.most_common(8)) + rare
+def one_dataset(parts: list[dict], common: dict, pipeline: Any) -> dict:
+    """One data set of several parts and the settings that they share."""
+    parts = [{'type': part['type'], **common, **part, 'pipeline': pipeline} for part in parts]
+    return dict(type='ConcatDataset', datasets=parts) if len(parts) > 1 else parts[0]
 
 
 def relative(path: Path, start: Path) -> str:
@@ -433,7 +391,7 @@ def config_text(
     """
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
-    recipe = adapted_recipe(cfg, data.images['train'])
+    recipe = adapted_recipe(cfg, len(data.images['train']))
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
@@ -450,8 +408,9 @@ def config_text(
             settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
     settings |= loaders(cfg, data, recipe.batch) | evaluators(data, task) | recipe.settings
     comments = {'train_pipeline': scaled.comment, **recipe.comments}
+    images = sum(map(len, data.images.values()))
     head = (
-        f'# {len(data.classes)} classes, {sum(data.images.values())} images ({data.layout}). '
+        f'# {len(data.classes)} classes, {images} images ({data.layout}). '
         'Written by tools/new_config.py.\n'
         f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
     )
@@ -463,27 +422,22 @@ def loaders(cfg: Config, data: Data, batch_size: int) -> dict[str, Any]:
     """The settings of the data loaders."""
     found = {}
     workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
-    for split in ('train', 'val', 'test'):
-        # mmengine would merge it into the base's.
-        whole = dict(_delete_=True, **one_of(data.datasets.get(split) or data.datasets['val']))
+    common = dict(data_root=Code('data_root'), metainfo=Code('metainfo'))
+    for split in SPLITS:
         batch = dict(batch_size=batch_size) if split == 'train' else {}
-        found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=whole)
+        pipeline = Code('train_pipeline' if split == 'train' else 'test_pipeline')
+        dataset = one_dataset(data.datasets.get(split) or data.datasets['val'], common, pipeline)
+        dataset = dict(_delete_=True, **dataset)  # mmengine would merge it into the base's
+        found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=dataset)
     return found
-
-
-def one_of(datasets: list[dict]) -> dict:
-    """A data set of one or several."""
-    several = dict(type='ConcatDataset', datasets=datasets)
-    return several if len(datasets) > 1 else datasets[0]
 
 
 def evaluators(data: Data, task: str) -> dict[str, Any]:
     """The settings of the metrics."""
     found = {}
     for split in ('val', 'test'):
-        if task == 'segmentation':
-            metric = dict(type='IoUMetric', iou_metrics=['mIoU'])
-        else:
+        metric = dict(type='IoUMetric', iou_metrics=['mIoU'])
+        if task != 'segmentation':
             (dataset,) = data.datasets.get(split) or data.datasets['val']
             file = dataset['ann_file']
             metric = dict(

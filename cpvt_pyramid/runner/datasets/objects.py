@@ -20,6 +20,13 @@ class Split(NamedTuple):
     folder: Path  # that the images' names are relative to
     path: Optional[Path] = None  # the COCO file, if it has this content
 
+    def of_images(self, images: list[dict]) -> 'Split':
+        """The part with some of the images."""
+        ids = {image['id'] for image in images}
+        annotations = [a for a in self.content['annotations'] if a['image_id'] in ids]
+        content = {**self.content, 'images': images, 'annotations': annotations}
+        return Split(content, self.folder)
+
 
 class Objects(NamedTuple):
     """What was found in a folder with boxes or polygons."""
@@ -56,7 +63,7 @@ def coco_content(
             if not (high > low).all():
                 outside = (outline.points.max(0) > outline.points.min(0)).all()
                 kind = 'boxes outside their image' if outside else 'objects without width or height'
-                (defects.error if outside else defects.warn)(kind, outline.at)
+                defects.add(kind, outline.at, is_error=outside)
                 continue
             if np.abs(points - outline.points).max() > BEYOND:
                 defects.warn('objects that reach beyond their image: cut off', outline.at)
@@ -85,27 +92,17 @@ def categories_of(classes: Sequence[str]) -> list[dict]:
     return [{'id': i, 'name': name} for i, name in enumerate(classes, 1)]
 
 
-def validation_part(count: int) -> np.ndarray:
-    """Which of `count` training images become validation data where there are none, as a mask: a
-    fifth of them, at most 2,000."""
-    if count < 2:
+def divided(items: Sequence) -> tuple[list, list]:
+    """Training and validation items where there are no validation data: of these a fifth, at most
+    2,000."""
+    if len(items) < 2:
         raise UserError('there must be at least 2 training images, one of them for validation')
-    chosen = np.zeros(count, bool)
-    part = min(max(count // 5, 1), 2000)
-    chosen[np.random.default_rng(SEED).permutation(count)[:part]] = True
-    return chosen
-
-
-def divide(split: Split, chosen: np.ndarray) -> tuple[Split, Split]:
-    """A split without and with the chosen images."""
-    parts = []
-    for mask in (~chosen, chosen):
-        images = [image for image, inside in zip(split.content['images'], mask) if inside]
-        ids = {image['id'] for image in images}
-        annotations = [a for a in split.content['annotations'] if a['image_id'] in ids]
-        content = {**split.content, 'images': images, 'annotations': annotations}
-        parts.append(Split(content, split.folder))
-    return parts[0], parts[1]
+    count = min(max(len(items) // 5, 1), 2000)
+    chosen = {*np.random.default_rng(SEED).permutation(len(items))[:count].tolist()}
+    train, val = [], []
+    for index, item in enumerate(items):
+        (val if index in chosen else train).append(item)
+    return train, val
 
 
 def with_masks(found: Objects, defects: Defects) -> Objects:

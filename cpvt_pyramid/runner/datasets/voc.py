@@ -39,7 +39,7 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
             defects.error(kind, f'{path} ({" and ".join(found[:3])})')
         else:
             defects.error('annotation files without an image', path)
-    if not parsed and not defects.errors:
+    if not parsed and not defects.has_errors:
         return None
     if not parsed:
         raise UserError(f'{files.root}: none of {len(paths)} XML files has an image')

@@ -1,8 +1,9 @@
 """Small data sets in every layout: pictures with objects, each in the colour of its class."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 from PIL import Image
@@ -41,6 +42,7 @@ def scene(number: int, name: str = '') -> Scene:
 SCENES = [scene(i) for i in range(4)]
 MORE = [scene(4 + i, f'{i:03d}') for i in range(4)]  # others with the same names
 FOREIGN = [scene(i, f'été 写真 {i}') for i in range(4)]
+SPLITS = ('train', SCENES), ('val', MORE)
 
 
 def write(path: Path, text: str) -> None:
@@ -99,69 +101,78 @@ def label_map(path: Path, picture: Scene, kind: str = 'indices') -> None:
     image.save(path)
 
 
+def fill(
+    root: Path,
+    scenes: list[Scene],
+    images: str,
+    annotate: Optional[Callable] = None,
+    annotations: str = '',
+    *options: str,
+) -> None:
+    """Write images, and a file of annotations for each, to paths with {} for the name."""
+    for picture in scenes:
+        picture.write(root / images.format(picture.name))
+        if annotate:
+            annotate(root / annotations.format(picture.name), picture, *options)
+
+
 # Valid layouts: by name, what is in a folder
 
 
 def coco_of_splits(root: Path) -> None:
-    """Both splits have images of the same names."""
-    for split, scenes in (('train', SCENES), ('val', MORE)):
+    """Both splits have images of the same names, and the test has no annotations."""
+    for split, scenes in SPLITS:
         coco(root / f'annotations/instances_{split}2017.json', scenes)
-        for picture in scenes:
-            picture.write(root / f'{split}2017/{picture.name}.png')
-    coco(root / 'annotations/instances_test2017.json', MORE)
+        fill(root, scenes, f'{split}2017/{{}}.png')
     path = root / 'annotations/instances_test2017.json'
+    coco(path, MORE)
     path.write_text(json.dumps({**json.loads(path.read_text()), 'annotations': []}))
 
 
 def coco_of_roboflow(root: Path) -> None:
     for split, scenes in (('train', SCENES), ('valid', MORE)):
         coco(root / f'{split}/_annotations.coco.json', scenes)
-        for picture in scenes:
-            picture.write(root / f'{split}/{picture.name}.png')
+        fill(root, scenes, f'{split}/{{}}.png')
 
 
 def coco_of_subfolders(root: Path) -> None:
     """Names with folders, of the same files in each, as Windows writes them."""
-    scenes = [s._replace(name=f'{place}/{s.name}') for place, scenes in
-              (('a', SCENES), ('b', MORE)) for s in scenes]  # fmt: skip
+    scenes = [s._replace(name=f'a/{s.name}') for s in SCENES]
+    scenes += [s._replace(name=f'b/{s.name}') for s in MORE]
     coco(root / 'all.json', scenes, 'C:\\my data\\{}.png')
     text = (root / 'all.json').read_text().replace('/', '\\\\')
     (root / 'all.json').write_text(text)
-    for picture in scenes:
-        picture.write(root / f'images/{picture.name}.png')
+    fill(root, scenes, 'images/{}.png')
 
 
 def coco_with_copies(root: Path) -> None:
     """Next to the images, a copy of some, small ones, and drawn ones of some."""
     coco(root / 'labels.json', SCENES)
+    fill(root, SCENES, 'images/{}.png')
+    fill(root, SCENES[:2], 'backup/{}.png')
+    (root / 'thumbs').mkdir()
     for picture in SCENES:
-        picture.write(root / f'images/{picture.name}.png')
-        (root / 'thumbs').mkdir(exist_ok=True)
         small = Image.fromarray(picture.pixels).resize((20, 15))
         small.save(root / f'thumbs/{picture.name}.png')
-    for picture in SCENES[:2]:
-        picture.write(root / f'backup/{picture.name}.png')
-        scene(9).write(root / f'shown/{picture.name}.png')
+    fill(root, [scene(9, picture.name) for picture in SCENES[:2]], 'shown/{}.png')
 
 
 def yolo_of_splits(root: Path) -> None:
     """With folders that data.yaml does not name, lonely label files, and results."""
-    for split, scenes in (('train', SCENES), ('val', MORE), ('test', MORE[:2])):
-        for picture in scenes:
-            picture.write(root / f'images/{split}/{picture.name}.png')
-            yolo(root / f'labels/{split}/{picture.name}.txt', picture)
+    for split, scenes in (*SPLITS, ('test', MORE[:2])):
+        fill(root, scenes, f'images/{split}/{{}}.png', yolo, f'labels/{split}/{{}}.txt')
     for picture in SCENES:
         yolo(root / f'backup/labels/{picture.name}.txt', picture)
         yolo(root / f'runs/detect/predict/labels/{picture.name}.txt', MORE[0])
         picture.write(root / f'runs/detect/predict/{picture.name}.png')
-    write(root / 'data.yaml', f'train: images/train\nval: images/val\nnames: {list(CLASSES)}')
     for name, text in (
+        ('data.yaml', f'train: images/train\nval: images/val\nnames: {list(CLASSES)}'),
         ('package.json', '{"images": 3}'),
         ('torn.json', '{"images": ['),
         ('config.yaml', 'train:\n  lr: 3'),
         ('labels/README.txt', 'hello'),
     ):
-        write(root / name, text)  # fmt: skip
+        write(root / name, text)
 
 
 def yolo_without_yaml(root: Path) -> None:
@@ -172,17 +183,14 @@ def yolo_without_yaml(root: Path) -> None:
 
 def yolo_of_roboflow(root: Path) -> None:
     for split, scenes in (('train', SCENES), ('valid', MORE)):
-        for picture in scenes:
-            picture.write(root / f'{split}/images/{picture.name}.png')
-            yolo(root / f'{split}/labels/{picture.name}.txt', picture, 'polygon')
+        labels = f'{split}/labels/{{}}.txt'
+        fill(root, scenes, f'{split}/images/{{}}.png', yolo, labels, 'polygon')
     write(root / 'data.yaml', 'train: ../train/images\nval: ../valid/images\ntest: ../test/images\n'
                               f'nc: 3\nnames: {dict(enumerate(CLASSES))}')  # fmt: skip
 
 
 def yolo_of_darknet(root: Path) -> None:
-    for picture in FOREIGN:
-        picture.write(root / f'obj_train_data/{picture.name}.png')
-        yolo(root / f'obj_train_data/{picture.name}.txt', picture)
+    fill(root, FOREIGN, 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
     write(root / 'obj.names', '\n'.join(CLASSES))
     write(root / 'obj.data', 'classes = 3\ntrain = data/train.txt\nnames = data/obj.names')
     write(root / 'train.txt', ''.join(f'data/obj_train_data/{s.name}.png\n' for s in FOREIGN))
@@ -190,34 +198,30 @@ def yolo_of_darknet(root: Path) -> None:
 
 def yolo_of_lists(root: Path) -> None:
     """Lists with paths of another machine, and folders with capital letters."""
-    for split, scenes in (('train', SCENES), ('val', MORE)):
-        for picture in scenes:
-            picture.write(root / f'Images/{split}/{picture.name}.png')
-            yolo(root / f'Labels/{split}/{picture.name}.txt', picture)
+    for split, scenes in SPLITS:
+        fill(root, scenes, f'Images/{split}/{{}}.png', yolo, f'Labels/{split}/{{}}.txt')
         lines = [f'/home/me/set/Images/{split}/{picture.name}.png' for picture in scenes]
         write(root / f'{split}.txt', '\n'.join(lines))
-    write(root / 'my.yaml', f'path: /home/me/set\ntrain: train.txt\nval: val.txt\nnames: {CLASSES}'
-          .replace('(', '[').replace(')', ']'))  # fmt: skip
+    names = f'names: {list(CLASSES)}'
+    write(root / 'my.yaml', f'path: /home/me/set\ntrain: train.txt\nval: val.txt\n{names}')
 
 
 def voc_of_2007(root: Path) -> None:
     """With a list of a test whose annotations are not there, and maps of the same names."""
-    for picture in SCENES + [scene(8)]:
-        picture.write(root / f'VOC2007/JPEGImages/{picture.name}.png')
-        if picture.name != '008':
-            voc(root / f'VOC2007/Annotations/{picture.name}.xml', picture, f'{picture.name}.png')
-    label_map(root / 'VOC2007/SegmentationClass/000.png', SCENES[0], 'palette')
+    root = root / 'VOC2007'
+    for picture in SCENES:
+        voc(root / f'Annotations/{picture.name}.xml', picture, f'{picture.name}.png')
+    fill(root, [*SCENES, scene(8)], 'JPEGImages/{}.png')
+    label_map(root / 'SegmentationClass/000.png', SCENES[0], 'palette')
     for split, names in (('train', '000\n001'), ('val', '002.png\n003'), ('test', '008')):
-        write(root / f'VOC2007/ImageSets/Main/{split}.txt', names)
-    write(root / 'VOC2007/ImageSets/Main/cat_train.txt', '000  1\n001 -1')
+        write(root / f'ImageSets/Main/{split}.txt', names)
+    write(root / 'ImageSets/Main/cat_train.txt', '000  1\n001 -1')
 
 
 def voc_of_folders(root: Path) -> None:
     """Subfolders with the same names, wrong names inside, and annotations in one folder."""
     for place, scenes in (('a', SCENES), ('b', MORE)):
-        for picture in scenes:
-            picture.write(root / f'pictures/{place}/{picture.name}.png')
-            voc(root / f'xml/{place}/{picture.name}.xml', picture, 'x.jpg')
+        fill(root, scenes, f'pictures/{place}/{{}}.png', voc, f'xml/{place}/{{}}.xml', 'x.jpg')
     SCENES[0].write(root / 'c/both.png')
     MORE[0].write(root / 'd/both.png')
     voc(root / 'both.xml', MORE[0], 'both.png', 'd')
@@ -225,61 +229,51 @@ def voc_of_folders(root: Path) -> None:
 
 def voc_of_two_years(root: Path) -> None:
     """With the same names, and lists of their own."""
-    for year, split, scenes in (('2007', 'train', SCENES), ('2012', 'val', MORE)):
-        for picture in scenes:
-            picture.write(root / f'VOC{year}/JPEGImages/{picture.name}.png')
-            voc(root / f'VOC{year}/Annotations/{picture.name}.xml', picture)
+    for year, split, scenes in (('VOC2007', 'train', SCENES), ('VOC2012', 'val', MORE)):
+        fill(root / year, scenes, 'JPEGImages/{}.png', voc, 'Annotations/{}.xml')
         names = '\n'.join(picture.name for picture in scenes)
-        write(root / f'VOC{year}/ImageSets/Main/{split}.txt', names)
+        write(root / year / f'ImageSets/Main/{split}.txt', names)
 
 
 def maps_of_folders(root: Path) -> None:
     """With images of a test without maps, and a picture that belongs to nothing."""
     for place, scenes in (('a', SCENES), ('b', MORE)):
-        for picture in scenes:
-            picture.write(root / f'{place}/images/{picture.name}.png')
-            label_map(root / f'{place}/masks/{picture.name}.png', picture)
+        fill(root / place, scenes, 'images/{}.png', label_map, 'masks/{}.png')
     scene(8).write(root / 'test/images/1.png')
     scene(9).write(root / 'logo.png')
 
 
 def maps_of_cityscapes(root: Path) -> None:
-    for split, scenes in (('train', SCENES), ('val', MORE)):
+    for split, scenes in SPLITS:
+        names = f'{split}/bonn/bonn_{{}}_000019_'
+        images, maps = f'leftImg8bit/{names}leftImg8bit.png', f'gtFine/{names}gtFine_'
+        fill(root, scenes, images, label_map, f'{maps}labelTrainIds.png')
+        fill(root, scenes, images, label_map, f'{maps}color.png', 'colors')
         for picture in scenes:
-            name = f'{split}/bonn/bonn_{picture.name}_000019'
-            picture.write(root / f'leftImg8bit/{name}_leftImg8bit.png')
-            label_map(root / f'gtFine/{name}_gtFine_labelTrainIds.png', picture)
-            label_map(root / f'gtFine/{name}_gtFine_color.png', picture, 'colors')
-            Image.new('L', SIZE[::-1], 26).save(root / f'gtFine/{name}_gtFine_labelIds.png')
-            Image.new('I', SIZE[::-1], 26001).save(root / f'gtFine/{name}_gtFine_instanceIds.png')
+            for kind, mode, value in (('labelIds', 'L', 26), ('instanceIds', 'I', 26001)):
+                path = root / f'{maps}{kind}.png'.format(picture.name)
+                Image.new(mode, SIZE[::-1], value).save(path)
 
 
 def maps_of_mmseg(root: Path) -> None:
-    for split, scenes in (('train', SCENES), ('val', MORE)):
-        for picture in scenes:
-            picture.write(root / f'img_dir/{split}/{picture.name}.png')
-            label_map(root / f'ann_dir/{split}/{picture.name}.png', picture)
+    for split, scenes in SPLITS:
+        fill(root, scenes, f'img_dir/{split}/{{}}.png', label_map, f'ann_dir/{split}/{{}}.png')
 
 
 def maps_of_voc(root: Path) -> None:
+    fill(root, SCENES, 'JPEGImages/{}.png', label_map, 'SegmentationClass/{}.png', 'palette')
     for picture in SCENES:
-        picture.write(root / f'JPEGImages/{picture.name}.png')
-        label_map(root / f'SegmentationClass/{picture.name}.png', picture, 'palette')
         label_map(root / f'SegmentationObject/{picture.name}.png', scene(9), 'palette')
     write(root / 'ImageSets/Segmentation/train.txt', '000\n001')
     write(root / 'ImageSets/Segmentation/val.txt', '002\n003')
 
 
 def maps_as_gif(root: Path) -> None:
-    for picture in SCENES:
-        picture.write(root / f'train/{picture.name}.png')
-        label_map(root / f'train_masks/{picture.name}_mask.gif', picture, 'palette')
+    fill(root, SCENES, 'train/{}.png', label_map, 'train_masks/{}_mask.gif', 'palette')
 
 
 def maps_in_colors(root: Path) -> None:
-    for picture in FOREIGN:
-        picture.write(root / f'{picture.name}_sat.png')
-        label_map(root / f'{picture.name}_mask.png', picture, 'colors')
+    fill(root, FOREIGN, '{}_sat.png', label_map, '{}_mask.png', 'colors')
 
 
 def maps_in_listed_colors(root: Path) -> None:
@@ -291,9 +285,7 @@ def maps_in_listed_colors(root: Path) -> None:
 
 def maps_in_gray(root: Path) -> None:
     """0 and 255 for background and foreground."""
-    for picture in SCENES:
-        picture.write(root / f'images/{picture.name}.png')
-        label_map(root / f'masks/{picture.name}.png', picture, 'binary')
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
 
 
 VALID = {  # by layout: the number of training and validation images

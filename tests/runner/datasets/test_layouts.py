@@ -14,8 +14,10 @@ from layouts import (
     SCENES,
     SIZE,
     VALID,
+    Scene,
     coco,
     coco_of_splits,
+    fill,
     label_map,
     maps_of_voc,
     scene,
@@ -38,7 +40,7 @@ BASES = {
 }
 
 
-def check_boxes(dataset: dict, classes: tuple[str, ...]) -> int:
+def check_boxes(dataset: dict) -> int:
     content = json.loads(Path(dataset.data_root, dataset.ann_file).read_text())
     names = {c['id']: c['name'] for c in content['categories']}
     assert {a['image_id'] for a in content['annotations']} == {i['id'] for i in content['images']}
@@ -87,8 +89,7 @@ def test_valid(layout: Callable, tmp_path: Path, capsys):
     cfg = load_config(tmp_path / 'my.py')
     for split, count in zip(('train', 'val'), VALID[layout]):
         check = check_maps if task == 'maps' else check_boxes
-        found = [check(d) if task == 'maps' else check(d, CLASSES) for d in data_of(cfg, split)]
-        assert sum(found) == count, split
+        assert sum(map(check, data_of(cfg, split))) == count, split
     assert load_tool('check_data').main([str(root), '--samples', '0']) == 0
     assert 'error' not in capsys.readouterr().out.replace('no errors', '')
 
@@ -96,8 +97,22 @@ def test_valid(layout: Callable, tmp_path: Path, capsys):
 # Damaged data
 
 
-def coco_corners(root: Path) -> None:
-    coco_of_splits(root)
+def changed(layout: Callable, change: Callable) -> Callable:
+    """A layout with a change, which is called with its folder."""
+
+    def build(root: Path) -> None:
+        layout(root)
+        change(root)
+
+    build.__name__ = layout.__name__
+    return build
+
+
+def torn(pattern: str) -> Callable:
+    return lambda root: [path.write_bytes(b'torn') for path in root.glob(pattern)]
+
+
+def corners(root: Path) -> None:
     for split in ('train', 'val'):
         path = root / f'annotations/instances_{split}2017.json'
         content = json.loads(path.read_text())
@@ -107,127 +122,72 @@ def coco_corners(root: Path) -> None:
         path.write_text(json.dumps(content))
 
 
-def coco_many_corners(root: Path) -> None:
-    """As above, in enough boxes to be certain."""
-    scenes = [scene(i) for i in range(10)]
-    coco(
-        root / 'all.json',
-        [s._replace(boxes=[(c, x, y, x + w, y + h) for c, x, y, w, h in s.boxes]) for s in scenes],
-    )
-    for picture in scenes:
-        picture.write(root / f'{picture.name}.png')
-
-
-def coco_with(**changes: object) -> Callable:
+def coco_of(scenes: list[Scene], suffix: str = 'png', **changes: object) -> Callable:
     def build(root: Path) -> None:
-        coco(root / 'all.json', SCENES, **changes)
-        for picture in SCENES:
-            picture.write(root / f'images/{picture.name}.png')
+        coco(root / 'all.json', scenes, f'{{}}.{suffix}', **changes)
+        fill(root, scenes, f'images/{{}}.{suffix}')
 
     return build
 
 
 def coco_same_names(root: Path) -> None:
     coco(root / 'all.json', SCENES + MORE)
-    for place, scenes in (('a', SCENES), ('b', MORE)):
-        for picture in scenes:
-            picture.write(root / f'{place}/{picture.name}.png')
-
-
-def coco_lacking(root: Path) -> None:
-    """The other split has another image of this name."""
-    coco_of_splits(root)
-    (root / 'train2017/001.png').unlink()
-
-
-def coco_torn(root: Path) -> None:
-    coco_with()(root)
-    (root / 'images/001.png').write_bytes(b'torn')
-
-
-def coco_gif(root: Path) -> None:
-    coco(root / 'all.json', SCENES, '{}.gif')
-    for picture in SCENES:
-        picture.write(root / f'images/{picture.name}.gif')
-
-
-def yolo_classes(root: Path) -> None:
-    yolo_of_splits(root)
-    with (root / 'data.yaml').open('a') as file:
-        file.write('\nnc: 80')
-
-
-def yolo_torn(root: Path) -> None:
-    yolo_of_splits(root)
-    for path in root.glob('images/*/*.png'):
-        path.write_bytes(b'torn')
-
-
-def voc_lists(root: Path) -> None:
-    voc_of_2007(root)
-    write(root / 'VOC2007/ImageSets/Main/train.txt', '000\n001\n0077')
-
-
-def voc_same_names(root: Path) -> None:
-    voc_of_folders(root)
-    voc(root / 'both.xml', MORE[0], 'both.png')
+    fill(root, SCENES, 'a/{}.png')
+    fill(root, MORE, 'b/{}.png')
 
 
 def voc_shared_image(root: Path) -> None:
-    voc_of_two_years(root)
     (root / f'VOC2007/JPEGImages/{SCENES[0].name}.png').unlink()
     MORE[0].write(root / f'VOC2012/JPEGImages/{SCENES[0].name}.png')
     write(root / 'VOC2012/ImageSets/Main/val.txt', SCENES[0].name)
 
 
 def maps_as_jpeg(root: Path) -> None:
-    for picture in SCENES:
-        picture.write(root / f'images/{picture.name}.png')
-        label_map(root / f'masks/{picture.name}.jpg', picture)
+    fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.jpg')
 
 
-def maps_torn(root: Path) -> None:
-    maps_of_voc(root)
-    for path in root.glob('JPEGImages/*'):
-        path.write_bytes(b'torn')
-
-
-def maps_sizes(root: Path) -> None:
-    maps_of_voc(root)
-    Image.new('P', (9, 9)).save(root / 'SegmentationClass/001.png')
-
-
-def maps_lists(root: Path) -> None:
-    maps_of_voc(root)
-    write(root / 'ImageSets/Segmentation/train.txt', '000\n001\n0077')
-
-
-def nothing_known(root: Path) -> None:
-    SCENES[0].write(root / 'a.png')
-
-
+LISTED = '000\n001\n0077'  # the last does not exist
+MAP = 'SegmentationClass/001.png'
+TEN_OF_CORNERS = [
+    s._replace(boxes=[(c, x, y, x + w, y + h) for c, x, y, w, h in s.boxes])
+    for s in map(scene, range(10))
+]  # enough to be certain
+NC = f'train: images/train\nval: images/val\nnames: {list(CLASSES)}\nnc: 80'
 RLE = {'size': [8, 10], 'counts': [40, 40]}
 DAMAGED = [  # what is in the folder, whether it is refused, what is said
-    (coco_corners, False, 'boxes that reach beyond their image; bbox is x, y, width and height'),
-    (coco_many_corners, True, 'must be x, y, width and height, but these are x1, y1, x2, y2'),
-    (coco_with(bbox=[3, 3, 10**400, 9]), True, 'bbox'),
-    (coco_with(segmentation=[[3, 3, 9, 9]]), False, 'a polygon of less than 3 points'),
-    (coco_with(segmentation=RLE), False, 'masks of another size than their image'),
-    (coco_with(segmentation={'size': [60, 80], 'counts': 'XX0'}), False, 'run lengths are damaged'),
+    (changed(coco_of_splits, corners), False,
+     'boxes that reach beyond their image; bbox is x, y, width and height'),
+    (coco_of(TEN_OF_CORNERS), True, 'must be x, y, width and height, but these are x1, y1, x2, y2'),
+    (coco_of(SCENES, bbox=[3, 3, 10**400, 9]), True, 'bbox'),
+    (coco_of(SCENES, segmentation=[[3, 3, 9, 9]]), False, 'a polygon of less than 3 points'),
+    (coco_of(SCENES, segmentation=RLE), False, 'masks of another size than their image'),
+    (coco_of(SCENES, segmentation={'size': [60, 80], 'counts': 'XX0'}), False,
+     'run lengths are damaged'),
     (coco_same_names, True, 'images whose name fits several files: 000.png (a/000.png and b/'),
-    (coco_lacking, True, 'images that are missing: 001.png'),
-    (coco_torn, True, 'images that are not complete images: 001.png'),
-    (coco_gif, True, 'images that OpenCV cannot read (GIF)'),
-    (yolo_classes, False, 'nc is 80, and there are 3 names'),
-    (yolo_torn, True, 'images that are not complete images: images/train/000.png'),
-    (voc_lists, False, 'images in a list of ImageSets that do not exist: 0077'),
-    (voc_same_names, True, 'annotation files that fit several images: both.xml (c/both.png and d'),
-    (voc_shared_image, False, 'images with several annotation files, whose objects are all used'),
+    # The other split has another image of this name.
+    (changed(coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()), True,
+     'images that are missing: 001.png'),
+    (changed(coco_of(SCENES), torn('images/001.png')), True,
+     'images that are not complete images: 001.png'),
+    (coco_of(SCENES, 'gif'), True, 'images that OpenCV cannot read (GIF)'),
+    (changed(yolo_of_splits, lambda root: write(root / 'data.yaml', NC)), False,
+     'nc is 80, and there are 3 names'),
+    (changed(yolo_of_splits, torn('images/*/*.png')), True,
+     'images that are not complete images: images/train/000.png'),
+    (changed(voc_of_2007, lambda root: write(root / 'VOC2007/ImageSets/Main/train.txt', LISTED)),
+     False, 'images in a list of ImageSets that do not exist: 0077'),
+    (changed(voc_of_folders, lambda root: voc(root / 'both.xml', MORE[0], 'both.png')), True,
+     'annotation files that fit several images: both.xml (c/both.png and d'),
+    (changed(voc_of_two_years, voc_shared_image), False,
+     'images with several annotation files, whose objects are all used'),
     (maps_as_jpeg, False, 'label maps that are JPEGs'),
-    (maps_torn, True, 'images that are not complete images: JPEGImages/000.png'),
-    (maps_sizes, True, 'label maps of another size than their image: JPEGImages/001.png'),
-    (maps_lists, False, 'images in a list of ImageSets that do not exist: 0077'),
-    (nothing_known, True, 'none of the layouts'),
+    (changed(maps_of_voc, torn('JPEGImages/*')), True,
+     'images that are not complete images: JPEGImages/000.png'),
+    (changed(maps_of_voc, lambda root: Image.new('P', (9, 9)).save(root / MAP)), True,
+     'label maps of another size than their image: JPEGImages/001.png'),
+    (changed(maps_of_voc, lambda root: write(root / 'ImageSets/Segmentation/train.txt', LISTED)),
+     False, 'images in a list of ImageSets that do not exist: 0077'),
+    (lambda root: SCENES[0].write(root / 'a.png'), True, 'none of the layouts'),
 ]  # fmt: skip
 
 

@@ -45,15 +45,6 @@ FORK = {'onedl_mmengine': '0.10.12', 'onedl_mmcv': '2.3.6', 'onedl_mmdetection':
 ORIGINAL = {'mmengine': '0.10.7', 'mmcv': '2.1.0', 'mmdet': '3.3.0'}
 
 
-def test_families(machine) -> None:
-    machine(torch='2.13.0')
-    assert (doctor.mm_family().state, 'make' in doctor.mm_family().fix) == ('note', True)
-    machine(**FORK)
-    assert (doctor.mm_family().state, 'fork' in doctor.mm_family().detail) == ('ok', True)
-    machine(**ORIGINAL)
-    assert (doctor.mm_family().state, 'original' in doctor.mm_family().detail) == ('ok', True)
-
-
 @pytest.mark.parametrize(
     'versions, state, removed, installed',
     [  # removing one of two removes files of the other: both go, and one is installed again
@@ -83,8 +74,7 @@ def test_mixed_families(machine, versions, state, removed, installed) -> None:
 
 
 def test_two_builds_of_torch(machine, monkeypatch, tmp_path) -> None:
-    machine(torch='2.13.0+cpu', torchvision='0.28.0+cu130')
-    assert doctor.torchvision().state == 'warn'
+    machine(torch='2.13.0+cpu')
     for version in ('2.13.0+cpu', '2.1.2+cu118'):
         (tmp_path / f'torch-{version}.dist-info').mkdir()
         text = f'Metadata-Version: 2.1\nName: torch\nVersion: {version}\n'
@@ -98,18 +88,40 @@ def test_two_builds_of_torch(machine, monkeypatch, tmp_path) -> None:
     assert removal == again and 'uninstall' in removal and 'torchvision==0.28.0' in pair
 
 
-def test_missing_mm_packages(machine) -> None:
-    machine(onedl_mmengine='0.10.12', onedl_mmsegmentation='1.4.2')
-    mmcv, mmdet = doctor.mm_package('mmcv'), doctor.mm_package('mmdet')
-    assert mmcv.state == 'FAIL'
-    assert '--no-build-isolation' in mmcv.fix and mmcv.fix.endswith('onedl-mmcv==2.3.6')
-    assert mmdet.state == 'note'
-    assert re.search(r'pip install .*onedl-mmdetection==3.5.1$', mmdet.fix)
-    assert doctor.mm_package('mmseg').state == 'ok'
-    machine(**ORIGINAL)
-    assert doctor.mm_package('mmseg').fix.endswith(' mmsegmentation==1.2.2')
-    machine(torch='2.13.0')
-    assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
+ABSENT = {'onedl_mmengine': '0.10.12', 'onedl_mmsegmentation': '1.4.2'}  # mmcv and mmdet
+LOOKS = [  # what is installed, the row, its state, and a pattern in its detail and fix
+    ({'torch': '2.13.0'}, 'mm family', 'note', '-> make .* there$'),
+    (FORK, 'mm family', 'ok', 'fork'),
+    (ORIGINAL, 'mm family', 'ok', 'the original'),
+    (ABSENT, 'mmcv', 'FAIL', '--no-build-isolation .* onedl-mmcv==2.3.6$'),
+    (ABSENT, 'mmdet', 'note', ' install .*onedl-mmdetection==3.5.1$'),
+    (ABSENT, 'mmseg', 'ok', '1.4.2'),
+    (ORIGINAL, 'mmseg', 'note', ' mmsegmentation==1.2.2$'),
+    ({}, 'torch', 'FAIL', 'install torch torchvision$'),
+    ({'onnxruntime': '1.31'}, 'torch', 'note', 'install torch torchvision$'),
+    ({'openvino': '1.31'}, 'torch', 'note', 'install torch torchvision$'),
+    ({'torch': '2.0.1+cpu'}, 'torch', 'FAIL', 'at least 2.1'),
+    ({'torch': '2.6.0'}, 'torch', 'ok', 'plain operations'),
+    ({'torch': '2.7.0'}, 'torch', 'ok', '2.7.0'),
+    # mmcv would not compile; or it did, and another row tests its operators.
+    ({'torch': '2.14.0'}, 'torch', 'note', 'torch==2.13.0 torchvision==0.28.0'),
+    ({'torch': '2.14.0', 'onedl_mmcv': '2.3.6'}, 'torch', 'ok', '2.14.0'),
+    ({'torch': '2.13.0+cpu', 'torchvision': '0.28.0+cu130'}, 'torchvision', 'warn', '0.28.0'),
+    ({'timm': '1.0'}, 'torchvision', 'FAIL', 'torchvision==0.28.0'),
+    ({'timm': '1.0', 'torchvision': '0.28.0'}, 'torchvision', 'ok', '0.28.0'),
+    ({'timm': '1.0'}, 'timm', 'ok', '1.0'),
+    ({'onnxruntime_gpu': '1.31'}, 'onnxruntime', 'ok', '1.31'),
+    *(({}, name, 'note', f'pip install {name}$') for name in ('timm', 'openvino', 'gradio')),
+]
+
+
+@pytest.mark.parametrize('versions, row, state, text', LOOKS)
+def test_packages(machine, versions, row, state, text) -> None:
+    machine(**versions)
+    found = doctor.LOOKS[row]()
+    assert found.state == state and re.search(text, f'{found.detail} -> {found.fix}')
+    if row == 'mm family' and state == 'note':  # it reports all four
+        assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
 
 
 def test_transformers_that_mmpretrain_does_not_work_with(machine) -> None:
@@ -127,37 +139,6 @@ def test_the_oldest_torch_is_said_once_everywhere() -> None:
     assert f'torch {oldest} or newer' in (ROOT / 'README.md').read_text()
     assert f'torch=={oldest}.' in (ROOT / 'requirements/original-mm.txt').read_text()
     assert f'VERSION >= {doctor.FAST_TORCH}' in (ROOT / 'cpvt_pyramid/ops/dispatch.py').read_text()
-
-
-def test_torch_versions(machine) -> None:
-    machine()
-    assert doctor.torch().state == 'FAIL' and doctor.torch().fix.endswith('torch torchvision')
-    for runtime in ('onnxruntime', 'openvino'):
-        machine(**{runtime: '1.31'})
-        assert doctor.torch().state == 'note' and doctor.torch().fix.endswith('torch torchvision')
-    machine(torch='2.0.1+cpu')
-    assert doctor.torch().state == 'FAIL' and '2.1' in doctor.torch().detail
-    machine(torch='2.6.0')
-    assert doctor.torch().state == 'ok' and 'plain operations' in doctor.torch().detail
-    machine(torch='2.7.0')
-    assert doctor.torch().state == 'ok'
-    machine(torch='2.14.0')  # mmcv would not compile
-    assert doctor.torch().state == 'note' and 'torch==2.13.0' in doctor.torch().fix
-    machine(torch='2.14.0', onedl_mmcv='2.3.6')  # it did; another probe tests its operators
-    assert doctor.torch().state == 'ok'
-
-
-def test_optional_packages(machine) -> None:
-    machine(onnxruntime_gpu='1.31')
-    assert doctor.optional('onnxruntime') == doctor.Finding('ok', '1.31')
-    machine(timm='1.0')
-    assert doctor.torchvision().state == 'FAIL'
-    machine(timm='1.0', torchvision='0.28.0')
-    assert doctor.optional('timm').state == doctor.torchvision().state == 'ok'
-    machine()
-    for name in ('timm', 'openvino', 'gradio'):
-        absent = doctor.optional(name)
-        assert absent.state == 'note' and absent.fix.endswith(f'pip install {name}')
 
 
 @pytest.mark.parametrize(
@@ -187,23 +168,15 @@ def test_unknown_errors_get_the_fix_of_the_probe() -> None:
     assert found == doctor.Finding('FAIL', 'RuntimeError: first line', 'fix it')
 
 
-def test_build_of_mmcv_downgrades_torch_if_necessary(machine) -> None:
-    machine(torch='2.14.1', onedl_mmcv='2.3.6')
-    steps = doctor.mm_command('mmcv').split(' && ')
-    assert 'torch==2.13.0' in steps[0] and 'MMCV_WITH_OPS=1' in steps[-1]
-    machine(torch='2.13.0', onedl_mmcv='2.3.6')
-    assert 'torch==' not in doctor.mm_command('mmcv')
-
-
 def test_commands_can_be_pasted(machine) -> None:
     machine(torch='2.14.0', **FORK, **ORIGINAL)
-    for command in (
-        doctor.mm_command('mmcv'),
-        doctor.mm_command(*doctor.FORK),
-        doctor.mm_family().fix,
-    ):
+    commands = doctor.mm_command('mmcv'), doctor.mm_command(*doctor.FORK), doctor.mm_family().fix
+    for command in commands:
         assert '#' not in command.rpartition('&&')[0]  # it would hide the commands after it
         assert subprocess.run(['bash', '-n', '-c', command]).returncode == 0
+    assert 'torch==2.13.0' in commands[0]  # with which mmcv compiles
+    machine(torch='2.13.0', **FORK)
+    assert 'torch==' not in doctor.mm_command('mmcv')
 
 
 def test_environment_of_a_checkout_is_fixed_by_make(monkeypatch, tmp_path) -> None:
@@ -273,33 +246,34 @@ def test_a_gpu_that_torch_cannot_use(gpu, cuda, machine, monkeypatch, built, cau
     assert doctor.device().state == 'ok'
 
 
-def test_what_mmcv_is_built_for(cuda, monkeypatch, tmp_path) -> None:
-    name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
-    cuda('13.0', available=True)
-    assert doctor.mmcv_built_for() == f'{name}-cpu'  # no nvcc
-    add_nvcc(tmp_path, '13.1')
-    assert doctor.mmcv_built_for() == f'{name}-cuda-9.0'
-    monkeypatch.setenv('TORCH_CUDA_ARCH_LIST', '8.0; 9.0+PTX')
-    assert doctor.mmcv_built_for() == f'{name}-cuda-8.0_9.0+PTX'
-    cuda('13.0', available=False)
-    assert doctor.mmcv_built_for() == f'{name}-cpu'
-    monkeypatch.setenv('FORCE_CUDA', '1')
-    assert doctor.mmcv_built_for() == f'{name}-cuda-8.0_9.0+PTX'
-
-
-def test_what_mmcv_cannot_be_built_for(cuda, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv('FORCE_CUDA', '1')
-    cuda('13.0', available=False)
-    with pytest.raises(ValueError, match='requires nvcc'):
-        doctor.mmcv_built_for()
-    add_nvcc(tmp_path, '13.0')
-    with pytest.raises(ValueError, match='requires TORCH_CUDA_ARCH_LIST'):
-        doctor.mmcv_built_for()
-    cuda('12.6', available=True)
-    with pytest.raises(ValueError, match='nvcc is CUDA 13.0 and torch is built for CUDA 12.6'):
-        doctor.mmcv_built_for()
-    cuda(None, available=False)
-    with pytest.raises(ValueError, match='requires a torch for CUDA'):
+@pytest.mark.parametrize(
+    'built, available, nvcc, environment, result',
+    [
+        ('13.0', True, None, {}, 'cpu'),
+        ('13.0', True, '13.1', {}, 'cuda-9.0'),
+        ('13.0', True, '13.1', {'TORCH_CUDA_ARCH_LIST': '8.0; 9.0+PTX'}, 'cuda-8.0_9.0+PTX'),
+        ('13.0', False, '13.1', {'TORCH_CUDA_ARCH_LIST': '8.0; 9.0+PTX'}, 'cpu'),
+        ('13.0', False, '13.1', {'TORCH_CUDA_ARCH_LIST': '8.0', 'FORCE_CUDA': '1'}, 'cuda-8.0'),
+        ('13.0', False, None, {'FORCE_CUDA': '1'}, 'requires nvcc'),
+        ('13.0', False, '13.0', {'FORCE_CUDA': '1'}, 'requires TORCH_CUDA_ARCH_LIST'),
+        ('12.6', True, '13.0', {'FORCE_CUDA': '1'},
+         'nvcc is CUDA 13.0 and torch is built for CUDA 12.6'),
+        (None, False, '13.0', {'FORCE_CUDA': '1'}, 'requires a torch for CUDA'),
+    ],
+)  # fmt: skip
+def test_what_mmcv_is_built_for(
+    built, available, nvcc, environment, result, cuda, monkeypatch, tmp_path
+) -> None:
+    cuda(built, available)
+    if nvcc:
+        add_nvcc(tmp_path, nvcc)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if result.startswith('c'):
+        name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
+        assert doctor.mmcv_built_for() == f'{name}-{result}'
+        return
+    with pytest.raises(ValueError, match=result):
         doctor.mmcv_built_for()
 
 

@@ -21,9 +21,16 @@ SEMANTIC_FPN = str(ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py')
 RATES = {'square, torch': 100.0, 'copy': 10}  # of a machine, where they do not matter
 
 
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
+
+
 def rows_of(path: Path, **options) -> list[dict]:
+    """The rows of a round, by default of a small backbone."""
     path.mkdir(exist_ok=True)
-    tool.speed(json=str(path / 'speed.json'), **options)
+    settings = dict(arch='' if 'config' in options else 'pcpvt_nano', rounds=1, no_memory=True)
+    tool.speed(json=str(path / 'speed.json'), **settings | options)
     return json.loads((path / 'speed.json').read_text())['rows']
 
 
@@ -69,22 +76,20 @@ def test_floor_is_of_the_highest_rates_so_far(tmp_path, monkeypatch):
         patch.setattr(tool, 'elapsed', lambda *_: next(times))
         assert tool.least(None, 'cpu') == 0.5
     monkeypatch.setattr(tool, 'machine_rates', lambda *_: next(rates))
-    options = dict(arch='pcpvt_nano', models=['ours'], sizes=['32', '64'], rounds=1)
-    first, second = rows_of(tmp_path, no_memory=True, **options)
+    first, second = rows_of(tmp_path, models=['ours'], sizes=['32', '64'])
     for row, best in ((first, {'torch': 3, 'copy': 4}), (second, {'torch': 3, 'copy': 5})):
         assert row['floor_ms'] == 1e3 * tool.floor(row, best)
 
 
-def test_compiled_models_follow_their_own(monkeypatch, tmp_path):
+def test_compiled_models_follow_their_own(rates, monkeypatch, tmp_path):
     """In training there is a graph for each size, and one to compare the maps."""
     monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend='eager'))
-    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
     one_block_each = tool.ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
     monkeypatch.setitem(tool.ARCHS, 'pcpvt_nano', one_block_each)
-    options = dict(arch='pcpvt_nano', sizes=['96x128', '128x160'], rounds=1, no_memory=True)
+    options = dict(models=['ours'], sizes=['96x128', '128x160'], compile=True)
     for step, graphs in (('forward', [1, 0]), ('train', [2, 2])):
         torch._dynamo.reset()
-        rows = rows_of(tmp_path / step, models=['ours'], steps=[step], compile=True, **options)
+        rows = rows_of(tmp_path / step, steps=[step], **options)
         assert [row['model'] for row in rows] == ['ours', 'ours_compiled'] * 2
         assert all(row['gflops'] > 0 for row in rows)
         assert all(row.get('difference', 0) < tool.TOLERANCE for row in rows)
@@ -92,18 +97,15 @@ def test_compiled_models_follow_their_own(monkeypatch, tmp_path):
         assert found == [(count, 0) for count in graphs] and 'graphs' not in rows[0]
 
 
-def test_runtimes_follow_their_models(monkeypatch, tmp_path, capsys):
+def test_runtimes_follow_their_models(rates, monkeypatch, tmp_path, capsys):
     """Each is compared with its own model: maps of timm's are smaller than ours."""
-    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
     monkeypatch.setattr(
         tool, 'in_runtimes', lambda name, model: ((f'{name}_{x}', model) for x in tool.RUNTIMES)
     )
-    options = dict(models=['ours', 'timm'], arch='pcpvt_nano', sizes=['50x70'], rounds=1)
-    rows = rows_of(
-        tmp_path, runtimes=True, no_memory=True, dtypes=['float32', 'bfloat16'], **options
-    )
+    options = dict(runtimes=True, dtypes=['float32', 'bfloat16'])
+    rows = rows_of(tmp_path, models=['ours', 'timm'], sizes=['50x70'], **options)
     names = [
-        f'{name}{x}' for name in ('ours', 'timm') for x in ('', *(f'_{x}' for x in tool.RUNTIMES))
+        f'{name}{x}' for name in ('ours', 'timm') for x in ('', *map('_{}'.format, tool.RUNTIMES))
     ]
     assert [row['model'] for row in rows] == [*names, 'ours', 'timm']
     assert [row['difference'] for row in rows if '_' in row['model']] == [0] * 6
@@ -144,38 +146,33 @@ def test_memory_of_a_process():
     assert image < tool.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
 
 
-def test_a_model_that_fails_is_a_row(monkeypatch, capsys, tmp_path):
+def test_a_model_that_fails_is_a_row(rates, monkeypatch, capsys, tmp_path):
     def fails(name, *_):
         if name == 'timm':
             raise MemoryError('too large')
         return 7.0
 
     monkeypatch.setattr(tool, 'peak_memory', fails)
-    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
-    rows = rows_of(tmp_path, models=['ours', 'timm'], arch='pcpvt_nano', sizes=['64'], rounds=1)
+    rows = rows_of(tmp_path, models=['ours', 'timm'], sizes=['64'], no_memory=False)
     assert rows[0]['peak_mib'] == 7 and 'ms' in rows[0]
     assert rows[1]['failed'] == 'too large' and 'ms' not in rows[1]
     assert 'too large' in capsys.readouterr().out
 
 
-def test_an_interrupted_run_keeps_finished_results(monkeypatch, capsys, tmp_path):
-    rows = [{'model': 'ours', 'height': 64, 'width': 64, 'batch': 1, 'ms': 3.0}]
-    rows[0] |= dict(step='forward', dtype='float32', ratio=1.0, ratio_spread=(1.0, 1.0))
-    rows[0] |= dict(gflops=1.0, gbytes=1.0)
-    measures = iter([rows])
+def test_an_interrupted_run_keeps_finished_results(rates, monkeypatch, capsys, tmp_path):
+    measured, measure = [], tool.measure
 
-    def measure(*_):
-        for done in measures:
-            return done
-        raise KeyboardInterrupt
+    def measure_once(*arguments):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(arguments)
+        return measure(*arguments)
 
-    monkeypatch.setattr(tool, 'measure', measure)
-    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
+    monkeypatch.setattr(tool, 'measure', measure_once)
     monkeypatch.chdir(tmp_path)
-    arguments = '--arch pcpvt_nano --sizes 64 96 --json a.json --plot a.png'.split()
-    assert tool.main(arguments) == 130
-    captured = capsys.readouterr()
-    assert '3.0' in captured.out and 'interrupted' in captured.err
+    arguments = '--arch pcpvt_nano --models ours --sizes 32 64 --rounds 1 --no-memory'
+    assert tool.main([*arguments.split(), '--json', 'a.json', '--plot', 'a.png']) == 130
+    assert 'interrupted' in capsys.readouterr().err
     assert len(json.loads(Path('a.json').read_text())['rows']) == 1 and Path('a.png').exists()
 
 
@@ -193,19 +190,11 @@ def test_a_table_of_batches_has_images_per_second():
 
 
 @pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
-def test_models_of_configs(config, monkeypatch, capsys, tmp_path):
+def test_models_of_configs(config, rates, capsys, tmp_path):
     """The libraries' outputs agree."""
-    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
-    rows = rows_of(
-        tmp_path,
-        config=config,
-        models=['ours', 'mmseg'],
-        sizes=['64x96'],
-        steps=['forward', 'train'],
-        batch=2,
-        rounds=1,
-        no_memory=True,
-    )
+    steps = ['forward', 'train']
+    options = dict(models=['ours', 'mmseg'], sizes=['64x96'], steps=steps, batch=2)
+    rows = rows_of(tmp_path, config=config, **options)
     assert [row['model'] for row in rows] == ['ours', 'mmseg'] * 2
     for row in rows:
         assert row['config'] == config and row['ms'] > 0
@@ -238,11 +227,9 @@ def test_a_training_step_of_a_config(config):
 def test_waiting_on_busy_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(tool, 'WAITS', {'passive': tool.WAITS['passive']})
     started, start = [], tool.subprocess.Popen
-    monkeypatch.setattr(
-        tool.subprocess, 'Popen', lambda *a, **k: started.append(start(*a, **k)) or started[-1]
-    )
-    options = dict(arch='pcpvt_nano', sizes=['32'], rounds=2, busy=True, threads=1)
-    (row,) = rows_of(tmp_path, **options)
+    record = lambda *a, **k: started.append(start(*a, **k)) or started[-1]  # noqa: E731
+    monkeypatch.setattr(tool.subprocess, 'Popen', record)
+    (row,) = rows_of(tmp_path, sizes=['32'], rounds=2, busy=True, threads=1)
     assert row['model'] == 'ours, passive' and row['ratio'] == 1
     assert len(row['rounds_ms']) == 2 and row['idle_ms'] > 0
     busy = [process for process in started if process.args[-1] == tool.BUSY]

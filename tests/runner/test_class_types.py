@@ -1,149 +1,84 @@
 """Configs in mm's new style: types are classes, bases are imported, default_scope is None."""
 
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from mmengine import registry
 from mmengine.config import Config
 from support import ORIGINAL_MM, load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config.check import check_checkpoints
-from cpvt_pyramid.runner.config.load import kind_of, load_config
+from cpvt_pyramid.runner.config.load import class_in_registry, is_setting, kind_of, load_config
+from cpvt_pyramid.runner.datasets.config_source import Code, text_of_settings
 from cpvt_pyramid.runner.distributed import replace_sync_batch_norms
 from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer', 'get_flops')}
 
-RUNTIME = """
-from mmengine.hooks import (
-    CheckpointHook, DistSamplerSeedHook, IterTimerHook, LoggerHook, ParamSchedulerHook)
-from mmengine.optim import AmpOptimWrapper, MultiStepLR, OptimWrapper
-from mmengine.runner import EpochBasedTrainLoop, LogProcessor, TestLoop, ValLoop
-from mmengine.visualization import LocalVisBackend, Visualizer
-from torch.optim import AdamW
+REGISTRIES = [found for found in vars(registry).values() if isinstance(found, registry.Registry)]
+OF_RUNTIME = (
+    'default_hooks', 'env_cfg', 'log_processor', 'optim_wrapper', 'param_scheduler', 'randomness',
+    'train_cfg', 'visualizer',
+)  # fmt: skip
 
-default_scope = None
-default_hooks = dict(
-    timer=dict(type=IterTimerHook), logger=dict(type=LoggerHook, interval=1),
-    param_scheduler=dict(type=ParamSchedulerHook), sampler_seed=dict(type=DistSamplerSeedHook),
-    checkpoint=dict(type=CheckpointHook, interval=1))
-visualizer = dict(
-    type=Visualizer, name='visualizer', vis_backends=[dict(type=LocalVisBackend)])
-log_processor = dict(type=LogProcessor, window_size=50)
-train_cfg = dict(type=EpochBasedTrainLoop, max_epochs=2, val_interval=1)
-test_cfg = dict(type=TestLoop)
-param_scheduler = [dict(type=MultiStepLR, milestones=[1])]
-optim_wrapper = dict(type=OptimWrapper, optimizer=dict(type=AdamW, lr=1e-3))
-randomness = dict(seed=3)
-"""
-DETECTOR = """
-from mmengine.config import read_base
 
-with read_base():
-    from .runtime import *
+def in_new_style(config: Path, *options: str) -> str:
+    """Write a config in the new style, with a base runtime.py; returns its path."""
+    cfg = load_config(config, options)
+    imports = {
+        'from mmengine.config import read_base',
+        'with read_base():\n    from .runtime import *',
+    }
 
-from mmcv.transforms import LoadImageFromFile
-from mmdet.datasets import CocoDataset
-from mmdet.datasets.transforms import LoadAnnotations, PackDetInputs, Resize
-from mmdet.evaluation import CocoMetric
-from mmdet.models import FPN, L1Loss, FocalLoss, RetinaHead, RetinaNet
-from mmdet.models.task_modules import AnchorGenerator, DeltaXYWHBBoxCoder, MaxIoUAssigner
-from mmdet.models.task_modules import PseudoSampler
-from mmengine.dataset import DefaultSampler
+    def with_classes(value: Any) -> Any:
+        if isinstance(value, dict):
+            value = {key: with_classes(inner) for key, inner in value.items()}
+            found = (
+                class_in_registry(value.get('type', 0), root, cfg.default_scope)
+                for root in REGISTRIES
+            )
+            if kind := next(filter(inspect.isclass, found), None):
+                imports.add(f'from {kind.__module__} import {kind.__name__}')
+                value['type'] = Code(kind.__name__)
+        elif isinstance(value, (list, tuple)):
+            value = type(value)(map(with_classes, value))
+        return value
 
-from cpvt_pyramid.mm import CPVTPyramid
-from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
-
-model = dict(
-    type=RetinaNet,
-    data_preprocessor=dict(
-        type=ValidRegionDetDataPreprocessor, mean=[0, 0, 0], std=[255, 255, 255],
-        pad_size_divisor=32),
-    backbone=dict(type=CPVTPyramid, arch='pcpvt_nano'),
-    neck=dict(
-        type=FPN, in_channels=[32, 64, 128, 192], out_channels=16, start_level=1,
-        add_extra_convs='on_input', num_outs=5),
-    bbox_head=dict(
-        type=RetinaHead, num_classes=10, in_channels=16, feat_channels=16, stacked_convs=1,
-        anchor_generator=dict(
-            type=AnchorGenerator, octave_base_scale=4, scales_per_octave=3, ratios=[1.0],
-            strides=[8, 16, 32, 64, 128]),
-        bbox_coder=dict(type=DeltaXYWHBBoxCoder),
-        loss_cls=dict(type=FocalLoss, use_sigmoid=True), loss_bbox=dict(type=L1Loss)),
-    train_cfg=dict(
-        assigner=dict(
-            type=MaxIoUAssigner, pos_iou_thr=0.5, neg_iou_thr=0.4, min_pos_iou=0,
-            ignore_iof_thr=-1),
-        sampler=dict(type=PseudoSampler), allowed_border=-1, pos_weight=-1, debug=False),
-    test_cfg=dict(
-        nms_pre=100, min_bbox_size=0, score_thr=0.001, nms=dict(type='nms', iou_threshold=0.5),
-        max_per_img=10))
-pipeline = [
-    dict(type=LoadImageFromFile), dict(type=Resize, scale=(96, 96), keep_ratio=False),
-    dict(type=LoadAnnotations, with_bbox=True), dict(type=PackDetInputs)]
-train_dataloader = dict(
-    batch_size=2, num_workers=0, sampler=dict(type=DefaultSampler, shuffle=True),
-    dataset=dict(
-        type=CocoDataset, data_root='{data}/coco', metainfo=dict(classes={classes}),
-        ann_file='annotations/instances_train2017.json', data_prefix=dict(img='train2017/'),
-        pipeline=pipeline, indices=2))
-test_dataloader = dict(
-    batch_size=1, num_workers=0, sampler=dict(type=DefaultSampler, shuffle=False),
-    dataset=dict(
-        type=CocoDataset, data_root='{data}/coco', metainfo=dict(classes={classes}),
-        ann_file='annotations/instances_val2017.json', data_prefix=dict(img='val2017/'),
-        pipeline=pipeline, test_mode=True, indices=1))
-test_evaluator = dict(
-    type=CocoMetric, metric='bbox', ann_file='{data}/coco/annotations/instances_val2017.json')
-"""
-SEGMENTOR = """
-from mmengine.config import read_base
-
-with read_base():
-    from .runtime import *
-
-from mmseg.models import EncoderDecoder, FPNHead
-from torch.nn import SyncBatchNorm
-
-from cpvt_pyramid.mm import CPVTPyramid
-from cpvt_pyramid.mm.segmentation import ValidRegionSegDataPreProcessor
-from mmengine.model import PretrainedInit
-
-model = dict(
-    type=EncoderDecoder,
-    data_preprocessor=dict(type=ValidRegionSegDataPreProcessor),
-    backbone=dict(
-        type=CPVTPyramid, arch='pcpvt_nano',
-        init_cfg=dict(type=PretrainedInit, checkpoint='nowhere.pth')),
-    decode_head=dict(
-        type=FPNHead, in_channels=[32, 64, 128, 192], in_index=[0, 1, 2, 3], channels=16,
-        feature_strides=[4, 8, 16, 32], num_classes=11, norm_cfg=dict(type=SyncBatchNorm)),
-    test_cfg=dict(mode='whole'))
-"""
+    settings = with_classes(cfg.to_dict())
+    settings = {key: value for key, value in settings.items() if is_setting(key)}
+    settings['default_scope'] = None
+    base = {key: settings.pop(key) for key in OF_RUNTIME if key in settings}
+    lines = sorted(imports)
+    Path('runtime.py').write_text('\n'.join([*lines[:-1], text_of_settings(base)]))
+    Path('mine.py').write_text('\n'.join([*lines, text_of_settings(settings)]))
+    return 'mine.py'
 
 
 @pytest.fixture
-def detector(sample_dataset: Path) -> str:
-    Path('runtime.py').write_text(RUNTIME)
-    text = DETECTOR.replace('{data}', str(sample_dataset)).replace('{classes}', repr(DIGITS))
-    Path('detector.py').write_text(text)
-    return 'detector.py'
+def detector(configs: dict[str, Path]) -> str:
+    splits = (f'{split}_dataloader.dataset.indices=2' for split in ('train', 'val', 'test'))
+    return in_new_style(configs['detector'], 'train_cfg.max_epochs=2', *splits)
 
 
 @pytest.fixture
-def segmentor() -> str:
-    Path('runtime.py').write_text(RUNTIME)
-    Path('segmentor.py').write_text(SEGMENTOR)
-    return 'segmentor.py'
+def segmentor(configs: dict[str, Path]) -> str:
+    settings = (
+        'backbone.init_cfg.type=Pretrained', 'backbone.init_cfg.checkpoint=nowhere.pth',
+        'decode_head.norm_cfg.type=SyncBN',
+    )  # fmt: skip
+    return in_new_style(configs['segmentor'], *(f'model.{setting}' for setting in settings))
 
 
 def test_a_detector_trains_resumes_and_is_tested(detector, sample_dataset, capsys):
     command = [detector, '--work-dir', 'work']
     one_epoch = 'train_cfg.max_epochs=1'
     assert TOOLS['train'].main([*command, '--amp', '--cfg-options', one_epoch]) == 0
-    ran = Config.fromfile('work/detector.py')
+    ran = Config.fromfile('work/mine.py')
     assert kind_of(ran.optim_wrapper) == 'BFloat16OptimWrapper'
     assert ran.default_hooks.checkpoint.type == 'WholeCheckpointHook'
     assert kind_of(ran.train_dataloader.sampler) == 'SeededSampler'

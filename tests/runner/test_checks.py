@@ -68,23 +68,30 @@ def files(configs: dict[str, Path], sample_dataset: Path) -> dict[str, str]:
 
 INIT = 'model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint='
 MISTAKES = [
-    ('train', 'DETECTOR.py', f'{INIT}svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    ('train', 'DETECTOR.py', f'{INIT}resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
-    ('train', 'DETECTOR.py', f'{INIT}torn.pth', 'torn.pth is not a complete checkpoint'),
-    (
-        'train',
-        'DETECTOR.py',
-        f'{INIT}nano.pth model.backbone.init_cfg.prefix=backbone',
-        "nano.pth has no tensors with the prefix 'backbone.' of init_cfg; it has patch_embeds",
+    *(
+        ('train', 'DETECTOR.py', options, complaint)
+        for options, complaint in (
+            (f'{INIT}svt.pth', 'svt.pth: the checkpoint is of another arch'),
+            (f'{INIT}resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
+            (f'{INIT}torn.pth', 'torn.pth is not a complete checkpoint'),
+            (f'{INIT}nano.pth model.backbone.init_cfg.prefix=backbone',
+             "nano.pth has no tensors with the prefix 'backbone.' of init_cfg; it has patch_embed"),
+            ('load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
+            ('load_from=svt_detector.pth', 'svt_detector.pth: the checkpoint is of'),
+            ('load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
+            ('model.bbox_head.num_classes=80',
+             'model.bbox_head has 80 classes but the train data have 10: set '
+             'model.bbox_head.num_classes=10, or change the classes of the data'),
+            ('train_dataloader.dataset.metainfo.classes=zero',
+             "the classes of the train data must be a tuple, not the string 'zero'; write ('zero"),
+            ('train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine',
+             'DATA/annotations/instances_train2017.json has no category a, b; it has zero, one, t'),
+            ('train_dataloader.dataset.ann_file=REVERSED',
+             'REVERSED lists its categories in another order than the classes of the train data'),
+        )
     ),
-    ('train', 'DETECTOR.py', 'load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    (
-        'train',
-        'DETECTOR.py',
-        'load_from=svt_detector.pth',
-        'svt_detector.pth: the checkpoint is of',
-    ),
-    ('train', 'DETECTOR.py', 'load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
+    ('train', 'SEGMENTOR.py', 'model.decode_head.num_classes=150',
+     'model.decode_head has 150 classes but the train data have 11'),
     *(
         (tool, command, options, f'model.backbone (CPVTPyramid): {complaint}')
         for tool, command in (
@@ -94,46 +101,13 @@ MISTAKES = [
         )
         for options, complaint in (
             ('model.backbone.arch=pcpvt_smal', "unknown arch 'pcpvt_smal'; one of pcpvt_nano, "),
-            (
-                'model.backbone.position=none model.backbone.peg.after=0',
-                "peg={'after': 0} needs a position with a PEG",
-            ),
+            ('model.backbone.position=none model.backbone.peg.after=0',
+             "peg={'after': 0} needs a position with a PEG"),
         )
-    ),
-    (
-        'train',
-        'DETECTOR.py',
-        'model.bbox_head.num_classes=80',  # fmt: skip
-        'model.bbox_head has 80 classes but the train data have 10: set '
-        'model.bbox_head.num_classes=10, or change the classes of the data',
-    ),
-    (
-        'train',
-        'SEGMENTOR.py',
-        'model.decode_head.num_classes=150',
-        'model.decode_head has 150 classes but the train data have 11',
-    ),
-    (
-        'train',
-        'DETECTOR.py',
-        'train_dataloader.dataset.metainfo.classes=zero',
-        "the classes of the train data must be a tuple, not the string 'zero'; write ('zero',)",
-    ),
-    (
-        'train',
-        'DETECTOR.py',
-        'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine',
-        'DATA/annotations/instances_train2017.json has no category a, b; it has zero, one, two',
-    ),
-    (
-        'train',
-        'DETECTOR.py',
-        'train_dataloader.dataset.ann_file=REVERSED',
-        'REVERSED lists its categories in another order than the classes of the train data',
     ),
     ('test', 'DETECTOR.py classes.pth', 'randomness.seed=1', 'classes.pth does not fit the model'),
     ('infer', 'DETECTOR.py classes.pth nano.pth', 'randomness.seed=1', 'classes.pth does not fit'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('tool, command, options, complaint', MISTAKES)

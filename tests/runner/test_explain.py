@@ -82,46 +82,41 @@ def test_mistakes_in_a_training(options, complaint, configs, capsys):
 
 
 @pytest.mark.parametrize(
-    'model, options, complaint',
+    'tool, model, options, complaint',
     [
-        ('segmentor',
+        ('test', 'segmentor',
          f'test_dataloader.batch_size=4 {UNEQUAL}.scale=None {UNEQUAL}.scale_factor=1.0',
          'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '
          'size in a batch should be the same'),
-        ('detector', f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96) --tta',
+        ('test --tta', 'detector', f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96)',
          '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline'),
-        ('detector', 'test_dataloader=None', 'the config must set test_dataloader'),
-        ('detector', 'test_dataloader.sampler.type=InfiniteSampler',
-         'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS'),
-        ('detector', f'{UNEQUAL}.scale=a --tta',
+        ('test --tta', 'detector', f'{UNEQUAL}.scale=a',
          "the scale of Resize in the test pipeline must be numbers, got 'a'"),
-    ],
-)  # fmt: skip
-def test_mistakes_in_an_evaluation(model, options, complaint, untrained, capsys):
-    options, tta, _ = options.partition(' --tta')
-    command = [*untrained[model], *tta.split(), '--cfg-options', *options.split()]
-    assert TOOLS['test'].main(command) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f'test: {complaint}')
-
-
-@pytest.mark.parametrize(
-    'option, complaint',
-    [
-        ('model.test_cfg.score_thr=a', "model.bbox_head (RetinaHead): TypeError: '>' not supp"),
-        (f'{UNEQUAL}.scale=a', f'{UNEQUAL} (Resize): error: OpenCV'),
-        (f'{UNEQUAL}.type=Foo', f'{UNEQUAL} (Foo): KeyError: Foo is not in the mmdet::transform'),
-        ('test_dataloader.dataset.pipeline=[]',
+        ('test', 'detector', 'test_dataloader=None', 'the config must set test_dataloader'),
+        ('test', 'detector', 'test_dataloader.sampler.type=InfiniteSampler',
+         'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS'),
+        ('infer', 'detector', 'model.test_cfg.score_thr=a',
+         "model.bbox_head (RetinaHead): TypeError: '>' not supp"),
+        ('infer', 'detector', f'{UNEQUAL}.scale=a', f'{UNEQUAL} (Resize): error: OpenCV'),
+        ('infer', 'detector', f'{UNEQUAL}.type=Foo',
+         f'{UNEQUAL} (Foo): KeyError: Foo is not in the mmdet::transform'),
+        ('infer', 'detector', 'test_dataloader.dataset.pipeline=[]',
          'model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: inputs'),
-        ('test_dataloader=None', 'the config must set test_dataloader'),
+        ('infer', 'detector', 'test_dataloader=None', 'the config must set test_dataloader'),
     ],
 )  # fmt: skip
-def test_mistakes_in_predictions(option, complaint, untrained, sample_dataset, capsys):
-    image = next(sample_dataset.glob('coco/val2017/*'))
-    command = [*untrained['detector'], str(image), '--device', 'cpu', '--cfg-options', option]
-    assert TOOLS['infer'].main(command) == 2
+def test_mistakes_after_a_training(
+    tool, model, options, complaint, untrained, sample_dataset, capsys
+):
+    tool, *flags = tool.split()
+    if tool == 'infer':
+        flags = [str(next(sample_dataset.glob('coco/val2017/*'))), '--device', 'cpu']
+    command = [*untrained[model], *flags, '--cfg-options', *options.split()]
+    assert TOOLS[tool].main(command) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f'infer: {complaint}')
-    assert ('traceback.txt' in line) == Path('predictions/traceback.txt').is_file()
+    assert line.startswith(f'{tool}: {complaint}')
+    if tool == 'infer':
+        assert ('traceback.txt' in line) == Path('predictions/traceback.txt').is_file()
 
 
 @pytest.mark.parametrize('model', [{'roi_head': {'mask_head': {'a': 1}}}, {'mask_head': {'a': 1}}])

@@ -67,7 +67,27 @@ class PatchEmbed(nn.Module):
         return x, subsample(mask, self.size)
 
 
-class GlobalAttention(nn.Module):
+class Attention(nn.Module):
+    """Multi-head attention with a position encoding inside. Derived classes choose what attends."""
+
+    position: AttentionPosition
+
+    def __init__(self, heads: int, attn_drop: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attn_drop = attn_drop
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, keys: Optional[Tensor], step: int = 1
+    ) -> Tensor:
+        """Attend from the queries (B, T, C) of a map to keys and values (B, M, C) of `step` x
+        `step` cells each; `keys` is as from `Grid.keys`. Returns (B, T, C)."""
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
+        q, k, bias = self.position(q, k, grid, step)  # (B, heads, T or M, d)
+        return ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
+
+
+class GlobalAttention(Attention):
     """Every token attends to the whole map, sub-sampled (PVT, section 3.3; Twins' GSA).
 
     Args:
@@ -88,10 +108,8 @@ class GlobalAttention(nn.Module):
         drop: float = 0.0,
         position: Optional[AttentionPosition] = None,
     ) -> None:
-        super().__init__()
-        self.heads = heads
+        super().__init__(heads, attn_drop)
         self.sr_ratio = sr_ratio
-        self.attn_drop = attn_drop
         self.q = Linear(dim, dim)
         self.kv = Linear(dim, 2 * dim)
         self.position = position or AttentionPosition()
@@ -102,19 +120,15 @@ class GlobalAttention(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        shape = x.shape
         (x,) = ops.autocast(x)
-        q = split_heads(self.q(x).flatten(1, 2), self.heads)
+        q = self.q(x).flatten(1, 2)
         coarse = self.norm(self.sr(x, grid.mask)) if self.sr_ratio > 1 else x
         k, v = self.kv(coarse).flatten(1, 2).chunk(2, -1)
-        k, v = (split_heads(y, self.heads) for y in (k, v))
-        q, k, bias = self.position(q, k, grid, self.sr_ratio)
-        mask = score_mask(grid.keys(self.sr_ratio), bias)
-        x = ops.attend(q, k, v, mask, self.attn_drop * self.training)
-        return self.drop(self.proj(x.view(shape)))
+        out = self.attend(q, k, v, grid, grid.keys(self.sr_ratio), self.sr_ratio)
+        return self.drop(self.proj(out.view(x.shape)))
 
 
-class WindowAttention(nn.Module):
+class WindowAttention(Attention):
     """Tokens attend to their own window (Twins' LSA, section 3.2).
 
     Maps whose sides are not multiples of the window are padded at the right and bottom, or the
@@ -141,11 +155,9 @@ class WindowAttention(nn.Module):
         drop: float = 0.0,
         position: Optional[AttentionPosition] = None,
     ) -> None:
-        super().__init__()
-        self.heads = heads
+        super().__init__(heads, attn_drop)
         self.window = window
         self.padding = padding
-        self.attn_drop = attn_drop
         self.qkv = Linear(dim, 3 * dim)
         self.position = position or AttentionPosition()
         self.proj = Linear(dim, dim)
@@ -155,19 +167,18 @@ class WindowAttention(nn.Module):
         mask = grid.mask
         if self.padding == 'zero':  # of the tokens, before their keys and values
             x, mask = ops.pad_to_multiple(fill_outside(x, mask), self.window), None
-        x = ops.map_windows(self.attend, self.qkv, x, mask, self.window)
+        x = ops.map_windows(self.attend_inside, self.qkv, x, mask, self.window)
         return self.drop(self.proj(x[:, : grid.height, : grid.width]))
 
-    def attend(self, qkv: Tensor, height: int, width: int, mask: Optional[Tensor] = None) -> Tensor:
+    def attend_inside(
+        self, qkv: Tensor, height: int, width: int, mask: Optional[Tensor] = None
+    ) -> Tensor:
         """Attention inside windows of this height and width, (B * n, height * width, C)."""
         q, k, v = qkv.chunk(3, -1)
-        q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
-        q, k, bias = self.position(q, k, Grid(height, width))
-        mask = score_mask(key_mask(mask), bias)
-        return ops.attend(q, k, v, mask, self.attn_drop * self.training)
+        return self.attend(q, k, v, Grid(height, width), key_mask(mask))
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Attention):
     """Every token attends to every token, the class token included (ViT, DeiT).
 
     Args:
@@ -188,9 +199,7 @@ class SelfAttention(nn.Module):
         attn_drop: float = 0.0,
         drop: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attn_drop = attn_drop
+        super().__init__(heads, attn_drop)
         self.qkv = Linear(dim, 3 * dim)
         self.position = position or AttentionPosition()
         self.peg = peg
@@ -198,23 +207,10 @@ class SelfAttention(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.project(x)
-        if self.peg is not None:
-            q, k, _ = self.project(grid.encode(self.peg, x))
-        q, k, bias = self.position(q, k, grid)
-        mask = score_mask(grid.keys(), bias)
-        x = ops.attend(q, k, v, mask, self.attn_drop * self.training)
-        return self.drop(self.proj(x))
-
-    def project(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys and values, (B, heads, T, d) each."""
         q, k, v = self.qkv(x).chunk(3, -1)
-        return [split_heads(y, self.heads) for y in (q, k, v)]
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, N, C) to (B, heads, N, d)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        if self.peg is not None:
+            q, k, _ = self.qkv(grid.encode(self.peg, x)).chunk(3, -1)
+        return self.drop(self.proj(self.attend(q, k, v, grid, grid.keys())))
 
 
 class MLP(nn.Module):

@@ -25,7 +25,6 @@ from .dispatch import (
     graph_is_exported,
     is_unobserved,
     opaque_when_compiled,
-    register_operator,
     use_onednn,
     use_onednn_bfloat16,
     use_plain,
@@ -62,7 +61,7 @@ def plain_attention(
     return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
 
 
-@register_operator(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
+@opaque_when_compiled(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d)) v.
 
@@ -77,8 +76,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     Returns:
         (B, N, heads * d).
     """
-    if opaque_when_compiled(q):
-        return torch.ops.cpvt_pyramid.attend(q, k, v, mask, dropout)
     simple = not dropout and not use_plain() and (mask is None or mask.dtype == torch.bool)
     if simple and q.shape[2] * k.shape[2] >= WORTH_ONEDNN and use_onednn(q):
         bias = None if mask is None else key_bias(mask)

@@ -3,11 +3,10 @@
 Shapes: B batch, H x W map, C channels.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import graph_is_captured, opaque_when_compiled, register_operator
+from .dispatch import graph_is_captured, opaque_when_compiled
 
 
 def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
@@ -16,11 +15,9 @@ def convolved_like(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding
     return x.new_empty(x.shape[0], h, w, len(weight))
 
 
-@register_operator(convolved_like)
+@opaque_when_compiled(convolved_like)
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
     """`F.conv2d` of tokens (B, H, W, C); the groups follow from the shape of the weight."""
-    if opaque_when_compiled(x):
-        return torch.ops.cpvt_pyramid.convolve(x, weight, bias, stride, padding)
     groups = x.shape[-1] // weight.shape[1]
     if not graph_is_captured() and weight.stride(1) > 1:
         # The gradient of a depthwise weight comes with channels-last strides, which are different

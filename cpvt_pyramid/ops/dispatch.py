@@ -8,10 +8,12 @@ ones everywhere, with the context manager `plain` or the environment variable `C
 and compare.
 """
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -126,33 +128,32 @@ def float32_on_cpu(x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
 
 
-def opaque_when_compiled(x: Tensor) -> bool:
-    """Whether a graph is compiled, not exported, for float32 inference on a CPU. It then calls the
-    operators of `register_operator`.
+def opaque_when_compiled(like: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
+    """Decorator: graphs compiled for float32 inference on a CPU call the function as one operator,
+    `torch.ops.cpvt_pyramid.<its name>`.
 
     With dynamic shapes the compiler's own kernels for these functions are slower than the functions
     (docs/performance_notes.md). In training, on other devices or dtypes, and in exports, the
     functions are traced through.
-    """
-    return (
-        is_compiling()
-        and not (_plain or graph_is_exported() or torch.is_grad_enabled())
-        and float32_on_cpu(x)
-    )
-
-
-def register_operator(like: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
-    """Decorator: register a function as an operator, `torch.ops.cpvt_pyramid.<its name>`.
 
     Args:
         like: called with the function's arguments, returns an empty tensor shaped as its result.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        if HAS_FAST_OPS:
-            name = f'cpvt_pyramid::{function.__name__}'
-            operator = torch.library.custom_op(name, function, mutates_args=())
-            operator.register_fake(like)
-        return function
+        if not HAS_FAST_OPS:
+            return function
+        name = f'cpvt_pyramid::{function.__name__}'
+        torch.library.custom_op(name, function, mutates_args=()).register_fake(like)
+        operator = getattr(torch.ops.cpvt_pyramid, function.__name__)
+
+        @functools.wraps(function)
+        def call(x: Tensor, *others: Any) -> Tensor:
+            traced_through = not is_compiling() or graph_is_exported() or torch.is_grad_enabled()
+            if traced_through or _plain or not float32_on_cpu(x):
+                return function(x, *others)
+            return operator(x, *others)
+
+        return call
 
     return register

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .dispatch import graph_is_captured, opaque_when_compiled, register_operator, use_plain
+from .dispatch import graph_is_captured, opaque_when_compiled, use_plain
 from .products import autocast, differentiable, gradients, linear
 
 
@@ -25,7 +25,7 @@ def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(b, ceil_div(h, k), ceil_div(w, k), out_channels)
 
 
-@register_operator(patches_like)
+@opaque_when_compiled(patches_like)
 def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A convolution whose stride equals its kernel, as a reshape and one matrix product.
 
@@ -37,8 +37,6 @@ def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         (B, ceil(H / k), ceil(W / k), out).
     """
-    if opaque_when_compiled(x):
-        return torch.ops.cpvt_pyramid.patch_conv(x, weight, bias)
     x = pad_to_multiple(x, weight.shape[-1])
     if torch.is_grad_enabled() and not use_plain():
         return _PatchConv.apply(*autocast(x, weight, bias))

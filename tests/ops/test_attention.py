@@ -118,7 +118,7 @@ def test_groups_keep_threads_busy(heads, queries, threads):
 def test_gradients_of_queries_keys_and_values_are_joined_in_one_pass():
     windows = WindowAttention(8, 2, window=3)
     qkv = torch.randn(4, 9, 24, requires_grad=True)
-    out = windows.attend(qkv, 3, 3)
+    out = windows.attend_inside(qkv, 3, 3)
     with torch.profiler.profile() as profiler:
         torch.autograd.grad(out, qkv, torch.randn(out.shape))
     calls = {event.key: event.count for event in profiler.key_averages()}

@@ -97,7 +97,7 @@ def test_below_27_the_plain_operations_run():
     older = with_torch('2.1.2+cpu')
     with older.plain(False):
         assert older.plain_selected()
-    assert older.register_operator(None)(len) is len and not older.graph_is_exported()
+    assert older.opaque_when_compiled(None)(len) is len and not older.graph_is_exported()
     older.require_torch((2, 1), 'this')
     expected = "^that needs torch 2.4 or newer, found 2.13; pip install --upgrade 'torch>=2.4'$"
     with (

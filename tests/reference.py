@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Optional, Union
 
 import torch
@@ -43,14 +44,11 @@ def reference_maps(
         x = peg(x, weights, f'more_pos_block.{i}.-1', zero_padding)
         for j in range(arch.depths[i]):
             of = f'blocks.{i}.{j}'
-            y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
             if arch.window and j % 2 == 0:
-                x = x + windows(y, weights, of, arch.heads[i], arch.window, inside)
+                attend = partial(windows, size=arch.window, inside=inside)
             else:
-                x = x + everywhere(y, weights, of, arch.heads[i], arch.sr_ratios[i], inside)
-            y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
-            y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
-            x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+                attend = partial(everywhere, sr_ratio=arch.sr_ratios[i], inside=inside)
+            x = block(x, weights, of, arch.heads[i], attend)
             x = peg(x, weights, f'more_pos_block.{i}.{j}' if j else f'pos_block.{i}', zero_padding)
         if arch.stage_norm:
             x = layer_norm(x, *layer(weights, f'norm_list.{i}'), 1e-6)
@@ -80,15 +78,9 @@ def reference_tokens(
         first = (weights['cls_token'] + weights.get('cls_pos', 0))[0].T
     x = peg(x, weights, 'pos_block.-1', zero_padding)
     for i in range(arch.depth):
-        of = f'blocks.{i}'
         tokens = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, T)
-        y = layer_norm(tokens, *layer(weights, f'{of}.norm1'), 1e-6)
-        tokens = tokens + of_all_tokens(
-            y, weights, of, arch.heads, x.shape[1:], zero_padding, inside
-        )
-        y = layer_norm(tokens, *layer(weights, f'{of}.norm2'), 1e-6)
-        y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
-        tokens = tokens + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+        attend = partial(of_all_tokens, size=x.shape[1:], zero_padding=zero_padding, inside=inside)
+        tokens = block(tokens, weights, f'blocks.{i}', arch.heads, attend)
         first, x = tokens[:, 0, : first.shape[1]], tokens[:, 0, first.shape[1] :].view_as(x)
         x = peg(x, weights, f'pos_block.{i}', zero_padding)
     return first, x
@@ -121,6 +113,15 @@ def reference_levels(model: nn.Module, image: Tensor, **options: bool) -> list[T
 
 def layer(weights: dict, name: str) -> tuple[Tensor, Tensor]:
     return weights[f'{name}.weight'], weights[f'{name}.bias']
+
+
+def block(x: Tensor, weights: dict, of: str, heads: int, attend: Callable[..., Tensor]) -> Tensor:
+    """Attention, then MLP, each added to what its norm has read."""
+    y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
+    x = x + attend(y, weights, of, heads)
+    y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
+    y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
+    return x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -194,35 +195,30 @@ def doubled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def bicubic(table: Tensor, size: Sequence[int]) -> Tensor:
     """A table (C, H, W) at another size, by Keys' cubic convolution with a = -0.75."""
-    values = table
-    for axis, new in zip((1, 2), size):
-        old = values.shape[axis]
-        at = (torch.arange(new, dtype=table.dtype) + 0.5) * old / new - 0.5
-        total = 0
-        for tap in range(-1, 3):
-            cell = at.floor() + tap
-            far = (at - cell).abs()
-            near = 1.25 * far**3 - 2.25 * far**2 + 1
-            share = torch.where(far < 1, near, -0.75 * (far**3 - 5 * far**2 + 8 * far - 4))
-            share = share.view(-1, *[1] * (2 - axis))
-            total = total + values.index_select(axis, cell.long().clamp(0, old - 1)) * share
-        values = total
-    return values
+
+    def share(far: Tensor) -> Tensor:
+        near = 1.25 * far**3 - 2.25 * far**2 + 1
+        return torch.where(far < 1, near, -0.75 * (far**3 - 5 * far**2 + 8 * far - 4))
+
+    return interpolated(table, size, range(-1, 3), share)
 
 
 def bilinear(table: Tensor, size: Sequence[int]) -> Tensor:
     """A table (C, H, W) at another size, each value from its four neighbours."""
-    values = table
+    return interpolated(table, size, range(2), lambda far: 1 - far)
+
+
+def interpolated(table: Tensor, size: Sequence[int], taps: range, share: Callable) -> Tensor:
+    """Each value from the cells around its place, the outermost of which go on beyond the border;
+    `share` is the weight of a cell by its distance."""
     for axis, new in zip((1, 2), size):
-        old = values.shape[axis]
-        at = ((torch.arange(new, dtype=table.dtype) + 0.5) * old / new - 0.5).clamp(0, old - 1)
-        low = at.floor().long()
-        high = (low + 1).clamp(max=old - 1)
-        share = (at - low).view(-1, *[1] * (2 - axis))
-        values = values.index_select(axis, low) * (1 - share) + (
-            values.index_select(axis, high) * share
-        )
-    return values
+        old = table.shape[axis]
+        at = (torch.arange(new, dtype=table.dtype) + 0.5) * old / new - 0.5
+        cells = [at.floor() + tap for tap in taps]
+        shares = [share((at - cell).abs()).view(-1, *[1] * (2 - axis)) for cell in cells]
+        values = [table.index_select(axis, cell.long().clamp(0, old - 1)) for cell in cells]
+        table = sum(value * part for value, part in zip(values, shares))
+    return table
 
 
 def sines_and_cosines(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import timm
@@ -16,8 +17,8 @@ from models.ports import randomize
 from PIL import Image
 from reference import (
     bilinear,
+    block,
     everywhere,
-    gelu,
     layer,
     layer_norm,
     patches,
@@ -101,12 +102,7 @@ def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
     first = (weights['cls_token'] + weights.get('cls_pos', 0))[0].T
     x = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, 1 + N)
     for j in range(arch.depths[3]):
-        of = f'blocks.3.{j}'
-        y = layer_norm(x, *layer(weights, f'{of}.norm1'), 1e-6)
-        x = x + everywhere(y, weights, of, arch.heads[3], 1)
-        y = layer_norm(x, *layer(weights, f'{of}.norm2'), 1e-6)
-        y = gelu(pointwise(y, *layer(weights, f'{of}.mlp.fc1')))
-        x = x + pointwise(y, *layer(weights, f'{of}.mlp.fc2'))
+        x = block(x, weights, f'blocks.3.{j}', arch.heads[3], partial(everywhere, sr_ratio=1))
         if j == 0:  # the class token passes the PEG by, if there is one
             tokens = peg(x[:, 0, 1:].reshape(size), weights, 'pos_block.3', True)
             x = torch.cat([x[:, :, :1], tokens.flatten(1)[:, None]], dim=2)

@@ -1,6 +1,5 @@
 """The pyramid against timm's Twins, and what it alone has (`test_contract.py` has the rest)."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from models.ours import SHALLOW, shallow
 from models.ports import randomize
 from reference import TINY_SVT, reference_maps, same_maps
+from support import run
 
 from cpvt_pyramid import ARCHS, CPVTPyramid
 from cpvt_pyramid.position import Grid
@@ -39,15 +39,6 @@ def timm_pair(name: str, **options) -> tuple[torch.nn.Module, torch.nn.Module]:
     ours = CPVTPyramid(arch, stage_norm=False, **options).eval()
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
-
-
-@pytest.mark.parametrize('arch', TWINS)
-def test_all_parameters_are_timms(arch):
-    """Of every block; that the first ones compute the same is tested below."""
-    with torch.device('meta'):
-        theirs = timm.create_model(f'twins_{arch}')
-        ours = CPVTPyramid(arch, stage_norm=False)
-    ours.load_state_dict(theirs.state_dict())
 
 
 def assert_same_as_timm(ours, theirs, size):
@@ -169,5 +160,4 @@ def test_the_core_imports_torch_alone():
         'print([name for name in sys.modules if name.split(".")[0] in others'
         ' or name.startswith(("cpvt_pyramid.mm", "torch._dynamo"))])'
     )
-    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == '[]'
+    assert run(sys.executable, '-c', code).stdout.strip() == '[]'

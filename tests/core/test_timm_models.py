@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import subprocess
 import sys
 from functools import partial
 
@@ -28,7 +27,7 @@ from reference import (
     same_maps,
 )
 from safetensors.torch import save_file
-from support import ROOT
+from support import ROOT, run
 from timm.models import create_feature_extractor, resume_checkpoint
 from timm.models._manipulate import group_parameters
 from timm.optim import create_optimizer_v2
@@ -144,11 +143,7 @@ theirs = set(timm.list_models())
 import cpvt_pyramid.timm_models
 print(json.dumps([len(theirs), sorted(set(timm.list_models()) - theirs)]))
 """
-    out = subprocess.run(
-        [sys.executable, '-W', 'error::UserWarning', '-c', code],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    number, added = json.loads(out.stdout)
+    number, added = json.loads(run(sys.executable, '-W', 'error::UserWarning', '-c', code).stdout)
     assert added == sorted(NAMES) and set(ARCHS) < set(added) and number > 1000
     assert all(hasattr(ours, name) and name in ours.__all__ for name in NAMES)
 
@@ -536,9 +531,7 @@ print('epoch', epoch)
 """
 
 
-def timm_run(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / 'tools/timm_run.py', *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+timm_run = partial(run, sys.executable, ROOT / 'tools/timm_run.py')
 
 
 def test_pretraining_from_images_to_the_backbone_of_a_detector(tmp_path):

@@ -1,7 +1,6 @@
 """The registered class: found by name from every family, and initialized by mmengine."""
 
 import json
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from mmseg.registry import MODELS as MMSEG
 from models.ports import randomize
 from reference import same_maps
 from safetensors.torch import save_file
+from support import run
 
 import cpvt_pyramid
 from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT, backbone
@@ -76,7 +76,7 @@ def test_scoped_name_needs_no_custom_imports(scope):
         'model = MODELS.build(dict(type="cpvt_pyramid.CPVTPyramid", arch="pcpvt_nano"))\n'
         'print(model.channels)'
     )
-    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    out = run(sys.executable, '-c', code)
     assert out.stdout.strip().endswith('(32, 64, 128, 192)'), out.stderr
 
 
@@ -268,8 +268,7 @@ print(json.dumps({
 
 
 def test_importing_the_plugin_registers_its_names_and_changes_nothing_else():
-    result = subprocess.run([sys.executable, '-c', SNAPSHOT], capture_output=True, text=True)
-    changes = json.loads(result.stdout.splitlines()[-1])
+    changes = json.loads(run(sys.executable, '-c', SNAPSHOT).stdout.splitlines()[-1])
     added = {' '.join(entry.split()[:-1]) for entry in changes['names'][0] + changes['schemes'][0]}
     assert added == {
         'model CPVTPyramid',

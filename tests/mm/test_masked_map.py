@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from models import families
@@ -125,10 +125,8 @@ def test_roi_features(padded):
     rois = torch.tensor([[0, 3, 4, 40, 45], [1, 0, 10, 30, 60], [1, 5, 5, 12, 14]]).float()
     extractor = mask_rcnn.roi_head.bbox_roi_extractor
     maps = mask_rcnn.neck(mask_rcnn.backbone(batch))
-    copies = [
-        x.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format) for x in maps
-    ]
-    inputs = [x.requires_grad_() for x in copies]
+    plain = [x.detach().as_subclass(Tensor) for x in maps]
+    inputs = [x.clone(memory_format=torch.contiguous_format).requires_grad_() for x in plain]
     features = extractor(maps[:4], rois)
     expected = extractor(tuple(inputs[:4]), rois)
     torch.testing.assert_close(features, expected, rtol=0, atol=0)
@@ -146,42 +144,39 @@ def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0, segmentor: bool = 
     return random_data(segmentor, sizes, seed, boxes=[(2, 3, 18, 16)], classes=5)
 
 
-@pytest.fixture
-def retinanet() -> nn.Module:
-    cfg = Config.fromfile(ROOT / 'configs/retinanet_cpvt_s.py')
+ONE_BLOCK_EACH = dict(  # compiles in seconds
+    dims=(8, 16, 24), heads=(1, 2, 3), mlp_ratios=(2, 2, 2), depths=(1, 1, 1), sr_ratios=(8, 4, 1),
+)  # fmt: skip
+
+
+def small_config(name: str) -> ConfigDict:
+    """The model of a config, on a backbone of three blocks."""
+    cfg = Config.fromfile(ROOT / f'configs/{name}.py')
     init_default_scope(cfg.default_scope)
     cfg.model.backbone.update(arch=ONE_BLOCK_EACH, out_indices=[0, 1, 2], init_cfg=None)
     cfg.model.backbone.drop_path_rate = 0.0
-    cfg.model.neck.update(in_channels=list(ONE_BLOCK_EACH['dims']), out_channels=16)
-    cfg.model.bbox_head.update(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3)
-    return randomize(MODELS.build(cfg.model)).eval()
+    cfg.model.neck.in_channels = list(ONE_BLOCK_EACH['dims'])
+    return cfg.model
 
 
-ONE_BLOCK_EACH = dict(  # compiles in seconds
-    dims=(8, 16, 24),
-    heads=(1, 2, 3),
-    mlp_ratios=(2, 2, 2),
-    depths=(1, 1, 1),
-    sr_ratios=(8, 4, 1),
-)
-COMPILED = {
-    'backbone': lambda model, **options: setattr(
-        model, 'backbone', torch.compile(model.backbone, **options)
-    ),
-    'neck': lambda model, **options: setattr(model, 'neck', torch.compile(model.neck, **options)),
-    'head': lambda model, **options: model.bbox_head.compile(**options),
-    'forward': lambda model, **options: setattr(
-        model, 'forward', torch.compile(model.forward, **options)
-    ),
-}
+@pytest.fixture
+def retinanet() -> nn.Module:
+    model = small_config('retinanet_cpvt_s')
+    model.neck.out_channels = 16
+    model.bbox_head.update(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3)
+    return randomize(MODELS.build(model)).eval()
 
 
-@pytest.mark.parametrize('part', COMPILED)
+@pytest.mark.parametrize('part', ['backbone', 'neck', 'head', 'forward'])
 def test_compiled_parts_of_a_detector(part, retinanet):
     """On padded batches one after the other; a thread-local region was silently the last one's."""
     torch._dynamo.reset()
     compiled = copy.deepcopy(retinanet)
-    COMPILED[part](compiled, backend='eager' if part == 'forward' else 'aot_eager')
+    if part == 'head':
+        compiled.bbox_head.compile(backend='aot_eager')
+    else:
+        backend = 'eager' if part == 'forward' else 'aot_eager'
+        setattr(compiled, part, torch.compile(getattr(compiled, part), backend=backend))
     with torch.no_grad():
         unpadded = [] if part == 'forward' else [[(128, 96)] * 3]
         for sizes in (SIZES, OTHER, *unpadded):
@@ -196,17 +191,12 @@ def test_compiled_parts_of_a_detector(part, retinanet):
 def test_compiled_training_steps(part):
     """`train_step` is what mmengine's `compile` key compiles."""
     torch._dynamo.reset()
-    cfg = Config.fromfile(ROOT / 'configs/semantic_fpn_cpvt_s.py')
-    init_default_scope(cfg.default_scope)
-    cfg.model.data_preprocessor.size = (128, 96)
-    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, out_indices=[0, 1, 2], init_cfg=None)
-    cfg.model.backbone.drop_path_rate = 0.0
-    cfg.model.neck.update(in_channels=list(ONE_BLOCK_EACH['dims']), out_channels=8, num_outs=3)
-    cfg.model.decode_head.update(
-        in_channels=[8] * 3, in_index=[0, 1, 2], feature_strides=[4, 8, 16]
-    )
-    cfg.model.decode_head.update(channels=8, num_classes=5, dropout_ratio=0)
-    segmentor = randomize(MODELS.build(cfg.model))
+    config = small_config('semantic_fpn_cpvt_s')
+    config.data_preprocessor.size = (128, 96)
+    config.neck.update(out_channels=8, num_outs=3)
+    config.decode_head.update(in_channels=[8] * 3, in_index=[0, 1, 2], feature_strides=[4, 8, 16])
+    config.decode_head.update(channels=8, num_classes=5, dropout_ratio=0)
+    segmentor = randomize(MODELS.build(config))
     losses = []
     for compiled in (False, True):
         model = copy.deepcopy(segmentor)

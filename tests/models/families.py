@@ -61,9 +61,13 @@ class Family(NamedTuple):
     preprocessor: str = ''
 
 
-# Options of configs that were written for another pyramid than a ResNet's.
+# Maps, and options of configs that were written for another pyramid than a ResNet's.
+THREE, LAST = (1, 2, 3), (3,)
+_ALL = {'neck.in_channels': list(CHANNELS)}
 _LAST_THREE = {'neck.in_channels': list(CHANNELS[1:])}
 _LAST = {'decode_head.in_channels': CHANNELS[3]}
+_ALL_OF_HEAD = {'decode_head.in_channels': list(CHANNELS)}
+_SETR = _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[i] for i in range(3)}
 # Heads whose code says 32 groups, and DETRs whose code says 256 channels.
 _GROUPS = {'bbox_head.norm_cfg': dict(type='GN', num_groups=4, requires_grad=True)}
 _EMBED = {'bbox_head.embed_dims': 256 // SHRINK}
@@ -86,11 +90,11 @@ DETECTORS = {
     'PAA': Family('paa/paa_r50_fpn_1x_coco', _GROUPS),
     'TOOD': Family('tood/tood_r50_fpn_1x_coco', _GROUPS),
     'DDOD': Family('ddod/ddod_r50_fpn_1x_coco', _GROUPS, sizes=((300, 384), (400, 450))),
-    'YOLOF': Family('yolof/yolof_r50-c5_8xb8-1x_coco', out_indices=(3,)),
+    'YOLOF': Family('yolof/yolof_r50-c5_8xb8-1x_coco', out_indices=LAST),
     'YOLOv3': Family(
         'yolo/yolov3_d53_8xb8-ms-608-273e_coco',
         {'neck.in_channels': [256, 128, 64]},
-        out_indices=(1, 2, 3),
+        THREE,
     ),
     # one stage, points
     'FCOS': Family('fcos/fcos_r50-caffe_fpn_gn-head_1x_coco', _GROUPS),
@@ -107,7 +111,7 @@ DETECTORS = {
     'CenterNet': Family(
         'centernet/centernet_r18-dcnv2_8xb16-crop512-140e_coco',
         {'neck.in_channels': 256, 'bbox_head.in_channels': 64},
-        out_indices=(3,),
+        out_indices=LAST,
     ),
     'CenterNet, updated': Family('centernet/centernet-update_r50-caffe_fpn_ms-1x_coco', _GROUPS),
     'CornerNet': Family(
@@ -120,13 +124,13 @@ DETECTORS = {
         {'bbox_head.num_feat_levels': 1},
         out_indices=(0,),
     ),
-    'YOLOX': Family('yolox/yolox_s_8xb8-300e_coco', _LAST_THREE, out_indices=(1, 2, 3)),
-    'RTMDet': Family('rtmdet/rtmdet_s_8xb32-300e_coco', _LAST_THREE, out_indices=(1, 2, 3)),
+    'YOLOX': Family('yolox/yolox_s_8xb8-300e_coco', _LAST_THREE, out_indices=THREE),
+    'RTMDet': Family('rtmdet/rtmdet_s_8xb32-300e_coco', _LAST_THREE, out_indices=THREE),
     # one stage, masks
     'RTMDet-Ins': Family(
         'rtmdet/rtmdet-ins_s_8xb32-300e_coco',
         _LAST_THREE | {'data_preprocessor.pad_mask': True},
-        out_indices=(1, 2, 3),
+        out_indices=THREE,
     ),
     'YOLACT': Family('yolact/yolact_r50_1xb8-55e_coco', sizes=((96, 128), (96, 128))),
     'SOLO': Family('solo/solo_r50_fpn_1x_coco'),
@@ -147,11 +151,11 @@ DETECTORS = {
             'roi_head.bbox_roi_extractor.featmap_strides': [32],
             'rpn_head.anchor_generator.strides': [32],
         },
-        out_indices=(3,),
+        out_indices=LAST,
     ),
     'Faster R-CNN, GN and WS': Family('gn+ws/faster-rcnn_r50_fpn_gn-ws-all_1x_coco'),
     'PAFPN': Family('pafpn/faster-rcnn_r50_pafpn_1x_coco'),
-    'HRFPN': Family('hrnet/faster-rcnn_hrnetv2p-w18-1x_coco', {'neck.in_channels': list(CHANNELS)}),
+    'HRFPN': Family('hrnet/faster-rcnn_hrnetv2p-w18-1x_coco', _ALL),
     'Libra Faster R-CNN': Family('libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco'),
     'Cascade RPN': Family('cascade_rpn/cascade-rpn_faster-rcnn_r50-caffe_fpn_1x_coco'),
     'PISA Faster R-CNN': Family('pisa/faster-rcnn_r50_fpn_pisa_1x_coco'),
@@ -178,25 +182,25 @@ DETECTORS = {
     # queries
     'Sparse R-CNN': Family('sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco'),
     'QueryInst': Family('queryinst/queryinst_r50_fpn_1x_coco'),
-    'DETR': Family('detr/detr_r50_8xb2-150e_coco', out_indices=(3,)),
+    'DETR': Family('detr/detr_r50_8xb2-150e_coco', out_indices=LAST),
     'Conditional DETR': Family(
         'conditional_detr/conditional-detr_r50_8xb2-50e_coco',
         {'neck.in_channels': [CHANNELS[3]]},
-        out_indices=(3,),
+        out_indices=LAST,
         shrink=1,
     ),
-    'DAB-DETR': Family('dab_detr/dab-detr_r50_8xb2-50e_coco', out_indices=(3,)),
+    'DAB-DETR': Family('dab_detr/dab-detr_r50_8xb2-50e_coco', out_indices=LAST),
     'Deformable DETR': Family(
-        'deformable_detr/deformable-detr_r50_16xb2-50e_coco', _EMBED, out_indices=(1, 2, 3)
+        'deformable_detr/deformable-detr_r50_16xb2-50e_coco', _EMBED, out_indices=THREE
     ),
     'Deformable DETR, two stages': Family(
         'deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco',
         _LAST_THREE,
-        out_indices=(1, 2, 3),
+        out_indices=THREE,
         shrink=1,
     ),
-    'DINO': Family('dino/dino-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=(1, 2, 3)),
-    'DDQ': Family('ddq/ddq-detr-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=(1, 2, 3)),
+    'DINO': Family('dino/dino-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=THREE),
+    'DDQ': Family('ddq/ddq-detr-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=THREE),
     'MaskFormer': Family('maskformer/maskformer_r50_ms-16xb1-75e_coco'),
     'Mask2Former': Family('mask2former/mask2former_r50_8xb2-lsj-50e_coco'),
     'Mask2Former, panoptic': Family('mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic'),
@@ -208,7 +212,7 @@ SEGMENTORS = {
     'UPerNet': Family('upernet/upernet_r50_4xb4-80k_ade20k-512x512'),
     'UPerNet, multi-level neck': Family(
         'vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512',
-        {'neck.in_channels': list(CHANNELS), 'neck.scales': [1, 1, 1, 1]},
+        _ALL | {'neck.scales': [1, 1, 1, 1]},
     ),
     'Semantic FPN': Family('sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512'),
     'ANN': Family('ann/ann_r50-d8_4xb4-80k_ade20k-512x512'),
@@ -221,28 +225,18 @@ SEGMENTORS = {
     'DNLNet': Family('dnlnet/dnl_r50-d8_4xb4-80k_ade20k-512x512'),
     'EMANet': Family('emanet/emanet_r50-d8_4xb2-80k_cityscapes-512x1024'),
     'EncNet': Family('encnet/encnet_r50-d8_4xb4-80k_ade20k-512x512'),
-    'FastFCN, PSP': Family(
-        'fastfcn/fastfcn_r50-d32_jpu_psp_4xb4-80k_ade20k-512x512', out_indices=(1, 2, 3)
-    ),
-    'FastFCN, ASPP': Family(
-        'fastfcn/fastfcn_r50-d32_jpu_aspp_4xb4-80k_ade20k-512x512', out_indices=(1, 2, 3)
-    ),
-    'FastFCN, EncNet': Family(
-        'fastfcn/fastfcn_r50-d32_jpu_enc_4xb4-80k_ade20k-512x512', out_indices=(1, 2, 3)
-    ),
+    'FastFCN, PSP': Family('fastfcn/fastfcn_r50-d32_jpu_psp_4xb4-80k_ade20k-512x512', {}, THREE),
+    'FastFCN, ASPP': Family('fastfcn/fastfcn_r50-d32_jpu_aspp_4xb4-80k_ade20k-512x512', {}, THREE),
+    'FastFCN, EncNet': Family('fastfcn/fastfcn_r50-d32_jpu_enc_4xb4-80k_ade20k-512x512', {}, THREE),
     'Fast-SCNN head': Family(
         'fastscnn/fast_scnn_8xb4-160k_cityscapes-512x1024',
-        {
-            **_LAST,
-            'auxiliary_head.0.in_channels': CHANNELS[2],
-            'auxiliary_head.1.in_channels': CHANNELS[1],
-        },
+        _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[2 - i] for i in range(2)},
     ),
     'GCNet': Family('gcnet/gcnet_r50-d8_4xb4-80k_ade20k-512x512'),
     'ICNet neck': Family(
         'icnet/icnet_r50-d8_4xb2-80k_cityscapes-832x832',
         {'neck.in_channels': CHANNELS[1:]},
-        out_indices=(1, 2, 3),
+        out_indices=THREE,
     ),
     'ISANet': Family('isanet/isanet_r50-d8_4xb4-80k_ade20k-512x512'),
     'K-Net': Family('knet/knet-s3_r50-d8_fcn_8xb2-adamw-80k_ade20k-512x512'),
@@ -250,17 +244,12 @@ SEGMENTORS = {
     'Mask2Former (segmentation)': Family('mask2former/mask2former_r50_8xb2-160k_ade20k-512x512'),
     'MaskFormer (segmentation)': Family('maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512'),
     'MaskFormer, UPerNet': Family(
-        'maskformer/maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512',
-        {'decode_head.in_channels': list(CHANNELS)},
+        'maskformer/maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512', _ALL_OF_HEAD
     ),
     'Non-local': Family('nonlocal_net/nonlocal_r50-d8_4xb4-80k_ade20k-512x512'),
     'OCRNet': Family(
         'ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512',
-        {
-            f'decode_head.{i}.{key}': value
-            for i in (0, 1)
-            for key, value in dict(in_channels=list(CHANNELS)).items()
-        }
+        {f'decode_head.{i}.in_channels': list(CHANNELS) for i in (0, 1)}
         | {'decode_head.0.channels': sum(CHANNELS)},
     ),
     'OCRNet, one map': Family(
@@ -269,23 +258,14 @@ SEGMENTORS = {
     ),
     'PointRend (segmentation)': Family('point_rend/pointrend_r50_4xb4-160k_ade20k-512x512'),
     'PSANet': Family('psanet/psanet_r50-d8_4xb4-80k_ade20k-512x512'),
-    'SegFormer': Family(
-        'segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512',
-        {'decode_head.in_channels': list(CHANNELS)},
-    ),
+    'SegFormer': Family('segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512', _ALL_OF_HEAD),
     'Segmenter': Family('segmenter/segmenter_vit-t_mask_8xb1-160k_ade20k-512x512', _LAST),
     'Segmenter, linear': Family(
         'segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512',
         _LAST | {'decode_head.channels': CHANNELS[3]},
     ),
-    'SETR, naive': Family(
-        'setr/setr_vit-l_naive_8xb2-160k_ade20k-512x512',
-        _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[i] for i in range(3)},
-    ),
-    'SETR, PUP': Family(
-        'setr/setr_vit-l_pup_8xb2-160k_ade20k-512x512',
-        _LAST | {f'auxiliary_head.{i}.in_channels': c for i, c in enumerate(CHANNELS[:3])},
-    ),
+    'SETR, naive': Family('setr/setr_vit-l_naive_8xb2-160k_ade20k-512x512', _SETR),
+    'SETR, PUP': Family('setr/setr_vit-l_pup_8xb2-160k_ade20k-512x512', _SETR),
     'SegNeXt head': Family(
         'segnext/segnext_mscan-t_1xb16-adamw-160k_ade20k-512x512',
         {'decode_head.in_channels': list(CHANNELS[1:])},

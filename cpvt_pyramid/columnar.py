@@ -28,11 +28,9 @@ class Column(LoadsCheckpoints):
 
     Args:
         arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
-        position: where position comes from: 'peg' (CPVT), 'learned' (a table, interpolated to
-            the map; with a class token this is DeiT), 'sincos' (2-D, computed at the map's
-            size), 'none', or, inside every attention, 'rope' or 'rope-mixed' (rotary), 'alibi' (a
-            penalty proportional to distance), 'lookhere' (with fields of view) or 'relative'
-            (learned, clipped to 8 rows and columns); or one of them and a PEG, as in 'learned+peg'.
+        position: as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
+            attention, 'lookhere' (ALiBi with fields of view) or 'relative' (learned, clipped to 8
+            rows and columns), or one of them and a PEG.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
             (`view`) and `RelativePosition` (`reach`). None: as in its paper.
         peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: a

@@ -82,7 +82,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from the queries (B, T, C) of a map to keys and values (B, M, C) of `step` x
         `step` cells each; `keys` is as from `Grid.keys`. Returns (B, T, C)."""
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = [x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v)]
         q, k, bias = self.position(q, k, grid, step)  # (B, heads, T or M, d)
         return ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
 

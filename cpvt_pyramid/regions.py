@@ -416,11 +416,10 @@ def avg_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> 
     extent = extent_of(input)
     if extent is None or options.get('ceil_mode'):
         return mark(function(input, **options), None)
-    padding_counts = options.pop('count_include_pad', True)
+    padding_counts = options.pop('count_include_pad', True) or options.get('divisor_override')
     result = function(clear(input, extent), **options)
-    if not padding_counts and options.get('divisor_override') is None:
-        share = function(inside(input, extent), **options)
-        result = result / share.clamp(min=torch.finfo(share.dtype).tiny)
+    if not padding_counts:
+        result = result / share_inside(function, input, extent, options)
     return mark(result, extent.changed(*windows(**options)))
 
 
@@ -505,7 +504,10 @@ def interpolate(function: Callable, input: Tensor, *args: Any, **kwargs: Any) ->
     if old is None or new is None or (mode == 'nearest' and (by_whole_factor or to_half)):
         return mark(function(input, **options), new)
     if mode == 'bilinear' and by_whole_factor and not align_corners:
-        return cleared(by_one_factor(function, input, old, options), new)
+        result = function(clear(input, old), **options)
+        if not old.whole:  # repeats the edge of each image
+            result = result / share_inside(function, input, old, options)
+        return cleared(result, new)
     dtype = torch.promote_types(input.dtype, torch.float32)
     rows, columns = (
         resize_weights(*sides, mode, align_corners, dtype)
@@ -757,11 +759,11 @@ def vector_extent(extent: Extent, x: Tensor) -> Extent:
     return Extent(extent.region, ((0, int(height), 1),), ((0, int(width), 1),))
 
 
-def inside(x: Tensor, extent: Extent) -> Tensor:
-    """(B, 1, h, w), 1 inside the images."""
-    if extent.whole:
-        return x.new_ones(len(x), 1, *x.shape[2:])
-    return (~extent.outside(x.shape[2:])).to(x.dtype)
+def share_inside(function: Callable, x: Tensor, extent: Extent, options: dict) -> Tensor:
+    """The share of the weights of averages, by pooling or resizing, that falls on the images."""
+    ones = clear(x.new_ones(len(x), 1, *x.shape[2:]), extent)
+    share = function(ones, **options)
+    return share.clamp(min=torch.finfo(share.dtype).tiny)
 
 
 def standardized(
@@ -836,16 +838,6 @@ def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
         extent = region.at_stride(max(stride, 1))
         return extent if extent.size == tuple(size) else None
     return known and Extent(region, *known)
-
-
-def by_one_factor(function: Callable, x: Tensor, extent: Extent, options: dict) -> Tensor:
-    """Bilinear resizing of all images by the same factor: divided by the share of the weights that
-    is inside, which repeats the edge of each image."""
-    result = function(clear(x, extent), **options)
-    if extent.whole:
-        return result
-    share = function(inside(x, extent), **options)
-    return result / share.clamp(min=torch.finfo(share.dtype).tiny)
 
 
 def pooled(x: Tensor, extent: Optional[Extent], output_size: Any) -> tuple:

@@ -120,7 +120,8 @@ def use_onednn_bfloat16(x: Tensor) -> bool:
 
 def is_unobserved(x: Tensor) -> bool:
     """True if x has values and no dispatch mode or graph capture must observe ATen ops."""
-    return not use_plain() and x.numel() > 0 and _get_current_dispatch_mode() is None
+    observed = _plain or graph_is_captured() or _get_current_dispatch_mode() is not None
+    return not observed and x.numel() > 0
 
 
 def float32_on_cpu(x: Tensor) -> bool:

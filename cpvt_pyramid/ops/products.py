@@ -74,15 +74,14 @@ def fused_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2:
     """
     if use_plain():
         return plain_mlp(x, weight1, bias1, weight2, bias2)
-    x, *layers = autocast(x, weight1, bias1, weight2, bias2)
-    tokens = x.flatten(0, -2)
-    onednn = use_onednn(x)
-    parts = tokens.split(max(AT_A_TIME // len(weight1), 1) if onednn else max(len(tokens), 1))
-    affine = onednn_affine if onednn else torch_affine
+    x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)
+    tokens, affine = x.flatten(0, -2), affine_for(x)
+    size = AT_A_TIME // len(weight1) if affine is onednn_affine else len(tokens)
+    parts = tokens.split(max(size, 1))
     if torch.is_grad_enabled():
+        layers = (weight1, bias1, weight2, bias2)
         parts = [_MLP.apply(part, *layers, len(parts) == 1, affine) for part in parts]
     else:
-        weight1, bias1, weight2, bias2 = layers
         parts = [affine(affine(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts]
     out = torch.cat(parts) if len(parts) > 1 else parts[0]
     return out.unflatten(0, x.shape[:-1])
@@ -94,11 +93,10 @@ def is_plain_linear(layer: nn.Module) -> bool:
     False for a layer that was replaced (LoRA, quantization), parametrized, pruned, sharded or
     hooked: it must be called.
     """
-    return (
-        type(layer) is Linear
-        and not is_hooked(layer)
-        and all(type(p) in (Tensor, nn.Parameter) for p in (layer.weight, layer.bias))
-    )
+    if type(layer) is not Linear or is_hooked(layer):
+        return False
+    kinds = (Tensor, nn.Parameter)
+    return type(layer.weight) in kinds and type(layer.bias) in kinds
 
 
 def is_identity(drop: nn.Module) -> bool:
@@ -109,10 +107,9 @@ def is_identity(drop: nn.Module) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """True if calling a module runs more than the `forward` of its class."""
-    kinds = ('forward_hooks', 'forward_pre_hooks', 'backward_hooks', 'backward_pre_hooks')
-    return 'forward' in module.__dict__ or any(
-        getattr(module, f'_{kind}') or getattr(all_modules, f'_global_{kind}') for kind in kinds
-    )
+    kinds = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
+    hooks = [getattr(module, kind) or getattr(all_modules, f'_global{kind}') for kind in kinds]
+    return 'forward' in module.__dict__ or any(hooks)
 
 
 def autocast(*operands: Tensor) -> tuple[Tensor, ...]:

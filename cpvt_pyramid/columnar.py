@@ -153,7 +153,7 @@ class Column(LoadsCheckpoints):
         return grid.encode(self.pos_block[peg], x) if peg in self.pos_block else x
 
     def ignores_key(self, name: str) -> bool:
-        """Whether published checkpoints hold a tensor that this model leaves out: a class token
+        """True if published checkpoints hold a tensor that this model leaves out: a class token
         or, of a dense backbone, the classifier and levels that are not built."""
         part, *rest = name.split('.')
         if part in ('cls_token', 'cls_pos'):
@@ -164,7 +164,7 @@ class Column(LoadsCheckpoints):
         return part in ('norm', 'head') and part not in self._modules
 
     def may_be_missing(self, name: str) -> bool:
-        """Whether a tensor keeps its value when a checkpoint does not hold it: PEGs that start at
+        """True if a tensor keeps its value when a checkpoint does not hold it: PEGs that start at
         zero."""
         is_peg = name.startswith('pos_block.') or '.attn.peg.' in name
         return is_peg and self.peg_starts_at_zero

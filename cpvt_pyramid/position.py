@@ -224,12 +224,12 @@ class Grid(NamedTuple):
     class_tokens: int = 0  # 0 or 1, before the map's
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of tokens (B, T, C), the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
+        """Split tokens (B, T, C) into the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
         first, x = x.split([self.class_tokens, self.height * self.width], dim=1)
         return first, x.unflatten(1, (self.height, self.width))
 
     def encode(self, position: nn.Module, x: Tensor) -> Tensor:
-        """The tokens with their position added; the class token passes through untouched."""
+        """Add their position to the map's tokens; the class token passes through untouched."""
         first, x = self.split(x)
         x = position(x, self.mask).flatten(1, 2)
         return torch.cat([first, x], dim=1) if self.class_tokens else x

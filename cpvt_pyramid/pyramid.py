@@ -218,7 +218,7 @@ class CPVTPyramid(LoadsCheckpoints):
         return self
 
     def ignores_key(self, name: str) -> bool:
-        """Whether published checkpoints hold a tensor that this model leaves out: of a classifier
+        """True if published checkpoints hold a tensor that this model leaves out: of a classifier
         or of a stage that is not built."""
         part, *rest = name.split('.')
         if part in ('norm', 'head', 'cls_token', 'cls_pos'):
@@ -227,7 +227,7 @@ class CPVTPyramid(LoadsCheckpoints):
         return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
 
     def may_be_missing(self, name: str) -> bool:
-        """Whether a tensor keeps its value when a checkpoint does not hold it: the stage norms of
+        """True if a tensor keeps its value when a checkpoint does not hold it: the stage norms of
         SVT start as the identity, and PEGs may start at zero."""
         part = name.split('.')[0]
         is_peg = part in ('pos_block', 'more_pos_block')

@@ -175,7 +175,7 @@ class Region:
         return self.same[id(other)][1]
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns, computed once. Autograd does not save inference tensors."""
+        """Return `make()`, computed once. Autograd does not save inference tensors."""
         if key not in self.made:
             if self.size is None:
                 self.made[key] = make()
@@ -525,7 +525,7 @@ def adaptive_avg_pool2d(
     if old is None or new is None:
         return mark(function(input, output_size), None)
     dtype = torch.promote_types(input.dtype, torch.float32)
-    axes = axes_of(old, new, input.shape[2:], size)
+    axes = pool_axes(old, new, input.shape[2:], size)
     rows, columns = (pool_weights(*axis, dtype=dtype) for axis in axes)
     return mark(resample(rows, clear(input, old), columns), new)
 
@@ -543,7 +543,7 @@ def adaptive_max_pool2d(
         more = (return_indices,) if return_indices else ()
         return mark(function(input, output_size, *more), None)
     x, least = input, lowest(input.dtype)
-    rows, columns = (pool_bins(*axis) for axis in axes_of(old, new, input.shape[2:], size))
+    rows, columns = (pool_bins(*axis) for axis in pool_axes(old, new, input.shape[2:], size))
     # Of equal maxima the first one, in rows, gets the gradient, as in PyTorch.
     for axis, bins in ((3, columns[:, :, None, None]), (2, rows[:, :, None, :, None])):
         maxima = [x.masked_fill(~of_image, least).max(axis).values for of_image in bins.unbind(1)]
@@ -660,8 +660,8 @@ def reshape(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Ten
     return mark(result, vector_extent(extent, result))
 
 
-def of_vectors(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Functions of the last axis, of one vector for each image."""
+def over_features(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Functions of the last axis, for one vector per image."""
     extent = with_parameters(extent_of(input), *args, *kwargs.values())
     result = function(input, *args, **kwargs)
     if extent is None or not extent.whole or input.dim() < 2:
@@ -801,7 +801,7 @@ def windows(
     ceil_mode: bool = False,
     **_: Any,
 ) -> list[tuple[int, int, int]]:
-    """How convolution and pooling change the length of each axis, as `Extent.changed` takes it.
+    """Steps of `Extent.changed` for convolution and pooling.
 
     Takes the options of these functions, and ignores those that change no length.
     """
@@ -857,7 +857,7 @@ def pooled(x: Tensor, extent: Optional[Extent], output_size: Any) -> tuple:
     return Extent(extent.region, *formulas), tuple(size)
 
 
-def axes_of(old: Extent, new: Extent, lengths: Sequence[int], size: Sequence[int]) -> Iterator:
+def pool_axes(old: Extent, new: Extent, lengths: Sequence[int], size: Sequence[int]) -> Iterator:
     """For rows and columns, the arguments of `pool_bins`."""
     for side, count, cells, bins in zip(old.sides, new.sides, lengths, size):
         yield side, cells, count[:, None].clamp(min=1), bins
@@ -952,7 +952,7 @@ def corner(index: Any) -> Optional[tuple]:
 
 
 def slice_steps(index: Any, dims: int) -> Optional[list[tuple[int, int, int]]]:
-    """How slicing changes the length of each axis; None if it does not only slice a map."""
+    """Steps of `Extent.changed` for a slice; None if it is not one of a map."""
     index = index if isinstance(index, tuple) else (index,)
     if any(type(i) is Tensor for i in index) or dims != 4:
         return None
@@ -1023,7 +1023,7 @@ NAMES: dict[Callable, list[str]] = {
     over_axes: ['sum', 'mean', 'amax', 'amin', 'norm'],
     over_channels(0): 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split(),
     over_channels(1): ['split', 'chunk', 'tensor_split', 'roll', 'normalize'],
-    of_vectors: ['linear'],
+    over_features: ['linear'],
 }
 SAME_NAME = (conv2d, conv_transpose2d, max_pool2d, avg_pool2d, adaptive_avg_pool2d, group_norm)
 NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pixel_shuffle, pixel_unshuffle, pad)}

@@ -281,7 +281,7 @@ class PyramidTrunk(CPVTPyramid):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        """What there is after each stage."""
+        """Yield the class token and the map after each stage."""
         # Not the mask says whether there is padding: while torch.fx traces, it is never None.
         x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)
         last = len(self.blocks) - 1
@@ -344,7 +344,7 @@ class ColumnTrunk(Column):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        """What there is after each block."""
+        """Yield the class token and the map after each block."""
         x, grid = self.embed(image, pixel_mask(valid, image))
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
@@ -530,7 +530,7 @@ def pretrained_cfg(**source: Any) -> dict[str, Any]:
     )
 
 
-def source_of(name: str) -> tuple[str, dict[str, Any]]:
+def published_weights(name: str) -> tuple[str, dict[str, Any]]:
     """The key in `default_cfgs` of a pyramid, the size of its map if it has no class token, and
     where its published weights are."""
     family, size = name.split('_')
@@ -559,7 +559,7 @@ COLUMNS = {
 }
 _cfgs: dict[str, Union[dict[str, Any], PretrainedCfg]] = {
     key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)
-    for key, source in map(source_of, ARCHS)
+    for key, source in map(published_weights, ARCHS)
 }
 _cfgs |= {
     name: pretrained_cfg(

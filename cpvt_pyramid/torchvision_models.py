@@ -138,7 +138,7 @@ def semantic_fpn(
         head_channels: channels of the head.
         dropout: rate of the dropout of whole channels before the classifier.
     """
-    pyramid = BackboneFPN(pyramid_of(backbone, finest=4), out_channels)
+    pyramid = BackboneFPN(build_body(backbone, finest=4), out_channels)
     return SemanticFPN(pyramid, num_classes, head_channels, dropout)
 
 
@@ -153,7 +153,7 @@ def one_stage_parts(
 
     `sides` are those of the anchors, in strides of their level.
     """
-    body = pyramid_of(backbone, finest=8)
+    body = build_body(backbone, finest=8)
     extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
     pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
     sizes = [[side * stride for side in sides] for stride in pyramid.strides]
@@ -163,7 +163,7 @@ def one_stage_parts(
 
 def two_stage_parts(backbone: Backbone, out_channels: int) -> dict[str, Any]:
     """The parts of `FasterRCNN` that must know about padding."""
-    pyramid = BackboneFPN(pyramid_of(backbone, finest=4), out_channels, LastLevelMaxPool(), 1)
+    pyramid = BackboneFPN(build_body(backbone, finest=4), out_channels, LastLevelMaxPool(), 1)
     return dict(
         backbone=pyramid,
         rpn_anchor_generator=StrideAnchors(pyramid.strides, [[8 * s] for s in pyramid.strides]),
@@ -205,7 +205,7 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
     return model
 
 
-def pyramid_of(backbone: Backbone, finest: int) -> Body:
+def build_body(backbone: Backbone, finest: int) -> Body:
     """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given.
 
     Raises:

@@ -307,11 +307,11 @@ class LoadsCheckpoints(nn.Module):
     rgb_weights: Union[str, Sequence[str], None]
 
     def ignores_key(self, name: str) -> bool:
-        """Whether published checkpoints hold a tensor that this model leaves out."""
+        """True if published checkpoints hold a tensor that this model leaves out."""
         raise NotImplementedError
 
     def may_be_missing(self, name: str) -> bool:
-        """Whether a tensor keeps its value when a checkpoint does not hold it."""
+        """True if a tensor keeps its value when a checkpoint does not hold it."""
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
@@ -434,8 +434,8 @@ def objection_to(
         )
     if any(a != b for a, b in zip(shape_of(ours), shape_of(theirs))):
         return (
-            f'the checkpoint is of another architecture, {described(theirs)}; the model is '
-            f'{described(ours)}. Set its arch, or load another file'
+            f'the checkpoint is of another architecture, {describe(theirs)}; the model is '
+            f'{describe(ours)}. Set its arch, or load another file'
         )
     for name in report.mismatched:
         there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
@@ -499,7 +499,7 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
     return min(names, key=lambda k: ARCHS[k].position != position, default=None) if shape else None
 
 
-def described(tensors: dict[str, Tensor]) -> str:
+def describe(tensors: dict[str, Tensor]) -> str:
     """The name of an architecture, or its numbers where it has none."""
     dims, depths = zip(*((stage[0], stage[-1]) for stage in shape_of(tensors)))
     return arch_of(tensors) or f'of dims {dims} and depths {depths}'
@@ -641,7 +641,7 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
 def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:
     """A key after every row of pairs (from, to) of a `Format` that it matches."""
     for source, target in pairs:
-        match = pattern_of(source).search(name)
+        match = key_pattern(source).search(name)
         if match:
             for field, one in FIELD.findall(source):
                 index = int(match[field]) - bool(one)
@@ -652,7 +652,7 @@ def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 
 @functools.cache
-def pattern_of(template: str) -> re.Pattern:
-    """What a row of a `Format` matches: numbers at its fields, the rest as it stands."""
+def key_pattern(template: str) -> re.Pattern:
+    """Compile a row of a `Format`: numbers at its fields, the rest literally."""
     start = '' if template.startswith('.') else '^'
     return re.compile(start + FIELD.sub(r'(?P<\1>\\d+)', template.replace('.', r'\.')))

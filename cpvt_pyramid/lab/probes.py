@@ -65,7 +65,7 @@ class Subject:
         return [map_.permute(0, 3, 1, 2) for map_ in maps] if last else maps
 
     def call(self, image: Tensor, valid: Optional[Tensor]) -> list[Tensor]:
-        """What the model returns for a batch."""
+        """Run the model on a batch and check that it returns maps."""
         try:
             found = maps_of(self.model, image, valid)
         except Exception as error:  # a model from elsewhere can fail in any way
@@ -90,7 +90,7 @@ class Subject:
 
 
 def tensors_in(found: Any) -> Iterator[Any]:
-    """What is in nested sequences and dicts, in order."""
+    """Yield the items of nested sequences and dicts, in order."""
     if not isinstance(found, (Mapping, list, tuple)):
         yield found
         return
@@ -99,7 +99,7 @@ def tensors_in(found: Any) -> Iterator[Any]:
 
 
 def channels_last(map_: Tensor, image: Tensor) -> bool:
-    """Whether a map must be (B, h, w, C): read as (B, C, h, w) its sides are not in the ratio of
+    """True if a map must be (B, h, w, C): read as (B, C, h, w) its sides are not in the ratio of
     the image's, up to a token, and read as (B, h, w, C) they are."""
     height, width = image.shape[2:]
 
@@ -340,7 +340,7 @@ def with_replicated_borders(model: nn.Module) -> nn.Module:
 
 
 def has_padded_convolutions(model: nn.Module) -> bool:
-    """Whether `with_replicated_borders` changes anything."""
+    """True if `with_replicated_borders` changes anything."""
     return any(map(is_zero_padded, model.modules()))
 
 

@@ -99,7 +99,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
     """Attention by oneDNN, (B, heads, N, d), without gradient; the bias is (B, M)."""
     out = empty_map(q)
     k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
-    for b, head, rows in parts_of(q, k):
+    for b, head, rows in query_parts(q, k):
         weights = softmax(q[b, head, rows], k[b, head], bias, b)
         out[b, head, rows] = onednn_affine(weights, v[b, head])
     return out
@@ -170,7 +170,7 @@ class _Attention(torch.autograd.Function):
         grad_q = empty_map(q)
         k, v = scaled(k).contiguous(), v.contiguous()
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
-        for b, head, rows in parts_of(q, k):
+        for b, head, rows in query_parts(q, k):
             part_q, part_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
             weights = softmax(part_q, k[b, head], bias, b)
             grad_v[b, head] += summed_outer(weights, part_grad)
@@ -195,7 +195,7 @@ def softmax(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
     return torch.softmax(scores, dim=-1, out=scores)
 
 
-def parts_of(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
+def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
     """Image, head and queries of each part."""
     batch, heads, queries, _ = q.shape
     rows = max(AT_A_TIME // k.shape[2], 1)

@@ -76,12 +76,12 @@ def plain(select: bool = True) -> Iterator[None]:
 
 
 def plain_selected() -> bool:
-    """Whether `plain` or the environment selects the plain versions."""
+    """True if `plain` or the environment selects the plain versions."""
     return _plain
 
 
 def graph_is_captured() -> bool:
-    """Whether this call is compiled, exported or traced to a graph that must serve other sizes."""
+    """True if this call is compiled, exported or traced to a graph that must serve other sizes."""
     return (
         is_compiling()
         or torch.jit.is_tracing()
@@ -90,22 +90,22 @@ def graph_is_captured() -> bool:
 
 
 def graph_is_exported() -> bool:
-    """Whether this call is captured by torch.export."""
+    """True if this call is captured by torch.export."""
     return HAS_FAST_OPS and torch.compiler.is_exporting()
 
 
 def use_plain() -> bool:
-    """Whether the plain version runs: it was selected, or a graph is captured."""
+    """True if the plain version runs: it was selected, or a graph is captured."""
     return _plain or graph_is_captured()
 
 
 def use_onednn(x: Tensor) -> bool:
-    """Whether oneDNN computes the matrix products of x: float32 on a CPU, without autocast."""
+    """True if oneDNN computes the matrix products of x: float32 on a CPU, without autocast."""
     return is_unobserved(x) and float32_on_cpu(x) and HAS_ONEDNN_LINEAR and mkldnn.enabled
 
 
 def use_onednn_bfloat16(x: Tensor) -> bool:
-    """Whether x is bfloat16 on a CPU that multiplies it by AVX-512 instructions. PyTorch's own
+    """True if x is bfloat16 on a CPU that multiplies it by AVX-512 instructions. PyTorch's own
     products are oneDNN's there, but its GELU and its attention are not."""
     return (
         is_unobserved(x)
@@ -125,7 +125,7 @@ def is_unobserved(x: Tensor) -> bool:
 
 
 def float32_on_cpu(x: Tensor) -> bool:
-    """Whether operations on x run in float32 on a CPU and are not autocast."""
+    """True if operations on x run in float32 on a CPU and are not autocast."""
     return x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
 
 

@@ -434,8 +434,8 @@ def objection_to(
         )
     if any(a != b for a, b in zip(shape_of(ours), shape_of(theirs))):
         return (
-            f'the checkpoint is of another architecture, {describe(theirs)}; the model is '
-            f'{describe(ours)}. Set its arch, or load another file'
+            f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '
+            f'{describe_arch(ours)}. Set its arch, or load another file'
         )
     for name in report.mismatched:
         there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
@@ -499,7 +499,7 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
     return min(names, key=lambda k: ARCHS[k].position != position, default=None) if shape else None
 
 
-def describe(tensors: dict[str, Tensor]) -> str:
+def describe_arch(tensors: dict[str, Tensor]) -> str:
     """The name of an architecture, or its numbers where it has none."""
     dims, depths = zip(*((stage[0], stage[-1]) for stage in shape_of(tensors)))
     return arch_of(tensors) or f'of dims {dims} and depths {depths}'

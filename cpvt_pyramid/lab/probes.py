@@ -480,13 +480,6 @@ def read_at(map_: Tensor, offset: float, count: int) -> Tensor:
 # Attention
 
 
-class Attention(NamedTuple):
-    """One call of an attention."""
-
-    weights: Tensor  # (B, heads, queries, keys)
-    output: Tensor
-
-
 class Recorder(TorchFunctionMode):
     """Records the weights of every `scaled_dot_product_attention`."""
 

@@ -23,6 +23,10 @@ class Arch(NamedTuple):
         window: side of the windows of blocks 0, 2, 4, ..., in tokens. None: all blocks are global.
         stage_norm: a LayerNorm on each stage's output.
         position: where position comes from, see `CPVTPyramid`.
+
+    Examples:
+        >>> shallow = ARCHS['pcpvt_small']._replace(depths=(1, 1, 2, 1))
+        >>> model = CPVTPyramid(shallow)
     """
 
     dims: tuple[int, ...]
@@ -67,6 +71,9 @@ class ColumnarArch(NamedTuple):
         depth: blocks.
         mlp_ratio: hidden channels of the MLP / channels of the tokens.
         patch_size: side of a patch, in pixels.
+
+    Examples:
+        >>> model = CPVT(ColumnarArch(dim=96, heads=2, depth=4), num_classes=10)
     """
 
     dim: int

@@ -194,15 +194,18 @@ class Column(LoadsCheckpoints):
 class CPVT(Column):
     """The columnar CPVT as a classifier, and the models it is compared with.
 
-        CPVT('cpvt_tiny', peg=PEG(after=range(6)))                    # CPVT-Ti of the paper
-        CPVT('cpvt_tiny', peg=PEG(after=range(6)), class_token=False)  # CPVT-Ti-GAP
-        CPVT('cpvt_tiny', position='learned')                         # DeiT-Ti
-
     Args:
         arch: as in `Column`.
         num_classes: of the classifier.
         **options: as in `Column`; unknown ones are an error. Without `class_token` the classifier
             sees the mean of the map (GAP; CPVT, section 4.4).
+
+    Examples:
+        >>> model = CPVT('cpvt_tiny', peg=PEG(after=range(6)))  # CPVT-Ti of the paper
+        >>> model.eval()(torch.rand(1, 3, 224, 224)).shape
+        torch.Size([1, 1000])
+        >>> gap = CPVT('cpvt_tiny', peg=PEG(after=range(6)), class_token=False)  # CPVT-Ti-GAP
+        >>> deit = CPVT('cpvt_tiny', position='learned')  # DeiT-Ti
     """
 
     reads_map = False
@@ -253,6 +256,11 @@ class DenseCPVT(Column):
     Attributes:
         channels: channels of each returned map.
         strides: stride of each returned map, in pixels: 4, 8, 16, 32 of a patch of 16.
+
+    Examples:
+        >>> model = DenseCPVT('cpvt_tiny').eval()
+        >>> [tuple(y.shape) for y in model(torch.rand(1, 3, 64, 96))]
+        [(1, 256, 16, 24), (1, 256, 8, 12), (1, 256, 4, 6), (1, 256, 2, 3)]
     """
 
     def __init__(

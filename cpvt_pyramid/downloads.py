@@ -31,6 +31,10 @@ def local_file(source: Union[str, Path]) -> Path:
         FileNotFoundError: there is no such local file.
         ImportError: a file on the hub without the package huggingface_hub.
         ValueError: an `hf://` name without owner, repository and file.
+
+    Examples:
+        >>> local_file('examples/1.jpg')
+        PosixPath('examples/1.jpg')
     """
     name = str(source)
     if not name.startswith(SCHEMES):

@@ -46,6 +46,14 @@ class Counter(ExitStack):
             'CPVTPyramid.blocks.0', where the first part is the class of the outermost module.
         bytes: size of the operands and results of convolutions and of matrix products with weights,
             each read or written once. This includes attention's inputs and output, not its scores.
+
+    Examples:
+        >>> with torch.device('meta'):
+        ...     model, image = CPVTPyramid('pcpvt_small'), torch.rand(1, 3, 224, 224)
+        >>> with Counter() as counter:
+        ...     maps = model(image)
+        >>> round(counter.total / 1e9, 1)
+        3.8
     """
 
     def __init__(self) -> None:

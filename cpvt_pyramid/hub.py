@@ -67,6 +67,12 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
 
     Attributes:
         model: the model itself. Calling the `HubModel` calls it.
+
+    Examples:
+        >>> model = HubModel('CPVTPyramid', arch='pcpvt_nano')
+        >>> model.save_pretrained('nano')
+        >>> HubModel.from_pretrained('nano').model.channels
+        (32, 64, 128, 192)
     """
 
     def __init__(

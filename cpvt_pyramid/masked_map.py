@@ -49,12 +49,14 @@ _action = 'ignore'
 class on_region_loss:  # noqa: N801, like torch.set_grad_enabled
     """What to do where a map loses its region, as a function or as a context manager.
 
-        with on_region_loss('warn'):
-            model(batch)
-
     Args:
         action: 'ignore' (the default), 'warn' or 'raise'. Warning and error (RuntimeError) name the
             function.
+
+    Examples:
+        >>> batch = padded_batch(torch.rand(2, 3, 64, 96), torch.tensor([[64, 96], [50, 70]]))
+        >>> with on_region_loss('raise'):
+        ...     y = torch.nn.functional.max_pool2d(batch, 2)  # an error, if it lost the region
     """
 
     def __init__(self, action: str) -> None:
@@ -424,6 +426,12 @@ def padded_batch(images: Tensor, valid: Tensor) -> Tensor:
 
     Raises:
         ValueError: the shapes are others.
+
+    Examples:
+        >>> batch = padded_batch(torch.rand(2, 3, 64, 96), torch.tensor([[64, 96], [50, 70]]))
+        >>> conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        >>> conv(batch).shape  # the image of 50 x 70 pixels as if it were alone
+        torch.Size([2, 8, 32, 48])
     """
     if images.dim() != 4:
         raise ValueError(f'images must be a batch (B, C, H, W), got {tuple(images.shape)}')

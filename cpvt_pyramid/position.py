@@ -54,6 +54,10 @@ class PEG(NamedTuple):
         qk_only: apply PEGs only to queries and keys (columnar model). 71.3.
         zero_init: start at zero, so that PEGs added to a pretrained model change nothing before
             training.
+
+    Examples:
+        >>> before_the_blocks = CPVTPyramid('pcpvt_nano', peg=PEG(after=-1, kernel_size=5))
+        >>> replicated = CPVTPyramid('pcpvt_nano', peg=dict(zero_padding=False))
     """
 
     after: Union[int, str, Sequence[int]] = (0,)
@@ -109,6 +113,11 @@ class PosCNN(nn.Module):
         conv: 'depthwise', 'separable' or 'dense', see `PEG`.
         layers: number of convolutions in a row, each added to its input.
         zero_padding: False replicates the border of each image instead (CPVT, table 3).
+
+    Examples:
+        >>> peg = PosCNN(64)
+        >>> peg(torch.rand(2, 14, 20, 64)).shape
+        torch.Size([2, 14, 20, 64])
     """
 
     def __init__(

@@ -63,6 +63,13 @@ class CPVTPyramid(LoadsCheckpoints):
     Attributes:
         channels: channels of each returned map.
         strides: stride of each returned map, in pixels.
+
+    Examples:
+        >>> model = CPVTPyramid('pcpvt_nano').eval()
+        >>> [tuple(y.shape) for y in model(torch.rand(1, 3, 97, 130))]
+        [(1, 32, 25, 33), (1, 64, 13, 17), (1, 128, 7, 9), (1, 192, 4, 5)]
+        >>> valid = torch.tensor([[64, 96], [97, 130]])  # true sizes of padded images
+        >>> maps = model(torch.rand(2, 3, 97, 130), valid=valid)
     """
 
     def __init__(

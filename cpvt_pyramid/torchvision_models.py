@@ -66,6 +66,12 @@ def retinanet(
         extra_levels: levels after those of the backbone, which have strides 8, 16 and 32.
         head_convs: 3x3 convolutions, 1 to 4, before those that predict.
         **options: of torchvision's `RetinaNet`, for example `min_size` and `max_size`.
+
+    Examples:
+        >>> model = retinanet('pcpvt_nano', num_classes=10, min_size=64, max_size=96).eval()
+        >>> found = model([torch.rand(3, 64, 96), torch.rand(3, 80, 64)])
+        >>> sorted(found[0])
+        ['boxes', 'labels', 'scores']
     """
     if not 1 <= head_convs <= 4:
         raise ValueError(f'head_convs must be 1 to 4, got {head_convs}')
@@ -85,7 +91,11 @@ def fcos(
     extra_levels: int = 2,
     **options: Any,
 ) -> FCOS:
-    """FCOS. Arguments are those of `retinanet`; out_channels a multiple of 32 (GroupNorm)."""
+    """FCOS. Arguments are those of `retinanet`; out_channels a multiple of 32 (GroupNorm).
+
+    Examples:
+        >>> model = fcos('pcpvt_nano', num_classes=10, out_channels=64)
+    """
     parts = one_stage_parts(backbone, out_channels, extra_levels, [1], (1.0,))
     return assemble(FCOS, num_classes, parts | options)
 
@@ -104,6 +114,9 @@ def faster_rcnn(
         num_classes: with background, which is label 0.
         out_channels: channels of the FPN.
         **options: of torchvision's `FasterRCNN`.
+
+    Examples:
+        >>> model = faster_rcnn({'arch': 'pcpvt_nano', 'drop_path_rate': 0.1}, num_classes=11)
     """
     return assemble(FasterRCNN, num_classes, two_stage_parts(backbone, out_channels) | options)
 
@@ -115,7 +128,11 @@ def mask_rcnn(
     out_channels: int = 256,
     **options: Any,
 ) -> MaskRCNN:
-    """Mask R-CNN. Arguments are those of `faster_rcnn`, and options of torchvision's `MaskRCNN`."""
+    """Mask R-CNN. Arguments are those of `faster_rcnn`, and options of torchvision's `MaskRCNN`.
+
+    Examples:
+        >>> model = mask_rcnn('svt_small', num_classes=11)
+    """
     parts = two_stage_parts(backbone, out_channels)
     parts['mask_roi_pool'] = RegionRoIAlign(14, parts['backbone'].strides[:-1])
     return assemble(MaskRCNN, num_classes, parts | options)
@@ -137,6 +154,11 @@ def semantic_fpn(
         out_channels: channels of the FPN.
         head_channels: channels of the head.
         dropout: rate of the dropout of whole channels before the classifier.
+
+    Examples:
+        >>> model = semantic_fpn('pcpvt_nano', num_classes=5).eval()
+        >>> model(torch.rand(1, 3, 64, 96))['out'].shape
+        torch.Size([1, 5, 64, 96])
     """
     pyramid = BackboneFPN(build_body(backbone, finest=4), out_channels)
     return SemanticFPN(pyramid, num_classes, head_channels, dropout)
@@ -488,6 +510,14 @@ def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]
         ConnectionError: the checkpoint cannot be downloaded.
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or does not fit the model, which is left unchanged.
+
+    Examples:
+        >>> from mmengine.config import Config
+        >>> from mmseg.registry import MODELS
+        >>> cfg = Config.fromfile('configs/demo/semantic_fpn_cpvt_nano.py')
+        >>> torch.save(MODELS.build(cfg.model).state_dict(), 'mm.pth')
+        >>> sizes = dict(num_classes=11, out_channels=64, head_channels=64)
+        >>> load_mm_weights(semantic_fpn('pcpvt_nano', **sizes), 'mm.pth')
     """
     tensors = read_checkpoint(path)
     for wrapper in WRAPPERS:

@@ -32,6 +32,11 @@ def bfloat16(model: nn.Module) -> Iterator[None]:
 
     Args:
         model: a detector, a segmentor or a classifier, also inside DDP.
+
+    Examples:
+        >>> model = CPVTPyramid('pcpvt_nano').eval()
+        >>> with bfloat16(model):
+        ...     maps = model(torch.rand(1, 3, 64, 64))
     """
     replaced = replace_forward(model)
     try:

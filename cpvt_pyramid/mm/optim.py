@@ -19,6 +19,13 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: options of `DefaultOptimWrapperConstructor`, and `layer_decay` in (0, 1]:
             the ratio of the rate of each layer to that of the next. Everything after the backbone
             has the full rate.
+
+    Examples:
+        >>> optim_wrapper = dict(
+        ...     optimizer=dict(type='AdamW', lr=1e-4),
+        ...     constructor='LayerDecayConstructor',
+        ...     paramwise_cfg=dict(layer_decay=0.8),
+        ... )
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None) -> None:

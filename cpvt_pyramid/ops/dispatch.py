@@ -66,6 +66,12 @@ def plain(select: bool = True) -> Iterator[None]:
 
     Args:
         select: False selects the fast versions instead, whatever is selected outside.
+
+    Examples:
+        >>> model, image = CPVTPyramid('pcpvt_nano').eval(), torch.rand(1, 3, 64, 64)
+        >>> with plain(), torch.inference_mode():
+        ...     expected = model(image)
+        >>> torch.testing.assert_close(model(image), expected)
     """
     global _plain
     before, _plain = _plain, select or not HAS_FAST_OPS

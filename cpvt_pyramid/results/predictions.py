@@ -139,6 +139,13 @@ class Detections(_Prediction):
         scores: (N,) float32, 0 to 1.
         labels: (N,), indices into `classes`.
         masks: (N, H, W) boolean, or None if the model has none.
+
+    Examples:
+        >>> found = Predictor('examples/digits-detection.onnx')('examples/1.jpg')
+        >>> sure = found.above(0.5)
+        >>> sure[0]['class'], round(sure[0]['score'], 2)
+        ('seven', 0.8)
+        >>> sure.draw().save('overlay.png')
     """
 
     boxes: np.ndarray
@@ -214,6 +221,13 @@ class LabelMap(_Prediction):
         classes: names.
         palette: a colour per class, RGB from 0 to 255.
         labels: (H, W), indices into `classes`.
+
+    Examples:
+        >>> found = Predictor('examples/digits-segmentation.onnx')('examples/1.jpg')
+        >>> found.labels.shape == found.image.shape[:2]
+        True
+        >>> found[0]['class']
+        'background'
     """
 
     labels: np.ndarray

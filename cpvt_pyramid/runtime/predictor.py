@@ -52,6 +52,13 @@ class Predictor:
 
     Raises:
         UserError: the model cannot be opened; one line that says why.
+
+    Examples:
+        >>> predictor = Predictor('examples/digits-detection.onnx', score_thr=0.5)
+        >>> predictor('examples/1.jpg')
+        Detections(2: seven 0.80, one 0.71)
+        >>> for found in predictor(['examples/1.jpg', 'examples/2.jpg']):
+        ...     picture = found.draw()
     """
 
     def __init__(

@@ -1,14 +1,19 @@
 """The pages work in the repository and on the site that `make docs` builds."""
 
+import doctest
+import pkgutil
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 from support import ROOT
+
+from cpvt_pyramid import ARCHS
 
 PAGES = [p for folder in ('.', 'configs', 'docs', 'examples') for p in (ROOT / folder).glob('*.md')]
 
@@ -47,3 +52,19 @@ def test_pages_work_on_both(page):
             if re.match(start, line) and before.strip():
                 inside = re.match(start, before) or before.startswith((' ', '<!--'))
                 assert inside, f'an empty line must precede {line!r}'
+
+
+API = re.findall(r'^::: (\S+)', (ROOT / 'docs/api.md').read_text(), re.M)
+
+
+@pytest.mark.parametrize('name', API)
+def test_examples(name, tmp_path, monkeypatch):
+    """Every name of the API page has an example that runs in a checkout."""
+    for folder in ('configs', 'examples'):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    known = {'torch': torch, 'ARCHS': ARCHS}
+    known |= {path.rpartition('.')[2]: pkgutil.resolve_name(path) for path in API}
+    (test,) = doctest.DocTestFinder(recurse=False).find(pkgutil.resolve_name(name), globs=known)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0

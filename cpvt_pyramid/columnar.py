@@ -17,7 +17,7 @@ from .mask import fill_outside, mean_inside, pixel_mask, subsample
 from .ops import ceil_div
 from .position import PEG, Grid, attention_position, parse_position, position_table
 from .pyramid import init_weights
-from .weights import LoadsCheckpoints, check_rgb_weights
+from .weights import LoadsCheckpoints
 
 
 class Column(LoadsCheckpoints):
@@ -63,7 +63,7 @@ class Column(LoadsCheckpoints):
         drop_path_rate: float = 0.0,
         with_cp: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(in_channels, rgb_weights)
         self.arch = arch = find_arch(arch, ColumnarArch)
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
@@ -76,9 +76,6 @@ class Column(LoadsCheckpoints):
             followed = min(mapped, arch.depth - peg.qk_only)  # keys need a following block
             peg.check(followed)
             after = peg.indices(followed)
-        check_rgb_weights(rgb_weights, in_channels)
-        self.in_channels = in_channels
-        self.rgb_weights = rgb_weights
 
         def block(index: int) -> Block:
             # A PEG for queries and keys alone is part of the following block.
@@ -162,12 +159,6 @@ class Column(LoadsCheckpoints):
         if part == 'levels' and isinstance(levels, nn.ModuleDict):
             return bool(rest) and rest[0] not in levels
         return part in ('norm', 'head') and part not in self._modules
-
-    def may_be_missing(self, name: str) -> bool:
-        """True if a tensor keeps its value when a checkpoint does not hold it: PEGs that start at
-        zero."""
-        is_peg = name.startswith('pos_block.') or '.attn.peg.' in name
-        return is_peg and self.peg_starts_at_zero
 
     @property
     def num_layers(self) -> int:

@@ -15,7 +15,7 @@ from .archs import PATCH_SIZES, Arch, check_rates, check_stages, find_arch
 from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttention
 from .mask import fill_outside, pixel_mask
 from .position import PEG, Grid, NoPosition, attention_position, parse_position, position_table
-from .weights import LoadsCheckpoints, check_rgb_weights
+from .weights import LoadsCheckpoints
 
 # Lists with an entry for each stage; the last only if PEGs follow other blocks than the first.
 STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
@@ -92,7 +92,7 @@ class CPVTPyramid(LoadsCheckpoints):
         norm_eval: bool = False,
         with_cp: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(in_channels, rgb_weights)
         self.arch = arch = find_arch(arch, Arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
@@ -108,9 +108,6 @@ class CPVTPyramid(LoadsCheckpoints):
             if peg.qk_only:
                 raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
             peg.check(max(arch.depths))
-        check_rgb_weights(rgb_weights, in_channels)
-        self.in_channels = in_channels
-        self.rgb_weights = rgb_weights
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -234,11 +231,8 @@ class CPVTPyramid(LoadsCheckpoints):
         return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
 
     def may_be_missing(self, name: str) -> bool:
-        """True if a tensor keeps its value when a checkpoint does not hold it: the stage norms of
-        SVT start as the identity, and PEGs may start at zero."""
-        part = name.split('.')[0]
-        is_peg = part in ('pos_block', 'more_pos_block')
-        return part == 'norm_list' or (is_peg and self.peg_starts_at_zero)
+        """As in `LoadsCheckpoints`; the stage norms of SVT start as the identity, too."""
+        return name.startswith('norm_list.') or super().may_be_missing(name)
 
     @property
     def num_layers(self) -> int:

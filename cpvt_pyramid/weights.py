@@ -150,6 +150,7 @@ INERT = (
 )
 # What tells one architecture from another; position, norms and the classifier are a choice.
 BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
+PEG_KEY = re.compile(r'(more_)?pos_block\.|.*\.attn\.peg\.')
 POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
 FIRST_CONV = re.compile(r'patch_embed(s\.0)?\.proj\.weight$')
 RGB = ('red', 'green', 'blue')
@@ -318,19 +319,27 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
 class LoadsCheckpoints(nn.Module):
     """A model whose `load_state_dict` reads every format of this module.
 
-    Attributes:
+    Args:
+        in_channels: channels of the image.
         rgb_weights: how weights for RGB are made to fit other channels, see `inflated`.
     """
 
-    rgb_weights: Union[str, Sequence[str], None]
+    peg_starts_at_zero = False
+
+    def __init__(self, in_channels: int, rgb_weights: Union[str, Sequence[str], None]) -> None:
+        super().__init__()
+        check_rgb_weights(rgb_weights, in_channels)
+        self.in_channels = in_channels
+        self.rgb_weights = rgb_weights
 
     def ignores_key(self, name: str) -> bool:
         """True if published checkpoints hold a tensor that this model leaves out."""
         raise NotImplementedError
 
     def may_be_missing(self, name: str) -> bool:
-        """True if a tensor keeps its value when a checkpoint does not hold it."""
-        raise NotImplementedError
+        """True if a tensor keeps its value when a checkpoint does not hold it: of a PEG that starts
+        at zero."""
+        return self.peg_starts_at_zero and bool(PEG_KEY.match(name))
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
         self.log_load_report(prepare_state_dict(self, state_dict, prefix))

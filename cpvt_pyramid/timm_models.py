@@ -541,21 +541,12 @@ def published_weights(name: str) -> tuple[str, dict[str, Any]]:
     return f'{name}.in1k', dict(pool_size=(7, 7), hf_hub_id=f'timm/twins_{name}.in1k')
 
 
-def pegs_and_pools(name: str) -> dict[str, dict[str, Any]]:
-    """The variants of a columnar model in the CPVT paper, and their options."""
-    main = dict(after=tuple(range(6)))
-    return {
-        name: dict(global_pool='token'),
-        f'{name}_gap': dict(global_pool='avg'),
-        f'{name}_0to5': dict(global_pool='token', peg=main),
-        f'{name}_0to5_gap': dict(global_pool='avg', peg=main),
-    }
-
-
+# The variants of the columnar models in the CPVT paper, with their options.
 COLUMNS = {
-    variant: dict(arch=name, **options)
+    f'{name}{pegs}{pool}': dict(arch=name, **peg_options, global_pool=global_pool)
     for name in COLUMNAR_ARCHS
-    for variant, options in pegs_and_pools(name).items()
+    for pegs, peg_options in (('', {}), ('_0to5', dict(peg=dict(after=tuple(range(6))))))
+    for pool, global_pool in (('', 'token'), ('_gap', 'avg'))
 }
 _cfgs: dict[str, Union[dict[str, Any], PretrainedCfg]] = {
     key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)

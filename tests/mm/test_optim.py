@@ -10,7 +10,8 @@ from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT
 class Detector(nn.Module):
     def __init__(self, arch: str = 'pcpvt_nano') -> None:
         super().__init__()
-        self.backbone = CPVTPyramid(arch)
+        column = dict(arch=dict(dim=16, heads=2, depth=3), out_channels=8)
+        self.backbone = DenseCPVT(**column) if arch == 'column' else CPVTPyramid(arch)
         self.head = nn.Conv2d(192, 3, 1)
 
 
@@ -28,40 +29,36 @@ def rates(model: nn.Module, **paramwise: object) -> dict[str, tuple[float, float
     return {name: found[p] for name, p in model.named_parameters() if p in found}
 
 
-def test_learning_rate_falls_layer_by_layer_towards_the_image():
-    lr = {name: rate for name, (rate, _) in rates(Detector(), layer_decay=0.5).items()}
+LAYERS_AFTER = {  # that of a parameter
+    'pcpvt_nano': {  # eight blocks, two in each stage
+        'blocks.3.1.mlp.fc2.weight': 1,
+        'blocks.3.0.attn.q.bias': 2,
+        'pos_block.3.proj.0.weight': 2,
+        'patch_embeds.3.proj.weight': 2,
+        'blocks.2.1.norm1.weight': 3,
+        'blocks.0.0.mlp.fc1.weight': 8,
+        'patch_embeds.0.norm.bias': 9,
+    },
+    'pvt_tiny': {'pos_embeds.0.table': 9, 'patch_embeds.0.proj.weight': 9},
+    'svt_small': {'norm_list.3.weight': 1, 'blocks.3.3.norm2.weight': 1},
+    'column': {
+        'levels.0.conv.weight': 0,
+        'blocks.2.attn.qkv.weight': 1,
+        'pos_block.0.proj.0.weight': 3,
+        'patch_embed.proj.weight': 4,
+        'cls_token': 4,
+    },
+}
+
+
+@pytest.mark.parametrize('arch', LAYERS_AFTER)
+def test_learning_rate_falls_layer_by_layer_towards_the_image(arch):
+    model = Detector(arch)
+    lr = {name: rate for name, (rate, _) in rates(model, layer_decay=0.5).items()}
     assert lr['head.weight'] == lr['head.bias'] == 1
-    for name, layers_behind in (  # eight blocks, two in each stage
-        ('blocks.3.1.mlp.fc2.weight', 1),
-        ('blocks.3.0.attn.q.bias', 2),
-        ('pos_block.3.proj.0.weight', 2),
-        ('patch_embeds.3.proj.weight', 2),
-        ('blocks.2.1.norm1.weight', 3),
-        ('blocks.0.0.mlp.fc1.weight', 8),
-        ('patch_embeds.0.norm.bias', 9),
-    ):
-        assert lr[f'backbone.{name}'] == 0.5**layers_behind, name
-    assert set(lr.values()) == {0.5**i for i in range(10)}
-
-
-def test_tables_and_stage_norms_have_their_layer():
-    pvt = rates(Detector('pvt_tiny'), layer_decay=0.5)
-    assert pvt['backbone.pos_embeds.0.table'] == pvt['backbone.patch_embeds.0.proj.weight']
-    svt = rates(Detector('svt_small'), layer_decay=0.5)
-    assert svt['backbone.norm_list.3.weight'] == svt['backbone.blocks.3.3.norm2.weight']
-
-
-def test_the_columnar_model_has_layers_too():
-    model = nn.ModuleDict({'backbone': DenseCPVT(dict(dim=16, heads=2, depth=3), out_channels=8)})
-    found = rates(model, layer_decay=0.5)
-    for name, layers_behind in (
-        ('levels.0.conv.weight', 0),
-        ('blocks.2.attn.qkv.weight', 1),
-        ('pos_block.0.proj.0.weight', 3),
-        ('patch_embed.proj.weight', 4),
-        ('cls_token', 4),
-    ):
-        assert found[f'backbone.{name}'][0] == 0.5**layers_behind, name
+    for name, layers_after in LAYERS_AFTER[arch].items():
+        assert lr[f'backbone.{name}'] == 0.5**layers_after, name
+    assert set(lr.values()) == {0.5**i for i in range(model.backbone.num_layers)}
 
 
 def test_other_options_of_the_constructor_work():

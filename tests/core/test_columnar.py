@@ -15,27 +15,21 @@ from cpvt_pyramid.weights import format_of, tensors_of, to_format, to_ours
 # --- against timm ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('name', ['tiny', 'small'])
-def test_with_a_learned_table_it_is_timms_deit(name):
+@pytest.mark.parametrize(
+    'name, size', [('tiny', (224, 224)), ('small', (224, 224)), ('tiny', (160, 288))]
+)
+def test_with_a_learned_table_it_is_timms_deit(name, size):
     theirs = randomize(timm.create_model(f'deit_{name}_patch16_224')).eval()
-    ours = CPVT(f'cpvt_{name}', position='learned').eval()
-    ours.load_state_dict(theirs.state_dict())
-    image = torch.randn(1, 3, 224, 224)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(image), theirs(image))
-
-
-def test_is_timms_deit_at_another_size():
-    theirs = randomize(timm.create_model('deit_tiny_patch16_224'))
-    ours = CPVT('cpvt_tiny', position='learned').eval()
-    ours.load_state_dict(theirs.state_dict())
     weights = theirs.state_dict()
-    first, table = weights['pos_embed'].split([1, 196], dim=1)
-    table = bicubic(table[0].T.unflatten(1, (14, 14)), (10, 18)).flatten(1).T[None]
-    weights['pos_embed'] = torch.cat([first, table], dim=1)
-    theirs = timm.create_model('deit_tiny_patch16_224', img_size=(160, 288)).eval()
-    theirs.load_state_dict(weights)
-    image = torch.randn(1, 3, 160, 288)
+    ours = CPVT(f'cpvt_{name}', position='learned').eval()
+    ours.load_state_dict(weights)
+    if size != (224, 224):
+        first, table = weights['pos_embed'].split([1, 196], dim=1)
+        cells = [side // 16 for side in size]
+        table = bicubic(table[0].T.unflatten(1, (14, 14)), cells).flatten(1).T[None]
+        theirs = timm.create_model(f'deit_{name}_patch16_224', img_size=size).eval()
+        theirs.load_state_dict(weights | {'pos_embed': torch.cat([first, table], dim=1)})
+    image = torch.randn(1, 3, *size)
     with torch.no_grad():
         torch.testing.assert_close(ours(image), theirs(image))
 

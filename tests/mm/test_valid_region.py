@@ -116,28 +116,30 @@ def test_semi_supervised_training():
     assert all(p.grad is not None for p in semi.student.backbone.parameters())
 
 
+def augmented(sizes: list, **augmentation: object) -> torch.Tensor:
+    """A batch of white images of these sizes after an augmentation of batches."""
+    model = build(DEMOS[0], batch_augments=[augmentation])
+    images = [torch.full((3, *size), 200, dtype=torch.uint8) for size in sizes]
+    data = {'inputs': images, 'data_samples': labelled(images)}
+    MessageHub.get_current_instance().update_info('iter', 0)
+    for _ in range(2):  # a new size holds from the second batch on
+        batch = model.data_preprocessor({**data}, training=True)['inputs']
+    return batch
+
+
 @pytest.mark.parametrize('value', [0, 114])
 def test_fixed_size_padding_is_padding(value):
     """Whatever it is filled with, and also where the batch itself needs none."""
-    augmentation = dict(type='BatchFixedSizePad', size=(160, 128), img_pad_value=value)
-    model = build(DEMOS[0], batch_augments=[augmentation])
-    images = [torch.full((3, 64, 96), 200, dtype=torch.uint8)] * 2
-    data = {'inputs': images, 'data_samples': labelled(images)}
-    batch = model.data_preprocessor(data, training=True)['inputs']
+    batch = augmented(
+        [(64, 96)] * 2, type='BatchFixedSizePad', size=(160, 128), img_pad_value=value
+    )
     assert batch.shape == (2, 4, 160, 128)
     assert batch[:, 3].sum() == 2 * 64 * 96 and (batch[:, 3, :64, :96] == 1).all()
 
 
 def test_batch_augmentations_take_the_channel_along():
-    augmentation = dict(
-        type='BatchSyncRandomResize', random_size_range=(320, 320), interval=1, size_divisor=32
-    )
-    model = build(DEMOS[0], batch_augments=[augmentation])
-    images = [torch.full((3, h, w), 200, dtype=torch.uint8) for h, w in ((64, 64), (32, 64))]
-    data = {'inputs': images, 'data_samples': labelled(images)}
-    MessageHub.get_current_instance().update_info('iter', 0)
-    for _ in range(2):  # the new size holds from the second batch on
-        batch = model.data_preprocessor({**data}, training=True)['inputs']
+    resize = dict(type='BatchSyncRandomResize', random_size_range=(320, 320), interval=1)
+    batch = augmented([(64, 64), (32, 64)], **resize, size_divisor=32)
     assert batch.shape == (2, 4, 320, 320)
     inside = batch[:, 3] > 0.5
     assert inside[0].all() and inside[1, :160].all() and not inside[1, 161:].any()

@@ -9,8 +9,7 @@ A map is (B, C, h, w). Images are (B, 3, H, W), normalized to mean 0 and deviati
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
 
 from ..columnar import Column
 from ..mask import fill_outside, pixel_mask
@@ -74,7 +74,7 @@ class Subject:
                 f'{self.name} fails on images of {size} pixels ({error}); a measured model must '
                 'take images of several sizes'
             ) from error
-        maps = [map_ for map_ in tensors_in(found) if map_ is not None]
+        maps = [map_ for map_ in tree_flatten(found)[0] if map_ is not None]
         for map_ in maps or [None]:
             shape = tuple(map_.shape) if isinstance(map_, Tensor) else type(map_).__name__
             if not isinstance(map_, Tensor) or map_.ndim != 4 or len(map_) != len(image):
@@ -87,15 +87,6 @@ class Subject:
                     f'{self.name} returns NaN or infinity in a map {shape}; check its weights'
                 )
         return maps
-
-
-def tensors_in(found: Any) -> Iterator[Any]:
-    """Yield the items of nested sequences and dicts, in order."""
-    if not isinstance(found, (Mapping, list, tuple)):
-        yield found
-        return
-    for part in found.values() if isinstance(found, Mapping) else found:
-        yield from tensors_in(part)
 
 
 def channels_last(map_: Tensor, image: Tensor) -> bool:
@@ -480,8 +471,9 @@ def read_at(map_: Tensor, offset: float, count: int) -> Tensor:
 # Attention
 
 
-class Recorder(TorchFunctionMode):
-    """Records the weights of every `scaled_dot_product_attention`."""
+class AttentionRecorder(TorchFunctionMode):
+    """Inside this context, `found` gets the weights (B, heads, queries, keys) of every
+    `scaled_dot_product_attention`, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -502,25 +494,13 @@ def weights_of(
     value: Tensor,
     attn_mask: Optional[Tensor] = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Optional[float] = None,
-    enable_gqa: bool = False,
+    *options: Any,
+    **others: Any,
 ) -> Tensor:
-    """The weights that `scaled_dot_product_attention` computes and does not return."""
-    scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, float('-inf'))
-        else:
-            scores = scores + attn_mask
-    return scores.softmax(-1)
-
-
-@contextmanager
-def recorded_attention() -> Iterator[list[Tensor]]:
-    """The weights (B, heads, queries, keys) of every attention within the block, in order."""
-    with Recorder() as recorder:
-        yield recorder.found
+    """The weights that `scaled_dot_product_attention` does not return: its result for one-hot
+    values, without dropout."""
+    values = torch.eye(key.shape[-2]).to(key).expand(*key.shape[:-1], -1)
+    return F.scaled_dot_product_attention(query, key, values, attn_mask, 0.0, *options, **others)
 
 
 def attention_weights(subject: Subject, image: Tensor) -> list[Tensor]:
@@ -532,9 +512,9 @@ def attention_weights(subject: Subject, image: Tensor) -> list[Tensor]:
         subject: the model.
         image: (1, 3, H, W).
     """
-    with torch.no_grad(), recorded_attention() as found:
+    with torch.no_grad(), AttentionRecorder() as recorder:
         subject.call(image, None)
-    return [weights[0] for weights in found if len(weights) == 1]
+    return [weights[0] for weights in recorder.found if len(weights) == 1]
 
 
 def position_similarity(map_: Tensor) -> Tensor:

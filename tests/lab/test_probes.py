@@ -7,6 +7,7 @@ from torch import nn
 
 from cpvt_pyramid import CPVTPyramid, ops
 from cpvt_pyramid.lab.probes import (
+    AttentionRecorder,
     Subject,
     attention_weights,
     fit_probe,
@@ -19,7 +20,6 @@ from cpvt_pyramid.lab.probes import (
     position_similarity,
     positions_like,
     probe_position,
-    recorded_attention,
     shift_drift,
     stride_of,
     token_norms,
@@ -192,9 +192,9 @@ def test_recorded_weights_give_what_the_attention_gives(masked):
     q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
     mask = torch.rand(2, 1, 1, 9) > 0.4 if masked else None
     mask = mask.index_fill(3, torch.tensor([0]), True) if masked else None
-    with recorded_attention() as found:
+    with AttentionRecorder() as recorder:
         out = ops.attend(q, k, v, mask, 0.0)
-    mixed = (found[0] @ v).transpose(1, 2).flatten(2)
+    mixed = (recorder.found[0] @ v).transpose(1, 2).flatten(2)
     torch.testing.assert_close(mixed, out.view_as(mixed))
 
 

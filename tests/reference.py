@@ -410,9 +410,7 @@ def of_all_tokens(
 
 
 def same_maps(ours: Sequence[Tensor], theirs: Sequence[Tensor], **tolerance: float) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs):
-        torch.testing.assert_close(a, b, **tolerance)
+    torch.testing.assert_close(list(ours), list(theirs), **tolerance)
 
 
 def kept(function: Callable[..., object], *inputs: object) -> list[Tensor]:

@@ -76,6 +76,12 @@ def load(model: nn.Module, tensors: dict, strict: bool = True) -> LoadReport:
     return report
 
 
+def assert_loaded(model: nn.Module, tensors: dict) -> None:
+    """Assert that each tensor of a model is that of its name."""
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, tensors[name]), name
+
+
 def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
     """Smooth noise, (H, W, 3) RGB."""
     import cv2

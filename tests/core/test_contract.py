@@ -22,6 +22,7 @@ from models.ours import (
 )
 from models.ports import randomize
 from reference import TINY_SVT, padded, same_maps
+from support import assert_loaded
 from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, CPVT, PEG, Arch, CPVTPyramid, DenseCPVT, PosCNN, ops
@@ -320,9 +321,9 @@ def test_a_copy_is_whole(build, tmp_path):
     pickled = torch.load(tmp_path / 'model.pth', weights_only=False)
     for copied in (copy.deepcopy(model), pickled):
         randomize(copied, seed=1)
-        assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+        assert_loaded(model, weights)
         copied.load_state_dict({f'module.{k}': v for k, v in weights.items()})
-        assert all(torch.equal(v, weights[k]) for k, v in copied.state_dict().items())
+        assert_loaded(copied, weights)
 
 
 @every_kind

@@ -43,8 +43,7 @@ def test_patch_conv_is_a_convolution(size, dtype):
         grads = torch.autograd.grad(out.square().sum(), [*inputs, conv.bias], create_graph=True)
         results.append([out, *grads])
         results[-1] += torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('trains', ['tokens', 'weight', 'bias', 'nothing'])

@@ -27,7 +27,7 @@ from reference import (
     same_maps,
 )
 from safetensors.torch import save_file
-from support import ROOT, run
+from support import ROOT, assert_loaded, run
 from timm.models import create_feature_extractor, resume_checkpoint
 from timm.models._manipulate import group_parameters
 from timm.optim import create_optimizer_v2
@@ -426,7 +426,7 @@ def test_any_format_loads_through_timm(key, tmp_path):
     else:
         torch.save(to_format(weights, key), path)
     model = create('pcpvt_nano', checkpoint_path=str(path))
-    same_maps(list(model.state_dict().values()), list(weights.values()), rtol=0, atol=0)
+    assert_loaded(model, weights)
     overlay = dict(file=str(path), num_classes=7)
     gray = create('pcpvt_nano', in_chans=1, pretrained=True, pretrained_cfg_overlay=overlay)
     stem = weights['patch_embeds.0.proj.weight']
@@ -559,8 +559,7 @@ def test_pretraining_from_images_to_the_backbone_of_a_detector(tmp_path):
     assert not load_weights(core, out / 'last.pth.tar').kept
     for model, average in ((backbone, False), (core, True)):  # mmengine takes the plain weights
         weights = timm.models.load_state_dict(str(out / 'last.pth.tar'), use_ema=average)
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, weights[name]), name
+        assert_loaded(model, weights)
 
 
 def test_the_launcher_names_mistakes(tmp_path):

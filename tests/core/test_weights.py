@@ -29,7 +29,7 @@ from models.ports import randomize
 from mutations import BAD, NAMES
 from reference import same_maps
 from safetensors.torch import save_file
-from support import load
+from support import assert_loaded, load
 from torch import nn
 
 from cpvt_pyramid import ARCHS, CPVT, ColumnarArch, CPVTPyramid, load_weights
@@ -46,11 +46,6 @@ CLASSIFIER = [False, False, False, True]
 def published() -> dict:
     """A classification checkpoint with the official names."""
     return of_timm('pcpvt_nano').state_dict()
-
-
-def assert_loaded(model, published):
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, published[name]), name
 
 
 # Every format, from the model that gives it its names
@@ -136,16 +131,14 @@ def test_classification_weights_of_svt_leave_the_stage_norms():
         model = CPVTPyramid(TINY['svt'])
         before = {k: v.clone() for k, v in model.norm_list.state_dict().items()}
         model.load_state_dict(theirs.state_dict())  # strict: what it cannot have is not missed
-        after = model.norm_list.state_dict()
-        assert all(torch.equal(value, before[name]) for name, value in after.items())
+        assert_loaded(model.norm_list, before)
 
 
 def test_the_names_of_pvts_authors_are_those_that_mmdetection_converts():
     official = pvt_of_its_authors()
     theirs = of_mmdet('pvt').state_dict()
     converted = pvt_convert(official)
-    assert converted.keys() == theirs.keys()
-    assert all(torch.equal(converted[name], theirs[name]) for name in theirs)
+    torch.testing.assert_close(dict(converted), dict(theirs), rtol=0, atol=0)
     by_mmdet, ours = to_ours(converted), to_ours(official)
     assert all(torch.equal(value, ours[name]) for name, value in by_mmdet.items())
     assert ours.keys() - by_mmdet.keys() == {
@@ -166,12 +159,11 @@ def test_round_trips_are_exact(source, dtype):
     keys = ['ours', 'mmdet', 'pvt'] if is_pvt else ['ours', 'mmseg', 'mmpretrain']
     for key in keys:
         first = to_format(ours, key)
+        assert {value.dtype for value in first.values()} == {dtype}
         for other in keys:
             second = to_format(to_ours(tensors_of(first)), other)
             again = to_format(to_ours(tensors_of(second)), key)
-            assert first.keys() == again.keys(), (key, other)
-            for name, value in first.items():
-                assert again[name].dtype == dtype and torch.equal(again[name], value), name
+            torch.testing.assert_close(again, first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('source, key', [('timm-svt', 'pvt'), ('pvt', 'mmseg'), ('pvt', 'vit')])

@@ -17,7 +17,7 @@ from mmseg.registry import MODELS as MMSEG
 from models.ports import randomize
 from reference import same_maps
 from safetensors.torch import save_file
-from support import run
+from support import assert_loaded, run
 
 import cpvt_pyramid
 from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT, backbone
@@ -31,12 +31,7 @@ def nano_weights(seed: int = 5) -> dict:
 
 def assert_initialized(model: CPVTPyramid, weights: dict) -> None:
     model.init_weights()
-    assert_equal(model, weights)
-
-
-def assert_equal(model: CPVTPyramid, weights: dict) -> None:
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, weights[name]), name
+    assert_loaded(model, weights)
 
 
 @pytest.mark.parametrize('registry', [ROOT, MMDET, MMSEG, MMPRETRAIN], ids=lambda r: r.scope)
@@ -161,7 +156,7 @@ def test_pretrained(tmp_path, suffix, prefix):
     detector.backbone = CPVTPyramid('pcpvt_nano')
     if prefix:  # `load_from` fills the backbone of a detector
         load_checkpoint(detector, str(path))
-        assert_equal(detector.backbone, weights)
+        assert_loaded(detector.backbone, weights)
 
 
 def test_report_of_what_loaded(tmp_path, monkeypatch):

@@ -181,10 +181,8 @@ def test_compiled_parts_of_a_detector(part, retinanet):
         unpadded = [] if part == 'forward' else [[(128, 96)] * 3]
         for sizes in (SIZES, OTHER, *unpadded):
             data = retinanet.data_preprocessor(data_for(sizes))
-            ours = flat(compiled(**data, mode='tensor'))
-            theirs = flat(retinanet(**data, mode='tensor'))
-            for a, b in zip(ours, theirs):
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            ours, theirs = (flat(model(**data, mode='tensor')) for model in (compiled, retinanet))
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('part', ['backbone', 'train_step'])
@@ -240,8 +238,7 @@ def test_hrfpn_with_checkpointing(monkeypatch):
 
     expected = run(with_cp=False, thread=False)
     for thread in (False, True):
-        for ours, theirs in zip(run(with_cp=True, thread=thread), expected):
-            torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(run(with_cp=True, thread=thread), expected)
 
 
 def test_predictions_are_plain_tensors(retinanet):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmdet.structures import DetDataSample
-from support import ROOT
+from support import ROOT, assert_loaded
 
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.runner.config.load import load_config
@@ -72,7 +72,7 @@ def test_other_sizes_are_refused_and_nothing_is_loaded(untrained, sizes, message
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=f'{message}.*Build the model with the sizes of its conf'):
         load_mm_weights(model, untrained['detector'][1])
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_loaded(model, before)
 
 
 def test_the_page_about_torchvision(tmp_path, monkeypatch):

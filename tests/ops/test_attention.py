@@ -78,8 +78,7 @@ def test_gradient_of_the_gradient(masked):
     for out in (attend(*inputs, 0.0), formula(*inputs)):
         first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
         second.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
-    for a, b in zip(*second):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)
 
 
 @settings(deadline=None, max_examples=60)

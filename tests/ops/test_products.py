@@ -56,8 +56,7 @@ def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
             results.append([out, *torch.autograd.grad(out, inputs, grad)])
             with torch.no_grad():
                 results[-1].append(function(*inputs))
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
@@ -69,8 +68,7 @@ def test_gradient_of_the_gradient(name, dtype):
     for function in (ours, plain):
         first = torch.autograd.grad(function(*inputs).square().sum(), inputs[:2], create_graph=True)
         second.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
-    for a, b in zip(*second):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('at_a_time', [products.AT_A_TIME, 20])
@@ -140,8 +138,7 @@ def test_autocast(name):
             out = function(*inputs)
         assert out.dtype == torch.bfloat16
         results.append([out, *torch.autograd.grad(out, inputs, grad.bfloat16())])
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(*results, rtol=0.02, atol=0.02)
     with torch.autocast('cpu', torch.bfloat16):
         assert ours(*operands((9,), (8, 16, 8)[:layers], torch.float64)).dtype == torch.float64
 

@@ -40,14 +40,13 @@ def draw_boxes(
     scores: np.ndarray | None,
     classes: Sequence[str],
     palette: Sequence[Color] | None = None,
-    scale: int | None = None,
     masks: np.ndarray | None = None,
 ) -> Image.Image:
-    """The image with boxes, each with its class name and, where scores are given, its score.
+    """The image with boxes, each with its class name and, where scores are given, its score; small
+    images are enlarged.
 
     image: (H, W, 3). boxes: (K, 4). labels: (K,), indices into `classes`. scores: (K,), 0 to 1.
     palette: a colour per class; None takes `class_palette`.
-    scale: integer factor by which the image is enlarged first; None takes `readable_scale`.
     masks: (K, H, W) boolean, tinted and outlined in the colours of the boxes.
     """
     image = _checked_image(image)
@@ -58,7 +57,7 @@ def draw_boxes(
     if len(set(lengths.values())) > 1:
         raise ValueError(f'{", ".join(lengths)} must have the same length, got {lengths}')
     palette = class_palette(classes, palette)
-    picture = _enlarged(image, scale)
+    picture = _enlarged(image)
     factor = picture.width // image.shape[1]
     line = max(3, round(max(picture.size) / 320))
     letters = font(max(14.0, max(picture.size) / 36))
@@ -111,11 +110,7 @@ def draw_frames(
     for box, label in list(zip(boxes, labels))[::-1]:
         draw.rectangle(_inside(box, picture.size), None, palette[label % len(palette)], width)
     present = [int(i) for i in np.unique(labels) if i < len(classes)]
-    if not present:
-        return picture
-    names, colors = [classes[i] for i in present], [palette[i] for i in present]
-    size = max(14.0, max(picture.size) / 72)
-    return _stacked(picture, draw_legend(names, colors, picture.width, size))
+    return _with_legend(picture, present, classes, palette, max(picture.size) / 72)
 
 
 def draw_segmentation(
@@ -131,7 +126,8 @@ def draw_segmentation(
 
     image: (H, W, 3). label_map: (H, W), indices into `classes`. A class called background and
     indices beyond `classes`, such as 255 for ignored pixels, get no tint.
-    palette, scale: as for `draw_boxes`.
+    palette: as for `draw_boxes`.
+    scale: integer factor by which the image is enlarged first; None takes `readable_scale`.
     segments: (H, W), segment ids to outline; None outlines the regions of `label_map`.
     """
     image, label_map = _checked_image(image), np.asarray(label_map).astype(int)
@@ -159,15 +155,9 @@ def draw_segmentation(
     mixed[outline] = colors[outline]
     picture = Image.fromarray(mixed.round().astype(np.uint8))
 
-    if not legend or not present:
-        return picture
-    strip = draw_legend(
-        [classes[i] for i in present],
-        [palette[i] for i in present],
-        picture.width,
-        max(14.0, max(picture.size) / 36),
+    return _with_legend(
+        picture, present if legend else [], classes, palette, max(picture.size) / 36
     )
-    return _stacked(picture, strip)
 
 
 def draw_legend(
@@ -222,14 +212,13 @@ def distinct_palette(n: int) -> list[Color]:
 
 
 @lru_cache
-def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont:
+def font(size: float) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which matplotlib ships, or else Pillow's own font; size in pixels."""
     try:
         import matplotlib
     except ImportError:
         return ImageFont.load_default(size)
-    name = 'DejaVuSans-Bold.ttf' if bold else 'DejaVuSans.ttf'
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / 'fonts' / 'ttf' / name, size)
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), 'fonts/ttf/DejaVuSans.ttf'), size)
 
 
 def _checked_image(image: np.ndarray) -> np.ndarray:
@@ -239,7 +228,7 @@ def _checked_image(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def _enlarged(image: np.ndarray, scale: int | None) -> Image.Image:
+def _enlarged(image: np.ndarray, scale: int | None = None) -> Image.Image:
     height, width = image.shape[:2]
     scale = scale or readable_scale(height, width)
     picture = Image.fromarray(image)
@@ -275,10 +264,21 @@ def _edges(segments: np.ndarray) -> np.ndarray:
     return edge
 
 
-def _stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:
-    both = Image.new('RGB', (top.width, top.height + bottom.height), WHITE)
-    both.paste(top, (0, 0))
-    both.paste(bottom, (0, top.height))
+def _with_legend(
+    picture: Image.Image,
+    present: Sequence[int],
+    classes: Sequence[str],
+    palette: Sequence[Color],
+    text_size: float,
+) -> Image.Image:
+    """The picture above a legend of the classes in it, if any."""
+    if not present:
+        return picture
+    names, colors = [classes[i] for i in present], [palette[i] for i in present]
+    legend = draw_legend(names, colors, picture.width, max(14.0, text_size))
+    both = Image.new('RGB', (picture.width, picture.height + legend.height), WHITE)
+    both.paste(picture, (0, 0))
+    both.paste(legend, (0, picture.height))
     return both
 
 

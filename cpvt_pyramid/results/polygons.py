@@ -43,8 +43,8 @@ def ring_area(ring: np.ndarray) -> float:
     return abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 
 
-def without_steps(ring: np.ndarray, tolerance: float = TOLERANCE) -> np.ndarray:
-    """A polygon (N, 2) without the vertices that change it by no more than a tolerance (Douglas and
+def without_steps(ring: np.ndarray) -> np.ndarray:
+    """A polygon (N, 2) without the vertices that change it by no more than `TOLERANCE` (Douglas and
     Peucker 1973); of a polygon that would vanish, all."""
     closed = np.concatenate([ring, ring[:1]])
     opposite = int(np.abs(ring - ring[0]).sum(1).argmax())
@@ -57,7 +57,7 @@ def without_steps(ring: np.ndarray, tolerance: float = TOLERANCE) -> np.ndarray:
         offsets = closed[start + 1 : stop] - closed[start]
         away = np.abs(chord[0] * offsets[:, 1] - chord[1] * offsets[:, 0]) / np.hypot(*chord)
         farthest = start + 1 + int(away.argmax())
-        if away.max() > tolerance:
+        if away.max() > TOLERANCE:
             kept.add(farthest)
             waiting += [(start, farthest), (farthest, stop)]
     return ring[sorted(kept)] if len(kept) > 2 else ring

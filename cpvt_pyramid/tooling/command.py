@@ -133,13 +133,7 @@ def run_tool(
     name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
 ) -> int:
     """Call a tool's function; turn errors of the user, interrupts, a full disk, denied permission
-    and missing packages into one line on stderr.
-
-    Args:
-        name: of the tool, for that line.
-        function: what to call; it may return an exit status.
-        options: its keyword arguments.
-        interrupted: shown after an interrupt or on a full disk.
+    and missing packages into one line on stderr, which begins with `name`.
 
     Returns:
         The exit status.

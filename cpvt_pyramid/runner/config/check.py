@@ -37,12 +37,7 @@ def check_settings(cfg: Config, *required: str) -> None:
 
 
 def check_samplers(cfg: Config, *splits: str) -> None:
-    """Check that every epoch and every evaluation ends.
-
-    Args:
-        cfg: the config.
-        *splits: of train, val and test.
-    """
+    """Check that every epoch and every evaluation of some splits ends."""
     for split in splits:
         kind = kind_of((cfg.get(f'{split}_dataloader') or {}).get('sampler') or {})
         if split == 'train' and cfg.train_cfg.get('max_epochs') is None:
@@ -58,15 +53,8 @@ def check_samplers(cfg: Config, *splits: str) -> None:
 
 
 def check_data(cfg: Config, *splits: str) -> None:
-    """Check that the files and folders exist that the data sets of these splits name.
-
-    Args:
-        cfg: the config.
-        *splits: of train, val and test.
-
-    Raises:
-        UserError: names the first missing path and the expected layout.
-    """
+    """Check that the files and folders exist that the data sets of some splits name; the error
+    names the first missing path and the expected layout."""
     layout = {}  # data_root: the paths below it; a dict, to keep their order
     missing = None
     for split in ('train', 'val', 'test'):
@@ -184,11 +172,6 @@ def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
 
     `check_classes = False` in the config leaves this out, for example for a head that has more
     classes than the data.
-
-    Args:
-        cfg: the config.
-        model: the model built from it.
-        *splits: of train, val and test.
     """
     if not cfg.get('check_classes', True):
         return

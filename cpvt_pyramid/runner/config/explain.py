@@ -53,12 +53,8 @@ DEVICE = re.compile('CUDA|CUBLAS|cuDNN|NCCL|allocate memory|DataLoader worker .*
 
 @contextmanager
 def explained(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
-    """Inside this context an exception is a `UserError` that names a part of the config.
-
-    Args:
-        cfg: the config.
-        splits: whose data are read.
-    """
+    """Inside this context an exception is a `UserError` that names a part of the config; `splits`
+    are those whose data are read."""
     try:
         yield
     except Exception as error:
@@ -113,11 +109,7 @@ def is_of_device(error: Exception) -> bool:
 
 def is_of_user(calls: Sequence[tuple[str, int]]) -> bool:
     """Whether code that is neither installed nor of this project raised an error, or called the
-    library that did.
-
-    Args:
-        calls: file and line of the calls that led to the error, outermost first.
-    """
+    library that did; `calls` as from `calls_of`."""
     owners = [owner for owner in (owner_of(file) for file, _ in calls) if owner != 'a library']
     return bool(owners) and owners[-1] == 'the user'
 
@@ -163,11 +155,7 @@ def worker_text(error: Exception) -> str:
 
 def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
     """The innermost part of a config that was being built or called, such as
-    `model.backbone (CPVTPyramid)`; '' if there is none.
-
-    Args:
-        error: what was raised.
-        settings: the dicts of the config, with their paths.
+    `model.backbone (CPVTPyramid)`; '' if there is none. `settings` are from `settings_of`.
     """
     part, names, building = '', {}, False
     steps = steps_of(error)
@@ -223,13 +211,8 @@ def best_match(value: Any, settings: Sequence[tuple[str, dict]], outer: str = ''
 def part_in_worker(
     calls: Sequence[tuple[str, int]], settings: Sequence[tuple[str, dict]], loop: str
 ) -> Optional[str]:
-    """The part of a data set in the code of whose class the innermost of some calls is.
-
-    Args:
-        calls: file and line of the calls in a data worker, outermost first.
-        settings: the dicts of the config, with their paths.
-        loop: the config of the loop, such as `train_cfg`, whose data are loaded.
-    """
+    """The part of a data set in the code of whose class the innermost of some calls in a data
+    worker is; `loop` is the config of the loop, such as `train_cfg`, whose data are loaded."""
     loader = re.sub('_cfg.*', '_dataloader', loop)
     for file, line in reversed(calls):
         for path, part in settings:

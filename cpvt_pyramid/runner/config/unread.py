@@ -69,10 +69,6 @@ FORMER = {
 def check_unread(cfg: Config, *splits: str) -> None:
     """Print a line for each setting of a run that has no effect.
 
-    Args:
-        cfg: the config.
-        *splits: of train, val and test.
-
     Raises:
         UserError: an argument of mmengine's Runner is misspelled.
     """

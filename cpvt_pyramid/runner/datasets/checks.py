@@ -19,7 +19,7 @@ from ..distributed import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, report_lines, stop_with_errors
 from .duplicates import shared_images
-from .images import Prints
+from .images import Effort, Prints
 from .label_maps import check_label_maps
 
 SECONDS = 20  # for each data set of a run; larger ones are not read completely
@@ -32,14 +32,7 @@ def check_dataset(
     seconds: float = math.inf,
     prints: Optional[Prints] = None,
 ) -> Optional[Checked]:
-    """Check the contents of one data set.
-
-    Args:
-        cfg: the config.
-        split: train, val or test.
-        dataset: the data set, one of the config.
-        seconds: after which no further images are read completely.
-        prints: to fill, to find images that are in another data set, too.
+    """Check the contents of a data set of a config.
 
     Returns:
         None for a kind of data set that is not checked: one that is neither a `CocoDataset` nor a
@@ -54,15 +47,16 @@ def check_dataset(
     load = next((step for step in steps if kind_of(step).startswith('Load')), {})
     by_opencv = kind_of(load) in ('', 'LoadImageFromFile')
     by_opencv &= load.get('imdecode_backend', 'cv2') == 'cv2'
+    effort = Effort(seconds, prints, by_opencv)
     if is_coco(dataset):
         masks = any(step.get('with_mask') for step in steps)
         path = annotation_file(dataset)
         content = read_coco(path)
         if cfg.get('check_classes', True):
             check_categories(content['categories'], cfg, split, dataset)
-        return check_coco(path, image_folder(dataset), seconds, content, masks, prints, by_opencv)
+        return check_coco(path, image_folder(dataset), effort, content, masks)
     if is_segmentation(dataset, cfg.default_scope):
-        return check_label_maps(dataset, cfg.default_scope, seconds, prints, by_opencv)
+        return check_label_maps(dataset, cfg.default_scope, effort)
     return None
 
 

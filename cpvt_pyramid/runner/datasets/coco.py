@@ -18,7 +18,7 @@ from ...results.records import counts_of
 from ...tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, comparable, split_of, words
-from .images import Prints, check_images
+from .images import ALL_IMAGES, Effort, check_images
 from .objects import BEYOND, Objects, Split, categories_of
 
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
@@ -100,7 +100,7 @@ def coco_split(
         ids = {repr(image.get('id')) for image in images}
         objects = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
         content = {**content, 'images': images, 'annotations': objects}
-    checked = check_coco(path, folder, seconds=0, content=content)
+    checked = check_coco(path, folder, Effort(seconds=0), content)
     errors = any(problem.is_error for problem in checked.problems)
     for problem in checked.problems:
         for item in problem.items:
@@ -186,25 +186,23 @@ def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Sp
 def check_coco(
     path: Path,
     folder: Path,
-    seconds: float = math.inf,
+    effort: Effort = ALL_IMAGES,
     content: Optional[dict[str, Any]] = None,
     masks: bool = False,
-    prints: Optional[Prints] = None,
-    by_opencv: bool = True,
 ) -> Checked:
     """Check a COCO file of boxes and masks, and its images.
 
     Args:
         path: the JSON file.
         folder: of the images.
-        seconds, prints, by_opencv: as in `check_images`.
+        effort: how the images are checked.
         content: of the file, where it was read before.
         masks: every object must have one.
     """
     content = content or read_coco(path)
     usable, defects = usable_content(path, content, masks)
     sizes = {folder / i['file_name']: (i['height'], i['width']) for i in usable['images']}
-    bad, decoded = check_images(sizes, defects, seconds, prints, by_opencv)
+    bad, decoded = check_images(sizes, defects, effort)
     images = [image for image in usable['images'] if folder / image['file_name'] not in bad]
     ids = {image['id'] for image in images}
     annotations = [a for a in usable['annotations'] if a['image_id'] in ids]
@@ -251,9 +249,7 @@ def good_annotations(
     """The annotations that can be used, with area and iscrowd.
 
     Args:
-        annotations: of a COCO file.
-        images: of the file, by their ids.
-        categories: the ids of the categories.
+        annotations, images, categories: of a COCO file; images by their ids, ids of categories.
         masks: every object must have one.
         defects: collects what is wrong with the others.
     """

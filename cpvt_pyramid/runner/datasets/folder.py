@@ -208,7 +208,7 @@ class ImageSets:
 
     def warn(self, what: str, defects: Defects) -> None:
         """Warn about names that were not found; images of a test may be without `what`."""
-        for key in self.splits.keys() - self.found:
+        for key in filter(lambda key: key not in self.found, self.splits):
             if key[1] not in self.files.images_by_stem:
                 defects.warn('images in a list of ImageSets that do not exist', key[1])
             elif self.splits[key] != 'test':

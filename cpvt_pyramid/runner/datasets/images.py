@@ -48,14 +48,7 @@ class Reading(NamedTuple):
 def inspect(
     path: Path, whole: bool = True, prints: Optional[Prints] = None, by_opencv: bool = True
 ) -> Reading:
-    """Read an image, or only its header.
-
-    Args:
-        path: the file.
-        whole: read all pixels.
-        prints: to fill.
-        by_opencv: training reads it with OpenCV.
-    """
+    """Read an image, or only its header if not `whole`; fills `prints`."""
     if not path.is_file():
         return Reading(None, 'are missing')
     if not path.stat().st_size:
@@ -102,20 +95,21 @@ def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str)
     return thread_map(function, items, desc=title, max_workers=CHECKERS, leave=False, delay=3)
 
 
+class Effort(NamedTuple):
+    """How the images of a data set are checked."""
+
+    seconds: float = math.inf  # then only the files' existence is checked; 0: only headers are read
+    prints: Optional[Prints] = None  # to fill
+    by_opencv: bool = True  # training reads them with OpenCV
+
+
+ALL_IMAGES = Effort()
+
+
 def check_images(
-    sizes: dict[Path, tuple[int, int]],
-    defects: Defects,
-    seconds: float,
-    prints: Optional[Prints] = None,
-    by_opencv: bool = True,
+    sizes: dict[Path, tuple[int, int]], defects: Defects, effort: Effort
 ) -> tuple[set[Path], int]:
     """Check that images are complete and have the (height, width) of their record.
-
-    Args:
-        sizes: the declared size of each file.
-        defects: collects what is wrong.
-        seconds: after which only the files' existence is checked. 0: only headers are read.
-        prints, by_opencv: as in `inspect`.
 
     Returns:
         The bad files, and how many were read completely.
@@ -124,7 +118,7 @@ def check_images(
     def findings(path: Path, in_time: bool) -> list[Finding]:
         if not in_time:
             return [] if path.is_file() else [('images that are missing', True)]
-        reading = inspect(path, seconds > 0, prints, by_opencv)
+        reading = inspect(path, effort.seconds > 0, effort.prints, effort.by_opencv)
         declared = tuple(sizes[path])
         if reading.size and reading.size != declared:
             is_turned = reading.orientation in TRANSPOSED and reading.size[::-1] == declared
@@ -132,9 +126,8 @@ def check_images(
         return reading.findings
 
     paths = list(sizes)
-    is_good, decoded = check_each(
-        paths, findings, [path.name for path in paths], seconds or math.inf, defects
-    )
+    names, seconds = [path.name for path in paths], effort.seconds or math.inf
+    is_good, decoded = check_each(paths, findings, names, seconds, defects)
     return {path for path, good in zip(paths, is_good) if not good}, decoded
 
 
@@ -152,7 +145,7 @@ def check_each(
         findings: called with an item, and whether there is time for more than a glance.
         names: of the items, for messages.
         seconds: after which the time is over.
-        defects: collects the findings.
+        defects: collects the findings, by name.
 
     Returns:
         Whether each item is without errors, and how many were checked in time.

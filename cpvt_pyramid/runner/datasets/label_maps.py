@@ -7,7 +7,6 @@ values of a map are indices of classes, or gray values or colours that stand for
 
 import csv
 import io
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ from .folder import (
     text_of,
     words,
 )
-from .images import Finding, Prints, check_each, in_threads, inspect, sizes_of
+from .images import ALL_IMAGES, Effort, Finding, check_each, in_threads, inspect, sizes_of
 
 Color = tuple[int, int, int]
 
@@ -87,9 +86,7 @@ class LabelMaps(NamedTuple):
 def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
     """Read the label maps in a folder.
 
-    Args:
-        root: the folder.
-        defects: collects what is wrong with files; what is returned is without it.
+    What is returned is without what `defects` collects.
 
     Raises:
         UserError: there are none, or their classes cannot be told.
@@ -412,20 +409,8 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
 # Checks
 
 
-def check_label_maps(
-    dataset: dict,
-    scope: str,
-    seconds: float = math.inf,
-    prints: Optional[Prints] = None,
-    by_opencv: bool = True,
-) -> Checked:
-    """Check the images and label maps of a `BaseSegDataset`.
-
-    Args:
-        dataset: its config.
-        scope: mmdet or mmseg.
-        seconds, prints, by_opencv: as in `check_images`.
-    """
+def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> Checked:
+    """Check the images and label maps of a `BaseSegDataset`."""
     built, defects = built_dataset(dataset, scope), Defects()
     images = Path(built.data_prefix.get('img_path') or '')
     listed = built.load_data_list() if images.is_dir() else []
@@ -439,7 +424,7 @@ def check_label_maps(
     def findings(info: dict, in_time: bool) -> list[Finding]:
         found, size = [], None
         if in_time:
-            image = inspect(Path(info['img_path']), True, prints, by_opencv)
+            image = inspect(Path(info['img_path']), True, effort.prints, effort.by_opencv)
             found, size = image.findings, image.size
         label_map = info.get('seg_map_path')
         if label_map and not Path(label_map).is_file():
@@ -449,19 +434,13 @@ def check_label_maps(
         return found
 
     names = [Path(info['img_path']).relative_to(images).as_posix() for info in listed]
-    is_good, decoded = check_each(listed, findings, names, seconds, defects)
+    is_good, decoded = check_each(listed, findings, names, effort.seconds, defects)
     kept = [name.removesuffix(built.img_suffix) for name, good in zip(names, is_good) if good]
     return Checked(defects.problems(), len(listed), decoded, kept)
 
 
 def label_findings(path: Path, size: Optional[tuple[int, int]], labels: int) -> list[Finding]:
-    """What to report of a label map.
-
-    Args:
-        path: its file.
-        size: height and width of its image; None: unknown.
-        labels: number of valid labels; 255 is ignored.
-    """
+    """What to report of a label map with some valid labels, for an image of a (height, width)."""
     found, values, is_gray = [], None, True
     try:
         with path.open('rb') as file, Image.open(file) as image:

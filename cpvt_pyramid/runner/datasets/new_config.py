@@ -142,12 +142,8 @@ def reported(defects: Defects, skip_bad: bool) -> Iterator[Defects]:
 
 
 def find_objects(root: Path, defects: Defects, skip_bad: bool = False) -> Objects:
-    """Read the boxes and polygons in a folder.
-
-    Args:
-        root: the folder.
-        defects: collects what is wrong with files; what is returned is without it.
-        skip_bad: read COCO files without what has errors.
+    """Read the boxes and polygons in a folder. What is returned is without what `defects` collects;
+    for COCO files, if `skip_bad`.
 
     Raises:
         NotRecognized: no layout is recognized.
@@ -173,12 +169,7 @@ def find_objects(root: Path, defects: Defects, skip_bad: bool = False) -> Object
 
 @contextmanager
 def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[Problem]]]:
-    """A config with the data in a folder, for their check, and what was found wrong so far.
-
-    Args:
-        data: the folder.
-        out_dir: folder for the report.
-    """
+    """A config with the data in a folder, for their check, and what was found wrong so far."""
     defects = Defects()
     with TemporaryDirectory() as temporary:
         with reported(defects, skip_bad=True):
@@ -379,16 +370,8 @@ def in_folder(folder: Path, suffix: str) -> list[str]:
 def config_text(
     cfg: Config, data: Data, task: str, root: Path, base: Path, out: Path
 ) -> tuple[str, list[str]]:
-    """The text of a config, and lines for people about it.
-
-    Args:
-        cfg: the base.
-        data: the data sets.
-        task: detection, instance or segmentation.
-        root: the folder with the data.
-        base: the path of the base.
-        out: the path of the config.
-    """
+    """The text of the config `out` for the data in `root`, and lines for people about it; `cfg` is
+    the config at `base`."""
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
     recipe = adapted_recipe(cfg, len(data.images['train']))

@@ -45,15 +45,7 @@ class Facts(NamedTuple):
 def write_data_page(
     cfg: Config, splits: Sequence[str], path: Path, title: str, samples: int
 ) -> None:
-    """Write a page about the data sets of a config.
-
-    Args:
-        cfg: the config.
-        splits: of train, val and test.
-        path: the page.
-        title: what was checked.
-        samples: number of images of each split to show.
-    """
+    """Write a page about the data sets of a config, with a number of samples of each split."""
     parts, counts = [], {}
     for split, number, dataset in distinct_data(cfg, splits):
         meta, name = dataset_meta(cfg, {}, split), f'{split}{number or ""}'
@@ -122,11 +114,8 @@ def drawn_samples(
 ) -> list[tuple[Image.Image, str]]:
     """Pictures of some images, with captions.
 
-    Args:
-        paths: of all images.
-        samples: number of images to draw.
-        draw: called with the index of an image, the image reduced, and the factor; returns the
-            picture and its caption.
+    `draw` gets the index of an image, the image reduced, and the factor; it returns the picture and
+    its caption.
     """
     found = []
     for index in sample_of(range(len(paths)), samples):

@@ -18,7 +18,7 @@ from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.datasets.checks import check_contents, use_good_parts
 from cpvt_pyramid.runner.datasets.coco import check_coco
 from cpvt_pyramid.runner.datasets.duplicates import image_print, shared_images
-from cpvt_pyramid.runner.datasets.images import inspect, shown_image
+from cpvt_pyramid.runner.datasets.images import Effort, inspect, shown_image
 from cpvt_pyramid.runner.datasets.label_maps import check_label_maps
 from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.tooling.command import UserError
@@ -229,7 +229,7 @@ def test_out_of_time_it_still_finds_missing_files(coco):
     folder, content = coco
     (folder / 'a.jpg').unlink()
     cut('b.jpg')(folder, content)
-    checked = found(folder, content, seconds=-1)
+    checked = found(folder, content, effort=Effort(seconds=-1))
     assert [p.items for p in checked.problems] == [['a.jpg']] and checked.decoded == 0
 
 

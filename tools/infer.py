@@ -208,13 +208,11 @@ def load_trained(
     stack.enter_context(explained(cfg, ('test',)))
     meta, kind = dataset_meta(cfg, weights), kind_of_results(model, cfg)
     score_thr = SCORE_THR if score_thr is None else score_thr
+    about = {**fingerprint(cfg, weights, next(model.parameters()).device), 'dtype': dtype}
     if tile:
-        ready = tile_model(model, cfg, weights, meta)
-        about = ready.about
+        ready = tile_model(model, cfg, about, meta)
     else:
         ready = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-        about = fingerprint(cfg, weights, next(model.parameters()).device)
-    about['dtype'] = dtype
     return Loaded(ready, kind, score_thr, about)
 
 

@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -120,22 +121,17 @@ class SafeUnpickler(pickle.Unpickler):
     """Reads results of mm without executing code from the file."""
 
     ALLOWED = {
-        ('collections', 'OrderedDict'),
-        ('torch._utils', '_rebuild_tensor_v2'),
-        ('numpy', 'dtype'),
-        ('numpy', 'ndarray'),
-        ('numpy.core.multiarray', '_reconstruct'),
-        ('numpy.core.multiarray', 'scalar'),
-        ('numpy._core.multiarray', '_reconstruct'),
-        ('numpy._core.multiarray', 'scalar'),
-        ('numpy._core.numeric', '_frombuffer'),
-        ('numpy.core.numeric', '_frombuffer'),
+        'collections': {'OrderedDict'},
+        'torch._utils': {'_rebuild_tensor_v2'},
+        'numpy': {'dtype', 'ndarray'},
+        'numpy.core.multiarray': {'_reconstruct', 'scalar'},
+        'numpy.core.numeric': {'_frombuffer'},
     }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ('torch.storage', '_load_from_bytes'):
             return lambda data: torch.load(io.BytesIO(data), weights_only=True)
-        if (module, name) not in self.ALLOWED:
+        if name not in self.ALLOWED.get(module.replace('numpy._core', 'numpy.core'), ()):
             raise pickle.UnpicklingError(f'it holds a {module}.{name}')
         return super().find_class(module, name)
 
@@ -173,6 +169,10 @@ def ground_truth(dataset: dict) -> COCO:
     return indexed_coco(content)
 
 
+def another_data_set(path: Path, missing: str) -> UserError:
+    return UserError(f'{path} has results for another data set: there is no {missing}')
+
+
 def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[dict]:
     """Detections as COCO results, from such a file or one of test.py --out.
 
@@ -181,7 +181,7 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
     """
     results = read_list(path)
     if path.suffix != '.json':
-        results = list(results_of_samples(results, path, truth, categories))
+        results = [r for sample in results for r in as_coco(sample, path, truth, categories)]
     for number, result in enumerate(results):
         box = result.get('bbox') or []
         values = [result.get('score'), *(box if isinstance(box, list) else [box])]
@@ -194,57 +194,48 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
             raise UserError(f'{path}: result {number} has neither bbox nor segmentation')
         for key, known in (('image_id', truth.imgs), ('category_id', truth.cats)):
             if not isinstance(result.get(key), (int, str)) or result[key] not in known:
-                raise UserError(
-                    f'{path} has results for another data set: the annotations have no '
-                    f'{key} {result.get(key)!r}'
-                )
+                raise another_data_set(path, f'{key} {result.get(key)!r}')
     return results
 
 
-def results_of_samples(
-    samples: Sequence[dict], path: Path, truth: COCO, categories: Sequence[int]
-) -> Iterator[dict]:
-    for sample in samples:
-        found = sample.get('pred_instances')
-        if found is None:
-            raise UserError(f'{path} has no detections; it holds {", ".join(sorted(sample))[:120]}')
-        image = truth.imgs.get(sample['img_id'])
-        if image is None or Path(image['file_name']).name != Path(sample['img_path']).name:
-            raise UserError(
-                f'{path} has results for another data set: the annotations have no image '
-                f'{sample["img_id"]} {Path(sample["img_path"]).name}'
-            )
-        masks = found.get('masks') or [None] * len(found['scores'])
-        boxes, scores = found['bboxes'].tolist(), found['scores'].tolist()
-        for (x1, y1, x2, y2), score, label, mask in zip(
-            boxes, scores, found['labels'].tolist(), masks
-        ):
-            if label >= len(categories):
-                raise UserError(
-                    f'{path} has the label {label}, but the config has {len(categories)} classes'
-                )
-            yield {
-                'image_id': sample['img_id'],
-                'category_id': categories[label],
-                'bbox': [x1, y1, x2 - x1, y2 - y1],
-                'score': score,
-                **({'segmentation': mask} if mask is not None else {}),
-            }
+def as_coco(
+    sample: dict, path: Path, truth: COCO, categories: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """The detections in a sample of test.py --out as COCO results."""
+    found, number = prediction_in(sample, 'pred_instances', path), sample['img_id']
+    name = Path(sample['img_path']).name
+    if number not in truth.imgs or Path(truth.imgs[number]['file_name']).name != name:
+        raise another_data_set(path, f'image {number} {name}')
+    boxes, scores, labels = (found[key].tolist() for key in ('bboxes', 'scores', 'labels'))
+    if labels and max(labels) >= len(categories):
+        raise UserError(
+            f'{path} has the label {max(labels)}, but the config has {len(categories)} classes'
+        )
+    for (x1, y1, x2, y2), score, label, mask in zip(
+        boxes, scores, labels, found.get('masks') or [None] * len(scores)
+    ):
+        yield {
+            'image_id': number,
+            'category_id': categories[label],
+            'bbox': [x1, y1, x2 - x1, y2 - y1],
+            'score': score,
+            'segmentation': mask,
+        }
+
+
+def prediction_in(sample: dict, key: str, path: Path) -> dict:
+    if key not in sample:
+        raise UserError(f'{path} has no {key}; it holds {", ".join(sorted(sample))[:120]}')
+    return sample[key]
 
 
 def metrics_of(cfg: Config, results: Sequence[dict]) -> list[str]:
     """bbox, segm or both: what the config evaluates and the results have."""
-    wanted = {
-        name
-        for metric in as_list(cfg.get('test_evaluator'))
-        for name in as_list(metric.get('metric'))
-    }
-    present = {
-        'bbox': all(result.get('bbox') for result in results),
-        'segm': bool(results) and all(result.get('segmentation') for result in results),
-    }
-    chosen = [name for name in ('bbox', 'segm') if name in wanted and present[name]]
-    return chosen or ['bbox' if present['bbox'] else 'segm']
+    evaluators = as_list(cfg.get('test_evaluator'))
+    wanted = {name for metric in evaluators for name in as_list(metric.get('metric'))}
+    keys = {'bbox': 'bbox', 'segm': 'segmentation'}
+    present = [name for name, key in keys.items() if all(r.get(key) for r in results)]
+    return [name for name in present if name in wanted and results] or [*present, 'segm'][:1]
 
 
 # Detections
@@ -315,33 +306,20 @@ def compared_images(
     coco_eval: COCOeval, truth: COCO, found: COCO, categories: Sequence[int], metric: str
 ) -> Iterator[Compared]:
     """The detections of each image with the matches of pycocotools at an IoU of 0.5."""
-    image_ids, ids = coco_eval.params.imgIds, coco_eval.params.catIds
-    label_of = {category: label for label, category in enumerate(categories)}
-    evaluated = coco_eval.evalImgs  # by category, size (the first: all) and image
-    stride = len(coco_eval.params.areaRng) * len(image_ids)
-    for number, image in enumerate(tqdm(image_ids, 'errors', leave=False, delay=3)):
-        detections, objects, matched = [], [], {}
-        for row in range(len(ids)):
-            result = evaluated[row * stride + number]
-            if result is None:
-                continue
-            ignored = result['dtIgnore'][0].astype(bool)
-            for key, ignore, match in zip(result['dtIds'], ignored, result['dtMatches'][0]):
-                if not ignore:
-                    detections.append(key)
-                    matched[key] = match
-            objects += [k for k, i in zip(result['gtIds'], result['gtIgnore']) if not i]
-        detections = [found.anns[key] for key in detections]
-        detections.sort(key=lambda annotation: -annotation['score'])  # stable
-        objects = [truth.anns[key] for key in objects]
+    image_ids, label_of = coco_eval.params.imgIds, {c: i for i, c in enumerate(categories)}
+    shape_of = truth.annToRLE if metric == 'segm' else itemgetter('bbox')
+    evaluated = np.array(coco_eval.evalImgs, object).reshape(len(categories), -1, len(image_ids))
+    by_image = tqdm(evaluated[:, 0].T, 'errors', leave=False, delay=3)  # of all sizes
+    for image, of_categories in zip(image_ids, by_image):
+        matched, objects = {}, []
+        for result in filter(None, of_categories):
+            matches = zip(result['dtIds'], result['dtIgnore'][0], result['dtMatches'][0])
+            matched |= {key: match for key, ignored, match in matches if not ignored}
+            truths = zip(result['gtIds'], result['gtIgnore'])
+            objects += [truth.anns[key] for key, ignored in truths if not ignored]
+        detections = sorted((found.anns[key] for key in matched), key=lambda a: -a['score'])
         place = {annotation['id']: j for j, annotation in enumerate(objects)}
-        if metric == 'segm':
-            shapes = [
-                [truth.annToRLE(annotation) for annotation in kind]
-                for kind in (detections, objects)
-            ]
-        else:
-            shapes = [[annotation['bbox'] for annotation in kind] for kind in (detections, objects)]
+        shapes = (list(map(shape_of, kind)) for kind in (detections, objects))
         iou = mask_utils.iou(*shapes, [0] * len(objects)) if detections and objects else []
         yield Compared(
             image,
@@ -470,9 +448,7 @@ def confusion_section(title: str, matrix: np.ndarray, names: Sequence[str], note
         {(i, j): int(n) for (i, j), n in np.ndenumerate(matrix) if n and i != j}
     ).most_common(LISTED)
     totals = matrix.sum(1)
-    rows = [
-        (names[i], names[j], number, f'{number / totals[i]:.1%}') for (i, j), number in pairs
-    ]  # fmt: skip
+    rows = [(names[i], names[j], n, f'{n / totals[i]:.1%}') for (i, j), n in pairs]
     table = html_table(['true', 'predicted', 'number', 'share of true'], rows)
     return html_section(
         title, note,
@@ -543,14 +519,10 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     infos, load = label_map_reader(dataset, cfg.default_scope)
     matrix, ranked, seen = np.zeros((count, count), np.int64), [], set()
     for sample in tqdm(read_list(path), 'comparing label maps', leave=False, delay=3):
-        found = sample.get('pred_sem_seg')
-        if found is None:
-            raise UserError(f'{path} has no label maps; it holds {", ".join(sorted(sample))[:120]}')
+        found = prediction_in(sample, 'pred_sem_seg', path)
         image = Path(sample['img_path']).resolve()
         if image not in infos:
-            raise UserError(
-                f'{path} has results for another data set: it has no image {image.name}'
-            )
+            raise another_data_set(path, f'image {image.name}')
         labels = np.asarray(found['data'])
         labels, truth = labels.reshape(labels.shape[-2:]), load(infos[image])
         if labels.shape != truth.shape:
@@ -582,7 +554,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     if without := len(infos) - len(seen):
         about += f'; {without} of the data set have no result'
     shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
-    by_iou = sorted(range(count), key=lambda i: -(iou[i] if iou[i] == iou[i] else -1))
+    by_iou = np.argsort(-np.nan_to_num(iou, nan=-1), kind='stable')
     sections = [
         html_section('Label maps', about, cards(shown)),
         html_section(

@@ -291,7 +291,7 @@ class Evil:
     (lambda results: json.dumps([{**results[0], 'bbox': [1, 2, 3]}]),
      'r.json: a score must be a finite number and a bbox have four, but result 0 has [0.5, 1, '),
     (lambda results: json.dumps([{**results[0], 'image_id': [1]}]),
-     'r.json has results for another data set: the annotations have no image_id [1]'),
+     'r.json has results for another data set: there is no image_id [1]'),
     (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': 'a'}]),
      'result 0 must have a mask of its image, '),
     (lambda results: json.dumps([{**results[0], 'bbox': None,
@@ -300,16 +300,16 @@ class Evil:
     (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': None}]),
      'r.json: result 0 has neither bbox nor segmentation'),
     (lambda results: json.dumps([results[0], {**results[0], 'image_id': 77}]),
-     'r.json has results for another data set: the annotations have no image_id 77'),
+     'r.json has results for another data set: there is no image_id 77'),
     (lambda results: json.dumps([{**results[0], 'category_id': 99}]),
-     'r.json has results for another data set: the annotations have no category_id 99'),
+     'r.json has results for another data set: there is no category_id 99'),
     (lambda results: pickle.dumps(results)[:-9], 'r.pkl is not a complete file of test.py --out: '),
     (lambda results: pickle.dumps([{'a': Evil()}]), 'r.pkl is not a complete file of test.py'),
     (lambda results: pickle.dumps(torch.ones(2)), 'r.pkl must hold a list of predictions'),
     (lambda results: pickle.dumps([{'pred_sem_seg': 1, 'img_path': 'a'}]),
-     'r.pkl has no detections; it holds img_path, pred_sem_seg'),
+     'r.pkl has no pred_instances; it holds img_path, pred_sem_seg'),
     (lambda results: pickle.dumps([{'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}}]),
-     'r.pkl has results for another data set: the annotations have no image 1 no.png'),
+     'r.pkl has results for another data set: there is no image 1 no.png'),
 ])  # fmt: skip
 def test_mistakes_in_results(configs, sample_dataset, write, message, capsys):
     text = write(perfect(annotations_of(sample_dataset)))
@@ -323,11 +323,11 @@ def test_mistakes_in_results(configs, sample_dataset, write, message, capsys):
 
 @pytest.mark.parametrize('samples, message', [
     (lambda path: [{'img_path': 'elsewhere.png', 'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}],
-     'r.pkl has results for another data set: it has no image elsewhere.png'),
+     'r.pkl has results for another data set: there is no image elsewhere.png'),
     (lambda path: [{'img_path': path, 'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}],
      'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
     (lambda path: [{'img_path': path, 'pred_instances': 1}],
-     'r.pkl has no label maps; it holds img_path, pred_instances'),
+     'r.pkl has no pred_sem_seg; it holds img_path, pred_instances'),
 ])  # fmt: skip
 def test_mistakes_in_label_maps(configs, sample_dataset, samples, message, capsys):
     images = sample_dataset / 'ade/ADEChallengeData2016/images/validation'

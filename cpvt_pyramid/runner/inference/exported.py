@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Union
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from ... import __version__
 from ...results.predictions import Prediction
 from ...runtime.predictor import ExportedModel
-from .large_images import TileModel
+from .large_images import TileModel, hashed
 from .prediction import read_image
 from .tiling import Found
 
@@ -49,7 +48,7 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
     detects = model.about['task'] != 'segmentation'
     files = (path for path in (model.path, model.path.with_suffix('.bin')) if path.is_file())
     about = {
-        'model': hashlib.sha256(json.dumps(model.about, sort_keys=True).encode()).hexdigest(),
+        'model': hashed(model.about),
         'checkpoint': hashlib.sha256(b''.join(path.read_bytes() for path in files)).hexdigest(),
         'device': backend,
         'version': __version__,

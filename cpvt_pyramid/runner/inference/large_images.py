@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
@@ -75,14 +76,14 @@ def tile_options(
         TileGrid((1, 1), tile, overlap)
     except ValueError as error:
         raise UserError(str(error)) from error
-    sizes = (
-        None if text is None else parse_bytes(text, f'--{name}') for name, text in limits.items()
-    )
+    sizes = (parse_bytes(text, f'--{name}') for name, text in limits.items())
     return Tiling(tile, overlap, batch_size, not inexact, *sizes)
 
 
-def parse_bytes(text: str, option: str) -> int:
+def parse_bytes(text: Optional[str], option: str) -> Optional[int]:
     """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
+    if text is None:
+        return None
     found = re.fullmatch(r'(\d*\.?\d+)\s*([KMGT]?)i?B?', text.strip(), re.I)
     if not found or not float(found[1]):
         raise UserError(f'{option} must be a size such as 2GiB, got {text!r}')
@@ -105,8 +106,8 @@ class TileModel(NamedTuple):
     bands: Optional[tuple[int, ...]] = None
 
 
-def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> TileModel:
-    """A detector or a segmentor of mm for tiled inference, from its config and checkpoint.
+def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileModel:
+    """A detector or a segmentor of mm for tiled inference; for the others, see `TileModel`.
 
     Raises:
         UserError: the model is panoptic.
@@ -116,43 +117,30 @@ def tile_model(model: nn.Module, cfg: Config, weights: dict, meta: dict) -> Tile
             f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
             f'panoptic; run it without --tile'
         )
-    device, bands = next(model.parameters()).device, loaded_bands(cfg)
-    about = fingerprint(cfg, weights, device)
-    if bands:
-        about['bands'] = list(bands)
-    if cfg.default_scope == 'mmdet':
-        return TileModel(True, detector_boxes(model), meta, about, device, bands=bands)
-    whole = TileModel(False, segmentor_scores(model), meta, about, device, bands=bands)
-    if model.out_channels > 1:
-        return whole
+    detects = cfg.default_scope == 'mmdet'
+    predict = partial(detector_boxes if detects else segmentor_scores, model)
+    device = next(model.parameters()).device
+    ready = TileModel(detects, predict, meta, about, device, bands=loaded_bands(cfg))
+    if detects or model.out_channels > 1:
+        return ready
     threshold = model.decode_head.threshold
-    return whole._replace(decide=lambda scores: scores[0].sigmoid() > threshold)
+    return ready._replace(decide=lambda scores: scores[0].sigmoid() > threshold)
 
 
-def segmentor_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function from tiles, see `TileModel`, to a segmentor's scores (B, K, h, w)."""
-
-    def predict(tiles: Tensor) -> Tensor:
-        height, width = tiles.shape[2:]
-        data = model.data_preprocessor(batch_of(tiles, True), False)
-        metas = [sample.metainfo for sample in data['data_samples']]
-        with torch.no_grad():
-            scores = model.inference(data['inputs'], metas)
-        return scores[:, :, :height, :width].float()
-
-    return predict
+@torch.no_grad()
+def segmentor_scores(model: nn.Module, tiles: Tensor) -> Tensor:
+    """A segmentor's scores (B, K, h, w) of tiles, see `TileModel`."""
+    height, width = tiles.shape[2:]
+    data = model.data_preprocessor(batch_of(tiles, True), False)
+    metas = [sample.metainfo for sample in data['data_samples']]
+    return model.inference(data['inputs'], metas)[:, :, :height, :width].float()
 
 
-def detector_boxes(model: nn.Module) -> Callable[[Tensor], list[Found]]:
-    """A function from tiles, see `TileModel`, to the detections in each."""
-
-    def predict(tiles: Tensor) -> list[Found]:
-        with torch.no_grad():
-            results = model.test_step(batch_of(tiles, False))
-        found = [result.pred_instances for result in results]
-        return [Found(part.bboxes, part.scores, part.labels) for part in found]
-
-    return predict
+@torch.no_grad()
+def detector_boxes(model: nn.Module, tiles: Tensor) -> list[Found]:
+    """The detections in each tile, see `TileModel`."""
+    found = [result.pred_instances for result in model.test_step(batch_of(tiles, False))]
+    return [Found(part.bboxes, part.scores, part.labels) for part in found]
 
 
 def batch_of(tiles: Tensor, segmentation: bool) -> dict:
@@ -167,13 +155,19 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
     for name, tensor in weights['state_dict'].items():
         digest.update(name.encode())
         digest.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
-    model = json.dumps(cfg.model, default=str, sort_keys=True)
-    return {
-        'model': hashlib.sha256(model.encode()).hexdigest(),
+    about = {
+        'model': hashed(cfg.model),
         'checkpoint': digest.hexdigest(),
         'device': device.type,
         'version': __version__,
     }
+    return about | ({'bands': list(bands)} if (bands := loaded_bands(cfg)) else {})
+
+
+def hashed(values: Any) -> str:
+    """The SHA-256 of JSON values, in hexadecimal."""
+    text = json.dumps(values, default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # Memory
@@ -203,8 +197,8 @@ def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) 
         # Partial sums for the next tile, and the scores that `expected` does not have yet.
         scores = 1 if on_gpu else tiles.batch_size - 1
         expected += 4 * output.shape[1] * tiles.tile * (tiles.overlap + scores * tiles.tile)
-    # A strip, while the next one is assembled
-    expected += 2 * pixel.nbytes * tiles.tile * image.width
+    # A strip, while the next one is assembled; and the labels of a row of tiles, in 16 bits, twice
+    expected += 2 * (pixel.nbytes + 2) * tiles.tile * image.width
     expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
     if expected > tiles.memory:
         raise UserError(too_much(expected, tiles))
@@ -275,8 +269,8 @@ class LargeImages:
             if self.is_done(path, name):
                 return False
             with self.journal(image, name) as journal:
-                labels = self.process(image, journal)
-                self.save(image, name, [journal.folder], labels)
+                self.process(image, journal)
+                self.save(image, name, [journal.folder])
             journal.remove()
         return True
 
@@ -298,14 +292,8 @@ class LargeImages:
 
     def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
         """Write the results of an image whose bands are finished."""
-        folders = [self.working_folder(name, band) for band in bands]
-        labels = None
         with open_image(path) as image, disk_errors(image):
-            if not self.model.detects:
-                grid, file = self.grid(image), self.working_folder(name) / 'labels'
-                lines = (tiling.lines_of(grid, band) for band in bands)
-                labels = tiling.joined_labels(file, zip(folders, lines), grid, self.label_type)
-            self.save(image, name, folders, labels)
+            self.save(image, name, [self.working_folder(name, band) for band in bands])
 
     # Parts of both
 
@@ -314,8 +302,7 @@ class LargeImages:
         return {**self.about, 'image': identity(Path(path))}
 
     def key(self, path: Union[str, Path]) -> str:
-        about = json.dumps(self.about_run(path), sort_keys=True)
-        return hashlib.sha256(about.encode()).hexdigest()
+        return hashed(self.about_run(path))
 
     def result(self, name: str) -> Path:
         ending = '.detections.json' if self.model.detects else '.labels.tif'
@@ -323,7 +310,14 @@ class LargeImages:
 
     def is_done(self, path: Path, name: str) -> bool:
         """Whether the results of an image exist."""
-        return is_result_of(self.result(name), self.key(path))
+        result = self.result(name)
+        # ReadError, as of a file that does not exist, is an OSError.
+        with suppress(OSError, ValueError, AttributeError):
+            if self.model.detects:
+                return json.loads(result.read_text()).get('run') == self.key(path)
+            with open_image(result) as labels:
+                return labels.tags().get('run') == self.key(path)
+        return False
 
     def working_folder(self, name: str, band: Optional[Span] = None) -> Path:
         folder = (self.folder / name).with_name(f'.{Path(name).name}.partial')
@@ -355,9 +349,9 @@ class LargeImages:
 
     def process(
         self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
-    ) -> Optional[np.memmap]:
-        """Run the model on an image or a band of it, with a progress bar. Detections are written
-        into the journal's folder; a label map is returned."""
+    ) -> None:
+        """Run the model on an image or a band of it, with a progress bar. The outputs are written
+        into the journal's folder."""
         name = journal.folder.name.removeprefix('.').removesuffix('.partial')
         grid = self.grid(image)
         bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
@@ -372,22 +366,18 @@ class LargeImages:
         read, predict = row_reader(image, self.model.bands), self.model.predict
         run = Run(read, grid, predict, journal, self.tiles.batch_size, self.tiles.exact, progress)
         if self.model.detects:
-            return tiling.detect_in_tiles(run, band)
-        return tiling.segment(run, self.label_type, self.model.decide, band)
+            tiling.detect_in_tiles(run, band)
+        else:
+            tiling.segment_in_tiles(run, self.label_type, self.model.decide, band)
 
-    def save(
-        self,
-        image: 'DatasetReader',
-        name: str,
-        folders: Sequence[Path],
-        labels: Optional[np.memmap],
-    ) -> None:
-        """Write the label map, or the detections in the folders of journals."""
+    def save(self, image: 'DatasetReader', name: str, folders: Sequence[Path]) -> None:
+        """Write the label map or the detections in the folders of journals."""
         small, step = overview(image, self.model.bands)
         classes, palette = self.meta['classes'], self.meta['palette']
         key, result = self.key(image.name), self.result(name)
         overlay = self.folder / f'{name}.overlay.png'  # before the result, which counts as done
-        if labels is not None:
+        if not self.model.detects:
+            labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
             shown = np.array(labels[::step, ::step])
             save_picture(draw_segmentation(small, shown, classes, palette), overlay)
             with atomic_write(result) as file:
@@ -418,21 +408,4 @@ def disk_errors(image: 'DatasetReader') -> Iterator[None]:
 def identity(path: Path) -> dict:
     """Identifies an image file and its version."""
     status = path.stat()
-    return {
-        'path': str(path.resolve()),
-        'bytes': status.st_size,
-        'changed': status.st_mtime_ns,
-    }
-
-
-def is_result_of(result: Path, key: str) -> bool:
-    """Whether a file is the result of the run with this key."""
-    if not result.exists():
-        return False
-    if result.suffix == '.json':
-        with suppress(ValueError, AttributeError):
-            return json.loads(result.read_text()).get('run') == key
-        return False
-    with suppress(ReadError), open_image(result) as labels:
-        return labels.tags().get('run') == key
-    return False
+    return {'path': str(path.resolve()), 'bytes': status.st_size, 'changed': status.st_mtime_ns}

@@ -7,7 +7,6 @@ by starting it again, with any number of processes: finished tasks are not repea
 """
 
 import glob
-import hashlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ import torch
 from ...tooling.command import RANKS, UserError, one_line, rank
 from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
-from .large_images import LargeImages, identity
+from .large_images import LargeImages, hashed, identity
 from .raster import ReadError
 from .tiling import Span
 
@@ -100,7 +99,7 @@ def finish(folder: Path, task: Task) -> Optional[Record]:
     try:
         record = finished(folder, task)
         if record is None:
-            record = Record(key_of(task), task.run(), time.time())
+            record = Record(hashed(task.about), task.run(), time.time())
             write_text(file_of(folder, task), json.dumps(record))
         path.unlink(missing_ok=True)  # a process that has opened it already finds the record
     finally:
@@ -114,7 +113,7 @@ def finished(folder: Path, task: Task) -> Optional[Record]:
         record = Record(*json.loads(file_of(folder, task).read_text()))
     except (OSError, ValueError):
         return None
-    return record if record.about == key_of(task) and task.kept(record.outcome) else None
+    return record if record.about == hashed(task.about) and task.kept(record.outcome) else None
 
 
 def forget(folder: Path) -> None:
@@ -123,11 +122,7 @@ def forget(folder: Path) -> None:
 
 
 def file_of(folder: Path, task: Task) -> Path:
-    return folder / f'{hashlib.sha256(task.name.encode()).hexdigest()[:20]}.json'
-
-
-def key_of(task: Task) -> str:
-    return hashlib.sha256(json.dumps(task.about, sort_keys=True).encode()).hexdigest()
+    return folder / f'{hashed(task.name)[:20]}.json'
 
 
 # Images
@@ -191,16 +186,15 @@ def share_images(
             return skipped
 
         def kept(skipped: Sequence[tuple[str, str]]) -> bool:
-            without = [path for path, _ in skipped]
             return all(
-                str(path) in without or any(folder.glob(f'{glob.escape(name)}.*'))
+                str(path) in dict(skipped) or any(folder.glob(f'{glob.escape(name)}.*'))
                 for path, name in part
             )
 
         files = [(name, path.is_file() and identity(path)) for path, name in part]
         return Task(f'image {part[0][1]}', [about, files], run, kept=kept)
 
-    return conclude_once([task(part) for part in parts], [], folder, conclude)
+    return conclude_once(list(map(task, parts)), folder, conclude)
 
 
 def share_tiles(
@@ -208,92 +202,71 @@ def share_tiles(
 ) -> Sequence[Path]:
     """Write the results of large images in several processes, which share rows of tiles; see
     `share_images`. `large` is the model, the tiles and the folder for the results."""
-    rows, images = [], []
+    tasks = []
     for path, name in named:
         try:
-            image = SharedImage.of(large, path, name, processes)
+            tasks += tasks_of_image(large, path, name, processes)
         except ReadError as error:
             skipped = [(str(path), one_line(error))]
-            images.append(Task(f'image {name}', skipped, partial(list, skipped)))
-        else:
-            parts = [image.band_task(band) for band in image.bands]
-            rows += parts
-            images.append(image.task(parts))
-    return conclude_once(images, rows, large.folder, conclude)
+            tasks.append(Task(f'image {name}', skipped, partial(list, skipped)))
+    return conclude_once(tasks, large.folder, conclude)
 
 
-class SharedImage(NamedTuple):
-    """A large image whose rows of tiles are shared."""
+def tasks_of_image(large: LargeImages, path: Path, name: str, processes: int) -> list[Task]:
+    """A task for each band of rows of tiles, and the last for the results of the image. The outcome
+    of each is the path and a reason, if the image is skipped.
 
-    large: LargeImages
-    path: Path
-    name: str  # of its results
-    about: dict  # what they depend on
-    bands: Sequence[Span]  # of rows of tiles; none if the results exist
+    Of a detector, a band is a row. Of a segmentor, which computes tiles twice where bands meet,
+    there is one for each process.
+    """
+    about, is_done = large.about_run(path), partial(large.is_done, path, name)
+    rows = 0 if is_done() else large.rows(path)
+    length = 1 if large.model.detects else math.ceil(rows / processes) or 1
+    bands = [(start, min(start + length, rows)) for start in range(0, rows, length)]
 
-    @classmethod
-    def of(cls, large: LargeImages, path: Path, name: str, processes: int) -> 'SharedImage':
-        """Of a detector, a band is a row. Of a segmentor, which computes tiles twice where bands
-        meet, there is one for each process."""
-        rows = 0 if large.is_done(path, name) else large.rows(path)
-        length = 1 if large.model.detects else math.ceil(rows / processes) or 1
-        bands = [(start, min(start + length, rows)) for start in range(0, rows, length)]
-        return cls(large, path, name, large.about_run(path), bands)
+    def write_band(band: Span) -> list[tuple[str, str]]:
+        try:
+            large.write_band(path, name, band)
+        except ReadError as error:
+            return [(str(path), one_line(error))]
+        return []
 
-    def is_done(self) -> bool:
-        return self.large.is_done(self.path, self.name)
+    def has_band(band: Span, skipped: list) -> bool:
+        return bool(skipped) or large.working_folder(name, band).exists() or is_done()
 
-    def band_task(self, band: Span) -> Task:
-        """The work for a band; its outcome are reasons to skip the image."""
+    def write_image() -> list[tuple[str, str]]:
+        records = (finished(large.folder / FOLDER, part) for part in parts)
+        skipped = [entry for record in records for entry in record.outcome]
+        if bands and not skipped:
+            large.join_bands(path, name, bands)
+        shutil.rmtree(large.working_folder(name), ignore_errors=True)
+        return skipped[:1]
 
-        def run() -> list[str]:
-            try:
-                self.large.write_band(self.path, self.name, band)
-            except ReadError as error:
-                return [one_line(error)]
-            return []
-
-        def kept(reasons: list[str]) -> bool:
-            folder = self.large.working_folder(self.name, band)
-            return bool(reasons) or folder.exists() or self.is_done()
-
-        return Task(f'{self.name} rows {band[0]}-{band[1]}', [self.about, band], run, kept=kept)
-
-    def task(self, parts: Sequence[Task]) -> Task:
-        """The results of the image; its outcome is the image and a reason, if it is skipped."""
-
-        def run() -> list[tuple[str, str]]:
-            records = (finished(self.large.folder / FOLDER, part) for part in parts)
-            reasons = [reason for record in records for reason in record.outcome]
-            if not reasons and self.bands:
-                self.large.join_bands(self.path, self.name, self.bands)
-            shutil.rmtree(self.large.working_folder(self.name), ignore_errors=True)
-            return [(str(self.path), reason) for reason in reasons[:1]]
-
-        def kept(skipped: list) -> bool:
-            return bool(skipped) or self.is_done()
-
-        return Task(f'image {self.name}', self.about, run, [part.name for part in parts], kept)
+    parts = [
+        Task(
+            f'{name} rows {band[0]}-{band[1]}', [about, band], partial(write_band, band),
+            kept=partial(has_band, band),
+        )
+        for band in bands
+    ]  # fmt: skip
+    needs = [part.name for part in parts]
+    image = Task(f'image {name}', about, write_image, needs, lambda skipped: skipped or is_done())
+    return [*parts, image]
 
 
-def conclude_once(
-    images: Sequence[Task],
-    parts: Sequence[Task],
-    folder: Path,
-    conclude: Conclude,
-) -> Sequence[Path]:
-    """Share tasks, of which those for images tell what they skipped and why; then let one process
-    report that and conclude. Returns the inputs that were skipped."""
-    records = share(folder / FOLDER, [*parts, *images])
-    skipped = [entry for task in images for entry in records[task.name].outcome]
+def conclude_once(tasks: Sequence[Task], folder: Path, conclude: Conclude) -> Sequence[Path]:
+    """Share tasks whose outcomes are the paths of inputs that were skipped, and why; then let one
+    process report these and conclude. Returns the inputs that were skipped."""
+    records = share(folder / FOLDER, tasks)
+    skipped = dict(entry for task in tasks for entry in records[task.name].outcome)
 
     def run() -> None:
-        for path, reason in skipped:
+        for path, reason in skipped.items():
             print(f'infer: skipped {path}: {reason}', file=sys.stderr)
-        conclude([Path(path) for path, _ in skipped])
+        conclude(list(map(Path, skipped)))
 
-    last = Task('conclusion', [records[task.name].time for task in images], run)
+    last = Task('conclusion', [records[task.name].time for task in tasks], run)
     if rank() == 0 and finished(folder / FOLDER, last):
         print(f'already done: results in {folder}; to repeat it, remove {folder / FOLDER}')
     share(folder / FOLDER, [last])
-    return [Path(path) for path, _ in skipped]
+    return list(map(Path, skipped))

@@ -32,7 +32,6 @@ from ...tooling.files import atomic_write, locked
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
-CHUNK = 2**20  # bytes written at a time
 
 Span = tuple[int, int]
 ReadRows = Callable[[int, int], Tensor]  # start, stop -> (3, stop - start, W); in rising order
@@ -61,9 +60,7 @@ def spans(length: int, tile: int, overlap: int) -> list[Span]:
             f'tile and overlap must be multiples of {ALIGN} with 0 <= overlap < tile, '
             f'got tile={tile} and overlap={overlap}'
         )
-    room = max(
-        math.ceil((length - tile) / ALIGN), 0
-    )  # multiples of 32 between the first start and the last
+    room = max(math.ceil((length - tile) / ALIGN), 0)  # 32s between the first and the last start
     steps = math.ceil(room * ALIGN / (tile - overlap))
     starts = [ALIGN * (room * i // steps) for i in range(steps + 1)] if steps else [0]
     return [(start, min(start + tile, length)) for start in starts]
@@ -233,74 +230,23 @@ def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Ten
 # Segmentation
 
 
-class Sums:
-    """A file of partially blended scores (K, rows, width) that the next row of tiles completes.
-
-    It is stored in blocks, each as wide as the distance between two tiles, which are mapped into
-    memory only while they are read or written.
-    """
-
-    def __init__(self, path: Path, width: int) -> None:
-        self.path = path
-        self.width = width
-
-    def write(self, left: int, block: Tensor) -> None:
-        if not self.path.exists():
-            allocate(self.path, 4 * len(block) * block.shape[1] * self.width)
-        self._block(left, block.shape, 'r+')[:] = block.numpy()
-
-    def read(self, left: int, shape: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.array(self._block(left, shape, 'r')))
-
-    def _block(self, left: int, shape: Sequence[int], mode: str) -> np.memmap:
-        classes, rows, _ = shape
-        return np.memmap(self.path, np.float32, mode, 4 * classes * rows * left, tuple(shape))
-
-    def flush(self) -> None:
-        if self.path.exists():
-            flush(self.path)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-def allocate(path: Path, length: int) -> None:
-    """Create a file of `length` bytes. Raises OSError on a full disk; writing to a sparse mapped
-    file would kill the process instead."""
-    with path.open('wb') as file:
-        if hasattr(os, 'posix_fallocate'):
-            os.posix_fallocate(file.fileno(), 0, length)
-            return
-        for start in range(0, length, CHUNK):  # macOS and Windows
-            file.write(bytes(min(CHUNK, length - start)))
-
-
-def flush(path: Path) -> None:
-    """Force a file to disk."""
-    with path.open('rb+') as file:
-        os.fsync(file.fileno())
-
-
 def blended(
     scores: Iterator[Tensor],
     grid: TileGrid,
     row: int,
     weights: tuple[Sequence[Tensor], Sequence[Tensor]],
-    above: Optional[Sums],
-    below: Sums,
-) -> Iterator[tuple[Span, Span, Tensor]]:
-    """The blended scores that a row of tiles completes, block by block.
+    above: Optional[Path],
+    below: Path,
+) -> Iterator[Tensor]:
+    """The blended scores (K, h, w) that a row of tiles completes, block by block.
 
     Args:
         scores: (K, h, w) of each tile of the row, on any device; overwritten.
         grid: the tiles.
         row: index of the row.
         weights: blending weights of the rows and of the columns, see `ramps`.
-        above: the partial sums of the previous row; None leaves them out.
-        below: receives the partial sums for the next row.
-
-    Yields:
-        Row span, column span and their scores (K, h, w).
+        above: file of the partial sums of the previous row; None leaves them out.
+        below: file to append the partial sums for the next row to.
     """
     top, bottom = grid.rows[row]
     last = row + 1 == len(grid.rows)
@@ -317,10 +263,14 @@ def blended(
         pending = tile[:, :, stop - left :].clone()
         block = tile[:, :, : stop - left].mul_(weights[0][row][:, None])
         if shared > 0:
-            block[:, :shared] += above.read(left, (len(block), shared, stop - left))
-        yield (top, top + finished), (left, stop), block[:, :finished]
+            shape = len(block), shared, stop - left
+            offset = 4 * len(block) * shared * left
+            sums = np.fromfile(above, np.float32, math.prod(shape), offset=offset)
+            block[:, :shared] += torch.from_numpy(sums.reshape(shape))
+        yield block[:, :finished]
         if not last and finished < bottom - top:
-            below.write(left, block[:, finished:].contiguous())
+            with below.open('ab') as file:
+                file.write(block[:, finished:].contiguous().numpy())
 
 
 def best_class(scores: Tensor) -> Tensor:
@@ -328,13 +278,13 @@ def best_class(scores: Tensor) -> Tensor:
     return scores.argmax(0)
 
 
-def segment(
+def segment_in_tiles(
     run: Run,
     dtype: np.dtype = np.uint8,
     decide: Callable[[Tensor], Tensor] = best_class,
     band: Optional[Span] = None,
-) -> np.memmap:
-    """The label map of an image of any size, in a file of the journal's folder.
+) -> None:
+    """Write the label map of an image of any size into the journal's folder.
 
     Args:
         run: the work.
@@ -342,58 +292,49 @@ def segment(
         decide: labels (h, w) of blended scores (K, h, w).
         band: a span of rows of tiles; only the lines that these complete are labelled. They are
             the same as in the whole label map. None takes all rows.
-
-    Returns:
-        (H, W), memory-mapped and read-only; of a band, (lines, W).
     """
     grid, folder = run.grid, run.journal.folder
-    path, weights = folder / 'labels', (ramps(grid.rows), ramps(grid.columns))
+    weights = ramps(grid.rows), ramps(grid.columns)
     start, stop = band or (0, len(grid.rows))
-    top, bottom = lines_of(grid, (start, stop))
-    shape = bottom - top, grid.size[1]
+    top = grid.rows[start][0]
     # Earlier rows of tiles that reach into the band contribute to its scores.
     first = next(i for i, rows in enumerate(grid.rows) if rows[1] > top or i == start)
-    if not run.journal.rows:
-        allocate(path, math.prod(shape) * np.dtype(dtype).itemsize)
-    for row, scores in run.outputs(first, stop):
-        old, above, below = (
-            Sums(folder / f'sums-{i}', grid.size[1]) for i in (row - 1, row, row + 1)
-        )
-        old.remove()
-        below.remove()
-        sums = above if row > first else None
-        for rows, columns, block in blended(scores, grid, row, weights, sums, below):
-            if row >= start:
-                # Mapped for each block only: pages that stay mapped count as resident memory.
-                labels = np.memmap(path, dtype, 'r+', shape=shape)
-                lines = slice(rows[0] - top, rows[1] - top)
-                labels[lines, slice(*columns)] = decide(block).numpy()
-                del labels
-            run.progress(1)
-        flush(path)
-        below.flush()
-    return np.memmap(path, dtype, 'r', shape=shape)
+    with (folder / 'labels').open('r+b' if run.journal.rows else 'wb') as file:
+        for row, scores in run.outputs(first, stop):
+            old, above, below = (folder / f'sums-{i}' for i in (row - 1, row, row + 1))
+            old.unlink(missing_ok=True)
+            below.unlink(missing_ok=True)
+            blocks, sums = [], above if row > first else None
+            for block in blended(scores, grid, row, weights, sums, below):
+                if row >= start:
+                    blocks.append(decide(block).numpy().astype(dtype))
+                run.progress(1)
+            if blocks:
+                file.seek((grid.rows[row][0] - top) * grid.size[1] * blocks[0].itemsize)
+                file.write(np.concatenate(blocks, axis=1))
+                file.flush()
+                os.fsync(file.fileno())
+            if below.exists():
+                flush(below)
 
 
-def joined_labels(
-    path: Path, parts: Iterable[tuple[Path, Span]], grid: TileGrid, dtype: np.dtype
-) -> np.memmap:
-    """The label map of an image, in a new file at `path`, from those of its bands: the folder of
-    each band's journal, and the lines that the band completes."""
-    allocate(path, math.prod(grid.size) * np.dtype(dtype).itemsize)
-    for folder, (top, bottom) in parts:
-        # Mapped for each part only, see `segment`.
-        labels = np.memmap(path, dtype, 'r+', shape=grid.size)
-        part = np.memmap(folder / 'labels', dtype, 'r', shape=(bottom - top, grid.size[1]))
-        labels[top:bottom] = part
-        del labels, part
-    return np.memmap(path, dtype, 'r', shape=grid.size)
+def labels_in_tiles(folders: Sequence[Path], size: tuple[int, int], dtype: np.dtype) -> np.memmap:
+    """The label map (H, W), memory-mapped and read-only, that `segment_in_tiles` wrote into a
+    folder, or band by band into several subfolders of one."""
+    path = folders[0] / 'labels'
+    if len(folders) > 1:
+        path = folders[0].with_name('labels')
+        with path.open('wb') as whole:
+            for folder in folders:
+                with (folder / 'labels').open('rb') as band:
+                    shutil.copyfileobj(band, whole)
+    return np.memmap(path, dtype, 'r', shape=size)
 
 
-def lines_of(grid: TileGrid, band: Span) -> Span:
-    """The lines of the image that a band of rows of tiles completes."""
-    tops = [top for top, _ in grid.rows]
-    return tops[band[0]], [*tops, grid.size[0]][band[1]]
+def flush(path: Path) -> None:
+    """Force a file to disk."""
+    with path.open('rb+') as file:
+        os.fsync(file.fileno())
 
 
 # Detection

@@ -196,7 +196,7 @@ def out_of_memory(*_: object) -> None:
 def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
     Image.fromarray(photograph(90, 130)).save('a.png')
     monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', out_of_memory)
-    monkeypatch.setattr(large_images, 'segmentor_scores', lambda model: out_of_memory)
+    monkeypatch.setattr(large_images, 'segmentor_scores', out_of_memory)
     for options, advice in (
         ([], 'reduce --batch-size or use --tile'),
         (['--tile', '64'], 'reduce --tile or --batch-size'),

@@ -94,6 +94,11 @@ def reader(image: Tensor) -> Callable[[int, int], Tensor]:
     return read
 
 
+def segmented(run: Run) -> np.ndarray:
+    tiling.segment_in_tiles(run)
+    return tiling.labels_in_tiles([run.journal.folder], run.grid.size, np.uint8)
+
+
 @settings(deadline=None, max_examples=60)
 @given(axes(), st.integers(1, 400), st.integers(1, 3), st.booleans())
 def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_size, exact):
@@ -103,7 +108,7 @@ def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_si
     journal = Journal(tmp_path_factory.mktemp('run'), {})
     tiles = []
     run = Run(reader(image), grid, pointwise, journal, batch_size, exact, tiles.append)
-    labels = tiling.segment(run)
+    labels = segmented(run)
     # Where the two best are equal but for rounding, either is right.
     scores = pointwise(image[None])[0]
     chosen = scores.gather(0, torch.from_numpy(np.array(labels)).long()[None])[0]
@@ -135,12 +140,10 @@ def test_scores_are_blended_by_their_weights(tmp_path):
     for row, scores in Run(reader(image), grid, predict, Journal(tmp_path, {})).outputs(
         0, len(grid.rows)
     ):
-        above, below = (tiling.Sums(tmp_path / str(i), 330) for i in (row, row + 1))
-        for ys, xs, block in tiling.blended(
-            scores, grid, row, (rows, columns), above if row else None, below
-        ):
-            assert blended[:, slice(*ys), slice(*xs)].isnan().all()
-            blended[:, slice(*ys), slice(*xs)] = block
+        sums = tmp_path / str(row) if row else None, tmp_path / str(row + 1)
+        blocks = list(tiling.blended(scores, grid, row, (rows, columns), *sums))
+        top, height = grid.rows[row][0], blocks[0].shape[1]
+        blended[:, top : top + height] = torch.cat(blocks, 2)
     torch.testing.assert_close(blended, expected)
 
 
@@ -161,7 +164,7 @@ def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
             return x + x.mean((2, 3), keepdim=True)
 
         run = Run(reader(image), grid, predict, Journal(folder, {'image': 'a'}), batch_size)
-        return tiling.segment(run)
+        return segmented(run)
 
     folder = tmp_path / 'killed'
     for calls, batch_size, rows in ((3, 1, None), (12, 2, 2)):
@@ -186,7 +189,7 @@ def test_a_run_about_something_else_is_not_resumed(tmp_path):
 def labels_in(folder: Path) -> np.ndarray:
     image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
     run = Run(reader(image), TileGrid((90, 130), 64, 32), pointwise, Journal(folder, {}))
-    return np.array(tiling.segment(run))
+    return np.array(segmented(run))
 
 
 @pytest.mark.parametrize('code', ['ENOLCK', 'EOPNOTSUPP', 'ENOTSUP'])
@@ -212,14 +215,6 @@ def test_other_errors_of_locks_are_raised(tmp_path, monkeypatch):
         Journal(tmp_path, {})
 
 
-def test_a_platform_without_allocation(tmp_path, monkeypatch):
-    """macOS and Windows have no `posix_fallocate`."""
-    expected = labels_in(tmp_path / 'here')
-    monkeypatch.delattr(os, 'posix_fallocate')
-    monkeypatch.setattr(tiling, 'CHUNK', 1000)
-    np.testing.assert_array_equal(labels_in(tmp_path / 'elsewhere'), expected)
-
-
 def test_memory_is_not_measured_on_windows(monkeypatch):
     def missing(*_: object) -> None:
         raise FileNotFoundError
@@ -231,23 +226,22 @@ def test_memory_is_not_measured_on_windows(monkeypatch):
     memory.limit()
 
 
-def test_a_full_disk_raises_an_error(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(28, 'No space left on device')
+@pytest.mark.parametrize('name', ['labels', 'sums-1', 'found-0.pt'])
+def test_a_full_disk_raises_an_error(name, tmp_path):
+    """`name` is the file that cannot be written."""
 
-    monkeypatch.setattr(os, 'posix_fallocate', full)
+    def predict(tiles: Tensor) -> object:
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to('/dev/full')
+        return [found((1, 2, 3, 4, 0.5, 0))] if name == 'found-0.pt' else pointwise(tiles)
+
+    if name == 'labels':
+        (tmp_path / name).symlink_to('/dev/full')
+    grid, journal = TileGrid((90, 64), 64, 32), Journal(tmp_path, {})
+    run = Run(reader(torch.zeros(3, 90, 64)), grid, predict, journal)
+    work = tiling.detect_in_tiles if name == 'found-0.pt' else tiling.segment_in_tiles
     with pytest.raises(OSError, match='No space'):
-        grid = TileGrid((64, 64), 64, 0)
-        tiling.segment(Run(reader(torch.zeros(3, 64, 64)), grid, pointwise, Journal(tmp_path, {})))
-
-    def detect(tiles: Tensor) -> list[Found]:
-        found = Found(torch.zeros(1, 4), torch.zeros(1), torch.zeros(1))
-        (tmp_path / 'run/found-0.pt').symlink_to('/dev/full')
-        return [found] * len(tiles)
-
-    with pytest.raises(OSError, match='No space'):
-        journal = Journal(tmp_path / 'run', {})
-        tiling.detect_in_tiles(Run(reader(torch.zeros(3, 64, 64)), grid, detect, journal))
+        work(run)
 
 
 # Detection

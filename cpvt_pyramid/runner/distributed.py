@@ -38,8 +38,12 @@ def all_or_none(launcher: str) -> Iterator[None]:
 
     Raises:
         Stopped: another process has an error, or reports the same one.
+        UserError: this launcher did not start the process, or cannot be used on this device.
     """
-    check_launcher(launcher)
+    if launcher != 'none' and RANKS[launcher] not in os.environ:
+        raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
+    if launcher in ('slurm', 'mpi') and get_device() == 'cpu':
+        raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
     error = None
     try:
         yield
@@ -68,26 +72,16 @@ def of_first_process(function: Callable[[], Any]) -> Any:
     Args:
         function: called in the first process alone; its result must be picklable.
     """
-    result = [None, None]  # returned, raised
+    result = [None]
     if get_dist_info()[0] == 0:
         try:
             result[0] = function()
         except UserError as error:
-            result[1] = str(error)
+            result[0] = error
     broadcast_object_list(result)
-    if result[1]:
-        raise UserError(result[1])
+    if isinstance(result[0], UserError):
+        raise result[0]
     return result[0]
-
-
-def check_launcher(launcher: str) -> None:
-    """Check that a launcher started this process, and that it can be used on this device."""
-    if launcher == 'none':
-        return
-    if RANKS[launcher] not in os.environ:
-        raise UserError(f'--launcher {launcher} is for processes started by {launcher}')
-    if launcher != 'pytorch' and get_device() == 'cpu':
-        raise UserError(f'--launcher {launcher} needs GPUs; on CPUs use dist_train.sh')
 
 
 def join_processes(cfg: Config, launcher: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmseg.evaluation import IoUMetric
 from PIL import Image
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
@@ -23,11 +22,7 @@ from tiny_mm import DIGITS
 
 from cpvt_pyramid.results.detection_errors import ERRORS, confusion_of, find_errors
 from cpvt_pyramid.runner import analysis
-from cpvt_pyramid.runner.analysis import (
-    class_ious,
-    evaluate_detections,
-    pixel_confusion,
-)
+from cpvt_pyramid.runner.analysis import evaluate_detections
 from cpvt_pyramid.runner.datasets.coco import indexed_coco
 
 analyse = load_tool('analyse')
@@ -220,24 +215,6 @@ def test_confusion():
     assert off_diagonal.sum() > 0
 
 
-def test_ious_are_those_of_mmseg():
-    rng = np.random.default_rng(0)
-    metric = IoUMetric(iou_metrics=['mIoU'])
-    metric.dataset_meta = {'classes': CLASSES}
-    matrix, parts = np.zeros((4, 4), int), []
-    for _ in range(3):
-        truth, labels = rng.integers(0, 3, (2, 20, 30))
-        truth[:4] = 255
-        matrix += pixel_confusion(truth, labels, 4)
-        parts.append(metric.intersect_and_union(torch.tensor(labels), torch.tensor(truth), 4, 255))
-    expected = metric.compute_metrics(parts)
-    iou, recall = class_ious(matrix)
-    assert 100 * np.nanmean(iou) == pytest.approx(expected['mIoU'], abs=0.006)
-    assert 100 * np.nanmean(recall) == pytest.approx(expected['mAcc'], abs=0.006)
-    assert 100 * analysis.accuracy(matrix) == pytest.approx(expected['aAcc'], abs=0.006)
-    assert np.isnan(iou[3])
-
-
 # The tool
 
 
@@ -283,59 +260,58 @@ class Evil:
         return (Path.touch, (Path('executed'),))
 
 
-@pytest.mark.parametrize('write, message', [
-    (lambda results: json.dumps(results)[:-9], 'r.json is not complete JSON: '),
-    (lambda results: json.dumps({'a': results}), 'r.json must hold a list of objects'),
-    (lambda results: json.dumps([{**results[0], 'score': math.nan}]),
-     'r.json: a score must be a finite number and a bbox have four, but result 0 has [nan, '),
-    (lambda results: json.dumps([{**results[0], 'bbox': [1, 2, 3]}]),
-     'r.json: a score must be a finite number and a bbox have four, but result 0 has [0.5, 1, '),
-    (lambda results: json.dumps([{**results[0], 'image_id': [1]}]),
-     'r.json has results for another data set: there is no image_id [1]'),
-    (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': 'a'}]),
-     'result 0 must have a mask of its image, '),
-    (lambda results: json.dumps([{**results[0], 'bbox': None,
-                                  'segmentation': {'size': [7, 7], 'counts': 'a1'}}]),
-     'result 0 must have a mask of its image, '),
-    (lambda results: json.dumps([{**results[0], 'bbox': None, 'segmentation': None}]),
-     'r.json: result 0 has neither bbox nor segmentation'),
-    (lambda results: json.dumps([results[0], {**results[0], 'image_id': 77}]),
-     'r.json has results for another data set: there is no image_id 77'),
-    (lambda results: json.dumps([{**results[0], 'category_id': 99}]),
-     'r.json has results for another data set: there is no category_id 99'),
-    (lambda results: pickle.dumps(results)[:-9], 'r.pkl is not a complete file of test.py --out: '),
-    (lambda results: pickle.dumps([{'a': Evil()}]), 'r.pkl is not a complete file of test.py'),
-    (lambda results: pickle.dumps(torch.ones(2)), 'r.pkl must hold a list of predictions'),
-    (lambda results: pickle.dumps([{'pred_sem_seg': 1, 'img_path': 'a'}]),
-     'r.pkl has no pred_instances; it holds img_path, pred_sem_seg'),
-    (lambda results: pickle.dumps([{'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}}]),
-     'r.pkl has results for another data set: there is no image 1 no.png'),
+FEW_NUMBERS = 'r.json: a score must be a finite number and a bbox have four, but result 0 has '
+OTHER_DATA = 'has results for another data set: there is no '
+NO_MASK = 'result 0 must have a mask of its image, '
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'score': math.nan}, f'{FEW_NUMBERS}[nan, '),
+    ({'bbox': [1, 2, 3]}, f'{FEW_NUMBERS}[0.5, 1, '),
+    ({'image_id': [1]}, f'r.json {OTHER_DATA}image_id [1]'),
+    ({'image_id': 77}, f'r.json {OTHER_DATA}image_id 77'),
+    ({'category_id': 99}, f'r.json {OTHER_DATA}category_id 99'),
+    ({'bbox': None, 'segmentation': 'a'}, NO_MASK),
+    ({'bbox': None, 'segmentation': {'size': [7, 7], 'counts': 'a1'}}, NO_MASK),
+    ({'bbox': None, 'segmentation': None}, 'r.json: result 0 has neither bbox nor segmentation'),
 ])  # fmt: skip
-def test_mistakes_in_results(configs, sample_dataset, write, message, capsys):
-    text = write(perfect(annotations_of(sample_dataset)))
-    path = Path('r.json' if isinstance(text, str) else 'r.pkl')
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    assert analyse.main([str(configs['detector']), str(path)]) == 2
+def test_mistakes_in_a_result(configs, sample_dataset, changes, message, capsys):
+    result, *_ = perfect(annotations_of(sample_dataset))
+    Path('r.json').write_text(json.dumps([{**result, **changes}]))
+    assert_refused(configs['detector'], 'r.json', message, capsys)
+
+
+def assert_refused(config: Path, path: str, message: str, capsys) -> None:
+    assert analyse.main([str(config), path]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f'analyse: {message}')
     assert not Path('executed').exists() and not Path('analysis.html').exists()
 
 
-@pytest.mark.parametrize('samples, message', [
-    (lambda path: [{'img_path': 'elsewhere.png', 'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}],
-     'r.pkl has results for another data set: there is no image elsewhere.png'),
-    (lambda path: [{'img_path': path, 'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}],
-     'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
-    (lambda path: [{'img_path': path, 'pred_instances': 1}],
-     'r.pkl has no pred_sem_seg; it holds img_path, pred_instances'),
+MAP = {'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}
+
+
+@pytest.mark.parametrize('name, content, message', [
+    ('detector', b'[{}', 'r.json is not complete JSON: '),
+    ('detector', b'{"a": 1}', 'r.json must hold a list of objects'),
+    ('detector', pickle.dumps([1])[:-1], 'r.pkl is not a complete file of test.py --out: '),
+    ('detector', pickle.dumps([{'a': Evil()}]), 'r.pkl is not a complete file of test.py'),
+    ('detector', pickle.dumps(torch.ones(2)), 'r.pkl must hold a list of predictions'),
+    ('detector', {'pred_sem_seg': 1}, 'r.pkl has no pred_instances; it holds img_path, pred_sem'),
+    ('detector', {'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}},
+     f'r.pkl {OTHER_DATA}image 1 no.png'),
+    ('segmentor', {**MAP, 'img_path': 'no.png'}, f'r.pkl {OTHER_DATA}image no.png'),
+    ('segmentor', MAP, 'r.pkl: the result for {name} has 9 x 9 pixels, but its label map has '),
+    ('segmentor', {'pred_instances': 1}, 'r.pkl has no pred_sem_seg; it holds img_path, pred_inst'),
 ])  # fmt: skip
-def test_mistakes_in_label_maps(configs, sample_dataset, samples, message, capsys):
+def test_mistakes_in_files(configs, sample_dataset, name, content, message, capsys):
     images = sample_dataset / 'ade/ADEChallengeData2016/images/validation'
-    path = sorted(images.iterdir())[0]
-    Path('r.pkl').write_bytes(pickle.dumps(samples(str(path))))
-    assert analyse.main([str(configs['segmentor']), 'r.pkl']) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('analyse: ' + message.format(name=path.name))
+    image = min(images.iterdir())
+    if isinstance(content, dict):
+        content = pickle.dumps([{'img_path': str(image), **content}])
+    path = 'r.json' if content[:1] in (b'[', b'{') else 'r.pkl'
+    Path(path).write_bytes(content)
+    assert_refused(configs[name], path, message.format(name=image.name), capsys)
 
 
 def test_a_page_of_label_maps(configs, sample_dataset, capsys):

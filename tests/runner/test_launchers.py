@@ -36,21 +36,10 @@ def test_slurm(configs):
         '--cpus-per-task=5 --kill-on-bad-exit=1 --time=9 --qos=high '
         f'py -u {TOOLS}/train.py {configs["detector"]} --resume --launcher slurm'
     )
-    command = [
-        TOOLS / 'slurm_infer.sh',
-        'gpu',
-        'a job',
-        'model.onnx',
-        'in folder',
-        '--tile',
-        '1024',
-    ]
+    command = [TOOLS / 'slurm_infer.sh', 'gpu', 'a job', 'model.onnx', 'in folder', '--tile', '64']
     said = run(*command, PATH=path, PYTHON='py', GPUS='2').stdout
-    assert said.split(maxsplit=1)[1].strip() == (
-        '--partition=gpu --job-name=a job --gres=gpu:2 --ntasks=2 --ntasks-per-node=2 '
-        '--cpus-per-task=5 --kill-on-bad-exit=0 --no-kill '
-        f'py -u {TOOLS}/infer.py model.onnx in folder --tile 1024 --launcher slurm'
-    )
+    assert ' --kill-on-bad-exit=0 --no-kill ' in said
+    assert said.endswith(f'{TOOLS}/infer.py model.onnx in folder --tile 64 --launcher slurm\n')
 
 
 LOSES_ONE = """
@@ -120,18 +109,17 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
          'NPROC must be a number of processes, got 0'),
         (['slurm_train.sh', 'gpu', 'job', 'nowhere.py'], 'no config at nowhere.py'),
         (['slurm_train.sh', 'gpu', 'job', __file__], 'srun not found'),
+        (['launchers.sh'], 'nothing to run'),
+        (['torchrun.py', 'two', 'train.py'], 'argument NPROC: invalid int value'),
+        (['torchrun.py', '0', 'train.py'], 'NPROC must be at least 1, got 0'),
     ],
 )  # fmt: skip
-def test_mistakes_with_the_shell_launchers(command, complaint):
-    ended = run(TOOLS / command[0], *command[1:])
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f'{command[0]}: {complaint}') and ended.stderr.count('\n') == 1
+def test_mistakes_with_the_launchers(command, complaint):
+    interpreter = sys.executable if command[0].endswith('.py') else 'bash'
+    ended = run(interpreter, TOOLS / command[0], *command[1:])
+    assert ended.returncode == 2 and complaint in ended.stderr.splitlines()[-1]
+    assert 'Traceback' not in ended.stderr
 
-
-def test_torchrun_passes_the_exit_status_on():
-    Path('fails.py').write_text('import sys; sys.exit(2)')
-    ended = run(sys.executable, TOOLS / 'torchrun.py', '2', 'fails.py')
-    assert (ended.returncode, ended.stderr) == (2, '')
 
 
 def test_two_machines(configs, tmp_path):
@@ -175,13 +163,15 @@ def test_torchrun_passes_signals_on():
         'while True:\n'
         '    time.sleep(60)\n'
     )
-    started = subprocess.Popen([sys.executable, TOOLS / 'torchrun.py', '2', 'waits.py'])
+    started = subprocess.Popen(
+        [sys.executable, TOOLS / 'torchrun.py', '2', 'waits.py'], stderr=subprocess.PIPE
+    )
     for name, number in (('ready', signal.SIGUSR1), ('told', signal.SIGTERM)):
         while not (Path(f'{name}0').exists() and Path(f'{name}1').exists()):
             assert started.poll() is None
             time.sleep(0.05)
         started.send_signal(number)
-    assert started.wait(60) == 75
+    assert started.wait(60) == 75 and started.stderr.read() == b''
 
 
 @pytest.mark.parametrize(
@@ -217,18 +207,3 @@ def test_help_is_quick(tool):
 def test_help_of_the_shell_launchers(tool):
     ended = run(TOOLS / tool, '--help')
     assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool} ')
-
-
-@pytest.mark.parametrize(
-    ('command', 'message'),
-    [
-        (['torchrun.py', 'two', 'train.py'], 'argument NPROC: invalid int value'),
-        (['torchrun.py', '0', 'train.py'], 'NPROC must be at least 1, got 0'),
-        (['launchers.sh'], 'nothing to run'),
-    ],
-)  # fmt: skip
-def test_parts_of_the_launchers_run_by_hand(command, message):
-    interpreter = sys.executable if command[0].endswith('.py') else 'bash'
-    ended = run(interpreter, TOOLS / command[0], *command[1:])
-    assert ended.returncode == 2 and message in ended.stderr
-    assert 'Traceback' not in ended.stderr

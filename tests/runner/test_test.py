@@ -48,10 +48,10 @@ def test_evaluation_of_a_detector(untrained, tta, capsys):
 def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
     shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
     assert test_tool.main([*untrained['segmentor'], *shown, *tta]) == 0
-    reported = float(re.search(r'\nmIoU +([\d.]+)\n', capsys.readouterr().out)[1])
-    assert 100 * analysed(untrained['segmentor'][0])['labels']['mIoU'] == pytest.approx(
-        reported, abs=6e-3
-    )
+    table, ours = capsys.readouterr().out, analysed(untrained['segmentor'][0])['labels']
+    for name in ('mIoU', 'mAcc', 'aAcc'):
+        reported = float(re.search(rf'\n{name} +([\d.]+)\n', table)[1])
+        assert 100 * ours[name] == pytest.approx(reported, abs=6e-3)
     found = pickle.loads(Path('found/all.pkl').read_bytes())
     assert len(found) == 4 and not any('seg_logits' in sample for sample in found)
     for sample in found:

@@ -26,7 +26,7 @@ from ...results.predictions import Prediction
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
 from ..config.load import kind_of, leaves
-from .prediction import image_reader, loaded_bands, to_prediction
+from .prediction import loaded_bands, read_image, to_prediction
 from .raster import ReadError, picture
 
 FRAME_RATE = 25  # for videos that do not declare one
@@ -61,11 +61,13 @@ class ModelPredictor:
     ) -> None:
         self.model, self.meta = model, meta
         self.batch_size, self.score_thr = batch_size, score_thr
-        self.bands = loaded_bands(cfg)
-        self.read, self.pipeline = image_reader(cfg), image_pipeline(cfg)
+        self.bands, self.pipeline = loaded_bands(cfg), image_pipeline(cfg)
         preprocessor = model.data_preprocessor
         marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
         self.pads = marks_padding and cfg.default_scope == 'mmdet'
+
+    def read(self, path: Path) -> np.ndarray:
+        return read_image(path, self.bands)
 
     def prepare(self, source: Any, image: np.ndarray) -> Prepared:
         if self.bands and image.shape[2] != len(self.bands):  # a frame of a video
@@ -86,12 +88,10 @@ class ModelPredictor:
         waiting = {}  # size: incomplete batch
         for prepared in images:
             size = None if self.pads else prepared.data['inputs'].shape
-            batch = waiting.setdefault(size, [])
-            batch.append(prepared)
-            if len(batch) == self.batch_size or sum(map(len, waiting.values())) >= max(
-                WAITING, self.batch_size
-            ):
-                fullest = max(waiting, key=lambda size: len(waiting[size]))
+            waiting.setdefault(size, []).append(prepared)
+            fullest = max(waiting, key=lambda size: len(waiting[size]))
+            full = len(waiting[fullest]) == self.batch_size
+            if full or sum(map(len, waiting.values())) >= max(WAITING, self.batch_size):
                 yield from self._predict(waiting.pop(fullest))
         for batch in waiting.values():
             yield from self._predict(batch)
@@ -117,13 +117,11 @@ def image_pipeline(cfg: Config) -> Compose:
     """The config's test pipeline, for images in memory and without annotations."""
     steps = []
     for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
-        if kind_of(step).endswith('LoadBands'):
-            steps.append({'type': 'LoadImageFromNDArray', 'to_float32': True})
-        elif kind_of(step).endswith('LoadImageFromFile'):
-            steps.append(
-                {'type': 'LoadImageFromNDArray', 'to_float32': step.get('to_float32', False)}
-            )
-        elif not re.search(r'Load\w*Annotations$', kind_of(step)):
+        kind = kind_of(step)
+        if kind.endswith(('LoadBands', 'LoadImageFromFile')):
+            to_float32 = kind.endswith('LoadBands') or step.get('to_float32', False)
+            steps.append({'type': 'LoadImageFromNDArray', 'to_float32': to_float32})
+        elif not re.search(r'Load\w*Annotations$', kind):
             steps.append(step)
     return Compose(steps)
 
@@ -198,17 +196,16 @@ def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) 
     with ExitStack() as stack:
         total = max(video.frame_cnt, 0) or None
         bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
-        overlay = lines = None
         for index, found in predictor.predict(frames):
             picture = found.draw(legend=False)
-            if not overlay:
+            if not done:
                 writer = video_writer(folder / f'{name}.overlay.mp4', picture.size, video.fps)
                 overlay = stack.enter_context(writer)
-            overlay.write(np.array(picture)[..., ::-1])
-            if found.kind != 'labels':
-                if not lines:
+                if found.kind != 'labels':
                     result = atomic_write(folder / f'{name}.{found.kind}.jsonl')
                     lines = stack.enter_context(stack.enter_context(result).open('w'))
+            overlay.write(np.array(picture)[..., ::-1])
+            if found.kind != 'labels':
                 lines.write(json.dumps({'frame': index, found.kind: found.records()}) + '\n')
             done += 1
             bar.update()

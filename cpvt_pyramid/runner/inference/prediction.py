@@ -1,7 +1,7 @@
 """Predictions of detectors, semantic and panoptic segmentors, as pictures and as files."""
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -25,16 +25,19 @@ from .raster import ReadError, picture
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
 
 
-def read_image(path: Union[str, Path]) -> np.ndarray:
-    """The image at `path`, see `load_image`, in OpenCV's order: (H, W, 3) BGR.
+def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) -> np.ndarray:
+    """The image at `path`, see `load_image`, in OpenCV's order: (H, W, 3) BGR; or bands of it,
+    (H, W, N) in float32, as the test pipeline reads them.
 
     Raises:
         ReadError: not a complete image.
     """
     try:
+        if bands:
+            return read_bands(path, bands)[0]
         return np.ascontiguousarray(load_image(path)[..., ::-1])
     except OSError as error:
-        raise ReadError(str(error)) from error
+        raise ReadError(str(error).removesuffix(f': {path}')) from error
 
 
 def loaded_bands(cfg: Config) -> Optional[tuple[int, ...]]:
@@ -43,23 +46,6 @@ def loaded_bands(cfg: Config) -> Optional[tuple[int, ...]]:
         if kind_of(step).endswith('LoadBands'):
             return tuple(step['bands'])
     return None
-
-
-def image_reader(cfg: Config) -> Callable[[Path], np.ndarray]:
-    """A function that reads an image as the test pipeline of a config does: (H, W, 3) BGR, or bands
-    (H, W, N) in float32.
-
-    It raises a ReadError if the file is not a complete image.
-    """
-    bands = loaded_bands(cfg)
-
-    def read(path: Path) -> np.ndarray:
-        try:
-            return read_bands(path, bands)[0]
-        except OSError as error:
-            raise ReadError(str(error).removesuffix(f': {path}')) from error
-
-    return read_image if bands is None else read
 
 
 def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
@@ -122,9 +108,8 @@ def is_panoptic(model: nn.Module) -> bool:
 
 def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
     """What a model's results are, as in the names of their files."""
-    if cfg.default_scope == 'mmseg':
-        return 'labels'
-    return 'segments' if is_panoptic(model) else 'detections'
+    detected = 'segments' if is_panoptic(model) else 'detections'
+    return 'labels' if cfg.default_scope == 'mmseg' else detected
 
 
 @HOOKS.register_module()
@@ -148,16 +133,12 @@ class PictureHook(Hook):
             self.names[path] = distinct_name(Path(path).stem, taken)
 
     def after_test_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Any = None,
-        outputs: Optional[Sequence[BaseDataElement]] = None,
+        self, runner: Runner, *_: Any, outputs: Sequence[BaseDataElement], **__: Any
     ) -> None:
-        meta, read = dataset_meta(runner.cfg, {}), image_reader(runner.cfg)
+        meta, bands = dataset_meta(runner.cfg, {}), loaded_bands(runner.cfg)
         for sample in outputs:
             name, path = self.names[sample.img_path], Path(sample.img_path)
-            image = picture(read(path))
+            image = picture(read_image(path, bands))
             to_prediction(sample, image, meta, self.score_thr).write(self.folder, name, path)
 
 

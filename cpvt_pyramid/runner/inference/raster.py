@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
@@ -27,9 +27,8 @@ LINES = 512  # lines of a label map written at a time
 SAMPLE = 1024  # pixels of the longer side, to which images are reduced for statistics
 
 
-def open_image(path: Path) -> AbstractContextManager['DatasetReader']:
-    """Open an image to read it window by window, see `open_raster`."""
-    return open_raster(path, '--tile', GDAL_CACHEMAX=CACHE)
+# Opens an image to read it window by window, see `open_raster`.
+open_image = partial(open_raster, user='--tile', GDAL_CACHEMAX=CACHE)
 
 
 def check_kind(image: 'DatasetReader') -> None:
@@ -141,9 +140,10 @@ def write_label_map(
     if not image.transform.is_identity:
         place['transform'] = image.transform
     height, width = labels.shape
-    size = {'height': height, 'width': width, 'count': 1, 'dtype': labels.dtype}
-    layout = {'tiled': True, 'blockxsize': 512, 'blockysize': 512, 'bigtiff': 'if_safer'}
-    with rasterio.open(file, 'w', 'GTiff', compress='deflate', **size, **layout, **place) as tif:
+    with rasterio.open(
+        file, 'w', 'GTiff', width, height, 1, dtype=labels.dtype, compress='deflate', tiled=True,
+        blockxsize=512, blockysize=512, bigtiff='if_safer', **place,
+    ) as tif:  # fmt: skip
         tif.update_tags(run=key, classes=json.dumps(list(meta['classes'])))
         if labels.dtype == np.uint8:
             colors = enumerate(meta['palette'])
@@ -216,8 +216,7 @@ def band_statistics(
     if not sums:
         raise ValueError('statistics need at least one image, got none')
     count, total, squares = np.sum(sums, axis=0)
-    if not count.all():
-        empty = [str(band) for band, pixels in zip(bands, count) if not pixels]
+    if empty := [str(band) for band, pixels in zip(bands, count) if not pixels]:
         raise ValueError(f'no image has data in band {", ".join(empty)}')
     mean, (low, high) = total / count, np.min(limits, axis=0)
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))

@@ -42,9 +42,8 @@ def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
     processor = cfg.get('log_processor') or {}
     if kind_of(processor) in ('', 'LogProcessor'):
         cfg.log_processor = {**processor, 'type': 'ProgressLogProcessor'}
-    hook = {'type': 'ProgressHook'}
-    if hook not in (cfg.get('custom_hooks') or []):
-        cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
+    hooks, progress = cfg.get('custom_hooks') or [], {'type': 'ProgressHook'}
+    cfg.custom_hooks = hooks if progress in hooks else [*hooks, progress]
     if not cfg.get('visualizer'):
         cfg.visualizer = {'type': 'Visualizer'}
     backends = list(cfg.visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
@@ -97,13 +96,14 @@ class ProgressLogProcessor(LogProcessor):
         tag['images_per_second'] = images_per_iteration(runner) / seconds
         line += f'  images/s: {tag["images_per_second"]:.1f}'
         if 'memory' not in tag:
-            tag['memory'] = resident_mib()
+            tag['memory'] = used_mib()
             line += f'  memory: {tag["memory"]}'
         return tag, line
 
 
-def resident_mib() -> int:
-    return memory.resident() // 2**20
+def used_mib() -> int:
+    """The memory in use, in MiB: of the GPU, or else of this process."""
+    return int(get_max_cuda_memory()) if is_cuda_available() else memory.resident() // 2**20
 
 
 def images_per_iteration(runner: Runner) -> int:
@@ -130,10 +130,9 @@ class ProgressHook(Hook):
         if not self.bar.disable:
             hub = runner.message_hub
             seconds = hub.get_scalar('train/time').mean(50)
-            used = int(get_max_cuda_memory()) if is_cuda_available() else resident_mib()
             self.bar.set_postfix_str(
                 f'lr {hub.get_scalar("train/lr").current():.2e}  '
-                f'{images_per_iteration(runner) / seconds:.1f} images/s  {used} MiB  '
+                f'{images_per_iteration(runner) / seconds:.1f} images/s  {used_mib()} MiB  '
                 f'loss {hub.get_scalar("train/loss").current():.4f}',
                 refresh=False,
             )

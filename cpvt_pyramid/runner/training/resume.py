@@ -24,6 +24,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -64,12 +65,11 @@ def make_resumable(cfg: Config) -> None:
         del cfg.train_cfg['by_epoch']
     loader = cfg.train_dataloader
     custom = cfg.get('custom_hooks') or []
-    names = 'SeedHook', 'FirstLossHook', 'PreemptionHook', 'ResumeHook'
-    added = [{'type': name} for name in names]
+    added = [{'type': n} for n in ('SeedHook', 'FirstLossHook', 'PreemptionHook', 'ResumeHook')]
     cfg.custom_hooks = [
         {**hook, 'type': 'StoppingHook'} if kind_of(hook) == 'EarlyStoppingHook' else hook
-        for hook in custom
-    ] + [hook for hook in added if hook not in custom]
+        for hook in [*custom, *(hook for hook in added if hook not in custom)]
+    ]
     if kind_of(loader.sampler) != 'SeededSampler':
         loader.sampler = {'type': 'SeededSampler', 'sampler': loader.sampler}
         loader.dataset = {'type': 'SeededDataset', 'dataset': loader.dataset}
@@ -141,20 +141,19 @@ class WholeCheckpointHook(CheckpointHook):
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         if not self.save_best:
             return
-        missing = [name for name in self.key_indicators if name not in metrics]
-        if missing and len(self.key_indicators) == 1:
-            name = main_metric(metrics)
-            if missing != ['auto']:
+        wanted, *others = self.key_indicators
+        if wanted not in metrics and not others:
+            name, names = main_metric(metrics), ', '.join(metrics)
+            if wanted != 'auto':
                 runner.logger.warning(
-                    f'save_best is {missing[0]!r}, but the metrics are {", ".join(metrics)}; '
-                    f'taking {name}'
+                    f'save_best is {wanted!r}, but the metrics are {names}; taking {name}'
                 )
             try:
                 self._init_rule(self.rules, [name])
             except ValueError:
                 runner.logger.warning(
-                    f'no best checkpoint: set save_best and rule of default_hooks.checkpoint for '
-                    f'the metrics {", ".join(metrics)}'
+                    'no best checkpoint: set save_best and rule of default_hooks.checkpoint for '
+                    f'the metrics {names}'
                 )
                 self.save_best = None
                 return
@@ -198,8 +197,7 @@ class StoppingHook(EarlyStoppingHook):
         self.follows_main = monitor is None
 
     def before_train(self, runner: Runner) -> None:
-        state = runner.message_hub.runtime_info.get(type(self).__name__)
-        if state:
+        if state := runner.message_hub.runtime_info.get('StoppingHook'):
             self.wait_count, self.best_score, runner.train_loop.stop_training = state
 
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
@@ -207,7 +205,7 @@ class StoppingHook(EarlyStoppingHook):
             self.monitor = main_metric(metrics)
         super().after_val_epoch(runner, metrics)
         state = self.wait_count, self.best_score, runner.train_loop.stop_training
-        runner.message_hub.update_info(type(self).__name__, state)
+        runner.message_hub.update_info('StoppingHook', state)
 
 
 def read_training(path: Union[str, Path]) -> Optional[dict]:
@@ -228,8 +226,7 @@ def last_checkpoint(folder: Path) -> Optional[Path]:
     """
     written = {}
     for path in folder.glob('*.pth'):
-        checkpoint = read_training(path)
-        if checkpoint:
+        if checkpoint := read_training(path):
             written[checkpoint['meta']['time'], checkpoint['meta']['iter']] = path
     return written[max(written)] if written else None
 
@@ -282,11 +279,7 @@ class ResumeHook(Hook):
     priority = 'LOWEST'  # what it does at the start of a training needs the other hooks
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        checkpoint['meta'] |= {
-            'processes': runner.world_size,
-            'batch_size': batch_size_of(runner),
-            'batches_per_epoch': len(runner.train_dataloader),
-        }
+        checkpoint['meta'] |= counts_of(runner)
         updated = all(wrapper.should_update() for wrapper in optimizers(runner))
         if not updated and runner.world_size == 1:  # each process has its own, which are lost
             checkpoint['gradients'] = {
@@ -300,25 +293,21 @@ class ResumeHook(Hook):
         if not runner._resume or 'processes' not in meta:
             return
         before, now = (
-            f'{processes} process{"" if processes == 1 else "es"} with {size} images each'
-            for processes, size in (
-                (meta['processes'], meta['batch_size']),
-                (runner.world_size, batch_size_of(runner)),
-            )
+            'processes: {processes}, images of each: {batch_size}, '
+            'batches per epoch: {batches_per_epoch}'.format(**counts)
+            for counts in (meta, counts_of(runner))
         )
-        loop, length = runner.train_loop, meta['batches_per_epoch']
+        loop = runner.train_loop
         by_epoch = isinstance(loop, EpochBasedTrainLoop)
-        done = meta['iter'] - meta['epoch'] * length if by_epoch else 0
-        if now != before or by_epoch and length != len(runner.train_dataloader):
+        done = meta['iter'] - meta['epoch'] * meta['batches_per_epoch'] if by_epoch else 0
+        if now != before:
             if done or 'gradients' in checkpoint:
                 raise UserError(
-                    f'the checkpoint was written in mid-epoch by {before}, {length} batches per '
-                    f'epoch; resume with the same number of processes, images and batches (now '
-                    f'{now}, {len(runner.train_dataloader)} batches), or from a checkpoint at the '
-                    f'end of an epoch'
+                    f'the checkpoint was written in mid-epoch with {before}; now {now}. Resume '
+                    f'with the same, or from a checkpoint at the end of an epoch'
                 )
             runner.logger.warning(
-                f'trained so far by {before}, now by {now}: the results are not those of an '
+                f'trained so far with {before}; now {now}: the results are not those of an '
                 f'uninterrupted training, and schedules by iterations go on at iteration '
                 f'{meta["iter"]}'
             )
@@ -341,17 +330,24 @@ def evaluation_is_due(runner: Runner) -> bool:
     loop = runner.train_loop
     if isinstance(loop, EpochBasedTrainLoop):
         step, last = loop.epoch, loop.max_epochs
-        if getattr(loop, 'batches_done', 0):
-            return False
     elif isinstance(loop, IterBasedTrainLoop):
         step, last = loop.iter, loop.max_iters
     else:
         return False
-    if not step or runner.val_loop is None or step < loop.val_begin:
+    evaluated = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
+    in_mid_epoch = getattr(loop, 'batches_done', 0)
+    if evaluated or in_mid_epoch or runner.val_loop is None or step < max(loop.val_begin, 1):
         return False
     loop._decide_current_val_interval()
-    done = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
-    return not done and (step % loop.val_interval == 0 or step == last)
+    return step % loop.val_interval == 0 or step == last
+
+
+def counts_of(runner: Runner) -> dict[str, Optional[int]]:
+    return {
+        'processes': runner.world_size,
+        'batch_size': batch_size_of(runner),
+        'batches_per_epoch': len(runner.train_dataloader),
+    }
 
 
 def batch_size_of(runner: Runner) -> Optional[int]:
@@ -414,7 +410,7 @@ class SeededSampler(Sampler):
         # When an iteration-based training resumes, mmengine calls `skip` if a sampler has it, as
         # infinite ones do, and iterates over the skipped indices otherwise.
         if hasattr(self.sampler, 'skip'):
-            self.skip = self._skip
+            self.skip = partial(setattr, self, 'start')
 
     def __iter__(self) -> Iterator[SeededIndex]:
         rank, world_size = get_dist_info()
@@ -429,9 +425,6 @@ class SeededSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.sampler.set_epoch(epoch)
-
-    def _skip(self, samples: int) -> None:
-        self.start = samples
 
 
 @DATASETS.register_module()

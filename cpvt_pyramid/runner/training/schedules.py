@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dist import get_world_size
 
 from ...tooling.command import UserError, rank
-from ..config.load import kind_of
+from ..config.load import as_list, kind_of
 
 # Where settings of loops, hooks and schedulers count iterations.
 LOOP = 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals'
@@ -31,16 +31,14 @@ def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
     """
     auto = cfg.get('auto_scale_lr') or {}
     base = auto.get('base_batch_size')
-    for option, given in (
-        ('--auto-scale-lr', scale_lr),
-        ('--auto-scale-iters', scale_iters),
-        ('auto_scale_lr.enable', auto.get('enable')),
-    ):
-        if given and not (isinstance(base, int) and base > 0):
-            raise UserError(
-                f'{option} needs auto_scale_lr.base_batch_size in the config, a number of images, '
-                f'got {base!r}'
-            )
+    given = {'--auto-scale-lr': scale_lr, '--auto-scale-iters': scale_iters}
+    given['auto_scale_lr.enable'] = auto.get('enable')
+    option = next(filter(given.get, given), None)
+    if option and not (isinstance(base, int) and base > 0):
+        raise UserError(
+            f'{option} needs auto_scale_lr.base_batch_size in the config, a number of images, got '
+            f'{base!r}'
+        )
     if scale_lr:
         cfg.auto_scale_lr.enable = True
     counts_iterations = cfg.train_cfg.get('max_iters') is not None
@@ -71,26 +69,23 @@ def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
 
 def scale_iterations(cfg: Config, factor: float) -> None:
     """Multiply by `factor` what an iteration-based training config counts in iterations."""
-    scale_settings(cfg.train_cfg, LOOP, factor)
     checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
-    if not checkpoint.get('by_epoch', True):
-        scale_settings(checkpoint, CHECKPOINT, factor)
-    schedulers = cfg.get('param_scheduler') or []
-    for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
-        if scheduler.get('by_epoch', True):
-            continue
-        if kind_of(scheduler).startswith('Exponential'):
+    schedulers = as_list(cfg.get('param_scheduler'))
+    counting = [(cfg.train_cfg, LOOP)]
+    counting += [
+        (settings, names)
+        for settings, names in [(checkpoint, CHECKPOINT), *((s, SCHEDULER) for s in schedulers)]
+        if not settings.get('by_epoch', True)
+    ]
+    for settings, names in counting:
+        if kind_of(settings).startswith('Exponential'):
             raise UserError(
-                f'--auto-scale-iters cannot scale the gamma of {kind_of(scheduler)}; '
+                f'--auto-scale-iters cannot scale the gamma of {kind_of(settings)}; '
                 'change param_scheduler in the config'
             )
-        scale_settings(scheduler, SCHEDULER, factor)
-
-
-def scale_settings(settings: dict, names: Sequence[str], factor: float) -> None:
-    for name in names:
-        if settings.get(name) is not None:
-            settings[name] = scaled_count(settings[name], factor)
+        for name in names:
+            if settings.get(name) is not None:
+                settings[name] = scaled_count(settings[name], factor)
 
 
 def scaled_count(count: Union[int, float, Sequence], factor: float) -> Any:

@@ -28,8 +28,6 @@ from rasterio.transform import from_origin
 from support import ROOT, film, in_processes, load_tool, photograph, run, save_tiff
 from tiny_mm import DIGITS
 
-from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.results.drawing import draw_boxes
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference import batched, large_images, tiling
 from cpvt_pyramid.runner.models import build_model
@@ -94,23 +92,13 @@ def test_a_detector(untrained, images, capsys):
     assert infer.main([*command, '--workers', '-1']) == 2
 
 
-def test_bfloat16(untrained, images, monkeypatch):
-    dtypes, forward = set(), CPVTPyramid.forward
-
-    def recorded(model: CPVTPyramid, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        maps = forward(model, *inputs)
-        dtypes.update(x.dtype for x in maps)
-        return maps
-
-    monkeypatch.setattr(CPVTPyramid, 'forward', recorded)
+def test_bfloat16(untrained, images):
+    best = []
     for dtype in ('bfloat16', 'float32'):
-        dtypes.clear()
         command = [*untrained['detector'], 'in/a.png', '--out-dir', dtype, '--dtype', dtype]
         assert infer.main([*command, '--score-thr', '0.01']) == 0
-        assert dtypes == {getattr(torch, dtype)}
-    rounded, exact = (boxes(f'{name}/a.detections.json')[0] for name in ('bfloat16', 'float32'))
-    assert rounded['score'] == pytest.approx(exact['score'], rel=0.05)
-    assert rounded['score'] != exact['score']
+        best.append(boxes(f'{dtype}/a.detections.json')[0]['score'])
+    assert best[0] == pytest.approx(best[1], rel=0.05) and best[0] != best[1]
 
 
 def test_a_segmentor_and_a_list_on_stdin(untrained, images, monkeypatch, capsys):
@@ -270,19 +258,9 @@ def test_instance_masks(sample_dataset, capsys):
             for kind in ([item['mask'] for item in items], expected['masks'][:count])
         )
         assert written == [counts.decode() for counts in evaluated]
-        with Image.open(f'predictions/{name}.overlay.png') as drawn:
-            overlay = np.array(drawn)
-        with Image.open(f'shown/{name}.overlay.png') as shown:
-            np.testing.assert_array_equal(np.array(shown), overlay)
+        overlays = [Path(folder, f'{name}.overlay.png') for folder in ('predictions', 'shown')]
+        assert overlays[0].read_bytes() == overlays[1].read_bytes()
         assert boxes(f'shown/{name}.detections.json') == items
-        with Image.open(sample['img_path']) as image:
-            found = [[item[key] for item in items] for key in ('box', 'label', 'score')]
-            plain = np.array(draw_boxes(np.array(image), *found, DIGITS))
-        factor = len(overlay) // len(masks[0])
-        inside = masks.any(0).repeat(factor, 0).repeat(factor, 1)
-        changed = (overlay != plain).any(-1)
-        near = cv2.dilate(inside.astype(np.uint8), np.ones((5, 5))).astype(bool)
-        assert changed[inside].mean() > 0.5 and changed[~near].mean() < 0.05
 
 
 # Panoptic models
@@ -293,41 +271,38 @@ PANOPTIC = {
     'panoptic_fpn': """
 _base_ = '{configs}/panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py'
 model = dict(
-    data_preprocessor=dict(
-        _delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32),
-    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'),
-    neck=dict(in_channels=[32, 64, 128, 192]),
+    **common, neck=dict(in_channels=[32, 64, 128, 192]),
     test_cfg=dict(
         rcnn=dict(score_thr=0.0, max_per_img=10),
         panoptic=dict(score_thr=0.0, mask_thr_binary=0.0, stuff_area_limit=20)))
-custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
-test_dataloader = dict(dataset=dict(pipeline={pipeline}))
 """,
     'mask2former': """
 _base_ = '{configs}/mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 model = dict(
-    data_preprocessor=dict(
-        _delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32),
-    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'),
-    panoptic_head=dict(
+    **common, panoptic_head=dict(
         in_channels=[32, 64, 128, 192], num_queries=20,
         pixel_decoder=dict(encoder=dict(num_layers=1)), transformer_decoder=dict(num_layers=1)),
     test_cfg=dict(object_mask_thr=0.0, iou_thr=0.0, filter_low_score=False))
-custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
-test_dataloader = dict(dataset=dict(pipeline={pipeline}))
 """,
 }
-PIPELINE = """[
+COMMON = """
+common = dict(
+    data_preprocessor=dict(
+        _delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32),
+    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'))
+custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
+test_dataloader = dict(dataset=dict(pipeline=[
     dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 96), keep_ratio=True),
-    dict(type='LoadPanopticAnnotations'), dict(type='PackDetInputs')]"""
+    dict(type='LoadPanopticAnnotations'), dict(type='PackDetInputs')]))
+"""
 
 
 @pytest.fixture(scope='module', params=list(PANOPTIC))
 def panoptic(request, tmp_path_factory) -> list[str]:
     """The config and a checkpoint of an untrained model with many segments."""
     folder = tmp_path_factory.mktemp(request.param)
-    config = PANOPTIC[request.param].replace('{configs}', str(WHEEL))
-    (folder / 'panoptic.py').write_text(config.replace('{pipeline}', PIPELINE))
+    config = COMMON + PANOPTIC[request.param].replace('{configs}', str(WHEEL))
+    (folder / 'panoptic.py').write_text(config)
     torch.manual_seed(0)
     model = build_model(load_config(folder / 'panoptic.py'), 'cpu')
     for name, module in model.named_modules():
@@ -368,10 +343,7 @@ def test_a_panoptic_model(panoptic, capsys):
     assert test_tool.main(panoptic) == 2
     assert 'panopticapi' in capsys.readouterr().err
     assert infer.main([*panoptic, 'in/a.png', '--tile', '64']) == 2
-    assert re.fullmatch(
-        'infer: --tile supports detectors and semantic segmentors, and (PanopticFPN|Mask2Former) '
-        'is panoptic; run it without --tile\n', capsys.readouterr().err,
-    )  # fmt: skip
+    assert 'is panoptic; run it without --tile' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('panoptic', ['mask2former'], indirect=True)
@@ -444,17 +416,18 @@ def test_frames_of_a_video_are_not_held(untrained, monkeypatch):
     """Each batch is predicted before the frames of the next are read."""
     film('a.avi', frames(6, 90, 51))
     events = []
-    prepare, predict = batched.ModelPredictor.prepare, batched.ModelPredictor._predict
-    monkeypatch.setattr(
-        batched.ModelPredictor, 'prepare',
-        lambda self, source, image: events.append(source) or prepare(self, source, image),
-    )  # fmt: skip
-    monkeypatch.setattr(
-        batched.ModelPredictor, '_predict',
-        lambda self, batch: events.append('predict') or predict(self, batch),
-    )  # fmt: skip
+
+    def record(name: str) -> None:
+        method = getattr(batched.ModelPredictor, name)
+        monkeypatch.setattr(
+            batched.ModelPredictor, name,
+            lambda self, *inputs: events.append(name) or method(self, *inputs),
+        )  # fmt: skip
+
+    record('prepare')
+    record('_predict')
     assert infer.main([*untrained['segmentor'], 'a.avi', '--batch-size', '2']) == 0
-    assert events == [0, 1, 'predict', 2, 3, 'predict', 4, 5, 'predict']
+    assert events == ['prepare', 'prepare', '_predict'] * 3
     assert written('predictions') == ['a.overlay.mp4']
 
 
@@ -537,10 +510,13 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
     )
 
 
-def test_a_killed_run_resumes_to_the_same_labels(untrained, capsys):
+@pytest.mark.parametrize('kind, ending', [('segmentor', 'labels.tif'),
+                                          ('detector', 'detections.json')])  # fmt: skip
+def test_a_killed_run_resumes_to_the_same_results(untrained, kind, ending, capsys):
     Image.fromarray(photograph(400, 150)).save('a.png')
-    command = [*untrained['segmentor'], 'a.png', '--tile', '128', '--out-dir']
-    assert infer.main([*command, 'whole']) == 0
+    command = [*untrained[kind], 'a.png', '--tile', '128', '--out-dir']
+    options = ['--score-thr', '0.05'] * (kind == 'detector')
+    assert infer.main([*command, 'whole', *options]) == 0
     done = tiling.Journal.done
 
     def killed(self: tiling.Journal, rows: int) -> None:
@@ -550,37 +526,17 @@ def test_a_killed_run_resumes_to_the_same_labels(untrained, capsys):
 
     def work(rank: int) -> int:
         with mock.patch.object(tiling.Journal, 'done', killed):
-            return infer.main([*command, 'killed'])
+            return infer.main([*command, 'killed', *options])
 
     assert in_processes(1, work)[0][0] == -signal.SIGKILL
     assert written('killed') == ['.a.partial']
     capsys.readouterr()
-    assert infer.main([*command, 'killed', '--overlap', '64']) == 2
-    assert re.match('infer: .*a.partial belongs to an unfinished run with another overlap; finish '
-                    'that run or remove the folder\n$', capsys.readouterr().err)  # fmt: skip
-    assert infer.main([*command, 'killed']) == 0
-    assert written('killed') == ['a.labels.tif', 'a.overlay.png']
-    assert Path('killed/a.labels.tif').read_bytes() == Path('whole/a.labels.tif').read_bytes()
-
-
-def test_an_interrupted_run_resumes_to_the_same_boxes(untrained, monkeypatch):
-    Image.fromarray(photograph(400, 150)).save('a.png')
-    command = [*untrained['detector'], 'a.png', '--tile', '128', '--score-thr', '0.05', '--out-dir']
-    assert infer.main([*command, 'whole']) == 0
-    done = tiling.Journal.done
-
-    def interrupted(self: tiling.Journal, rows: int) -> None:
-        done(self, rows)
-        raise KeyboardInterrupt
-
-    for status in (130, 130, 0):
-        with monkeypatch.context() as patch:
-            if status:
-                patch.setattr(tiling.Journal, 'done', interrupted)
-            assert infer.main([*command, 'parts']) == status
-    assert written('parts') == ['a.detections.json', 'a.overlay.png']
-    parts, whole = (Path(name, 'a.detections.json').read_text() for name in ('parts', 'whole'))
-    assert parts == whole and whole.count('"score"') > 3
+    assert infer.main([*command, 'killed', *options, '--overlap', '64']) == 2
+    assert 'belongs to an unfinished run with another overlap;' in capsys.readouterr().err
+    assert infer.main([*command, 'killed', *options]) == 0
+    assert written('killed') == sorted([f'a.{ending}', 'a.overlay.png'])
+    resumed, whole = (Path(name, f'a.{ending}').read_bytes() for name in ('killed', 'whole'))
+    assert resumed == whole and (kind == 'segmentor' or whole.count(b'"score"') > 3)
 
 
 MEMORY = """
@@ -605,10 +561,7 @@ def test_the_memory_limit_holds(untrained, capsys):
     command = [config, 'many.pth', 'a.tif', '--tile', '256', '--overlap', '32']
     command += ['--cfg-options', classes]
     assert infer.main([*command, '--memory', '300M']) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(
-        'infer: the process needs .* GiB even for a tile of 64, but --memory is 0.29 GiB\n', said
-    )
+    assert 'even for a tile of 64, but --memory is 0.29 GiB\n' in capsys.readouterr().err
     assert not written('predictions')
     script = [sys.executable, '-c', MEMORY.format(tools=str(TOOLS))]
     ended = run(*script, *command, '--memory', '1400M', PYTHONPATH=str(ROOT))

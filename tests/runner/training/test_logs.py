@@ -32,13 +32,11 @@ class Terminal(io.StringIO):
 @pytest.fixture(scope='module')
 def logged(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a training of 3 iterations that logs to everything, and what a terminal got."""
-    folder = tmp_path_factory.mktemp('logged')
-    terminal = Terminal()
+    folder, terminal = tmp_path_factory.mktemp('logged'), Terminal()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv('WANDB_MODE', 'offline')
-        patch.setenv('MLFLOW_ALLOW_FILE_STORE', '')
-        patch.delenv('MLFLOW_ALLOW_FILE_STORE')
+        patch.delenv('MLFLOW_ALLOW_FILE_STORE', raising=False)
         patch.setattr(sys, 'stderr', terminal)
         patch.setattr(logs, 'REDRAW', 0)
         Path('short.py').write_text(SHORT.format(base=configs['detector']))
@@ -54,10 +52,7 @@ def test_the_log_file(logged):
     text = path.read_bytes().decode()
     assert '\r' not in text and '\x1b' not in text
     line = next(line for line in text.splitlines() if 'Epoch(train)' in line)
-    for pattern in (
-        r'lr: [\d.e-]+', r'eta: \d:\d\d:\d\d', r'images/s: \d+\.\d', r'memory: \d+', r'loss: \d'
-    ):  # fmt: skip
-        assert re.search(pattern, line), (pattern, line)
+    assert re.search(r'lr: [\d.e-]+ .*eta: \d:\d\d.*loss: \d.*images/s: \d+\.\d.*memory: \d', line)
     (path,) = logged.glob('work/*/vis_data/2*.json')
     scalars = [json.loads(line) for line in path.read_text().splitlines()]
     first = scalars[0]
@@ -70,8 +65,7 @@ def test_the_progress_line(logged):
     lines = [line.strip() for line in drawn if line.startswith('iteration ')]
     assert [line.split()[1] for line in lines if '0/3' not in line] == ['1/3', '2/3', '3/3']
     assert re.fullmatch(
-        r'iteration 2/3 \(67%\)  00:\d\d left, lr [\d.e-]+  \d+\.\d images/s  \d+ MiB  '
-        r'loss \d+\.\d{4}',
+        r'.* 2/3 \(67%\)  00:\d\d left, lr [\d.e-]+  [\d.]+ images/s  \d+ MiB  loss [\d.]+',
         lines[-2],
     )
     assert not drawn[-1].strip()  # removed in the end

@@ -333,9 +333,9 @@ def test_two_processes(configs, whole_of_two, capsys, wrapper):
     command = ['process0/two.py', '--work-dir', 'work', '--resume']
     assert train.main(command) == 2
     assert (
-        'train: the checkpoint was written in mid-epoch by 2 processes with 1 images each, 4 '
-        'batches per epoch; resume with the same number of processes, images and batches (now 1 '
-        'process with 1 images each, 8 batches), or from a checkpoint at the end of an epoch\n'
+        'train: the checkpoint was written in mid-epoch with processes: 2, images of each: 1, '
+        'batches per epoch: 4; now processes: 1, images of each: 1, batches per epoch: 8. Resume '
+        'with the same, or from a checkpoint at the end of an epoch\n'
     ) in capsys.readouterr().err
     assert [status for status, _ in in_two(work, '--resume', *options)] == [0, 0]
     ours, theirs = contents(Path('work/epoch_2.pth')), contents(whole_of_two)
@@ -345,4 +345,4 @@ def test_two_processes(configs, whole_of_two, capsys, wrapper):
         torch.testing.assert_close(ours['state_dict'], theirs['state_dict'], rtol=1e-4, atol=1e-5)
     clear_global_instances()
     assert train.main([*command, '--cfg-options', 'train_cfg.max_epochs=2']) == 0
-    assert 'trained so far by 2 processes with 1 images each, now by 1' in capsys.readouterr().out
+    assert 'trained so far with processes: 2' in capsys.readouterr().out

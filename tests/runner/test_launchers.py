@@ -121,7 +121,6 @@ def test_mistakes_with_the_launchers(command, complaint):
     assert 'Traceback' not in ended.stderr
 
 
-
 def test_two_machines(configs, tmp_path):
     """Two launchers on this machine meet; one of them gets its variables from Slurm."""
     names = 'RANK', 'LOCAL_RANK', 'GROUP_RANK', 'WORLD_SIZE'

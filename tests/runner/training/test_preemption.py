@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,11 +96,10 @@ def test_epochs(configs, whole, capsys):
     ]
     statuses = run(BY_EPOCHS, configs['detector'], moments, workers=1)
     assert statuses == [75, 75, 75, 75, 130, 0]
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith('train: ')]
-    assert [line.split(': ')[1].split(' received; ')[0] for line in lines[:4]] == [
-        'SIGTERM', 'SIGUSR1', 'SIGUSR1', 'SIGTERM',
-    ]  # fmt: skip
-    assert 'is the state after iteration 5: continue with the same command and --resume' in lines[2]
+    received = re.findall(
+        r'^train: (\w+) received; .* iteration (\d)', capsys.readouterr().err, re.M
+    )
+    assert received == [('SIGTERM', '3'), ('SIGUSR1', '3'), ('SIGUSR1', '5'), ('SIGTERM', '6')]
     names = sorted(path.name for path in Path('work').glob('*.pth'))
     assert names == sorted(path.name for path in whole['detector'].glob('*.pth'))
     assert len(names) == 2 and names[1] == 'epoch_3.pth'
@@ -145,37 +145,18 @@ def run_until_killed(
     assert status == -signal.SIGKILL, said
 
 
-def test_killed_while_writing_a_checkpoint(configs, whole):
-    """The reference has no data workers."""
-    run_until_killed(BY_EPOCHS, configs['detector'], writing='epoch_2.pth')
-    assert [path.name for path in Path('work').glob('epoch*')] == ['epoch_1.pth']
-    assert run(BY_EPOCHS, configs['detector'], [], workers=2, resume=True) == [0]
-    assert_same(contents(Path('work/epoch_3.pth')), contents(whole['detector'] / 'epoch_3.pth'))
+@pytest.mark.parametrize('name, template, moments, torn, left, last', [
+    ('detector', BY_EPOCHS, [], 'epoch_2.pth', 'epoch_1.pth', 'epoch_3.pth'),
+    ('segmentor', BY_ITERATIONS, [('iteration', 8, 9)], None, 'iter_5.pth', 'iter_12.pth'),
+])  # fmt: skip
+def test_killed(configs, whole, name, template, moments, torn, left, last):
+    """While writing a checkpoint, of which one is kept; or after 8 of 12 iterations. The references
+    have no data workers."""
+    run_until_killed(template, configs[name], *moments, writing=torn)
+    assert [path.name for path in Path('work').glob(f'{left[:4]}*.pth')] == [left]
+    assert run(template, configs[name], [], workers=2, resume=True) == [0]
+    assert_same(contents(Path('work', last)), contents(whole[name] / last))
     assert not list(Path('work').rglob('*partial*'))
-
-
-def test_killed_between_checkpoints(configs, whole):
-    """After 8 of 12 iterations; the last checkpoint is of the fifth."""
-    run_until_killed(BY_ITERATIONS, configs['segmentor'], ('iteration', 8, 9))
-    assert run(BY_ITERATIONS, configs['segmentor'], [], workers=2, resume=True) == [0]
-    assert_same(contents(Path('work/iter_12.pth')), contents(whole['segmentor'] / 'iter_12.pth'))
-
-
-def test_there_is_always_a_complete_checkpoint(configs, monkeypatch):
-    """With one checkpoint to keep, the previous one is removed once the next is in place."""
-    put = resume.AtomicBackend.put
-
-    def fail_at_the_second(self: resume.AtomicBackend, obj: bytes, path: str) -> None:
-        put(self, obj[: len(obj) // 2] if 'epoch_2' in path else obj, path)
-        if 'epoch_2' in path:
-            Path(path).unlink()
-            raise OSError('disk full')
-
-    monkeypatch.setattr(resume.AtomicBackend, 'put', fail_at_the_second)
-    command = [str(configs['detector']), '--work-dir', 'work']
-    with pytest.raises(OSError, match='disk full'):
-        train.main([*command, '--cfg-options', 'default_hooks.checkpoint.max_keep_ckpts=1'])
-    assert resume.last_checkpoint(Path('work')).name == 'epoch_1.pth'
 
 
 def test_last_checkpoint_is_the_last_complete_one(tmp_path, whole):
@@ -255,17 +236,14 @@ def test_stopping_early(tmp_path):
     assert loop.stop_training
 
 
-@pytest.mark.parametrize(
-    'metrics, main',
-    [
-        (('coco/bbox_mAP_50', 'coco/bbox_mAP', 'coco/segm_mAP'), 'coco/bbox_mAP'),
-        (('coco_panoptic/SQ', 'coco_panoptic/PQ'), 'coco_panoptic/PQ'),
-        (('aAcc', 'mIoU', 'mAcc'), 'mIoU'),
-        (('a', 'b'), 'a'),
-    ],
-)
-def test_the_main_metric(metrics, main):
-    assert resume.main_metric(metrics) == main
+def test_the_main_metric():
+    for main, metrics in {
+        'coco/bbox_mAP': ('coco/bbox_mAP_50', 'coco/bbox_mAP', 'coco/segm_mAP'),
+        'coco_panoptic/PQ': ('coco_panoptic/SQ', 'coco_panoptic/PQ'),
+        'mIoU': ('aAcc', 'mIoU', 'mAcc'),
+        'a': ('a', 'b'),
+    }.items():
+        assert resume.main_metric(metrics) == main
 
 
 def test_a_best_checkpoint_without_a_known_metric_is_not_an_error(tmp_path):

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from unittest import mock
 from urllib.error import URLError
 
 import numpy as np
@@ -30,9 +31,7 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
     monkeypatch.setattr(train, 'LOCK_TIMEOUT', 0.1)
     lock = train.lock_work_dir(str(make_folder('work')))
     assert train.main([str(configs['detector']), '--work-dir', 'work']) == 2
-    assert capsys.readouterr().err == (
-        'train: another training is running in work; choose another --work-dir\n'
-    )
+    assert 'another training is running in work;' in capsys.readouterr().err
     assert [path.name for path in Path('work').iterdir()] == ['.lock']
     lock.release()
     assert train.lock_work_dir('work')
@@ -91,36 +90,22 @@ def test_other_one_cycle_schedules_are_left_as_they_are(eta_max):
     assert one_cycles_by_group(schedules, wrapper, logging.getLogger()) == schedules
 
 
-INIT = 'model{}.init_cfg.type=Pretrained model{}.init_cfg.checkpoint={}'
-
-
-@pytest.mark.parametrize(
-    'options, what',
-    [
-        (
-            INIT.format('.backbone', '.backbone', 'https://a.invalid/b.pth'),
-            'https://a.invalid/b.pth',
-        ),
-        (INIT.format('', '', 'https://a.invalid/b.pth'), 'the weights in an init_cfg'),
-        ('load_from=https://a.invalid/b.pth', 'https://a.invalid/b.pth'),
-    ],
-)
-def test_an_address_that_cannot_be_reached(options, what, configs, monkeypatch, capsys):
-    def offline(*_: object, **__: object) -> None:
-        raise URLError('no route')
-
+@pytest.mark.parametrize('setting, what', [
+    ('model.backbone.init_cfg.checkpoint', 'https://a.invalid/b.pth'),
+    ('model.init_cfg.checkpoint', 'the weights in an init_cfg'),
+    ('load_from', 'https://a.invalid/b.pth'),
+])  # fmt: skip
+def test_an_address_that_cannot_be_reached(setting, what, configs, monkeypatch, capsys):
+    offline = mock.Mock(side_effect=URLError('no route'))
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', offline)
     monkeypatch.setattr('cpvt_pyramid.downloads.urlopen', offline)
-    assert train.main([str(configs['detector']), '--cfg-options', *options.split()]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f'train: cannot download {what} (URLError: <urlopen error no route>). Download it '
-        'elsewhere and give the path of the file instead'
-        + (
-            ', or train from scratch with model.backbone.init_cfg=None'
-            if 'init_cfg' in options
-            else ''
-        )
-    )
+    options = [f'{setting}=https://a.invalid/b.pth']
+    if setting != 'load_from':
+        options.append(setting.replace('checkpoint', 'type=Pretrained'))
+    assert train.main([str(configs['detector']), '--cfg-options', *options]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f'train: cannot download {what} (URLError: <urlopen error no route>)')
+    assert said.endswith('with model.backbone.init_cfg=None') == ('init_cfg' in setting)
 
 
 def test_two_processes_are_one_with_twice_the_batch(sample_dataset):

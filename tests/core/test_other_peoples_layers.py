@@ -61,11 +61,8 @@ def test_hooks_fire_on_every_layer(model, kind):
 
 def test_global_hooks_fire_on_every_layer(model):
     fired = set()
-    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: fired.add(m))
-    try:
+    with nn.modules.module.register_module_forward_hook(lambda m, *_: fired.add(m)):
         loss_of(model)
-    finally:
-        handle.remove()
     assert fired >= set(layers_of(model).values())
 
 

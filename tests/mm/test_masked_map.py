@@ -15,6 +15,7 @@ from models import families
 from models.families import FAMILIES
 from models.ports import randomize
 from models.samples import random_data
+from reference import padded
 from support import ROOT
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -31,13 +32,8 @@ CHANNELS = [32, 64, 128, 192]  # of pcpvt_nano
 
 def batch_of(images: Sequence[Tensor], divisor: int = 32) -> Tensor:
     """The images stacked and padded, as the data preprocessors do it."""
-    height, width = (
-        -(-max(sides) // divisor) * divisor for sides in zip(*(x.shape[1:] for x in images))
-    )
-    batch = torch.zeros(len(images), 3, height, width)
-    for cell, image in zip(batch, images):
-        cell[:, : image.shape[1], : image.shape[2]] = image
-    return with_validity(batch, [image.shape[1:] for image in images])
+    more = [-max(sides) % divisor for sides in zip(*(x.shape[1:] for x in images))]
+    return with_validity(padded(images, more), [image.shape[1:] for image in images])
 
 
 def images_of(sizes: Sequence[tuple[int, int]] = SIZES) -> list[Tensor]:

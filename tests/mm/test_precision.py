@@ -4,9 +4,10 @@ which `bfloat16` says so computes in it."""
 import copy
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from types import SimpleNamespace
+from unittest import mock
 
 import mmcv._ext
 import mmengine.device
@@ -75,22 +76,14 @@ def watched(model: nn.Module) -> Iterator[set[str]]:
         assert all(x.dtype != torch.bfloat16 for x in tensors([args, options])), function
         return function(*args, **options)
 
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda _, args, options, name=name: enter(name, args, options), with_kwargs=True
-        )
-        for name, module in model.named_modules()
-    ]
     operations = {k: v for k, v in vars(mmcv._ext).items() if callable(v) and k[0] != '_'}
-    for name, function in operations.items():
-        setattr(mmcv._ext, name, lambda *args, _f=function, **kw: refuse(_f, *args, **kw))
-    try:
+    watched = {name: partial(refuse, function) for name, function in operations.items()}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(mmcv._ext, **watched))
+        for name, module in model.named_modules():
+            hook = lambda _, args, options, name=name: enter(name, args, options)  # noqa: E731
+            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         yield called
-    finally:
-        for name, function in operations.items():
-            setattr(mmcv._ext, name, function)
-        for hook in hooks:
-            hook.remove()
 
 
 @cache  # configs that differ in depth or schedule alone have one tiny model

@@ -13,10 +13,11 @@ import importlib.util
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -489,11 +490,10 @@ def outputs(model: nn.Module, data: dict) -> list[Output]:
             model._forward(data['inputs'], samples)
             return found
         maps = model.extract_feat(data['inputs'])
-        model.extract_feat, extract_feat = lambda _: maps, model.extract_feat
         metas = [dict(img_shape=data['inputs'].shape[2:])] * len(samples)
-        logits = model.encode_decode(data['inputs'], metas)
+        with mock.patch.object(model, 'extract_feat', lambda _: maps):
+            logits = model.encode_decode(data['inputs'], metas)
         found.append(Output('head', 'logits', logits))
-        model.extract_feat = extract_feat
         auxiliary = getattr(model, 'auxiliary_head', None)
         for head in auxiliary if isinstance(auxiliary, nn.ModuleList) else [auxiliary]:
             if head is not None:
@@ -504,9 +504,7 @@ def outputs(model: nn.Module, data: dict) -> list[Output]:
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[list[Output]]:
     """Copies of what the parts of a model return while it runs."""
-    found = []
-    calls = Counter()
-    wrapped = []
+    found, calls, stack = [], Counter(), ExitStack()
     for name, module in model.named_modules():
         part = name if name in ('backbone', 'neck') else 'head'
         kind = type(module).__name__
@@ -523,13 +521,10 @@ def recorded(model: nn.Module) -> Iterator[list[Output]]:
                 found.append(output)
             return returned
 
-        module.forward = forward  # heads call each other's `forward`, which runs no hooks
-        wrapped.append(module)
-    try:
+        # Heads call each other's `forward`, which runs no hooks.
+        stack.enter_context(mock.patch.object(module, 'forward', forward))
+    with stack:
         yield found
-    finally:
-        for module in wrapped:
-            del module.forward
 
 
 @contextmanager
@@ -542,16 +537,11 @@ def fixed_proposals(model: nn.Module) -> Iterator[None]:
         found = dict(bboxes=boxes, scores=ones, labels=torch.zeros(len(boxes), dtype=torch.long))
         return [InstanceData(**found) for _ in batch_img_metas]
 
-    wrapped = []
-    for module in getattr(model, 'rpn_head', nn.Identity()).modules():
-        if hasattr(module, 'predict_by_feat'):
-            module.predict_by_feat = proposals
-            wrapped.append(module)
-    try:
+    with ExitStack() as stack:
+        for module in getattr(model, 'rpn_head', nn.Identity()).modules():
+            if hasattr(module, 'predict_by_feat'):
+                stack.enter_context(mock.patch.object(module, 'predict_by_feat', proposals))
         yield
-    finally:
-        for module in wrapped:
-            del module.predict_by_feat
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -651,15 +641,12 @@ def grid_of(
 @contextmanager
 def made_contiguous(model: nn.Module) -> Iterator[None]:
     """While it runs, every module's output is contiguous."""
-    hooks = [
-        module.register_forward_hook(
-            lambda module, inputs, output: tree_map_only(Tensor, Tensor.contiguous, output)
-        )
-        for module in model.modules()
-        if module is not model
-    ]
-    try:
+
+    def contiguous(_module: nn.Module, _inputs: tuple, output: Any) -> Any:
+        return tree_map_only(Tensor, Tensor.contiguous, output)
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if module is not model:
+                stack.enter_context(module.register_forward_hook(contiguous))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -2,32 +2,20 @@
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 import pytest
 import torch
+import transformers
 from support import ROOT
 from torch import Tensor, nn
 from transformers import (
     AutoBackbone,
     AutoConfig,
     AutoModelForImageClassification,
-    ConditionalDetrConfig,
-    ConditionalDetrForObjectDetection,
-    DeformableDetrConfig,
-    DeformableDetrForObjectDetection,
-    DetrConfig,
-    DetrForObjectDetection,
-    Mask2FormerConfig,
-    Mask2FormerForUniversalSegmentation,
-    MaskFormerConfig,
-    MaskFormerForInstanceSegmentation,
-    RTDetrConfig,
-    RTDetrForObjectDetection,
     TimmBackbone,
     TimmBackboneConfig,
     TimmWrapperConfig,
-    UperNetConfig,
-    UperNetForSemanticSegmentation,
 )
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the backbones
@@ -44,45 +32,44 @@ MASK2FORMER = dict(
     encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=32, num_queries=5,
     train_num_points=50,
 )  # fmt: skip
+UPERNET = dict(num_labels=4, hidden_size=32, auxiliary_in_channels=128, auxiliary_channels=16)
 
 
 def config(*stages: int, **options: object) -> TimmBackboneConfig:
     return TimmBackboneConfig(backbone='pcpvt_nano', out_indices=list(stages), **options)
 
 
-def detectors() -> dict[str, nn.Module]:
-    return dict(
-        detr=DetrForObjectDetection(DetrConfig(backbone_config=config(3), **DETR)),
-        conditional=ConditionalDetrForObjectDetection(
-            ConditionalDetrConfig(backbone_config=config(3), **DETR)
-        ),
-        deformable=DeformableDetrForObjectDetection(
-            DeformableDetrConfig(backbone_config=config(1, 2, 3), **DETR)
-        ),
-        rt_detr=RTDetrForObjectDetection(RTDetrConfig(backbone_config=config(1, 2, 3), **RT_DETR)),
-    )
+# By the beginning of its classes' names: the stages, and other options of the config.
+DETECTORS = {
+    'Detr': ((3,), DETR),
+    'ConditionalDetr': ((3,), DETR),
+    'DeformableDetr': ((1, 2, 3), DETR),
+    'RTDetr': ((1, 2, 3), RT_DETR),
+}
+SEGMENTORS = {
+    'Mask2Former': ('UniversalSegmentation', MASK2FORMER),
+    'MaskFormer': ('InstanceSegmentation', dict(fpn_feature_size=32, mask_feature_size=32)),
+    'UperNet': ('SemanticSegmentation', UPERNET),
+}
 
 
-def segmentors() -> dict[str, nn.Module]:
-    every = config(0, 1, 2, 3)
-    decoder = DetrConfig(backbone_config=config(3), **DETR)
-    return dict(
-        mask2former=Mask2FormerForUniversalSegmentation(
-            Mask2FormerConfig(backbone_config=every, **MASK2FORMER)
-        ),
-        maskformer=MaskFormerForInstanceSegmentation(
-            MaskFormerConfig(
-                backbone_config=every, decoder_config=decoder, fpn_feature_size=32,
-                mask_feature_size=32,
-            )
-        ),
-        upernet=UperNetForSemanticSegmentation(
-            UperNetConfig(
-                backbone_config=every, num_labels=4, hidden_size=32, auxiliary_in_channels=128,
-                auxiliary_channels=16,
-            )
-        ),
-    )  # fmt: skip
+def build(kind: str, task: str, stages: Sequence[int], **options: object) -> nn.Module:
+    model_config = getattr(transformers, f'{kind}Config')
+    model = getattr(transformers, f'{kind}For{task}')
+    return model(model_config(backbone_config=config(*stages), **options))
+
+
+def detector(kind: str) -> nn.Module:
+    stages, options = DETECTORS[kind]
+    return build(kind, 'ObjectDetection', stages, **options)
+
+
+def segmentor(kind: str) -> nn.Module:
+    task, options = SEGMENTORS[kind]
+    if kind == 'MaskFormer':
+        decoder = transformers.DetrConfig(backbone_config=config(3), **DETR)
+        options = dict(options, decoder_config=decoder)
+    return build(kind, task, (0, 1, 2, 3), **options)
 
 
 def body_of(model: nn.Module) -> CPVTPyramid:
@@ -109,22 +96,22 @@ def check(model: nn.Module, image: Tensor, folder: object, **labels: object) -> 
         assert torch.equal(logits_of(again(pixel_values=image)), expected)
 
 
-@pytest.mark.parametrize('kind', ['detr', 'conditional', 'deformable', 'rt_detr'])
+@pytest.mark.parametrize('kind', DETECTORS)
 def test_detectors(kind, tmp_path):
     target = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]]))
-    model, mask = detectors()[kind], torch.ones(2, 96, 128, dtype=torch.long)
+    model, mask = detector(kind), torch.ones(2, 96, 128, dtype=torch.long)
     mask[1, 70:] = 0
     check(model, torch.rand(2, 3, 96, 128), tmp_path, pixel_mask=mask, labels=[target] * 2)
 
 
-@pytest.mark.parametrize('kind', ['mask2former', 'maskformer', 'upernet'])
+@pytest.mark.parametrize('kind', SEGMENTORS)
 def test_segmentors(kind, tmp_path):
-    if kind == 'upernet':
+    if kind == 'UperNet':
         labels = dict(labels=torch.randint(4, (2, 96, 128)))
     else:
         masks = [(torch.rand(2, 96, 128) > 0.5).float() for _ in range(2)]
         labels = dict(mask_labels=masks, class_labels=[torch.tensor([0, 2])] * 2)
-    check(segmentors()[kind], torch.rand(2, 3, 96, 128), tmp_path, **labels)
+    check(segmentor(kind), torch.rand(2, 3, 96, 128), tmp_path, **labels)
 
 
 def test_maps_are_those_of_the_backbone(tmp_path):
@@ -157,7 +144,7 @@ def test_dilation_is_refused():
 
 
 def test_frozen_checkpointed_and_in_half_precision(tmp_path):
-    model = detectors()['detr']
+    model = detector('Detr')
     model.model.freeze_backbone()
     assert not any(p.requires_grad for p in body_of(model).parameters())
     model.model.unfreeze_backbone()
@@ -186,9 +173,8 @@ def test_the_page_about_it(tmp_path, monkeypatch):
     images, mask = torch.rand(2, 3, 96, 128), torch.ones(2, 96, 128, dtype=torch.long)
     mask[0, 70:] = mask[0, :, 90:] = 0
     alone = dict(pixel_values=images[:1, :, :70, :90], pixel_mask=mask[:1, :70, :90])
-    for kind, model in detectors().items():
-        if kind == 'rt_detr':  # whose images are all of one size
-            continue
+    for kind in DETECTORS.keys() - {'RTDetr'}:  # whose images are all of one size
+        model = detector(kind)
         with torch.no_grad():
             expected = model.eval()(**alone).logits
             batch = dict(pixel_values=images * mask[:, None], pixel_mask=mask)

@@ -65,6 +65,11 @@ def results(form: str, kind: str = 'detections', masks: bool = False) -> Output:
     return output
 
 
+kinds_of_results = pytest.mark.parametrize(
+    'kind, masks', [('detections', False), ('detections', True), ('labels', True)]
+)
+
+
 def label_map() -> np.ndarray:
     labels = np.zeros((HEIGHT, WIDTH), np.uint8)
     labels[MASKS[0]], labels[MASKS[1]] = 1, 2
@@ -93,8 +98,7 @@ def test_one_polygon_of_several():
     assert (filled.astype(bool) != MASKS[1]).mean() < 0.02
 
 
-@pytest.mark.parametrize('kind, masks', [('detections', False), ('detections', True),
-                                         ('labels', True)])  # fmt: skip
+@kinds_of_results
 def test_coco(kind, masks):
     results('coco', kind, masks)
     coco = COCO('out/coco.json')
@@ -134,8 +138,7 @@ def test_yolo(masks):
         )
 
 
-@pytest.mark.parametrize('kind, masks', [('detections', False), ('detections', True),
-                                         ('labels', True)])  # fmt: skip
+@kinds_of_results
 def test_labelme(kind, masks):
     """The fields that labelme's LabelFile.load asks for."""
     results('labelme', kind, masks)
@@ -179,8 +182,7 @@ def test_csv():
     assert [(row['class'], row['score']) for row in rows] == [(CLASSES[0], ''), (CLASSES[1], '')]
 
 
-@pytest.mark.parametrize('kind, masks', [('detections', False), ('detections', True),
-                                         ('labels', True)])  # fmt: skip
+@kinds_of_results
 def test_geojson_in_pixels(kind, masks):
     results('geojson', kind, masks)
     table = geopandas.read_file('out/ä b.geojson')

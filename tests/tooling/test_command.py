@@ -71,12 +71,26 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):
     assert [path.read_text() for path in tmp_path.iterdir()] == ['before']
 
 
-def test_denied_permission_is_one_line(capsys):
-    def read() -> None:
-        raise PermissionError(13, 'Permission denied', 'photos')
+def raising(error: Exception):
+    def function() -> None:
+        raise error
 
-    assert run_tool('tool', read, {}, 'try again') == 2
-    assert capsys.readouterr().err == 'tool: permission denied for photos\n'
+    return function
+
+
+@pytest.mark.parametrize(
+    'function, status, said',
+    [
+        (raising(UserError('no image at x')), 2, 'tool: no image at x\n'),
+        (raising(PermissionError(13, 'Permission denied', 'photos')), 2,
+         'tool: permission denied for photos\n'),
+        (lambda: 1, 1, ''),
+        (lambda: None, 0, ''),
+    ],
+)  # fmt: skip
+def test_status_and_error(function, status, said, capsys):
+    assert run_tool('tool', function, {}, 'try again') == status
+    assert capsys.readouterr().err == said
 
 
 def test_other_errors_are_raised():
@@ -163,16 +177,6 @@ def test_help_comes_from_the_docstrings(capsys):
     ):
         assert text in said
     assert 'local' not in said and 'really' not in said
-
-
-def test_an_error_of_the_user_is_one_line(capsys):
-    def fails() -> None:
-        raise UserError('no image at x')
-
-    assert run_tool('tool', fails, {}, '') == 2
-    assert capsys.readouterr().err == 'tool: no image at x\n'
-    assert run_tool('tool', lambda: 1, {}, '') == 1
-    assert run_tool('tool', lambda: None, {}, '') == 0
 
 
 @pytest.mark.parametrize(

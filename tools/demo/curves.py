@@ -21,6 +21,17 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
 NO_METRICS = {'step', 'iter', 'epoch', 'lr', 'base_lr', 'time', 'data_time', 'memory', 'grad_norm'}
+# The metrics worth showing, of all that evaluators report, and their names in print.
+HEADLINES = {
+    'bbox_mAP': 'box AP',
+    'bbox_mAP_50': 'box AP50',
+    'bbox_mAP_s': 'box AP small',
+    'segm_mAP': 'mask AP',
+    'segm_mAP_50': 'mask AP50',
+    'mIoU': 'mIoU',
+    'mAcc': 'mAcc',
+    'aAcc': 'aAcc',
+}
 
 
 @dataclass
@@ -204,9 +215,14 @@ def draw_losses(ax, curves: Curves) -> None:
 
 
 def draw_metrics(ax, curves: Curves) -> None:
-    from cpvt_pyramid.tooling.report import headlines
-
-    shown = headlines(sorted(curves.metrics))
+    metrics = sorted(curves.metrics)  # some have a prefix such as coco/
+    shown = {
+        metric: name
+        for short, name in HEADLINES.items()
+        for metric in metrics
+        if metric.rpartition('/')[2] == short
+    }
+    shown = shown or dict(zip(metrics, metrics))
     colors = ['#c0392b', '#2c6fbb', '#2e8b57', '#8e6bbf', '#c2861e', '#4aa3a3', '#777777']
     for (name, text), color in zip(shown.items(), colors * len(shown)):
         steps = sorted(curves.metrics[name])

@@ -31,7 +31,7 @@ from ..results.detection_errors import (
 )
 from ..results.drawing import draw_boxes, draw_legend, draw_segmentation, painted_classes
 from ..runtime.predictor import check_score_thr
-from ..tooling.command import UserError, one_line
+from ..tooling.command import UserError, as_called, one_line
 from ..tooling.pages import (
     GRAY,
     THUMBNAIL,
@@ -162,9 +162,10 @@ def ground_truth(dataset: dict) -> COCO:
     path = annotation_file(dataset)
     content, defects = usable_content(path)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
+        check = as_called('python tools/check_data.py')
         raise UserError(
-            f'{path} has {problems[0]}; see tools/check_data.py. If the test left them out with '
-            '--skip-bad, name the rest: --cfg-options test_dataloader.dataset.ann_file=GOOD.json'
+            f'{path} has {problems[0]}; see {check}. If the test left them out with --skip-bad, '
+            'name the rest: --cfg-options test_dataloader.dataset.ann_file=GOOD.json'
         )
     return indexed_coco(content)
 

@@ -15,7 +15,7 @@ from typing import Literal, Optional
 import numpy as np
 
 from ..results.formats import Output
-from ..tooling.command import one_line, run_command
+from ..tooling.command import as_called, one_line, run_command
 from ..tooling.files import Format
 
 
@@ -61,7 +61,8 @@ def predict_files(
         for path, name in tqdm(named, unit='image', disable=None):
             try:
                 if is_video(path):
-                    raise OSError('videos need OpenCV; give the model to tools/infer.py')
+                    infer = as_called('python tools/infer.py')
+                    raise OSError(f'videos need OpenCV; give the model to {infer}')
                 yield path, name, load_image(path)
             except OSError as error:
                 tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Optional
 
-from ..tooling.command import UserError, one_line
+from ..tooling.command import UserError, as_called, one_line
 from .sessions import Session
 
 FORMAT = 1
@@ -74,8 +74,8 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
     """
     if session.metadata is None:
         raise UserError(
-            f'{path} was not written by tools/export.py (no metadata cpvt_pyramid); export the '
-            'model with it'
+            f'{path} has no metadata cpvt_pyramid; export the model with '
+            f'{as_called("python tools/export.py")}'
         )
     try:
         about = json.loads(session.metadata)

@@ -235,6 +235,15 @@ def exit_on_signal(signum: int, frame: Optional[types.FrameType]) -> None:
     raise SystemExit(TERMINATED)
 
 
+def as_called(text: str) -> str:
+    """`text`, in which a tool is named as the user calls it: `python tools/infer.py` in a checkout,
+    `cpvt infer` where a wheel is installed."""
+    if (ROOT / 'tools/setup_env.sh').exists():
+        return text
+    tool = r'(?:python )?tools/(\w+)\.py'
+    return re.sub(tool, lambda found: f'cpvt {found[1].replace("_", "-")}', text)
+
+
 def rank() -> int:
     """The index of this process among those of its run."""
     return int(next((os.environ[name] for name in RANKS.values() if name in os.environ), 0))
@@ -256,13 +265,14 @@ def parser_of(function: Callable) -> ArgumentParser:
         # PROG is set by cpvt_pyramid/__main__.py: what the user typed.
         prog=function.__globals__.get('PROG')
         or (file.parent.name if file.stem == '__main__' else file.stem),
-        description=function.__globals__['__doc__'],
+        description=as_called(function.__globals__['__doc__'] or ''),
         formatter_class=RawDescriptionHelpFormatter,
     )
     documented = documented_arguments(function)
     parameters, kinds = inspect.signature(function).parameters, get_type_hints(function)
     for name, parameter in parameters.items():
         metavar, text = documented[name]
+        text = as_called(text)
         settings = argparse_settings(kinds[name])
         if metavar:
             settings['metavar'] = tuple(metavar.split()) if ' ' in metavar else metavar

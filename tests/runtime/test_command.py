@@ -78,7 +78,7 @@ def foreign_model() -> None:
      ('torn.onnx in', 'torn.onnx is not a complete model: '),
      ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
      ('text.onnx in --backend openvino', 'text.onnx is not a complete model: '),
-     ('foreign.onnx in', 'foreign.onnx was not written by tools/export.py'),
+     ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
      ('detection.onnx nowhere', 'no image or folder at nowhere'),
      ('detection.onnx http://host/a.png', 'got the address http://host/a.png; download it'),
      ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Optional, Union
 
 import pytest
-from support import ROOT, run
+from support import ROOT, load_tool, run
 
 from cpvt_pyramid.tooling import command, files
 from cpvt_pyramid.tooling.command import UserError, parser_of, run_command, run_tool
@@ -199,6 +199,17 @@ def test_failing_imports(code, line, capsys):
     assert run_tool('tool', lambda: exec(code), {}, '') == 2
     error = capsys.readouterr().err
     assert error.startswith(f'tool: {line}') and error.count('\n') == 1
+
+
+def test_tools_are_named_as_the_user_calls_them(tmp_path, monkeypatch, capsys):
+    text = 'use python tools/check_data.py, or a file of tools/export.py'
+    assert command.as_called(text) == text
+    monkeypatch.setattr(command, 'ROOT', tmp_path)  # installed, without a checkout
+    assert command.as_called(text) == 'use cpvt check-data, or a file of cpvt export'
+    with pytest.raises(SystemExit):
+        load_tool('infer').main(['--help'])
+    said = capsys.readouterr().out
+    assert 'cpvt infer CONFIG CHECKPOINT INPUT...' in said and 'tools/' not in said
 
 
 def test_failing_imports_of_an_installed_tool(tmp_path, monkeypatch, capsys):

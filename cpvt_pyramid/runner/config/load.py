@@ -16,7 +16,7 @@ from mmengine.registry import DATASETS, Registry
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
-from ...tooling.command import UserError, one_line
+from ...tooling.command import UserError, as_called, one_line
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # Top-level keys of a config that are not arguments of mmengine's Runner.
@@ -115,7 +115,7 @@ def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
     if not isinstance(text, str):
         raise UserError(
             f'{path} must be a checkpoint of a training, which has its config inside; run others '
-            'with tools/infer.py CONFIG CHECKPOINT'
+            + as_called('with python tools/infer.py CONFIG CHECKPOINT')
         )
     try:
         body = ast.parse(text).body

@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 
 from mmengine.config import Config
 
-from ...tooling.command import UserError
+from ...tooling.command import UserError, as_called
 from ...tooling.files import make_folder, write_text
 from ...weights import listed
 from ..config.load import as_list, dataset_class, is_local, kind_of, leaves
@@ -126,7 +126,7 @@ def check_contents(
         if checked.decoded < checked.images:
             print(
                 f'{name} data: {checked.decoded} of {checked.images} images were read; '
-                'tools/check_data.py reads all'
+                + as_called('python tools/check_data.py reads all')
             )
         for problem in checked.problems:
             print(f'{name} data: {problem}')

@@ -17,7 +17,7 @@ import numpy as np
 from mmengine.config import Config
 
 from ...results.drawing import class_palette
-from ...tooling.command import UserError
+from ...tooling.command import UserError, as_called
 from ...tooling.files import check_file, write_text
 from ..config.load import kind_of, load_config
 from .coco import read_coco_files
@@ -392,8 +392,7 @@ def config_text(
     settings |= loaders(cfg, data, recipe.batch) | evaluators(data, task) | recipe.settings
     comments = {'train_pipeline': scaled.comment, **recipe.comments}
     images = sum(map(len, data.images.values()))
-    head = (
-        f'# {len(data.classes)} classes, {images} images ({data.layout}). '
+    head = f'# {len(data.classes)} classes, {images} images ({data.layout}). ' + as_called(
         'Written by tools/new_config.py.\n'
         f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
     )

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from ...results.drawing import draw_boxes, draw_segmentation
+from ...tooling.command import as_called
 from ...tooling.files import write_text
 from ...tooling.pages import (
     bar_chart,
@@ -60,7 +61,7 @@ def write_data_page(
         parts.append(html_section(f'{name} data', '', *shown))
     if counts:
         parts.insert(0, class_section(counts))
-    page = html_page(f'Data of {title}', 'Written by tools/check_data.py.', parts)
+    page = html_page(f'Data of {title}', as_called('Written by tools/check_data.py.'), parts)
     write_text(path, page)
     print(f'classes, sizes and samples: {path}')
 

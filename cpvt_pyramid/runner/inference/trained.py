@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from ...results.predictions import Prediction
-from ...tooling.command import UserError
+from ...tooling.command import UserError, as_called
 from ..config.load import config_in_checkpoint
 from ..models import build_model, fetch_checkpoint, load_whole_model
 from .batched import ModelPredictor
@@ -32,7 +32,8 @@ class TrainedModel:
         cfg = config_in_checkpoint(weights, path)
         model = build_model(cfg, None)
         if is_panoptic(model):
-            raise UserError(f'{path} is a panoptic model; run it with tools/infer.py')
+            infer = as_called('python tools/infer.py')
+            raise UserError(f'{path} is a panoptic model; run it with {infer}')
         load_whole_model(model, weights, path)
         self.kind_of_results = kind_of_results(model, cfg)
         self.meta = dataset_meta(cfg, weights)

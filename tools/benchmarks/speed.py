@@ -197,16 +197,18 @@ def speed(
     plain_case = (device, *steps) == ('cpu', 'forward') and 'float32' in dtypes
     if runtimes and (busy or config or not plain_case):
         raise UserError('--runtimes measures float32 forward passes of backbones on a CPU')
-    arch = find_arch(arch, config)
+    if config and arch:
+        raise UserError('--config determines the architecture; leave --arch out')
+    if config:
+        arch = read_config(config).model.backbone.get('arch')
+    arch = arch or 'pcpvt_small'
     pixels = [parse_size(text) for text in sizes]
     check(arch, batch, device, threads, rounds, json, plot)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     models = models or ['ours', *([] if busy else ports_of(arch))]
-    if with_cp or plain:
-        ours = ['ours', *['ours_cp'] * with_cp, *['ours_plain'] * plain]
-        models = [*ours, *models]
-    models = tuple(dict.fromkeys(models))
+    variants = [*['ours_cp'] * with_cp, *['ours_plain'] * plain]
+    models = tuple(dict.fromkeys([*(['ours', *variants] if variants else ()), *models]))
     torch.manual_seed(0)
     results = {
         'machine': machine(device),
@@ -217,10 +219,7 @@ def speed(
     }
     try:
         contestants = {} if busy else build_all(models, arch, config)
-        if compile or runtimes:
-            contestants = with_variants(
-                contestants, compile, runtimes, dynamic='train' not in steps
-            )
+        contestants = with_variants(contestants, compile, runtimes, dynamic='train' not in steps)
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
@@ -260,14 +259,6 @@ def torch_dtype(name: str) -> torch.dtype:
 def select_tf32(enable: bool) -> None:
     """Whether a GPU may round the factors of float32 products and convolutions to TF32."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enable
-
-
-def find_arch(arch: str | None, config: str | None) -> str:
-    if not config:
-        return arch or 'pcpvt_small'
-    if arch:
-        raise UserError('--config determines the architecture; leave --arch out')
-    return read_config(config).model.backbone.get('arch', 'pcpvt_small')
 
 
 def check(
@@ -448,9 +439,7 @@ def measure(
             for _ in range(WARM_UP):
                 elapsed(step, case.device)
             if name.endswith(COMPILED):
-                row['graphs'], row['graph_breaks'] = (
-                    after - was for after, was in zip(compilations(), before)
-                )
+                row['graphs'], row['graph_breaks'] = (compilations() - before).tolist()
             steps[name] = step
         except (RuntimeError, MemoryError, AssertionError, TypeError, ValueError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
@@ -595,10 +584,10 @@ def with_variants(
     return result
 
 
-def compilations() -> tuple[int, int]:
+def compilations() -> np.ndarray:
     """Graphs compiled in this process so far, and graph breaks."""
     counters = torch._dynamo.utils.counters
-    return counters['stats']['unique_graphs'], sum(counters['graph_break'].values())
+    return np.array([counters['stats']['unique_graphs'], sum(counters['graph_break'].values())])
 
 
 def difference(maps: Sequence[Tensor], first: Sequence[Tensor]) -> float | None:

@@ -285,12 +285,6 @@ def semantic_map(picture: Picture) -> np.ndarray:
     return classes
 
 
-def object_info() -> str:
-    """The class table in the format of ADE20K's objectInfo150.txt."""
-    lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
-    return '\n'.join(['Idx\tName', *lines, ''])
-
-
 def sources(arguments: dict) -> str:
     """The text of SOURCES.md."""
     photographs = '\n'.join(
@@ -325,14 +319,6 @@ def load_photograph(name: str) -> Image.Image:
     return Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
 
 
-def split_scans(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Indices of the scans of each split, with equal proportions of the classes."""
-    train, val = train_test_split(
-        np.arange(len(labels)), test_size=VAL_SCANS, random_state=seed, stratify=labels
-    )
-    return dict(train=train, val=val)
-
-
 def image_paths(split: str, index: int) -> tuple[str, str, str]:
     """Paths of COCO image, ADE image and ADE map number `index` (from 1), relative to the root."""
     name = f'ADE_{split}_{index:08d}'
@@ -343,37 +329,27 @@ def image_paths(split: str, index: int) -> tuple[str, str, str]:
     )
 
 
-def annotation_path(split: str) -> str:
-    """COCO annotation file, relative to the root."""
-    return f'coco/annotations/instances_{split}2017.json'
-
-
-def write_picture(folder: Path, split: str, index: int, picture: Picture) -> None:
-    """Write an image in both layouts, and its semantic map."""
-    coco, ade, classes = (folder / path for path in image_paths(split, index))
-    Image.fromarray(picture.pixels).save(coco, quality=JPEG_QUALITY)
-    shutil.copyfile(coco, ade)
-    Image.fromarray(semantic_map(picture)).save(classes)
-
-
 def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
-    """Write the images, maps and annotations of one split."""
-    for path in (annotation_path(split), *image_paths(split, 1)):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    """Write the images in both layouts, the maps and the annotations of one split."""
+    annotation_path = folder / f'coco/annotations/instances_{split}2017.json'
+    for path in (annotation_path, *(folder / path for path in image_paths(split, 1))):
+        path.parent.mkdir(parents=True, exist_ok=True)
     images: list[dict] = []
     annotations: list[dict] = []
     for index, picture in enumerate(pictures, 1):
-        write_picture(folder, split, index, picture)
+        coco, ade, classes = (folder / path for path in image_paths(split, index))
+        Image.fromarray(picture.pixels).save(coco, quality=JPEG_QUALITY)
+        shutil.copyfile(coco, ade)
+        Image.fromarray(semantic_map(picture)).save(classes)
         height, width = picture.pixels.shape[:2]
-        name = Path(image_paths(split, index)[0]).name
-        record = dict(id=index, file_name=name, height=height, width=width)
+        record = dict(id=index, file_name=coco.name, height=height, width=width)
         images.append(record | dict(photograph=picture.photograph))
         for instance in picture.instances:
             annotations.append(coco_annotation(instance, index, len(annotations) + 1))
     categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
     content = dict(images=images, annotations=annotations, categories=categories)
     content['info'] = dict(description='Handwritten digits on photographs; see SOURCES.md')
-    (folder / annotation_path(split)).write_text(json.dumps(content))
+    annotation_path.write_text(json.dumps(content))
 
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
@@ -388,12 +364,16 @@ def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Pi
 
 def write_dataset(folder: Path, arguments: dict) -> None:
     """Write a data set into an empty folder, with a progress bar on stderr."""
-    scans = split_scans(load_digits().target, arguments['seed'])
-    for split in SPLITS:
-        pictures = draw_pictures(split, arguments, scans[split])
+    labels = load_digits().target
+    scans = train_test_split(  # indices, with equal proportions of the classes
+        np.arange(len(labels)), test_size=VAL_SCANS, random_state=arguments['seed'], stratify=labels
+    )
+    for split, indices in zip(SPLITS, scans):
+        pictures = draw_pictures(split, arguments, indices)
         pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
         write_split(folder, split, pictures)
-    (folder / OBJECT_INFO).write_text(object_info())
+    lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
+    (folder / OBJECT_INFO).write_text('\n'.join(['Idx\tName', *lines, '']))
     (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
     (folder / MARKER).write_text(json.dumps(arguments) + '\n')
 

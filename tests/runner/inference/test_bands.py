@@ -31,9 +31,6 @@ from cpvt_pyramid.runner.models import build_model
 PAGE = (ROOT / 'docs/bands.md').read_text()
 COMMANDS = re.findall(r'^python tools/.*$', PAGE, re.M)
 CONFIG = 'configs/bands/semantic_fpn_cpvt_s.py'
-SMALL = dict(  # the example in small
-    arch='pcpvt_nano', neck=[32, 64, 128, 192], head=[16] * 4, crop=(64, 64), iterations=2
-)  # fmt: skip
 
 
 def write(path: Path, image: np.ndarray, nodata: Optional[float] = None) -> Path:
@@ -56,22 +53,18 @@ def scenes(tmp_path_factory) -> Path:
     return root
 
 
-def options_of(small: dict) -> list[str]:
-    settings = {
-        'model.backbone.arch': small['arch'], 'model.backbone.init_cfg': None,
-        'model.neck.in_channels': small['neck'], 'model.neck.out_channels': 16,
-        'model.decode_head.in_channels': small['head'], 'model.decode_head.channels': 16,
-        'model.data_preprocessor.size': small['crop'], 'model.test_cfg.crop_size': small['crop'],
-        'model.test_cfg.stride': (48, 48), 'train_cfg.max_iters': small['iterations'],
-        'train_cfg.val_interval': small['iterations'],
-        'default_hooks.checkpoint.interval': small['iterations'],
-        'train_dataloader.dataset.pipeline.0.tile': small['crop'],
-        'train_dataloader.batch_size': 2,
-    }  # fmt: skip
-    for split in ('train', 'val', 'test'):
-        settings[f'{split}_dataloader.num_workers'] = 0
-        settings[f'{split}_dataloader.persistent_workers'] = False
-    return ['--cfg-options', *(f'{k}={v}'.replace(' ', '') for k, v in settings.items())]
+SETTINGS = {  # the example in small
+    'model.backbone.arch': 'pcpvt_nano', 'model.backbone.init_cfg': None,
+    'model.neck.in_channels': [32, 64, 128, 192], 'model.neck.out_channels': 16,
+    'model.decode_head.in_channels': [16] * 4, 'model.decode_head.channels': 16,
+    'model.data_preprocessor.size': (64, 64), 'model.test_cfg.crop_size': (64, 64),
+    'model.test_cfg.stride': (48, 48), 'train_cfg.max_iters': 2, 'train_cfg.val_interval': 2,
+    'default_hooks.checkpoint.interval': 2, 'train_dataloader.dataset.pipeline.0.tile': (64, 64),
+    'train_dataloader.batch_size': 2,
+    **{f'{split}_dataloader.num_workers': 0 for split in ('train', 'val', 'test')},
+    **{f'{split}_dataloader.persistent_workers': False for split in ('train', 'val', 'test')},
+}  # fmt: skip
+SMALL = ['--cfg-options', *(f'{k}={v}'.replace(' ', '') for k, v in SETTINGS.items())]
 
 
 def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
@@ -89,7 +82,7 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
             continue
         more = work_dir if name in ('train', 'test') else ()
         more += ('--show-dir', 'shown') if name == 'test' else ()
-        assert load_tool(name).main([*words, *more, *options_of(SMALL)]) == 0
+        assert load_tool(name).main([*words, *more, *SMALL]) == 0
     with Image.open(tmp_path / 'shown/s0.overlay.png') as shown:
         assert shown.mode == 'RGB'
     assert {Path(shlex.split(c)[1]).stem for c in COMMANDS} == {
@@ -99,7 +92,7 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
         labels, place = tiled.read(1), tiled.transform
     assert place == from_origin(500_000, 5_000_000, 10, 10) and labels.shape == (100, 75)
     whole = [w for w in words if w not in ('--tile', '1024')]
-    whole += ['--out-dir', 'whole', *options_of(SMALL)]
+    whole += ['--out-dir', 'whole', *SMALL]
     assert load_tool('infer').main(whole) == 0
     assert np.array_equal(np.array(Image.open(tmp_path / 'whole/s0.labels.png')), labels)
     with Image.open(tmp_path / 'predictions/s0.overlay.png') as overlay:
@@ -190,13 +183,20 @@ def test_preprocessors_normalize_each_band(scope):
         MODELS.build(dict(config, std=[1, 2, 3]))
 
 
-def test_grayscale(tmp_path):
-    """A PNG of one channel, through the pipeline and the model of an edited example."""
+def small_example(**backbone: object) -> Config:
     cfg = Config.fromfile(ROOT / CONFIG)
     cfg.merge_from_dict({
-        'model.backbone': dict(arch='pcpvt_nano', init_cfg=None, in_channels=1, rgb_weights='mean'),
-        'model.data_preprocessor': dict(mean=[120.0], std=[60.0]),
+        'model.backbone': dict(arch='pcpvt_nano', init_cfg=None, **backbone),
         'model.neck': dict(in_channels=[32, 64, 128, 192]),
+    })  # fmt: skip
+    return cfg
+
+
+def test_grayscale(tmp_path):
+    """A PNG of one channel, through the pipeline and the model of an edited example."""
+    cfg = small_example(in_channels=1, rgb_weights='mean')
+    cfg.merge_from_dict({
+        'model.data_preprocessor': dict(mean=[120.0], std=[60.0]),
         'test_dataloader.dataset.pipeline.0.bands': [1],
     })  # fmt: skip
     model = build_model(cfg, 'cpu')
@@ -225,9 +225,7 @@ def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
 
 def test_a_frame_of_a_video_has_no_bands(scenes, monkeypatch):
     monkeypatch.setenv('BANDS_ROOT', str(scenes))
-    cfg = Config.fromfile(ROOT / CONFIG)
-    cfg.merge_from_dict({'model.backbone': dict(arch='pcpvt_nano', init_cfg=None)})
-    cfg.merge_from_dict({'model.neck': dict(in_channels=[32, 64, 128, 192])})
+    cfg = small_example()
     predictor = ModelPredictor(build_model(cfg, 'cpu'), cfg, {}, 1, 0.3)
     with pytest.raises(ReadError, match='takes 4 bands, got 3'):
         predictor.prepare('frame', np.zeros((8, 8, 3), np.uint8))

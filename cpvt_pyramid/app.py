@@ -7,17 +7,21 @@ for the first.
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import numpy as np
 
 from .results.predictions import Detections, Prediction
+from .runtime.comparison import HEAD, verdict
 from .runtime.images import Source, load_image
 from .runtime.predictor import ExportedModel
+from .runtime.self_test import verify_session
 from .tooling.command import UserError, one_line, run_command
 from .tooling.inputs import IMAGES, local_path
+from .tooling.report import markdown_table
 
 if TYPE_CHECKING:
     import gradio
@@ -61,6 +65,13 @@ def alone_and_together(
     return alone.draw(), together.draw(), text
 
 
+def self_test(model: ExportedModel) -> str:
+    """Whether the file gives the results of PyTorch on this device: a verdict and a table."""
+    checks = verify_session(model.path, model.session)
+    table = markdown_table(HEAD, [check.cells for check in checks])
+    return f'{model.session.device}: {verdict(checks)}\n\n{table}'
+
+
 def summary(result: Prediction) -> str:
     if isinstance(result, Detections):
         return f'{len(result)} {"box" if len(result) == 1 else "boxes"}'
@@ -90,11 +101,11 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
     os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing leaves this machine
     import gradio
 
-    def predict(*inputs: Any) -> tuple:
+    def called(function: Callable, *inputs: Any) -> Any:
         try:
             with warnings.catch_warnings(record=True) as notes:
                 warnings.simplefilter('always', UserWarning)
-                result = alone_and_together(model, *inputs)
+                result = function(model, *inputs)
         except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
         for note in notes:
@@ -135,11 +146,13 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
                 gradio.Examples(files, second, label='Samples for the second image')
         gradio.on(
             [image.change, second.change, side.release, score.release],
-            predict,
+            partial(called, alone_and_together),
             [image, second, side, score],
             [*pictures, text],
             api_name='predict',
         )
+        button, found = gradio.Button('Compare this device with PyTorch'), gradio.Markdown()
+        button.click(partial(called, self_test), None, found, api_name='verify')
     return page
 
 

@@ -5,7 +5,7 @@ Shapes: B batch, H x W image in pixels.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Optional
 
@@ -33,7 +33,7 @@ class Preprocessing(NamedTuple):
 
 
 class Exportable(nn.Module):
-    """A model as it is exported: `forward(images, valid)` is the graph.
+    """A model as it is exported: `forward(images, valid, original)` is the graph.
 
     A subclass defines `stages` and `reference`, and sets `task`, `output_names` and `details`.
     The outputs are those of the contract in docs/deployment.md. Nothing in `stages` may depend on
@@ -45,11 +45,13 @@ class Exportable(nn.Module):
     Attributes:
         task: 'detection', 'instance', 'segmentation', 'features' or 'classification'.
         output_names: names of the outputs, among those of the stages.
+        takes_original: whether `stages` and `reference` take `original`, see `forward`.
         details: further metadata of this kind of model, such as `{'nms': {...}}`.
     """
 
     task: str
     output_names: tuple[str, ...]
+    takes_original = False
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
@@ -93,10 +95,28 @@ class Exportable(nn.Module):
         """
         return nullcontext()
 
-    def forward(self, images: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        """The outputs, in the order of `output_names`; for the arguments see `stages`."""
-        stages = self.stages(images, valid)
+    def forward(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> tuple[Tensor, ...]:
+        """The outputs, in the order of `output_names`.
+
+        Args:
+            images: see `stages`.
+            valid: see `stages`.
+            original: (B, 2) int64, height and width of each image before it was resized, which its
+                label map has; None: no image was resized, or there are no label maps.
+        """
+        stages = self.all_stages(images, valid, original)
         return tuple(in_float32(stages[name]) for name in self.output_names)
+
+    def all_stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
+        """See `stages` and `forward`."""
+        return self.stages(images, valid, **({} if original is None else {'original': original}))
+
+    def input_names(self, has_valid: bool) -> list[str]:
+        return ['images', *['valid'] * has_valid, *['original'] * self.takes_original]
 
     def in_half_precision(self) -> 'Exportable':
         """A copy that computes in float16; pixels, boxes and outputs stay float32."""
@@ -136,6 +156,14 @@ class Exportable(nn.Module):
         """(B, 2), height and width of each image padded by itself."""
         divisor = self.preprocessing.divisor
         return ceil_div(valid, divisor) * divisor
+
+
+def as_arguments(inputs: Mapping[str, Tensor]) -> tuple[Optional[Tensor], ...]:
+    """The arguments of `Exportable.forward`, up to the last that is given."""
+    arguments = [inputs.get(name) for name in ('images', 'valid', 'original')]
+    while arguments[-1] is None:
+        arguments.pop()
+    return tuple(arguments)
 
 
 def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:

@@ -1,7 +1,10 @@
 """Writing an exported model: capture, comparison with PyTorch, and only then the file."""
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -10,11 +13,13 @@ import onnx
 import torch
 from torch import nn
 
-from ..runtime.sessions import KEY
+from ..runtime.comparison import Check
+from ..runtime.self_test import Sample, pack, verify_session
+from ..runtime.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
 from .about import metadata
-from .base import Exportable
+from .base import Exportable, as_arguments
 from .onnx_file import (
     AllStages,
     ExportError,
@@ -23,7 +28,7 @@ from .onnx_file import (
     translate,
     with_outputs,
 )
-from .verification import Check, Runner, verify, write_report
+from .verification import Runner, test_samples, verify, write_report
 
 
 class Settings(NamedTuple):
@@ -63,43 +68,64 @@ def write_verified(
         UserError: it cannot be exported, or gives other results; the message names the stage. The
             report is written nevertheless, the file is not.
     """
-    dtype = torch.float16 if settings.half else torch.float32
+    dtype = 'float16' if settings.half else 'float32'
     about = metadata(
         model,
         weights,
         config,
         {
-            'inputs': ['images', 'valid'] if settings.has_valid else ['images'],
+            'inputs': model.input_names(settings.has_valid),
             'size': settings.size,
-            'dtype': str(dtype).removeprefix('torch.'),
+            'dtype': dtype,
             'license': settings.license,
         },
     )
     graph = model.in_half_precision() if settings.half else model
+    form = settings.size, settings.has_valid, dtype
+    reports: list[Path] = []
 
-    def compare(run: Runner) -> list[Check]:
+    def compare(runners: Mapping[str, Runner]) -> None:
         try:
-            return verify(model, run, images, settings.size, settings.has_valid, dtype, progress)
+            checks = verify(model, runners, images, *form, progress)
         except Exception as error:
             raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
+        reports.extend(write_report(path, about, checks))
+        check_passed(checks, f'see {reports[1]}')
 
-    write = write_onnx if settings.format == 'onnx' else write_program
+    # PyTorch checks the suffix of its formats.
     try:
-        # PyTorch checks the suffix.
         with atomic_write(path, '' if settings.format == 'onnx' else '.pt2') as partial:
-            checks = write(partial, graph, about, settings, compare)
-            report = write_report(path, about, checks)
-            failed = [check for check in checks if not check.passed]
-            if failed:
-                worst = failed[0]
-                raise ExportError(
-                    f'comparison: {worst.stage} differs by {worst.error:.2g} ({worst.unit}, at '
-                    f'most {worst.tolerance:.2g}) on images of {" ".join(worst.sizes)}; see '
-                    f'{report[1]}'
-                )
+            if settings.format == 'onnx':
+                write_onnx(partial, graph, about, settings, compare)
+                add_test(partial, test_samples(model, *form))
+            else:
+                write_program(partial, graph, about, settings, compare)
     except ExportError as error:
         raise UserError(f'{path} was not written; {one_line(error)}') from error
-    return [path, *report]
+    return [path, *reports]
+
+
+def check_passed(checks: Sequence[Check], more: str) -> None:
+    """Raise an ExportError if a comparison failed; in OpenVINO, warn.
+
+    Args:
+        checks: the comparisons.
+        more: the end of the message.
+    """
+    for check in sorted(checks, key=lambda check: check.runtime == 'openvino'):
+        if not check.passed:
+            difference = (
+                f'{check.stage} differs by {check.error:.2g} ({check.unit}, at most '
+                f'{check.tolerance:.2g})'
+            )
+            if check.stage == 'runtime':
+                difference = check.note
+            text = f'{difference} on images of {" ".join(check.sizes)}; {more}'
+            if check.runtime != 'openvino':
+                kind = 'runtime' if check.stage == 'runtime' else 'comparison'
+                raise ExportError(f'{kind}: {text}')
+            warnings.warn(f'do not use the file in OpenVINO: {text}', stacklevel=2)
+            break
 
 
 def write_onnx(
@@ -107,19 +133,31 @@ def write_onnx(
     graph: Exportable,
     about: dict[str, Any],
     settings: Settings,
-    compare: Callable[[Runner], list[Check]],
-) -> list[Check]:
+    compare: Callable[[Mapping[str, Runner]], None],
+) -> None:
     """Capture with all stages, compare, then write the model with the outputs alone."""
     stages = AllStages(graph)
     program = capture(stages, settings.has_valid, settings.size)
     model = translate(program, stages.names)
-    checks = compare(onnxruntime_runner(model.SerializeToString()))
+    onnx.save(model, path)
+    runners = {'onnxruntime': onnxruntime_runner(str(path))}
+    if find_spec('openvino'):
+        session = cache(lambda: OpenVino(path))  # its errors are those of its first run
+        runners['openvino'] = lambda inputs: session().run(inputs)
+    compare(runners)
     model = with_outputs(model, graph.output_names)
     onnx.helper.set_model_props(model, {KEY: json.dumps(about)})
     onnx.checker.check_model(model)
     onnx.save(model, path)
-    onnxruntime_runner(str(path))  # which reads and checks the file itself
-    return checks
+
+
+def add_test(path: Path, samples: Sequence[Sample]) -> None:
+    """Add test data to an ONNX file, and run the test."""
+    model = onnx.load(path)
+    model.metadata_props.add(key=TEST_KEY, value=pack(samples))
+    onnx.save(model, path)
+    session = OnnxRuntime(path, 'CPUExecutionProvider')
+    check_passed(verify_session(path, session), 'this is the test of the file itself')
 
 
 def write_program(
@@ -127,8 +165,8 @@ def write_program(
     graph: Exportable,
     about: dict[str, Any],
     settings: Settings,
-    compare: Callable[[Runner], list[Check]],
-) -> list[Check]:
+    compare: Callable[[Mapping[str, Runner]], None],
+) -> None:
     """An archive of torch.export or a package of AOTInductor; only its outputs are compared."""
     program = capture(graph, settings.has_valid, settings.size)
     text = json.dumps(about)
@@ -145,7 +183,7 @@ def write_program(
             module = torch._inductor.aoti_load_package(str(path))
     except Exception as error:  # many kinds, from all of PyTorch
         raise ExportError(f'{settings.format}: {type(error).__name__}: {error}') from error
-    return compare(torch_runner(module, graph.output_names))
+    compare({'torch': torch_runner(module, graph.output_names)})
 
 
 def torch_runner(module: Callable, names: Sequence[str]) -> Runner:
@@ -153,7 +191,7 @@ def torch_runner(module: Callable, names: Sequence[str]) -> Runner:
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
-            outputs = module(*(torch.from_numpy(x) for x in inputs.values()))
+            outputs = module(*as_arguments({k: torch.from_numpy(x) for k, x in inputs.items()}))
         return dict(zip(names, (x.numpy() for x in outputs)))
 
     return run

@@ -42,9 +42,12 @@ class Mask2FormerSegmentor(PixelClassifier):
         super().__init__(model, probabilities, preprocessing)
         self.details['resized'] = 'probabilities'
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor], original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
-        alone = self.padded_alone(true_sizes(images, valid))
+        valid = true_sizes(images, valid)
+        alone = self.padded_alone(valid)
         stages['features'], classes, masks = predict(self.model.decode_head, maps, context, alone)
         height, width = images.shape[2:]
         size = [4 * side for side in masks.shape[2:]]  # of the padded batch
@@ -52,7 +55,9 @@ class Mask2FormerSegmentor(PixelClassifier):
         masks = crop(masks.permute(0, 2, 3, 1), height, width)  # (B, H, W, Q)
         sums = masks.sigmoid() @ classes.softmax(-1)[:, None, :, :-1]
         sums = sums.permute(0, 3, 1, 2)
-        return stages | {name: getattr(self, name)(sums) for name in self.output_names}
+        if not self.takes_original:
+            return stages | {'probabilities': self.probabilities(sums)}
+        return stages | {'labels': self.labels(sums, *self.resizing(images, valid, original))}
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return scores / scores.sum(1, keepdim=True)

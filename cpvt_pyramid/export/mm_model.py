@@ -56,8 +56,15 @@ class MMModel(Exportable):
                 maps = self.model.neck(maps)
         return maps, context, stages
 
-    def test(self, image: Tensor) -> Any:
-        """The data sample that the original model returns for an image (1, 3, H, W) alone."""
+    def test(self, image: Tensor, original: Optional[Tensor] = None) -> Any:
+        """The data sample that the original model returns for an image (1, 3, H, W) alone.
+
+        Args:
+            image: RGB.
+            original: (1, 2), its height and width before it was resized, if it was.
+        """
         blue_first = image[0].flip(0)  # as OpenCV reads images
         sample = data_sample(self.task == 'segmentation', tuple(image.shape[2:]))
+        if original is not None:
+            sample.set_metainfo({'ori_shape': tuple(original[0].tolist())})
         return self.model.test_step({'inputs': [blue_first], 'data_samples': [sample]})[0]

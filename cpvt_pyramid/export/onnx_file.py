@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ..runtime.sessions import OnnxRuntime
-from .base import Exportable, in_float32
+from .base import Exportable, as_arguments, in_float32
 from .nms import survives
 
 OPSET = 18
@@ -36,16 +36,20 @@ class AllStages(nn.Module):
 
     def __init__(self, model: Exportable) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.takes_original = model, model.takes_original
         with torch.no_grad():
             self.names = list(model.stages(torch.zeros(1, 3, 64, 64), None))
 
-    def forward(self, images: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        return tuple(in_float32(x) for x in self.model.stages(images, valid).values())
+    def forward(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> tuple[Tensor, ...]:
+        return tuple(map(in_float32, self.model.all_stages(images, valid, original).values()))
 
 
 def capture(
-    model: nn.Module, has_valid: bool = True, size: Optional[tuple[int, int]] = None
+    model: Union[Exportable, AllStages],
+    has_valid: bool = True,
+    size: Optional[tuple[int, int]] = None,
 ) -> ExportedProgram:
     """The graph of an exportable model, by torch.export.
 
@@ -58,15 +62,18 @@ def capture(
         ExportError: PyTorch cannot capture the model.
     """
     batch, height, width = EXAMPLE if size is None else (EXAMPLE[0], *size)
-    arguments = [torch.zeros(batch, 3, height, width)]
-    shapes = [{0: Dim.DYNAMIC} if size else dict.fromkeys((0, 2, 3), Dim.DYNAMIC)]
-    if has_valid:
-        arguments.append(torch.tensor([[height, width], [height // 2, width // 2]]))
-        shapes.append({0: Dim.DYNAMIC})
+    sizes = torch.tensor([[height, width], [height // 2, width // 2]])
+    given = {'images': torch.zeros(batch, 3, height, width)}
+    given |= {'valid': sizes} if has_valid else {}
+    given |= {'original': 2 * sizes} if model.takes_original else {}
+    arguments = as_arguments(given)
+    shapes = [None if x is None else {0: Dim.DYNAMIC} for x in arguments]
+    if size is None:
+        shapes[0] = dict.fromkeys((0, 2, 3), Dim.DYNAMIC)
     try:
         with torch.no_grad(), no_cache():
             program = torch.export.export(
-                model, tuple(arguments), dynamic_shapes=tuple(shapes), strict=False
+                model, arguments, dynamic_shapes=tuple(shapes), strict=False
             )
     except Exception as error:  # many kinds, from all of PyTorch
         raise ExportError(f'torch.export: {type(error).__name__}: {error}') from error
@@ -83,8 +90,7 @@ def translate(program: ExportedProgram, outputs: list[str]) -> onnx.ModelProto:
     Raises:
         ExportError: a part of the graph has no translation.
     """
-    inputs = [spec.arg.name for spec in program.graph_signature.input_specs
-              if spec.kind.name == 'USER_INPUT']  # fmt: skip
+    inputs = [name for name in program.graph_signature.user_inputs if name is not None]
     try:
         with no_cache():
             model = torch.onnx.export(
@@ -156,4 +162,4 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 def onnxruntime_runner(model: Union[bytes, str]) -> Callable:
     """Runs a model, a path or its bytes, on the CPU: from inputs to outputs, by name."""
-    return OnnxRuntime(model, ['CPUExecutionProvider']).run
+    return OnnxRuntime(model, 'CPUExecutionProvider').run

@@ -11,13 +11,18 @@ import torch.nn.functional as F
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 
+from ..regions import extent_of, resample, resize_weights
 from ..tooling.command import UserError
-from .base import Preprocessing
+from .base import Preprocessing, true_sizes
 from .mm_model import MMModel
+
+CLASSES = 16  # resized at a time: the scores of all 150 of ADE20K take 600 bytes a pixel
 
 
 class PixelClassifier(MMModel):
     """What the segmentors share: their result is the class of each pixel.
+
+    As in MMSegmentation, scores are resized to the original image before the best class is taken.
 
     Args:
         model: an `EncoderDecoder` that is tested on whole images.
@@ -34,18 +39,36 @@ class PixelClassifier(MMModel):
             raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')
         super().__init__(model, preprocessing)
         self.output_names = ('probabilities',) if probabilities else ('labels',)
+        self.takes_original = not probabilities
 
-    def labels(self, scores: Tensor) -> Tensor:
-        """(B, H, W) of scores (B, classes, H, W)."""
-        dtype = torch.uint8 if self.model.decode_head.num_classes <= 256 else torch.int32
-        return scores.argmax(1).to(dtype)
+    def resizing(
+        self, images: Tensor, valid: Tensor, original: Optional[Tensor], align_corners: bool = False
+    ) -> list[Tensor]:
+        """Weights (B, h, H) and (B, w, W) that resize each image to its original size."""
+        original = valid if original is None else original
+        return [
+            resize_weights(old, length, new, new.max().item(), align_corners=align_corners)
+            for old, length, new in zip(valid.unbind(1), images.shape[2:], original.unbind(1))
+        ]
+
+    def labels(self, scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """(B, h, w) of scores (B, classes, H, W), resized by weights (B, h, H) and (B, w, W)."""
+        best = labels = None
+        for first in range(0, scores.shape[1], CLASSES):
+            part = resample(rows, scores[:, first : first + CLASSES].float(), columns)
+            score, label = part.max(1)
+            if best is not None:
+                label = torch.where(score > best, label + first, labels)
+                score = score.maximum(best)
+            best, labels = score, label
+        return labels.to(torch.uint8 if scores.shape[1] <= 256 else torch.int32)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """(B, classes, H, W) of what mm returns for each pixel."""
         raise NotImplementedError
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        found = self.test(image)
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        found = self.test(image, original)
         if 'labels' in self.output_names:
             return {'labels': found.pred_sem_seg.data}
         return {'probabilities': self.probabilities(found.seg_logits.data[None])}
@@ -66,21 +89,36 @@ class Segmentor(PixelClassifier):
         if self.head.out_channels == 1:
             self.details['threshold'] = self.head.threshold
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor], original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
+        corners = self.head.align_corners
         with context:
             logits = stages['logits_0'] = self.head(maps)
-            scores = F.interpolate(
-                logits.float(), images.shape[2:], None, 'bilinear', self.head.align_corners
+            if not self.takes_original:
+                scores = F.interpolate(logits.float(), images.shape[2:], None, 'bilinear', corners)
+                if self.head.out_channels == 1:  # as mmseg returns those of a single class
+                    scores = scores.sigmoid()
+                return stages | {'probabilities': self.probabilities(scores)}
+        extent, valid = extent_of(logits), true_sizes(images, valid)
+        weights = [  # of both resizings: to the pixels of the batch, and to the original image
+            last @ resize_weights(old, length, new, new_length, align_corners=corners)
+            for last, old, length, new, new_length in zip(
+                self.resizing(images, valid, original, corners),
+                extent.sides if extent else true_sizes(logits, None).unbind(1),
+                logits.shape[2:],
+                valid.unbind(1),
+                images.shape[2:],
             )
-        if self.head.out_channels == 1:  # mmseg applies the sigmoid to the scores of a single class
-            scores = scores.sigmoid()
-        return stages | {name: getattr(self, name)(scores) for name in self.output_names}
+        ]
+        return stages | {'labels': self.labels(logits, *weights)}
 
-    def labels(self, scores: Tensor) -> Tensor:
+    def labels(self, scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         if self.head.out_channels > 1:
-            return super().labels(scores)
-        return (scores[:, 0] > self.head.threshold).to(torch.uint8)
+            return super().labels(scores, rows, columns)
+        scores = resample(rows, scores.float(), columns)[:, 0].sigmoid()
+        return (scores > self.head.threshold).to(torch.uint8)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         if self.head.out_channels > 1:

@@ -4,6 +4,11 @@ For each image NAME it writes a picture, NAME.overlay.png, and the predictions, 
   detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
   semantic segmentor    NAME.labels.png, class indices as pixel values
 With --format, the predictions are also written for other tools; see docs/results.md.
+
+    cpvt run MODEL.onnx --verify [--backend openvino --device GPU]
+
+runs no images, but compares the model's outputs for the synthetic images in the file with those of
+PyTorch on this device. The exit status is 1 if they differ.
 """
 
 import sys
@@ -17,6 +22,7 @@ import numpy as np
 from ..results.formats import Output
 from ..tooling.command import as_called, one_line, run_command
 from ..tooling.files import Format
+from ..tooling.report import text_table
 
 
 def predict_files(
@@ -28,6 +34,8 @@ def predict_files(
     score_thr: Optional[float] = None,
     format: Optional[Format] = None,
     size: Optional[int] = None,
+    device: Optional[str] = None,
+    provider: Optional[str] = None,
 ) -> int:
     """Run an exported model on images.
 
@@ -42,6 +50,9 @@ def predict_files(
         score_thr (SCORE): leave out boxes with a lower score; by default the model's threshold.
         format: write the predictions in this format, too.
         size (PIXELS): shorter side of the model's input; by default that of the training.
+        device: device of OpenVINO, such as GPU; by default CPU.
+        provider: execution provider of onnxruntime, such as CUDAExecutionProvider; by default CUDA
+            if it is installed.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
@@ -52,7 +63,7 @@ def predict_files(
     from .images import load_image
     from .predictor import Predictor
 
-    predictor = Predictor(model, backend, batch_size, score_thr, size)
+    predictor = Predictor(model, backend, batch_size, score_thr, size, device or provider)
     named, folder = name_results(find_inputs(inputs, out_dir=out_dir), out_dir)
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
@@ -78,8 +89,42 @@ def predict_files(
     return int(len(done) < len(named))
 
 
+def verify_model(
+    model: str,
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    device: Optional[str] = None,
+    provider: Optional[str] = None,
+) -> int:
+    """Compare a model's outputs with those of PyTorch in its file.
+
+    Args:
+        model (MODEL): a .onnx file of tools/export.py.
+        backend: what runs the model.
+        device: device of OpenVINO, such as GPU; by default CPU.
+        provider: execution provider of onnxruntime, such as CUDAExecutionProvider; by default CUDA
+            if it is installed.
+
+    Returns:
+        The exit status: 1 if the outputs differ, else 0.
+    """
+    from ..tooling.inputs import local_path
+    from .comparison import HEAD, verdict
+    from .self_test import verify_session
+    from .sessions import open_session
+
+    path = local_path(model)
+    session = open_session(path, backend, device or provider)
+    checks = verify_session(path, session)
+    print(text_table(HEAD, [check.cells for check in checks]))
+    print(f'{path}, {session.device}: {verdict(checks)}')
+    return int(not all(check.passed for check in checks))
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(predict_files, argv, 'finished results are in {out_dir}')
+    given = sys.argv[1:] if argv is None else list(argv)
+    if '--verify' in given:
+        return run_command(verify_model, [option for option in given if option != '--verify'])
+    return run_command(predict_files, given, 'finished results are in {out_dir}')
 
 
 if __name__ == '__main__':

@@ -161,22 +161,3 @@ def resize_scores(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
             scores.take(second.clip(max=last), axis) * weight
         )
     return scores
-
-
-def resize_labels(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize a label map (H, W): each pixel takes the label with the largest bilinear weight."""
-    if labels.shape == tuple(size):
-        return labels
-    top, bottom, v = neighbours(size[0], labels.shape[0])
-    left, right, u = neighbours(size[1], labels.shape[1])
-    rows = [top.clip(0), bottom.clip(max=labels.shape[0] - 1)]
-    columns = [left.clip(0), right.clip(max=labels.shape[1] - 1)]
-    corners = [labels[y][:, x] for y in rows for x in columns]
-    result = corners[0]
-    mixed = np.nonzero(np.any([corner != result for corner in corners[1:]], axis=0))
-    votes = np.stack([corner[mixed] for corner in corners])  # (4, N)
-    v, u = v[mixed[0]], u[mixed[1]]
-    weights = np.stack([(1 - v) * (1 - u), (1 - v) * u, v * (1 - u), v * u])
-    totals = (weights[:, None] * (votes[:, None] == votes)).sum(0)  # of each corner's label
-    result[mixed] = np.take_along_axis(votes, totals.argmax(0)[None], 0)[0]
-    return result

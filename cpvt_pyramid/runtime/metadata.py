@@ -66,11 +66,11 @@ def check_metadata(about: Mapping[str, Any]) -> None:
             raise ValueError(f'{key} must be {rule}, got {shortened(value)}')
 
 
-def read_metadata(path: Path, session: Session) -> dict[str, Any]:
-    """The metadata of an opened file.
+def parse_metadata(path: Path, session: Session) -> dict[str, Any]:
+    """The metadata of an opened file, of any task.
 
     Raises:
-        UserError: the runtime cannot run the file.
+        UserError: the file has none, or of another format.
     """
     if session.metadata is None:
         raise UserError(
@@ -79,7 +79,7 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         )
     try:
         about = json.loads(session.metadata)
-        number, task = about['format'], about['task']
+        number, _ = about['format'], about['task']
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f'{path}: damaged metadata: {one_line(error)}') from error
     if number != FORMAT:
@@ -87,6 +87,17 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
             f'{path}: its format must be {FORMAT}, got {shortened(number)}; export the model '
             'again, or update cpvt_pyramid'
         )
+    return about
+
+
+def read_metadata(path: Path, session: Session) -> dict[str, Any]:
+    """The metadata of an opened file.
+
+    Raises:
+        UserError: the runtime cannot run the file.
+    """
+    about = parse_metadata(path, session)
+    task = about['task']
     if task not in list(OUTPUTS):
         tasks = ', '.join(OUTPUTS)
         raise UserError(f'{path}: its task must be one of {tasks}, got {shortened(task)}')
@@ -102,19 +113,24 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         raise UserError(
             f'{path} was exported with --raw and returns boxes before NMS; export it without'
         )
-    check_graph(path, session, OUTPUTS['instance' if about['masks'] else task])
+    check_graph(path, session, 'instance' if about['masks'] else task)
     return about
 
 
-def check_graph(path: Path, session: Session, outputs: tuple[set[str], ...]) -> None:
+def check_graph(path: Path, session: Session, task: str) -> None:
     """Raise a UserError unless a file has the inputs and outputs of its metadata."""
+    outputs, shapes = OUTPUTS[task], session.shapes
     if not any(names <= {*session.names} for names in outputs):
         needed = ' or '.join(', '.join(sorted(names)) for names in outputs)
         raise UserError(f'{path} must have the outputs {needed}, got {", ".join(session.names)}')
-    shapes = session.shapes
+    # The file resizes a label map to the original image.
+    given = {'images'} | (
+        {'original'} if task == 'segmentation' and 'labels' in session.names else set()
+    )
     images = shapes.get('images', [])
     known = [length for length in images if length is not None]
-    if not {*shapes} <= {'images', 'valid'} or len(images) != 4 or min(known, default=1) < 1:
+    if {*shapes} - {'valid'} != given or len(images) != 4 or min(known, default=1) < 1:
         raise UserError(
-            f'{path} must take images of 4 dimensions and, at most, valid besides; got {shapes}'
+            f'{path} must take {" and ".join(sorted(given))}, the images of 4 dimensions, and, at '
+            f'most, valid besides; got {shapes}; export it again'
         )

@@ -16,12 +16,14 @@ import numpy as np
 
 from ..results.drawing import class_palette
 from ..results.predictions import Detections, Kind, LabelMap, Prediction
-from ..tooling.command import UserError, one_line
+from ..tooling.command import UserError
 from ..tooling.inputs import IMAGES, local_path
-from .images import Source, load_image, rescaled_size, resize_image, resize_labels, resize_scores
+from .comparison import Check
+from .images import Source, load_image, rescaled_size, resize_image, resize_scores
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
-from .sessions import Session, open_session
+from .self_test import verify_session
+from .sessions import Session, batch_of, open_session, run_session
 
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
@@ -49,6 +51,8 @@ class Predictor:
         batch_size: images of a list that pass the model together.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.
         size: shorter side of the model's input in pixels; None takes that of the training.
+        device: an execution provider of onnxruntime, such as 'CUDAExecutionProvider', or a device
+            of OpenVINO, such as 'GPU'.
 
     Raises:
         UserError: the model cannot be opened; one line that says why.
@@ -68,6 +72,7 @@ class Predictor:
         batch_size: int = 1,
         score_thr: Optional[float] = None,
         size: Optional[int] = None,
+        device: Optional[str] = None,
     ) -> None:
         for name, value in (('batch_size', batch_size), ('size', size)):
             if value is not None and value < 1:
@@ -76,8 +81,7 @@ class Predictor:
         self.batch_size, self.score_thr = batch_size, score_thr
         path = local_path(str(model)).expanduser()
         if path.suffix in EXPORTED:
-            backend = 'openvino' if path.suffix == '.xml' else backend
-            exported = ExportedModel(path, backend)
+            exported = ExportedModel(path, backend, device)
             self.model: Model = exported.with_size(size) if size else exported
         else:
             self.model = _trained(path, size)
@@ -108,6 +112,16 @@ class Predictor:
             batch = [_image(source) for source in images[start : start + self.batch_size]]
             results += self.model.predict(batch, self.score_thr)
         return results
+
+    def verify(self) -> list[Check]:
+        """Compare the outputs for the synthetic images in the file with PyTorch's, on this device.
+
+        Raises:
+            UserError: the file has no test data, or cannot be run.
+        """
+        if not isinstance(self.model, ExportedModel):
+            raise UserError('only exported models have test data')
+        return verify_session(self.model.path, self.model.session)
 
 
 def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> None:
@@ -155,15 +169,18 @@ class ExportedModel:
     Args:
         path: the file.
         backend: 'onnxruntime' or 'openvino'.
+        device: see `Predictor`.
 
     Attributes:
         about: the metadata in the file; docs/deployment.md lists its keys.
         resize: the longest shorter and longer side of the input in pixels, or None.
     """
 
-    def __init__(self, path: Path, backend: str = 'onnxruntime') -> None:
+    def __init__(
+        self, path: Path, backend: str = 'onnxruntime', device: Optional[str] = None
+    ) -> None:
         self.path = path
-        self.session: Session = open_session(path, backend)
+        self.session: Session = open_session(path, backend, device)
         self.about = read_metadata(path, self.session)
         self.classes = self.about['classes']
         self.palette = class_palette(self.classes, self.about['palette'])
@@ -180,7 +197,7 @@ class ExportedModel:
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
         resized = [self.to_input_size(image) for image in images]
-        outputs = self.run(resized)
+        outputs = self.run(resized, [image.shape[:2] for image in images])
         score_thr = self.about['score_thr'] if score_thr is None else score_thr
         is_map = self.about['task'] == 'segmentation'
         results: list[Prediction] = []
@@ -195,11 +212,10 @@ class ExportedModel:
         self, output: dict[str, np.ndarray], input_size: tuple[int, int], image: np.ndarray
     ) -> LabelMap:
         """The model's output for an image in its input size, at the image's own size."""
-        (height, width), size = input_size, image.shape[:2]
+        size = image.shape[:2]
         if 'labels' in output:
-            labels = resize_labels(output['labels'][:height, :width], size)
-            return LabelMap(image, self.classes, self.palette, labels)
-        probabilities = output['probabilities'][:, :height, :width]
+            return LabelMap(image, self.classes, self.palette, output['labels'])
+        probabilities = output['probabilities']
         labels = np.zeros(size, np.uint8 if len(probabilities) <= 256 else np.int32)
         best = np.full(size, -np.inf, np.float32)
         # One class at a time: all take 150 floats a pixel for ADE20K.
@@ -254,41 +270,42 @@ class ExportedModel:
         odds = (1 - threshold, threshold)[label] if len(self.classes) == 2 else 1
         return np.log(np.maximum(probabilities, SMALLEST) / np.float32(odds))
 
-    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """The outputs for each image (H, W, 3) RGB uint8, as they are, in one batch if possible."""
-        count, _, height, width = self.session.shapes['images']
+    def run(
+        self,
+        images: Sequence[np.ndarray],
+        originals: Optional[Sequence[tuple[int, int]]] = None,
+    ) -> list[dict[str, np.ndarray]]:
+        """The outputs for each image, in one batch if possible; maps without padding.
+
+        Args:
+            images: (H, W, 3) RGB uint8.
+            originals: height and width of each label map; by default those of the images.
+        """
+        count, _, *room = self.session.shapes['images']
         sizes = [image.shape[:2] for image in images]
+        originals = originals or sizes
         together = 'valid' in self.session.shapes or len(set(sizes)) == 1
         if len(images) > (count or len(images) if together else 1):
-            return [output for image in images for output in self.run([image])]
+            return [self.run([image], [own])[0] for image, own in zip(images, originals)]
         largest = np.max(sizes, axis=0)
-        room = height or largest[0], width or largest[1]
-        if (largest > room).any():
+        if any(n and side > n for n, side in zip(room, largest)):
             raise UserError(
                 f'{self.path} takes images of up to {room[0]} x {room[1]}, got {largest[0]} x '
                 f'{largest[1]}; export it without --size, or reduce --tile'
             )
-        batch = np.zeros((count or len(images), 3, *room), np.float32)
-        valid = np.ones((len(batch), 2), np.int64)  # a batch of fixed size may have idle places
-        valid[: len(images)] = sizes
-        for place, image in zip(batch, images):
-            place[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
-        inputs = {'images': batch, 'valid': valid}
-        try:
-            outputs = self.session.run({name: inputs[name] for name in self.session.shapes})
-        except Exception as error:  # the backends' own kinds
-            raise UserError(
-                f'{self.path} failed on images of {batch.shape}: {one_line(error)}'
-            ) from error
+        inputs = batch_of(images, self.session.shapes, originals)
+        outputs = run_session(self.path, self.session, inputs)
         found = [{name: x[i] for name, x in outputs.items()} for i in range(len(images))]
-        for output, size in zip(found, sizes):
-            self.check(output, *size)
+        for output, size, original in zip(found, sizes, originals):
+            if self.about['task'] == 'segmentation':  # values in the padding are arbitrary
+                for name, x in output.items():
+                    height, width = original if name == 'labels' else size
+                    output[name] = x[..., :height, :width]
+            self.check(output)
         return found
 
-    def check(self, output: dict[str, np.ndarray], height: int, width: int) -> None:
+    def check(self, output: dict[str, np.ndarray]) -> None:
         """Warn of NaN; raise a UserError if a label has no name."""
-        if self.about['task'] == 'segmentation':  # values in the padding are arbitrary
-            output = {name: x[..., :height, :width] for name, x in output.items()}
         labels = int(output['labels'].max(initial=0)) + 1 if 'labels' in output else 0
         labels = max(labels, len(output.get('probabilities', ())))
         if labels > len(self.classes):

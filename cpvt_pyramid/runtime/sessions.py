@@ -1,6 +1,6 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional, Protocol, Union
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from ..tooling.command import UserError, one_line, send_no_telemetry
 
-KEY = 'cpvt_pyramid'  # of the metadata
-NAMES = {'images', 'valid', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
+KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
+NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
 class Session(Protocol):
@@ -17,11 +17,15 @@ class Session(Protocol):
 
     Attributes:
         metadata: what the exporter wrote, JSON text; None if the file has none.
+        test: its test data, see `self_test.py`; None if the file has none.
+        device: the backend and what it runs on, for people.
         names: of the outputs.
         shapes: the shape of each input, by name; None for a dimension of any length.
     """
 
     metadata: Optional[str]
+    test: Optional[str]
+    device: str
     names: list[str]
     shapes: dict[str, list[Optional[int]]]
 
@@ -33,25 +37,28 @@ class OnnxRuntime:
 
     Args:
         model: its path, or its bytes.
-        wanted: providers, of which those that are installed are used. By default a GPU if
-            onnxruntime-gpu finds one.
+        device: an execution provider. By default a GPU if onnxruntime-gpu finds one.
+
+    Raises:
+        UserError: onnxruntime does not have the provider, or cannot use it.
     """
 
-    def __init__(
-        self,
-        model: Union[Path, bytes],
-        wanted: Sequence[str] = ('CUDAExecutionProvider', 'CPUExecutionProvider'),
-    ) -> None:
+    def __init__(self, model: Union[Path, bytes], device: Optional[str] = None) -> None:
         send_no_telemetry()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         available = onnxruntime.get_available_providers()
-        providers = [name for name in wanted if name in available]
+        wanted = (device or 'CUDAExecutionProvider', 'CPUExecutionProvider')
+        providers = [name for name in dict.fromkeys(wanted) if name in available]
         given = model if isinstance(model, bytes) else str(model)
         self.session = onnxruntime.InferenceSession(given, options, providers)
-        self.metadata = self.session.get_modelmeta().custom_metadata_map.get(KEY)
+        used = self.session.get_providers()  # without those that could not be started
+        check_device('onnxruntime', device or used[0], used if device in available else available)
+        entries = self.session.get_modelmeta().custom_metadata_map
+        self.metadata, self.test = entries.get(KEY), entries.get(TEST_KEY)
+        self.device = f'onnxruntime on {used[0]}'
         self.names = [output.name for output in self.session.get_outputs()]
         self.shapes = {
             value.name: [n if isinstance(n, int) else None for n in value.shape]
@@ -63,21 +70,32 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A model compiled by OpenVINO for the CPU in float32, from ONNX or OpenVINO's own format."""
+    """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        device: such as 'GPU'; by default the CPU.
+
+    Raises:
+        UserError: OpenVINO does not find the device.
+    """
+
+    def __init__(self, path: Path, device: Optional[str] = None) -> None:
         import openvino
         from openvino.frontend import FrontEndManager
 
         # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
         reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
         model = reader.convert(reader.load(str(path)))
-        place = ['framework', KEY]
-        self.metadata = model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
-        # On processors with bfloat16, OpenVINO's default is less precise.
-        self.model = openvino.Core().compile_model(
-            model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'}
+        self.metadata, self.test = (
+            model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
+            for place in (['framework', KEY], ['framework', TEST_KEY])
         )
+        core, device = openvino.Core(), device or 'CPU'
+        check_device('openvino', device, core.available_devices)
+        self.device = f'openvino on {device}'
+        # On processors with bfloat16, OpenVINO's default is less precise.
+        self.model = core.compile_model(model, device, {'INFERENCE_PRECISION_HINT': 'f32'})
         self.names = [_name(output.get_names()) for output in self.model.outputs]
         self.shapes = {
             _name(value.get_names()): [
@@ -97,11 +115,24 @@ def _name(names: set[str]) -> str:
     return next(iter(NAMES & names or names))
 
 
-BACKENDS: dict[str, Callable[[Path], Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+def check_device(backend: str, device: str, available: Sequence[str]) -> None:
+    if device not in available:
+        raise UserError(f'{backend} cannot use {device}; choose from {", ".join(available)}')
 
 
-def open_session(path: Path, backend: str) -> Session:
+BACKENDS: dict[str, Callable[[Path, Optional[str]], Session]] = {
+    'onnxruntime': OnnxRuntime,
+    'openvino': OpenVino,
+}
+
+
+def open_session(path: Path, backend: str, device: Optional[str] = None) -> Session:
     """Open a model file.
+
+    Args:
+        path: of the file.
+        backend: 'onnxruntime' or 'openvino'; an .xml file is always opened in OpenVINO.
+        device: an execution provider of onnxruntime, or a device of OpenVINO.
 
     Raises:
         UserError: no such file, backend or package, or not a complete model.
@@ -113,8 +144,51 @@ def open_session(path: Path, backend: str) -> Session:
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
-        return BACKENDS[backend](path)
+        return BACKENDS['openvino' if path.suffix == '.xml' else backend](path, device)
+    except UserError:
+        raise
     except ImportError as error:
         raise UserError(f'cannot import {backend}; pip install {backend} ({error})') from error
     except Exception as error:  # the backends' own kinds
         raise UserError(f'{path} is not a complete model: {one_line(error)}') from error
+
+
+def batch_of(
+    images: Sequence[np.ndarray],
+    shapes: Mapping[str, Sequence[Optional[int]]],
+    originals: Optional[Sequence[Sequence[int]]] = None,
+) -> dict[str, np.ndarray]:
+    """The inputs of a model for images in one batch, padded at the right and bottom.
+
+    Args:
+        images: (H, W, 3) each, RGB.
+        shapes: of the inputs, see `Session`.
+        originals: heights and widths of the images before they were resized, if they were.
+    """
+    sizes = [image.shape[:2] for image in images]
+    count, _, *room = shapes['images']
+    height, width = (n or largest for n, largest in zip(room, np.max(sizes, axis=0)))
+    batch = np.zeros((count or len(images), 3, height, width), np.float32)
+    inputs = {'images': batch}
+    for name, given in (('valid', sizes), ('original', originals or sizes)):
+        inputs[name] = np.ones((len(batch), 2), np.int64)  # a batch of fixed size may be idle
+        inputs[name][: len(images)] = given
+    for place, image in zip(batch, images):
+        place[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+    return {name: inputs[name] for name in shapes}
+
+
+def run_session(
+    path: Path, session: Session, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The outputs of an opened file.
+
+    Raises:
+        UserError: the backend failed.
+    """
+    try:
+        return session.run(inputs)
+    except Exception as error:  # the backends' own kinds
+        raise UserError(
+            f'{path} failed on images of {inputs["images"].shape}: {one_line(error)}'
+        ) from error

@@ -34,6 +34,45 @@ DETECTOR = """
     places = ReduceSum(nothing, one)
     labels = Add(places, classes)
 """
+# The brightest channel of each pixel. The map is enlarged by copying to the original size.
+LABELS = """
+    zero = Constant<value: tensor = int64 {0}>()
+    one = Constant<value: tensor = int64 {1}>()
+    first = Constant<value: tensor = int64[1] {0}>()
+    second = Constant<value: tensor = int64[1] {1}>()
+    third = Constant<value: tensor = int64[1] {2}>()
+    room = Shape<start = 2>(images)
+    most = Sub(room, one)
+    largest = ReduceMax<keepdims = 0>(original, first)
+    heights = Gather<axis = 1>(original, first)
+    widths = Gather<axis = 1>(original, second)
+    height = Gather(largest, zero)
+    width = Gather(largest, one)
+    rows = Range(zero, height, one)
+    columns = Range(zero, width, one)
+    tall = Gather<axis = -1>(sizes, first)
+    wide = Gather<axis = -1>(sizes, second)
+    enlarged_rows = Mul(rows, tall)
+    enlarged_columns = Mul(columns, wide)
+    rows_in = Div(enlarged_rows, heights)
+    columns_in = Div(enlarged_columns, widths)
+    bottom = Gather(most, zero)
+    right = Gather(most, one)
+    rows_of = Min(rows_in, bottom)
+    columns_of = Min(columns_in, right)
+    best = ArgMax<axis = 1, keepdims = 0>(images)
+    column = Unsqueeze(rows_of, third)
+    row = Unsqueeze(columns_of, second)
+    long = Gather(room, second)
+    across = Concat<axis = 0>(second, second, long)
+    at = Expand(column, across)
+    lines = GatherElements<axis = 1>(best, at)
+    high = Gather(largest, first)
+    down = Concat<axis = 0>(second, high, second)
+    places = Expand(row, down)
+    found = GatherElements<axis = 2>(lines, places)
+    labels = Cast<to = 2>(found)
+"""
 DETECTIONS = 'float[B,3,4] boxes, float[B,3] scores, int64[B,3] labels'
 MODELS = {
     'detection': (INPUTS, DETECTIONS, DETECTOR),
@@ -62,13 +101,16 @@ MODELS = {
 """,
     ),
     'labels': (
+        f'{INPUTS}, int64[B,2] original',
+        'uint8[B,h,w] labels',
+        '    sizes = Identity(valid)' + LABELS,
+    ),
+    'labels of the input': (
         INPUTS,
         'uint8[B,H,W] labels',
         """
-    a = Identity(images)
-    best = ArgMax<axis = 1, keepdims = 0>(a)
-    b = Cast<to = 2>(best)
-    labels = Identity(b)
+    best = ArgMax<axis = 1, keepdims = 0>(images)
+    labels = Cast<to = 2>(best)
 """,
     ),
     'probabilities': (
@@ -98,9 +140,12 @@ MODELS = {
 """,
     ),
 }
-for name in ('labels', 'probabilities'):
-    inputs, outputs, body = MODELS[name]
-    MODELS[f'{name} without valid'] = ('float[B,3,H,W] images', outputs, body)
+MODELS['labels without valid'] = (
+    'float[B,3,H,W] images, int64[B,2] original',
+    'uint8[B,h,w] labels',
+    '    sizes = Shape<start = 2>(images)' + LABELS,
+)
+MODELS['probabilities without valid'] = ('float[B,3,H,W] images', *MODELS['probabilities'][1:])
 MODELS['fixed'] = ('float[2,3,64,96] images, int64[2,2] valid', DETECTIONS, DETECTOR)
 TASKS = {'detection': 'detection', 'fixed': 'detection', 'box': 'instance', 'image': 'instance'}
 

@@ -61,19 +61,17 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
         if detects:
             used = ({k: x[o['labels'] >= 0] for k, x in o.items()} for o in outputs)
             return [Found(*(torch.from_numpy(o[k]) for k in Found._fields)) for o in used]
-        return torch.stack([tile_scores(model, output, *tiles.shape[2:]) for output in outputs])
+        return torch.stack([tile_scores(model, output) for output in outputs])
 
     meta = {'classes': model.classes, 'palette': model.palette}
     return TileModel(detects, predict, meta, about, torch.device('cpu'))
 
 
-def tile_scores(
-    model: ExportedModel, output: dict[str, np.ndarray], height: int, width: int
-) -> Tensor:
+def tile_scores(model: ExportedModel, output: dict[str, np.ndarray]) -> Tensor:
     """(K, height, width) of one tile."""
     if 'probabilities' in output:
-        probabilities = output['probabilities'][:, :height, :width]
-        scores = np.stack([model.class_scores(p, i) for i, p in enumerate(probabilities)])
+        planes = enumerate(output['probabilities'])
+        scores = np.stack([model.class_scores(plane, i) for i, plane in planes])
         return torch.from_numpy(scores)
     classes = np.arange(len(model.classes))[:, None, None]
-    return torch.from_numpy((output['labels'][:height, :width] == classes).astype(np.float32))
+    return torch.from_numpy((output['labels'] == classes).astype(np.float32))

@@ -1,0 +1,177 @@
+"""The comparison of a model's outputs with those of PyTorch, at its export and on a user's device.
+
+Shapes: N results, H x W image in pixels.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]  # the outputs for one image, by name
+
+
+class Tolerances(NamedTuple):
+    """How much outputs may differ from PyTorch's."""
+
+    maps: float  # maps and logits: largest difference / largest value
+    boxes: float  # of a box, in pixels
+    scores: float  # of a score or probability
+    pixels: float  # share of the pixels with another label, where two classes are equally likely
+    # Of the images in which ties are looked for, see `Comparison.boxes`; standard deviation, of
+    # pixels from 0 to 255
+    noise: float
+
+
+TOLERANCES = {  # by the dtype in the metadata
+    'float32': Tolerances(maps=1e-3, boxes=0.1, scores=1e-3, pixels=1e-3, noise=0.01),
+    'float16': Tolerances(maps=5e-2, boxes=2.0, scores=2e-2, pixels=2e-2, noise=1.0),
+}
+HEAD = ('images', 'stage', 'difference', 'tolerance', 'unit', '', 'runtime', 'passed')
+
+
+class Check(NamedTuple):
+    """One comparison of a report."""
+
+    sizes: list[str]  # of the images of the batch, such as '160x213'
+    stage: str  # what was compared: the name of a stage or an output
+    error: float  # the measured difference
+    tolerance: float  # the largest difference allowed
+    unit: str  # of both
+    note: str = ''  # such as the number of boxes
+    runtime: str = ''  # such as 'openvino'
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance  # false for NaN
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of a table under `HEAD`."""
+        numbers = f'{self.error:.2g}', f'{self.tolerance:.2g}'
+        passed = 'yes' if self.passed else 'NO'
+        return [
+            ' '.join(self.sizes), self.stage, *numbers, self.unit, self.note, self.runtime, passed
+        ]  # fmt: skip
+
+
+class Comparison:
+    """The comparisons of one batch in one runtime.
+
+    Args:
+        sizes: of its images, such as '160x213'.
+        tolerances: of the dtype of the weights.
+        runtime: its name.
+    """
+
+    def __init__(self, sizes: list[str], tolerances: Tolerances, runtime: str) -> None:
+        self.sizes, self.tolerances, self.runtime = sizes, tolerances, runtime
+        self.checks: list[Check] = []
+
+    def worst(self) -> list[Check]:
+        """For each stage, the comparison of the image with the largest error."""
+        result: dict[tuple[str, str], Check] = {}
+        for check in self.checks:
+            key = check.stage, check.unit
+            if key not in result or not check.error <= result[key].error:  # NaN is the worst
+                result[key] = check
+        return list(result.values())
+
+    def add(self, stage: str, error: float, tolerance: float, unit: str, note: str = '') -> None:
+        check = Check(self.sizes, stage, float(error), tolerance, unit, note, self.runtime)
+        self.checks.append(check)
+
+    def failed(self, error: str) -> None:
+        """The runtime raised an error."""
+        self.add('runtime', float('nan'), 0, '', error)
+
+    def tensor(self, name: str, found: np.ndarray, expected: np.ndarray) -> None:
+        """Maps, logits and what else is no result for an image, the padding included."""
+        if found.shape != expected.shape:
+            shapes = f'{found.shape} instead of {expected.shape}'
+            return self.add(name, float('nan'), self.tolerances.maps, 'relative', shapes)
+        found, expected = found.astype(np.float32), expected.astype(np.float32)
+        scale = max(np.abs(expected).max(initial=0), 1e-6)
+        error = np.abs(found - expected).max(initial=0) / scale
+        self.add(name, error, self.tolerances.maps, 'relative')
+
+    def outputs(self, found: Arrays, expected: Arrays, noisy: Iterable[Arrays]) -> None:
+        """The outputs for one image, see `boxes`."""
+        if {'boxes', 'labels'} <= expected.keys():
+            return self.boxes(found, expected, noisy)
+        for name, x in expected.items():
+            if found[name].shape != x.shape or name not in ('labels', 'probabilities'):
+                self.tensor(name, found[name], x)
+            elif name == 'labels':
+                share = (found[name] != x).mean()
+                self.add(name, share, self.tolerances.pixels, 'share of pixels')
+            else:
+                error = np.abs(found[name] - x).max()
+                self.add(name, error, self.tolerances.scores, 'probability')
+
+    def boxes(self, found: Arrays, expected: Arrays, noisy: Iterable[Arrays]) -> None:
+        """Boxes, scores, labels and masks of the runtime and of PyTorch.
+
+        Rows of equal scores may be in another order. Each box must have a counterpart, unless it is
+        a tie: one that PyTorch returns from some images with a little noise and not from others.
+        Rounding decides then whether its score is among the best, or whether another box suppresses
+        it.
+
+        Args:
+            found: in the runtime; rows with a negative label are unused.
+            expected: in PyTorch.
+            noisy: PyTorch's boxes, scores and labels for the image with noise.
+        """
+        used = found['labels'] >= 0
+        found = {name: x[used] for name, x in found.items()}
+        pairs = matched(found, expected, self.tolerances)
+        extra = set(range(len(found['scores']))) - {row for row, _ in pairs}
+        lost = set(range(len(expected['scores']))) - {row for _, row in pairs}
+        alone, noisy = len(extra) + len(lost), iter(noisy)
+        while (extra or lost) and (result := next(noisy, None)):
+            extra -= {row for row, _ in matched(found, result, self.tolerances)}
+            lost &= {row for row, _ in matched(expected, result, self.tolerances)}
+        wrong = len(extra) + len(lost)
+        ties = alone - wrong
+        note = f'{len(expected["scores"])} boxes' + f', {ties} tie{"s" * (ties > 1)}' * (ties > 0)
+        self.add('boxes', wrong, 0, 'without counterpart', note)
+        if not pairs:
+            return
+        ours, theirs = map(list, zip(*pairs))
+        for name, tolerance, unit in (
+            ('boxes', self.tolerances.boxes, 'pixels'),
+            ('scores', self.tolerances.scores, 'probability'),
+        ):
+            error = np.abs(found[name][ours] - expected[name][theirs]).max()
+            self.add(name, error, tolerance, unit, note)
+        if 'masks' in expected:
+            share = ((found['masks'][ours] >= 0.5) != (expected['masks'][theirs] >= 0.5)).mean()
+            self.add('masks', share, self.tolerances.pixels, 'share of pixels', note)
+
+
+def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tuple[int, int]]:
+    """Rows of detections that are the same: of one label, closest in box and score."""
+    pairs, free = [], set(range(len(found['scores'])))
+    for row in range(len(expected['scores'])):
+        distance = np.abs(found['boxes'] - expected['boxes'][row]).max(-1)
+        close = (distance <= tolerances.boxes) & (found['labels'] == expected['labels'][row])
+        close &= np.abs(found['scores'] - expected['scores'][row]) <= tolerances.scores
+        candidates = [int(i) for i in np.flatnonzero(close) if i in free]
+        if candidates:
+            best = min(candidates, key=lambda i: float(distance[i]))
+            free.remove(best)
+            pairs.append((best, row))
+    return pairs
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """What the comparisons show, in words."""
+    failed = sum(not check.passed for check in checks)
+    if failed:
+        return f'FAILED, {failed} of {len(checks)} comparisons with PyTorch'
+    return f'passed, all {len(checks)} comparisons with PyTorch'
+
+
+def inside(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The part of an output in a padded batch that an image has alone."""
+    return x[tuple(slice(n) for n in shape)]

@@ -1,0 +1,120 @@
+"""The test data in an exported file: PyTorch's outputs for synthetic images.
+
+They tell whether a runtime gives the same outputs on a device, without torch and images.
+"""
+
+import base64
+import io
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..tooling.command import UserError, one_line
+from .comparison import TOLERANCES, Arrays, Check, Comparison, inside
+from .metadata import parse_metadata
+from .sessions import Session, batch_of, run_session
+
+SIZES = ((192, 256), (131, 97), (101, 213))  # height and width of the images; odd ones, too
+VALUES = 2048  # of each output, or of each mask, that are compared at most
+
+# By group and name: 'image' has the seed, size, original size and checksum of the pixels; 'shapes'
+# of the outputs, 'outputs' the outputs, 'ties' the boxes that rounding allows, see `Comparison`.
+Sample = dict[str, dict[str, np.ndarray]]
+
+
+def draw(seed: int, height: int, width: int) -> np.ndarray:
+    """An image (height, width, 3) RGB uint8 of waves and boxes.
+
+    It is computed in whole numbers, and so is the same on every platform.
+    """
+    random = np.random.RandomState(seed)  # whose numbers NumPy will not change
+
+    def numbers(low: int, high: int, count: int) -> np.ndarray:
+        return random.randint(low, high, count, dtype=np.int64)
+
+    y, x = np.ogrid[:height, :width]
+    image = np.full((height, width, 3), 1 << 15, np.int64)
+    for _ in range(8):
+        (rows, columns), phases = numbers(-3000, 3000, 2), numbers(0, 1 << 16, 3)
+        angle = (rows * y + columns * x)[..., None] + phases & 0xFFFF  # 65536 to the circle
+        angle -= 1 << 15
+        image += angle * ((1 << 15) - abs(angle)) >> 15  # almost 8192 * sin
+    for _ in range(5):
+        top, left = numbers(0, height, 1)[0], numbers(0, width, 1)[0]
+        rows, columns = numbers(8, 80, 2)
+        image[top : top + rows, left : left + columns] += numbers(-(1 << 15), 1 << 15, 3)
+    return (image >> 8).clip(0, 255).astype(np.uint8)
+
+
+def is_detection(outputs: Arrays) -> bool:
+    """Whether the outputs are results in rows, which may be in another order."""
+    return {'boxes', 'labels'} <= outputs.keys()
+
+
+def thinned(outputs: Arrays) -> dict[str, np.ndarray]:
+    """Evenly spaced values of the outputs for an image, but all boxes, scores and labels."""
+    result, rows = dict(outputs), is_detection(outputs)
+    for name, x in outputs.items():
+        if not rows or name == 'masks':
+            flat = x.reshape(len(x) if rows else 1, int(np.prod(x.shape[rows:])))
+            result[name] = flat[:, :: max(-(-flat.shape[1] // VALUES), 1)]
+    return result
+
+
+def pack(samples: Sequence[Sample]) -> str:
+    """Samples as text for the metadata of a file."""
+    arrays = {
+        f'{i} {group} {name}': x
+        for i, sample in enumerate(samples)
+        for group, values in sample.items()
+        for name, x in values.items()
+    }
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def unpack(text: str) -> list[Sample]:
+    samples: dict[str, Sample] = defaultdict(lambda: defaultdict(dict))
+    with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as file:
+        for key in file:
+            number, group, name = key.split()
+            samples[number][group][name] = file[key]
+    return list(samples.values())
+
+
+def verify_session(path: Path, session: Session) -> list[Check]:
+    """Compare the outputs of an opened file with those of PyTorch: of each image, and of a batch.
+
+    Raises:
+        UserError: the file has no test data, or cannot be run.
+    """
+    about = parse_metadata(path, session)
+    if session.test is None:
+        raise UserError(f'{path} has no test data; export it again')
+    try:
+        samples, tolerances = unpack(session.test), TOLERANCES[about['dtype']]
+        images = [draw(int(s['image']['seed']), *s['image']['size'].tolist()) for s in samples]
+        if [zlib.crc32(x.tobytes()) for x in images] != [int(s['image']['crc']) for s in samples]:
+            raise ValueError('its images are drawn in another way')
+    except Exception as error:  # of base64, zipfile, zlib and NumPy
+        raise UserError(f'{path}: damaged test data: {one_line(error)}') from error
+    batches = [[i] for i in range(len(samples))]
+    if 'valid' in session.shapes and not about['raw'] and session.shapes['images'][0] is None:
+        batches.append([*range(len(samples))])  # padded; raw candidates are those of the batch
+    checks = []
+    for batch in batches:
+        originals = [samples[i]['image']['original'].tolist() for i in batch]
+        inputs = batch_of([images[i] for i in batch], session.shapes, originals)
+        outputs = run_session(path, session, inputs)
+        sizes = ['x'.join(map(str, images[i].shape[:2])) for i in batch]
+        compare = Comparison(sizes, tolerances, session.device)
+        for place, sample in enumerate(samples[i] for i in batch):
+            shapes = sample['shapes'].items()
+            found = {name: inside(outputs[name][place], shape.tolist()) for name, shape in shapes}
+            compare.outputs(thinned(found), sample['outputs'], [sample['ties']])
+        checks += compare.worst()
+    return checks

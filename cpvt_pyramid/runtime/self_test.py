@@ -18,7 +18,8 @@ from .metadata import parse_metadata
 from .sessions import Session, batch_of, run_session
 
 SIZES = ((192, 256), (131, 97), (101, 213))  # height and width of the images; odd ones, too
-VALUES = 2048  # of each output, or of each mask, that are compared at most
+VALUES = 2048  # of each output that are compared at most
+CELLS = 512  # of each mask
 
 # By group and name: 'image' has the seed, size, original size and checksum of the pixels; 'shapes'
 # of the outputs, 'outputs' the outputs, 'ties' the boxes that rounding allows, see `Comparison`.
@@ -55,12 +56,14 @@ def is_detection(outputs: Arrays) -> bool:
 
 
 def thinned(outputs: Arrays) -> dict[str, np.ndarray]:
-    """Evenly spaced values of the outputs for an image, but all boxes, scores and labels."""
-    result, rows = dict(outputs), is_detection(outputs)
-    for name, x in outputs.items():
-        if not rows or name == 'masks':
-            flat = x.reshape(len(x) if rows else 1, int(np.prod(x.shape[rows:])))
-            result[name] = flat[:, :: max(-(-flat.shape[1] // VALUES), 1)]
+    """Evenly spaced values of the outputs for an image and cells of masks, but all boxes."""
+    if not is_detection(outputs):
+        return {name: x.reshape(-1)[:: -(-x.size // VALUES) or 1] for name, x in outputs.items()}
+    result = dict(outputs)
+    if 'masks' in outputs:
+        masks = outputs['masks']
+        cells = masks.reshape(len(masks), int(np.prod(masks.shape[1:]))) >= 0.5
+        result['masks'] = cells[:, :: -(-cells.shape[1] // CELLS)]
     return result
 
 

@@ -23,6 +23,8 @@ from cpvt_pyramid.export.files import Settings, write_verified
 from cpvt_pyramid.export.models import exportable
 from cpvt_pyramid.export.nms import batched_nms, best
 from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+from cpvt_pyramid.runtime.__main__ import main as run
+from cpvt_pyramid.runtime.sessions import OpenVino
 from cpvt_pyramid.tooling.command import UserError
 
 # One stage, of a block with windows and a global one.
@@ -101,6 +103,46 @@ def test_quantization_as_documented(exported, tmp_path, monkeypatch):
     )
     error = np.abs(found - exact).max() / np.abs(exact).max()
     assert 1e-4 < error < 0.05
+
+
+def verified(path: Path, *options: str) -> int:
+    return run([str(path), '--verify', *options])
+
+
+def test_the_file_tests_itself(exported, tmp_path, capsys):
+    for options in ([], ['--backend', 'openvino']):
+        assert verified(exported[0], *options) == 0
+        assert '192x256 131x97 101x213' in capsys.readouterr().out
+    model = onnx.load(exported[0])
+    (entry,) = (x for x in model.metadata_props if x.key == 'cpvt_pyramid_test')
+    assert len(entry.value) < 200_000
+    weight = max(model.graph.initializer, key=lambda x: len(x.raw_data))
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values.flat[np.abs(values).argmax()] *= -1
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, tmp_path / 'damaged.onnx')
+    for options in ([], ['--backend', 'openvino']):
+        assert verified(tmp_path / 'damaged.onnx', *options) == 1
+        assert 'FAILED, 4 of 4 comparisons' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('fails', ['results', 'error'])
+def test_a_failure_of_openvino_is_a_warning(fails, tmp_path, monkeypatch):
+    run = OpenVino.run
+
+    def wrong(self: OpenVino, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if fails == 'error':
+            raise RuntimeError('no kernel')
+        return {name: x * 1.1 for name, x in run(self, inputs).items()}
+
+    monkeypatch.setattr(OpenVino, 'run', wrong)
+    monkeypatch.setattr(verification, 'BATCHES', verification.BATCHES[3:4])
+    expected = {'results': 'map_0 differs by 0.1', 'error': 'no kernel'}[fails]
+    with pytest.warns(UserWarning, match=f'do not use the file in OpenVINO: .*{expected}'):
+        files = write(tmp_path / 'model.onnx')
+    report = json.loads(files[1].read_text())
+    assert files[0].is_file() and not report['passed']
+    assert {c['runtime'] for c in report['checks'] if not c['passed']} == {'openvino'}
 
 
 def test_the_report_lists_every_comparison(exported):

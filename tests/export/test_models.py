@@ -72,6 +72,20 @@ def assert_alone(model: Exportable) -> None:
         assert_same({name: x[0] for name, x in alone.items()}, expected)
 
 
+def assert_original_sizes(model: Exportable) -> None:
+    """Label maps of the size before resizing are those of MMSegmentation, in a padded batch too."""
+    images, valid, alone = padded(SIZES)
+    original = torch.tensor([(201, 250), (101, 66), (75, 191)])
+    with torch.no_grad():
+        (found,) = model(images, valid, original)
+        assert tuple(found.shape) == (3, 201, 250)
+        for labels, image, size in zip(found, alone, original):
+            expected = model.reference(image, size[None])['labels'][0]
+            assert tuple(expected.shape) == tuple(size) and len(expected.unique()) > 1
+            wrong = labels[: size[0], : size[1]] != expected
+            assert wrong.double().mean() < 1e-4  # ties
+
+
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     found = {n: found[n][tuple(slice(side) for side in x.shape)] for n, x in expected.items()}
     if 'boxes' in found:
@@ -132,11 +146,22 @@ def test_segmentors(make):
         model = exportable(original, probabilities=probabilities)
         assert model.details == {'resized': 'logits'}
         assert_alone(model)
+    assert_original_sizes(exportable(original))
 
 
-def test_the_threshold_of_two_classes_with_one_output():
+def test_more_classes_than_are_resized_at_a_time():
+    assert_original_sizes(exportable(semantic_fpn(**{'decode_head.num_classes': 40})))
+
+
+def test_aligned_corners():
+    assert_original_sizes(exportable(semantic_fpn(**{'decode_head.align_corners': True})))
+
+
+def test_two_classes_with_one_output():
     changes = {'decode_head.num_classes': 2, 'decode_head.out_channels': 1}
-    assert exportable(semantic_fpn(**changes)).details['threshold'] == 0.3
+    model = exportable(semantic_fpn(**changes))
+    assert model.details['threshold'] == 0.3
+    assert_original_sizes(model)
 
 
 def test_backbone_of_a_detector():

@@ -58,7 +58,9 @@ def checks(model: Best, index: list[int]) -> list[Check]:
         return {name: x.repeat(len(inputs['images']), axis=0) for name, x in found.items()}
 
     images = [np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)]
-    return [check for check in verify(model, {'': run}, images) if check.unit == 'without counterpart']
+    return [
+        check for check in verify(model, {'': run}, images) if check.unit == 'without counterpart'
+    ]
 
 
 @pytest.mark.parametrize('index', [[0, 1], [0, 2], [2, 0]])

@@ -137,6 +137,14 @@ def test_exported_models_run_without_torch(model, folder):
         assert len(json.loads(Path(text, 'a.detections.json').read_text())['detections']) == 1
 
 
+def test_files_test_themselves_without_torch(model):
+    done = bare(
+        'from cpvt_pyramid.runtime.__main__ import main\n'
+        f'sys.exit(main([{str(model("box"))!r}, "--verify"]))'
+    )
+    assert last_line(done).endswith('box.onnx has no test data; export it again')
+
+
 def test_checkpoints_of_a_training_need_torch(tmp_path):
     path = tmp_path / 'epoch_12.pth'
     path.touch()

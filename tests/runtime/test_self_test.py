@@ -1,0 +1,205 @@
+"""Files that test themselves: what PyTorch gave, compared on this device."""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from cpvt_pyramid.app import self_test
+from cpvt_pyramid.runtime import Predictor, UserError
+from cpvt_pyramid.runtime.__main__ import main
+from cpvt_pyramid.runtime.comparison import TOLERANCES, Comparison
+from cpvt_pyramid.runtime.predictor import ExportedModel
+from cpvt_pyramid.runtime.self_test import SIZES, draw, is_detection, pack, thinned, unpack
+from cpvt_pyramid.runtime.sessions import open_session
+
+NAMES = ['detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid']
+
+
+def changed(path: Path, change: Callable[[onnx.ModelProto], None]) -> str:
+    """The name of a copy of a file with a change."""
+    file = onnx.load(path)
+    change(file)
+    onnx.save(file, 'changed.onnx')
+    return 'changed.onnx'
+
+
+def with_test(path: Path, **changes: object) -> str:
+    """A file with what it gives in onnxruntime as its test data."""
+    predictor = ExportedModel(path)
+    samples = []
+    for seed, size in enumerate(SIZES):
+        image, original = draw(seed, *size), (size[0] + 50, size[1] - 20)
+        (outputs,) = predictor.run([image], [original])
+        shapes = {name: np.array(x.shape) for name, x in outputs.items()}
+        if 'masks' in shapes and predictor.about['masks'] == 'image':
+            shapes['masks'][1:] = [-(-side // 4) for side in size]
+            outputs['masks'] = outputs['masks'][:, : shapes['masks'][1], : shapes['masks'][2]]
+        if is_detection(outputs):
+            outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
+        facts = {'seed': seed, 'size': size, 'original': original, 'crc': checksum(image)}
+        samples.append(
+            {
+                'image': {k: np.array(v) for k, v in (facts | changes).items()},
+                'shapes': shapes,
+                'outputs': thinned(outputs),
+                'ties': {k: outputs[k] for k in ('boxes', 'scores', 'labels') if k in outputs},
+            }
+        )
+
+    def add(file: onnx.ModelProto) -> None:
+        about = file.metadata_props[0]
+        about.value = about.value.replace('{', '{"dtype": "float32", ', 1)
+        file.metadata_props.add(key='cpvt_pyramid_test', value=pack(samples))
+
+    return changed(path, add)
+
+
+def checksum(image: np.ndarray) -> int:
+    return zlib.crc32(image.tobytes())
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name', NAMES)
+def test_the_right_results_pass(model, name, backend, capsys):
+    path = with_test(model(name))
+    assert main([path, '--verify', '--backend', backend]) == 0
+    *table, verdict = capsys.readouterr().out.splitlines()
+    assert verdict.startswith(f'{path}, {backend} on CPU') and ': passed, all ' in verdict
+    # Each image alone and, if the file takes it, the padded batch.
+    sizes = {line.rpartition('  labels')[0].rpartition('  boxes')[0] for line in table}
+    assert ('192x256 131x97 101x213' in str(table)) == ('without' not in name) and sizes
+    assert all(check.passed for check in Predictor(path, backend).verify())
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name', NAMES)
+def test_a_wrong_constant_fails(model, name, backend, capsys):
+    """One number or operator of the graph, as a weight of a real model."""
+
+    def damage(file: onnx.ModelProto) -> None:
+        wanted = {'detection': 'factors', 'box': 'left', 'image': 'white', 'probabilities': 'step'}
+        for node in file.graph.node:
+            if node.op_type == 'ArgMax':
+                node.op_type = 'ArgMin'
+            if node.output[0] == wanted.get(name) and node.op_type == 'Constant':
+                value = onnx.numpy_helper.to_array(node.attribute[0].t).copy()
+                value[...] = value * 3 if name != 'box' else 1 - value
+                node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(value))
+
+    path = changed(Path(with_test(model(name))), damage)
+    assert main([path, '--verify', '--backend', backend]) == 1
+    assert 'FAILED, ' in capsys.readouterr().out
+    assert not all(check.passed for check in Predictor(path, backend).verify())
+
+
+def test_a_batch_that_is_wrong_fails(model):
+    """As from a runtime that takes the size of the batch for that of each image."""
+    session = open_session(Path(with_test(model('detection'))), 'onnxruntime')
+    run = session.run
+    session.run = lambda inputs: run(
+        inputs | {'valid': inputs['valid'].max(0, keepdims=True) + 0 * inputs['valid']}
+    )
+    predictor = Predictor('changed.onnx')
+    predictor.model.session = session
+    failed = {tuple(check.sizes) for check in predictor.verify() if not check.passed}
+    assert failed == {('192x256', '131x97', '101x213')}
+
+
+@pytest.mark.parametrize(
+    'change, complaint',
+    [(lambda text: '', 'damaged test data'), (lambda text: text[: len(text) // 2], 'damaged test'),
+     (lambda text: None, 'has no test data; export it again')],
+)  # fmt: skip
+def test_damaged_test_data(model, change, complaint, capsys):
+    def damage(file: onnx.ModelProto) -> None:
+        entry = file.metadata_props[1]
+        text = change(entry.value)
+        if text is None:
+            del file.metadata_props[1]
+        else:
+            entry.value = text
+
+    path = changed(Path(with_test(model('detection'))), damage)
+    assert main([path, '--verify']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+def test_images_that_are_drawn_in_another_way(model):
+    with pytest.raises(UserError, match='damaged test data: its images are drawn in another way'):
+        Predictor(with_test(model('labels'), crc=0)).verify()
+
+
+@pytest.mark.parametrize(
+    'options, complaint',
+    [('--backend openvino --device GPU', 'openvino cannot use GPU; choose from CPU'),
+     ('--provider CUDAExecutionProvider', 'onnxruntime cannot use CUDAExecutionProvider; choose '),
+     ('in.png', 'unrecognized arguments: in.png')],
+)  # fmt: skip
+def test_devices_that_are_not_there(model, options, complaint, capsys):
+    try:
+        status = main([str(model('labels')), '--verify', *options.split()])
+    except SystemExit as error:  # of argparse
+        status = error.code
+    assert status == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_torn_file(model, capsys):
+    path = Path(with_test(model('labels')))
+    path.write_bytes(path.read_bytes()[:1000])
+    assert main([str(path), '--verify']) == 2
+    assert 'is not a complete model' in capsys.readouterr().err
+
+
+def test_images_are_the_same_everywhere():
+    """Also with another NumPy or processor: a file is tested elsewhere."""
+    assert [checksum(draw(seed, *size)) for seed, size in enumerate(SIZES)] == CHECKSUMS
+    image = draw(0, *SIZES[0]).astype(float)
+    assert image.std() > 40 and np.unique(image).size > 200
+
+
+CHECKSUMS = [3203182506, 144150849, 3169271659]
+
+
+def test_ties_pass_and_others_do_not():
+    boxes = np.array([[0, 0, 9, 9], [20, 0, 29, 9], [0, 20, 9, 29]], np.float32)
+    scores = np.array([0.9, 0.5, 0.5], np.float32)
+
+    def rows(*index: int) -> dict[str, np.ndarray]:
+        return {'boxes': boxes[[*index]], 'scores': scores[[*index]],
+                'labels': np.zeros(len(index), np.int64)}  # fmt: skip
+
+    for found, ties, wrong in (
+        (rows(0, 2), rows(0, 2), 0), (rows(0, 2), rows(0, 1), 2), (rows(1, 2), rows(0, 2), 1),
+        (rows(0), rows(0, 2), 0), (rows(), rows(0, 2), 1),
+    ):  # fmt: skip
+        compare = Comparison([], TOLERANCES['float32'], '')
+        compare.outputs(found, rows(0, 1), [ties])
+        assert compare.checks[0].error == wrong
+
+
+def test_packed_samples_are_small_and_whole():
+    """The largest: 300 results with masks, of three images."""
+    random = np.random.default_rng(0)
+    outputs = {
+        'boxes': random.random((300, 4), np.float32), 'scores': random.random(300, np.float32),
+        'labels': random.integers(0, 80, 300), 'masks': random.random((300, 28, 28)) > 0.5,
+    }  # fmt: skip
+    boxes = {name: outputs[name] for name in ('boxes', 'scores', 'labels')}
+    samples = [{'outputs': thinned(outputs), 'ties': boxes}] * 3
+    text = pack(samples)
+    assert len(text) < 200_000
+    for sample in unpack(text):
+        np.testing.assert_array_equal(sample['outputs']['boxes'], outputs['boxes'])
+    maps = {f'map_{i}': random.random((512, 48, 64), np.float32) for i in range(4)}
+    assert len(pack([{'outputs': thinned(maps)}] * 3)) < 200_000
+
+
+def test_the_page(model):
+    text = self_test(ExportedModel(Path(with_test(model('detection')))))
+    assert 'onnxruntime on CPUExecutionProvider: passed, all' in text and '| images |' in text

@@ -28,7 +28,7 @@ from .onnx_file import (
     translate,
     with_outputs,
 )
-from .verification import Runner, test_samples, verify, write_report
+from .verification import Runner, make_samples, verify, write_report
 
 
 class Settings(NamedTuple):
@@ -97,7 +97,7 @@ def write_verified(
         with atomic_write(path, '' if settings.format == 'onnx' else '.pt2') as partial:
             if settings.format == 'onnx':
                 write_onnx(partial, graph, about, settings, compare)
-                add_test(partial, test_samples(model, *form))
+                add_test(partial, make_samples(model, *form))
             else:
                 write_program(partial, graph, about, settings, compare)
     except ExportError as error:

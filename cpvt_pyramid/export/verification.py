@@ -28,7 +28,7 @@ from ..runtime.comparison import (
 )
 from ..runtime.masks import CELL
 from ..runtime.self_test import SIZES, Sample, draw, is_detection, thinned
-from ..runtime.sessions import batch_of
+from ..runtime.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
 from .base import Exportable, as_arguments, in_float32
@@ -92,7 +92,7 @@ def verify(
     for sizes in progress(batches_for(size, has_valid)):
         alone = [resized(images[(turn + i) % len(images)], *s) for i, s in enumerate(sizes)]
         turn, originals = turn + len(sizes), original_sizes(sizes)
-        inputs = batch_of(alone, input_shapes(model, size, has_valid), originals)
+        inputs = padded_inputs(alone, input_shapes(model, size, has_valid), originals)
         expected = stages_of(model, inputs)
         references = [
             reference_of(model, as_tensor(image), original)
@@ -160,7 +160,7 @@ def noisy_results(model: Exportable, image: np.ndarray, dtype: str) -> Iterator[
             yield reference_of(model, noisy)
 
 
-def test_samples(
+def make_samples(
     model: Exportable, size: Optional[tuple[int, int]], has_valid: bool, dtype: str
 ) -> list[Sample]:
     """Synthetic images and PyTorch's outputs for them, for a file that can test itself.
@@ -177,7 +177,7 @@ def test_samples(
 
         def outputs_of(seed: int, own: Any = own, original: Any = original) -> Arrays:
             shapes = input_shapes(model, room, has_valid)
-            stages = stages_of(model, batch_of([draw(seed, *own)], shapes, [original]))
+            stages = stages_of(model, padded_inputs([draw(seed, *own)], shapes, [original]))
             return {name: stages[name][0] for name in model.output_names}
 
         seeds = range(number, SEEDS * len(sizes), len(sizes))

@@ -23,7 +23,7 @@ from .images import Source, load_image, rescaled_size, resize_image, resize_scor
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
 from .self_test import verify_session
-from .sessions import Session, batch_of, open_session, run_session
+from .sessions import Session, open_session, padded_inputs, run_session
 
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
@@ -293,7 +293,7 @@ class ExportedModel:
                 f'{self.path} takes images of up to {room[0]} x {room[1]}, got {largest[0]} x '
                 f'{largest[1]}; export it without --size, or reduce --tile'
             )
-        inputs = batch_of(images, self.session.shapes, originals)
+        inputs = padded_inputs(images, self.session.shapes, originals)
         outputs = run_session(self.path, self.session, inputs)
         found = [{name: x[i] for name, x in outputs.items()} for i in range(len(images))]
         for output, size, original in zip(found, sizes, originals):

@@ -15,7 +15,7 @@ import numpy as np
 from ..tooling.command import UserError, one_line
 from .comparison import TOLERANCES, Arrays, Check, Comparison, inside
 from .metadata import parse_metadata
-from .sessions import Session, batch_of, run_session
+from .sessions import Session, padded_inputs, run_session
 
 SIZES = ((192, 256), (131, 97), (101, 213))  # height and width of the images; odd ones, too
 VALUES = 2048  # of each output that are compared at most
@@ -111,7 +111,7 @@ def verify_session(path: Path, session: Session) -> list[Check]:
     checks = []
     for batch in batches:
         originals = [samples[i]['image']['original'].tolist() for i in batch]
-        inputs = batch_of([images[i] for i in batch], session.shapes, originals)
+        inputs = padded_inputs([images[i] for i in batch], session.shapes, originals)
         outputs = run_session(path, session, inputs)
         sizes = ['x'.join(map(str, images[i].shape[:2])) for i in batch]
         compare = Comparison(sizes, tolerances, session.device)

@@ -153,7 +153,7 @@ def open_session(path: Path, backend: str, device: Optional[str] = None) -> Sess
         raise UserError(f'{path} is not a complete model: {one_line(error)}') from error
 
 
-def batch_of(
+def padded_inputs(
     images: Sequence[np.ndarray],
     shapes: Mapping[str, Sequence[Optional[int]]],
     originals: Optional[Sequence[Sequence[int]]] = None,

@@ -154,15 +154,6 @@ def denied(self: Path, mode: str) -> None:
     raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
 
 
-def test_label_maps_take_the_label_of_largest_weight():
-    labels = RNG.integers(0, 4, (9, 7), dtype=np.uint8)
-    for size in ((9, 7), (40, 33), (5, 4), (1, 30)):
-        weights = [images.resize_scores((labels == i).astype(np.float32), size) for i in range(4)]
-        resized = images.resize_labels(labels, size)
-        chosen = np.take_along_axis(np.stack(weights), resized[None], 0)[0]
-        np.testing.assert_allclose(chosen, np.max(weights, axis=0), atol=1e-6)
-
-
 def test_scores_are_resized_as_torch_does():
     import torch
     from torch.nn.functional import interpolate

@@ -279,7 +279,7 @@ class ResumeHook(Hook):
     priority = 'LOWEST'  # what it does at the start of a training needs the other hooks
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        checkpoint['meta'] |= counts_of(runner)
+        checkpoint['meta'] |= runner_counts(runner)
         updated = all(wrapper.should_update() for wrapper in optimizers(runner))
         if not updated and runner.world_size == 1:  # each process has its own, which are lost
             checkpoint['gradients'] = {
@@ -295,7 +295,7 @@ class ResumeHook(Hook):
         before, now = (
             'processes: {processes}, images of each: {batch_size}, '
             'batches per epoch: {batches_per_epoch}'.format(**counts)
-            for counts in (meta, counts_of(runner))
+            for counts in (meta, runner_counts(runner))
         )
         loop = runner.train_loop
         by_epoch = isinstance(loop, EpochBasedTrainLoop)
@@ -342,7 +342,7 @@ def evaluation_is_due(runner: Runner) -> bool:
     return step % loop.val_interval == 0 or step == last
 
 
-def counts_of(runner: Runner) -> dict[str, Optional[int]]:
+def runner_counts(runner: Runner) -> dict[str, Optional[int]]:
     return {
         'processes': runner.world_size,
         'batch_size': batch_size_of(runner),

@@ -1,8 +1,11 @@
-"""Small models, padded batches and onnxruntime, for tests of exported detectors and segmentors."""
+"""Small models, padded batches and runtimes, for tests of exported detectors and segmentors."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Optional
 
+import onnx
 import pytest
 import torch
 from mmengine.registry import MODELS
@@ -11,6 +14,8 @@ from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
 from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+from cpvt_pyramid.export.verification import Runner
+from cpvt_pyramid.runtime.sessions import OpenVino
 
 TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
@@ -85,18 +90,21 @@ def check_graph(
 def check_onnx(
     model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
 ) -> None:
-    """Compare ONNX's graph in onnxruntime at sizes that it has not seen; see `check_graph`."""
+    """Compare ONNX's graph in two runtimes at sizes that it has not seen; see `check_graph`."""
     model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    onnx = translate(capture(model), list(model.output_names))
-    assert {node.domain for node in onnx.graph.node} == {''}
-    run = onnxruntime_runner(onnx.SerializeToString())
+    graph_file = translate(capture(model), list(model.output_names))
+    assert {node.domain for node in graph_file.graph.node} == {''}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, 'model.onnx')
+        onnx.save(graph_file, path)
+        for run in (onnxruntime_runner(str(path)), OpenVino(path).run):
 
-    def graph(images: Tensor, valid: Tensor) -> list[Tensor]:
-        found = run({'images': images.numpy(), 'valid': valid.numpy()})
-        return [torch.from_numpy(found[name]) for name in model.output_names]
+            def graph(images: Tensor, valid: Tensor, run: Runner = run) -> list[Tensor]:
+                found = run({'images': images.numpy(), 'valid': valid.numpy()})
+                return [torch.from_numpy(found[name]) for name in model.output_names]
 
-    for sizes in BATCHES:
-        check(model, graph, sizes, compare)
+            for sizes in BATCHES:
+                check(model, graph, sizes, compare)
 
 
 def check(

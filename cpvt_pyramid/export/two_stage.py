@@ -163,7 +163,8 @@ def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor
     """What RoIAlign reads at each RoI, on the level for its size: (R, C, h, w).
 
     The number of RoIs of a level is unknown to a graph. So each level reads all of them, but those
-    of other levels shrunk to nothing, which takes no time and gives zeros.
+    of other levels shrunk to nothing, which takes no time. What it then gives is not used: zeros in
+    PyTorch, NaN in OpenVINO.
 
     Args:
         extractor: MMDetection's `SingleRoIExtractor`, or ours.
@@ -174,16 +175,19 @@ def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor
 
     chosen = extractor.map_roi_levels(rois, extractor.num_inputs)[:, None]
     index, boxes = rois.split([1, 4], dim=1)
-    result = 0
+    filled = (boxes[:, 2:] > boxes[:, :2]).all(1, keepdim=True)
+    result = torch.zeros((), device=rois.device)
     for i, (layer, x) in enumerate(zip(extractor.roi_layers, levels)):
-        result = result + roi_align(
+        here = filled & (chosen == i)
+        found = roi_align(
             x.float(),  # float16 holds pixels of large images to one pixel
-            torch.cat([index, boxes * (chosen == i)], dim=1),
+            torch.cat([index, boxes * here], dim=1),
             layer.output_size,
             layer.spatial_scale,
             layer.sampling_ratio,
             layer.aligned,
         )
+        result = torch.where(here[..., None, None], found, result)
     return result.to(levels[0].dtype)
 
 

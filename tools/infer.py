@@ -87,7 +87,7 @@ def infer(
         score_thr (SCORE): leave out boxes with a lower score; by default that of an exported model,
             else 0.3.
         format: write the predictions in this format, too.
-        workers (N): threads that read images ahead of the model.
+        workers (N): threads that read images ahead of the model, and as many that write results.
         tile (PIXELS): split images into tiles of this size, for example 1024.
         overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
         memory (SIZE): memory limit of the process with --tile, for example 2GiB. With a GPU this is

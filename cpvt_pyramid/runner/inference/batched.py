@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -140,7 +140,8 @@ def infer_images(
         named: images, and names for their results.
         folder: for the results.
         skip: called with an image that has no results, and the reason.
-        workers: threads that read images ahead; 0 reads each when it is needed.
+        workers: threads that read images ahead, and as many that draw and write results while the
+            model is at the next images; 0: neither.
     """
 
     def read() -> Iterator[Prepared]:
@@ -152,14 +153,18 @@ def infer_images(
                 skip(path, error)
                 bar.update()
 
+    def write(found: tuple[tuple[Path, str], Prediction]) -> None:
+        (path, name), prediction = found
+        prediction.write(folder, name, path)
+
     with tqdm(total=len(named), unit='image', disable=None) as bar:
-        for (path, name), found in predictor.predict(read()):
-            found.write(folder, name, path)
+        for written in ahead(write, predictor.predict(read()), workers):
+            written()
             bar.update()
 
 
 def ahead(
-    function: Callable[[Any], Any], items: Sequence[Any], threads: int
+    function: Callable[[Any], Any], items: Iterable[Any], threads: int
 ) -> Iterator[Callable[[], Any]]:
     """For each item, in order, a function that returns or raises what `function` does for it.
 
@@ -168,13 +173,15 @@ def ahead(
     if not threads:
         yield from (partial(function, item) for item in items)
         return
+    items = iter(items)
     with ThreadPoolExecutor(threads) as pool:
-        waiting = deque(pool.submit(function, item) for item in items[: 2 * threads])
+        waiting = deque(pool.submit(function, item) for item in islice(items, 2 * threads))
         try:
-            for item in chain(items[2 * threads :], repeat(None, len(waiting))):
+            for item in items:
                 yield waiting.popleft().result
-                if item is not None:
-                    waiting.append(pool.submit(function, item))
+                waiting.append(pool.submit(function, item))
+            while waiting:
+                yield waiting.popleft().result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -157,7 +157,7 @@ def test_images_are_read_ahead_in_order():
         time.sleep(0.002 * (item % 3))
         return 1 // (item % 5)
 
-    for done, result in enumerate(batched.ahead(read, range(20), 3)):
+    for done, result in enumerate(batched.ahead(read, iter(range(20)), 3)):
         if done % 5:
             assert result() == 1 // (done % 5)
         else:

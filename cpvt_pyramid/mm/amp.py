@@ -6,10 +6,11 @@ Plain `torch.autocast(dtype=torch.bfloat16)`, and with it mmengine's `AmpOptimWr
 fails in many detectors. `bfloat16` limits autocast to the parts that gain most from it.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from types import MethodType
 from typing import Any, Optional
 
 import torch
@@ -53,8 +54,12 @@ def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable
     parts = [part for part in parts if not uses_mmcv_operations(part)]
     replaced = [(part, vars(part).get('forward')) for part in parts]
     device = next(model.parameters()).device.type
-    for part in parts:
-        part.forward = in_bfloat16(part.forward, device)
+    for part, own in replaced:
+        if own is None and getattr(part, '_compiled_call_impl', None):
+            # The same function every time: torch 2.1 to 2.4 would compile another one again.
+            part.forward = MethodType(class_in_bfloat16(type(part).forward, device), part)
+        else:
+            part.forward = in_bfloat16(part.forward, device)
     return replaced
 
 
@@ -74,13 +79,16 @@ def uses_mmcv_operations(part: nn.Module) -> bool:
 def in_bfloat16(function: Callable, device: str) -> Callable:
     """The function in autocast, with results in float32."""
 
-    @wraps(function)
+    @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, torch.bfloat16):
             result = function(*args, **kwargs)
         return as_float32(result)
 
     return run
+
+
+class_in_bfloat16 = functools.cache(in_bfloat16)
 
 
 def as_float32(value: Any) -> Any:

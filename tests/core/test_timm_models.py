@@ -550,17 +550,19 @@ def test_pretraining_from_images_to_the_backbone_of_a_detector(tmp_path):
     assert done.returncode == 0, done.stderr
     assert 'epoch 0' in done.stdout
     resumed = create('pcpvt_nano', num_classes=2)
+    last = str(out / 'last.pth.tar')
     # It contains an argparse.Namespace, which torch 2.1 cannot read safely.
-    assert resume_checkpoint(resumed, str(out / 'last.pth.tar'), weights_only=HAS_FAST_OPS) == 1
+    safely = {'weights_only': HAS_FAST_OPS}
+    assert resume_checkpoint(resumed, last, **safely) == 1
 
     config = dict(type='CPVTPyramid', arch='pcpvt_nano')
-    config['init_cfg'] = dict(type='Pretrained', checkpoint=str(out / 'last.pth.tar'))
+    config['init_cfg'] = dict(type='Pretrained', checkpoint=last)
     backbone = MODELS.build(config)
     backbone.init_weights()
     core = CPVTPyramid('pcpvt_nano')
     assert not load_weights(core, out / 'last.pth.tar').kept
     for model, average in ((backbone, False), (core, True)):  # mmengine takes the plain weights
-        weights = timm.models.load_state_dict(str(out / 'last.pth.tar'), use_ema=average)
+        weights = timm.models.load_state_dict(last, use_ema=average, **safely)
         assert_loaded(model, weights)
 
 

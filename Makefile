@@ -44,7 +44,7 @@ test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-tor
 define test_original_mm
 	@tools/setup_env.sh $(1)
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 \
-	  --ignore tests/mm/foreign tests/core tests/ops tests/mm tests/runner
+	  tests/core tests/ops tests/mm tests/runner
 endef
 
 test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 and with the newest

@@ -23,7 +23,7 @@ from models.families import (
     made_contiguous,
     outputs,
 )
-from support import load_tool
+from support import ORIGINAL_MM, load_tool
 
 family_drift = load_tool('benchmarks/family_drift')
 
@@ -83,6 +83,8 @@ def assert_same(ours: dict, expected: dict) -> None:
 
 @pytest.mark.parametrize('name', FOREIGN)
 def test_family(name):
+    if name == 'DINO' and ORIGINAL_MM:
+        pytest.skip("mmdet 3.3's decoder of DINO takes 256 channels only, here are fewer")
     family = FAMILIES[name]
     model = build(family)
     for padded in (False, True):

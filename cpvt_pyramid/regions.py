@@ -59,13 +59,18 @@ def is_constant(formula: Formula) -> bool:
     return formula[0][0] == 0 if isinstance(formula[0], tuple) else False
 
 
-def length(formula: Formula, pixels: Any) -> Any:
-    """The length that a formula gives for an image of this many pixels."""
-    n = pixels
+def length(formula: Formula, pixels: Any, known: Optional[dict] = None) -> Any:
+    """The length that a formula gives for an image of this many pixels.
+
+    A neck of many fusions has formulas that contain the same ones many times; `known` has those
+    that are computed. Only the first step can be a set, so that they start from the pixels.
+    """
+    n, known = pixels, {} if known is None else known
     for step in formula:
         if isinstance(step, frozenset):
-            lengths = [length(f, n) for f in step if f != CROP]
-            n = shortest(lengths, CROP in step)
+            for f in step - known.keys() - {CROP}:
+                known[f] = length(f, pixels, known)
+            n = shortest([known[f] for f in step if f != CROP], CROP in step)
         else:
             factor, addend, divisor = step
             n = (n * factor + addend) // divisor

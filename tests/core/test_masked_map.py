@@ -252,6 +252,15 @@ def test_hooks_keep_the_region_or_report_its_loss():
     assert seen and cells_of(y)
 
 
+def test_lengths_after_many_fusions():
+    """Each fusion contains the one before it twice."""
+    formula = regions.PIXELS
+    for _ in range(60):
+        halves = (regions.then(formula, 1, addend, 2) for addend in (0, 1))
+        formula = regions.joint(*halves)
+    assert regions.length(formula, 2**70 + 1) == 2**10
+
+
 def test_inference_mode():
     """Tensors of inference mode do not count their changes."""
     with torch.inference_mode():

@@ -296,7 +296,9 @@ MAP = {'pred_sem_seg': {'data': torch.zeros(1, 9, 9)}}
     ('detector', b'{"a": 1}', 'r.json must hold a list of objects'),
     ('detector', pickle.dumps([1])[:-1], 'r.pkl is not a complete file of test.py --out: '),
     ('detector', pickle.dumps([{'a': Evil()}]), 'r.pkl is not a complete file of test.py'),
-    ('detector', pickle.dumps(torch.ones(2)), 'r.pkl must hold a list of predictions'),
+    # An address is in the bytes: a worker of pytest-xdist must have the same ids as the others.
+    pytest.param('detector', pickle.dumps(torch.ones(2)), 'r.pkl must hold a list of predictions',
+                 id='a tensor'),
     ('detector', {'pred_sem_seg': 1}, 'r.pkl has no pred_instances; it holds img_path, pred_sem'),
     ('detector', {'img_id': 1, 'img_path': 'no.png', 'pred_instances': {}},
      f'r.pkl {OTHER_DATA}image 1 no.png'),

@@ -13,9 +13,10 @@ from models.ports import randomize
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
-from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+from cpvt_pyramid.export.files import CPU
+from cpvt_pyramid.export.onnx_file import capture, translate
 from cpvt_pyramid.export.verification import Runner
-from cpvt_pyramid.runtime.sessions import OpenVino
+from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
 
 TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
@@ -97,7 +98,7 @@ def check_onnx(
     with TemporaryDirectory() as folder:
         path = Path(folder, 'model.onnx')
         onnx.save(graph_file, path)
-        for run in (onnxruntime_runner(str(path)), OpenVino(path).run):
+        for run in (OnnxRuntime(path, CPU).run, OpenVino(path).run):
 
             def graph(images: Tensor, valid: Tensor, run: Runner = run) -> list[Tensor]:
                 found = run({'images': images.numpy(), 'valid': valid.numpy()})

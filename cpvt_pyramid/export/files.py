@@ -24,11 +24,12 @@ from .onnx_file import (
     AllStages,
     ExportError,
     capture,
-    onnxruntime_runner,
     translate,
     with_outputs,
 )
 from .verification import Runner, make_samples, verify, write_report
+
+CPU = 'CPUExecutionProvider'
 
 
 class Settings(NamedTuple):
@@ -140,7 +141,7 @@ def write_onnx(
     program = capture(stages, settings.has_valid, settings.size)
     model = translate(program, stages.names)
     onnx.save(model, path)
-    runners = {'onnxruntime': onnxruntime_runner(str(path))}
+    runners = {'onnxruntime': OnnxRuntime(path, CPU).run}
     if find_spec('openvino'):
         session = cache(lambda: OpenVino(path))  # its errors are those of its first run
         runners['openvino'] = lambda inputs: session().run(inputs)
@@ -156,7 +157,7 @@ def add_test(path: Path, samples: Sequence[Sample]) -> None:
     model = onnx.load(path)
     model.metadata_props.add(key=TEST_KEY, value=pack(samples))
     onnx.save(model, path)
-    session = OnnxRuntime(path, 'CPUExecutionProvider')
+    session = OnnxRuntime(path, CPU)
     check_passed(verify_session(path, session), 'this is the test of the file itself')
 
 

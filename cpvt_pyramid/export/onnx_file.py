@@ -1,6 +1,6 @@
 """From an exportable model to an ONNX model: capture by torch.export, and translation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional, Union
 
@@ -11,7 +11,6 @@ from onnxscript import opset18 as op
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ..runtime.sessions import OnnxRuntime
 from .base import Exportable, as_arguments, in_float32
 from .nms import survives
 
@@ -158,8 +157,3 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
     result.graph.output.extend(outputs[name] for name in names)
     onnxscript.optimizer.remove_unused_nodes(result)
     return result
-
-
-def onnxruntime_runner(model: Union[bytes, str]) -> Callable:
-    """Runs a model, a path or its bytes, on the CPU: from inputs to outputs, by name."""
-    return OnnxRuntime(model, 'CPUExecutionProvider').run

@@ -19,12 +19,12 @@ from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.archs import Arch
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.base import Exportable, Preprocessing
-from cpvt_pyramid.export.files import Settings, write_verified
+from cpvt_pyramid.export.files import CPU, Settings, write_verified
 from cpvt_pyramid.export.models import exportable
 from cpvt_pyramid.export.nms import batched_nms, best
-from cpvt_pyramid.export.onnx_file import capture, onnxruntime_runner, translate
+from cpvt_pyramid.export.onnx_file import capture, translate
 from cpvt_pyramid.runtime.__main__ import main as run
-from cpvt_pyramid.runtime.sessions import OpenVino
+from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.tooling.command import UserError
 
 # One stage, of a block with windows and a global one.
@@ -54,7 +54,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 # Of 7 x 4 pixels are a window: one window, less than one, a multiple, no multiple, one row.
 @pytest.mark.parametrize('size', [(28, 28), (5, 3), (112, 56), (75, 90), (20, 300), (33, 1)])
 def test_every_number_of_windows(exported, size):
-    model, run = small_model(), onnxruntime_runner(str(exported[0]))
+    model, run = small_model(), OnnxRuntime(exported[0], CPU).run
     images = torch.rand(3, 3, *size) * 255
     valid = torch.tensor([size, (size[0] // 2 + 1, size[1]), (1, 1)])
     (found,) = run({'images': images.numpy(), 'valid': valid.numpy()}).values()
@@ -99,7 +99,8 @@ def test_quantization_as_documented(exported, tmp_path, monkeypatch):
     inputs = {'images': np.random.default_rng(0).random((1, 3, 75, 90), np.float32) * 255}
     inputs['valid'] = np.array([[75, 90]])
     exact, found = (
-        onnxruntime_runner(name)(inputs)['map_0'] for name in ('model.onnx', 'model-int8.onnx')
+        OnnxRuntime(Path(name), CPU).run(inputs)['map_0']
+        for name in ('model.onnx', 'model-int8.onnx')
     )
     error = np.abs(found - exact).max() / np.abs(exact).max()
     assert 1e-4 < error < 0.05
@@ -214,9 +215,8 @@ def test_suppression_in_onnx_is_that_of_mmcv():
     from mmcv.ops import batched_nms as mmcv_nms
 
     model = Suppression(Preprocessing())
-    run = onnxruntime_runner(
-        translate(capture(model, False, (10, 30)), list(model.output_names)).SerializeToString()
-    )
+    graph = translate(capture(model, False, (10, 30)), list(model.output_names))
+    run = OnnxRuntime(graph.SerializeToString(), CPU).run
     images = torch.rand(3, 3, 10, 30) * torch.tensor([60, 60, 1.0])[:, None, None]
     images[2, 2] = 0  # an image without candidates
     found = run({'images': images.numpy()})

@@ -29,8 +29,9 @@ class Column(LoadsCheckpoints):
     Args:
         arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
         position: as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
-            attention, 'lookhere' (ALiBi with fields of view) or 'relative' (learned, clipped to 8
-            rows and columns), or one of them and a PEG.
+            attention, 'lookhere' (ALiBi with fields of view), 'relative' (learned, clipped to 8
+            rows and columns) or 'fire' (learned, relative to the size of the image), or one of
+            them and a PEG.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
             (`view`) and `RelativePosition` (`reach`). None: as in its paper.
         peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: a
@@ -82,7 +83,7 @@ class Column(LoadsCheckpoints):
             key_peg = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
             depth = index / max(arch.depth - 1, 1)
             inside = attention_position(
-                'none' if kind == 'relative' and index >= mapped else kind,
+                'none' if kind in ('relative', 'fire') and index >= mapped else kind,
                 arch.heads,
                 arch.dim // arch.heads,
                 depth,

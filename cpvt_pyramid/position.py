@@ -4,7 +4,7 @@ There are two kinds of encodings, each with one interface:
 - of tokens: a module takes tokens (B, H, W, C) and their mask (see `mask.py`), and returns the
   tokens with their position added (`PosCNN`, `LearnedPosition`, `SinCosPosition`);
 - inside every attention (`AttentionPosition`): queries and keys are rotated (`RoPE`), or a bias is
-  added to their scores (`RelativePosition`, `ALiBi`, `LookHere`).
+  added to their scores (`RelativePosition`, `FIRE`, `ALiBi`, `LookHere`).
 """
 
 import math
@@ -29,10 +29,11 @@ POSITIONS = {
     'rope-mixed': ROPE_OPTIONS,
     'alibi': (),
     'relative': ('reach',),
+    'fire': (),
     'lookhere': ('view',),
 }
 # Queries and keys must be the same tokens: distances are whole, and no view is empty.
-COLUMNAR_POSITIONS = ('relative', 'lookhere')
+COLUMNAR_POSITIONS = ('relative', 'fire', 'lookhere')
 CONVS = ('depthwise', 'separable', 'dense')
 
 
@@ -424,6 +425,50 @@ class RelativePosition(AttentionBias):
         return (at - at[:, None]).clamp(-self.reach, self.reach) + self.reach
 
 
+class FIRE(AttentionBias):
+    """A learned function of the offset, in rows and columns, relative to the size of the image.
+
+    FIRE (arXiv 2310.04418, equation 2) adds f(psi(i - j) / psi(max(i, L))) to the score of query i
+    and key j of a causal sequence, with psi(x) = log(c x + 1), c learned, and f an MLP of 32
+    channels with a value for each head.
+
+    Interpreted here, for images: f takes two numbers, one for the rows and one for the columns; psi
+    keeps the sign of the offset; and the largest offset is that of the image, height or width, in
+    place of max(i, L), whose L serves the short beginnings of sequences.
+
+    Args:
+        heads: attention heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.mlp = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, heads))
+
+    def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
+        sides = grid.height, grid.width
+        lengths = [torch.full((1,), side, device=q.device) for side in sides]
+        if grid.mask is not None:
+            lengths = [length.clamp(min=1) for length in valid_sizes(grid.mask)]
+        rows, columns = (
+            self.psi(torch.arange(1 - side, side, device=q.device)) / self.psi(length)[:, None]
+            for side, length in zip(sides, lengths)
+        )  # (B or 1, 2 H - 1) and (B or 1, 2 W - 1), of all offsets
+        rows, columns = rows[:, :, None], columns[:, None]
+        offsets = torch.stack(torch.broadcast_tensors(rows, columns), dim=-1)
+        table = self.mlp(offsets.to(self.c.dtype)).permute(0, 3, 1, 2)
+        index = [torch.arange(side, device=q.device) for side in sides]
+        down, right = (at - at[:, None] + at.shape[0] - 1 for at in index)  # from query to key
+        # (B or 1, heads, H, W, H', W')
+        scores = table[:, :, down[:, None, :, None], right[None, :, None]]
+        return scores.flatten(4).flatten(2, 3)
+
+    def psi(self, x: Tensor) -> Tensor:
+        """Logarithmic distances, in float32 at least; c may become negative in training."""
+        c = self.c.to(torch.promote_types(self.c.dtype, torch.float32))
+        return x.sign() * torch.log1p(c.abs() * x.abs())
+
+
 class ALiBi(AttentionBias):
     """A penalty proportional to the Euclidean distance from query to key; each head has a slope.
 
@@ -549,6 +594,8 @@ def attention_position(
         return RoPE(heads, dim, mixed=kind == 'rope-mixed', **options)
     if kind == 'relative':
         return RelativePosition(dim, **options)
+    if kind == 'fire':
+        return FIRE(heads)
     if kind == 'lookhere':
         return LookHere(heads, depth, **options)
     return ALiBi(heads) if kind == 'alibi' else AttentionPosition()

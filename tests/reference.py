@@ -278,8 +278,8 @@ def encoder(
     """A function of a head, its queries (d, N) and keys (d, M), which returns both rotated, and
     what is added to their scores, a token or a pair of tokens at a time.
 
-    `kind` is 'rope', 'rope-mixed', 'alibi' or 'lookhere'; the rest are the options of these. Places
-    are those of the tokens; `depth` is the number of layers of the model.
+    `kind` is 'rope', 'rope-mixed', 'fire', 'alibi' or 'lookhere'; the rest are the options of
+    these. Places are those of the tokens; `depth` is the number of layers of the model.
     """
 
     def turned(head: int, x: Tensor, places: Sequence[Place]) -> Tensor:
@@ -307,8 +307,16 @@ def encoder(
         return out
 
     def bias(head: int, query: Place, key: Place) -> float:
-        if query is None or key is None:
-            return 0.0
+        part = {k.rpartition('position.')[2]: v for k, v in weights.items() if f'{of}.' in k}
+        if query is None or key is None or (kind == 'fire' and 'c' not in part):
+            return 0.0  # the last layer of a classifier has no FIRE: its map is not read
+        if kind == 'fire':
+            hidden, c = part['mlp.0.weight'], part['c'].item()
+            x = hidden.new_tensor(
+                [fire_distance(b - a, n, c) for a, b, n in zip(query, key, size)]
+            )
+            x = (hidden @ x + part['mlp.0.bias']).clamp(min=0)
+            return float(part['mlp.2.weight'][head] @ x + part['mlp.2.bias'][head])
         distance = math.dist(query, key)
         if kind == 'alibi':
             return -alibi_slopes(heads)[head] * distance
@@ -326,6 +334,12 @@ def encoder(
         return q, k, q.new_tensor([[bias(head, a, b) for b in of_keys] for a in of_queries])
 
     return encode
+
+
+def fire_distance(offset: float, side: int, c: float) -> float:
+    """Of a key from a query: logarithmic, with its sign, and 1 at the size of the image."""
+    sign = -1 if offset < 0 else 1
+    return sign * math.log(abs(c) * abs(offset) + 1) / math.log(abs(c) * side + 1)
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -63,6 +63,7 @@ def test_equals_the_slow_version(build, options):
 @example('pcpvt, peg', True, (4096, 64))
 @example('svt, peg', True, (225, 150))
 @example('svt, peg', True, (1, 64))
+@example('classifier, fire', True, (37, 64))
 def test_equals_the_slow_version_at_any_size(case, class_token, size):
     build, options = CASES[case]
     if build in (classifier, dense):  # whose patches are small

@@ -12,6 +12,7 @@ from timm.layers import apply_rot_embed_cat
 
 from cpvt_pyramid import PEG, PosCNN
 from cpvt_pyramid.position import (
+    FIRE,
     ALiBi,
     Grid,
     LookHere,
@@ -161,6 +162,7 @@ ENCODINGS = {
     'normalized': lambda: RoPE(4, 8, normalized=True),
     'rope-mixed': lambda: RoPE(4, 8, mixed=True),
     'relative': lambda: RelativePosition(8),
+    'fire': lambda: FIRE(4),
     'alibi': lambda: ALiBi(4),
     'lookhere': lambda: LookHere(4, depth=0),
 }
@@ -192,7 +194,12 @@ def test_inside_attention_exports():
         def __init__(self) -> None:
             super().__init__()
             self.encodings = torch.nn.ModuleList(
-                [RoPE(2, 8, mixed=True, normalized=True), RelativePosition(8), LookHere(2, 0)]
+                [
+                    RoPE(2, 8, mixed=True, normalized=True),
+                    RelativePosition(8),
+                    FIRE(2),
+                    LookHere(2, 0),
+                ]
             )
 
         def forward(self, x: torch.Tensor) -> list:

@@ -41,6 +41,7 @@ COLUMN_POSITIONS = (
         'peg of queries and keys': dict(peg=PEG(after=(-1, 1), qk_only=True)),
         'relative': dict(position='relative'),
         'relative+peg': dict(position='relative+peg'),
+        'fire': dict(position='fire'),
         'alibi+peg': dict(position='alibi+peg'),
         'lookhere': dict(position='lookhere'),
         'lookhere+peg': dict(position='lookhere+peg', position_options=dict(view=180)),
@@ -114,7 +115,7 @@ def slow_outputs(
     """The outputs for one image (1, 3, H, W), by the slow version of a model with these options."""
     kind = position.partition('+')[0]
     options = dict(sincos=kind == 'sincos', zero_padding=(peg or PEG()).zero_padding)
-    if kind in ('rope', 'rope-mixed', 'alibi', 'lookhere'):
+    if kind in ('rope', 'rope-mixed', 'fire', 'alibi', 'lookhere'):
         depth = dict(depth=model.arch.depth) if kind == 'lookhere' else {}
         options['inside'] = dict(kind=kind, **depth, **(position_options or {}))
     if isinstance(model, CPVTPyramid):

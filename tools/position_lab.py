@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
-TRAINED = ('encodings', 'placement', 'resolution')
+TRAINED = ('encodings', 'placement', 'resolution', 'canvas')
 MEASURED = ('probe', 'padding', 'shift', 'attention', 'registers')
 
 
 def position_lab(
     questions: Sequence[
         Literal[
-            'encodings', 'placement', 'resolution',
+            'encodings', 'placement', 'resolution', 'canvas',
             'probe', 'padding', 'shift', 'attention', 'registers',
         ]
     ],

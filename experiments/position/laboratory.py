@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 
@@ -28,13 +28,15 @@ class Preset(NamedTuple):
     images: int = 24  # of each measurement of features
     encodings: tuple[str, ...] = ()  # all if empty
     placements: tuple[str, ...] = ()  # all if empty
+    canvases: tuple[str, ...] = ()  # all if empty
 
 
 PRESETS = {
     'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2),
                     scaled_pictures=8, images=6,
                     encodings=('none', 'peg'),
-                    placements=('after block 0', 'random and frozen')),
+                    placements=('after block 0', 'random and frozen'),
+                    canvases=('peg', 'peg, random canvas')),
     'default': Preset(400, 3, (2e-3, 5e-3)),
     'full': Preset(1000, 5, (2e-3, 5e-3, 1e-2), pictures=2000, scales=(0.5, 1, 1.5, 2, 3, 4),
                    scaled_pictures=500),
@@ -49,20 +51,37 @@ class Variant(NamedTuple):
     peg: tuple = ()  # fields of the PEG that differ from the defaults
     options: tuple = ()  # of the encoding
     class_token: bool = True
+    grid: Union[int, tuple[int, ...]] = 6  # of the training, see `RunSettings`
     paper: str = ''  # what the CPVT paper reports, top-1 of DeiT-tiny on ImageNet
 
 
 # CPVT (arXiv 2102.10882), as in `PEG` and docs/position_protocol.md
 PAPER = {'none': '68.2', 'learned': '72.2', 'sincos': '72.3', 'relative': '70.5', 'peg': '72.4'}
 REPLICATED = (('zero_padding', False),)
+NORMALIZED = (('normalized', True),)
 ENCODINGS = {
     **{name: Variant(name, paper=PAPER.get(name, '')) for name in sorted(
         POSITIONS, key=lambda name: list(('none', *PAPER, *POSITIONS)).index(name))},
     'peg, replicated border': Variant('peg', REPLICATED, paper='70.5'),
-    'rope, normalized': Variant('rope', options=(('normalized', True),)),
+    'rope, normalized': Variant('rope', options=NORMALIZED),
     'rope+peg': Variant('rope+peg'),
     'learned+peg': Variant('learned+peg', paper='72.9'),
 }  # fmt: skip
+
+# What might carry a PEG's position over to larger canvases
+EVERY_BLOCK = (('after', 'all'),)
+RANDOM = (6, 3, 4, 5, 7, 8, 9)  # sides of training pictures, in cells
+CANVASES = {
+    'peg': Variant('peg'),
+    'peg after every block': Variant('peg', EVERY_BLOCK),
+    'peg of 11x11': Variant('peg', (('kernel_size', 11),)),
+    'peg, random canvas': Variant('peg', grid=RANDOM),
+    'peg after every block, random canvas': Variant('peg', EVERY_BLOCK, grid=RANDOM),
+    'rope, normalized': Variant('rope', options=NORMALIZED),
+    'rope+peg, normalized': Variant('rope+peg', options=NORMALIZED),
+    'fire': Variant('fire'),
+    'fire+peg': Variant('fire+peg'),
+}
 
 
 def placements(depth: int) -> dict[str, Variant]:
@@ -150,7 +169,7 @@ class Lab:
         p = self.preset
         return RunSettings(
             model, variant.position, variant.peg, variant.options, variant.class_token,
-            seed=self.seed, steps=p.steps, batch=p.batch, pictures=p.pictures,
+            seed=self.seed, steps=p.steps, batch=p.batch, grid=variant.grid, pictures=p.pictures,
         )  # fmt: skip
 
     def train(self, variants: dict[str, Variant], model: str = 'column') -> list[Trained]:
@@ -177,6 +196,11 @@ class Lab:
             if (model == 'column' or variant.position not in COLUMNAR_POSITIONS)
             and (not self.preset.encodings or name in self.preset.encodings)
         }
+
+    def canvases(self) -> dict[str, Variant]:
+        """The variants to test on larger canvases."""
+        names = self.preset.canvases or CANVASES
+        return {name: CANVASES[name] for name in names}
 
     def placements(self) -> dict[str, Variant]:
         """The placements of a PEG to compare."""

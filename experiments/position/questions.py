@@ -11,7 +11,7 @@ import numpy as np
 from cpvt_pyramid.tooling.files import write_text
 
 from . import figures
-from .laboratory import Lab, Trained, metric_of
+from .laboratory import CANVASES, Lab, Trained, metric_of
 from .parallel import in_parallel
 from .report import LabAnswer, Table
 from .runs import Result, evaluate_answers, one_thread
@@ -192,10 +192,7 @@ def compare_sizes(lab: Lab) -> LabAnswer:
         trained = lab.train(lab.encodings(model), model)
         cell = trained[0].runs[0].settings.build().cell
         tests = tests_of(lab.preset.scales, cell)
-        runs = [run for one in trained for run in one.runs]
-        jobs = [(at_all_sizes, (run, tests, lab.preset.scaled_pictures)) for run in runs]
-        found = iter(in_parallel(jobs, lab.workers, 'resolution'))
-        of_variant = {one.name: [next(found) for _ in one.runs] for one in trained}
+        of_variant = tested(lab, trained, tests, 'resolution')
         data[model] = of_variant
         tables += [resolution_table(of_variant, tests, name, model) for name in MEASURES]
         pictures.append(f'resolution-{model}.png')
@@ -217,11 +214,79 @@ def compare_sizes(lab: Lab) -> LabAnswer:
     )
 
 
+def tested(
+    lab: Lab, trained: Sequence[Trained], tests: dict[str, tuple], label: str
+) -> dict[str, list[dict]]:
+    """For each variant the metrics of each seed, in each test."""
+    runs = [run for one in trained for run in one.runs]
+    jobs = [(at_all_sizes, (run, tests, lab.preset.scaled_pictures)) for run in runs]
+    found = iter(in_parallel(jobs, lab.workers, label))
+    return {one.name: [next(found) for _ in one.runs] for one in trained}
+
+
+def compare_canvases(lab: Lab) -> LabAnswer:
+    """Whether a PEG can keep its position on larger canvases."""
+    scales = lab.preset.scales
+    trained = lab.train(lab.canvases())
+    tests = canvases(scales)
+    largest = max(sides_of(scales))
+    tests['middle'] = ((largest, largest), None, (largest - 6) // 2)
+    found = tested(lab, trained, tests, 'canvas')
+    tables = [resolution_table(found, tests, name, 'column') for name in ('position', 'control')]
+    base, *others = found
+    scores = {
+        name: {test: [metric_of(seed[test], 'position') for seed in seeds] for test in tests}
+        for name, seeds in found.items()
+    }
+    if others and lab.seeds > 1:
+        pairs = {
+            name: [paired_difference(scores[name][test], scores[base][test]) for test in tests]
+            for name in others
+        }
+        adjusted = iter(holm([d.p for of_tests in pairs.values() for d in of_tests]))
+        rows = [
+            [name, *(f'{d.show(sign=True)} ({next(adjusted):.3f})' for d in of_tests)]
+            for name, of_tests in pairs.items()
+        ]
+        tables.append(Table(
+            f'Difference from "{base}" in points, paired by seed; in brackets p, adjusted for '
+            f'{len(others) * len(tests)} comparisons (Holm)', ['', *tests], rows,
+        ))  # fmt: skip
+    picture = 'canvas.png'
+    with figures.figure(lab.folder / picture, 1, 2, (12, 4.6), sharey=True) as (fig, axes):
+        for i, (name, of_test) in enumerate(scores.items()):
+            axis = axes.flat[int(CANVASES[name].position != 'peg')]
+            values = 100 * np.array([of_test[f'canvas {s:g}'] for s in scales]).T
+            figures.curve(axis, scales, values, marker='o', color=f'C{i}', label=name)
+        bag = [100 * metric_of(ceilings((side, side)), 'position') for side in sides_of(scales)]
+        for axis in axes.flat:
+            axis.plot(scales, bag, '--', color='black', lw=1, label='ceiling of a bag of patches')
+            figures.of_sizes(axis, scales)
+            axis.legend(fontsize=8, loc='lower left')
+            axis.set_ylim(0, 100)
+        axes.flat[0].set_ylabel('accuracy on the position tasks, %')
+        fig.suptitle('Trained at 6x6 cells, or at 3x3 to 9x9 ("random canvas"), tested on other '
+                     'canvases (1 = 6x6): mean and 95% interval')  # fmt: skip
+    notes = [
+        *protocol(lab),
+        'Trained at 6x6 cells, tested on canvases of more cells of the same size. "Random canvas": '
+        'each training step has pictures of 3 to 9 cells a side. "Middle": the largest canvas, '
+        'with the digits in the 6x6 cells in its middle, far from the border that a PEG sees.',
+    ]
+    title = 'Can a PEG keep its position on larger canvases?'
+    return LabAnswer(
+        'canvas', title, notes, tables, [picture], {'runs': runs_data(trained), 'tests': found}
+    )
+
+
+def canvases(scales: Sequence[float]) -> dict[str, tuple]:
+    return {f'canvas {s:g}': ((n, n), None) for s, n in zip(scales, sides_of(scales))}
+
+
 def tests_of(scales: Sequence[float], cell: int) -> dict[str, tuple]:
-    """For each test the grid of its pictures and the size they are resized to, or None."""
-    tests = {}
-    for scale, side in zip(scales, sides_of(scales)):
-        tests[f'canvas {scale:g}'] = ((side, side), None)
+    """For each test the grid of its pictures, the size they are resized to, or None, and perhaps
+    the number of cells between every edge and the digits."""
+    tests = canvases(scales)
     for scale in scales:
         side = round(6 * cell * scale)
         tests[f'zoom {scale:g}'] = ((6, 6), (side, side))
@@ -248,8 +313,8 @@ def at_all_sizes(
     if todo:
         with one_thread():
             model = result.load()
-            for name, (grid, size) in todo.items():
-                scenes = result.settings.draw('test', pictures, stream=0, grid=grid)
+            for name, (grid, size, *inset) in todo.items():
+                scenes = result.settings.draw('test', pictures, 0, grid, *inset)
                 known[name] = evaluate_answers(model, scenes, size)
         write_text(path, json.dumps(known))
     return {name: known[name] for name in tests}
@@ -264,7 +329,9 @@ def resolution_table(
         for name, of_seeds in found.items()
     ]  # fmt: skip
     if metric in ('position', 'control'):
-        bag = [f'{100 * metric_of(ceilings(grid), metric):.1f}' for grid, _ in tests.values()]
+        # Digits in the middle of a canvas lie as in one of the training size.
+        grids = [ASPECTS['1:1'] if inset else grid for grid, _, *inset in tests.values()]
+        bag = [f'{100 * metric_of(ceilings(grid), metric):.1f}' for grid in grids]
         rows.insert(0, ['bag of patches, ceiling', *bag, ''])
     return Table(f'{MEASURES[metric]} in %, {model}', ['', *tests, 'seeds'], rows)
 
@@ -314,4 +381,5 @@ TRAINED = {
     'encodings': compare_encodings,
     'placement': compare_placements,
     'resolution': compare_sizes,
+    'canvas': compare_canvases,
 }

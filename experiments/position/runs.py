@@ -5,11 +5,11 @@ import json
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, Iterator, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -45,7 +45,8 @@ class RunSettings:
             'test'.
         steps: of training.
         batch: pictures in a step.
-        grid: side of the training pictures in cells.
+        grid: side of the training pictures in cells; or several, of which each step draws one, and
+            the first is that of the evaluation.
         pictures: number of pictures of the evaluation.
     """
 
@@ -59,20 +60,25 @@ class RunSettings:
     split: str = 'test'
     steps: int = 400
     batch: int = 32
-    grid: int = 6
+    grid: Union[int, tuple[int, ...]] = 6
     pictures: int = 1000
 
     def build(self) -> LabModel:
         """The untrained model."""
         torch.manual_seed(self.seed)
-        side = self.grid * CELLS[self.model]
+        side = self.grids[0] * CELLS[self.model]
         peg, options = dict(self.peg) or None, dict(self.options) or None
         return LabModel(self.model, self.position, peg, options, self.class_token, side)
 
+    @property
+    def grids(self) -> tuple[int, ...]:
+        return (self.grid,) if isinstance(self.grid, int) else self.grid
+
     def draw(self, split: str, count: int, stream: int, grid: Any = None, inset: int = 0) -> Scenes:
         """Pictures of this run; `stream` counts the batches, 0 for those of the evaluation."""
-        grid = grid or (self.grid, self.grid)
         seed = self.seed * 1_000_003 + stream
+        side = np.random.default_rng(seed).choice(self.grids) if stream else self.grids[0]
+        grid = grid or (int(side), int(side))
         return draw_scenes(split, count, seed, grid, CELLS[self.model], inset)
 
 
@@ -159,23 +165,45 @@ def train(settings: RunSettings, device: str = 'cpu') -> tuple[LabModel, list[fl
     optimizer = torch.optim.AdamW(
         parameters, settings.lr, betas=(0.9, 0.99), weight_decay=0.02, fused=True
     )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.lr, settings.steps, pct_start=0.1
-    )
-    losses = []
-    for step in range(settings.steps):
+
+    def loss_at(step: int) -> Tensor:
         scenes = settings.draw('train', settings.batch, stream=1 + step)
-        loss = loss_of(model(scenes.image.to(device)), scenes, model.cell)
+        return loss_of(model(scenes.image.to(device)), scenes, model.cell)
+
+    losses = optimize(optimizer, loss_at, settings.steps, warm_up=0.1, clip=1.0)
+    return model.cpu().eval(), losses
+
+
+def optimize(
+    optimizer: torch.optim.Optimizer,
+    loss_at: Callable[[int], Tensor],
+    steps: int,
+    warm_up: float,
+    clip: float,
+) -> list[float]:
+    """Train for one cycle of the learning rate; returns the losses, means over tenths of the steps.
+
+    Args:
+        optimizer: with the peak learning rate.
+        loss_at: the loss of a step, from 0.
+        steps: their number; a loss that is not finite ends the training.
+        warm_up: share of the steps before the peak.
+        clip: largest norm of the gradients.
+    """
+    (group,) = optimizer.param_groups
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, group['lr'], steps, pct_start=warm_up)
+    losses = []
+    for step in range(steps):
+        loss = loss_at(step)
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):
             break
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        nn.utils.clip_grad_norm_(group['params'], clip)
         optimizer.step()
         schedule.step()
-    tenths = [float(np.mean(part)) for part in np.array_split(losses, min(10, len(losses)))]
-    return model.cpu().eval(), tenths
+    return [float(np.mean(part)) for part in np.array_split(losses, min(10, len(losses)))]
 
 
 def failure_of(losses: Sequence[float]) -> str:
@@ -276,9 +304,15 @@ def evaluate_answers(
     return metrics
 
 
-def mean_iou(predicted: Tensor, pixels: Tensor) -> float:
-    """The mean over the classes of intersection over union, of all pixels together."""
-    classes = int(pixels.max()) + 1
+def mean_iou(predicted: Tensor, pixels: Tensor, classes: Optional[int] = None) -> float:
+    """The mean over the classes of intersection over union, of all pixels together.
+
+    Args:
+        predicted: classes of pixels.
+        pixels: their true classes.
+        classes: their number; None: up to the largest in `pixels`.
+    """
+    classes = classes or int(pixels.max()) + 1
     pairs = torch.bincount((pixels * classes + predicted).flatten(), minlength=classes**2)
     matrix = pairs.view(classes, classes).double()
     union = matrix.sum(0) + matrix.sum(1) - matrix.diag()

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-9  # a relative spread that is none: equal differences of floats differ by 1e-16
 
 
 class Estimate(NamedTuple):
@@ -31,7 +32,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean, count = float(values.mean()), len(values)
     if count < 2:
         return Estimate(mean, math.nan, count)
-    if not values.std():
+    if values.std() <= ROUNDING * np.abs(values).max():
         return Estimate(mean, 0.0, count, math.nan if mean else 1.0)  # no spread to compare with
     test = ttest_1samp(values, 0)
     half = test.confidence_interval(CONFIDENCE).high - mean

@@ -86,7 +86,10 @@ def test_report_is_self_contained(answered):
     assert len(pictures) == len(list(answered.glob('*.png'))) >= 9
     assert all(base64.b64decode(data).startswith(b'\x89PNG') for data in pictures)
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
-    assert page.count('<h2>') == 8 and '<td>bag of patches, ceiling</td>' in page
+    assert (
+        page.count('<h2>') == len(tool.TRAINED + tool.MEASURED)
+        and '<td>bag of patches, ceiling</td>' in page
+    )
 
 
 def test_findings_are_written_into_a_page(answered, tmp_path):
@@ -111,7 +114,7 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
     lines = ''.join(re.findall(r'```bash\n(.*?)```', text, re.S)).splitlines()
     commands = [line.partition('#')[0] for line in lines]
     commands = [shlex.split(c) for c in commands if 'position_lab.py' in c]
-    assert len(commands) == 7
+    assert len(commands) == 8
     parser = parser_of(tool.position_lab)
     for words in commands:
         parser.parse_args(words[2:])

@@ -22,6 +22,8 @@ def test_pairs():
     assert paired_difference(values, others).p == pytest.approx(stats.ttest_rel(values, others)[1])
     constant = paired_difference([2.0, 3.0], [1.0, 2.0])
     assert (constant.mean, constant.half) == (1, 0) and math.isnan(constant.p)
+    rounded = paired_difference([0.3, 0.2, 0.4], [0.2, 0.1, 0.3])  # not the same floats
+    assert rounded.half == 0 and math.isnan(rounded.p)
 
 
 def test_intervals_cover():

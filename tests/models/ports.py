@@ -105,13 +105,18 @@ def of_timm(arch: str | Arch, num_classes: int) -> nn.Module:
 
 def of_mmseg(arch: str | Arch, stage_norm: bool | None = None) -> nn.Module:
     """mmsegmentation's PCPVT or SVT."""
-    from mmseg.models.backbones import PCPVT, SVT
+    from mmseg.models import backbones
 
+    options = config_of_mmseg(arch, stage_norm)
+    return getattr(backbones, options.pop('type'))(**options).eval()
+
+
+def config_of_mmseg(arch: str | Arch, stage_norm: bool | None = None) -> dict:
+    """See `of_mmseg`."""
     a = find(arch)
     norm = a.stage_norm if stage_norm is None else stage_norm
-    options = dict(**shape(a), norm_after_stage=norm, qkv_bias=True, drop_path_rate=0.0)
-    model = SVT(windiow_sizes=[a.window] * 4, **options) if a.window else PCPVT(**options)
-    return model.eval()
+    kind = dict(type='SVT', windiow_sizes=[a.window] * 4) if a.window else dict(type='PCPVT')
+    return dict(**kind, **shape(a), norm_after_stage=norm, qkv_bias=True, drop_path_rate=0.0)
 
 
 def of_mmpretrain(

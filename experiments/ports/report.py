@@ -1,0 +1,156 @@
+"""Tables and the figure, from the runs in a JSON file alone."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments.position import figures
+from experiments.position.report import Table
+from experiments.position.statistics import Estimate, estimate, holm, paired_difference
+
+from .settings import ARMS, BATCHES, CHANGES, METRICS, PADDING, REFERENCE
+
+Runs = Mapping[str, Sequence[dict]]  # of each arm, by seed, as `Result` in JSON
+Key = tuple[str, int, float]  # metric, images in a batch, factor of the image size
+
+
+def values(runs: Sequence[dict], key: Key, seeds: Sequence[int] = ()) -> np.ndarray:
+    """A metric of each seed, or of these."""
+    name = '{}, batch {}, size {:g}'.format(*key)
+    found = {run['settings']['seed']: run['metrics'][name] for run in runs}
+    return np.array([found[seed] for seed in seeds or found])
+
+
+def tables(runs: Runs) -> list[Table]:
+    """All tables; p values are adjusted for the number of comparisons in their table (Holm)."""
+    scales = next(iter(runs.values()))[0]['settings']['scales']
+    here = [(metric, batch, 1) for metric in METRICS for batch in BATCHES]
+    sizes = {m: [(m, batch, s) for batch in BATCHES for s in scales if s != 1] for m in METRICS}
+    found = [
+        accuracy('Accuracy at the training size, in %', runs, here),
+        differences(f'Difference to "{REFERENCE}" at the training size', runs, here),
+        batching(runs, scales),
+        changed_boxes(runs),
+    ]
+    for metric in METRICS:
+        found += [
+            accuracy(f'{metric} at other sizes, in %', runs, sizes[metric]),
+            differences(f'{metric}, difference to "{REFERENCE}"', runs, sizes[metric]),
+        ]
+    return found
+
+
+def accuracy(title: str, runs: Runs, keys: Sequence[Key]) -> Table:
+    rows = []
+    for arm, of_seeds in runs.items():
+        failed = sum(bool(run['failure']) for run in of_seeds)
+        cells = [estimate(values(of_seeds, key)).show() for key in keys]
+        rows.append([arm, *cells, str(len(of_seeds)), str(failed)])
+    return Table(title, ['', *map(named, keys), 'seeds', 'failed'], rows)
+
+
+def named(key: Key) -> str:
+    metric, batch, scale = key
+    size = '' if scale == 1 else f', size {scale:g}'
+    return f'{metric}, {"alone" if batch == 1 else f"batch of {batch}"}{size}'
+
+
+def differences(title: str, runs: Runs, keys: Sequence[Key]) -> Table:
+    """Of PCPVTs to the reference; the ResNet is another model."""
+    arms = [arm for arm in runs if arm != REFERENCE and not arm.startswith('ResNet')]
+
+    def difference(arm: str, key: Key) -> Estimate:
+        one, other = ([run['settings']['seed'] for run in runs[name]] for name in (arm, REFERENCE))
+        both = [seed for seed in one if seed in other]
+        return paired_difference(*(values(runs[name], key, both) for name in (arm, REFERENCE)))
+
+    return compared(f'{title}, in points, paired by seed (p)', arms, keys, named, difference)
+
+
+def batching(runs: Runs, scales: Sequence[float]) -> Table:
+    """What a padded batch does to accuracy."""
+
+    def difference(arm: str, key: tuple[str, float]) -> Estimate:
+        metric, scale = key
+        alone, batched = (values(runs[arm], (metric, batch, scale)) for batch in BATCHES)
+        return paired_difference(batched, alone)
+
+    keys = [(metric, scale) for metric in METRICS for scale in scales]
+    title = f'A batch of {BATCHES[1]} minus each image alone, in points, paired by seed (p)'
+    return compared(title, list(runs), keys, lambda k: f'{k[0]}, size {k[1]:g}', difference)
+
+
+def compared(
+    title: str, arms: Sequence[str], keys: Sequence, name: Callable, difference: Callable
+) -> Table:
+    """A table of differences with adjusted p values."""
+    found = [[difference(arm, key) for key in keys] for arm in arms]
+    adjusted = iter(holm([one.p for row in found for one in row]))
+    rows = [
+        [arm, *(with_p(one, next(adjusted)) for one in row)] for arm, row in zip(arms, found)
+    ]  # fmt: skip
+    return Table(title, ['', *map(name, keys)], rows)
+
+
+def with_p(found: Estimate, p: float) -> str:
+    if math.isnan(p):
+        return found.show(sign=True)
+    return f'{found.show(sign=True)} ({"< 0.001" if p < 0.001 else f"{p:.3f}"})'
+
+
+def changed_boxes(runs: Runs) -> Table:
+    """By the share of padding, how many of 100 boxes differ in a batch; `changes` says how."""
+    rows = []
+    for arm, of_seeds in runs.items():
+        for i, name in enumerate(padding_names()):
+            bins = [run['changes'][i] for run in of_seeds]
+            boxes = [bin_['boxes'] for bin_ in bins]
+            if not min(boxes):
+                continue
+            kinds = [estimate(share(bins, [kind])).show() for kind in CHANGES]
+            largest = [max(bin_[key] for bin_ in bins) for key in ('largest_move', 'largest_score')]
+            rows.append(
+                [arm, name, str(sum(boxes)), estimate(share(bins, CHANGES)).show(), *kinds,
+                 *(f'{value:.1g}' for value in largest)]
+            )  # fmt: skip
+    header = ['', 'padding', 'boxes', 'changed', *CHANGES, 'largest move, pixels', 'largest score']
+    return Table('Boxes that differ between a batch and the image alone, in %', header, rows)
+
+
+def padding_names() -> list[str]:
+    low, *_, high = inner = [f'{100 * edge:.0f}' for edge in PADDING[1:-1]]
+    between = [f'{a} to {b} %' for a, b in zip(inner, inner[1:])]
+    return [f'below {low} %', *between, f'above {high} %']
+
+
+def share(bins: Sequence[dict], kinds: Sequence[str]) -> list[float]:
+    return [sum(bin_[kind] for kind in kinds) / (bin_['boxes'] or math.nan) for bin_ in bins]
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """Changed boxes by padding, and AP alone and in a batch; a dot for each seed, and means."""
+    shades = dict(zip(ARMS, (figures.BLUE, figures.ACCENT, '#d98880', '#e6b0aa', '#7fb3d5', 'k')))
+    bins = range(len(PADDING) - 1)
+    with figures.figure(path, 1, 2, (9.2, 3.3)) as (fig, axes):
+        left, right = axes.flat
+        for row, (arm, of_seeds) in enumerate(runs.items()):
+            dots = dict(color=shades[arm], ms=5, alpha=0.5, ls='')
+            shares = [[100 * share([run['changes'][i]], CHANGES)[0] for i in bins]
+                      for run in of_seeds]  # fmt: skip
+            for of_seed in shares:
+                left.plot(bins, of_seed, 'o', **dots)
+            left.plot(bins, np.mean(shares, axis=0), color=shades[arm], label=arm)
+            for batch, mark, filled in zip(BATCHES, 'os', (shades[arm], 'white')):
+                found = 100 * values(of_seeds, ('AP', batch, 1))
+                place = row + (0.15 if batch > 1 else -0.15)
+                right.plot(found, [place] * len(found), mark, mfc=filled, **dots)
+                right.plot(found.mean(), place, '|', ms=13, mew=2, color=shades[arm])
+        left.set_xticks(bins, padding_names())
+        left.set_xlabel('share of the padded image that is padding')
+        left.set_ylabel('% of the boxes')
+        left.set_title(f'Boxes that differ in a batch of {BATCHES[1]}')
+        figures.name_rows(right, list(runs))
+        right.set_title(f'AP: filled alone, open in a batch of {BATCHES[1]}')
+        figures.legend_below(fig, left.get_legend_handles_labels()[0], 3)

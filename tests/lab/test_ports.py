@@ -1,0 +1,136 @@
+"""Ports compared by training (experiments/ports)."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from models.ports import randomize
+from scipy.stats import t, ttest_rel
+from support import ROOT
+
+from experiments.ports import report, runs
+from experiments.ports.__main__ import main
+from experiments.ports.settings import ARMS, REFERENCE, RunSettings
+
+TINY = RunSettings(seed=3, steps=3, batch=2, pictures=8, scales=(1,))
+
+
+def test_the_smallest_preset(tmp_path, monkeypatch):
+    command = ['--preset', 'smoke', '--work-dir', str(tmp_path), '--workers', '1', '--seed', '7']
+    assert main(command) == 0
+    found = (tmp_path / 'training.json').read_text()
+    data = json.loads(found)['data']
+    assert {arm: [run['settings']['seed'] for run in of_arm]
+            for arm, of_arm in data['runs'].items()} == {
+        arm: [7, 8] for arm in (REFERENCE, 'ours, without', 'ResNet-18')
+    }  # fmt: skip
+    assert {run['settings']['split'] for run in data['tuning']} == {'tuning'}
+    assert {run['settings']['seed'] for run in data['tuning']} == {500_007}
+
+    monkeypatch.setattr(runs, 'train', None)  # everything is there
+    assert main(command) == 0
+    assert (tmp_path / 'training.json').read_text() == found
+
+
+def test_all_models_start_alike():
+    """`build` compares the maps of the ports."""
+    models = {
+        arm: runs.build(RunSettings(**{**ARMS[arm], 'seed': 5})).state_dict()
+        for arm in ('timm', 'mmsegmentation', 'ours, learned table', REFERENCE)
+    }
+    ours = models.pop(REFERENCE)
+    for arm, weights in models.items():
+        heads = {key for key in ours if not key.startswith('backbone')}
+        assert heads == {key for key in weights if not key.startswith('backbone')}
+        torch.testing.assert_close({k: weights[k] for k in heads}, {k: ours[k] for k in heads})
+        if arm == 'ours, learned table':
+            position = {k for k in ours.keys() ^ weights.keys() if 'pos_' in k}
+            assert position == ours.keys() ^ weights.keys() != set()
+            shared = ours.keys() & weights.keys()
+            torch.testing.assert_close(
+                {k: weights[k] for k in shared}, {k: ours[k] for k in shared}
+            )
+
+
+@pytest.mark.parametrize('region', [True, False])
+def test_boxes_change_in_a_batch_without_the_region(region):
+    settings = replace(TINY, region=region)
+    model = runs.build(settings).eval()
+    randomize(model.backbone)
+    torch.nn.init.normal_(model.detector.retina_cls.weight, std=0.2)  # some scores are high
+    samples = runs.evaluation(settings)
+    alone, batched = (runs.predict(model, samples, count) for count in (1, 8))
+    found = runs.changes_by_padding(alone, batched)
+    assert sum(bin_['images'] for bin_ in found) == 8
+    assert sum(bin_['boxes'] for bin_ in found) > 100
+    changed = sum(bin_[kind] for bin_ in found for kind in runs.CHANGES)
+    same = [torch.equal(a.classes, b.classes) for a, b in zip(alone, batched)]
+    if region:
+        assert changed == 0 and max(bin_['largest_move'] for bin_ in found) < 1e-2 and all(same)
+    else:
+        assert changed > 10 and not all(same)
+
+
+def prediction(*rows):
+    """Rows of left, right, score and label; boxes are 10 high."""
+    left, right, scores, labels = torch.tensor(rows, dtype=torch.float32).view(-1, 4).T
+    boxes = torch.stack([left, 0 * left, right, 0 * left + 10], dim=1)
+    return runs.Prediction(boxes, scores, labels, torch.zeros(1, 1), 0.5)
+
+
+@pytest.mark.parametrize(
+    'alone, batched, kind',
+    [
+        ((0, 10, 0.9, 1), (0, 10, 0.86, 1), None),
+        ((0, 10, 0.9, 1), (0, 10, 0.84, 1), 'score'),
+        ((0, 10, 0.32, 1), (0, 10, 0.29, 1), None),  # only one of them is shown
+        ((0, 10, 0.9, 1), (2, 12, 0.5, 1), 'moved'),
+        ((0, 10, 0.9, 1), (2, 12, 0.9, 2), 'class'),
+        ((0, 10, 0.9, 1), (8, 18, 0.2, 1), 'vanished'),
+        ((0, 10, 0.2, 1), (8, 18, 0.9, 1), 'appeared'),
+    ],
+)
+def test_changes_by_hand(alone, batched, kind):
+    still = (100, 120, 0.9, 0), (200, 220, 0.1, 0)  # the second has too low a score
+    found = runs.changes(prediction(alone, *still), prediction(*still, batched))
+    assert {k for k in runs.CHANGES if found[k]} == ({kind} if kind else set())
+    assert found['boxes'] == 2
+
+
+def test_average_precision_and_mean_iou_by_hand():
+    samples = runs.evaluation(TINY)
+    exact = [
+        runs.Prediction(one.boxes, torch.ones(len(one.boxes)), one.labels, one.classes, 0)
+        for one in samples
+    ]
+    assert runs.accuracy(samples, exact) == pytest.approx(dict(AP=1, mIoU=1), abs=1e-6)
+    wrong = [one._replace(labels=3 - one.labels, classes=0 * one.classes) for one in exact]
+    pixels = torch.cat([one.classes.flatten() for one in samples])
+    background = float((pixels == 0).double().mean())
+    assert runs.accuracy(samples, wrong) == pytest.approx(dict(AP=0, mIoU=background / 5))
+
+
+def test_the_page_has_what_its_runs_say():
+    """Tables from the JSON file, and two of their cells by scipy."""
+    page = (ROOT / 'docs/training_evidence.md').read_text()
+    data = json.loads((ROOT / 'docs/training_evidence.json').read_text())['data']['runs']
+    for table in report.tables(data):
+        assert table.markdown() in page, table.title
+    a, b = (
+        100 * np.array([run['metrics']['AP, batch 8, size 1'] for run in data[arm]])
+        for arm in (REFERENCE, 'ours, without')
+    )
+    half = t.ppf(0.975, len(b) - 1) * b.std(ddof=1) / len(b) ** 0.5
+    difference, p = (b - a).mean(), ttest_rel(b, a).pvalue
+    here, minus = report.tables(data)[:2]
+    assert here.rows[1][:3:2] == ['ours, without', f'{b.mean():.1f} ± {half:.1f}']
+    assert minus.rows[0][2].startswith(f'{difference:+.1f} ± ')
+    shown = float(minus.rows[0][2].rstrip(')').split('(')[1].lstrip('< '))
+    assert shown >= round(p, 3) - 1e-9  # adjusted
+
+
+def test_nothing_is_finished(tmp_path, capsys):
+    assert main(['--finished', '--work-dir', str(tmp_path)]) == 2
+    assert 'there is no finished run in' in capsys.readouterr().err

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cpvt_pyramid.runner.inference.batched import ModelPredictor
     from cpvt_pyramid.runner.inference.exported import ExportedPredictor
     from cpvt_pyramid.runner.inference.large_images import LargeImages, TileModel
+    from cpvt_pyramid.runner.inference.workers import Cores
 
 Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
@@ -62,6 +63,7 @@ def infer(
     batch_size: int = 1,
     score_thr: Optional[float] = None,
     format: Optional[Format] = None,
+    processes: Optional[int] = None,
     workers: int = 2,
     tile: Optional[int] = None,
     overlap: Optional[int] = None,
@@ -87,11 +89,15 @@ def infer(
         score_thr (SCORE): leave out boxes with a lower score; by default that of an exported model,
             else 0.3.
         format: write the predictions in this format, too.
+        processes (N): on a CPU, processes that each take an image at a time, with as many threads
+            as leave each a share of the cores; by default the number that finishes first and fits
+            into memory. Results do not depend on it, but for rounding by the number of threads.
         workers (N): threads that read images ahead of the model, and as many that write results.
         tile (PIXELS): split images into tiles of this size, for example 1024.
         overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
-        memory (SIZE): memory limit of the process with --tile, for example 2GiB. With a GPU this is
-            the host's memory, which includes CUDA's libraries.
+        memory (SIZE): memory limit, for example 2GiB: with --tile of the process, else what
+            --processes may take by default. With a GPU this is the host's memory, which includes
+            CUDA's libraries.
         gpu_memory (SIZE): limit with --tile of the GPU memory that PyTorch allocates. CUDA itself
             needs some hundred MiB more.
         inexact: let the tiles of a batch pass the model together. Faster on a GPU, but rounding
@@ -104,20 +110,26 @@ def infer(
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from cpvt_pyramid.results.formats import Output
-    from cpvt_pyramid.runner.inference.large_images import LargeImages, tile_options
+    from cpvt_pyramid.runner.inference.large_images import LargeImages, parse_bytes, tile_options
     from cpvt_pyramid.runner.inference.sharing import Sharing, share_images, share_tiles
+    from cpvt_pyramid.runner.inference.workers import Cores
     from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
     from cpvt_pyramid.tooling.inputs import find_inputs, name_results
 
     check_score_thr(score_thr)
     if workers < 0:
         raise UserError(f'--workers must be at least 0, got {workers}')
-    tiling = tile_options(batch_size, tile, overlap, memory, gpu_memory, inexact)
+    if processes is not None and processes < 1:
+        raise UserError(f'--processes must be at least 1, got {processes}')
+    limit = parse_bytes(memory, '--memory')
+    tiling = tile_options(batch_size, tile, overlap, limit, gpu_memory, inexact)
     exported = Path(model).suffix in EXPORTED
     checkpoint, inputs = ('', inputs) if exported else (inputs[0], inputs[1:])
     if not inputs:
         raise UserError('give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...')
-    others = {'device': device, 'dtype': dtype, 'gpu-memory': gpu_memory}
+    if processes and (tile or launcher != 'none'):
+        raise UserError('--processes is not for --tile and --launcher; see dist_infer.sh')
+    others = {'device': device, 'dtype': dtype, 'gpu-memory': gpu_memory, 'processes': processes}
     others |= {'cfg-options': cfg_options}
     for name, value in (others if exported else {'backend': backend}).items():
         if value:
@@ -141,7 +153,11 @@ def infer(
             share = sharing and partial(share_tiles, large, named, sharing.processes)
             return write_all(partial(write_tiles, large), named, output, share)
         about = [loaded.about, batch_size, loaded.score_thr]
-        write = partial(write_whole, loaded.model, folder, workers)
+        cores = None
+        if not exported and not sharing:
+            device = next(loaded.model.model.parameters()).device
+            cores = Cores.for_model(device, processes, limit)
+        write = partial(write_whole, loaded.model, folder, workers, cores)
         share = sharing and partial(share_images, write, named, folder, about, batch_size)
         return write_all(write, named, output, share)
 
@@ -234,6 +250,7 @@ def write_whole(
     predictor: 'ModelPredictor',
     folder: Path,
     workers: int,
+    cores: Optional['Cores'],
     named: Sequence[tuple[Path, str]],
     skip: Skip,
 ) -> None:
@@ -244,11 +261,11 @@ def write_whole(
 
     images = [(path, name) for path, name in named if not is_video(path)]
     if images:
-        infer_images(predictor, images, folder, skip, workers)
+        infer_images(predictor, images, folder, skip, workers, cores)
     for path, name in named:
         if is_video(path):
             try:
-                infer_video(predictor, path, name, folder)
+                infer_video(predictor, path, name, folder, cores)
             except ReadError as error:
                 skip(path, error)
 

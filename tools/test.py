@@ -38,6 +38,7 @@ def test(
     tta: bool = False,
     dtype: Literal['float32', 'bfloat16'] = 'float32',
     skip_bad: bool = False,
+    processes: Optional[int] = None,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
@@ -54,6 +55,7 @@ def test(
         dtype: of the backbone, the neck and the heads of segmentors; boxes are float32.
         skip_bad: test without images and annotations that have errors; see check_data.py. The
             metrics are then those of the rest.
+        processes (N): on a CPU, processes that each take a batch at a time, as in infer.py.
         cfg_options (KEY=VALUE): override settings of the config, for example
             test_dataloader.num_workers=8.
         launcher: what started the processes.
@@ -65,6 +67,7 @@ def test(
     from cpvt_pyramid.runner.config.unread import check_unread
     from cpvt_pyramid.runner.datasets.checks import check_before_run
     from cpvt_pyramid.runner.inference import prediction
+    from cpvt_pyramid.runner.inference.postprocessing import skip_unread_scores
     from cpvt_pyramid.runner.inference.shared_test import share_test
     from cpvt_pyramid.runner.inference.sharing import Sharing
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
@@ -92,6 +95,8 @@ def test(
             cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
         cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
         check_before_run(cfg, 'test', skip_bad=skip_bad)
+    if not sharing and cfg.test_cfg.get('type', 'TestLoop') == 'TestLoop':
+        cfg.test_cfg = {**cfg.test_cfg, 'type': 'ForkedTestLoop', 'processes': processes}
     if sharing:
         share_test(cfg, weights, rank(), out, show_dir, dtype)
     with explained(cfg, ('test',)):
@@ -100,6 +105,8 @@ def test(
         check.check_classes(cfg, runner.model, 'test')
         if dtype == 'bfloat16':
             replace_forward(runner.model)
+        if cfg.default_scope == 'mmseg':
+            skip_unread_scores(runner)
         if out:
             runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))
         metrics = runner.test()

@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 Color = tuple[int, int, int]
 INK = (33, 37, 41)  # text on white
 WHITE = (255, 255, 255)
+ROWS = 32  # that are mixed at a time
 READABLE = 384  # images with a shorter longer side are enlarged before drawing
 # Colours of medium lightness and chroma, a hexadecimal digit per channel. Each is the farthest in
 # OKLab (Ottosson 2020) from all before it.
@@ -130,7 +131,7 @@ def draw_segmentation(
     scale: integer factor by which the image is enlarged first; None takes `readable_scale`.
     segments: (H, W), segment ids to outline; None outlines the regions of `label_map`.
     """
-    image, label_map = _checked_image(image), np.asarray(label_map).astype(int)
+    image, label_map = _checked_image(image), np.asarray(label_map)
     segments = label_map if segments is None else np.asarray(segments)
     if label_map.shape != image.shape[:2]:
         raise ValueError(
@@ -138,22 +139,27 @@ def draw_segmentation(
             f'{image.shape[:2]}'
         )
     palette = class_palette(classes, palette)
-    picture = np.array(_enlarged(image, scale), dtype=np.float32)  # (h, w, 3), enlarged
-    factor = picture.shape[0] // image.shape[0]
-    label_map, segments = (  # (h, w)
-        ids.repeat(factor, 0).repeat(factor, 1) for ids in (label_map, segments)
-    )
     present = painted_classes(label_map, classes)
-    painted = np.isin(label_map, present)
-    colors = np.array(palette, dtype=np.float32)[np.where(painted, label_map, 0)]
+    picture = np.array(_enlarged(image, scale))  # (h, w, 3), enlarged
+    factor = picture.shape[0] // image.shape[0]
+    if factor > 1:
+        label_map, segments = (  # (h, w)
+            ids.repeat(factor, 0).repeat(factor, 1) for ids in (label_map, segments)
+        )
+    outlines = _edges(segments)
     # Tint a grey image, so that the colour matches the legend whatever the colour of the object,
-    # and fade the surroundings, so that it stands out.
-    grey = picture.mean(-1, keepdims=True)
-    mixed = np.where(painted[..., None], 0.3 * grey + 0.7 * colors, 0.6 * grey + 0.4 * picture)
-
-    outline = _edges(segments) & painted
-    mixed[outline] = colors[outline]
-    picture = Image.fromarray(mixed.round().astype(np.uint8))
+    # and fade the surroundings, so that it stands out. Some rows at a time stay in the cache.
+    for top in range(0, len(picture), ROWS):
+        rows = slice(top, top + ROWS)
+        pixels, labels = picture[rows].astype(np.float32), label_map[rows]
+        painted = np.isin(labels, present)
+        colors = np.array(palette, dtype=np.float32)[np.where(painted, labels, 0)]
+        grey = ((pixels[..., 0] + pixels[..., 1] + pixels[..., 2]) / 3)[..., None]
+        mixed = np.where(painted[..., None], 0.3 * grey + 0.7 * colors, 0.6 * grey + 0.4 * pixels)
+        outline = outlines[rows] & painted
+        mixed[outline] = colors[outline]
+        picture[rows] = mixed.round()
+    picture = Image.fromarray(picture)
 
     return _with_legend(
         picture, present if legend else [], classes, palette, max(picture.size) / 36
@@ -183,7 +189,7 @@ def draw_legend(
 
 def painted_classes(label_map: np.ndarray, classes: Sequence[str]) -> list[int]:
     """The indices of the classes in a label map that `draw_segmentation` gives a colour."""
-    present = np.unique(np.asarray(label_map).astype(int))
+    present = np.unique(np.asarray(label_map))
     return [int(i) for i in present if 0 <= i < len(classes) and classes[i] != 'background']
 
 

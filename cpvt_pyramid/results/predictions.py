@@ -106,7 +106,7 @@ class _Prediction:
             name: begins the file names.
             source: the image's path, for the JSON file.
         """
-        save_picture(self.draw(), folder / f'{name}.overlay.png')
+        save_picture(self.draw(), folder / f'{name}.overlay.png', compress_level=1)
         self._write(folder / f'{name}.{self.kind}', source)
 
     def _write(self, stem: Path, source: Union[str, Path]) -> None:
@@ -320,9 +320,9 @@ class Segments(_Prediction):
 Prediction = Union[Detections, LabelMap, Segments]
 
 
-def save_picture(picture: Image.Image, path: Path) -> None:
+def save_picture(picture: Image.Image, path: Path, **options: Any) -> None:
     with atomic_write(path) as file:
-        picture.save(file, 'PNG')
+        picture.save(file, 'PNG', **options)
 
 
 def _to_supervision(

@@ -11,18 +11,19 @@ runs no images, but compares the model's outputs for the synthetic images in the
 PyTorch on this device. The exit status is 1 if they differ.
 """
 
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Optional
 
 import numpy as np
 
-from ..results.formats import Output
+from ..results.formats import Named, Output
 from ..tooling.command import as_called, one_line, run_command
 from ..tooling.files import Format
 from ..tooling.report import text_table
+from ..tooling.threads import ahead, usable_cores
 
 
 def predict_files(
@@ -36,6 +37,7 @@ def predict_files(
     size: Optional[int] = None,
     device: Optional[str] = None,
     provider: Optional[str] = None,
+    workers: Optional[int] = None,
 ) -> int:
     """Run an exported model on images.
 
@@ -53,6 +55,8 @@ def predict_files(
         device: device of OpenVINO, such as GPU; by default CPU.
         provider: execution provider of onnxruntime, such as CUDAExecutionProvider; by default CUDA
             if it is installed.
+        workers (N): threads that read, predict, draw and write, each with its share of the cores;
+            by default one for each core, of which some wait where memory is short. A GPU has one.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
@@ -63,27 +67,43 @@ def predict_files(
     from .images import load_image
     from .predictor import Predictor
 
-    predictor = Predictor(model, backend, batch_size, score_thr, size, device or provider)
-    named, folder = name_results(find_inputs(inputs, out_dir=out_dir), out_dir)
+    found = find_inputs(inputs, out_dir=out_dir)
+    if workers is None:
+        workers = min(usable_cores(), math.ceil(len(found) / max(batch_size, 1)))
+    device = device or provider
+    predictor = Predictor(model, backend, batch_size, score_thr, size, device, workers)
+    named, folder = name_results(found, out_dir)
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
 
-    def read() -> Iterator[tuple[Path, str, np.ndarray]]:
-        for path, name in tqdm(named, unit='image', disable=None):
+    def write_results(batch: Named) -> list[Optional[OSError]]:
+        """For each image, None, or the error if it cannot be read."""
+        images: list[np.ndarray] = []
+        errors: list[Optional[OSError]] = []
+        for path, _ in batch:
             try:
                 if is_video(path):
                     infer = as_called('python tools/infer.py')
                     raise OSError(f'videos need OpenCV; give the model to {infer}')
-                yield path, name, load_image(path)
+                images.append(load_image(path))
+                errors.append(None)
             except OSError as error:
-                tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
-
-    done, images = [], read()
-    while batch := list(islice(images, batch_size)):
-        results = predictor([image for _, _, image in batch])
-        for (path, name, _), result in zip(batch, results):
+                errors.append(error)
+        readable = [item for item, error in zip(batch, errors) if not error]
+        for (path, name), result in zip(readable, predictor(images)):
             result.write(folder, name, str(path))
-            done.append((path, name))
+        return errors
+
+    batches = [named[start : start + batch_size] for start in range(0, len(named), batch_size)]
+    done: list[tuple[Path, str]] = []
+    with tqdm(total=len(named), unit='image', disable=None) as bar:
+        for batch, errors in zip(batches, ahead(write_results, batches, predictor.threads)):
+            for (path, name), error in zip(batch, errors()):
+                if error:
+                    tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
+                else:
+                    done.append((path, name))
+            bar.update(len(batch))
     output.write(done)
     output.report(done, len(named))
     return int(len(done) < len(named))

@@ -14,6 +14,7 @@ Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB 
 
 DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
 TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bits first'
+ROWS = 32  # that are resized at a time
 DARK = 16  # of 256: values below fill at most 12 of 16 bits
 ORIENTATION = 0x0112  # EXIF tag
 SUBFILE_TYPE, PART = 254, 0b101  # TIFF tag, and its bits of overviews and masks
@@ -142,13 +143,21 @@ def resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     def fixed(weight: np.ndarray) -> np.ndarray:
         return np.rint(weight * np.float32(2048)).astype(np.int32)[:, None]
 
-    def across(rows: np.ndarray) -> np.ndarray:
-        lines = image[rows.clip(0, height - 1)].astype(np.int32)
-        return (lines[:, left] * fixed(1 - u) + lines[:, right] * fixed(u)) >> 4
-
-    above = (across(top) * fixed(1 - v)[..., None]) >> 16
-    below = (across(bottom) * fixed(v)[..., None]) >> 16
-    return ((above + below + 2) >> 2).astype(np.uint8)
+    # Every row that is needed is resized once.
+    rows, place = np.unique(np.stack([top, bottom]).clip(0, height - 1), return_inverse=True)
+    place = place.reshape(2, -1)  # of each neighbour among the rows
+    across = image[rows].take(left, 1) * fixed(1 - u)
+    across += image[rows].take(right, 1) * fixed(u)
+    across >>= 4
+    result = np.empty((*size, image.shape[2]), np.uint8)
+    for start in range(0, size[0], ROWS):  # which stay in the cache
+        part = slice(start, start + ROWS)
+        above, below = (
+            (across[place[i, part]] * fixed(weight[part])[..., None]) >> 16
+            for i, weight in enumerate((1 - v, v))
+        )
+        result[part] = (above + below + 2) >> 2
+    return result
 
 
 def resize_scores(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:

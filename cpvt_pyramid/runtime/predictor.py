@@ -9,6 +9,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Protocol, Union, overload
 
@@ -16,8 +17,10 @@ import numpy as np
 
 from ..results.drawing import class_palette
 from ..results.predictions import Detections, Kind, LabelMap, Prediction
+from ..tooling import memory
 from ..tooling.command import UserError
 from ..tooling.inputs import IMAGES, local_path
+from ..tooling.threads import Budget, ahead
 from .comparison import Check
 from .images import Source, load_image, rescaled_size, resize_image, resize_scores
 from .masks import enlarge_masks, paste_masks
@@ -25,6 +28,7 @@ from .metadata import read_metadata
 from .self_test import verify_session
 from .sessions import Session, open_session, padded_inputs, run_session
 
+INPUT_BYTES = 1000  # of memory for a pixel of the input; see `ExportedModel.needed`
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 TRAINED = '..runner.inference.trained'  # wraps checkpoints; needs torch and mm, which this does not
@@ -53,6 +57,9 @@ class Predictor:
         size: shorter side of the model's input in pixels; None takes that of the training.
         device: an execution provider of onnxruntime, such as 'CUDAExecutionProvider', or a device
             of OpenVINO, such as 'GPU'.
+        workers: threads that predict from the images of a list, each with its share of the cores.
+            Results are the same. With 1, each image has all cores. On other devices and for a
+            checkpoint, always 1.
 
     Raises:
         UserError: the model cannot be opened; one line that says why.
@@ -73,18 +80,21 @@ class Predictor:
         score_thr: Optional[float] = None,
         size: Optional[int] = None,
         device: Optional[str] = None,
+        workers: int = 1,
     ) -> None:
-        for name, value in (('batch_size', batch_size), ('size', size)):
+        for name, value in (('batch_size', batch_size), ('size', size), ('workers', workers)):
             if value is not None and value < 1:
                 raise UserError(f'{name} must be at least 1, got {value}')
         check_score_thr(score_thr)
         self.batch_size, self.score_thr = batch_size, score_thr
         path = local_path(str(model)).expanduser()
         if path.suffix in EXPORTED:
-            exported = ExportedModel(path, backend, device)
+            exported = ExportedModel(path, backend, device, workers)
             self.model: Model = exported.with_size(size) if size else exported
+            workers = exported.session.requests
         else:
-            self.model = _trained(path, size)
+            self.model, workers = _trained(path, size), 1
+        self.threads = workers if workers > 1 else 0  # besides the caller's, see `ahead`
         check_score_thr(score_thr, self.model.kind_of_results)
 
     @overload
@@ -107,11 +117,14 @@ class Predictor:
         """
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
-        results: list[Prediction] = []
-        for start in range(0, len(images), self.batch_size):
-            batch = [_image(source) for source in images[start : start + self.batch_size]]
-            results += self.model.predict(batch, self.score_thr)
-        return results
+
+        def predict(batch: Sequence[Source]) -> list[Prediction]:
+            return self.model.predict([_image(source) for source in batch], self.score_thr)
+
+        starts = range(0, len(images), self.batch_size)
+        batches = [images[start : start + self.batch_size] for start in starts]
+        threads = self.threads if len(batches) > 1 else 0
+        return [found for results in ahead(predict, batches, threads) for found in results()]
 
     def verify(self) -> list[Check]:
         """Compare the outputs for the synthetic images in the file with PyTorch's, on this device.
@@ -169,7 +182,7 @@ class ExportedModel:
     Args:
         path: the file.
         backend: 'onnxruntime' or 'openvino'.
-        device: see `Predictor`.
+        device, workers: see `Predictor`.
 
     Attributes:
         about: the metadata in the file; docs/deployment.md lists its keys.
@@ -177,10 +190,14 @@ class ExportedModel:
     """
 
     def __init__(
-        self, path: Path, backend: str = 'onnxruntime', device: Optional[str] = None
+        self,
+        path: Path,
+        backend: str = 'onnxruntime',
+        device: Optional[str] = None,
+        workers: int = 1,
     ) -> None:
         self.path = path
-        self.session: Session = open_session(path, backend, device)
+        self.session: Session = open_session(path, backend, device, workers)
         self.about = read_metadata(path, self.session)
         self.classes = self.about['classes']
         self.palette = class_palette(self.classes, self.about['palette'])
@@ -188,6 +205,10 @@ class ExportedModel:
         self.kind_of_results: Kind = 'labels' if is_map else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
+        free = math.inf
+        with suppress(OSError):  # known on Linux only
+            free = memory.available() / 2
+        self.memory = Budget(free if self.session.requests > 1 else math.inf)
 
     def with_size(self, short: int) -> 'ExportedModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
@@ -196,6 +217,21 @@ class ExportedModel:
         return other
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
+        with self.memory.take(self.needed(images)):
+            return self._predict(images, score_thr)
+
+    def needed(self, images: Sequence[np.ndarray]) -> float:
+        """An estimate of the bytes of a prediction: maps at the size of the input and, at that of
+        the image, the logits of all classes or masks."""
+        is_map = self.about['task'] == 'segmentation'
+        full = 4 * len(self.classes) if is_map else 100 * bool(self.about['masks'])
+        pixels = [image.shape[0] * image.shape[1] for image in images]
+        longest = self.resize[0] * self.resize[1] if self.resize else math.inf
+        return sum(INPUT_BYTES * min(n, longest) + full * n for n in pixels)
+
+    def _predict(
+        self, images: Sequence[np.ndarray], score_thr: Optional[float]
+    ) -> list[Prediction]:
         resized = [self.to_input_size(image) for image in images]
         outputs = self.run(resized, [image.shape[:2] for image in images])
         score_thr = self.about['score_thr'] if score_thr is None else score_thr

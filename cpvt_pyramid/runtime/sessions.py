@@ -1,5 +1,6 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional, Protocol, Union
@@ -7,6 +8,7 @@ from typing import Optional, Protocol, Union
 import numpy as np
 
 from ..tooling.command import UserError, one_line, send_no_telemetry
+from ..tooling.threads import usable_cores
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
@@ -21,6 +23,7 @@ class Session(Protocol):
         device: the backend and what it runs on, for people.
         names: of the outputs.
         shapes: the shape of each input, by name; None for a dimension of any length.
+        requests: the number of threads that may call `run` at the same time.
     """
 
     metadata: Optional[str]
@@ -28,6 +31,7 @@ class Session(Protocol):
     device: str
     names: list[str]
     shapes: dict[str, list[Optional[int]]]
+    requests: int
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
@@ -38,12 +42,15 @@ class OnnxRuntime:
     Args:
         model: its path, or its bytes.
         device: an execution provider. By default a GPU if onnxruntime-gpu finds one.
+        requests: threads that will call `run` at the same time. On a GPU, always one.
 
     Raises:
         UserError: onnxruntime does not have the provider, or cannot use it.
     """
 
-    def __init__(self, model: Union[Path, bytes], device: Optional[str] = None) -> None:
+    def __init__(
+        self, model: Union[Path, bytes], device: Optional[str] = None, requests: int = 1
+    ) -> None:
         send_no_telemetry()
         import onnxruntime
 
@@ -52,6 +59,9 @@ class OnnxRuntime:
         available = onnxruntime.get_available_providers()
         wanted = (device or 'CUDAExecutionProvider', 'CPUExecutionProvider')
         providers = [name for name in dict.fromkeys(wanted) if name in available]
+        self.requests = requests if providers == ['CPUExecutionProvider'] else 1
+        if self.requests > 1:  # which compute, too, and share the session's other threads
+            options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
         given = model if isinstance(model, bytes) else str(model)
         self.session = onnxruntime.InferenceSession(given, options, providers)
         used = self.session.get_providers()  # without those that could not be started
@@ -75,12 +85,13 @@ class OpenVino:
     Args:
         path: of the file.
         device: such as 'GPU'; by default the CPU.
+        requests: threads that will call `run` at the same time. On other devices, always one.
 
     Raises:
         UserError: OpenVINO does not find the device.
     """
 
-    def __init__(self, path: Path, device: Optional[str] = None) -> None:
+    def __init__(self, path: Path, device: Optional[str] = None, requests: int = 1) -> None:
         import openvino
         from openvino.frontend import FrontEndManager
 
@@ -95,7 +106,13 @@ class OpenVino:
         check_device('openvino', device, core.available_devices)
         self.device = f'openvino on {device}'
         # On processors with bfloat16, OpenVINO's default is less precise.
-        self.model = core.compile_model(model, device, {'INFERENCE_PRECISION_HINT': 'f32'})
+        settings: dict[str, object] = {'INFERENCE_PRECISION_HINT': 'f32'}
+        self.requests = requests if device == 'CPU' else 1
+        if self.requests > 1:
+            settings['PERFORMANCE_HINT'] = 'THROUGHPUT'
+            settings['PERFORMANCE_HINT_NUM_REQUESTS'] = self.requests
+        self.model = core.compile_model(model, device, settings)
+        self.threads = threading.local()  # each has a request, which only one can use at a time
         self.names = [_name(output.get_names()) for output in self.model.outputs]
         self.shapes = {
             _name(value.get_names()): [
@@ -105,7 +122,9 @@ class OpenVino:
         }
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        results = self.model(inputs)
+        if not hasattr(self.threads, 'request'):
+            self.threads.request = self.model.create_infer_request()
+        results = self.threads.request.infer(inputs, share_inputs=True)
         return {name: results[i] for i, name in enumerate(self.names)}
 
 
@@ -120,19 +139,22 @@ def check_device(backend: str, device: str, available: Sequence[str]) -> None:
         raise UserError(f'{backend} cannot use {device}; choose from {", ".join(available)}')
 
 
-BACKENDS: dict[str, Callable[[Path, Optional[str]], Session]] = {
+BACKENDS: dict[str, Callable[[Path, Optional[str], int], Session]] = {
     'onnxruntime': OnnxRuntime,
     'openvino': OpenVino,
 }
 
 
-def open_session(path: Path, backend: str, device: Optional[str] = None) -> Session:
+def open_session(
+    path: Path, backend: str, device: Optional[str] = None, requests: int = 1
+) -> Session:
     """Open a model file.
 
     Args:
         path: of the file.
         backend: 'onnxruntime' or 'openvino'; an .xml file is always opened in OpenVINO.
         device: an execution provider of onnxruntime, or a device of OpenVINO.
+        requests: threads that will run it at the same time.
 
     Raises:
         UserError: no such file, backend or package, or not a complete model.
@@ -144,7 +166,8 @@ def open_session(path: Path, backend: str, device: Optional[str] = None) -> Sess
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
-        return BACKENDS['openvino' if path.suffix == '.xml' else backend](path, device)
+        backend = 'openvino' if path.suffix == '.xml' else backend
+        return BACKENDS[backend](path, device, requests)
     except UserError:
         raise
     except ImportError as error:

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from .command import UserError
@@ -41,6 +42,17 @@ def restart_peak() -> None:
         Path('/proc/self/clear_refs').write_text('5')
     except OSError:
         pass
+
+
+def available() -> int:
+    """Memory that processes can still take, on this machine and in the control group of this
+    process. On Linux only."""
+    free = in_bytes('/proc/meminfo', 'MemAvailable')
+    group = Path('/sys/fs/cgroup')
+    with suppress(OSError, ValueError):  # no such group, or no limit
+        numbers = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
+        free = min(free, int((group / 'memory.max').read_text()) - int(numbers['anon']))
+    return free
 
 
 def trim() -> None:

@@ -81,7 +81,7 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         ('infer', 'DETECTOR.py DETECTOR.pth *.jpg', 'no files match *.jpg'),
         ('infer', 'DETECTOR.py DETECTOR.pth empty --batch-size 0',
          '--batch-size must be at least 1, got 0'),
-        ('infer', 'DETECTOR.py DETECTOR.pth empty --memory 1G', '--memory needs --tile'),
+        ('infer', 'DETECTOR.py DETECTOR.pth empty --gpu-memory 1G', '--gpu-memory needs --tile'),
         ('infer', 'DETECTOR.py DETECTOR.pth empty --tile 100',
          'tile and overlap must be multiples of 32'),
         ('infer', 'DETECTOR.py DETECTOR.pth empty --tile 64 --memory much',

@@ -1,8 +1,13 @@
 """python -m cpvt_pyramid.runtime, and installations without torch."""
 
+import itertools
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +17,7 @@ from support import ROOT
 
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
+from cpvt_pyramid.runtime.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.inputs import OWNERS
 
 
@@ -56,6 +62,52 @@ def test_files(model, folder, name, kind, capsys):
         found = content['detections'][0]
         np.testing.assert_allclose(found['box'], expected.boxes[0], atol=0.01)
         assert (found['label'], found['class']) == (1, 'one')
+
+
+def files_of(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name, size', [('box', 1), ('labels', 1), ('labels', 2)])
+def test_workers_change_nothing(model, folder, name, size, backend, capsys):
+    said, path = {}, model(name)
+    for workers in (1, 3):
+        options = ['--workers', str(workers), '--batch-size', str(size), '--backend', backend]
+        assert main([str(path), 'in', '--out-dir', f'out-{workers}', *options]) == 1
+        said[workers] = capsys.readouterr().err
+    assert said[1] == said[3] and said[1].count('skipped') == 2
+    assert len(files_of('out-1')) == 9 and files_of('out-1') == files_of('out-3')
+
+
+def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys):
+    started, count, run = [], itertools.count(1), OnnxRuntime.run
+
+    def interrupted(session, inputs):
+        number = next(count)
+        started.append(number)
+        if number == 2:  # once: another signal would end the process of the test
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.1 * len(started))
+        return run(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', interrupted)
+    path = model('detection')
+    for i in range(20):
+        shutil.copy('in/b.png', f'in/{i:02}.png')
+    assert main([str(path), 'in', '--workers', '2']) == 130
+    assert 'runtime: interrupted; finished results are in predictions' in capsys.readouterr().err
+    assert Path('predictions/00.detections.json').exists() and len(started) < 6
+
+
+def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
+    def fails(session, inputs):
+        raise RuntimeError('no kernel')
+
+    monkeypatch.setattr(OnnxRuntime, 'run', fails)
+    assert main([str(model('detection')), 'in', '--workers', '2']) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[-1].endswith('no kernel') and not any('skipped' in line for line in error)
 
 
 def test_options(model, folder):

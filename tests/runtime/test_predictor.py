@@ -54,6 +54,17 @@ def test_a_batch_changes_nothing(model, photos, name, backend):
         assert_same(Predictor(path, backend)(photo), result)
 
 
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+def test_several_images_at_the_same_time(model, photos, backend):
+    path = model('box')
+    predictor = Predictor(path, backend, batch_size=2, workers=3)
+    assert predictor.threads == 3
+    found = predictor([*photos, *photos[:3]])
+    assert len(found) == 7
+    for photo, result in zip([*photos, *photos], found):
+        assert_same(Predictor(path, backend)(photo), result)
+
+
 @pytest.mark.parametrize('said', [None, '0'])
 def test_onnxruntime_sends_no_telemetry_unless_allowed(model, monkeypatch, said):
     monkeypatch.setenv('ORT_DISABLE_TELEMETRY', said or '')
@@ -283,6 +294,7 @@ def test_nan_is_reported(model, photos, name, output):
 @pytest.mark.parametrize(
     'options, complaint',
     [({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
+     ({'workers': 0}, 'workers must be at least 1, got 0'),
      ({'size': -1}, 'size must be at least 1, got -1'),
      ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
      ({'score_thr': 0.5, 'model': 'labels'}, 'the model predicts labels; leave it out'),

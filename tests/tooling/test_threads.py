@@ -1,13 +1,17 @@
-"""OpenMP threads of the tools spin for a short time, and the tools have large pages."""
+"""OpenMP threads of the tools spin for a short time, and the tools have large pages; memory that
+threads share."""
 
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import ROOT
 
 from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
+from cpvt_pyramid.tooling.threads import Budget
 
 # Processor time of ten parallel regions with pauses of 20 ms between them.
 SPUN = """
@@ -100,3 +104,20 @@ def test_what_the_user_chose_is_kept(monkeypatch):
     monkeypatch.setenv('GOMP_SPINCOUNT', '10')
     prepare_for_torch()
     assert os.environ['GOMP_SPINCOUNT'] == '10' and 'OMP_WAIT_POLICY' not in os.environ
+
+
+def test_a_budget_is_shared():
+    """Never exceeded but by one that is larger, and alone."""
+    budget, taken, totals = Budget(100), [], []
+
+    def work(amount: int) -> None:
+        with budget.take(amount):
+            taken.append(amount)
+            totals.append(sum(taken))
+            time.sleep(0.02)
+            taken.remove(amount)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, [30, 60, 500, 10, 100, 45] * 3))
+    assert all(total <= 100 or total == 500 for total in totals) and 90 in totals
+    assert budget.free == 100

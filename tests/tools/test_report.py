@@ -52,7 +52,7 @@ def test_mistakes(monkeypatch, capsys, tmp_path):
     assert tool.main(['--device', 'cuda', '--out', str(out)]) == 2
     assert 'finds no GPU' in capsys.readouterr().err
     assert tool.main(['--device', 'cpu', '--parts', 'tests', '--out', str(out)]) == 2
-    assert 'no part tests; one of runtimes' in capsys.readouterr().err
+    assert 'no part tests; one of throughput' in capsys.readouterr().err
     assert not out.exists()
 
 

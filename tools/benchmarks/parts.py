@@ -54,6 +54,7 @@ with imports_of('parts'):
     from torch import Tensor, nn
 
     from cpvt_pyramid.runner.config.load import kind_of, leaves, load_config
+    from cpvt_pyramid.runner.inference.postprocessing import skip_unused
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
 PARTS = 'data', 'backbone', 'neck', 'head', 'losses', 'post-processing', 'optimizer', 'other'
@@ -175,6 +176,7 @@ class Steps:
             sized.insert(where + 1, {'type': 'Resize', 'scale': size[::-1], 'keep_ratio': False})
             self.pipelines[name] = Compose(sized)
 
+        skip_unused(model)  # as infer.py
         self.stopwatch = Stopwatch()
         watch = self.stopwatch.watch
         watch(model.data_preprocessor, 'forward', 'data')

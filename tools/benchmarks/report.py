@@ -60,6 +60,10 @@ REPORTS = {
         ),
     },
     'cpu': {
+        'throughput': tuple(
+            f'tools/benchmarks/throughput.py {config} --folder FOLDER/throughput'
+            for config in (RETINANET, FPN)
+        ),
         'runtimes': tuple(
             f'{S} --arch {arch} --models ours timm --runtimes --no-memory {options}'
             for options in ('--sizes 512 --dtypes float32 bfloat16', '--sizes 800x1344 --rounds 3')

@@ -231,18 +231,22 @@ def random_crop(
 
 
 def draw_picture(
-    rng: np.random.Generator, photographs: dict[str, Image.Image], scans: np.ndarray
+    rng: np.random.Generator,
+    photographs: dict[str, Image.Image],
+    scans: np.ndarray,
+    size: Optional[tuple[int, int]] = None,
 ) -> Picture:
     """Draw one image of the data set.
 
     Args:
         photographs: of the split, by name.
         scans: (n,) indices of the split's scans in scikit-learn's digits.
+        size: width and height; None: random.
     """
     data = load_digits()
     while True:
         name = sorted(photographs)[rng.integers(len(photographs))]
-        canvas = random_crop(rng, photographs[name], random_size(rng))
+        canvas = random_crop(rng, photographs[name], size or random_size(rng))
         instances: list[Instance] = []
         wanted = rng.integers(DIGITS[0], DIGITS[1] + 1)
         for scan in rng.choice(scans, wanted, replace=False).tolist():

@@ -3,14 +3,12 @@
 import json
 import math
 import re
-from collections import deque
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import cv2
 import mmcv
@@ -18,19 +16,29 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
 from ...mm.valid_region import AppendsValidity
-from ...results.predictions import Prediction
+from ...results.predictions import Kind, Prediction
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
+from ...tooling.threads import ahead
 from ..config.load import kind_of, leaves
+from .postprocessing import skip_unused
 from .prediction import loaded_bands, read_image, to_prediction
 from .raster import ReadError, picture
+from .workers import MEMORY, Cores, Workers
 
 FRAME_RATE = 25  # for videos that do not declare one
+MANY = 1000  # frames of a video that does not declare how many
+DRAWN = 128  # bytes per pixel of an image, for its labels and pictures
+SAMPLED = 200  # images whose sizes are read ahead
 WAITING = 64  # the most images that wait in memory for others of their size
+
+Named = tuple[Path, str]  # an input, and the name for its results
+Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 
 
 class Prepared(NamedTuple):
@@ -65,6 +73,7 @@ class ModelPredictor:
         preprocessor = model.data_preprocessor
         marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
         self.pads = marks_padding and cfg.default_scope == 'mmdet'
+        skip_unused(model)
 
     def read(self, path: Path) -> np.ndarray:
         return read_image(path, self.bands)
@@ -97,6 +106,9 @@ class ModelPredictor:
             yield from self._predict(batch)
 
     def _predict(self, batch: Sequence[Prepared]) -> Iterator[tuple[Any, Prediction]]:
+        for image in batch:
+            if 'data_samples' in image.data:  # not so in a wrong pipeline
+                image.data['data_samples'].set_metainfo({'score_thr': self.score_thr})
         with torch.no_grad(), gpu_memory_errors('reduce --batch-size or use --tile'):
             samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
         for prepared, sample in zip(batch, samples):
@@ -128,10 +140,11 @@ def image_pipeline(cfg: Config) -> Compose:
 
 def infer_images(
     predictor: ModelPredictor,
-    named: Sequence[tuple[Path, str]],
+    named: Sequence[Named],
     folder: Path,
-    skip: Callable[[Path, Exception], None],
+    skip: Skip,
     workers: int = 0,
+    cores: Optional[Cores] = None,
 ) -> None:
     """Write the results of images; call `skip` for those that cannot be read.
 
@@ -141,8 +154,53 @@ def infer_images(
         folder: for the results.
         skip: called with an image that has no results, and the reason.
         workers: threads that read images ahead, and as many that draw and write results while the
-            model is at the next images; 0: neither.
+            model is at the next images; 0: neither. Not used by several processes.
+        cores: divided among processes; by default, this one does the work.
     """
+    size, start = predictor.batch_size, time.monotonic()
+    batches = [named[i : i + size] for i in range(0, len(named), size)]
+
+    def write_batch(batch: Sequence[Named]) -> list[tuple[Path, Exception]]:
+        """Runs in one of several processes."""
+        skipped = []
+        write_images(predictor, batch, folder, lambda *why: skipped.append(why), lambda: None)
+        return skipped
+
+    with ExitStack() as stack:
+        need = memory_of(named) if cores else 0
+        forks = stack.enter_context(Workers(write_batch, len(batches), cores, need))
+        bar = stack.enter_context(tqdm(total=len(named), unit='image', disable=None))
+        if forks:
+            for batch, skipped in zip(batches, ahead(forks, batches, len(forks))):
+                for why in skipped():
+                    skip(*why)
+                bar.update(len(batch))
+        else:
+            write_images(predictor, named, folder, skip, bar.update, workers)
+    if cores:
+        speed = len(named) / (time.monotonic() - start)
+        print(f'{speed:.3g} images per second with {max(len(forks), 1)} processes')
+
+
+def memory_of(named: Sequence[Named]) -> int:
+    """Bytes that a process takes at most for the largest of some images: for the model, and for
+    what is drawn at the size of the image."""
+    pixels = [0]
+    for path, _ in named[:: len(named) // SAMPLED + 1]:
+        with suppress(OSError, Image.DecompressionBombError), Image.open(path) as image:
+            pixels.append(math.prod(image.size))
+    return MEMORY + DRAWN * max(pixels)
+
+
+def write_images(
+    predictor: ModelPredictor,
+    named: Sequence[Named],
+    folder: Path,
+    skip: Skip,
+    done: Callable[[], Any],
+    workers: int = 0,
+) -> None:
+    """`infer_images` in this process; `done` is called after each image."""
 
     def read() -> Iterator[Prepared]:
         paths = [path for path, _ in named]
@@ -151,46 +209,33 @@ def infer_images(
                 yield predictor.prepare((path, name), image())
             except ReadError as error:
                 skip(path, error)
-                bar.update()
+                done()
 
-    def write(found: tuple[tuple[Path, str], Prediction]) -> None:
+    def write(found: tuple[Named, Prediction]) -> None:
         (path, name), prediction = found
         prediction.write(folder, name, path)
 
-    with tqdm(total=len(named), unit='image', disable=None) as bar:
-        for written in ahead(write, predictor.predict(read()), workers):
-            written()
-            bar.update()
+    for written in ahead(write, predictor.predict(read()), workers):
+        written()
+        done()
 
 
-def ahead(
-    function: Callable[[Any], Any], items: Iterable[Any], threads: int
-) -> Iterator[Callable[[], Any]]:
-    """For each item, in order, a function that returns or raises what `function` does for it.
+class Drawn(NamedTuple):
+    """The prediction for a frame of a video."""
 
-    Threads call it for the next items, two each, while an item is in use.
-    """
-    if not threads:
-        yield from (partial(function, item) for item in items)
-        return
-    items = iter(items)
-    with ThreadPoolExecutor(threads) as pool:
-        waiting = deque(pool.submit(function, item) for item in islice(items, 2 * threads))
-        try:
-            for item in items:
-                yield waiting.popleft().result
-                waiting.append(pool.submit(function, item))
-            while waiting:
-                yield waiting.popleft().result
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    index: int
+    picture: np.ndarray  # (H, W, 3) BGR
+    kind: Kind
+    records: list[dict]
 
 
-def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) -> None:
+def infer_video(
+    predictor: ModelPredictor, path: Path, name: str, folder: Path, cores: Optional[Cores] = None
+) -> None:
     """Write NAME.overlay.mp4 and, except for semantic segmentors, one JSON line per frame to
     NAME.detections.jsonl or NAME.segments.jsonl.
 
-    Frames are read when they are needed.
+    Frames are read when they are needed. For `cores`, see `infer_images`.
 
     Raises:
         ReadError: not a video, or one that ends early; frames before the end have results.
@@ -198,24 +243,40 @@ def infer_video(predictor: ModelPredictor, path: Path, name: str, folder: Path) 
     video = mmcv.VideoReader(str(path))
     if not video.width:
         raise ReadError('OpenCV cannot read this video')
-    frames = (predictor.prepare(i, frame) for i, frame in enumerate(video))
+    total = max(video.frame_cnt, 0) or None
+    frames, size = enumerate(video), predictor.batch_size
+
+    def predict(batch: Sequence[tuple[int, np.ndarray]]) -> list[Drawn]:
+        prepared = (predictor.prepare(*frame) for frame in batch)
+        return [
+            Drawn(
+                index,
+                np.array(found.draw(legend=False))[..., ::-1],
+                found.kind,
+                found.records() if found.kind != 'labels' else [],
+            )
+            for index, found in predictor.predict(prepared)
+        ]
+
     done = 0
     with ExitStack() as stack:
-        total = max(video.frame_cnt, 0) or None
+        forks = stack.enter_context(Workers(predict, -(-(total or MANY) // size), cores))
         bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
-        for index, found in predictor.predict(frames):
-            picture = found.draw(legend=False)
-            if not done:
-                writer = video_writer(folder / f'{name}.overlay.mp4', picture.size, video.fps)
-                overlay = stack.enter_context(writer)
-                if found.kind != 'labels':
-                    result = atomic_write(folder / f'{name}.{found.kind}.jsonl')
-                    lines = stack.enter_context(stack.enter_context(result).open('w'))
-            overlay.write(np.array(picture)[..., ::-1])
-            if found.kind != 'labels':
-                lines.write(json.dumps({'frame': index, found.kind: found.records()}) + '\n')
-            done += 1
-            bar.update()
+        batches = iter(lambda: list(islice(frames, size)), [])
+        for drawn in ahead(forks, batches, len(forks)):
+            for index, picture, kind, records in drawn():
+                if not done:
+                    shape = picture.shape[1], picture.shape[0]
+                    writer = video_writer(folder / f'{name}.overlay.mp4', shape, video.fps)
+                    overlay = stack.enter_context(writer)
+                    if kind != 'labels':
+                        result = atomic_write(folder / f'{name}.{kind}.jsonl')
+                        lines = stack.enter_context(stack.enter_context(result).open('w'))
+                overlay.write(picture)
+                if kind != 'labels':
+                    lines.write(json.dumps({'frame': index, kind: records}) + '\n')
+                done += 1
+                bar.update()
     if done < video.frame_cnt or not done:
         raise ReadError(f'ends after {done} of {video.frame_cnt} frames')
 

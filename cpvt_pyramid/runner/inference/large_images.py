@@ -54,7 +54,7 @@ def tile_options(
     batch_size: int,
     tile: Optional[int],
     overlap: Optional[int],
-    memory: Optional[str] = None,
+    memory: Optional[int] = None,
     gpu_memory: Optional[str] = None,
     inexact: bool = False,
 ) -> Optional[Tiling]:
@@ -65,9 +65,10 @@ def tile_options(
     """
     if batch_size < 1:
         raise UserError(f'--batch-size must be at least 1, got {batch_size}')
-    limits = {'memory': memory, 'gpu-memory': gpu_memory}
     if tile is None:
-        for name, value in {'overlap': overlap, **limits, 'inexact': inexact}.items():
+        for name, value in {
+            'overlap': overlap, 'gpu-memory': gpu_memory, 'inexact': inexact,
+        }.items():  # fmt: skip
             if value:
                 raise UserError(f'--{name} needs --tile')
         return None
@@ -76,8 +77,8 @@ def tile_options(
         TileGrid((1, 1), tile, overlap)
     except ValueError as error:
         raise UserError(str(error)) from error
-    sizes = (parse_bytes(text, f'--{name}') for name, text in limits.items())
-    return Tiling(tile, overlap, batch_size, not inexact, *sizes)
+    gpu_bytes = parse_bytes(gpu_memory, '--gpu-memory')
+    return Tiling(tile, overlap, batch_size, not inexact, memory, gpu_bytes)
 
 
 def parse_bytes(text: Optional[str], option: str) -> Optional[int]:

@@ -1,30 +1,37 @@
-"""An evaluation that several processes share, see `sharing.py`.
+"""An evaluation that several processes share: forks of one (`workers.py`), or processes that a
+launcher has started (`sharing.py`).
 
-Each process writes what the metrics keep of its batches into files. The process that finishes the
-last batch computes the metrics from all of them, in the order of the data set, so that they are
+Each of the latter writes what the metrics keep of its batches into files. The process that finishes
+the last batch computes the metrics from all of them, in the order of the data set, so that they are
 those of one process.
 """
 
 import pickle
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from mmengine.config import Config
+from mmengine.dataset import DefaultSampler
 from mmengine.device import get_device
 from mmengine.evaluator.metric import _to_cpu
+from mmengine.hooks import IterTimerHook, LoggerHook
 from mmengine.registry import LOOPS
 from mmengine.runner import TestLoop
 
 from ...tooling.command import rank
 from ...tooling.files import atomic_write
+from ...tooling.threads import ahead
 from ..config.load import leaves
 from ..training.resume import loader_of
 from .large_images import fingerprint, identity
 from .sharing import FOLDER, MOST, PARTS, Task, finished, share
+from .workers import Cores, Workers
 
 FEWEST = 8  # images in a part
+# Metrics of these packages keep what they need of an image in `results`, and nothing elsewhere.
+METRICS = 'mmdet', 'mmseg', 'mmengine', 'cpvt_pyramid'
 
 
 def share_test(cfg: Config, weights: dict, process: int, *outputs: Any) -> None:
@@ -50,6 +57,59 @@ def share_test(cfg: Config, weights: dict, process: int, *outputs: Any) -> None:
     cfg.test_cfg = {'type': 'SharedTestLoop', 'folder': folder, 'about': about, **options}
     if process:  # the logs of processes must not overwrite each other
         cfg.work_dir, cfg.log_level = str(Path(folder, f'process{process}')), 'WARNING'
+
+
+@LOOPS.register_module()
+class ForkedTestLoop(TestLoop):
+    """mmengine's TestLoop, in which forked processes do the batches on a CPU.
+
+    One process does all where the order of the images may matter: in videos, and for metrics of
+    other packages.
+
+    Args:
+        *args, **options: see `TestLoop`.
+        processes: their number; None takes what finishes first.
+    """
+
+    def __init__(self, *args: Any, processes: Optional[int], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.processes = processes
+
+    def run(self) -> dict:
+        runner, loader, metrics = self.runner, self.dataloader, self.evaluator.metrics
+        batches = list(loader.batch_sampler)
+        cores = Cores.for_model(next(runner.model.parameters()).device, self.processes)
+        known = all(type(metric).__module__.split('.')[0] in METRICS for metric in metrics)
+        in_order = type(loader.sampler) is not DefaultSampler or not known
+        if in_order or cores.divided(len(batches))[0] == 1:
+            return super().run()
+
+        def results_of(index: int) -> list[list]:
+            for metric in metrics:
+                metric.results.clear()
+            self.run_iter(index, loader.collate_fn([loader.dataset[i] for i in batches[index]]))
+            return [_to_cpu(metric.results) for metric in metrics]
+
+        runner.call_hook('before_test')
+        runner.call_hook('before_test_epoch')
+        runner.model.eval()
+        hooks, found = runner._hooks, []
+        timers = [hook for hook in hooks if isinstance(hook, (IterTimerHook, LoggerHook))]
+        runner._hooks = [hook for hook in hooks if hook not in timers]  # the forks call these
+        with Workers(results_of, len(batches), cores) as forks:
+            runner._hooks = hooks
+            for i, results in enumerate(ahead(forks, range(len(batches)), len(forks))):
+                for hook in timers:
+                    hook.before_test_iter(runner, i)
+                found.append(results())
+                for hook in timers:
+                    hook.after_test_iter(runner, i)
+        for metric, results in zip(metrics, zip(*found)):
+            metric.results = [result for batch in results for result in batch]
+        values = self.evaluator.evaluate(len(loader.dataset))
+        runner.call_hook('after_test_epoch', metrics=values)
+        runner.call_hook('after_test')
+        return values
 
 
 @LOOPS.register_module()

@@ -23,6 +23,7 @@ import torch
 from ...tooling.command import RANKS, UserError, one_line, rank
 from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
+from .batched import Named, Skip
 from .large_images import LargeImages, hashed, identity
 from .raster import ReadError
 from .tiling import Span
@@ -36,8 +37,6 @@ REPORT = 30  # seconds between two lines about the progress
 PARTS, MOST = 64, 16  # parts that many images are divided into; batches of a part, at most
 FOLDER = '.shared'  # in the folder of the results
 
-Named = tuple[Path, str]  # an input, and the name for its results
-Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
 Write = Callable[[Sequence[Named], Skip], None]
 Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
 

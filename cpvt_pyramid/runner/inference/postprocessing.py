@@ -1,0 +1,143 @@
+"""mm's post-processing without the results that no prediction of the tools holds.
+
+Shapes: B batch, K classes, h x w scores, H x W image.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement, PixelData
+from torch import Tensor, nn
+
+upsample = torch.ops.aten.upsample_bilinear2d.out  # that of F.interpolate
+
+
+class Unresized(NamedTuple):
+    """What a segmentor's head passes to `best_labels`."""
+
+    scores: Tensor  # (B, K, h, w)
+    resize: Callable[[Tensor], Tensor]  # mmseg's, to the size of the batch
+
+
+def inherits(owner: Any, base: type, *methods: str) -> bool:
+    """Whether an object is of a class, and has these methods of it."""
+    return isinstance(owner, base) and all(
+        getattr(type(owner), name) is getattr(base, name) and name not in vars(owner)
+        for name in methods
+    )
+
+
+def skip_unused(model: nn.Module) -> None:
+    """Let a model compute only what predictions hold, in place; see the functions below."""
+    if hasattr(model, 'decode_head'):
+        skip_class_scores(model)
+    elif hasattr(model, 'roi_head'):
+        skip_masks(model)
+
+
+def skip_class_scores(model: nn.Module) -> None:
+    """Let a segmentor predict labels without `seg_logits`, in place; the labels are bit-identical.
+
+    mmseg resizes the scores of all classes to the size of the batch, and again to that of the
+    image: 7 GB for 150 classes and 12 megapixels. Methods that a model or its head overrides are
+    left alone.
+    """
+    from mmseg.models import EncoderDecoder
+    from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+
+    if not inherits(model, EncoderDecoder, 'predict', 'postprocess_result'):
+        return
+    model.postprocess_result = partial(best_labels, model, model.postprocess_result)
+    whole = inherits(model, EncoderDecoder, 'inference', 'whole_inference', 'encode_decode')
+    whole = whole and model.test_cfg.get('mode', 'whole') == 'whole'
+    if whole and inherits(model.decode_head, BaseDecodeHead, 'predict', 'predict_by_feat'):
+        resize: Any = model.decode_head.predict_by_feat
+
+        def pass_on(scores: Tensor, metas: list[dict]) -> Unresized:
+            return Unresized(scores, partial(resize, batch_img_metas=metas))
+
+        model.decode_head.predict_by_feat = pass_on
+
+
+def best_labels(
+    model: nn.Module,
+    postprocess: Callable,
+    found: Union[Tensor, Unresized],
+    samples: Sequence[BaseDataElement],
+) -> Sequence[BaseDataElement]:
+    """The samples with `pred_sem_seg`, as `postprocess`, mmseg's method, computes it.
+
+    Each class that can be the best somewhere is resized alone, and compared with the best before
+    it. Not so on a GPU, for padded batches, and for channels-last scores, whose resizing PyTorch
+    rounds otherwise.
+    """
+    scores, resize = found if isinstance(found, Unresized) else (found, lambda x: x)
+    plain = scores.is_cpu and type(scores) is Tensor and scores.is_contiguous()
+    if not plain or scores.shape[1] == 1:
+        return postprocess(resize(scores), samples)
+    grows = all(a >= b for a, b in zip(resize(scores[:1, :1]).shape[2:], scores.shape[2:]))
+    for i, sample in enumerate(samples):
+        meta, best = sample.metainfo, None
+        size = torch.Size(meta['ori_shape'])
+        resized = scores.new_empty(1, 1, *size)  # fresh memory would take longer than resizing
+        left, right, top, bottom = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
+        for k in best_somewhere(scores[i : i + 1]) if grows else range(scores.shape[1]):
+            x = resize(scores[i : i + 1, k : k + 1])
+            x = x[..., top : x.shape[2] - bottom, left : x.shape[3] - right]
+            if meta.get('flip'):
+                x = x.flip(3 if meta['flip_direction'] == 'horizontal' else 2)
+            if x.shape[2:] != size:
+                x = upsample(x, size, model.align_corners, None, None, out=resized)
+            if best is None:
+                best, labels = x[0].clone(), torch.full((1, *size), k, dtype=torch.int16)
+            else:
+                labels.masked_fill_(x[0] > best, k)
+                torch.maximum(best, x[0], out=best)
+        sample.pred_sem_seg = PixelData(data=labels.long())
+    return samples
+
+
+def best_somewhere(scores: Tensor) -> list[int]:
+    """The classes that can have the highest score of a pixel after `scores` (1, K, h, w) are
+    resized to a map of at least their size, and that to any size: a pixel mixes 3 x 3 cells."""
+    h, w = scores.shape[2:]
+    best = scores.argmax(1, keepdim=True)
+    padded = F.pad(scores, (1, 1, 1, 1), 'replicate')
+    around = [padded[..., i : i + h, j : j + w].gather(1, best) for i in range(3) for j in range(3)]
+    lowest = torch.stack(around).amin(0)  # of the best class of a window's center in that window
+    rounding = 100 * torch.finfo(scores.dtype).eps * scores.abs().max()
+    enough = -F.max_pool2d(-lowest, 3, 1, 1) - rounding  # (1, 1, h, w), for any window of a cell
+    possible = ~(scores < enough)  # NaN leaves all
+    return possible[0].flatten(1).any(1).nonzero()[:, 0].tolist()
+
+
+def skip_unread_scores(runner: Runner) -> None:
+    """`skip_class_scores` in a test, unless a metric or hook of others may read them."""
+    readers = [*runner.test_evaluator.metrics, *runner.hooks]
+    homes = {type(reader).__module__.split('.')[0] for reader in readers}
+    if homes <= {'mmengine', 'mmseg', 'cpvt_pyramid'}:
+        skip_class_scores(runner.model)
+
+
+def skip_masks(model: nn.Module) -> None:
+    """Let a detector with two stages compute no masks for boxes with a score below the `score_thr`
+    in an image's `metainfo`, and no such boxes, in place.
+
+    The rounding of the other masks' probabilities depends on the number of boxes, as it does on
+    that of the images in a batch. Heads that override `predict_mask` are left alone.
+    """
+    from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
+
+    head = model.roi_head
+    if any(inherits(head, base, 'predict_mask') for base in (StandardRoIHead, CascadeRoIHead)):
+        predict: Any = head.predict_mask
+
+        def predict_mask(x: Any, metas: list[dict], found: Sequence, **options: Any) -> Sequence:
+            found = [y[y.scores >= meta.get('score_thr', 0)] for y, meta in zip(found, metas)]
+            return predict(x, metas, found, **options)
+
+        head.predict_mask = predict_mask

@@ -1,0 +1,67 @@
+"""Calling a function in threads, with results in order."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, Callable
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):  # on Linux; others cannot bind a process to some
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Budget:
+    """Bytes that threads share.
+
+    Args:
+        total: how many there are.
+    """
+
+    def __init__(self, total: float) -> None:
+        self.total = self.free = total
+        self.changed = threading.Condition()
+
+    @contextmanager
+    def take(self, amount: float) -> Iterator[None]:
+        """Wait until this amount is free, or, if it exceeds the total, until all is."""
+        amount = min(amount, self.total)
+        with self.changed:
+            self.changed.wait_for(lambda: amount <= self.free)
+            self.free -= amount
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.free += amount
+                self.changed.notify_all()
+
+
+def ahead(
+    function: Callable[[Any], Any], items: Iterable[Any], threads: int
+) -> Iterator[Callable[[], Any]]:
+    """For each item, in order, a function that returns or raises what `function` does for it.
+
+    Threads call it for the next items, two each, while an item is in use.
+    """
+    if not threads:
+        yield from (partial(function, item) for item in items)
+        return
+    items = iter(items)
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = deque(pool.submit(function, item) for item in islice(items, 2 * threads))
+        try:
+            for item in items:
+                yield waiting.popleft().result
+                waiting.append(pool.submit(function, item))
+            while waiting:
+                yield waiting.popleft().result
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -312,9 +312,7 @@ def encoder(
             return 0.0  # the last layer of a classifier has no FIRE: its map is not read
         if kind == 'fire':
             hidden, c = part['mlp.0.weight'], part['c'].item()
-            x = hidden.new_tensor(
-                [fire_distance(b - a, n, c) for a, b, n in zip(query, key, size)]
-            )
+            x = hidden.new_tensor([fire_distance(b - a, n, c) for a, b, n in zip(query, key, size)])
             x = (hidden @ x + part['mlp.0.bias']).clamp(min=0)
             return float(part['mlp.2.weight'][head] @ x + part['mlp.2.bias'][head])
         distance = math.dist(query, key)

@@ -14,7 +14,6 @@ docs/position.md has our findings, docs/position_protocol.md explains the questi
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +71,7 @@ def position_lab(
             docs/position_tables.md does, between <!-- findings --> and <!-- /findings -->
     """
     from cpvt_pyramid.tooling.command import UserError, one_line
+    from cpvt_pyramid.tooling.threads import usable_cores
 
     for name, value, least in (('seed', seed, 0), ('seeds', seeds, 1), ('workers', workers, 1),
                                ('size', size, 64)):  # fmt: skip
@@ -107,7 +107,7 @@ def position_lab(
     except OSError as error:
         raise UserError(f'cannot create {folder}: {error.strerror}') from None
     chosen = PRESETS[preset]
-    cores = len(os.sched_getaffinity(0)) if device == 'cpu' else 1
+    cores = usable_cores() if device == 'cpu' else 1
     lab = Lab(chosen, folder, seed, seeds or chosen.seeds, workers or cores, device)
     subjects = [load_subject(name, checkpoint, size) for name in model]
     names = [subject.name for subject in subjects]

@@ -5,17 +5,25 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Callable
+
+CPU_QUOTA = Path('/sys/fs/cgroup/cpu.max')  # two numbers of microseconds, or max and one
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use."""
+    """The number of cores that this process may use: those that it is bound to, or fewer if its
+    control group (version 2) has a quota, as in a container."""
+    cores = os.cpu_count() or 1
     if hasattr(os, 'sched_getaffinity'):  # on Linux; others cannot bind a process to some
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no such group, or no quota
+        quota, period = CPU_QUOTA.read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
 
 
 class Budget:

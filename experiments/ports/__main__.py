@@ -7,7 +7,6 @@ Prints the tables and writes WORK_DIR/training.json, with every run, and a figur
 WORK_DIR/runs: an interrupted command continues where it was, with the same results.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Literal, Optional
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / 'tests'))  # the foreign models
 from cpvt_pyramid.tooling.command import UserError, prepare_for_torch, run_command  # noqa: E402
+from cpvt_pyramid.tooling.threads import usable_cores  # noqa: E402
 
 from .settings import ARMS, METRICS, PRESETS, TUNED, Preset, RunSettings  # noqa: E402
 
@@ -64,7 +64,7 @@ def compare_ports(
     if unknown := set(arms) - set(ARMS):
         raise UserError(f'--arms must be of {", ".join(ARMS)}; got {", ".join(sorted(unknown))}')
     chosen = chosen._replace(arms=tuple(arms) or chosen.arms, seeds=seeds or chosen.seeds)
-    workers = 0 if finished else workers or len(os.sched_getaffinity(0))
+    workers = 0 if finished else workers or usable_cores()
     runs, tuning = train_all(chosen, folder / 'runs', seed, workers)
     tables = report.tables(runs)
     report.draw(runs, folder / 'padding.png')

@@ -10,7 +10,7 @@ from experiments.position import figures
 from experiments.position.report import Table
 from experiments.position.statistics import Estimate, estimate, holm, paired_difference
 
-from .settings import ARMS, BATCHES, CHANGES, METRICS, PADDING, REFERENCE
+from .settings import ARMS, BATCHES, CHANGES, COMPARED, METRICS, PADDING, REFERENCE, SVT
 
 Runs = Mapping[str, Sequence[dict]]  # of each arm, by seed, as `Result` in JSON
 Key = tuple[str, int, float]  # metric, images in a batch, factor of the image size
@@ -30,14 +30,14 @@ def tables(runs: Runs) -> list[Table]:
     sizes = {m: [(m, batch, s) for batch in BATCHES for s in scales if s != 1] for m in METRICS}
     found = [
         accuracy('Accuracy at the training size, in %', runs, here),
-        differences(f'Difference to "{REFERENCE}" at the training size', runs, here),
+        differences('Differences at the training size', runs, here),
         batching(runs, scales),
         changed_boxes(runs),
     ]
     for metric in METRICS:
         found += [
             accuracy(f'{metric} at other sizes, in %', runs, sizes[metric]),
-            differences(f'{metric}, difference to "{REFERENCE}"', runs, sizes[metric]),
+            differences(f'{metric}, differences at other sizes', runs, sizes[metric]),
         ]
     return found
 
@@ -58,15 +58,21 @@ def named(key: Key) -> str:
 
 
 def differences(title: str, runs: Runs, keys: Sequence[Key]) -> Table:
-    """Of PCPVTs to the reference; the ResNet is another model."""
-    arms = [arm for arm in runs if arm != REFERENCE and not arm.startswith('ResNet')]
+    """Of each model to that in `COMPARED`."""
+
+    def seeds(arm: str) -> set[int]:
+        return {run['settings']['seed'] for run in runs.get(arm, ())}
 
     def difference(arm: str, key: Key) -> Estimate:
-        one, other = ([run['settings']['seed'] for run in runs[name]] for name in (arm, REFERENCE))
-        both = [seed for seed in one if seed in other]
-        return paired_difference(*(values(runs[name], key, both) for name in (arm, REFERENCE)))
+        other = COMPARED[arm]
+        both = sorted(seeds(arm) & seeds(other))
+        return paired_difference(*(values(runs[name], key, both) for name in (arm, other)))
 
-    return compared(f'{title}, in points, paired by seed (p)', arms, keys, named, difference)
+    arms = [arm for arm, other in COMPARED.items() if seeds(arm) & seeds(other)]
+    pairs = f'of SVT to "{SVT}", of others to "{REFERENCE}"'
+    return compared(
+        f'{title}, in points, paired by seed (p): {pairs}', arms, keys, named, difference
+    )
 
 
 def batching(runs: Runs, scales: Sequence[float]) -> Table:
@@ -131,7 +137,8 @@ def share(bins: Sequence[dict], kinds: Sequence[str]) -> list[float]:
 
 def draw(runs: Runs, path: Path) -> None:
     """Changed boxes by padding, and AP alone and in a batch; a dot for each seed, and means."""
-    shades = dict(zip(ARMS, (figures.BLUE, figures.ACCENT, '#d98880', '#e6b0aa', '#7fb3d5', 'k')))
+    colors = (figures.BLUE, figures.ACCENT, '#d98880', '#e6b0aa', '#7fb3d5', 'k', 'C2', 'C8')
+    shades = dict(zip(ARMS, colors))
     bins = range(len(PADDING) - 1)
     with figures.figure(path, 1, 2, (9.2, 3.3)) as (fig, axes):
         left, right = axes.flat

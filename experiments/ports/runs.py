@@ -39,6 +39,7 @@ from .settings import BATCHES, CHANGES, PADDING, RunSettings
 
 CONFIGS = Path(__file__).parents[2] / 'configs' / 'demo'
 ARCH = 'pcpvt_nano'
+SVT = ARCHS[ARCH]._replace(window=7, stage_norm=True)
 # Width and height of the landscape images, and how often they are drawn; portrait ones are turned.
 # At half the size all sides are multiples of 32: no image is padded alone, in any library.
 SIZES, SHARES = ((192, 128), (128, 128), (128, 64)), (0.5, 0.25, 0.25)
@@ -187,7 +188,9 @@ def build(settings: RunSettings) -> DigitReader:
         return model
     model = DigitReader(nn.Identity(), channels, settings.region)
     model.backbone = ours = CPVTPyramid(ARCH)
-    if settings.position != 'peg':
+    if settings.model == 'svt':
+        model.backbone = CPVTPyramid(SVT, window_padding=settings.window_padding)
+    elif settings.position != 'peg':
         model.backbone = CPVTPyramid(ARCH, position=settings.position, pretrain_img_size=SIDE)
         found = model.backbone.load_state_dict(without_peg(ours.state_dict()), strict=False)
         assert not found.unexpected_keys and all('pos' in key for key in found.missing_keys)

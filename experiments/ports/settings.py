@@ -13,9 +13,10 @@ class RunSettings:
     """All that determines a run.
 
     Args:
-        model: whose backbone: 'cpvt_pyramid', 'mmseg', 'timm' (PCPVT), or 'resnet'.
+        model: whose backbone: 'cpvt_pyramid', 'mmseg', 'timm' (PCPVT), 'svt' (ours), or 'resnet'.
         position: 'peg' or 'learned', of ours.
         region: whether the model is told the region of each image in a padded batch.
+        window_padding: of SVT.
         lr: the peak learning rate.
         seed: of the weights and all pictures.
         split: 'tuning' or 'test'. The photographs of the test appear in nothing else.
@@ -28,6 +29,7 @@ class RunSettings:
     model: str = 'cpvt_pyramid'
     position: str = 'peg'
     region: bool = True
+    window_padding: str = 'mask'
     lr: float = 2e-3
     seed: int = 0
     split: str = 'test'
@@ -37,17 +39,27 @@ class RunSettings:
     scales: tuple = (0.5, 1, 1.5, 2)
 
 
-REFERENCE = 'ours, valid region'
+REFERENCE, SVT = 'ours, valid region', 'SVT, masked windows'
+OURS = dict(model='cpvt_pyramid', position='peg', region=True, window_padding='mask')
 ARMS = {  # settings that tell the arms apart
-    name: dict(model=model, position=position, region=region)
-    for name, model, position, region in (
-        (REFERENCE, 'cpvt_pyramid', 'peg', True),
-        ('ours, without', 'cpvt_pyramid', 'peg', False),
-        ('mmsegmentation', 'mmseg', 'peg', False),
-        ('timm', 'timm', 'peg', False),
-        ('ours, learned table', 'cpvt_pyramid', 'learned', True),
-        ('ResNet-18', 'resnet', 'peg', False),
-    )
+    name: {**OURS, **other}
+    for name, other in {
+        REFERENCE: {},
+        'ours, without': dict(region=False),
+        'mmsegmentation': dict(model='mmseg', region=False),
+        'timm': dict(model='timm', region=False),
+        'ours, learned table': dict(position='learned'),
+        'ResNet-18': dict(model='resnet', region=False),
+        SVT: dict(model='svt'),
+        'SVT, zero windows': dict(model='svt', window_padding='zero'),
+    }.items()
+}
+COMPARED = {  # with what; a ResNet is compared with nothing
+    'ours, without': REFERENCE,
+    'mmsegmentation': REFERENCE,
+    'timm': REFERENCE,
+    'ours, learned table': REFERENCE,
+    'SVT, zero windows': SVT,
 }
 TUNED = 'ours, without'  # all arms take its learning rate, which favours the ports, if any
 

@@ -12,7 +12,7 @@ from support import ROOT
 
 from experiments.ports import report, runs
 from experiments.ports.__main__ import main
-from experiments.ports.settings import ARMS, REFERENCE, RunSettings
+from experiments.ports.settings import ARMS, REFERENCE, SVT, RunSettings
 
 TINY = RunSettings(seed=3, steps=3, batch=2, pictures=8, scales=(1,))
 
@@ -36,6 +36,9 @@ def test_the_smallest_preset(tmp_path, monkeypatch):
 
 def test_all_models_start_alike():
     """`build` compares the maps of the ports."""
+    svts = [runs.build(RunSettings(**ARMS[arm])) for arm in (SVT, 'SVT, zero windows')]
+    torch.testing.assert_close(*(model.state_dict() for model in svts), rtol=0, atol=0)
+    assert [model.backbone.blocks[0][0].attn.padding for model in svts] == ['mask', 'zero']
     models = {
         arm: runs.build(RunSettings(**{**ARMS[arm], 'seed': 5})).state_dict()
         for arm in ('timm', 'mmsegmentation', 'ours, learned table', REFERENCE)

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support import ROOT
 
+from cpvt_pyramid.tooling import threads
 from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
-from cpvt_pyramid.tooling.threads import Budget
+from cpvt_pyramid.tooling.threads import Budget, usable_cores
 
 # Processor time of ten parallel regions with pauses of 20 ms between them.
 SPUN = """
@@ -121,3 +122,16 @@ def test_a_budget_is_shared():
         list(pool.map(work, [30, 60, 500, 10, 100, 45] * 3))
     assert all(total <= 100 or total == 500 for total in totals) and 90 in totals
     assert budget.free == 100
+
+
+@pytest.mark.parametrize(
+    'quota, expected',
+    [('max 100000', 8), ('350000 100000', 3), ('50000 100000', 1), ('', 8), (None, 8)],
+)
+def test_a_container_has_the_cores_of_its_quota(quota, expected, tmp_path, monkeypatch):
+    file = tmp_path / 'cpu.max'
+    if quota is not None:
+        file.write_text(f'{quota}\n')
+    monkeypatch.setattr(threads, 'CPU_QUOTA', file)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(8)))
+    assert usable_cores() == expected

@@ -83,6 +83,7 @@ from cpvt_pyramid.tooling.command import (  # noqa: E402
 )
 from cpvt_pyramid.tooling.files import write_text  # noqa: E402
 from cpvt_pyramid.tooling.report import text_table  # noqa: E402
+from cpvt_pyramid.tooling.threads import usable_cores  # noqa: E402
 
 prepare_for_torch()  # before torch is imported
 
@@ -653,7 +654,7 @@ def machine(device: str) -> dict:
     cuda = device.startswith('cuda')
     return dict(
         processor=torch.cuda.get_device_name(device) if cuda else processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
+        cores=usable_cores(),
         system=platform.platform(),
         torch=torch.__version__,
     )

@@ -26,6 +26,7 @@ import torch
 
 from ...tooling import memory
 from ...tooling.command import TERMINATED, UserError
+from ...tooling.threads import usable_cores
 
 PARALLEL = 0.82  # share of a pass that threads divide: two take 0.59 of the time of one
 MEMORY = 3 * 2**29  # bytes that a process takes at most at 800 x 1333, in addition to the first
@@ -55,7 +56,7 @@ class Cores(NamedTuple):
         possible = device.type == 'cpu' and sys.platform == 'linux'
         if processes and processes > 1 and not possible:
             raise UserError('--processes needs a CPU and Linux; for several GPUs see dist_infer.sh')
-        cores = min(torch.get_num_threads(), cpu_quota())
+        cores = min(torch.get_num_threads(), usable_cores())
         return cls(cores, processes if possible else 1, limit)
 
     def divided(self, items: int, need: int = MEMORY) -> tuple[int, int]:
@@ -77,14 +78,6 @@ class Cores(NamedTuple):
 
             count = min(range(1, most + 1), key=time)
         return count, max(self.count // count, 1)
-
-
-def cpu_quota() -> float:
-    """The number of cores that the control group of this process may use."""
-    with suppress(OSError, ValueError):
-        quota, period = Path('/sys/fs/cgroup/cpu.max').read_text().split()
-        return max(1, int(quota) // int(period))
-    return math.inf
 
 
 class Workers:

@@ -57,7 +57,7 @@ def test_memory_bounds_the_processes(monkeypatch):
 
 
 def test_where_forks_do_not_help(monkeypatch):
-    monkeypatch.setattr(workers, 'cpu_quota', lambda: 3)
+    monkeypatch.setattr(workers, 'usable_cores', lambda: 3)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 64)
     assert Cores.for_model(torch.device('cpu'), None) == Cores(3)
     gpu = torch.device('cuda')

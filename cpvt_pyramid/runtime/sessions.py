@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Optional, Protocol, Union
+from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 
@@ -92,7 +93,6 @@ class OpenVino:
     """
 
     def __init__(self, path: Path, device: Optional[str] = None, requests: int = 1) -> None:
-        import openvino
         from openvino.frontend import FrontEndManager
 
         # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
@@ -102,7 +102,7 @@ class OpenVino:
             model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
             for place in (['framework', KEY], ['framework', TEST_KEY])
         )
-        core, device = openvino.Core(), device or 'CPU'
+        core, device = openvino_core(), device or 'CPU'
         check_device('openvino', device, core.available_devices)
         self.device = f'openvino on {device}'
         # On processors with bfloat16, OpenVINO's default is less precise.
@@ -126,6 +126,19 @@ class OpenVino:
             self.threads.request = self.model.create_infer_request()
         results = self.threads.request.infer(inputs, share_inputs=True)
         return {name: results[i] for i, name in enumerate(self.names)}
+
+
+@cache
+def openvino_core() -> Any:
+    """The only `openvino.Core` of this process.
+
+    Each loads the CPU plugin, which gives signal handlers a stack of its own and takes it away when
+    it ends. Of two, the second one then restores the first one's, which may be gone: the next
+    signal that Python handles, such as Ctrl-C, crashes the process (OpenVINO 2026.4).
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def _name(names: set[str]) -> str:

@@ -80,7 +80,9 @@ def test_workers_change_nothing(model, folder, name, size, backend, capsys):
     assert len(files_of('out-1')) == 9 and files_of('out-1') == files_of('out-3')
 
 
-def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys):
+def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys, request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     started, count, run = [], itertools.count(1), OnnxRuntime.run
 
     def interrupted(session, inputs):
@@ -152,7 +154,8 @@ def test_mistakes(model, folder, arguments, complaint, capfd):
 
 @pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
 def test_a_backend_that_is_not_installed(model, folder, backend, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, backend, None)
+    for module in (backend, f'{backend}.frontend'):
+        monkeypatch.setitem(sys.modules, module, None)
     assert main([str(model('detection')), 'in', '--backend', backend]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f'pip install {backend}' in line
@@ -187,6 +190,18 @@ def test_exported_models_run_without_torch(model, folder):
     assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
     for text in ('bare', 'full'):
         assert len(json.loads(Path(text, 'a.detections.json').read_text())['detections']) == 1
+
+
+def test_signals_after_several_models_of_openvino(model):
+    done = bare(
+        'import signal; from cpvt_pyramid.runtime import Predictor\n'
+        "del sys.modules['openvino']\n"
+        f'first, second = (Predictor({str(model("box"))!r}, "openvino") for _ in range(2))\n'
+        'del first; del second\n'
+        'signal.signal(signal.SIGINT, lambda *_: print("handled"))\n'
+        'signal.raise_signal(signal.SIGINT)'
+    )
+    assert (done.returncode, done.stdout) == (0, 'handled\n')
 
 
 def test_files_test_themselves_without_torch(model):

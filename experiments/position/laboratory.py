@@ -40,7 +40,9 @@ PRESETS = {
     'default': Preset(400, 3, (2e-3, 5e-3)),
     'full': Preset(1000, 5, (2e-3, 5e-3, 1e-2), pictures=2000, scales=(0.5, 1, 1.5, 2, 3, 4),
                    scaled_pictures=500),
-    'pyramid': Preset(400, 3, (2e-3, 5e-3), ('pyramid',)),
+    'pyramid': Preset(400, 5, (2e-3, 5e-3), ('pyramid',),
+                      encodings=('none', 'learned', 'peg', 'peg, replicated border',
+                                 'rope, normalized', 'learned+peg')),
 }  # fmt: skip
 
 

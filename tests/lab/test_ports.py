@@ -33,6 +33,14 @@ def test_the_smallest_preset(tmp_path, monkeypatch):
     assert main(command) == 0
     assert (tmp_path / 'training.json').read_text() == found
 
+    lost = RunSettings(**{**data['runs'][REFERENCE][0]['settings'], 'scales': (1,)})
+    runs.path_of(lost, tmp_path / 'runs').unlink()
+    assert main([*command, '--finished']) == 0
+    data = json.loads((tmp_path / 'training.json').read_text())['data']
+    assert {arm: len(of_arm) for arm, of_arm in data['runs'].items()} == {
+        REFERENCE: 1, 'ours, without': 2, 'ResNet-18': 2
+    }  # fmt: skip
+
 
 def test_all_models_start_alike():
     """`build` compares the maps of the ports."""

@@ -262,11 +262,12 @@ def _with_masks(
 def _edges(segments: np.ndarray) -> np.ndarray:
     """Where a map (h, w) of segment ids changes, as booleans; wider in a larger picture."""
     edge = np.zeros(segments.shape, dtype=bool)
-    for d in range(1, max(1, round(max(segments.shape) / 500)) + 1):
-        edge[d:] |= segments[d:] != segments[:-d]
-        edge[:-d] |= segments[d:] != segments[:-d]
-        edge[:, d:] |= segments[:, d:] != segments[:, :-d]
-        edge[:, :-d] |= segments[:, d:] != segments[:, :-d]
+    width = max(1, round(max(segments.shape) / 500))
+    for ids, near in ((segments, edge), (segments.T, edge.T)):
+        changes = ids[1:] != ids[:-1]
+        for d in range(min(width, len(changes))):
+            near[d + 1 :] |= changes[: len(changes) - d]
+            near[: len(changes) - d] |= changes[d:]
     return edge
 
 

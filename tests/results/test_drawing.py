@@ -84,6 +84,17 @@ def test_masks_are_tinted_and_outlined_the_most_certain_on_top() -> None:
         draw_boxes(GREY, boxes, [0, 1], None, CLASSES, masks=masks[:1])
 
 
+@pytest.mark.parametrize('shape', [(1, 1), (3, 900), (1400, 2), (40, 2300)])
+def test_outlines_are_where_an_id_differs_within_their_width(shape) -> None:
+    ids = (np.random.default_rng(0).random(shape) < 0.01).astype(np.uint8)
+    width = max(1, round(max(shape) / 500))
+    edges = drawing._edges(ids)
+    for (row, column), edge in np.ndenumerate(edges):
+        across = ids[row, max(column - width, 0) : column + width + 1]
+        down = ids[max(row - width, 0) : row + width + 1, column]
+        assert edge == (ids[row, column] != [*across, *down]).any(), (row, column)
+
+
 def test_names_stay_inside_and_clear_of_each_other() -> None:
     frame, size, picture = (100, 100, 200, 200), (40, 16), (400, 300)
     taken = []

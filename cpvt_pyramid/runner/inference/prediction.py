@@ -83,7 +83,9 @@ def to_prediction(
         labels = np.array(present, int) % INSTANCE_OFFSET
         return Segments(numbers=numbers, labels=labels, **common)
     if 'pred_sem_seg' in sample:
-        return LabelMap(labels=as_map(sample.pred_sem_seg.data), **common)
+        labels = as_map(sample.pred_sem_seg.data)
+        dtype = np.uint8 if labels.max() < 256 else np.int32  # an eighth or half of the memory
+        return LabelMap(labels=labels.astype(dtype), **common)
     found = sample.pred_instances
     found = found[found.scores >= score_thr].cpu().numpy()
     found = found[np.argsort(-found.scores, kind='stable')]

@@ -927,6 +927,29 @@ def resample(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
         return (rows[:, None].to(dtype) @ (x.to(dtype) @ columns)).to(x.dtype)
 
 
+def possible_classes(scores: Tensor, used: Optional[Tensor] = None) -> Tensor:
+    """Booleans (B, K), False where a class is the best of no pixel after scores (B, K, h, w) go
+    through one or two bilinear resizings, of which the first one of two enlarges.
+
+    A pixel then mixes cells of a window of 3 x 3. In it, the best class of its center has at least
+    the lowest of its own scores, and no class more than the highest.
+
+    Args:
+        scores: of the classes.
+        used: (B, h, w) booleans, the cells that are in the pixels; None: all.
+    """
+    outside = torch.zeros_like(scores[:, :1], dtype=torch.bool) if used is None else ~used[:, None]
+
+    def highest(x: Tensor) -> Tensor:  # of a window
+        return F.max_pool2d(x.masked_fill(outside, -torch.inf), 3, 1, 1)
+
+    scores = scores.masked_fill(outside, 0)
+    lowest = -highest(-scores).gather(1, scores.argmax(1, keepdim=True))  # (B, 1, h, w)
+    rounding = 100 * torch.finfo(scores.dtype).eps * scores.abs().max()
+    enough = -highest(-lowest) - rounding  # for all windows with the cell
+    return (~(scores < enough) & ~outside).flatten(2).any(2)  # NaN leaves all
+
+
 def reduction_arguments(
     function: Callable, axes: int, args: tuple, kwargs: dict
 ) -> tuple[set, bool, bool]:

@@ -20,6 +20,7 @@ from .base import Preprocessing, true_sizes
 from .deformable import Levels, encode
 from .detectors import Detector
 from .extent import EachImage
+from .labels import resized_labels
 from .mm_model import preprocessing_of
 from .nms import best, largest
 from .segmentors import PixelClassifier
@@ -57,7 +58,8 @@ class Mask2FormerSegmentor(PixelClassifier):
         sums = sums.permute(0, 3, 1, 2)
         if not self.takes_original:
             return stages | {'probabilities': self.probabilities(sums)}
-        return stages | {'labels': self.labels(sums, *self.resizing(images, valid, original))}
+        weights = self.resizing(images, valid, original)
+        return stages | {'labels': resized_labels(sums.float(), *weights)}
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return scores / scores.sum(1, keepdim=True)

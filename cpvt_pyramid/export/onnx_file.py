@@ -7,14 +7,17 @@ from typing import Any, Optional, Union
 import onnx
 import onnxscript.optimizer
 import torch
+from onnxscript import BOOL, FLOAT, UINT8
 from onnxscript import opset18 as op
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from .base import Exportable, as_arguments, in_float32
+from .labels import best_of_classes
 from .nms import survives
 
 OPSET = 18
+LOWEST = torch.finfo(torch.float32).min
 
 # The example at which a graph for all sizes is captured: two images of unequal sides, that need
 # padding on both axes, with maps of several cells at a stride of 128. A batch of one and a map of
@@ -98,7 +101,7 @@ def translate(program: ExportedProgram, outputs: list[str]) -> onnx.ModelProto:
                 output_names=outputs,
                 opset_version=OPSET,
                 dynamo=True,
-                custom_translation_table={survives._opoverload: nms_in_onnx},
+                custom_translation_table=IN_ONNX,
                 verbose=False,
             ).model_proto
     except Exception as error:
@@ -126,6 +129,27 @@ def nms_in_onnx(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     ones = op.Expand(op.Constant(value_int=1), op.Shape(chosen, start=0, end=1))
     none = op.Expand(op.Constant(value_int=0), op.Shape(scores))
     return op.Cast(op.ScatterND(none, places, ones), to=onnx.TensorProto.BOOL)
+
+
+@onnxscript.script(op, default_opset=op)
+def labels_in_onnx(scores: FLOAT, rows: FLOAT, columns: FLOAT, possible: BOOL, dtype: int) -> UINT8:
+    """`labels.best_of_classes`."""
+    classes = op.Squeeze(op.NonZero(possible), op.Constant(value_ints=[0]))
+    across = op.Transpose(columns, perm=[0, 2, 1])
+    size = op.Concat(op.Shape(rows, start=0, end=2), op.Shape(columns, start=1, end=2), axis=0)
+    # These names are in the graph, too, and none of its outputs may be called so.
+    best_score = op.Expand(op.Constant(value_float=LOWEST), size)
+    best_label = op.Expand(op.Cast(op.Constant(value_int=0), to=dtype), size)
+    count = op.Size(classes)
+    for i in range(count):
+        label = op.Gather(classes, i, axis=0)
+        score = op.MatMul(rows, op.MatMul(op.Gather(scores, label, axis=1), across))
+        best_label = op.Where(op.Greater(score, best_score), op.Cast(label, to=dtype), best_label)
+        best_score = op.Max(score, best_score)
+    return best_label
+
+
+IN_ONNX = {survives._opoverload: nms_in_onnx, best_of_classes._opoverload: labels_in_onnx}
 
 
 def tidy(model: onnx.ModelProto) -> None:

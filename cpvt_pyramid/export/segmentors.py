@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 
+from ..masked_map import as_plain
 from ..regions import extent_of, resample, resize_weights
 from ..tooling.command import UserError
 from .base import Preprocessing, true_sizes
+from .labels import resized_labels
 from .mm_model import MMModel
-
-CLASSES = 16  # resized at a time: the scores of all 150 of ADE20K take 600 bytes a pixel
 
 
 class PixelClassifier(MMModel):
@@ -50,18 +50,6 @@ class PixelClassifier(MMModel):
             resize_weights(old, length, new, new.max().item(), align_corners=align_corners)
             for old, length, new in zip(valid.unbind(1), images.shape[2:], original.unbind(1))
         ]
-
-    def labels(self, scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """(B, h, w) of scores (B, classes, H, W), resized by weights (B, h, H) and (B, w, W)."""
-        best = labels = None
-        for first in range(0, scores.shape[1], CLASSES):
-            part = resample(rows, scores[:, first : first + CLASSES].float(), columns)
-            score, label = part.max(1)
-            if best is not None:
-                label = torch.where(score > best, label + first, labels)
-                score = score.maximum(best)
-            best, labels = score, label
-        return labels.to(torch.uint8 if scores.shape[1] <= 256 else torch.int32)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """(B, classes, H, W) of what mm returns for each pixel."""
@@ -112,13 +100,11 @@ class Segmentor(PixelClassifier):
                 images.shape[2:],
             )
         ]
-        return stages | {'labels': self.labels(logits, *weights)}
-
-    def labels(self, scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        scores = as_plain(logits).float()
         if self.head.out_channels > 1:
-            return super().labels(scores, rows, columns)
-        scores = resample(rows, scores.float(), columns)[:, 0].sigmoid()
-        return (scores > self.head.threshold).to(torch.uint8)
+            return stages | {'labels': resized_labels(scores, *weights)}
+        scores = resample(weights[0], scores, weights[1])[:, 0].sigmoid()
+        return stages | {'labels': (scores > self.head.threshold).to(torch.uint8)}
 
     def probabilities(self, scores: Tensor) -> Tensor:
         if self.head.out_channels > 1:

@@ -28,7 +28,8 @@ from .metadata import read_metadata
 from .self_test import verify_session
 from .sessions import Session, open_session, padded_inputs, run_session
 
-INPUT_BYTES = 1000  # of memory for a pixel of the input; see `ExportedModel.needed`
+# Of memory for a pixel of the input, and of a label map; see `ExportedModel.needed`.
+INPUT_BYTES, LABEL_BYTES = 1000, 80
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 TRAINED = '..runner.inference.trained'  # wraps checkpoints; needs torch and mm, which this does not
@@ -222,9 +223,11 @@ class ExportedModel:
 
     def needed(self, images: Sequence[np.ndarray]) -> float:
         """An estimate of the bytes of a prediction: maps at the size of the input and, at that of
-        the image, the logits of all classes or masks."""
+        the image, label maps, masks or probabilities of all classes."""
         is_map = self.about['task'] == 'segmentation'
-        full = 4 * len(self.classes) if is_map else 100 * bool(self.about['masks'])
+        full = LABEL_BYTES if is_map else 100 * bool(self.about['masks'])
+        if 'probabilities' in self.session.names:
+            full += 4 * len(self.classes)
         pixels = [image.shape[0] * image.shape[1] for image in images]
         longest = self.resize[0] * self.resize[1] if self.resize else math.inf
         return sum(INPUT_BYTES * min(n, longest) + full * n for n in pixels)

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple, Union
 
 import torch
-import torch.nn.functional as F
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement, PixelData
 from torch import Tensor, nn
+
+from ...regions import possible_classes
 
 upsample = torch.ops.aten.upsample_bilinear2d.out  # that of F.interpolate
 
@@ -83,9 +84,10 @@ def best_labels(
     for i, sample in enumerate(samples):
         meta, best = sample.metainfo, None
         size = torch.Size(meta['ori_shape'])
+        possible = possible_classes(scores[i : i + 1])[0].nonzero()[:, 0].tolist()
         resized = scores.new_empty(1, 1, *size)  # fresh memory would take longer than resizing
         left, right, top, bottom = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
-        for k in best_somewhere(scores[i : i + 1]) if grows else range(scores.shape[1]):
+        for k in possible if grows else range(scores.shape[1]):
             x = resize(scores[i : i + 1, k : k + 1])
             x = x[..., top : x.shape[2] - bottom, left : x.shape[3] - right]
             if meta.get('flip'):
@@ -99,20 +101,6 @@ def best_labels(
                 torch.maximum(best, x[0], out=best)
         sample.pred_sem_seg = PixelData(data=labels.long())
     return samples
-
-
-def best_somewhere(scores: Tensor) -> list[int]:
-    """The classes that can have the highest score of a pixel after `scores` (1, K, h, w) are
-    resized to a map of at least their size, and that to any size: a pixel mixes 3 x 3 cells."""
-    h, w = scores.shape[2:]
-    best = scores.argmax(1, keepdim=True)
-    padded = F.pad(scores, (1, 1, 1, 1), 'replicate')
-    around = [padded[..., i : i + h, j : j + w].gather(1, best) for i in range(3) for j in range(3)]
-    lowest = torch.stack(around).amin(0)  # of the best class of a window's center in that window
-    rounding = 100 * torch.finfo(scores.dtype).eps * scores.abs().max()
-    enough = -F.max_pool2d(-lowest, 3, 1, 1) - rounding  # (1, 1, h, w), for any window of a cell
-    possible = ~(scores < enough)  # NaN leaves all
-    return possible[0].flatten(1).any(1).nonzero()[:, 0].tolist()
 
 
 def skip_unread_scores(runner: Runner) -> None:

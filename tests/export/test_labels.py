@@ -1,0 +1,67 @@
+"""Label maps from scores at the size of a map (cpvt_pyramid/export/labels.py)."""
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from cpvt_pyramid.export.labels import resized_labels
+from cpvt_pyramid.export.onnx_file import translate
+from cpvt_pyramid.regions import possible_classes, resample, resize_weights
+
+
+def resizing(old: list[int], length: int, new: list[int]) -> Tensor:
+    """Of maps with so many valid cells, of `length`, to so many pixels."""
+    return resize_weights(torch.tensor(old), length, torch.tensor(new), max(new))
+
+
+def example(classes: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Two maps, 5 x 7 and 6 x 4 cells with arbitrary values around them, and their weights."""
+    torch.manual_seed(seed)
+    scores = torch.randn(2, classes, 6, 7) + 2 * torch.randn(2, classes, 1, 1)
+    scores[0, :, 5] = 50 * torch.randn(classes, 7)
+    scores[1, :, :, 4:] = 50 * torch.randn(classes, 6, 3)
+    return scores, resizing([5, 6], 6, [33, 20]), resizing([7, 4], 7, [40, 11])
+
+
+def expected(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return resample(rows, scores, columns).argmax(1)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_equals_the_best_of_all_classes(seed):
+    given = example(20, seed)
+    assert torch.equal(resized_labels(*given).long(), expected(*given))
+
+
+def test_cells_in_the_padding_add_no_classes():
+    scores, rows, columns = example(40)
+    used = (rows.amax(1) > 0)[:, :, None] & (columns.amax(1) > 0)[:, None]
+    counts = possible_classes(scores, used).sum(1)
+    alone = [possible_classes(scores[:1, :, :5]), possible_classes(scores[1:, ..., :4])]
+    assert counts.tolist() == [int(one.sum()) for one in alone]
+    assert (counts < 35).all()
+    scores[0, :, 5] = torch.nan
+    assert torch.equal(possible_classes(scores, used).sum(1), counts)
+
+
+class Labels(nn.Module):
+    def forward(self, scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return resized_labels(scores, rows, columns)
+
+
+@pytest.mark.parametrize('classes, dtype', [(20, 'uint8'), (300, 'int32')])
+def test_in_onnxruntime(classes, dtype):
+    any_size = [dict.fromkeys(axes, Dim.DYNAMIC) for axes in ((0, 2, 3), (0, 1, 2), (0, 1, 2))]
+    program = torch.export.export(
+        Labels(), example(classes), dynamic_shapes=tuple(any_size), strict=False
+    )
+    model = translate(program, ['labels'])
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    names = [value.name for value in session.get_inputs()]
+    for seed in range(5):
+        given = [x[:1] for x in example(classes, seed)] if seed == 3 else example(classes, seed)
+        (found,) = session.run(None, {k: x.numpy() for k, x in zip(names, given)})
+        assert found.dtype == dtype
+        assert torch.equal(torch.from_numpy(found).long(), expected(*given))

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.position import figures
 from experiments.position.report import Table
-from experiments.position.statistics import Estimate, estimate, holm, paired_difference
+from experiments.position.statistics import Estimate, estimate, holm, paired_difference, show_p
 
 from .settings import ARMS, BATCHES, CHANGES, COMPARED, METRICS, PADDING, REFERENCE, SVT
 
@@ -103,7 +103,7 @@ def compared(
 def with_p(found: Estimate, p: float) -> str:
     if math.isnan(p):
         return found.show(sign=True)
-    return f'{found.show(sign=True)} ({"< 0.001" if p < 0.001 else f"{p:.3f}"})'
+    return f'{found.show(sign=True)} ({show_p(p)})'
 
 
 def changed_boxes(runs: Runs) -> Table:

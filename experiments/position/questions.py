@@ -16,7 +16,7 @@ from .parallel import in_parallel
 from .report import LabAnswer, Table
 from .runs import Result, evaluate_answers, one_thread
 from .scenes import draw_scenes
-from .statistics import Estimate, estimate, holm, paired_difference
+from .statistics import Estimate, estimate, holm, paired_difference, show_p
 from .tasks import POSITION_TASKS, TASKS, answers_of, ceilings
 
 ASPECTS = {'1:1': (6, 6), '1:2': (4, 8), '1:4': (4, 16)}  # grids of pictures, in cells
@@ -114,7 +114,7 @@ def comparison(trained: Sequence[Trained], title: str, reference: str) -> list[T
     adjusted = holm([d.p for d in found['position']])
     rows = [
         [one.name, *(found[metric][i].show(sign=True) for metric in MEASURES),
-         f'{adjusted[i]:.3f}', verdict(found['position'][i], adjusted[i])]
+         show_p(adjusted[i]), verdict(found['position'][i], adjusted[i])]
         for i, one in enumerate(others)
     ]  # fmt: skip
     header = ['', *MEASURES.values(), 'p, adjusted', 'position']
@@ -245,7 +245,7 @@ def compare_canvases(lab: Lab) -> LabAnswer:
         }
         adjusted = iter(holm([d.p for of_tests in pairs.values() for d in of_tests]))
         rows = [
-            [name, *(f'{d.show(sign=True)} ({next(adjusted):.3f})' for d in of_tests)]
+            [name, *(f'{d.show(sign=True)} ({show_p(next(adjusted))})' for d in of_tests)]
             for name, of_tests in pairs.items()
         ]
         tables.append(Table(

@@ -26,6 +26,10 @@ class Estimate(NamedTuple):
         return mean if math.isnan(self.half) else f'{mean} ± {self.half * scale:.{digits}f}'
 
 
+def show_p(p: float) -> str:
+    return '< 0.001' if p < 0.001 else f'{p:.3f}'
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean, interval and p value by Student's t distribution."""
     values = np.asarray(values, float)

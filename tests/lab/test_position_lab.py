@@ -10,14 +10,16 @@ from contextlib import contextmanager
 import pytest
 import timm
 import torch
+from scipy.stats import ttest_rel
 from support import ROOT, load_tool
 from torch import nn
 
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.tooling.command import UserError, parser_of
 from experiments.position import figures, measures, questions, runs
-from experiments.position.laboratory import PRESETS, Lab
+from experiments.position.laboratory import PRESETS, Lab, metric_of
 from experiments.position.parallel import in_parallel
+from experiments.position.statistics import estimate
 from experiments.position.tasks import ceilings
 
 tool = load_tool('position_lab')
@@ -125,6 +127,25 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
     assert 'ResNet-18, border replaced' in capsys.readouterr().out
     for name, value in ceilings().items():
         assert re.search(rf'^\| {name} \|.*\| {100 * value:.1f} % \|$', text, re.M), name
+
+
+def test_the_page_of_canvases_has_what_its_runs_say():
+    """Means and intervals from the runs in the JSON file, and a difference by scipy."""
+    page = (ROOT / 'docs/position_canvas.md').read_text()
+    tests = json.loads((ROOT / 'docs/position_canvas.json').read_text())['data']['tests']
+    for metric in ('position', 'control'):
+        for name, seeds in tests.items():
+            cells = [estimate([metric_of(seed[test], metric) for seed in seeds]).show()
+                     for test in seeds[0]]  # fmt: skip
+            assert f'| {name} | {" | ".join(cells)} | {len(seeds)} |' in page
+    large, small = (
+        [100 * metric_of(seed['canvas 4'], 'position') for seed in tests[name]]
+        for name in ('peg of 11x11', 'peg')
+    )
+    found = ttest_rel(large, small)
+    half = found.confidence_interval().high - (sum(large) - sum(small)) / 5
+    assert f'{sum(large) / 5 - sum(small) / 5:+.1f} ± {half:.1f} (0.047)' in page
+    assert found.pvalue < 0.047  # before it is adjusted
 
 
 def test_asked_again_nothing_is_trained(answered, tmp_path, monkeypatch, capsys):

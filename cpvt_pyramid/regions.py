@@ -938,15 +938,15 @@ def possible_classes(scores: Tensor, used: Optional[Tensor] = None) -> Tensor:
         scores: of the classes.
         used: (B, h, w) booleans, the cells that are in the pixels; None: all.
     """
+    h, w = scores.shape[2:]
     outside = torch.zeros_like(scores[:, :1], dtype=torch.bool) if used is None else ~used[:, None]
-
-    def highest(x: Tensor) -> Tensor:  # of a window
-        return F.max_pool2d(x.masked_fill(outside, -torch.inf), 3, 1, 1)
-
+    padded = F.pad(scores.masked_fill(outside, torch.inf), (1, 1, 1, 1), value=torch.inf)
     scores = scores.masked_fill(outside, 0)
-    lowest = -highest(-scores).gather(1, scores.argmax(1, keepdim=True))  # (B, 1, h, w)
+    best = scores.argmax(1, keepdim=True)
+    around = [padded[..., i : i + h, j : j + w].gather(1, best) for i in range(3) for j in range(3)]
+    lowest = torch.stack(around).amin(0).masked_fill(outside, torch.inf)  # (B, 1, h, w)
     rounding = 100 * torch.finfo(scores.dtype).eps * scores.abs().max()
-    enough = -highest(-lowest) - rounding  # for all windows with the cell
+    enough = -F.max_pool2d(-lowest, 3, 1, 1) - rounding  # for all windows with the cell
     return (~(scores < enough) & ~outside).flatten(2).any(2)  # NaN leaves all
 
 

@@ -45,7 +45,7 @@ def compare_ports(
     """Train what is missing, and write the report.
 
     Args:
-        preset: amount of work: small takes 20 minutes of one core, full 70; smoke takes seconds,
+        preset: amount of work: small takes 20 minutes of one core, full 100; smoke takes seconds,
             and shows nothing
         work_dir: folder of all results
         seed: first seed of the tables

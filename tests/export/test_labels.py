@@ -12,7 +12,7 @@ from cpvt_pyramid.regions import possible_classes, resample, resize_weights
 
 
 def resizing(old: list[int], length: int, new: list[int]) -> Tensor:
-    """Of maps with so many valid cells, of `length`, to so many pixels."""
+    """Weights that resize the first `old` of `length` cells of each map to `new` pixels."""
     return resize_weights(torch.tensor(old), length, torch.tensor(new), max(new))
 
 

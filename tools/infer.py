@@ -44,13 +44,11 @@ except KeyboardInterrupt:  # before run_command can handle it
 if TYPE_CHECKING:
     from cpvt_pyramid.results.formats import Output
     from cpvt_pyramid.results.predictions import Kind
-    from cpvt_pyramid.runner.inference.batched import ModelPredictor
+    from cpvt_pyramid.runner.inference.batched import ModelPredictor, Named, Skip
     from cpvt_pyramid.runner.inference.exported import ExportedPredictor
     from cpvt_pyramid.runner.inference.large_images import LargeImages, TileModel
+    from cpvt_pyramid.runner.inference.sharing import Conclude, Write
     from cpvt_pyramid.runner.inference.workers import Cores
-
-Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
-Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
 
 
 def infer(
@@ -232,7 +230,7 @@ def load_trained(
     return Loaded(ready, kind, score_thr, about)
 
 
-def write_tiles(large: 'LargeImages', named: Sequence[tuple[Path, str]], skip: Skip) -> None:
+def write_tiles(large: 'LargeImages', named: Sequence['Named'], skip: 'Skip') -> None:
     """Write the results of images in tiles; call `skip` for those that cannot be read."""
     from cpvt_pyramid.runner.inference.batched import gpu_memory_errors
     from cpvt_pyramid.runner.inference.raster import ReadError
@@ -251,8 +249,8 @@ def write_whole(
     folder: Path,
     workers: int,
     cores: Optional['Cores'],
-    named: Sequence[tuple[Path, str]],
-    skip: Skip,
+    named: Sequence['Named'],
+    skip: 'Skip',
 ) -> None:
     """Write the results of images and videos; call `skip` for those that cannot be read."""
     from cpvt_pyramid.runner.inference.batched import infer_images, infer_video
@@ -271,10 +269,10 @@ def write_whole(
 
 
 def write_all(
-    write: Callable[[Sequence[tuple[Path, str]], Skip], None],
-    named: Sequence[tuple[Path, str]],
+    write: 'Write',
+    named: Sequence['Named'],
     output: 'Output',
-    share: Optional[Callable[[Conclude], Sequence[Path]]] = None,
+    share: Optional[Callable[['Conclude'], Sequence[Path]]] = None,
 ) -> int:
     """Call `write` with the inputs, then write the format that was asked for, and say which inputs
     were skipped; returns the exit status. `share` divides this among processes, calls its argument

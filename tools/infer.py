@@ -199,6 +199,7 @@ def load_trained(
     """Build a model of mm; for the arguments, see `infer`. In the `stack`, what is wrong with its
     config becomes the user's error."""
     from cpvt_pyramid.mm.amp import replace_forward
+    from cpvt_pyramid.ops.winograd import use_winograd
     from cpvt_pyramid.runner.config.check import check_settings
     from cpvt_pyramid.runner.config.explain import explained
     from cpvt_pyramid.runner.config.load import load_config
@@ -216,6 +217,7 @@ def load_trained(
     weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)
+    use_winograd(model)
     if dtype == 'bfloat16':
         replace_forward(model)
     cfg.work_dir = str(make_folder(out_dir))  # for the traceback of a mistake in the config

@@ -61,6 +61,7 @@ def test(
         launcher: what started the processes.
     """
     from cpvt_pyramid.mm.amp import replace_forward
+    from cpvt_pyramid.ops.winograd import use_winograd
     from cpvt_pyramid.runner.config import check
     from cpvt_pyramid.runner.config.explain import explained
     from cpvt_pyramid.runner.config.load import load_config, work_dir_of
@@ -102,6 +103,7 @@ def test(
     with explained(cfg, ('test',)):
         runner = ToolRunner.from_cfg(cfg)
         load_whole_model(runner.model, weights, checkpoint)
+        use_winograd(runner.model)
         check.check_classes(cfg, runner.model, 'test')
         if dtype == 'bfloat16':
             replace_forward(runner.model)

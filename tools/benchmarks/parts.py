@@ -53,6 +53,7 @@ with imports_of('parts'):
     from speed import parse_size
     from torch import Tensor, nn
 
+    from cpvt_pyramid.ops.winograd import use_winograd
     from cpvt_pyramid.runner.config.load import kind_of, leaves, load_config
     from cpvt_pyramid.runner.inference.postprocessing import skip_unused
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
@@ -177,6 +178,7 @@ class Steps:
             self.pipelines[name] = Compose(sized)
 
         skip_unused(model)  # as infer.py
+        use_winograd(model)
         self.stopwatch = Stopwatch()
         watch = self.stopwatch.watch
         watch(model.data_preprocessor, 'forward', 'data')

@@ -7,6 +7,7 @@ from typing import Optional
 
 import numpy as np
 
+from ...ops.winograd import use_winograd
 from ...results.predictions import Prediction
 from ...tooling.command import UserError, as_called
 from ..config.load import config_in_checkpoint
@@ -35,6 +36,7 @@ class TrainedModel:
             infer = as_called('python tools/infer.py')
             raise UserError(f'{path} is a panoptic model; run it with {infer}')
         load_whole_model(model, weights, path)
+        use_winograd(model)
         self.kind_of_results = kind_of_results(model, cfg)
         self.meta = dataset_meta(cfg, weights)
         self.classes = self.meta['classes']

@@ -1,0 +1,137 @@
+"""3x3 convolutions with fewer multiplications against direct ones in double precision."""
+
+import copy
+import pickle
+from contextlib import nullcontext
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.cnn import ConvModule
+from models.ports import randomize
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from cpvt_pyramid import ops
+from cpvt_pyramid.ops import winograd
+from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
+from cpvt_pyramid.ops.winograd import FEWEST_CHANNELS as C
+from cpvt_pyramid.ops.winograd import (
+    WinogradConv2d,
+    transform_weight,
+    use_winograd,
+    winograd_conv,
+)
+
+pytestmark = pytest.mark.skipif(not HAS_FAST_OPS, reason='as all fast versions')
+ran = mock.patch.object(winograd, 'winograd_conv', wraps=winograd_conv)
+
+
+def random_conv(**options: object) -> nn.Module:
+    return randomize(nn.Conv2d(C, options.pop('out_channels', C), 3, **{'padding': 1, **options}))
+
+
+@settings(max_examples=60)
+@given(
+    sides=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    channels=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    batch=st.integers(1, 5),
+    bias=st.booleans(),
+    channels_last=st.booleans(),
+    at_a_time=st.sampled_from([1, 5000, 50_000, 2**21]),
+)
+def test_every_size(sides, channels, batch, bias, channels_last, at_a_time):
+    conv = randomize(nn.Conv2d(*channels, 3, padding=1, bias=bias))
+    x = torch.randn(batch, channels[0], *sides)
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    with torch.no_grad(), mock.patch.object(winograd, 'AT_A_TIME', at_a_time):
+        found = winograd_conv(x, transform_weight(conv.weight), conv.bias)
+        torch.testing.assert_close(found, conv.double()(x.double()).float())
+
+
+def test_rounding():
+    """Five times that of the direct convolution, as the file says."""
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(256, 256, 3, padding=1), torch.randn(1, 256, 48, 48)
+    with torch.no_grad():
+        direct, found = conv(x), winograd_conv(x, transform_weight(conv.weight), conv.bias)
+        exact = conv.double()(x.double())
+    assert (found - exact).std() < 5.5 * (direct - exact).std()
+    assert (found - exact).abs().max() < 1e-5  # of a standard deviation of 0.6
+
+
+@torch.no_grad()
+def test_modules_of_others():
+    """What computes the same is replaced, by its own parameters, under its own hooks."""
+    model = nn.Sequential(
+        nn.Conv2d(3, C, 3, padding=1),  # few channels
+        *(ConvModule(C, C, 3, padding=1, norm_cfg={'type': 'BN'}) for _ in range(2)),
+        random_conv(stride=2),
+        random_conv(dilation=2, padding=2),
+        random_conv(groups=2),
+        random_conv(padding_mode='reflect'),
+        random_conv(padding='same'),
+        parametrizations.weight_norm(random_conv()),
+    ).eval()
+    randomize(model)
+    as_before, x = copy.deepcopy(model), torch.randn(2, 3, 30, 41)
+    seen = []
+    hook = model[1].conv.register_forward_hook(lambda *call: seen.append(call[2].shape))
+    use_winograd(model)
+    use_winograd(model)  # once more does no harm
+    names = [name for name, module in model.named_modules() if type(module) is WinogradConv2d]
+    assert names == ['1.conv', '2.conv']
+    assert list(model.state_dict()) == list(as_before.state_dict())
+    with ran as call:
+        torch.testing.assert_close(model(x), as_before(x), rtol=1e-4, atol=1e-4)
+        hook.remove()
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(model[1:3])))
+        copied[0].conv.weight.zero_()
+        assert not torch.equal(copied(as_before[0](x)), model[1:3](as_before[0](x)))
+    assert call.call_count == 6 and seen[0] == (2, C, 30, 41)
+
+
+@torch.no_grad()
+def test_weights_that_change():
+    conv, other, x = random_conv(), random_conv(), torch.randn(1, C, 9, 9)
+    use_winograd(conv)
+    conv(x)
+    conv.weight.data.copy_(other.weight.data)  # as mmengine's EMAHook
+    conv.bias = other.bias
+    torch.testing.assert_close(conv(x), other(x), rtol=1e-4, atol=1e-4)
+
+
+class Marked(torch.Tensor):
+    """A map that knows more than its values, such as one with a valid region."""
+
+
+@pytest.mark.parametrize('why', ['gradient', 'plain', 'autocast', 'double', 'marked', 'compiled'])
+def test_steps_aside(why):
+    conv, x = random_conv(), torch.randn(1, C, 9, 9)
+    use_winograd(conv)
+    contexts = {'plain': ops.plain(), 'autocast': torch.autocast('cpu', torch.bfloat16)}
+    gradients = nullcontext() if why == 'gradient' else torch.no_grad()
+    if why == 'double':
+        conv, x = conv.double(), x.double()
+    x = x.as_subclass(Marked) if why == 'marked' else x
+    with contexts.get(why, nullcontext()), gradients, ran as call:
+        if why == 'compiled':
+            torch.export.export(conv, (x,))
+        else:
+            out = conv(x)
+            expected = nn.Conv2d.forward(conv, x)
+            assert torch.equal(out, expected) and out.requires_grad == expected.requires_grad
+            assert type(out) is type(x)
+    call.assert_not_called()
+
+
+def test_empty_and_wrong_maps():
+    conv = random_conv()
+    use_winograd(conv)
+    with torch.no_grad():
+        assert conv(torch.randn(0, C, 5, 5)).shape == (0, C, 5, 5)  # no boxes
+        assert conv(torch.randn(C, 5, 5)).shape == (C, 5, 5)
+        with pytest.raises(RuntimeError, match='channels'):
+            conv(torch.randn(1, C + 1, 5, 5))

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .ops.dispatch import graph_is_captured
+from .ops.winograd import conv3x3
 
 # The length of a map along one axis, as a function of the length n of the image in pixels: steps
 # (factor, addend, divisor), each n -> (n * factor + addend) // divisor, or a set of formulas, of
@@ -1059,6 +1060,7 @@ NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pixel_shuffle, pixel_un
 # The functions that keep the extent.
 RULES: dict[Callable, Callable] = {
     **{function: rule for rule, names in NAMES.items() for function in named(names)},
+    conv3x3: conv2d,
     torch.linalg.vector_norm: over_axes,
     F.adaptive_max_pool2d: adaptive_max_pool2d,
     F.instance_norm: instance_norm,

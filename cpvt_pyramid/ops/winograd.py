@@ -9,11 +9,14 @@ direct ones by rounding, five times as much as those from exact ones.
 Shapes: B batch, H x W map, C channels of the input, K of the output, h x w tiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .dispatch import use_onednn
 from .patches import ceil_div
@@ -50,7 +53,7 @@ def use_winograd(model: nn.Module) -> None:
         if type(module) is nn.Conv2d and takes_winograd(module):
             module.__class__ = WinogradConv2d
             if use_onednn(module.weight):
-                module.transformed_weight()  # processes that are forked later share it
+                transformed(module.weight)  # processes that are forked later share it
 
 
 def takes_winograd(conv: nn.Conv2d) -> bool:
@@ -61,26 +64,37 @@ def takes_winograd(conv: nn.Conv2d) -> bool:
 
 
 class WinogradConv2d(nn.Conv2d):
-    """`nn.Conv2d`, computed by `winograd_conv` in float32 inference on a CPU.
+    """`nn.Conv2d`, computed by `conv3x3`."""
 
-    The transformed weight is kept. The weight may change, as by mmengine's EMAHook before a test:
-    it is compared with that of the last call.
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        return conv3x3(input, weight, bias, 1, 1)
+
+
+def conv3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], stride: int, padding: int) -> Tensor:
+    """`F.conv2d` with stride and padding 1, by `winograd_conv` in float32 inference on a CPU.
+
+    Maps of padded batches have the same rule for both (`regions.RULES`).
     """
+    if has_torch_function_unary(x):
+        return handle_torch_function(conv3x3, (x,), x, weight, bias, stride, padding)
+    fits = x.dim() == 4 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
+    if torch.is_grad_enabled() or not (fits and use_onednn(x)):
+        return F.conv2d(x, weight, bias, stride, padding)
+    return winograd_conv(x, transformed(weight), bias)
 
-    kept: Optional[tuple[Tensor, Tensor]] = None  # a weight, and the same transformed
 
-    def forward(self, x: Tensor) -> Tensor:
-        fits = x.dim() == 4 and x.shape[1] == self.in_channels and x.dtype == self.weight.dtype
-        plain = type(x) is Tensor and type(self.weight) is nn.Parameter and use_onednn(x)
-        if torch.is_grad_enabled() or not (plain and fits):
-            return super().forward(x)
-        return winograd_conv(x, self.transformed_weight(), self.bias)
+# A weight as it was when it was transformed, and the result. It may change without a trace, as by
+# mmengine's EMAHook before a test, so that it is compared each time.
+_transformed: MutableMapping[Tensor, tuple[Tensor, Tensor]] = WeakIdKeyDictionary()
 
-    def transformed_weight(self) -> Tensor:
-        weight = self.weight.detach()
-        if self.kept is None or not torch.equal(weight, self.kept[0]):
-            self.kept = weight.clone(), transform_weight(weight)
-        return self.kept[1]
+
+def transformed(weight: Tensor) -> Tensor:
+    """`transform_weight`, which is kept as long as the weight lives."""
+    before = _transformed.get(weight)
+    if before is None or not torch.equal(weight, before[0]):
+        before = weight.detach().clone(), transform_weight(weight.detach())
+        _transformed[weight] = before
+    return before[1]
 
 
 def transform_weight(weight: Tensor) -> Tensor:
@@ -99,44 +113,57 @@ def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
         bias: (K,).
 
     Returns:
-        (B, K, H, W), channels last.
+        (B, K, H, W), channels last if x is, else contiguous.
     """
     (b, c, height, width), k = x.shape, weight.shape[1]
-    h, w = ceil_div(height, OUTPUTS), ceil_div(width, OUTPUTS)
-    padded = x.new_zeros(b, OUTPUTS * h + 2, OUTPUTS * w + 2, c)
-    padded[:, 1 : height + 1, 1 : width + 1] = x.permute(0, 2, 3, 1)
-    out = x.new_empty(b, h, OUTPUTS, w, OUTPUTS, k)
+    # The format is that of F.conv2d: mmcv's RoIAlign reads any map as if it were contiguous.
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if last else torch.contiguous_format
+    out = torch.empty(b, k, height, width, dtype=x.dtype, memory_format=layout)
+    w = ceil_div(width, OUTPUTS)
     # Rows of tiles whose products stay in the cache, of one image or of several small ones.
-    rows = ceil_div(AT_A_TIME, INPUTS**2 * w * max(c, k))
-    images = ceil_div(rows, h)
-    for maps, to in zip(padded.split(images), out.split(images)):
-        for top in range(0, h, rows):
-            part = maps[:, OUTPUTS * top : OUTPUTS * (top + rows) + 2]
-            convolve_tiles(part, weight, to[:, top : top + rows])
-    if bias is not None:
-        out += bias
-    return out.flatten(3, 4).flatten(1, 2)[:, :height, :width].permute(0, 3, 1, 2)
+    rows = OUTPUTS * ceil_div(AT_A_TIME, INPUTS**2 * w * max(c, k))
+    images = ceil_div(rows, height)
+    for maps, to in zip(x.split(images), out.split(images)):
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            above = min(top, 1)  # a row of the map, or of zeros
+            part = maps[:, :, top - above : bottom + 1].permute(0, 2, 3, 1)
+            h = ceil_div(bottom - top, OUTPUTS)
+            padded = x.new_zeros(len(maps), OUTPUTS * h + 2, OUTPUTS * w + 2, c)
+            padded[:, 1 - above : 1 - above + part.shape[1], 1 : width + 1] = part
+            found = convolve_tiles(padded, weight)
+            if bias is not None:
+                found += bias
+            found = found[:, : bottom - top, :width].permute(0, 3, 1, 2)
+            to[:, :, top:bottom] = found
+    return out
 
 
-def convolve_tiles(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Convolve rows of tiles.
+def convolve_tiles(x: Tensor, weight: Tensor) -> Tensor:
+    """Convolve whole tiles, without padding.
 
     Args:
         x: (B, 3 h + 2, 3 w + 2, C).
         weight: of `transform_weight`.
-        out: (B, h, 3, w, 3, K), written.
+
+    Returns:
+        (B, 3 h, 3 w, K).
     """
-    b, h, _, w, _, k = out.shape
-    tall = x.new_empty(INPUTS, b, h, *x.shape[2:])
+    (b, *sides, c), k = x.shape, weight.shape[1]
+    h, w = (side // OUTPUTS for side in sides)
+    tall = x.new_empty(INPUTS, b, h, sides[1], c)
     combine(INPUT, [x[:, i::OUTPUTS][:, :h] for i in range(INPUTS)], tall)
-    tiles = x.new_empty(INPUTS, INPUTS, b, h, w, x.shape[3])
+    tiles = x.new_empty(INPUTS, INPUTS, b, h, w, c)
     columns = [tall[:, :, :, i::OUTPUTS][:, :, :, :w] for i in range(INPUTS)]
     combine(INPUT, columns, tiles.transpose(0, 1))
-    pairs = zip(tiles.view(INPUTS**2, b * h * w, x.shape[3]), weight)
+    pairs = zip(tiles.view(INPUTS**2, b * h * w, c), weight)
     products = torch.stack([onednn_affine(tile, of_tile) for tile, of_tile in pairs])
-    rows = x.new_empty(OUTPUTS, INPUTS, b, h, w, k)
-    combine(OUTPUT, products.view(INPUTS, INPUTS, b, h, w, k), rows)
-    combine(OUTPUT, rows.unbind(1), out.permute(4, 2, 0, 1, 3, 5))
+    combined = x.new_empty(OUTPUTS, INPUTS, b, h, w, k)
+    combine(OUTPUT, products.view(INPUTS, INPUTS, b, h, w, k), combined)
+    out = x.new_empty(b, h, OUTPUTS, w, OUTPUTS, k)
+    combine(OUTPUT, combined.unbind(1), out.permute(4, 2, 0, 1, 3, 5))
+    return out.view(b, OUTPUTS * h, OUTPUTS * w, k)
 
 
 def combine(matrix: Sequence[Sequence[float]], x: Sequence[Tensor], out: Tensor) -> None:

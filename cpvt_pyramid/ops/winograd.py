@@ -57,10 +57,12 @@ def use_winograd(model: nn.Module) -> None:
 
 
 def takes_winograd(conv: nn.Conv2d) -> bool:
-    """True if a layer computes what `winograd_conv` does, with enough channels."""
+    """True if a layer computes what `winograd_conv` does, with enough channels and a weight that is
+    neither pruned, quantized nor computed."""
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
     same = shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
-    return same and min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
+    own = type(conv.weight) is nn.Parameter
+    return same and own and min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
 
 
 class WinogradConv2d(nn.Conv2d):

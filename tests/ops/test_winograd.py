@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.ports import randomize
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from cpvt_pyramid import ops
 from cpvt_pyramid.masked_map import cells_of, on_region_loss, padded_batch
@@ -75,6 +75,7 @@ def test_modules_of_others():
         random_conv(padding_mode='reflect'),
         random_conv(padding='same'),
         parametrizations.weight_norm(random_conv()),
+        prune.l1_unstructured(random_conv(), 'weight', 0.5),
     ).eval()
     randomize(model)
     as_before, x = copy.deepcopy(model), torch.randn(2, 3, 30, 41)

@@ -33,7 +33,7 @@ def random_conv(**options: object) -> nn.Module:
     return randomize(nn.Conv2d(C, options.pop('out_channels', C), 3, **{'padding': 1, **options}))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     sides=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     channels=st.tuples(st.integers(1, 40), st.integers(1, 40)),

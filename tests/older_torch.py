@@ -13,7 +13,7 @@ LACKS = {
         ops/test_products.py::test_a_model_goes ops/test_products.py::test_bfloat16_gets
         ops/test_products.py::test_equals_torch ops/test_products.py::test_gradients_of_weights
         ops/test_products.py::test_onednn ops/test_products.py::test_other_types
-        ops/test_products.py::test_training_keeps""",
+        ops/test_products.py::test_training_keeps ops/test_winograd.py mm/test_winograd.py""",
     'float16 on CPUs': """
         core/test_contract.py::test_no_nan_in_any_precision
         core/test_position.py::test_inside_attention_in_half_precision""",

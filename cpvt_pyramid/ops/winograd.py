@@ -137,8 +137,7 @@ def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
             found = convolve_tiles(padded, weight)
             if bias is not None:
                 found += bias
-            found = found[:, : bottom - top, :width].permute(0, 3, 1, 2)
-            to[:, :, top:bottom] = found
+            to[:, :, top:bottom] = found[:, : bottom - top, :width].permute(0, 3, 1, 2)
     return out
 
 

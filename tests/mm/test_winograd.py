@@ -10,11 +10,9 @@ from mmdet.structures import DetDataSample
 from runner.inference.test_postprocessing import predictions
 
 from cpvt_pyramid.ops import winograd
-from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
 from cpvt_pyramid.ops.winograd import use_winograd, winograd_conv
 
 
-@pytest.mark.skipif(not HAS_FAST_OPS, reason='as all fast versions')
 @pytest.mark.parametrize('size', [(96, 128), (90, 101)])
 def test_a_whole_model(size):
     """Boxes and masks of a detector whose operators read memory, with and without padding."""

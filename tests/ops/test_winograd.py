@@ -16,7 +16,6 @@ from torch.nn.utils import parametrizations, prune
 from cpvt_pyramid import ops
 from cpvt_pyramid.masked_map import cells_of, on_region_loss, padded_batch
 from cpvt_pyramid.ops import winograd
-from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
 from cpvt_pyramid.ops.winograd import FEWEST_CHANNELS as C
 from cpvt_pyramid.ops.winograd import (
     WinogradConv2d,
@@ -25,12 +24,11 @@ from cpvt_pyramid.ops.winograd import (
     winograd_conv,
 )
 
-pytestmark = pytest.mark.skipif(not HAS_FAST_OPS, reason='as all fast versions')
 ran = mock.patch.object(winograd, 'winograd_conv', wraps=winograd_conv)
 
 
 def random_conv(**options: object) -> nn.Module:
-    return randomize(nn.Conv2d(C, options.pop('out_channels', C), 3, **{'padding': 1, **options}))
+    return randomize(nn.Conv2d(C, C, 3, **{'padding': 1, **options}))
 
 
 @settings(max_examples=60, deadline=None)

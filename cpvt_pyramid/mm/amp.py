@@ -83,17 +83,14 @@ def in_bfloat16(function: Callable, device: str) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, torch.bfloat16):
             result = function(*args, **kwargs)
-        return as_float32(result)
+        return tree_map_only(
+            Tensor, lambda x: x.float() if x.dtype == torch.bfloat16 else x, result
+        )
 
     return run
 
 
 class_in_bfloat16 = functools.cache(in_bfloat16)
-
-
-def as_float32(value: Any) -> Any:
-    """Tensors of bfloat16, also inside tuples, lists and dicts, as float32."""
-    return tree_map_only(Tensor, lambda x: x.float() if x.dtype == torch.bfloat16 else x, value)
 
 
 @OPTIM_WRAPPERS.register_module()

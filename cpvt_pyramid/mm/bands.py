@@ -4,7 +4,7 @@ in random tiles, and for their label maps. rasterio (GDAL) reads them; install t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 from mmcv.transforms import BaseTransform
@@ -15,39 +15,21 @@ from ..tooling.rasters import ReadError, open_raster
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
 
-
 IGNORED = 255  # the label of pixels that do not count
-
-
-class Part(NamedTuple):
-    """A part of an image file, in pixels, half-open."""
-
-    size: tuple[int, int]  # height and width of the file
-    top: int
-    left: int
-    bottom: int
-    right: int
-
-    @property
-    def window(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows and columns, as rasterio takes them."""
-        return (self.top, self.bottom), (self.left, self.right)
+Window = tuple[tuple[int, int], tuple[int, int]]  # rows and columns of a part, half-open
 
 
 def read_bands(
     path: Union[str, Path],
     bands: Sequence[int],
-    tile: Optional[tuple[int, int]] = None,
     longest: Optional[int] = None,
     missing: float = 0,
-) -> tuple[np.ndarray, Part]:
-    """Bands of an image file, (h, w, N) float32, and the part of the file that they are.
+) -> np.ndarray:
+    """Bands of an image file, (h, w, N) float32.
 
     Args:
         path: the file.
         bands: numbers of the bands, from 1.
-        tile: height and width of a part that is read, at a random place; a smaller image is read as
-            it is. None: the whole image.
         longest: pixels of the longer side, to which a larger image is reduced by leaving out
             pixels. None: it is not.
         missing: value of pixels without data: the file's nodata value, NaN and infinity.
@@ -56,14 +38,10 @@ def read_bands(
         OSError: not a complete image, or one without these bands.
     """
     with opened(path) as image:
-        check_bands(image, bands)
-        part = random_part(image.shape, tile)
-        shape = part.bottom - part.top, part.right - part.left
+        shape = image.shape
         if longest and max(shape) > longest:
             shape = tuple(max(side * longest // max(shape), 1) for side in shape)
-        out_shape = len(bands), *shape
-        values = read_image_bands(image, bands, missing, window=part.window, out_shape=out_shape)
-    return values, part
+        return read_image_bands(image, bands, missing, out_shape=(len(bands), *shape))
 
 
 @contextmanager
@@ -79,14 +57,8 @@ def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
 def read_image_bands(
     image: 'DatasetReader', bands: Sequence[int], missing: float = 0, **options: Any
 ) -> np.ndarray:
-    """Bands of an open image, (h, w, N) float32; pixels without data are `missing`.
-
-    Args:
-        image: the image.
-        bands: numbers of the bands, from 1.
-        missing: see `read_bands`.
-        **options: of rasterio's `read`, such as `window`.
-    """
+    """Bands of an open image, see `read_bands`; `options` are those of rasterio's `read`."""
+    check_bands(image, bands)
     values = image.read(list(bands), **options)
     out = np.moveaxis(values, 0, -1).astype(np.float32)
     for i, band in enumerate(bands):
@@ -105,14 +77,14 @@ def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
         raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
 
 
-def random_part(size: tuple[int, int], tile: Optional[tuple[int, int]]) -> Part:
+def random_window(size: tuple[int, int], tile: Optional[tuple[int, int]]) -> Window:
     """A part of a tile's size at a random place of an image, or all of it."""
-    if tile is None:
-        return Part(size, 0, 0, *size)
-    height, width = (min(pair) for pair in zip(size, tile))
-    top = np.random.randint(size[0] - height + 1)
-    left = np.random.randint(size[1] - width + 1)
-    return Part(size, top, left, top + height, left + width)
+    spans = []
+    for side, length in zip(size, tile or size):
+        length = min(side, length)
+        start = np.random.randint(side - length + 1)
+        spans.append((start, start + length))
+    return tuple(spans)
 
 
 @TRANSFORMS.register_module()
@@ -137,8 +109,11 @@ class LoadBands(BaseTransform):
             raise ValueError(f'tile must be a height and a width in pixels, got {self.tile}')
 
     def transform(self, results: dict) -> dict:
-        image, results['part'] = read_bands(results['img_path'], self.bands, self.tile)
-        return results | {'img': image, 'img_shape': image.shape[:2], 'ori_shape': image.shape[:2]}
+        with opened(results['img_path']) as file:
+            part = file.shape, random_window(file.shape, self.tile)
+            image = read_image_bands(file, self.bands, window=part[1])
+        shape = image.shape[:2]
+        return results | {'img': image, 'img_shape': shape, 'ori_shape': shape, 'part': part}
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(bands={self.bands}, tile={self.tile})'
@@ -160,7 +135,7 @@ class LoadTileAnnotations(BaseTransform):
         self.reduce_zero_label = reduce_zero_label
 
     def transform(self, results: dict) -> dict:
-        labels = read_labels(results['seg_map_path'], results['part'])
+        labels = read_labels(results['seg_map_path'], *results['part'])
         reduces = self.reduce_zero_label
         if results['reduce_zero_label'] if reduces is None else reduces:
             labels = np.where((labels == 0) | (labels == IGNORED), IGNORED, labels - 1)
@@ -172,19 +147,18 @@ class LoadTileAnnotations(BaseTransform):
         return results
 
 
-def read_labels(path: Union[str, Path], part: Part) -> np.ndarray:
-    """A part of a label map, (h, w) uint8.
+def read_labels(path: Union[str, Path], size: tuple[int, int], window: Window) -> np.ndarray:
+    """A part of the label map of an image of some size, (h, w) uint8.
 
     Raises:
         OSError: not a complete image, not of the image's size, or with other values.
     """
     with opened(path) as labels:
-        if labels.shape != part.size:
+        if labels.shape != size:
             raise OSError(
-                f'a label map must have the size of its image, {part.size}, got '
-                f'{labels.shape}: {path}'
+                f'a label map must have the size of its image, {size}, got {labels.shape}: {path}'
             )
-        values, nodata = labels.read(1, window=part.window), labels.nodatavals[0]
+        values, nodata = labels.read(1, window=window), labels.nodatavals[0]
     if nodata is not None:
         values = np.where(values == nodata, IGNORED, values)
     if values.dtype.kind == 'f' or values.min() < 0 or values.max() > IGNORED:

@@ -179,5 +179,5 @@ def shown_image(path: Path) -> np.ndarray:
             raise
         with opened(path) as file:
             bands = file.indexes[:3]
-        image = picture(read_bands(path, bands)[0])
+        image = picture(read_bands(path, bands))
     return np.ascontiguousarray(image[..., ::-1])

@@ -34,7 +34,7 @@ def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) ->
     """
     try:
         if bands:
-            return read_bands(path, bands)[0]
+            return read_bands(path, bands)
         return np.ascontiguousarray(load_image(path)[..., ::-1])
     except OSError as error:
         raise ReadError(str(error).removesuffix(f': {path}')) from error

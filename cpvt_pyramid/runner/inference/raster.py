@@ -164,8 +164,9 @@ def size_of_raster(path: Path) -> Optional[tuple[int, int]]:
         return None
     try:
         with opened(path) as image:
-            bands = image.indexes
-        return read_bands(path, bands, longest=SAMPLE)[1].size
+            bands, size = image.indexes, image.shape
+        read_bands(path, bands, longest=SAMPLE)
+        return size
     except (OSError, UserError):
         return None
 
@@ -208,7 +209,7 @@ def band_statistics(
         if bands is None:
             with opened(path) as image:
                 bands = image.indexes
-        values = read_bands(path, bands, longest=SAMPLE, missing=np.nan)[0].astype(np.float64)
+        values = read_bands(path, bands, longest=SAMPLE, missing=np.nan).astype(np.float64)
         values = values.reshape(-1, len(bands))
         known = {'axis': 0, 'where': np.isfinite(values)}
         sums.append([k.sum(**known) for k in (np.ones_like(values), values, values**2)])

@@ -101,21 +101,22 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
 
 def test_a_tile_and_its_labels_are_the_same_part(scenes):
     path = str(scenes / 'scenes/train/s0.tif')
-    whole = read_bands(path, [1, 2, 3, 4])[0]
+    whole = read_bands(path, [1, 2, 3, 4])
     load, labels = LoadBands([3, 1], tile=(40, 50)), LoadTileAnnotations()
     places = set()
     for _ in range(20):
         results = dict(img_path=path, seg_fields=[], reduce_zero_label=False)
         results['seg_map_path'] = path.replace('scenes/', 'labels/')
         results = labels(load(results))
-        part = results['part']
-        places.add(part)
-        expected = whole[part.top : part.bottom, part.left : part.right][..., [2, 0]]
+        rows, columns = results['part'][1]
+        places.add((rows, columns))
+        expected = whole[slice(*rows), slice(*columns)][..., [2, 0]]
         assert np.array_equal(results['img'], expected) and results['img'].dtype == np.float32
         assert results['img_shape'] == results['gt_seg_map'].shape == (40, 50)
         assert np.array_equal(results['img'][..., 1], results['gt_seg_map'] + 1000.0)
     assert len(places) > 10
-    assert read_bands(path, [1], tile=(1000, 50))[0].shape == (90, 50, 1)
+    wide = LoadBands([1], tile=(1000, 50))({'img_path': path})['img']
+    assert wide.shape == (90, 50, 1)
 
 
 def test_labels_are_reduced_and_mapped_as_mmseg_does(tmp_path):
@@ -130,7 +131,7 @@ def test_labels_are_reduced_and_mapped_as_mmseg_does(tmp_path):
 def test_pixels_without_data(tmp_path):
     image = np.array([[[7, -9, np.nan], [np.inf, 1, 2]]], np.float32)
     path = write(tmp_path / 'image.tif', image, nodata=-9)
-    assert read_bands(path, [1])[0][..., 0].tolist() == [[7, 0, 0], [0, 1, 2]]
+    assert read_bands(path, [1])[..., 0].tolist() == [[7, 0, 0], [0, 1, 2]]
     found = band_statistics([path])
     assert found.mean == [3.33333] and found.minimum == [1] and found.maximum == [7]
     labels = write(tmp_path / 'labels.tif', np.array([[[0, 1, 2], [2, 1, 0]]], np.uint8), nodata=2)
@@ -141,7 +142,7 @@ def test_pixels_without_data(tmp_path):
 
 def test_statistics(scenes, tmp_path):
     paths = sorted((scenes / 'scenes').rglob('*.tif'))
-    pixels = np.concatenate([read_bands(path, [4, 2])[0].reshape(-1, 2) for path in paths])
+    pixels = np.concatenate([read_bands(path, [4, 2]).reshape(-1, 2) for path in paths])
     found = band_statistics(paths, [4, 2])
     np.testing.assert_allclose(found.mean, pixels.mean(0, np.float64), rtol=1e-5)
     np.testing.assert_allclose(found.std, pixels.std(0, np.float64), rtol=1e-5)
@@ -157,7 +158,7 @@ def test_rows_are_those_of_the_pipeline(scenes):
     path = scenes / 'scenes/val/s0.tif'
     with open_image(path) as image:
         rows = row_reader(image, (4, 1))(20, 50)
-    assert np.array_equal(rows.permute(1, 2, 0).numpy(), read_bands(path, (4, 1))[0][20:50])
+    assert np.array_equal(rows.permute(1, 2, 0).numpy(), read_bands(path, (4, 1))[20:50])
 
 
 def test_pictures_of_bands():

@@ -1,20 +1,15 @@
-"""Where a training logs to, and the line that shows its progress."""
+"""Where a training logs to, and what."""
 
-import logging
 import os
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.device import get_max_cuda_memory, is_cuda_available
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, LOG_PROCESSORS, VISBACKENDS
+from mmengine.registry import LOG_PROCESSORS, VISBACKENDS
 from mmengine.runner import LogProcessor, Runner
 from mmengine.visualization import MLflowVisBackend
-from tqdm import tqdm
 
 from ...tooling import memory
 from ...tooling.command import UserError
@@ -28,8 +23,6 @@ LOGS = {
     'mlflow': ('MLflowBackend', 'mlflow'),
 }
 PROJECT = 'cpvt_pyramid'  # of Weights & Biases
-REDRAW = 0.2  # seconds between two drawings of the progress line
-LINE = 'iteration {n}/{total} ({percentage:.0f}%)  {remaining} left{postfix}'  # of tqdm
 
 
 def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
@@ -42,8 +35,6 @@ def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
     processor = cfg.get('log_processor') or {}
     if kind_of(processor) in ('', 'LogProcessor'):
         cfg.log_processor = {**processor, 'type': 'ProgressLogProcessor'}
-    hooks, progress = cfg.get('custom_hooks') or [], {'type': 'ProgressHook'}
-    cfg.custom_hooks = hooks if progress in hooks else [*hooks, progress]
     if not cfg.get('visualizer'):
         cfg.visualizer = {'type': 'Visualizer'}
     backends = list(cfg.visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
@@ -79,9 +70,6 @@ class MLflowBackend(MLflowVisBackend):
             self._mlflow.end_run()
 
 
-# Progress
-
-
 @LOG_PROCESSORS.register_module()
 class ProgressLogProcessor(LogProcessor):
     """mmengine's LogProcessor, which adds the throughput and, without a GPU, the memory."""
@@ -93,55 +81,10 @@ class ProgressLogProcessor(LogProcessor):
         seconds = tag.get('time', tag.get('train/time'))
         if mode != 'train' or not seconds:
             return tag, line
-        tag['images_per_second'] = images_per_iteration(runner) / seconds
+        images = runner.world_size * (batch_size_of(runner) or 1)
+        tag['images_per_second'] = images / seconds
         line += f'  images/s: {tag["images_per_second"]:.1f}'
         if 'memory' not in tag:
-            tag['memory'] = used_mib()
+            tag['memory'] = memory.resident() // 2**20
             line += f'  memory: {tag["memory"]}'
         return tag, line
-
-
-def used_mib() -> int:
-    """The memory in use, in MiB: of the GPU, or else of this process."""
-    return int(get_max_cuda_memory()) if is_cuda_available() else memory.resident() // 2**20
-
-
-def images_per_iteration(runner: Runner) -> int:
-    return runner.world_size * (batch_size_of(runner) or 1)
-
-
-@HOOKS.register_module()
-class ProgressHook(Hook):
-    """Shows a line with the progress of a training on a terminal, below the log."""
-
-    priority = 'LOWEST'
-
-    def before_train(self, runner: Runner) -> None:
-        off = None if runner.rank == 0 else True  # None: unless stderr is a terminal
-        self.bar = tqdm(
-            total=runner.max_iters, initial=runner.iter, file=sys.stderr, disable=off, leave=False,
-            mininterval=REDRAW, dynamic_ncols=True, bar_format=LINE,
-        )  # fmt: skip
-        for handler in runner.logger.handlers:
-            if not isinstance(handler, logging.FileHandler):
-                handler.addFilter(self.clear)
-
-    def after_train_iter(self, runner: Runner, **_: Any) -> None:
-        if not self.bar.disable:
-            hub = runner.message_hub
-            seconds = hub.get_scalar('train/time').mean(50)
-            self.bar.set_postfix_str(
-                f'lr {hub.get_scalar("train/lr").current():.2e}  '
-                f'{images_per_iteration(runner) / seconds:.1f} images/s  {used_mib()} MiB  '
-                f'loss {hub.get_scalar("train/loss").current():.4f}',
-                refresh=False,
-            )
-            self.bar.update()
-
-    def after_train(self, runner: Runner) -> None:
-        self.bar.close()
-
-    def clear(self, record: logging.LogRecord) -> bool:
-        """Remove the line; as a filter of a log, let all records pass."""
-        self.bar.clear()
-        return True

@@ -34,11 +34,9 @@ from mmengine.config import Config
 from mmengine.dist import get_dist_info, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, LOOPS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...tooling.command import UserError
@@ -139,32 +137,19 @@ class WholeCheckpointHook(CheckpointHook):
             Path(runner.work_dir, PREEMPTED).unlink(missing_ok=True)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        if not self.save_best:
-            return
-        wanted, *others = self.key_indicators
-        if wanted not in metrics and not others:
-            name, names = main_metric(metrics), ', '.join(metrics)
-            if wanted != 'auto':
-                runner.logger.warning(
-                    f'save_best is {wanted!r}, but the metrics are {names}; taking {name}'
-                )
-            try:
-                self._init_rule(self.rules, [name])
-            except ValueError:
-                runner.logger.warning(
-                    'no best checkpoint: set save_best and rule of default_hooks.checkpoint for '
-                    f'the metrics {names}'
-                )
-                self.save_best = None
+        if self.save_best and self.key_indicators == ['auto']:
+            if not (main := main_metric(metrics)):
+                names = ', '.join(metrics)
+                runner.logger.info(f'no best checkpoint: set save_best to one of {names}')
                 return
+            self._init_rule(self.rules, [main])
         with removing_afterwards(self.file_backend):
             super()._save_best_checkpoint(runner, metrics)
 
 
-def main_metric(metrics: Iterable[str]) -> str:
-    """The name of the metric by which models are compared, among those of an evaluation."""
-    names = list(metrics)
-    return next(filter(MAIN_METRIC.fullmatch, names), names[0])
+def main_metric(metrics: Iterable[str]) -> Optional[str]:
+    """The name of the metric by which models are compared, if one of an evaluation's has it."""
+    return next(filter(MAIN_METRIC.fullmatch, metrics), None)
 
 
 @contextmanager
@@ -201,8 +186,8 @@ class StoppingHook(EarlyStoppingHook):
             self.wait_count, self.best_score, runner.train_loop.stop_training = state
 
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
-        if self.follows_main and metrics:
-            self.monitor = main_metric(metrics)
+        if self.follows_main:
+            self.monitor = main_metric(metrics) or self.monitor
         super().after_val_epoch(runner, metrics)
         state = self.wait_count, self.best_score, runner.train_loop.stop_training
         runner.message_hub.update_info('StoppingHook', state)
@@ -258,7 +243,7 @@ class MidEpochTrainLoop(EpochBasedTrainLoop):
 
 
 def loader_of(loader: DataLoader, batches: Sequence[list[int]]) -> DataLoader:
-    """A data loader for these batches of indices, otherwise like another one."""
+    """A copy of a data loader, for these batches of indices."""
     return DataLoader(
         loader.dataset,
         batch_sampler=batches,
@@ -282,11 +267,7 @@ class ResumeHook(Hook):
         checkpoint['meta'] |= runner_counts(runner)
         updated = all(wrapper.should_update() for wrapper in optimizers(runner))
         if not updated and runner.world_size == 1:  # each process has its own, which are lost
-            checkpoint['gradients'] = {
-                name: parameter.grad.cpu()
-                for name, parameter in bare(runner.model).named_parameters()
-                if parameter.grad is not None
-            }
+            checkpoint['gradients'] = [p.grad for p in runner.model.parameters()]
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         meta = checkpoint.get('meta', {})
@@ -306,18 +287,10 @@ class ResumeHook(Hook):
                     f'the checkpoint was written in mid-epoch with {before}; now {now}. Resume '
                     f'with the same, or from a checkpoint at the end of an epoch'
                 )
-            runner.logger.warning(
-                f'trained so far with {before}; now {now}: the results are not those of an '
-                f'uninterrupted training, and schedules by iterations go on at iteration '
-                f'{meta["iter"]}'
-            )
-        if done and not isinstance(loop, MidEpochTrainLoop):
-            runner.logger.warning(f'{type(loop).__name__} starts the epoch again')
+            runner.logger.warning(f'trained so far with {before}; now {now}: results will differ')
         loop.batches_done = done
-        gradients = checkpoint.get('gradients', {})
-        for name, parameter in bare(runner.model).named_parameters():
-            if name in gradients:
-                parameter.grad = gradients[name].to(parameter.device)
+        for parameter, gradient in zip(runner.model.parameters(), checkpoint.get('gradients', ())):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def before_train(self, runner: Runner) -> None:
         if evaluation_is_due(runner):
@@ -358,11 +331,6 @@ def batch_size_of(runner: Runner) -> Optional[int]:
 def optimizers(runner: Runner) -> list[OptimWrapper]:
     wrapper = runner.optim_wrapper
     return list(wrapper.values()) if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """A model without its wrapper for several processes."""
-    return model.module if is_model_wrapper(model) else model
 
 
 # Randomness

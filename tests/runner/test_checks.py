@@ -74,16 +74,12 @@ MISTAKES = [
             (f'{INIT}svt.pth', 'svt.pth: the checkpoint is of another arch'),
             (f'{INIT}resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
             (f'{INIT}torn.pth', 'torn.pth is not a complete checkpoint'),
-            (f'{INIT}nano.pth model.backbone.init_cfg.prefix=backbone',
-             "nano.pth has no tensors with the prefix 'backbone.' of init_cfg; it has patch_embed"),
             ('load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
             ('load_from=svt_detector.pth', 'svt_detector.pth: the checkpoint is of'),
             ('load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
             ('model.bbox_head.num_classes=80',
              'model.bbox_head has 80 classes but the train data have 10: set '
              'model.bbox_head.num_classes=10, or change the classes of the data'),
-            ('train_dataloader.dataset.metainfo.classes=zero',
-             "the classes of the train data must be a tuple, not the string 'zero'; write ('zero"),
             ('train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine',
              'DATA/annotations/instances_train2017.json has no category a, b; it has zero, one, t'),
             ('train_dataloader.dataset.ann_file=REVERSED',
@@ -124,29 +120,27 @@ def test_mistakes(tool, command, options, complaint, files, sample_dataset, runn
 
 
 @pytest.mark.parametrize('load_from', ['nano.pth', 'mmseg.pth', 'classes.pth', 'detector.pth'])
-def test_load_from(load_from, files, runner, caplog):
+def test_load_from(load_from, files, runner, capsys):
     """A backbone, a detector with mmseg's backbone, and one with other classes."""
     with pytest.raises(Began):
         TOOLS['train'].main([files['DETECTOR.py'], '--cfg-options', f'load_from={load_from}'])
     (began,) = runner
     model = began.model
-    log = next(Path('work_dirs').rglob('*.log')).read_text()
+    (log,) = Path('work_dirs').rglob('*.log')
     if load_from == 'nano.pth':
         model.backbone.init_weights()
         for name, value in torch.load('nano.pth')['state_dict'].items():
             if name in model.backbone.state_dict():
                 assert torch.equal(value, model.backbone.state_dict()[name])
-        assert 'nano.pth holds only a backbone: loading it into model.backbone' in log
+        assert 'nano.pth holds only a backbone: loading it into' in log.read_text()
         return
     began.load_or_resume()
     saved, state = torch.load(load_from)['state_dict'], model.state_dict()
     assert torch.equal(saved['neck.fpn_convs.0.conv.weight'], state['neck.fpn_convs.0.conv.weight'])
     bias = {'mmseg.pth': 'position_encodings.2.proj.bias'}.get(load_from, 'pos_block.2.proj.0.bias')
     assert torch.equal(saved[f'backbone.{bias}'], state['backbone.pos_block.2.proj.0.bias'])
-    random = (
-        'These start from random weights: bbox_head.retina_cls.weight, bbox_head.retina_cls.bias'
-    )
-    assert (random in log) == (load_from == 'classes.pth')
+    said = capsys.readouterr().out  # by mmengine
+    assert ('size mismatch for bbox_head.retina_cls' in said) == (load_from == 'classes.pth')
 
 
 def test_a_class_agnostic_mask_head_may_have_any_number_of_classes():

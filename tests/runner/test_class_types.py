@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support import ORIGINAL_MM, load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config.check import check_checkpoints
-from cpvt_pyramid.runner.config.load import class_in_registry, is_setting, kind_of, load_config
+from cpvt_pyramid.runner.config.load import is_setting, kind_of, load_config
 from cpvt_pyramid.runner.datasets.config_source import Code, text_of_settings
 from cpvt_pyramid.runner.distributed import replace_sync_batch_norms
 from cpvt_pyramid.tooling.command import UserError
@@ -25,6 +26,13 @@ OF_RUNTIME = (
     'default_hooks', 'env_cfg', 'log_processor', 'optim_wrapper', 'param_scheduler', 'randomness',
     'train_cfg', 'visualizer',
 )  # fmt: skip
+
+
+def class_in_registry(name: Any, root: registry.Registry, scope: str) -> Any:
+    with root.switch_scope_and_registry(scope) as inner:
+        with suppress(ImportError, RuntimeError, TypeError, ValueError):
+            return inner.get(name)  # imports what looks like a module
+    return None
 
 
 def in_new_style(config: Path, *options: str) -> str:

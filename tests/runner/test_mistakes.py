@@ -12,6 +12,7 @@ from cpvt_pyramid.runner.config.check import check_data
 from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
+SET = 'DETECTOR.py --cfg-options'
 
 
 @pytest.fixture
@@ -42,39 +43,30 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
         ('train', 'nowhere.py', 'no config at nowhere.py'),
         ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
         ('train', 'part.py', 'part.py has no model'),
-        ('train', 'DETECTOR.py --cfg-options default_scope=mmrotate',
-         'DETECTOR.py must set default_scope to mmdet or mmseg'),
-        ('train', 'DETECTOR.py --cfg-options load_from=x.pth', 'no checkpoint at x.pth'),
-        ('train', 'DETECTOR.py --cfg-options model.backbone.init_cfg.type=Pretrained '
+        ('train', f'{SET} default_scope=mmrotate', 'DETECTOR.py must set default_scope to mmdet'),
+        ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
+        ('train', f'{SET} model.backbone.init_cfg.type=Pretrained '
          'model.backbone.init_cfg.checkpoint=x.pth', 'no checkpoint at x.pth'),
-        ('train', 'DETECTOR.py --launcher pytorch',
-         '--launcher pytorch is for processes started by'),
-        ('train', 'DETECTOR.py --cfg-options a', "--cfg-options takes key=value, not 'a'"),
-        ('train', 'DETECTOR.py --cfg-options trian_cfg.max_epochs=1',
-         "--cfg-options trian_cfg.max_epochs: no config has a key 'trian_cfg'; did you mean "
-         "'train_cfg'?"),
-        ('train', 'DETECTOR.py --cfg-options train_dataloader.dataset.data_root=x',
-         'no train data at'),
-        ('train', 'DETECTOR.py --cfg-options val_evaluator.ann_file=x', 'no annotations at '),
+        ('train', 'DETECTOR.py --launcher pytorch', '--launcher pytorch is for processes started'),
+        ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
+        ('train', f'{SET} trian_cfg.max_epochs=1', '--cfg-options trian_cfg.max_epochs: no setting '
+         "has the name 'trian_cfg'; did you mean 'train_cfg'?"),
+        ('train', f'{SET} train_dataloader.dataset.data_root=x', 'no train data at'),
+        ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
         ('train', 'DETECTOR.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
         ('train', 'DETECTOR.py --work-dir USED', 'USED already has checkpoints of a training'),
         ('train', 'DETECTOR.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('train', 'DETECTOR.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
         ('train', 'DETECTOR.py --resume training.pth', 'training.pth does not fit the model'),
-        ('train', 'DETECTOR.py --auto-scale-lr --cfg-options auto_scale_lr.base_batch_size=0',
-         '--auto-scale-lr needs auto_scale_lr.base_batch_size in the config'),
-        ('train', 'DETECTOR.py --auto-scale-iters --cfg-options auto_scale_lr.base_batch_size=a',
-         '--auto-scale-iters needs auto_scale_lr.base_batch_size in the config, a number of'),
-        ('train', 'DETECTOR.py --amp --cfg-options optim_wrapper.type=ApexOptimWrapper',
-         '--amp needs an OptimWrapper in the config, got ApexOptimWrapper'),
-        ('train', 'DETECTOR.py --amp --cfg-options activation_checkpointing=backbone',
-         'model.backbone (CPVTPyramid): activation_checkpointing of the whole backbone would '
-         'leave it without gradients; set model.backbone.with_cp=True instead'),
+        ('train', f'{SET} auto_scale_lr.enable=1 auto_scale_lr.base_batch_size=-1',
+         'auto_scale_lr.enable needs auto_scale_lr.base_batch_size in the config'),
+        ('train', f'{SET} optim_wrapper.type=ApexOptimWrapper --amp', '--amp needs an Optim'),
+        ('train', f'{SET} activation_checkpointing=backbone --amp', 'model.backbone (CPVTPyramid): '
+         'activation_checkpointing of the whole backbone would leave it without gradients'),
         ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
         ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),
         ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth does not fit the model'),
-        ('test', 'DETECTOR.py DETECTOR.pth --out all.json',
-         '--out must end in .pkl or .pickle, got all.json'),
+        ('test', 'DETECTOR.py DETECTOR.pth --out all.json', '--out must end in .pkl or .pickle'),
         ('infer', 'DETECTOR.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
         ('infer', 'DETECTOR.py DETECTOR.pth nowhere.jpg', 'no image or folder at nowhere.jpg'),
         ('infer', 'DETECTOR.py DETECTOR.pth empty', 'no images or videos in the folder empty'),

@@ -1,17 +1,17 @@
 """Checks before a run: its files exist, and data, heads and weights fit together."""
 
-import os
 import re
 from collections.abc import Iterator
+from os.path import abspath
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ...tooling.command import UserError
-from ...weights import listed, prepare_state_dict
+from ...weights import prepare_state_dict
 from ..models import FROM_SCRATCH, fetch_checkpoint
 from .load import as_list, dataset_class, dicts_in, is_local, kind_of, leaves
 
@@ -40,13 +40,9 @@ def check_samplers(cfg: Config, *splits: str) -> None:
     """Check that every epoch and every evaluation of some splits ends."""
     for split in splits:
         kind = kind_of((cfg.get(f'{split}_dataloader') or {}).get('sampler') or {})
-        if split == 'train' and cfg.train_cfg.get('max_epochs') is None:
-            continue
-        if kind in ENDLESS:
-            raise UserError(
-                f'{split}_dataloader.sampler must be one that ends, such as DefaultSampler, got '
-                f'{kind}'
-            )
+        has_epochs = split != 'train' or cfg.train_cfg.get('max_epochs') is not None
+        if has_epochs and kind in ENDLESS:
+            raise UserError(f'{split}_dataloader.sampler must be one that ends, got {kind}')
 
 
 # Files
@@ -69,14 +65,14 @@ def check_data(cfg: Config, *splits: str) -> None:
         split, root, path = missing
         advice = [text for end, text in ADVICE.items() if Path(root).as_posix().endswith(end)]
         raise UserError(
-            f'no {split} data at {clean(path)}. Expected in {clean(root)}: '
+            f'no {split} data at {abspath(path)}. Expected in {abspath(root)}: '
             + '. '.join([', '.join(layout[root]), *advice])
         )
     for split in splits:
         for metric in as_list(cfg.get(f'{split}_evaluator')):
             path = metric.get('ann_file')
             if path and is_local(path) and not Path(path).exists():
-                raise UserError(f'no annotations at {clean(path)}, which {kind_of(metric)} reads')
+                raise UserError(f'no annotations at {abspath(path)}, which {kind_of(metric)} reads')
 
 
 def named_paths(dataset: dict) -> Iterator[str]:
@@ -86,11 +82,6 @@ def named_paths(dataset: dict) -> Iterator[str]:
         root = dataset.get('data_root') or ''
         if name and not dataset.get('backend_args') and is_local(root) and is_local(name):
             yield name
-
-
-def clean(path: Union[str, Path]) -> str:
-    """The absolute path, without the `..` that configs put in."""
-    return os.path.abspath(path)
 
 
 def check_checkpoints(cfg: Config) -> None:
@@ -121,43 +112,19 @@ def check_weights(runner: Runner) -> None:
             continue
         init_cfg = getattr(module, 'init_cfg', None)
         if is_pretrained(init_cfg):
-            path, prefix = init_cfg['checkpoint'], init_cfg.get('prefix')
+            path, prefix = init_cfg['checkpoint'], (init_cfg.get('prefix') or '').removesuffix('.')
             tensors = fetch_checkpoint(path, FROM_SCRATCH)['state_dict']
-            if prefix:
-                inside = f'{prefix.removesuffix(".")}.'
-                found = {k[len(inside) :]: v for k, v in tensors.items() if k.startswith(inside)}
-                if not found:
-                    raise UserError(
-                        f'{path} has no tensors with the prefix {inside!r} of init_cfg; it has '
-                        f'{listed(list(tensors))}'
-                    )
-                tensors = found
-            check_backbone(module, tensors, '', path)
+            check_backbone(module, tensors, f'{prefix}.' if prefix else '', path)
         if runner._load_from and not runner._resume:
-            check_load_from(runner, name, module)
-
-
-def check_load_from(runner: Runner, name: str, module: nn.Module) -> None:
-    """Check that `load_from` fits the backbone, and log which heads keep their random weights."""
-    path = runner._load_from
-    tensors = {
-        re.sub(r'^module\.', '', k): v for k, v in fetch_checkpoint(path)['state_dict'].items()
-    }
-    name = re.sub(r'^module\.', '', name)
-    if not any(key.startswith(f'{name}.') for key in tensors):
-        check_backbone(module, tensors, '', path)
-        runner.logger.info(f'{path} holds only a backbone: loading it into model.{name}')
-        module.init_cfg = {'type': 'Pretrained', 'checkpoint': str(path)}
-        runner._load_from = None
-        return
-    check_backbone(module, tensors, f'{name}.', path)
-    model = {re.sub(r'^module\.', '', k): v for k, v in runner.model.state_dict().items()}
-    other = [k for k in model if k in tensors and tensors[k].shape != model[k].shape]
-    if other:
-        runner.logger.info(
-            f'{path} has heads of other shapes, perhaps for other classes. These start from random '
-            f'weights: {listed(other)}'
-        )
+            path, prefix = runner._load_from, f'{name.removeprefix("module.")}.'
+            tensors = fetch_checkpoint(path)['state_dict']
+            tensors = {key.removeprefix('module.'): value for key, value in tensors.items()}
+            is_whole = any(key.startswith(prefix) for key in tensors)
+            check_backbone(module, tensors, prefix if is_whole else '', path)
+            if not is_whole:
+                runner.logger.info(f'{path} holds only a backbone: loading it into model.{name}')
+                module.init_cfg = {'type': 'Pretrained', 'checkpoint': str(path)}
+                runner._load_from = None
 
 
 def check_backbone(module: nn.Module, tensors: dict[str, Tensor], prefix: str, path: str) -> None:
@@ -182,18 +149,13 @@ def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
             if not hasattr(kind, '_load_metainfo'):  # not one of mmengine's data sets
                 continue
             classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
-            if isinstance(classes, str):
-                raise UserError(
-                    f'the classes of the {split} data must be a tuple, not the string {classes!r}; '
-                    f'write ({classes!r},)'
-                )
             if classes and 'Panoptic' not in kind.__name__:
                 check_head_classes(model, len(classes), split)
 
 
 def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
     for name, module in model.named_modules():
-        name = re.sub(r'^module\.', '', name)
+        name = name.removeprefix('module.')
         is_head = re.search(r'(?<!rpn_)(?<!semantic_)head(\.\d+)?$', name)
         count = getattr(module, 'num_classes', None)
         if getattr(module, 'class_agnostic', False):  # a mask head with one mask for all classes

@@ -7,20 +7,18 @@ any other object by its class and its settings.
 Errors of a device and errors in a user's own code keep their traceback.
 """
 
-import inspect
 import re
 import sysconfig
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Optional
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, TRANSFORMS
 from torch import nn
 
 from ...tooling.command import (
@@ -33,7 +31,7 @@ from ...tooling.command import (
     one_line,
     rank,
 )
-from .load import class_in_registry, dicts_in, is_setting, kind_of
+from .load import dicts_in, is_setting, kind_of
 
 SPLITS = 'train', 'val', 'test'
 PACKAGE = Path(__file__).parents[2]
@@ -60,7 +58,7 @@ def explained(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
     except Exception as error:
         is_clear = isinstance(error, (Stopped, UserError)) and not worker_text(error)
         ended = any(not isinstance(e, Exception) or is_disk_full(e) for e in contexts(error))
-        others = is_of_device(error) or is_of_user(calls_of(error)) or missing_package(error)
+        others = is_of_device(error) or is_of_user(error) or missing_package(error)
         if is_clear or ended or others:
             raise
         part, path = part_of(error, settings_of(cfg, splits)), write_traceback(error, cfg)
@@ -85,19 +83,15 @@ def message_of(error: Exception) -> str:
         message = re.split(r'\n +.*(?=\n)', text)[-1]
         return f'while loading data: {one_line(Exception(message))}'
     origin = chain_of(error)[-1]
-    # str(KeyError(text)) quotes the text.
-    is_key = isinstance(origin, KeyError) and origin.args
-    text = one_line(Exception(origin.args[0]) if is_key else origin)
-    text = text or traceback.extract_tb(origin.__traceback__)[-1].line or ''
+    text = one_line(origin) or traceback.extract_tb(origin.__traceback__)[-1].line or ''
     return text if ' ' in text and type(error) is ValueError else f'{type(error).__name__}: {text}'
 
 
 def settings_of(cfg: Config, splits: Sequence[str]) -> list[tuple[str, dict]]:
     """The dicts of a config, with their paths, without those of the other splits' data."""
-    others = {*SPLITS} - {*splits}
-    keys = [f'{split}_{part}' for split in others for part in ('dataloader', 'evaluator', 'cfg')]
-    cfg = Config({key: value for key, value in cfg.items() if key not in keys})
-    return [pair for pair in dicts_in(cfg.to_dict()) if pair[0] and is_setting(pair[0])]
+    others = tuple(f'{split}_' for split in SPLITS if split not in splits)
+    pairs = [(path, settings) for path, settings in dicts_in(cfg.to_dict()) if path]
+    return [pair for pair in pairs if is_setting(pair[0]) and not pair[0].startswith(others)]
 
 
 # Whose error it is
@@ -107,10 +101,12 @@ def is_of_device(error: Exception) -> bool:
     return isinstance(error, DEVICE_ERRORS) or bool(DEVICE.search(str(error)))
 
 
-def is_of_user(calls: Sequence[tuple[str, int]]) -> bool:
+def is_of_user(error: Exception) -> bool:
     """Whether code that is neither installed nor of this project raised an error, or called the
-    library that did; `calls` as from `calls_of`."""
-    owners = [owner for owner in (owner_of(file) for file, _ in calls) if owner != 'a library']
+    library that did, here or in a data worker."""
+    files = [frame.f_code.co_filename for frame in frames_of(error)]
+    files += re.findall(r'^ *File "(.*?)"', worker_text(error), re.M)
+    owners = [owner for owner in map(owner_of, files) if owner != 'a library']
     return bool(owners) and owners[-1] == 'the user'
 
 
@@ -132,16 +128,10 @@ def chain_of(error: Exception) -> list[BaseException]:
     return [cause for cause in contexts(error) if type(cause) is type(error)]
 
 
-def steps_of(error: Exception) -> list[tuple[FrameType, int]]:
-    """The calls that led to an error and their lines, outermost first."""
-    return [step for cause in chain_of(error) for step in traceback.walk_tb(cause.__traceback__)]
-
-
-def calls_of(error: Exception) -> list[tuple[str, int]]:
-    """File and line of the calls that led to an error, those in a data worker last."""
-    calls = [(frame.f_code.co_filename, line) for frame, line in steps_of(error)]
-    inside = re.findall(r'^ *File "(.*?)", line (\d+)', worker_text(error), re.M)
-    return calls + [(file, int(line)) for file, line in inside]
+def frames_of(error: Exception) -> list[FrameType]:
+    """The calls that led to an error, outermost first."""
+    tracebacks = [cause.__traceback__ for cause in chain_of(error)]
+    return [frame for trace in tracebacks for frame, _ in traceback.walk_tb(trace)]
 
 
 def worker_text(error: Exception) -> str:
@@ -158,8 +148,7 @@ def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
     `model.backbone (CPVTPyramid)`; '' if there is none. `settings` are from `settings_of`.
     """
     part, names, building = '', {}, False
-    steps = steps_of(error)
-    for frame, _ in steps:
+    for frame in frames_of(error):
         owner, found = frame.f_locals.get('self'), None
         if is_builder(frame):
             building = True
@@ -174,8 +163,9 @@ def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
             settings_and_type = {**getattr(owner, '__dict__', {}), 'type': type(owner)}
             found = best_match(settings_and_type, settings, part)
         part = found or part
-    in_worker = part_in_worker(calls_of(error)[len(steps) :], settings, part)
-    return in_worker or part or ('the config' if building else '')
+    if worker_text(error):  # of the data of a loop, such as train_cfg
+        part = re.sub('_cfg.*', '_dataloader', part)
+    return part or ('the config' if building else '')
 
 
 def is_builder(frame: FrameType) -> bool:
@@ -206,27 +196,3 @@ def best_match(value: Any, settings: Sequence[tuple[str, dict]], outer: str = ''
             if score > most:
                 best, most = path, score
     return f'{best} ({kind})' if best and kind else best
-
-
-def part_in_worker(
-    calls: Sequence[tuple[str, int]], settings: Sequence[tuple[str, dict]], loop: str
-) -> Optional[str]:
-    """The part of a data set in the code of whose class the innermost of some calls in a data
-    worker is; `loop` is the config of the loop, such as `train_cfg`, whose data are loaded."""
-    loader = re.sub('_cfg.*', '_dataloader', loop)
-    for file, line in reversed(calls):
-        for path, part in settings:
-            classes = [
-                base
-                for root in (TRANSFORMS, DATASETS)
-                if path.startswith(loader)
-                for kind in [class_in_registry(part.get('type'), root, None)]
-                for base in getattr(kind, '__mro__', [kind])
-                if getattr(base, '__name__', '') != 'BaseTransform'  # of which all are
-            ]
-            for kind in classes:
-                with suppress(OSError, TypeError):
-                    lines, start = inspect.getsourcelines(kind)
-                    if inspect.getsourcefile(kind) == file and 0 <= line - start < len(lines):
-                        return f'{path} ({kind_of(part)})'
-    return loader if calls else None

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.config import Config, DictAction
-from mmengine.registry import DATASETS, Registry
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ...tooling.command import UserError, as_called, one_line
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
-# Top-level keys of a config that are not arguments of mmengine's Runner.
-OTHER_KEYS = (
-    'activation_checkpointing', 'check_classes', 'compile', 'custom_imports',
+# All top-level settings of a config: these, and what mmengine and the tools read besides.
+SETTINGS = (
+    *RUNNER_KEYS, 'activation_checkpointing', 'check_classes', 'compile', 'custom_imports',
     'efficient_conv_bn_eval', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model',
     'tta_pipeline',
 )  # fmt: skip
@@ -57,15 +57,11 @@ VALUES = {
          lambda value: isinstance(value, dict) and is_list([*value.values()], str)),
         ('{}classes', 'a list of names, or a file',
          lambda value: is_list(value, str) or isinstance(value, str) and not Path(value).is_dir()),
-        ('activation_checkpointing|efficient_conv_bn_eval', 'a name or a list of names',
-         lambda value: isinstance(value, str) or is_list(value, str)),
-        ('{}type', 'a name or a class', lambda value: isinstance(value, str) or callable(value)),
         (r'train_cfg\.(max_epochs|max_iters|val_interval)|optim_wrapper\.accumulative_counts|'
          r'param_scheduler\.(.*\.)?step_size', 'a whole number, at least 1',
          lambda value: is_real(value, 1, whole=True)),
-        (r'train_cfg\.val_begin', 'a whole number, at least 0',
-         lambda value: is_real(value, 0, whole=True)),
-        (r'default_hooks\.checkpoint\.(interval|max_keep_ckpts)', 'a whole number, at least -1',
+        (r'train_cfg\.val_begin|default_hooks\.checkpoint\.(interval|max_keep_ckpts)',
+         'a whole number, at least -1',
          lambda value: is_real(value, -1, whole=True)),
         (r'param_scheduler\.(.*\.)?milestones', 'a list of numbers, at least 0',
          lambda value: is_list(value, (int, float)) and min(value, default=0) >= 0),
@@ -77,7 +73,7 @@ VALUES = {
          lambda value: isinstance(value, str) and 'loss' in value),
     )
 }  # fmt: skip
-NEVER_NONE = 'classes', 'dataset', 'sampler', 'type'
+NEVER_NONE = 'classes', 'dataset', 'sampler'
 
 
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
@@ -140,7 +136,7 @@ def literal(node: ast.expr) -> Any:
 
 
 def merge_options(cfg: Config, options: Sequence[str]) -> None:
-    """Merge `key=value` settings into a config; a new top-level key must be one mmengine reads."""
+    """Merge `key=value` settings into a config."""
     parser = ArgumentParser()
     parser.add_argument('options', nargs='*', action=DictAction)
     values = {}
@@ -149,43 +145,31 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
             values.update(parser.parse_args(['--', option]).options)
         except (ValueError, AssertionError, RecursionError) as error:
             raise UserError(f'--cfg-options takes key=value, not {option!r}') from error
-    known = {*cfg, *RUNNER_KEYS, *OTHER_KEYS}
     for key in values:
-        top = key.split('.')[0]
-        if top not in known:
-            raise UserError(
-                f'--cfg-options {key}: no config has a key {top!r}{did_you_mean(top, known)}'
-            )
-        check_no_variable(cfg, key)
+        check_option(cfg, key)
     try:
         cfg.merge_from_dict(values)
     except (AttributeError, KeyError, TypeError) as error:  # a list index, a key below a number
         raise UserError(f'--cfg-options {" ".join(options)}: {one_line(error)}') from error
 
 
-def check_no_variable(cfg: Config, key: str) -> None:
-    """Check that an option changes a setting: settings have the values of variables already."""
+def check_option(cfg: Config, key: str) -> None:
+    """Check that an option changes a setting, and not a variable of the config file: settings have
+    the values of variables already."""
     name, _, rest = key.partition('.')
-    if is_setting(name) or name not in cfg:
+    if is_setting(name):
         return
     paths = [f'{path}.{name}' for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
     paths = [f'{path}.{rest}'.rstrip('.') for path in paths if is_setting(path)]
-    if paths:
-        raise UserError(
-            f'--cfg-options {key} changes a variable of the config file, and not the settings '
-            f'that have its value, such as {", ".join(paths[:3])}'
-        )
+    if paths or name not in cfg:
+        meant = paths[0] if paths else closest(name, SETTINGS, 0.6)
+        hint = f'; did you mean {meant!r}?' if meant else ''
+        raise UserError(f'--cfg-options {key}: no setting has the name {name!r}{hint}')
 
 
 def closest(name: str, known: Iterable[str], cutoff: float) -> str:
     """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
     return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), '')
-
-
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of a message about an unknown name."""
-    similar = closest(name, known, cutoff)
-    return f'; did you mean {similar!r}?' if similar else ''
 
 
 def check_values(cfg: Config) -> None:
@@ -217,7 +201,7 @@ def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
 
 def is_setting(path: str) -> bool:
     """Whether a path of a config is more than a variable of the config file."""
-    return not path or path.partition('.')[0] in (*RUNNER_KEYS, *OTHER_KEYS)
+    return not path or path.partition('.')[0] in SETTINGS
 
 
 def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
@@ -242,20 +226,14 @@ def kind_of(config: dict) -> str:
 
 def dataset_class(dataset: dict, scope: str) -> type:
     """The class of a data set's config."""
-    kind = class_in_registry(dataset.type, DATASETS, scope)
-    if kind is None:
-        raise UserError(f'{scope} has no data set {dataset.type!r}')
+    kind = dataset.get('type')
+    if isinstance(kind, str):
+        with DATASETS.switch_scope_and_registry(scope) as registry:
+            with suppress(ImportError, RuntimeError, TypeError, ValueError):
+                kind = registry.get(kind)  # imports what looks like a module
+    if not callable(kind):
+        raise UserError(f'{scope} has no data set {dataset.get("type")!r}')
     return kind
-
-
-def class_in_registry(kind: Any, root: Registry, scope: Optional[str]) -> Any:
-    """The class or function in `type`, which may be its name in a registry of mmengine, or None."""
-    if not isinstance(kind, str):
-        return kind if callable(kind) else None
-    with root.switch_scope_and_registry(scope) as registry:
-        with suppress(ImportError, RuntimeError, TypeError, ValueError):
-            return registry.get(kind)  # imports what looks like a module
-    return None
 
 
 def framework_of(kind: Any) -> Optional[str]:

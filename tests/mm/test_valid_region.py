@@ -78,30 +78,25 @@ def labelled(images: list) -> list:
 
 def test_semi_supervised_training():
     """mmdet's MultiBranchDataPreprocessor around ours: each branch is a batch of its own."""
-    detector = build(DEMOS[0])
     cfg = Config.fromfile(CONFIGS / DEMOS[0])
     cfg.model.backbone.init_cfg = None
     preprocessor = dict(
         type='mmdet.MultiBranchDataPreprocessor', data_preprocessor=cfg.model.data_preprocessor
     )
+    init_default_scope('mmdet')
     semi = MODELS.build(
         dict(
-            type='mmdet.SemiBaseDetector',
+            type='SemiBaseDetector',
             detector=cfg.model,
             data_preprocessor=preprocessor,
             semi_train_cfg=ConfigDict(cls_pseudo_thr=0.0, min_pseudo_bbox_wh=(1, 1)),
-            semi_test_cfg=dict(predict_on='student'),
         )
     )
-    for part in (semi.student, semi.teacher):
-        part.load_state_dict(detector.state_dict())
-    images = random_images(SIZES)
-    branches = dict(sup=images[:1] + [None] * 2, unsup_teacher=[None, *images[1:]])
-    branches['unsup_student'] = [None, images[2], images[2]]
-    samples = {
-        name: [image if image is None else labelled([image])[0] for image in branch]
-        for name, branch in branches.items()
-    }
+    a, b, c = random_images(SIZES)
+    branches = dict(
+        sup=[a, None, None], unsup_teacher=[None, b, c], unsup_student=[None, c, c]
+    )  # fmt: skip
+    samples = {k: [x if x is None else labelled([x])[0] for x in v] for k, v in branches.items()}
     data = semi.data_preprocessor({'inputs': branches, 'data_samples': samples}, training=True)
     shapes = {name: tuple(batch.shape) for name, batch in data['inputs'].items()}
     assert shapes == {
@@ -109,10 +104,9 @@ def test_semi_supervised_training():
         'unsup_teacher': (2, 4, 128, 96),
         'unsup_student': (2, 3, 64, 96),  # 64 x 96: nothing to pad
     }
-    losses = semi(**data, mode='loss')
-    total = sum(value if torch.is_tensor(value) else sum(value) for value in losses.values())
-    total.backward()
-    assert total.isfinite() and any(name.startswith('unsup_') for name in losses)
+    loss, logs = semi.parse_losses(semi(**data, mode='loss'))
+    loss.backward()
+    assert loss.isfinite() and any(name.startswith('unsup_') for name in logs)
     assert all(p.grad is not None for p in semi.student.backbone.parameters())
 
 
@@ -127,12 +121,10 @@ def augmented(sizes: list, **augmentation: object) -> torch.Tensor:
     return batch
 
 
-@pytest.mark.parametrize('value', [0, 114])
-def test_fixed_size_padding_is_padding(value):
+def test_fixed_size_padding_is_padding():
     """Whatever it is filled with, and also where the batch itself needs none."""
-    batch = augmented(
-        [(64, 96)] * 2, type='BatchFixedSizePad', size=(160, 128), img_pad_value=value
-    )
+    pad = dict(type='BatchFixedSizePad', size=(160, 128), img_pad_value=114)
+    batch = augmented([(64, 96)] * 2, **pad)
     assert batch.shape == (2, 4, 160, 128)
     assert batch[:, 3].sum() == 2 * 64 * 96 and (batch[:, 3, :64, :96] == 1).all()
 
@@ -149,38 +141,27 @@ def test_test_time_augmentation():
     """mmdet's DetTTAModel, an image at two sizes, one flipped: the boxes are those of the image
     alone, whatever the other images in its batch are."""
 
+    tta_cfg = ConfigDict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
+    tta = DetTTAModel(module=build(DEMOS[0]), tta_cfg=tta_cfg)
+
     def found(images: list) -> torch.Tensor:
         inputs, samples = [], []
         for factor, flip in ((1, False), (2, True)):
-            resized = [image.repeat_interleave(factor, 1) for image in images]
-            resized = [image.repeat_interleave(factor, 2) for image in resized]
-            metas = [
-                dict(
-                    ori_shape=image.shape[-2:],
-                    img_shape=large.shape[-2:],
-                    scale_factor=(factor, factor),
-                    flip=flip,
-                    flip_direction='horizontal' if flip else None,
-                )
-                for image, large in zip(images, resized)
-            ]
-            inputs.append([image.flip(2) if flip else image for image in resized])
+            large = [x.repeat_interleave(factor, 1).repeat_interleave(factor, 2) for x in images]
+            inputs.append([x.flip(2) if flip else x for x in large])
+            meta = dict(scale_factor=(factor,) * 2, flip=flip, flip_direction='horizontal')
+            shapes = [(x.shape[-2:], y.shape[-2:]) for x, y in zip(images, large)]
+            metas = [dict(**meta, ori_shape=shape, img_shape=size) for shape, size in shapes]
             samples.append([DetDataSample(metainfo=meta) for meta in metas])
         with torch.no_grad():
             merged = tta.test_step({'inputs': inputs, 'data_samples': samples})
         return merged[0].pred_instances
 
     images = random_images(SIZES)
-    nms = dict(type='nms', iou_threshold=0.5)
-    tta = DetTTAModel(module=build(DEMOS[0]), tta_cfg=ConfigDict(nms=nms, max_per_img=100))
     alone, joint = found(images[:1]), found(images)
     assert len(alone) > 10
     torch.testing.assert_close(joint.bboxes, alone.bboxes, rtol=0, atol=1e-3)
     torch.testing.assert_close(joint.scores, alone.scores, rtol=0, atol=1e-5)
-    tta.module.data_preprocessor.valid_region = False
-    alone, joint = found(images[:1]), found(images)
-    count = min(len(alone), len(joint))
-    assert (alone.scores[:count] - joint.scores[:count]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize('kind', ['SingleRoIExtractor', 'GenericRoIExtractor'])

@@ -40,20 +40,15 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
 NO_VALIDATION = 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None'
 
 
-def test_mixed_precision_takes_a_step_on_the_cpu(configs):
-    command = [str(configs['detector']), '--work-dir', 'work', '--amp', '--cfg-options']
-    assert train.main([*command, 'train_cfg.max_epochs=1', *NO_VALIDATION]) == 0
+def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):
+    """Steps of 4 images, in two batches, where the config says 16."""
+    command = [str(configs['detector']), '--work-dir', 'work', '--amp', '--auto-scale-lr']
+    options = 'train_cfg.max_epochs=1', 'optim_wrapper.accumulative_counts=2', *NO_VALIDATION
+    assert train.main([*command, '--cfg-options', *options]) == 0
     cfg = Config.fromfile('work/detector.py')
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
     losses = logged(Path('work/epoch_1.pth'), 'loss')
     assert np.isfinite(losses).all() and losses[0] != losses[-1]
-
-
-def test_auto_scale_lr(configs):
-    """Steps of 4 images, in two batches, where the config says 16."""
-    command = [str(configs['detector']), '--work-dir', 'work', '--auto-scale-lr', '--cfg-options']
-    one_epoch = 'train_cfg.max_epochs=1', 'optim_wrapper.accumulative_counts=2'
-    assert train.main([*command, *one_epoch, *NO_VALIDATION]) == 0
     assert logged(Path('work/epoch_1.pth'), 'lr')[0] == pytest.approx(1e-3 * 4 / 16)
 
 
@@ -147,9 +142,3 @@ def test_several_processes_get_no_hook_that_the_config_does_not_name(configs, mo
     cfg = load_config(configs['detector'])
     distributed.join_processes(cfg, 'pytorch')
     assert cfg.launcher == 'pytorch' and not cfg.get('custom_hooks')
-
-
-def test_sync_batch_norms_are_replaced_on_cpus():
-    model = {'norm': {'type': 'SyncBN'}, 'heads': [{'norm': {'type': 'MMSyncBN', 'eps': 1}}]}
-    distributed.replace_sync_batch_norms(model)
-    assert model == {'norm': {'type': 'BN'}, 'heads': [{'norm': {'type': 'BN', 'eps': 1}}]}

@@ -237,16 +237,6 @@ def test_a_training_step_never_waits_for_the_gpu(name, valid, with_cp):
     assert_never_waits(step)
 
 
-def test_many_sizes_do_not_leak():
-    model = CPVTPyramid('pcpvt_nano').to(DEVICE).eval()
-    with torch.inference_mode():
-        model(torch.randn(1, 3, 256, 256, device=DEVICE))
-        before = torch.cuda.memory_allocated()
-        for side in range(33, 256, 31):
-            model(torch.randn(1, 3, side, 300 - side, device=DEVICE))
-        assert torch.cuda.memory_allocated() <= before
-
-
 def test_the_model_follows_its_input_to_the_gpu_and_back():
     """Nothing that depends on the device stays from an earlier call."""
     on_cpu, on_gpu = twins(lambda: CPVTPyramid('pcpvt_nano', position='sincos+peg'))
@@ -255,15 +245,3 @@ def test_the_model_follows_its_input_to_the_gpu_and_back():
         expected = on_gpu.eval()(image.to(DEVICE), VALID)  # sizes on the CPU
         assert_near(on_gpu.cpu()(image, VALID.to(DEVICE)), expected, FLOAT32)
         assert_near(on_cpu.eval()(image, VALID), expected, FLOAT32)
-
-
-def test_out_of_memory_leaves_the_model_usable():
-    model = CPVTPyramid('pcpvt_nano').to(DEVICE).eval()
-    side = int((torch.cuda.mem_get_info()[0] / 24) ** 0.5)
-    image = torch.zeros(1, 3, side, side, device=DEVICE)  # half of the free memory
-    with torch.inference_mode():
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            model(image)
-        del image
-        torch.cuda.empty_cache()
-        assert model(images().to(DEVICE))[0].isfinite().all()

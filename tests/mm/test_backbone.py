@@ -49,23 +49,6 @@ def test_built_by_name(registry, scope):
     assert DefaultScope.get_current_instance() is before
 
 
-def test_columnar_model_from_a_classifier_in_a_padded_batch(tmp_path):
-    arch = dict(dim=16, heads=2, depth=2, patch_size=8)
-    classifier = randomize(cpvt_pyramid.CPVT(arch, num_classes=5))
-    torch.save({'model': classifier.state_dict()}, tmp_path / 'classifier.pth')
-    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'classifier.pth'))
-    model = backbone.DenseCPVT(arch, init_cfg=init_cfg).eval()
-    model.init_weights()
-    assert torch.equal(model.blocks[1].attn.qkv.weight, classifier.blocks[1].attn.qkv.weight)
-    images = torch.randn(2, 3, 40, 50)
-    sizes = [(40, 33), (21, 50)]
-    with torch.no_grad():
-        maps = model(with_validity(images, sizes))
-        same_maps(maps, model(images, torch.tensor(sizes)), rtol=0, atol=0)
-        alone = model(images[:1, :, :40, :33])
-        same_maps([maps[1][:1, :, :10, :9]], [alone[1]])
-
-
 def test_scoped_name_needs_no_custom_imports():
     code = """
 import mmdet.registry, mmseg.registry
@@ -87,24 +70,22 @@ def test_maps_are_the_core_models_but_contiguous(kind, arch):
     model.load_state_dict(core.state_dict())
     images = torch.randn(2, 3, 45, 67)
     with torch.no_grad():
-        same_maps(model(images), core(images), rtol=0, atol=0)
-        for batch in (images, with_validity(images, [(45, 67), (20, 50)])):
-            assert all(x.is_contiguous() for x in model(batch))
+        sizes = [(45, 67), (20, 50)]
+        for batch, valid in (images, None), (with_validity(images, sizes), torch.tensor(sizes)):
+            maps = model(batch)
+            same_maps(maps, core(images, valid), rtol=0, atol=0)
+            assert all(x.is_contiguous() for x in maps)
 
 
 def test_maps_of_a_padded_batch_know_their_region():
     model = CPVTPyramid('pcpvt_nano', out_indices=(1, 3)).eval()
     images = torch.randn(2, 3, 64, 96)
     assert {type(x) for x in model(images)} == {torch.Tensor}
-    for maps in (
-        model(with_validity(images, [(33, 96), (64, 20)])),
-        model(images, torch.tensor([(33, 96), (64, 20)])),
-    ):
-        assert [x.extent for x in maps] == [
-            x.extent.region.at_stride(s) for x, s in zip(maps, (8, 32))
-        ]
+    sizes = [(33, 96), (64, 20)]
+    for maps in model(with_validity(images, sizes)), model(images, torch.tensor(sizes)):
         assert maps[0].extent.region is maps[1].extent.region
         for x, stride in zip(maps, (8, 32)):
+            assert x.extent == x.extent.region.at_stride(stride)
             valid = torch.stack(x.extent.sides, 1).tolist()
             assert valid == [[-(-33 // stride), 96 // stride], [64 // stride, -(-20 // stride)]]
 

@@ -96,55 +96,32 @@ def small(cfg: Config, work_dir: Path) -> Config:
     return cfg
 
 
-@pytest.fixture(scope='session')
-def files(tmp_path_factory):
-    """Published weight files as far as they are asked for; what is in them is random."""
-    folder = tmp_path_factory.mktemp('files')
-
-    def file(checkpoint: str) -> Path:
-        name = checkpoint.split('/')[-1]
-        path = folder / (name if name.endswith('.pth') else f'{name}.safetensors')
-        if path.exists():
-            return path
-        if checkpoint.startswith('timm://'):
-            arch = ARCHS.get(name.removeprefix('twins_').removesuffix('.in1k'))
-            options = {'depths': arch.depths} if arch else {}
-            model = timm.create_model(name.removesuffix('.in1k'), **options)
-            save_file({k: v.half() for k, v in model.state_dict().items()}, path)
-        else:
-            tensors = to_format(CPVTPyramid(path.stem).state_dict(), 'pvt')
-            token = torch.zeros(1, 1, 512)  # of the classifier, with a place in the last table
-            tensors['pos_embed4'] = torch.cat([token, tensors['pos_embed4']], dim=1)
-            tensors |= {'cls_token': token, 'head.weight': torch.zeros(1000, 512)}
-            torch.save({k: v.half() for k, v in tensors.items()}, path)
-        return path
-
-    yield file
-    shutil.rmtree(folder)  # a gigabyte
-
-
 @pytest.fixture
-def shallow(monkeypatch):
-    """Each stage with one block of each kind of attention, also in the published weights; that of
-    the whole models all blocks are loaded is tested in core/test_pyramid.py and test_weights.py."""
+def downloads(tmp_path, monkeypatch):
+    """What the hub and other addresses were asked for. They give random weights.
+
+    Each stage has one block of each kind of attention, also in the weights; that all blocks of the
+    whole models are loaded is tested in core/test_pyramid.py and test_weights.py.
+    """
     for name, arch in ARCHS.items():
         kinds = 1 if arch.window is None else 2
         monkeypatch.setitem(ARCHS, name, arch._replace(depths=(kinds,) * len(arch.dims)))
-
-
-@pytest.fixture
-def downloads(files, shallow, monkeypatch):
-    """What the hub and other addresses were asked for."""
     asked = []
 
     def from_hub(repo: str, file: str) -> Path:
-        assert file == 'model.safetensors'
         asked.append(repo.replace('timm/', 'timm://'))
-        return files(asked[-1])
+        name = repo.removeprefix('timm/').removesuffix('.in1k')
+        arch = ARCHS.get(name.removeprefix('twins_'))
+        model = timm.create_model(name, **{'depths': arch.depths} if arch else {})
+        save_file(model.half().state_dict(), tmp_path / file)
+        return tmp_path / file
 
     def from_address(url: str, **options: object) -> dict:
         asked.append(url)
-        return torch.load(files(url))
+        tensors = to_format(CPVTPyramid(Path(url).stem).half().state_dict(), 'pvt')
+        token = torch.zeros(1, 1, 512).half()  # of the classifier, with a place in the last table
+        tensors['pos_embed4'] = torch.cat([token, tensors['pos_embed4']], dim=1)
+        return tensors | {'cls_token': token, 'head.weight': torch.zeros(1000, 512).half()}
 
     monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', from_hub)
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', from_address)
@@ -289,8 +266,8 @@ def test_metafile_lists_every_config_once():
 
 @pytest.mark.parametrize('model', metafile()['Models'], ids=lambda model: model['Name'])
 def test_header_tells_what_is_published(model):
-    lines = (ROOT / model['Config']).read_text().splitlines()
-    header = ' '.join(line for line in lines if line.startswith('#'))
+    text = (ROOT / model['Config']).read_text()
+    header = ' '.join(re.findall('^#.*', text, re.M))
     published = [v for result in model.get('Results', []) for v in result['Metrics'].values()]
     for value in published:
         assert re.search(rf'\b{value}\b', header), value

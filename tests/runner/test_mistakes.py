@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from support import ROOT, load_tool
 
 from cpvt_pyramid.runner.config.check import check_data
@@ -102,13 +102,9 @@ def test_missing_data_names_the_path_and_the_layout(monkeypatch, capsys):
 
 
 def test_data_sets_are_found_inside_their_wrappers(tmp_path):
-    def there(name: str) -> ConfigDict:
-        return ConfigDict(type='X', data_root=str(tmp_path), data_prefix=ConfigDict(img=name))
-
     (tmp_path / 'a').mkdir()
-    wrapped = ConfigDict(
-        type='RepeatDataset', dataset=dict(type='ConcatDataset', datasets=[there('a'), there('b')])
-    )
+    inner = [dict(data_root=str(tmp_path), data_prefix=dict(img=name)) for name in ('a', 'b')]
+    wrapped = dict(type='RepeatDataset', dataset=dict(type='ConcatDataset', datasets=inner))
     cfg = Config({'train_dataloader': {'dataset': wrapped}})
     with pytest.raises(UserError, match=f'no train data at {tmp_path}/b. Expected'):
         check_data(cfg, 'train')

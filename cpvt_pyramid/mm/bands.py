@@ -115,9 +115,6 @@ class LoadBands(BaseTransform):
         shape = image.shape[:2]
         return results | {'img': image, 'img_shape': shape, 'ori_shape': shape, 'part': part}
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}(bands={self.bands}, tile={self.tile})'
-
 
 @TRANSFORMS.register_module()
 class LoadTileAnnotations(BaseTransform):

@@ -45,6 +45,7 @@ TRAINING = [
     ('model.type=RetinNet', "model (RetinNet): KeyError: 'RetinNet is not in the mmdet::model"),
     ('model.train_cfg.assigner=None', 'model.bbox_head (RetinaHead): TypeError: cfg should be a'),
     ('randomness.sede=1', 'the config: TypeError: '),
+    ('randomness.seed=a', 'the config: TypeError: '),  # of compiled code
     # While running
     ('default_hooks.checkpoint.out_dir=/proc/x',
      'default_hooks.checkpoint (WholeCheckpointHook): FileNotFoundError: '),

@@ -49,6 +49,7 @@ def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
          'model.backbone.init_cfg.checkpoint=x.pth', 'no checkpoint at x.pth'),
         ('train', 'DETECTOR.py --launcher pytorch', '--launcher pytorch is for processes started'),
         ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
+        ('train', f'{SET} =1', "--cfg-options : no setting has the name ''"),
         ('train', f'{SET} trian_cfg.max_epochs=1', '--cfg-options trian_cfg.max_epochs: no setting '
          "has the name 'trian_cfg'; did you mean 'train_cfg'?"),
         ('train', f'{SET} train_dataloader.dataset.data_root=x', 'no train data at'),

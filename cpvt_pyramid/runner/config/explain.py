@@ -58,8 +58,8 @@ def explained(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
     except Exception as error:
         is_clear = isinstance(error, (Stopped, UserError)) and not worker_text(error)
         ended = any(not isinstance(e, Exception) or is_disk_full(e) for e in contexts(error))
-        others = is_of_device(error) or is_of_user(error) or missing_package(error)
-        if is_clear or ended or others:
+        of_device = isinstance(error, DEVICE_ERRORS) or DEVICE.search(str(error))
+        if is_clear or ended or of_device or is_of_user(error) or missing_package(error):
             raise
         part, path = part_of(error, settings_of(cfg, splits)), write_traceback(error, cfg)
         line = ': '.join(filter(None, [part, message_of(error)]))
@@ -97,10 +97,6 @@ def settings_of(cfg: Config, splits: Sequence[str]) -> list[tuple[str, dict]]:
 # Whose error it is
 
 
-def is_of_device(error: Exception) -> bool:
-    return isinstance(error, DEVICE_ERRORS) or bool(DEVICE.search(str(error)))
-
-
 def is_of_user(error: Exception) -> bool:
     """Whether code that is neither installed nor of this project raised an error, or called the
     library that did, here or in a data worker."""
@@ -117,7 +113,8 @@ def owner_of(file: str) -> str:
     if {*OPENMMLAB} & {*path.parts}:
         return 'OpenMMLab'
     is_installed = {'site-packages', 'dist-packages'} & {*path.parts}
-    if is_installed or file[:1] == '<' or path.is_relative_to(sysconfig.get_path('stdlib')):
+    # Relative: code that was compiled or made at run time.
+    if is_installed or not path.is_absolute() or path.is_relative_to(sysconfig.get_path('stdlib')):
         return 'a library'
     return 'the user'
 

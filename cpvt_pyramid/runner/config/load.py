@@ -44,7 +44,7 @@ VALUES = {
     f'({pattern.format(OUTSIDE)})': check
     for pattern, *check in (
         ('{}(auto_scale_lr|batch_sampler|custom_imports|dataset|default_hooks|env_cfg|'
-         'log_processor|metainfo|model|optim_wrapper|randomness|sampler|visualizer|'
+         'log_processor|metainfo|model|optim_wrapper|paramwise_cfg|randomness|sampler|visualizer|'
          r'(train|val|test)_(cfg|dataloader)|default_hooks\.\w+)',
          'a dict', lambda value: isinstance(value, dict)),
         ('{}(custom_hooks|datasets|vis_backends)', 'a list of dicts', is_list),
@@ -57,6 +57,8 @@ VALUES = {
          lambda value: isinstance(value, dict) and is_list([*value.values()], str)),
         ('{}classes', 'a list of names, or a file',
          lambda value: is_list(value, str) or isinstance(value, str) and not Path(value).is_dir()),
+        ('activation_checkpointing', 'a name or a list of names',
+         lambda value: isinstance(value, str) or is_list(value, str)),
         (r'train_cfg\.(max_epochs|max_iters|val_interval)|optim_wrapper\.accumulative_counts|'
          r'param_scheduler\.(.*\.)?step_size', 'a whole number, at least 1',
          lambda value: is_real(value, 1, whole=True)),
@@ -157,7 +159,7 @@ def check_option(cfg: Config, key: str) -> None:
     """Check that an option changes a setting, and not a variable of the config file: settings have
     the values of variables already."""
     name, _, rest = key.partition('.')
-    if is_setting(name):
+    if name and is_setting(name):
         return
     paths = [f'{path}.{name}' for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
     paths = [f'{path}.{rest}'.rstrip('.') for path in paths if is_setting(path)]

@@ -62,7 +62,8 @@ def export(
     """
     from tqdm import tqdm
 
-    from cpvt_pyramid.export.files import Settings, write_verified
+    from cpvt_pyramid.export.about import Settings
+    from cpvt_pyramid.export.files import write_verified
     from cpvt_pyramid.export.models import exportable
     from cpvt_pyramid.tooling.files import check_file
 
@@ -98,7 +99,14 @@ def load(
     from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 
     if config in ARCHS or config in COLUMNAR_ARCHS:
-        return load_backbone(config, checkpoint), {'arch': config}, None
+        from cpvt_pyramid import CPVT, CPVTPyramid, load_weights
+
+        model = (CPVTPyramid if config in ARCHS else CPVT)(config).eval()
+        try:
+            load_weights(model, checkpoint)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(str(error)) from error
+        return model, {'arch': config}, None
 
     from cpvt_pyramid.export.about import about_config
     from cpvt_pyramid.runner.config.load import leaves, load_config
@@ -108,25 +116,11 @@ def load(
     weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, 'cpu')
     load_whole_model(model, weights, checkpoint)
-    about, warning = about_config(cfg, weights)
-    if warning:
-        print(f'export: {warning}', file=sys.stderr)
+    about = about_config(cfg, weights)
     data = next(leaves(cfg.test_dataloader.dataset))
     prefix = data.get('data_prefix', {})
     folder = Path(data.get('data_root') or '', prefix.get('img', prefix.get('img_path', '')))
     return model, about, folder
-
-
-def load_backbone(arch: str, checkpoint: str) -> 'nn.Module':
-    """A model of this package with its weights."""
-    from cpvt_pyramid import ARCHS, CPVT, CPVTPyramid, load_weights
-
-    model = (CPVTPyramid if arch in ARCHS else CPVT)(arch).eval()
-    try:
-        load_weights(model, checkpoint)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(str(error)) from error
-    return model
 
 
 def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.ndarray']:

@@ -1,8 +1,9 @@
 """The metadata of an exported model; docs/deployment.md describes the keys."""
 
 import hashlib
+import warnings
 from importlib.metadata import version
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from torch import nn
 
@@ -14,8 +15,22 @@ from .base import STRIDE, Exportable
 SCORE_THR = 0.3  # what runtimes show by default, as tools/infer.py
 
 
+class Settings(NamedTuple):
+    """How a model is exported."""
+
+    format: str = 'onnx'  # or 'torch' or 'aotinductor'
+    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
+    half: bool = False  # in float16
+    has_valid: bool = True  # the graph takes padded batches
+    license: str = 'not stated'  # of the weights, for the metadata
+
+    @property
+    def dtype(self) -> str:
+        return 'float16' if self.half else 'float32'
+
+
 def metadata(
-    model: Exportable, weights: nn.Module, config: dict[str, Any], graph: dict[str, Any]
+    model: Exportable, weights: nn.Module, config: dict[str, Any], settings: Settings
 ) -> dict[str, Any]:
     """The metadata of an exported model.
 
@@ -23,7 +38,7 @@ def metadata(
         model: the exportable model.
         weights: the original model, whose weights are hashed.
         config: what the config says, see `about_config`.
-        graph: how it is exported: `inputs`, `size`, `dtype`, `license`.
+        settings: how it is exported.
     """
     packages = ('torch', 'onnx', 'onnxruntime')
     about = {
@@ -44,7 +59,10 @@ def metadata(
         'score_thr': SCORE_THR,
         **model.details,
         **config,
-        **graph,
+        'inputs': model.input_names(settings.has_valid),
+        'size': settings.size,
+        'dtype': settings.dtype,
+        'license': settings.license,
     }
     try:
         check_metadata(about)
@@ -62,39 +80,32 @@ def hash_of(model: nn.Module) -> str:
     return result.hexdigest()
 
 
-def about_config(cfg: Any, checkpoint: dict) -> tuple[dict[str, Any], Optional[str]]:
-    """What a config says about its model: classes, palette, resizing and architecture.
+def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
+    """What a config says about its model, for the metadata: classes, palette, resizing and
+    architecture. Warns of a test pipeline that does more than resize.
 
     Args:
         cfg: mmengine's Config.
         checkpoint: of the model, for the classes it was trained on.
-
-    Returns:
-        Entries of the metadata; and a warning about a test pipeline that does more than that.
     """
     from ..runner.config.load import leaves
     from ..runner.inference.prediction import dataset_meta
 
     meta = dataset_meta(cfg, checkpoint)
-    steps = [
-        step
-        for step in next(leaves(cfg.test_dataloader.dataset)).pipeline
-        if not step.type.rpartition('.')[2].startswith(('Load', 'Pack'))
-    ]
-    resize = warning = None
-    for step in steps:
+    resize = None
+    for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
         if step.type.endswith('Resize') and step.get('scale') and step.get('keep_ratio'):
             resize = {'short': min(step.scale), 'long': max(step.scale)}
-        else:
-            warning = (
+        elif not step.type.rpartition('.')[2].startswith(('Load', 'Pack')):
+            warnings.warn(
                 f'the test pipeline has a step {dict(step)}, which the file does not describe; '
-                'give it images as that step leaves them'
+                'give it images as that step leaves them',
+                stacklevel=1,
             )
     backbone = cfg.model.backbone
-    result = {
+    return {
         'classes': list(meta['classes']),
         'palette': [[int(v) for v in color] for color in meta['palette']],
         'resize': resize,
         'arch': f'{cfg.model.type}, {backbone.type} {backbone.get("arch", "")}'.strip(),
     }
-    return result, warning

@@ -1,7 +1,4 @@
-"""The bare backbones and the columnar classifier. They need torch alone.
-
-Shapes: B batch, H x W image in pixels, C channels.
-"""
+"""The bare backbones and the columnar classifier. They need torch alone."""
 
 from typing import Optional
 
@@ -13,10 +10,8 @@ from .base import Exportable, Preprocessing
 
 
 class BackboneGraph(Exportable):
-    """The maps of a `CPVTPyramid` or a `DenseCPVT`, zero in the padding.
-
-    Their shape is (B, C, ceil(H / stride), ceil(W / stride)).
-    """
+    """The maps (B, C, ceil(H / stride), ceil(W / stride)) of a `CPVTPyramid` or a `DenseCPVT`, zero
+    in the padding."""
 
     task = 'features'
 
@@ -25,21 +20,20 @@ class BackboneGraph(Exportable):
         self.backbone = backbone
         self.output_names = tuple(f'map_{i}' for i in range(len(backbone.strides)))
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         x, valid = self.preprocess(images, valid)
         maps = self.backbone(x, valid)
         if valid is not None:  # then the graph has padded the images
-            sizes = (
-                [ceil_div(side, stride) for side in images.shape[2:]]
-                for stride in self.backbone.strides
-            )
+            height, width = images.shape[2:]
             maps = [
-                crop(x.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
-                for x, size in zip(maps, sizes)
+                crop(x.permute(0, 2, 3, 1), ceil_div(height, s), ceil_div(width, s)).movedim(3, 1)
+                for x, s in zip(maps, self.backbone.strides)
             ]
         return dict(zip(self.output_names, maps))
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         return dict(zip(self.output_names, self.backbone(self.normalize(image))))
 
 
@@ -53,8 +47,10 @@ class ClassifierGraph(Exportable):
         super().__init__(preprocessing)
         self.model = model
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         return {'logits': self.model(*self.preprocess(images, valid))}
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         return {'logits': self.model(self.normalize(image))}

@@ -45,7 +45,7 @@ class Exportable(nn.Module):
     Attributes:
         task: 'detection', 'instance', 'segmentation', 'features' or 'classification'.
         output_names: names of the outputs, among those of the stages.
-        takes_original: whether `stages` and `reference` take `original`, see `forward`.
+        takes_original: whether the graph has the input `original`.
         details: further metadata of this kind of model, such as `{'nms': {...}}`.
     """
 
@@ -62,12 +62,16 @@ class Exportable(nn.Module):
             values = torch.tensor(getattr(preprocessing, name), dtype=torch.float32)
             self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         """All that the verification compares, in the order of computation, and the outputs.
 
         Args:
             images: (B, 3, H, W) float32, RGB from 0 to 255, padded at the right and bottom.
             valid: (B, 2) int64, true height and width of each image; None: nothing is padding.
+            original: (B, 2) int64, height and width of each image before it was resized, which its
+                label map has; None: no image was resized, or there are no label maps.
 
         Returns:
             By name: 'map_0', ... of the backbone, 'logits_0', ... of the head, and what
@@ -75,74 +79,57 @@ class Exportable(nn.Module):
         """
         raise NotImplementedError
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """The outputs for one image alone, computed by the original model, not by `stages`.
-
-        Args:
-            image: (1, 3, H, W) float32, RGB from 0 to 255.
-
-        Returns:
-            Some or all of `output_names`, as the graph returns them.
-        """
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """Some or all outputs for an image (1, 3, H, W) alone, computed by the original model, not
+        by `stages`."""
         raise NotImplementedError
 
     def with_noise(self, share: float, random: torch.Generator) -> AbstractContextManager[None]:
-        """A context in which `reference` has noise where noise of the image does not reach.
-
-        Args:
-            share: standard deviation / largest value.
-            random: of the noise.
-        """
+        """A context in which `reference` has noise where noise of the image does not reach, with a
+        standard deviation of this share of the largest value."""
         return nullcontext()
 
     def forward(
         self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
     ) -> tuple[Tensor, ...]:
-        """The outputs, in the order of `output_names`.
-
-        Args:
-            images: see `stages`.
-            valid: see `stages`.
-            original: (B, 2) int64, height and width of each image before it was resized, which its
-                label map has; None: no image was resized, or there are no label maps.
-        """
-        stages = self.all_stages(images, valid, original)
+        """The outputs, in the order of `output_names`; for the arguments, see `stages`."""
+        stages = self.stages(images, valid, original)
         return tuple(in_float32(stages[name]) for name in self.output_names)
-
-    def all_stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        """See `stages` and `forward`."""
-        return self.stages(images, valid, **({} if original is None else {'original': original}))
 
     def input_names(self, has_valid: bool) -> list[str]:
         return ['images', *['valid'] * has_valid, *['original'] * self.takes_original]
 
+    def returning_all_stages(self) -> 'Exportable':
+        """The same model, whose outputs are all stages."""
+        result = copy.copy(self)
+        with torch.no_grad():
+            result.output_names = tuple(self.stages(torch.zeros(1, 3, 64, 64)))
+        return result
+
     def in_half_precision(self) -> 'Exportable':
         """A copy that computes in float16; pixels, boxes and outputs stay float32."""
         result = copy.deepcopy(self)
-        mean, std = result.mean, result.std
         result.half()
-        result.mean, result.std, result.dtype = mean, std, torch.float16
+        result.mean, result.std, result.dtype = self.mean, self.std, torch.float16
         return result
 
     def preprocess(
         self, images: Tensor, valid: Optional[Tensor]
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """Normalize and pad.
+        """Normalize and pad with zeros to sides that are multiples of the divisor.
 
         Returns:
-            (B, 3, H', W'), sides multiples of the divisor, zero where there is no image; and the
-            `valid` that the model is to be given, (B, 2): None where it takes all for image.
+            (B, 3, H', W'), and the `valid` for the model: None where it takes all for image.
         """
-        divisor, (height, width) = self.preprocessing.divisor, images.shape[2:]
-        if valid is None and divisor > 1 and not divides(divisor, height, width):
+        divisor, sides = self.preprocessing.divisor, images.shape[2:]
+        fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)  # no symbol
+        if valid is None and divisor > 1 and not fits:
             valid = true_sizes(images, None)
         x = self.normalize(images)
         if valid is None:
             return x.to(self.dtype), None
         stride = math.lcm(divisor, STRIDE)
-        bottom, right = (ceil_div(side, stride) * stride - side for side in (height, width))
+        bottom, right = (ceil_div(side, stride) * stride - side for side in sides)
         x = F.pad(clear(x, Region(valid).at_stride(1)), (0, right, 0, bottom))
         if not self.preprocessing.marks_padding:
             valid = self.padded_alone(valid)
@@ -176,8 +163,3 @@ def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:
 
 def in_float32(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
-
-
-def divides(divisor: int, *sides: Any) -> bool:
-    """Whether a number divides the sides; in a graph for all sizes it does not."""
-    return all(isinstance(side, int) and side % divisor == 0 for side in sides)

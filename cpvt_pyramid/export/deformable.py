@@ -66,8 +66,7 @@ def deformable_attention(
 
     Args:
         module: of mmcv.
-        x: queries (B, Q, C), to which the result is added.
-        position: of the queries, (B, Q, C).
+        x, position: the queries and their positions, (B, Q, C).
         value: tokens (B, N, C) of the maps.
         boxes: (B, Q, L, 2 or 4), centres as shares of the padded batch, and width and height.
         levels: the maps.
@@ -106,19 +105,12 @@ def encode(
     level_embedding: Tensor,
     levels: Levels,
 ) -> Tensor:
-    """The tokens (B, N, C) of MMDetection's encoder of deformable attention.
-
-    Args:
-        encoder: of MMDetection.
-        maps: (B, C, h, w) each.
-        encoding: of positions.
-        level_embedding: (L, C), added to the positions of each map.
-        levels: the maps.
-    """
+    """The tokens (B, N, C) that MMDetection's encoder makes of maps (B, C, h, w), with an encoding
+    of positions, to which the embedding (L, C) of each map is added."""
     x = levels.tokens([x.permute(0, 2, 3, 1) for x in maps])
     positions = [
-        encoding(mask).permute(0, 2, 3, 1) + of_level
-        for mask, of_level in zip(levels.masks, level_embedding)
+        encoding(mask).permute(0, 2, 3, 1) + embedding
+        for mask, embedding in zip(levels.masks, level_embedding)
     ]
     position = levels.tokens(positions).to(x.dtype)
     points = levels.tokens(levels.points())[:, :, None] * levels.ratios()[:, None]

@@ -1,6 +1,7 @@
 """Detectors of MMDetection.
 
-Shapes: B batch, H x W image in pixels, N candidates, K results.
+Shapes: B batch, H x W image in pixels, N candidates, K results. `images` and `valid` are those of
+`Exportable.stages`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..regions import Region
 from ..tooling.command import UserError
+from .base import true_sizes
 from .mm_model import MMModel
 from .nms import batched_nms, best, take, top
 
@@ -22,12 +24,7 @@ DENSE_HEADS = ('rpn_head', 'bbox_head')
 class Detector(MMModel):
     """What the detectors share: the boxes from anchors, and MMDetection's own result.
 
-    A subclass defines `stages`, whose outputs are 'boxes', 'scores' and 'labels' (see `results`),
-    with `raw` 'boxes' and 'scores' alone; an instance segmentor has 'masks' besides.
-
-    Args:
-        model: of MMDetection.
-        raw: return the candidates before non-maximum suppression.
+    With `raw`, a detector returns the candidates before non-maximum suppression, without labels.
     """
 
     task = 'detection'
@@ -48,14 +45,8 @@ class Detector(MMModel):
 
         With `raw`, those of all anchors, scores (B, N, classes), and no labels. Cells in the
         padding score 0, but for those that an image alone has in the padding to a multiple of the
-        divisor: MMDetection keeps these.
-
-        Args:
-            head: with anchors.
-            predictions: logits (B, anchors * classes, h, w) and deltas (B, anchors * 4, h, w) of
-                each level.
-            images: (B, 3, H, W).
-            valid: (B, 2), true height and width of each image.
+        divisor: MMDetection keeps these. The predictions are, for each level, logits
+        (B, anchors * classes, h, w) and deltas (B, anchors * 4, h, w).
         """
         settings, generator = head.test_cfg, head.prior_generator
         for i, (logits, deltas) in enumerate(zip(*predictions)):
@@ -83,10 +74,9 @@ class Detector(MMModel):
                 scores = scores * (boxes[..., 2:] - boxes[..., :2] > smallest).all(-1)
             yield boxes, scores, labels
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """MMDetection's result for one image alone, in no more rows than there are boxes; none if
-        `raw`, so that the verification compares the candidates with those of `stages`."""
-        if self.raw:  # MMDetection does not return its candidates
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """MMDetection's result, in no more rows than there are boxes."""
+        if self.raw:  # MMDetection does not return its candidates; those of `stages` are compared
             return {}
         found = self.test(image).pred_instances
         found = found[found.scores.argsort(descending=True)]
@@ -121,10 +111,10 @@ class RetinaNet(Detector):
     def __init__(self, model: nn.Module, raw: bool = False) -> None:
         super().__init__(model, raw)
         self.details['nms'] = None if raw else nms_settings(model.test_cfg)
-        if not raw and model.test_cfg.get('nms_pre', -1) < 1:
-            raise UserError('test_cfg.nms_pre must be at least 1; set it, or export with --raw')
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
         head = self.model.bbox_head
         with context:
@@ -147,9 +137,10 @@ def by_level(predictions: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
     return {f'{name}_{i}': x for i, level in levels for name, x in zip(names, level)}
 
 
-def nms_settings(settings: dict) -> dict:
-    """The settings of non-maximum suppression in a detector's `test_cfg`, for the graph and the
-    metadata."""
+def nms_settings(settings: dict, of_anchors: bool = True) -> dict:
+    """The settings of non-maximum suppression in a `test_cfg`, for the graph and the metadata."""
+    if of_anchors and settings.get('nms_pre', -1) < 1:
+        raise UserError('nms_pre in test_cfg must be at least 1 to be exported')
     nms = dict(settings['nms'])
     kind = nms.pop('type', 'nms')
     result = {
@@ -168,17 +159,6 @@ def nms_settings(settings: dict) -> dict:
 
 
 def clip(boxes: Tensor, images: Tensor, valid: Optional[Tensor]) -> Tensor:
-    """Boxes (B, N, 4) within the true extent of each image.
-
-    Args:
-        boxes: x1 y1 x2 y2 in pixels.
-        images: (B, 3, H, W).
-        valid: (B, 2), true height and width of each image; None: H and W.
-    """
-    x, y = boxes[..., 0::2].clamp(min=0), boxes[..., 1::2].clamp(min=0)
-    if valid is None:
-        x, y = x.clamp(max=images.shape[3]), y.clamp(max=images.shape[2])
-    else:
-        limits = valid.to(boxes.dtype)[:, None, None]  # (B, 1, 1, 2)
-        x, y = x.minimum(limits[..., 1]), y.minimum(limits[..., 0])
-    return torch.stack([x, y], dim=-1).flatten(2)
+    """Boxes (B, N, 4), x1 y1 x2 y2 in pixels, within the true extent of each image."""
+    limits = true_sizes(images, valid).to(boxes.dtype)[:, None].flip(2).repeat(1, 1, 2)
+    return boxes.clamp(min=0).minimum(limits)

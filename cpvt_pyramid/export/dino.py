@@ -23,9 +23,7 @@ class DINO(Detector):
     relative to the batch. An image with fewer tokens than there are queries, for which MMDetection
     raises an error, has as many queries as tokens.
 
-    Args:
-        model: a `DINO`.
-        raw: return the boxes and scores of all queries.
+    With `raw`, it returns the boxes and scores of all queries.
     """
 
     def __init__(self, model: nn.Module, raw: bool = False) -> None:
@@ -35,8 +33,6 @@ class DINO(Detector):
         super().__init__(model, raw)
         if not model.bbox_head.loss_cls.use_sigmoid:
             raise UserError('only a DINO with bbox_head.loss_cls.use_sigmoid=True can be exported')
-        self.details['nms'] = None
-        self.details['masks'] = None
 
     @property
     def strides(self) -> list[int]:
@@ -45,7 +41,9 @@ class DINO(Detector):
         coarser = self.model.num_feature_levels - len(first)
         return first + [first[-1] * 2**i for i in range(1, coarser + 1)]
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         model = self.model
         maps, _, stages = self.maps(images, valid)
         valid = true_sizes(images, valid)
@@ -84,8 +82,8 @@ class DINO(Detector):
         )
         return stages | {'boxes': boxes, 'scores': scores, 'labels': labels}
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """See the base class. A small image gets as many queries as tokens, see the class."""
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """A small image gets as many queries as tokens, see the class."""
         model, divisor = self.model, self.preprocessing.divisor
         height, width = (ceil_div(side, divisor) * divisor for side in image.shape[2:])
         tokens = sum(ceil_div(height, s) * ceil_div(width, s) for s in self.strides)
@@ -121,7 +119,7 @@ class DINO(Detector):
         Args:
             boxes: of the queries, as shares of the image.
             unused: (B, Q) booleans, queries that are no query.
-            memory: (B, N, C).
+            memory: tokens (B, N, C) of the maps.
             levels: the maps.
             scale: (B, 2), of x and y of the boxes where they are encoded.
         """
@@ -134,14 +132,7 @@ class DINO(Detector):
         for i, layer in enumerate(model.decoder.layers):
             position = coordinate_to_encoding(boxes * scale, num_feats=x.shape[2]).to(x.dtype)
             position = model.decoder.ref_point_head(position)
-            x = layer.self_attn(
-                query=x,
-                key=x,
-                value=x,
-                query_pos=position,
-                key_pos=position,
-                key_padding_mask=unused,
-            )
+            x = layer.self_attn(x, query_pos=position, key_pos=position, key_padding_mask=unused)
             x = layer.norms[0](x)
             points = boxes[:, :, None] * ratios
             x = deformable_attention(layer.cross_attn, x, position, memory, points, levels)

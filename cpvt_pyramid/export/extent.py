@@ -9,6 +9,7 @@ Shapes: B batch, C channels, H x W map.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Optional, Union
 
 import torch
@@ -17,18 +18,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..regions import (
-    CASTS,
-    ELEMENT_WISE,
-    WITH_POLES,
+    RULES,
     Region,
-    by_name,
+    batch_norm,
+    cast,
     conv2d,
     conv_transpose2d,
+    element_wise,
+    element_wise_with_poles,
     extent_of,
     group_norm,
     mark,
     max_pool2d,
-    named,
     of_size,
     pair,
     pool_weights,
@@ -47,7 +48,7 @@ class EachImage(TorchFunctionMode):
     height and width gets the extent of the first map that had this size.
 
     Args:
-        maps: (B, C, H, W) each, where the padding begins.
+        maps: (B, C, h, w) each, where the padding begins.
         valid: (B, 2), true height and width of each image in pixels. None: nothing is padding.
         strides: of the maps.
     """
@@ -63,35 +64,8 @@ class EachImage(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
     ) -> Any:
-        rule = GRAPH_RULES.get(function, plain_call)
-        return rule(function, *args, **(kwargs or {}))
-
-
-# Rules: each is called with the function and its arguments.
-
-
-def plain_call(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
-def of_cells(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Each cell of the result depends on the same cell of the operands, which go together."""
-    result = function(*args, **kwargs)
-    operands = args[0] if args and isinstance(args[0], (tuple, list)) else args
-    found = map(extent_of, (*operands, *kwargs.values()))
-    extent = next((extent for extent in found if extent is not None), None)
-    if extent is not None and isinstance(result, Tensor) and result.dim() == 4:
-        mark(result, extent)
-    return result
-
-
-def whole_windows(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`max_pool2d` without its other modes."""
-    names = 'kernel_size stride padding dilation ceil_mode return_indices'
-    options = by_name(names, args, kwargs)
-    if extent_of(input) is None or options.get('ceil_mode') or options.get('return_indices'):
-        return function(input, *args, **kwargs)
-    return max_pool2d(function, input, *args, **kwargs)
+        rule = GRAPH_RULES.get(function)
+        return (partial(rule, function) if rule else function)(*args, **(kwargs or {}))
 
 
 def resized_each(
@@ -137,29 +111,14 @@ def pooled_parts(
     return mark(result, vector_extent(extent, result)) if extent is not None else result
 
 
-def mean(
-    function: Callable,
-    input: Tensor,
-    dim: Union[int, Sequence[int], None] = None,
-    keepdim: bool = False,
-    **options: Any,
-) -> Tensor:
-    """Over both axes of the map: of each image."""
-    dims = {d % 4 for d in pair(dim)} if dim is not None else set()
-    if extent_of(input) is None or dims != {2, 3}:
-        return function(input, *(() if dim is None else (dim, keepdim)), **options)
-    result = pooled_parts(F.adaptive_avg_pool2d, input, 1)
-    return result if keepdim else result.flatten(1)
-
-
-GRAPH_RULES: dict[Callable, Callable] = {
-    **dict.fromkeys(named(ELEMENT_WISE + WITH_POLES + CASTS) + [torch.cat, torch.concat], of_cells),
-    **dict.fromkeys((F.batch_norm, torch.batch_norm), of_cells),
-    F.conv2d: conv2d,
-    F.conv_transpose2d: conv_transpose2d,
-    F.max_pool2d: whole_windows,
-    F.group_norm: group_norm,
+# Rules that compute with the numbers of cells, such as those of slices, are not for symbols.
+SAME_IN_GRAPHS = (
+    batch_norm, cast, conv2d, conv_transpose2d, element_wise, element_wise_with_poles, group_norm,
+    max_pool2d,
+)  # fmt: skip
+GRAPH_RULES = {
+    **{function: rule for function, rule in RULES.items() if rule in SAME_IN_GRAPHS},
+    **{f: RULES[f] for f in (torch.cat, torch.concat, torch.mean, Tensor.mean)},
     F.interpolate: resized_each,
     F.adaptive_avg_pool2d: pooled_parts,
-    **dict.fromkeys((torch.mean, Tensor.mean), mean),
 }

@@ -6,40 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxscript.optimizer
 import torch
 from torch import nn
 
 from ..runtime.comparison import Check
-from ..runtime.self_test import Sample, pack, verify_session
+from ..runtime.self_test import pack, verify_session
 from ..runtime.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
-from .about import metadata
+from .about import Settings, metadata
 from .base import Exportable, as_arguments
-from .onnx_file import (
-    AllStages,
-    ExportError,
-    capture,
-    translate,
-    with_outputs,
-)
+from .onnx_file import ExportError, capture, translate
 from .verification import Runner, make_samples, verify, write_report
 
 CPU = 'CPUExecutionProvider'
-
-
-class Settings(NamedTuple):
-    """How a model is exported."""
-
-    format: str = 'onnx'  # or 'torch' or 'aotinductor'
-    size: Optional[tuple[int, int]] = None  # fixed height and width of the images
-    half: bool = False  # in float16
-    has_valid: bool = True  # the graph takes padded batches
-    license: str = 'not stated'  # of the weights, for the metadata
 
 
 def write_verified(
@@ -69,25 +54,13 @@ def write_verified(
         UserError: it cannot be exported, or gives other results; the message names the stage. The
             report is written nevertheless, the file is not.
     """
-    dtype = 'float16' if settings.half else 'float32'
-    about = metadata(
-        model,
-        weights,
-        config,
-        {
-            'inputs': model.input_names(settings.has_valid),
-            'size': settings.size,
-            'dtype': dtype,
-            'license': settings.license,
-        },
-    )
+    about = metadata(model, weights, config, settings)
     graph = model.in_half_precision() if settings.half else model
-    form = settings.size, settings.has_valid, dtype
     reports: list[Path] = []
 
     def compare(runners: Mapping[str, Runner]) -> None:
         try:
-            checks = verify(model, runners, images, *form, progress)
+            checks = verify(model, runners, images, settings, progress)
         except Exception as error:
             raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
         reports.extend(write_report(path, about, checks))
@@ -98,7 +71,11 @@ def write_verified(
         with atomic_write(path, '' if settings.format == 'onnx' else '.pt2') as partial:
             if settings.format == 'onnx':
                 write_onnx(partial, graph, about, settings, compare)
-                add_test(partial, make_samples(model, *form))
+                file = onnx.load(partial)
+                file.metadata_props.add(key=TEST_KEY, value=pack(make_samples(model, settings)))
+                onnx.save(file, partial)
+                tested = verify_session(partial, OnnxRuntime(partial, CPU))
+                check_passed(tested, 'this is the test of the file itself')
             else:
                 write_program(partial, graph, about, settings, compare)
     except ExportError as error:
@@ -107,26 +84,17 @@ def write_verified(
 
 
 def check_passed(checks: Sequence[Check], more: str) -> None:
-    """Raise an ExportError if a comparison failed; in OpenVINO, warn.
-
-    Args:
-        checks: the comparisons.
-        more: the end of the message.
-    """
-    for check in sorted(checks, key=lambda check: check.runtime == 'openvino'):
-        if not check.passed:
-            difference = (
-                f'{check.stage} differs by {check.error:.2g} ({check.unit}, at most '
-                f'{check.tolerance:.2g})'
-            )
-            if check.stage == 'runtime':
-                difference = check.note
-            text = f'{difference} on images of {" ".join(check.sizes)}; {more}'
-            if check.runtime != 'openvino':
-                kind = 'runtime' if check.stage == 'runtime' else 'comparison'
-                raise ExportError(f'{kind}: {text}')
-            warnings.warn(f'do not use the file in OpenVINO: {text}', stacklevel=2)
-            break
+    """Raise an ExportError if a comparison failed; in OpenVINO alone, warn."""
+    failed = [check for check in checks if not check.passed]
+    for check in sorted(failed, key=lambda check: check.runtime == 'openvino')[:1]:
+        difference = f'{check.error:.2g} ({check.unit}, at most {check.tolerance:.2g})'
+        text = f'comparison: {check.stage} differs by {difference}'
+        if check.stage == 'runtime':
+            text = f'runtime: {check.note}'
+        text += f' on images of {" ".join(check.sizes)}; {more}'
+        if check.runtime != 'openvino':
+            raise ExportError(text)
+        warnings.warn(f'do not use the file in OpenVINO: {text}', stacklevel=2)
 
 
 def write_onnx(
@@ -137,28 +105,22 @@ def write_onnx(
     compare: Callable[[Mapping[str, Runner]], None],
 ) -> None:
     """Capture with all stages, compare, then write the model with the outputs alone."""
-    stages = AllStages(graph)
-    program = capture(stages, settings.has_valid, settings.size)
-    model = translate(program, stages.names)
+    everything = graph.returning_all_stages()
+    program = capture(everything, settings.has_valid, settings.size)
+    model = translate(program, everything.output_names)
     onnx.save(model, path)
     runners = {'onnxruntime': OnnxRuntime(path, CPU).run}
     if find_spec('openvino'):
         session = cache(lambda: OpenVino(path))  # its errors are those of its first run
         runners['openvino'] = lambda inputs: session().run(inputs)
     compare(runners)
-    model = with_outputs(model, graph.output_names)
+    outputs = {value.name: value for value in model.graph.output}
+    del model.graph.output[:]
+    model.graph.output.extend(outputs[name] for name in graph.output_names)
+    onnxscript.optimizer.remove_unused_nodes(model)
     onnx.helper.set_model_props(model, {KEY: json.dumps(about)})
     onnx.checker.check_model(model)
     onnx.save(model, path)
-
-
-def add_test(path: Path, samples: Sequence[Sample]) -> None:
-    """Add test data to an ONNX file, and run the test."""
-    model = onnx.load(path)
-    model.metadata_props.add(key=TEST_KEY, value=pack(samples))
-    onnx.save(model, path)
-    session = OnnxRuntime(path, CPU)
-    check_passed(verify_session(path, session), 'this is the test of the file itself')
 
 
 def write_program(
@@ -184,15 +146,10 @@ def write_program(
             module = torch._inductor.aoti_load_package(str(path))
     except Exception as error:  # many kinds, from all of PyTorch
         raise ExportError(f'{settings.format}: {type(error).__name__}: {error}') from error
-    compare({'torch': torch_runner(module, graph.output_names)})
-
-
-def torch_runner(module: Callable, names: Sequence[str]) -> Runner:
-    """Runs a module of tensors: from inputs to outputs, by name."""
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
             outputs = module(*as_arguments({k: torch.from_numpy(x) for k, x in inputs.items()}))
-        return dict(zip(names, (x.numpy() for x in outputs)))
+        return dict(zip(graph.output_names, (x.numpy() for x in outputs)))
 
-    return run
+    compare({'torch': run})

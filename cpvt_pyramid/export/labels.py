@@ -31,12 +31,7 @@ def best_of_classes(
 
     An operator, because their number is not known to a graph. In ONNX it becomes a loop, see
     `onnx_file`, which needs memory for the pixels of one class at a time: all 150 of ADE20K would
-    take 600 bytes a pixel.
-
-    Args:
-        scores, rows, columns: see `resized_labels`.
-        possible: (K,) booleans.
-        dtype: of the labels, a number of `DTYPES`.
+    take 600 bytes a pixel. `possible` are (K,) booleans, and `dtype` is a number of `DTYPES`.
     """
     best: Optional[Tensor] = None
     for label in possible.nonzero()[:, 0].tolist():

@@ -29,12 +29,7 @@ from .two_stage import repeat_edge
 
 class Mask2FormerSegmentor(PixelClassifier):
     """The class of each pixel: that with the largest sum, over the queries, of class probability
-    times mask. Probabilities are the share of each class in the sums.
-
-    Args:
-        model: an `EncoderDecoder` with a `Mask2FormerHead`, tested on whole images.
-        probabilities: return those of all classes instead, (B, classes, H, W).
-    """
+    times mask. Probabilities are the share of each class in the sums."""
 
     def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
         padding = model.data_preprocessor.test_cfg or {}
@@ -44,7 +39,7 @@ class Mask2FormerSegmentor(PixelClassifier):
         self.details['resized'] = 'probabilities'
 
     def stages(
-        self, images: Tensor, valid: Optional[Tensor], original: Optional[Tensor] = None
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
     ) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
         valid = true_sizes(images, valid)
@@ -66,14 +61,8 @@ class Mask2FormerSegmentor(PixelClassifier):
 
 
 class Mask2Former(Detector):
-    """Masks and classes of the queries, best first. The boxes are those of the masks.
-
-    The masks are (B, K, H / 4, W / 4), of the image padded to a multiple of 32.
-
-    Args:
-        model: a `Mask2Former` of MMDetection, whose instances are returned if it is panoptic.
-        raw: not available, because masks are not suppressed.
-    """
+    """Masks and classes of the queries, best first, also of a panoptic model. The boxes are those
+    of the masks, which are (B, K, H / 4, W / 4), of the image padded to a multiple of 32."""
 
     task = 'instance'
 
@@ -85,10 +74,11 @@ class Mask2Former(Detector):
         super().__init__(model)
         check(self.preprocessing, model.panoptic_head)
         self.output_names += ('masks',)
-        self.details['nms'] = None
         self.details['masks'] = 'image'
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
         valid = true_sizes(images, valid)
         alone = self.padded_alone(valid)
@@ -115,8 +105,8 @@ class Mask2Former(Detector):
             'boxes': boxes, 'scores': scores, 'labels': labels, 'masks': masks.sigmoid()
         }  # fmt: skip
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """See the base class. Masks are left out: MMDetection's have the size of the image."""
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """Without masks: MMDetection's have the size of the image."""
         result = super().reference(image)
         del result['masks']
         return result
@@ -147,7 +137,7 @@ def predict(
     Args:
         head: of MMSegmentation or MMDetection.
         maps: (B, C, h, w) each, fine to coarse.
-        context: in which convolutions and norms give each image its own result.
+        context: see `MMModel.maps`.
         alone: (B, 2), height and width of each image padded by itself.
 
     Returns:
@@ -168,14 +158,12 @@ def predict(
     for i, layer in enumerate(decoder.layers):
         level = i % len(maps)
         query = layer(
-            query=query,
+            query,
             key=keys[level],
             value=keys[level],
             query_pos=place,
             key_pos=positions[level],
             cross_attn_mask=attention_mask(masks, levels.masks[level], head.num_heads),
-            query_key_padding_mask=None,
-            key_padding_mask=None,
         )
         masks = mask_logits(head, query, features)
     masks = repeat_edge(masks.float(), Region(alone).at_stride(4))
@@ -186,7 +174,7 @@ def pixel_decoder(
     decoder: nn.Module, maps: Sequence[Tensor], context: EachImage, alone: Tensor
 ) -> tuple[Tensor, list[Tensor], Levels]:
     """What an `MSDeformAttnPixelDecoder` returns: features of the pixels, and maps from coarse to
-    fine; and these as levels. For the arguments see `predict`."""
+    fine; and these as levels."""
     coarse = list(zip(maps, decoder.strides))[::-1][: decoder.num_encoder_levels]
     levels = Levels(*zip(*coarse), alone)
     with context:
@@ -213,13 +201,8 @@ def mask_logits(head: nn.Module, query: Tensor, features: Tensor) -> Tensor:
 
 
 def attention_mask(masks: Tensor, outside: Tensor, heads: int) -> Tensor:
-    """Booleans (B * heads, Q, N), True where a query does not look: outside its mask, or if that is
-    empty, outside the image.
-
-    Args:
-        masks: logits (B, Q, h, w).
-        outside: (B, h', w') of the level whose tokens are the keys.
-    """
+    """Booleans (B * heads, Q, N), True where a query does not look: outside its mask, of logits
+    (B, Q, h, w), or if that is empty, outside the image, (B, h', w') of the keys' level."""
     masks = F.interpolate(masks, outside.shape[1:], mode='bilinear', align_corners=False)
     outside = outside.flatten(1)[:, None]  # (B, 1, N)
     not_in_mask = (masks.flatten(2).sigmoid() < 0.5) | outside

@@ -26,12 +26,8 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
 
 
 class MMModel(Exportable):
-    """A model with a backbone and perhaps a neck.
-
-    Args:
-        model: of MMDetection or MMSegmentation.
-        preprocessing: of the images; by default that of the model's data preprocessor.
-    """
+    """A model of MMDetection or MMSegmentation, with a backbone and perhaps a neck. By default, the
+    preprocessing is that of its data preprocessor."""
 
     def __init__(self, model: nn.Module, preprocessing: Optional[Preprocessing] = None) -> None:
         super().__init__(preprocessing or preprocessing_of(model))
@@ -57,12 +53,7 @@ class MMModel(Exportable):
         return maps, context, stages
 
     def test(self, image: Tensor, original: Optional[Tensor] = None) -> Any:
-        """The data sample that the original model returns for an image (1, 3, H, W) alone.
-
-        Args:
-            image: RGB.
-            original: (1, 2), its height and width before it was resized, if it was.
-        """
+        """The data sample that the original model returns for an image; see `reference`."""
         blue_first = image[0].flip(0)  # as OpenCV reads images
         sample = data_sample(self.task == 'segmentation', tuple(image.shape[2:]))
         if original is not None:

@@ -1,7 +1,4 @@
-"""The exportable form of a model.
-
-mmdet and mmseg are imported where a model is theirs.
-"""
+"""The exportable form of a model. mmdet and mmseg are imported where a model is theirs."""
 
 from torch import nn
 
@@ -10,11 +7,6 @@ from ..pyramid import CPVTPyramid
 from ..tooling.command import UserError
 from .backbones import BackboneGraph, ClassifierGraph
 from .base import Exportable, Preprocessing
-
-EXPORTED = (
-    'RetinaNet, Faster R-CNN, Mask R-CNN, DINO, Mask2Former, segmentors of type EncoderDecoder, '
-    'and the backbones by themselves'
-)
 
 
 def exportable(
@@ -63,5 +55,8 @@ def exportable(
     elif 'Mask2Former' in kinds:
         from .mask2former import Mask2Former as Kind
     else:
-        raise UserError(f'a {kinds[0]} cannot be exported; only {EXPORTED}')
+        raise UserError(
+            f'a {kinds[0]} cannot be exported; only RetinaNet, Faster R-CNN, Mask R-CNN, DINO, '
+            'Mask2Former, segmentors of type EncoderDecoder, and the backbones by themselves'
+        )
     return Kind(model, raw)

@@ -22,9 +22,6 @@ def survives(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         boxes: (B, N, 4), x1 y1 x2 y2.
         scores: (B, N); candidates with 0 or less neither survive nor suppress others.
         iou_threshold: of intersection over union.
-
-    Returns:
-        (B, N) booleans.
     """
     from torchvision.ops import nms
 
@@ -45,15 +42,8 @@ def batched_nms(
 ) -> Tensor:
     """The scores (B, N), 0 for the boxes that non-maximum suppression removes.
 
-    As mmcv's `batched_nms`: boxes of different groups do not suppress each other, because each
-    group is moved to a place of its own.
-
-    Args:
-        boxes: (B, N, 4), x1 y1 x2 y2.
-        scores: (B, N), 0 or less for candidates that are to be ignored.
-        groups: (B, N) integers, such as labels or pyramid levels.
-        iou_threshold: of intersection over union.
-        agnostic: ignore the groups.
+    As mmcv's `batched_nms`: boxes of different groups (B, N), such as labels, do not suppress each
+    other, because each group is moved to a place of its own; agnostic of them, they do.
     """
     if not agnostic:
         place = boxes.amax((1, 2), keepdim=True) + 1  # (B, 1, 1)
@@ -64,17 +54,8 @@ def batched_nms(
 def best(
     scores: Tensor, boxes: Tensor, labels: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The best candidates, best first; candidates with a score of 0 or less are unused rows.
-
-    Args:
-        scores: (B, N), N at least `count`.
-        boxes: (B, N, 4).
-        labels: (B, N) integers.
-        count: K.
-
-    Returns:
-        Boxes (B, K, 4), scores (B, K), labels (B, K), and their indices (B, K).
-    """
+    """Boxes, scores, labels and indices of the best `count` candidates (B, N), best first; those
+    with a score of 0 or less are unused rows."""
     scores, index = largest(scores, count)
     used = scores > 0
     boxes = take(boxes, index) * used[..., None]

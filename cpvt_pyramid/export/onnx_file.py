@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import onnx
-import onnxscript.optimizer
+import onnxscript
 import torch
 from onnxscript import BOOL, FLOAT, UINT8
 from onnxscript import opset18 as op
-from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .base import Exportable, as_arguments, in_float32
+from .base import Exportable, as_arguments
 from .labels import best_of_classes
 from .nms import survives
 
@@ -29,34 +28,13 @@ class ExportError(RuntimeError):
     """A stage of the export failed; the message begins with its name."""
 
 
-class AllStages(nn.Module):
-    """An exportable model as a graph that returns all its stages.
-
-    Attributes:
-        names: of the stages, in the order in which they are returned.
-    """
-
-    def __init__(self, model: Exportable) -> None:
-        super().__init__()
-        self.model, self.takes_original = model, model.takes_original
-        with torch.no_grad():
-            self.names = list(model.stages(torch.zeros(1, 3, 64, 64), None))
-
-    def forward(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> tuple[Tensor, ...]:
-        return tuple(map(in_float32, self.model.all_stages(images, valid, original).values()))
-
-
 def capture(
-    model: Union[Exportable, AllStages],
-    has_valid: bool = True,
-    size: Optional[tuple[int, int]] = None,
+    model: Exportable, has_valid: bool = True, size: Optional[tuple[int, int]] = None
 ) -> ExportedProgram:
     """The graph of an exportable model, by torch.export.
 
     Args:
-        model: an `Exportable`, or `AllStages` of it.
+        model: what is captured.
         has_valid: whether the graph has the input `valid`.
         size: H and W, if they are fixed. The batch is dynamic nevertheless.
 
@@ -86,7 +64,7 @@ def capture(
     return program
 
 
-def translate(program: ExportedProgram, outputs: list[str]) -> onnx.ModelProto:
+def translate(program: ExportedProgram, outputs: Sequence[str]) -> onnx.ModelProto:
     """A captured graph in ONNX's standard operators.
 
     Raises:
@@ -98,7 +76,7 @@ def translate(program: ExportedProgram, outputs: list[str]) -> onnx.ModelProto:
             model = torch.onnx.export(
                 program,
                 input_names=inputs,
-                output_names=outputs,
+                output_names=list(outputs),
                 opset_version=OPSET,
                 dynamo=True,
                 custom_translation_table=IN_ONNX,
@@ -170,14 +148,3 @@ def tidy(model: onnx.ModelProto) -> None:
                  *model.graph.initializer):  # fmt: skip
         del part.metadata_props[:]
         part.doc_string = ''
-
-
-def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """The model with only these outputs, and without the nodes that only others need."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    outputs = {value.name: value for value in model.graph.output}
-    del result.graph.output[:]
-    result.graph.output.extend(outputs[name] for name in names)
-    onnxscript.optimizer.remove_unused_nodes(result)
-    return result

@@ -20,14 +20,10 @@ from .mm_model import MMModel
 
 
 class PixelClassifier(MMModel):
-    """What the segmentors share: their result is the class of each pixel.
+    """What the segmentors share: their result is the class of each pixel, or with `probabilities`
+    those of all classes, (B, classes, H, W).
 
     As in MMSegmentation, scores are resized to the original image before the best class is taken.
-
-    Args:
-        model: an `EncoderDecoder` that is tested on whole images.
-        probabilities: return those of all classes instead, (B, classes, H, W).
-        preprocessing: of the images.
     """
 
     task = 'segmentation'
@@ -72,13 +68,18 @@ class Segmentor(PixelClassifier):
             )
         super().__init__(model, probabilities)
         self.head = copy.deepcopy(model.decode_head)
-        replace_upsampling(self.head)
+        for parent in list(self.head.modules()):
+            for name, child in parent.named_children():
+                # mmseg's Upsample makes a constant of the size.
+                if isinstance(child, Upsample) and not child.size:
+                    options = child.scale_factor, child.mode, child.align_corners
+                    setattr(parent, name, nn.Upsample(None, *options))
         self.details['resized'] = 'logits'
         if self.head.out_channels == 1:
             self.details['threshold'] = self.head.threshold
 
     def stages(
-        self, images: Tensor, valid: Optional[Tensor], original: Optional[Tensor] = None
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
     ) -> dict[str, Tensor]:
         maps, context, stages = self.maps(images, valid)
         corners = self.head.align_corners
@@ -110,28 +111,3 @@ class Segmentor(PixelClassifier):
         if self.head.out_channels > 1:
             return scores.softmax(1)
         return torch.cat([1 - scores, scores], dim=1)
-
-
-class Enlarge(nn.Module):
-    """Bilinear enlargement by a whole factor.
-
-    mmseg's `Upsample` multiplies by a float, which makes a constant of a size.
-    """
-
-    def __init__(self, factor: int, mode: str, align_corners: Optional[bool]) -> None:
-        super().__init__()
-        self.factor, self.mode, self.align_corners = factor, mode, align_corners
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.interpolate(x, None, self.factor, self.mode, self.align_corners)
-
-
-def replace_upsampling(head: nn.Module) -> None:
-    """Replace the `Upsample`s in a head by `Enlarge`."""
-    for parent in list(head.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, Upsample) and not child.size:
-                factor = int(child.scale_factor)
-                if factor != child.scale_factor:
-                    raise UserError(f'scale_factor={child.scale_factor} must be whole in exports')
-                setattr(parent, name, Enlarge(factor, child.mode, child.align_corners))

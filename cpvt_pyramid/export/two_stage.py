@@ -21,11 +21,7 @@ class TwoStage(Detector):
     As in MMDetection, cells in the padding to a multiple of the divisor have proposals, and
     RoIAlign repeats the last cells of that padding; with `ValidRegionSingleRoIExtractor`, the last
     ones of the image. Both are those that the image has alone, which MMDetection's own are not
-    (docs/batch_drift.md).
-
-    Args:
-        model: a detector with an `RPNHead` and a `StandardRoIHead`.
-        raw: not available, because each class has boxes of its own.
+    (docs/batch_drift.md). There are no candidates to return, because each class has its own boxes.
     """
 
     def __init__(self, model: nn.Module, raw: bool = False) -> None:
@@ -48,15 +44,15 @@ class TwoStage(Detector):
             raise UserError('only RoIAlign with pool_mode=avg can be exported')
         super().__init__(model)
         self.of_proposals = nms_settings(model.rpn_head.test_cfg)
-        if model.rpn_head.test_cfg.get('nms_pre', -1) < 1:
-            raise UserError('test_cfg.rpn.nms_pre must be at least 1 to be exported')
-        self.details['nms'] = nms_settings(head.test_cfg)
+        self.details['nms'] = nms_settings(head.test_cfg, of_anchors=False)
         self.details['masks'] = 'box' if head.with_mask else None
         if head.with_mask:
             self.task = 'instance'
             self.output_names += ('masks',)
 
-    def stages(self, images: Tensor, valid: Optional[Tensor]) -> dict[str, Tensor]:
+    def stages(
+        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
+    ) -> dict[str, Tensor]:
         levels, context, stages = self.maps(images, valid)
         with context:
             predictions = self.model.rpn_head(levels)
@@ -80,18 +76,11 @@ class TwoStage(Detector):
         return stages
 
     def survivors(self, boxes: Tensor, scores: Tensor, nms: dict) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes, scores and labels after non-maximum suppression in each group of boxes.
-
-        Args:
-            boxes: (B, groups, N, 4).
-            scores: (B, groups, N).
-            nms: settings. The labels of the result are the groups.
-        """
-        if nms['class_agnostic']:
-            keep = survives(boxes.flatten(1, 2), scores.flatten(1), nms['iou_threshold'])
-        else:
-            keep = survives(boxes.flatten(0, 1), scores.flatten(0, 1), nms['iou_threshold'])
-        scores = scores * keep.view_as(scores)
+        """Boxes, scores and labels after non-maximum suppression in each group of boxes
+        (B, groups, N, 4) with scores (B, groups, N). The labels are the groups."""
+        start = int(nms['class_agnostic'])
+        together = boxes.flatten(start, start + 1), scores.flatten(start, start + 1)
+        scores = scores * survives(*together, nms['iou_threshold']).view_as(scores)
         labels = torch.arange(scores.shape[1], device=scores.device)[:, None].expand_as(scores)
         count = min(nms['max_per_img'], scores[0].numel())
         return best(scores.flatten(1), boxes.flatten(1, 2), labels.flatten(1), count)[:3]
@@ -104,15 +93,8 @@ class TwoStage(Detector):
         images: Tensor,
         valid: Optional[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes, scores and labels.
-
-        Args:
-            levels: maps of the neck.
-            proposals: (B, R, 4).
-            scores: (B, R), 0 for proposals that are unused.
-            images: (B, 3, H, W).
-            valid: (B, 2), true height and width of each image.
-        """
+        """Boxes, scores and labels from the maps of the neck and proposals (B, R, 4), with scores
+        (B, R) of 0 for those that are unused."""
         head, nms = self.model.roi_head.bbox_head, self.details['nms']
         rois = with_index(proposals)
         features = pool(self.model.roi_head.bbox_roi_extractor, levels, rois)
@@ -142,8 +124,8 @@ class TwoStage(Detector):
             x = x.gather(1, index.expand(-1, -1, *x.shape[2:]))
         return x[:, 0].float().sigmoid().unflatten(0, labels.shape)
 
-    def reference(self, image: Tensor) -> dict[str, Tensor]:
-        """See the base class. Masks are those before MMDetection pastes them into the image."""
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """Masks are those before MMDetection pastes them into the image."""
         if not self.model.roi_head.with_mask:
             return super().reference(image)
         logits = []
@@ -164,12 +146,7 @@ def pool(extractor: nn.Module, levels: Sequence[Tensor], rois: Tensor) -> Tensor
 
     The number of RoIs of a level is unknown to a graph. So each level reads all of them, but those
     of other levels shrunk to nothing, which takes no time. What it then gives is not used: zeros in
-    PyTorch, NaN in OpenVINO.
-
-    Args:
-        extractor: MMDetection's `SingleRoIExtractor`, or ours.
-        levels: maps (B, C, h, w).
-        rois: (R, 5), index of the image and x1 y1 x2 y2.
+    PyTorch, NaN in OpenVINO. The RoIs (R, 5) are the index of the image and x1 y1 x2 y2.
     """
     from torchvision.ops import roi_align
 

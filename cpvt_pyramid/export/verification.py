@@ -6,9 +6,9 @@ in a padded batch is found, too.
 """
 
 import json
-import zlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import tee
+from itertools import cycle, tee
 from pathlib import Path
 from typing import Any, Optional
 
@@ -22,17 +22,21 @@ from ..runtime.comparison import (
     TOLERANCES,
     Arrays,
     Check,
-    Comparison,
     Tolerances,
+    compare_outputs,
+    compare_tensor,
     inside,
+    is_detection,
     matched,
+    worst,
 )
 from ..runtime.masks import CELL
-from ..runtime.self_test import SIZES, Sample, draw, is_detection, thinned
+from ..runtime.self_test import SIZES, Sample, draw, thinned
 from ..runtime.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
-from .base import Exportable, as_arguments, in_float32
+from .about import Settings
+from .base import Exportable, in_float32
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -50,17 +54,12 @@ NOISY_IMAGES = 64  # enough to see a result of one image in twenty
 SEEDS = 4  # synthetic images of each size, of which that with the highest scores is taken
 
 
-def batches_for(size: Optional[tuple[int, int]], has_valid: bool) -> list[list[tuple[int, int]]]:
-    """The sizes of the images of each batch.
-
-    Args:
-        size: H and W of the graph, if they are fixed.
-        has_valid: whether the graph takes padded batches.
-    """
-    if size is None:
-        return [list(sizes) for sizes in BATCHES if has_valid or len(set(sizes)) == 1]
-    height, width = size
-    if not has_valid:
+def batches_for(settings: Settings) -> list[list[tuple[int, int]]]:
+    """The height and width of the images of each batch."""
+    if settings.size is None:
+        return [list(sizes) for sizes in BATCHES if settings.has_valid or len(set(sizes)) == 1]
+    size, (height, width) = settings.size, settings.size
+    if not settings.has_valid:
         return [[size], [size] * 3]
     odd = max(height * 2 // 3 | 1, 1), max(width - 7, 1)
     return [[size], [odd], [size, odd, (height, max(width // 2, 1))], [size] * 3]
@@ -70,9 +69,7 @@ def verify(
     model: Exportable,
     runners: Mapping[str, Runner],
     images: Sequence[np.ndarray],
-    size: Optional[tuple[int, int]] = None,
-    has_valid: bool = True,
-    dtype: str = 'float32',
+    settings: Settings,
     progress: Callable[[Sequence], Sequence] = list,
 ) -> list[Check]:
     """Compare a graph with the model in PyTorch.
@@ -81,43 +78,37 @@ def verify(
         model: the exportable model in float32.
         runners: the graph in each runtime: from inputs to stages and outputs, by name.
         images: (H, W, 3) RGB, resized to the sizes of the batches, in turn.
-        size: H and W of the graph, if they are fixed.
-        has_valid: whether the graph takes padded batches.
-        dtype: of the weights in the graph, on which the tolerances depend.
+        settings: of the graph.
         progress: wraps the batches, such as `tqdm`.
 
     Returns:
         All comparisons, also those that failed.
     """
-    checks, turn = [], 0
-    for sizes in progress(batches_for(size, has_valid)):
-        alone = [resized(images[(turn + i) % len(images)], *s) for i, s in enumerate(sizes)]
-        turn, originals = turn + len(sizes), original_sizes(sizes)
-        inputs = padded_inputs(alone, input_shapes(model, size, has_valid), originals)
+    checks, given, tolerances = [], cycle(images), TOLERANCES[settings.dtype]
+    for sizes in progress(batches_for(settings)):
+        batch, originals = [resized(next(given), *s) for s in sizes], original_sizes(sizes)
+        inputs = padded_inputs(batch, input_shapes(model, settings), originals)
         expected = stages_of(model, inputs)
-        references = [
-            reference_of(model, as_tensor(image), original)
-            for image, original in zip(alone, originals)
-        ]
-        noisy = [tee(noisy_results(model, image, dtype), len(runners)) for image in alone]
+        references = [reference_of(model, as_tensor(x), o) for x, o in zip(batch, originals)]
+        noisy = [tee(noisy_results(model, image, tolerances), len(runners)) for image in batch]
         for place, (runtime, run) in enumerate(runners.items()):
-            compare = Comparison([f'{h}x{w}' for h, w in sizes], TOLERANCES[dtype], runtime)
             try:
                 found = run(inputs)
             except Exception as error:  # the runtimes' own kinds
-                compare.failed(f'{type(error).__name__}: {one_line(error)}')
-                checks += compare.worst()
+                text = f'{type(error).__name__}: {one_line(error)}'
+                checks += worst([Check('runtime', math.nan, 0, '', text)], batch, runtime)
                 continue
-            for name in expected:
-                if name not in model.output_names or name not in references[0]:
-                    if name in found:
-                        compare.tensor(name, found[name], expected[name])
+            each = [
+                compare_tensor(name, found[name], x, tolerances.maps)
+                for name, x in expected.items()
+                if name in found and not (name in model.output_names and name in references[0])
+            ]
             for i, reference in enumerate(references):
                 ours = {name: found[name][i] for name in model.output_names}
                 if not is_detection(reference):
                     ours = {name: inside(ours[name], x.shape) for name, x in reference.items()}
-                compare.outputs(ours, reference, noisy[i][place])
-            checks += compare.worst()
+                each += compare_outputs(ours, reference, noisy[i][place], tolerances)
+            checks += worst(each, batch, runtime)
     return checks
 
 
@@ -127,34 +118,30 @@ def original_sizes(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [tuple(side * a // b + 1 for side in s) for s, (a, b) in zip(sizes, factors)]
 
 
-def input_shapes(
-    model: Exportable, size: Optional[tuple[int, int]], has_valid: bool
-) -> dict[str, list[Optional[int]]]:
+def input_shapes(model: Exportable, settings: Settings) -> dict[str, list[Optional[int]]]:
     """The shape of each input of a graph; None for a dimension of any length."""
-    shapes = dict.fromkeys(model.input_names(has_valid), [None, 2])
-    return shapes | {'images': [None, 3, *(size or (None, None))]}
+    shapes = dict.fromkeys(model.input_names(settings.has_valid), [None, 2])
+    return shapes | {'images': [None, 3, *(settings.size or (None, None))]}
 
 
-def stages_of(model: Exportable, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def stages_of(model: Exportable, inputs: Mapping[str, np.ndarray]) -> Arrays:
     with torch.no_grad():
-        given = {name: torch.from_numpy(x) for name, x in inputs.items()}
-        stages = model.all_stages(*as_arguments(given))
+        stages = model.stages(**{name: torch.from_numpy(x) for name, x in inputs.items()})
     return {name: in_float32(x).numpy() for name, x in stages.items()}
 
 
 def reference_of(
     model: Exportable, image: Tensor, original: Optional[tuple[int, int]] = None
-) -> dict[str, np.ndarray]:
+) -> Arrays:
     """The outputs of the original model for an image (1, 3, H, W)."""
-    more = {'original': torch.tensor([original])} if model.takes_original else {}
     with torch.no_grad():
-        found = model.reference(image, **more)
+        found = model.reference(image, None if original is None else torch.tensor([original]))
     return {name: in_float32(x[0]).numpy() for name, x in found.items()}
 
 
-def noisy_results(model: Exportable, image: np.ndarray, dtype: str) -> Iterator[Arrays]:
+def noisy_results(model: Exportable, image: np.ndarray, tolerances: Tolerances) -> Iterator[Arrays]:
     """The outputs of the original model for an image (H, W, 3) with noise, always the same."""
-    random, noise = torch.Generator().manual_seed(0), TOLERANCES[dtype].noise
+    random, noise = torch.Generator().manual_seed(0), tolerances.noise
     pixels = as_tensor(image)
     for _ in range(NOISY_IMAGES):
         with model.with_noise(noise / 255, random):
@@ -162,46 +149,35 @@ def noisy_results(model: Exportable, image: np.ndarray, dtype: str) -> Iterator[
             yield reference_of(model, noisy)
 
 
-def make_samples(
-    model: Exportable, size: Optional[tuple[int, int]], has_valid: bool, dtype: str
-) -> list[Sample]:
-    """Synthetic images and PyTorch's outputs for them, for a file that can test itself.
-
-    For the arguments, see `verify`.
-    """
+def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
+    """Synthetic images and PyTorch's outputs for them, for a file that can test itself."""
+    size, has_valid, tolerances = settings.size, settings.has_valid, TOLERANCES[settings.dtype]
     sizes = SIZES if size is None else [tuple(map(min, s, size)) for s in SIZES]
     if size and not has_valid:
         sizes = [size]
     raw = 'boxes' in model.output_names and 'labels' not in model.output_names
-    room = size if raw or not has_valid else None  # raw candidates are those of the padded image
+    if has_valid and not raw:  # raw candidates are those of the padded image
+        settings = settings._replace(size=None)
+    shapes = input_shapes(model, settings)
     samples = []
     for number, (own, original) in enumerate(zip(sizes, original_sizes(sizes))):
-
-        def outputs_of(seed: int, own: Any = own, original: Any = original) -> Arrays:
-            shapes = input_shapes(model, room, has_valid)
+        found = []
+        for seed in range(number, SEEDS * len(sizes), len(sizes)):
             stages = stages_of(model, padded_inputs([draw(seed, *own)], shapes, [original]))
-            return {name: stages[name][0] for name in model.output_names}
-
-        seeds = range(number, SEEDS * len(sizes), len(sizes))
-        if 'scores' not in model.output_names:
-            seeds = seeds[:1]
-        found = {seed: outputs_of(seed) for seed in seeds}
-        seed = max(found, key=lambda s: found[s].get('scores', np.zeros(1)).sum())
-        image, outputs = draw(seed, *own), found[seed]
-        shapes = {name: np.array(x.shape) for name, x in outputs.items()}
+            found.append((seed, {name: stages[name][0] for name in model.output_names}))
+            if 'scores' not in model.output_names:
+                break
+        seed, outputs = max(found, key=lambda one: one[1].get('scores', np.zeros(1)).sum())
+        inner = {name: np.array(x.shape) for name, x in outputs.items()}
         if model.details.get('masks') == 'image':
-            shapes['masks'][1:] = [-(-side // CELL) for side in own]
-        facts = {
-            'seed': seed,
-            'size': own,
-            'original': original,
-            'crc': zlib.crc32(image.tobytes()),
-        }
-        sample = {'image': {name: np.array(x) for name, x in facts.items()}, 'shapes': shapes}
-        outputs = {name: inside(x, shapes[name]) for name, x in outputs.items()}
+            inner['masks'][1:] = [-(-side // CELL) for side in own]
+        outputs = {name: inside(x, inner[name]) for name, x in outputs.items()}
+        about = {'seed': seed, 'size': own, 'original': original}
+        sample = {'image': {name: np.array(x) for name, x in about.items()}, 'shapes': inner}
         if is_detection(outputs):
             outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
-            sample['ties'] = ties(outputs, noisy_results(model, image, dtype), TOLERANCES[dtype])
+            noisy = noisy_results(model, draw(seed, *own), tolerances)
+            sample['ties'] = ties(outputs, noisy, tolerances)
         sample['outputs'] = thinned(outputs)
         samples.append(sample)
     return samples
@@ -209,7 +185,7 @@ def make_samples(
 
 def ties(expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances) -> Arrays:
     """The boxes that all images with noise have, and those that some have and `expected` has not:
-    a result with which `Comparison.boxes` finds ties."""
+    a result with which `compare_boxes` finds ties."""
     known = {name: expected[name] for name in ('boxes', 'scores', 'labels')}
     count = len(known['scores'])
     always = set(range(count))
@@ -234,13 +210,7 @@ def as_tensor(image: np.ndarray) -> Tensor:
 
 
 def write_report(path: Path, about: dict[str, Any], checks: Sequence[Check]) -> list[Path]:
-    """Write the report next to a model: NAME.report.json and NAME.report.md; returns both paths.
-
-    Args:
-        path: of the model.
-        about: the metadata of the model.
-        checks: all comparisons.
-    """
+    """Write the report next to a model: NAME.report.json and NAME.report.md; returns both paths."""
     failed = [check for check in checks if not check.passed]
     result = {
         'model': path.name,

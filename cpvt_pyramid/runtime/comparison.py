@@ -3,7 +3,8 @@
 Shapes: N results, H x W image in pixels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ class Tolerances(NamedTuple):
     boxes: float  # of a box, in pixels
     scores: float  # of a score or probability
     pixels: float  # share of the pixels with another label, where two classes are equally likely
-    # Of the images in which ties are looked for, see `Comparison.boxes`; standard deviation, of
+    # Of the images in which ties are looked for, see `compare_boxes`; standard deviation, of
     # pixels from 0 to 255
     noise: float
 
@@ -33,12 +34,12 @@ HEAD = ('images', 'stage', 'difference', 'tolerance', 'unit', '', 'runtime', 'pa
 class Check(NamedTuple):
     """One comparison of a report."""
 
-    sizes: list[str]  # of the images of the batch, such as '160x213'
     stage: str  # what was compared: the name of a stage or an output
     error: float  # the measured difference
     tolerance: float  # the largest difference allowed
     unit: str  # of both
     note: str = ''  # such as the number of boxes
+    sizes: Sequence[str] = ()  # of the images of the batch, such as '160x213'
     runtime: str = ''  # such as 'openvino'
 
     @property
@@ -55,98 +56,91 @@ class Check(NamedTuple):
         ]  # fmt: skip
 
 
-class Comparison:
-    """The comparisons of one batch in one runtime.
+def worst(checks: Iterable[Check], images: Sequence[np.ndarray], runtime: str) -> list[Check]:
+    """For each stage, the check with the largest error, of a batch of images in a runtime."""
+    sizes = ['x'.join(map(str, image.shape[:2])) for image in images]
+    result: dict[tuple[str, str], Check] = {}
+    for check in checks:
+        key = check.stage, check.unit
+        if key not in result or not check.error <= result[key].error:  # NaN is the worst
+            result[key] = check._replace(sizes=sizes, runtime=runtime)
+    return list(result.values())
+
+
+def compare_tensor(name: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> Check:
+    """Compare what is no result for an image, such as maps, with its padding."""
+    if found.shape != expected.shape:
+        shapes = f'{found.shape} instead of {expected.shape}'
+        return Check(name, math.nan, tolerance, 'relative', shapes)
+    found, expected = found.astype(np.float32), expected.astype(np.float32)
+    scale = max(np.abs(expected).max(initial=0), 1e-6)
+    error = np.abs(found - expected).max(initial=0) / scale
+    return Check(name, float(error), tolerance, 'relative')
+
+
+def compare_outputs(
+    found: Arrays, expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances
+) -> Iterator[Check]:
+    """Compare the outputs for one image; for `noisy`, see `compare_boxes`."""
+    if is_detection(expected):
+        yield from compare_boxes(found, expected, noisy, tolerances)
+        return
+    for name, x in expected.items():
+        if found[name].shape != x.shape or name not in ('labels', 'probabilities'):
+            yield compare_tensor(name, found[name], x, tolerances.maps)
+        elif name == 'labels':
+            share = float((found[name] != x).mean())
+            yield Check(name, share, tolerances.pixels, 'share of pixels')
+        else:
+            error = float(np.abs(found[name] - x).max())
+            yield Check(name, error, tolerances.scores, 'probability')
+
+
+def is_detection(outputs: Arrays) -> bool:
+    """Whether the outputs are results in rows, which may be in another order."""
+    return {'boxes', 'labels'} <= outputs.keys()
+
+
+def compare_boxes(
+    found: Arrays, expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances
+) -> Iterator[Check]:
+    """Compare boxes, scores, labels and masks.
+
+    Rows of equal scores may be in another order. Each box must have a counterpart, unless it is a
+    tie: one that PyTorch returns from some images with a little noise and not from others. Rounding
+    decides then whether its score is among the best, or whether another box suppresses it.
 
     Args:
-        sizes: of its images, such as '160x213'.
+        found: in the runtime; rows with a negative label are unused.
+        expected: in PyTorch.
+        noisy: PyTorch's boxes, scores and labels for the image with noise.
         tolerances: of the dtype of the weights.
-        runtime: its name.
     """
-
-    def __init__(self, sizes: list[str], tolerances: Tolerances, runtime: str) -> None:
-        self.sizes, self.tolerances, self.runtime = sizes, tolerances, runtime
-        self.checks: list[Check] = []
-
-    def worst(self) -> list[Check]:
-        """For each stage, the comparison of the image with the largest error."""
-        result: dict[tuple[str, str], Check] = {}
-        for check in self.checks:
-            key = check.stage, check.unit
-            if key not in result or not check.error <= result[key].error:  # NaN is the worst
-                result[key] = check
-        return list(result.values())
-
-    def add(self, stage: str, error: float, tolerance: float, unit: str, note: str = '') -> None:
-        check = Check(self.sizes, stage, float(error), tolerance, unit, note, self.runtime)
-        self.checks.append(check)
-
-    def failed(self, error: str) -> None:
-        """The runtime raised an error."""
-        self.add('runtime', float('nan'), 0, '', error)
-
-    def tensor(self, name: str, found: np.ndarray, expected: np.ndarray) -> None:
-        """Maps, logits and what else is no result for an image, the padding included."""
-        if found.shape != expected.shape:
-            shapes = f'{found.shape} instead of {expected.shape}'
-            return self.add(name, float('nan'), self.tolerances.maps, 'relative', shapes)
-        found, expected = found.astype(np.float32), expected.astype(np.float32)
-        scale = max(np.abs(expected).max(initial=0), 1e-6)
-        error = np.abs(found - expected).max(initial=0) / scale
-        self.add(name, error, self.tolerances.maps, 'relative')
-
-    def outputs(self, found: Arrays, expected: Arrays, noisy: Iterable[Arrays]) -> None:
-        """The outputs for one image, see `boxes`."""
-        if {'boxes', 'labels'} <= expected.keys():
-            return self.boxes(found, expected, noisy)
-        for name, x in expected.items():
-            if found[name].shape != x.shape or name not in ('labels', 'probabilities'):
-                self.tensor(name, found[name], x)
-            elif name == 'labels':
-                share = (found[name] != x).mean()
-                self.add(name, share, self.tolerances.pixels, 'share of pixels')
-            else:
-                error = np.abs(found[name] - x).max()
-                self.add(name, error, self.tolerances.scores, 'probability')
-
-    def boxes(self, found: Arrays, expected: Arrays, noisy: Iterable[Arrays]) -> None:
-        """Boxes, scores, labels and masks of the runtime and of PyTorch.
-
-        Rows of equal scores may be in another order. Each box must have a counterpart, unless it is
-        a tie: one that PyTorch returns from some images with a little noise and not from others.
-        Rounding decides then whether its score is among the best, or whether another box suppresses
-        it.
-
-        Args:
-            found: in the runtime; rows with a negative label are unused.
-            expected: in PyTorch.
-            noisy: PyTorch's boxes, scores and labels for the image with noise.
-        """
-        used = found['labels'] >= 0
-        found = {name: x[used] for name, x in found.items()}
-        pairs = matched(found, expected, self.tolerances)
-        extra = set(range(len(found['scores']))) - {row for row, _ in pairs}
-        lost = set(range(len(expected['scores']))) - {row for _, row in pairs}
-        alone, noisy = len(extra) + len(lost), iter(noisy)
-        while (extra or lost) and (result := next(noisy, None)):
-            extra -= {row for row, _ in matched(found, result, self.tolerances)}
-            lost &= {row for row, _ in matched(expected, result, self.tolerances)}
-        wrong = len(extra) + len(lost)
-        ties = alone - wrong
-        note = f'{len(expected["scores"])} boxes' + f', {ties} tie{"s" * (ties > 1)}' * (ties > 0)
-        self.add('boxes', wrong, 0, 'without counterpart', note)
-        if not pairs:
-            return
-        ours, theirs = map(list, zip(*pairs))
-        for name, tolerance, unit in (
-            ('boxes', self.tolerances.boxes, 'pixels'),
-            ('scores', self.tolerances.scores, 'probability'),
-        ):
-            error = np.abs(found[name][ours] - expected[name][theirs]).max()
-            self.add(name, error, tolerance, unit, note)
-        if 'masks' in expected:
-            share = ((found['masks'][ours] >= 0.5) != (expected['masks'][theirs] >= 0.5)).mean()
-            self.add('masks', share, self.tolerances.pixels, 'share of pixels', note)
+    used = found['labels'] >= 0
+    found = {name: x[used] for name, x in found.items()}
+    pairs = matched(found, expected, tolerances)
+    extra = set(range(len(found['scores']))) - {row for row, _ in pairs}
+    lost = set(range(len(expected['scores']))) - {row for _, row in pairs}
+    alone, noisy = len(extra) + len(lost), iter(noisy)
+    while (extra or lost) and (result := next(noisy, None)):
+        extra -= {row for row, _ in matched(found, result, tolerances)}
+        lost &= {row for row, _ in matched(expected, result, tolerances)}
+    wrong = len(extra) + len(lost)
+    ties = alone - wrong
+    note = f'{len(expected["scores"])} boxes' + f', {ties} tie{"s" * (ties > 1)}' * (ties > 0)
+    yield Check('boxes', wrong, 0, 'without counterpart', note)
+    if not pairs:
+        return
+    ours, theirs = map(list, zip(*pairs))
+    for name, tolerance, unit in (
+        ('boxes', tolerances.boxes, 'pixels'),
+        ('scores', tolerances.scores, 'probability'),
+    ):
+        error = np.abs(found[name][ours] - expected[name][theirs]).max()
+        yield Check(name, float(error), tolerance, unit, note)
+    if 'masks' in expected:
+        share = ((found['masks'][ours] >= 0.5) != (expected['masks'][theirs] >= 0.5)).mean()
+        yield Check('masks', float(share), tolerances.pixels, 'share of pixels', note)
 
 
 def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tuple[int, int]]:

@@ -57,9 +57,8 @@ def load_image(source: Source) -> np.ndarray:
             if image.mode not in DEEP:
                 rgb = _to_rgb(image, path)
                 if (frames := _count_frames(image)) > 1:
-                    warnings.warn(
-                        f'{path}: only the first of {frames} frames is read', stacklevel=2
-                    )
+                    text = f'{path}: only the first of {frames} frames is read'
+                    warnings.warn(text, stacklevel=2)
                 return rgb
     except PermissionError as error:
         raise OSError('permission denied') from error
@@ -108,10 +107,8 @@ def is_upright(path: Path) -> bool:
 
 
 def rescaled_size(size: tuple[int, int], short: float, long: float) -> tuple[int, int]:
-    """The largest (height, width) of the same aspect ratio with sides up to `short` and `long`.
-
-    As mmcv's `rescale_size` computes it.
-    """
+    """The largest (height, width) of the same aspect ratio with sides up to `short` and `long`, as
+    mmcv's `rescale_size` computes it."""
     scale = min(long / max(size), short / min(size))
     return max(int(size[0] * scale + 0.5), 1), max(int(size[1] * scale + 0.5), 1)
 
@@ -165,8 +162,7 @@ def resize_scores(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     for axis in (0, 1):
         first, second, weight = neighbours(size[axis], scores.shape[axis])
         weight = weight if axis else weight[:, None]
-        last = scores.shape[axis] - 1
-        scores = scores.take(first.clip(0), axis) * (1 - weight) + (
-            scores.take(second.clip(max=last), axis) * weight
-        )
+        before = scores.take(first.clip(0), axis)
+        after = scores.take(second.clip(max=scores.shape[axis] - 1), axis)
+        scores = before * (1 - weight) + after * weight
     return scores

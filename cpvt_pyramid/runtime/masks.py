@@ -21,13 +21,8 @@ def paste_masks(probabilities: np.ndarray, boxes: np.ndarray, size: tuple[int, i
 def enlarge_masks(
     probabilities: np.ndarray, scale: tuple[float, float], size: tuple[int, int]
 ) -> np.ndarray:
-    """Masks (N, H, W) of an image from probabilities (N, h, w) over the model's input.
-
-    Args:
-        probabilities: one cell for every 4 x 4 pixels of the input.
-        scale: height and width of the input in relation to those of the image, without padding.
-        size: height and width of the image.
-    """
+    """Masks (N, H, W) of an image from probabilities (N, h, w) of cells of the model's input, whose
+    sides, without padding, are those of the image times a scale each."""
     v, u = (
         # Cells of padding, which those of another batch may not have, are not read.
         ((np.arange(n) + 0.5) * s / CELL - 0.5).clip(0, np.ceil(n * s / CELL) - 1)

@@ -29,9 +29,7 @@ def number(low: float, high: float) -> Callable[[Any], bool]:
 
 def items(check: Callable[[Any], bool], count: Optional[int] = None) -> Callable[[Any], bool]:
     """Whether a value is a list of `count` values, each of which passes a check."""
-    return lambda v: (
-        isinstance(v, (list, tuple)) and (count is None or len(v) == count) and all(map(check, v))
-    )
+    return lambda v: isinstance(v, (list, tuple)) and count in (None, len(v)) and all(map(check, v))
 
 
 def sides(value: Any) -> bool:
@@ -113,24 +111,17 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         raise UserError(
             f'{path} was exported with --raw and returns boxes before NMS; export it without'
         )
-    check_graph(path, session, 'instance' if about['masks'] else task)
-    return about
-
-
-def check_graph(path: Path, session: Session, task: str) -> None:
-    """Raise a UserError unless a file has the inputs and outputs of its metadata."""
-    outputs, shapes = OUTPUTS[task], session.shapes
+    outputs = OUTPUTS['instance' if about['masks'] else task]
     if not any(names <= {*session.names} for names in outputs):
         needed = ' or '.join(', '.join(sorted(names)) for names in outputs)
         raise UserError(f'{path} must have the outputs {needed}, got {", ".join(session.names)}')
     # The file resizes a label map to the original image.
-    given = {'images'} | (
-        {'original'} if task == 'segmentation' and 'labels' in session.names else set()
-    )
+    maps_labels = task == 'segmentation' and 'labels' in session.names
+    given, shapes = ['images', *['original'] * maps_labels], session.shapes
     images = shapes.get('images', [])
-    known = [length for length in images if length is not None]
-    if {*shapes} - {'valid'} != given or len(images) != 4 or min(known, default=1) < 1:
+    if {*shapes} - {'valid'} != {*given} or len(images) != 4 or 0 in images:
         raise UserError(
-            f'{path} must take {" and ".join(sorted(given))}, the images of 4 dimensions, and, at '
-            f'most, valid besides; got {shapes}; export it again'
+            f'{path} must take {" and ".join(given)}, the images of 4 dimensions, and, at most, '
+            f'valid besides; got {shapes}; export it again'
         )
+    return about

@@ -119,8 +119,14 @@ class Predictor:
         if not isinstance(images, (list, tuple)):
             return self([images])[0]
 
+        def load(source: Source) -> np.ndarray:
+            try:
+                return load_image(source)
+            except OSError as error:
+                raise OSError(f'{source}: {error}') from error
+
         def predict(batch: Sequence[Source]) -> list[Prediction]:
-            return self.model.predict([_image(source) for source in batch], self.score_thr)
+            return self.model.predict(list(map(load, batch)), self.score_thr)
 
         starts = range(0, len(images), self.batch_size)
         batches = [images[start : start + self.batch_size] for start in starts]
@@ -150,19 +156,10 @@ def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> No
         )
 
 
-def _image(source: Source) -> np.ndarray:
-    try:
-        return load_image(source)
-    except OSError as error:
-        raise OSError(f'{source}: {error}') from error
-
-
 def _trained(path: Path, size: Optional[int]) -> Model:
     """The model in a training checkpoint."""
     if size is not None:
-        raise UserError(
-            f'size is for exported models; {path} takes its size from the config of its training'
-        )
+        raise UserError(f'size is for exported models; {path} has the size of its training')
     if not path.is_file():
         raise UserError(f'no model at {path}')
     if path.suffix.lower() in IMAGES:
@@ -178,12 +175,7 @@ def _trained(path: Path, size: Optional[int]) -> Model:
 
 
 class ExportedModel:
-    """A model exported by tools/export.py, with its pre- and post-processing.
-
-    Args:
-        path: the file.
-        backend: 'onnxruntime' or 'openvino'.
-        device, workers: see `Predictor`.
+    """A model exported by tools/export.py, with its pre- and post-processing; see `Predictor`.
 
     Attributes:
         about: the metadata in the file; docs/deployment.md lists its keys.
@@ -202,8 +194,8 @@ class ExportedModel:
         self.about = read_metadata(path, self.session)
         self.classes = self.about['classes']
         self.palette = class_palette(self.classes, self.about['palette'])
-        is_map = self.about['task'] == 'segmentation'
-        self.kind_of_results: Kind = 'labels' if is_map else 'detections'
+        segments = self.about['task'] == 'segmentation'
+        self.kind_of_results: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
         free = math.inf
@@ -218,13 +210,19 @@ class ExportedModel:
         return other
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
+        score_thr = self.about['score_thr'] if score_thr is None else score_thr
         with self.memory.take(self.needed(images)):
-            return self._predict(images, score_thr)
+            resized = [self.to_input_size(image) for image in images]
+            outputs = self.run(resized, [image.shape[:2] for image in images])
+            each = zip(outputs, images, [image.shape[:2] for image in resized])
+            if self.kind_of_results == 'labels':
+                return [self.label_map(*given) for given in each]
+            return [self.detections(*given, score_thr) for given in each]
 
     def needed(self, images: Sequence[np.ndarray]) -> float:
         """An estimate of the bytes of a prediction: maps at the size of the input and, at that of
         the image, label maps, masks or probabilities of all classes."""
-        is_map = self.about['task'] == 'segmentation'
+        is_map = self.kind_of_results == 'labels'
         full = LABEL_BYTES if is_map else 100 * bool(self.about['masks'])
         if 'probabilities' in self.session.names:
             full += 4 * len(self.classes)
@@ -232,23 +230,8 @@ class ExportedModel:
         longest = self.resize[0] * self.resize[1] if self.resize else math.inf
         return sum(INPUT_BYTES * min(n, longest) + full * n for n in pixels)
 
-    def _predict(
-        self, images: Sequence[np.ndarray], score_thr: Optional[float]
-    ) -> list[Prediction]:
-        resized = [self.to_input_size(image) for image in images]
-        outputs = self.run(resized, [image.shape[:2] for image in images])
-        score_thr = self.about['score_thr'] if score_thr is None else score_thr
-        is_map = self.about['task'] == 'segmentation'
-        results: list[Prediction] = []
-        for image, small, output in zip(images, resized, outputs):
-            if is_map:
-                results.append(self.label_map(output, small.shape[:2], image))
-            else:
-                results.append(self.detections(output, small.shape[:2], image, score_thr))
-        return results
-
     def label_map(
-        self, output: dict[str, np.ndarray], input_size: tuple[int, int], image: np.ndarray
+        self, output: dict[str, np.ndarray], image: np.ndarray, input_size: tuple[int, int]
     ) -> LabelMap:
         """The model's output for an image in its input size, at the image's own size."""
         size = image.shape[:2]
@@ -269,8 +252,8 @@ class ExportedModel:
     def detections(
         self,
         output: dict[str, np.ndarray],
-        input_size: tuple[int, int],
         image: np.ndarray,
+        input_size: tuple[int, int],
         score_thr: float,
     ) -> Detections:
         """Those with at least a score, in pixels of the image; see `label_map`."""
@@ -298,10 +281,6 @@ class ExportedModel:
     def class_scores(self, probabilities: np.ndarray, label: int) -> np.ndarray:
         """What is resized and averaged, of one class: logits, as in MMSegmentation, except for
         models whose queries have none. They lack a constant of each pixel, which does not matter.
-
-        Args:
-            probabilities: of the class, of any shape.
-            label: the class.
         """
         if self.about.get('resized') == 'probabilities':
             return probabilities
@@ -336,7 +315,7 @@ class ExportedModel:
         outputs = run_session(self.path, self.session, inputs)
         found = [{name: x[i] for name, x in outputs.items()} for i in range(len(images))]
         for output, size, original in zip(found, sizes, originals):
-            if self.about['task'] == 'segmentation':  # values in the padding are arbitrary
+            if self.kind_of_results == 'labels':  # values in the padding are arbitrary
                 for name, x in output.items():
                     height, width = original if name == 'labels' else size
                     output[name] = x[..., :height, :width]

@@ -1,7 +1,7 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional, Protocol, Union
@@ -38,16 +38,8 @@ class Session(Protocol):
 
 
 class OnnxRuntime:
-    """A session of onnxruntime.
-
-    Args:
-        model: its path, or its bytes.
-        device: an execution provider. By default a GPU if onnxruntime-gpu finds one.
-        requests: threads that will call `run` at the same time. On a GPU, always one.
-
-    Raises:
-        UserError: onnxruntime does not have the provider, or cannot use it.
-    """
+    """A session of onnxruntime, from a file or its bytes. The device is an execution provider, by
+    default a GPU if onnxruntime-gpu finds one, which serves one thread."""
 
     def __init__(
         self, model: Union[Path, bytes], device: Optional[str] = None, requests: int = 1
@@ -81,16 +73,8 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format.
-
-    Args:
-        path: of the file.
-        device: such as 'GPU'; by default the CPU.
-        requests: threads that will call `run` at the same time. On other devices, always one.
-
-    Raises:
-        UserError: OpenVINO does not find the device.
-    """
+    """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format. The device is by
+    default the CPU; others, such as 'GPU', serve one thread."""
 
     def __init__(self, path: Path, device: Optional[str] = None, requests: int = 1) -> None:
         from openvino.frontend import FrontEndManager
@@ -152,12 +136,6 @@ def check_device(backend: str, device: str, available: Sequence[str]) -> None:
         raise UserError(f'{backend} cannot use {device}; choose from {", ".join(available)}')
 
 
-BACKENDS: dict[str, Callable[[Path, Optional[str], int], Session]] = {
-    'onnxruntime': OnnxRuntime,
-    'openvino': OpenVino,
-}
-
-
 def open_session(
     path: Path, backend: str, device: Optional[str] = None, requests: int = 1
 ) -> Session:
@@ -170,17 +148,18 @@ def open_session(
         requests: threads that will run it at the same time.
 
     Raises:
-        UserError: no such file, backend or package, or not a complete model.
+        UserError: no such file, backend, device or package, or not a complete model.
         PermissionError: the file cannot be read.
     """
-    if backend not in BACKENDS:
-        raise UserError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
+    kinds: dict[str, Any] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+    if backend not in kinds:
+        raise UserError(f'backend must be one of {", ".join(kinds)}, got {backend!r}')
     if not path.is_file():
         raise UserError(f'no model at {path}')
     path.open('rb').close()  # the backends take a file without permission for a damaged one
     try:
         backend = 'openvino' if path.suffix == '.xml' else backend
-        return BACKENDS[backend](path, device, requests)
+        return kinds[backend](path, device, requests)
     except UserError:
         raise
     except ImportError as error:
@@ -217,11 +196,7 @@ def padded_inputs(
 def run_session(
     path: Path, session: Session, inputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The outputs of an opened file.
-
-    Raises:
-        UserError: the backend failed.
-    """
+    """The outputs of an opened file; a UserError if the backend fails."""
     try:
         return session.run(inputs)
     except Exception as error:  # the backends' own kinds

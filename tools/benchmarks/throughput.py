@@ -177,12 +177,11 @@ def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
 def write_onnx(path: Path, model: Any, cfg: Any) -> None:
     """Export a model as tools/export.py does, but without comparisons."""
     from cpvt_pyramid.export import files
-    from cpvt_pyramid.export.about import about_config, metadata
+    from cpvt_pyramid.export.about import Settings, about_config, metadata
     from cpvt_pyramid.export.models import exportable
 
-    graph, settings = exportable(model), files.Settings()
-    details = {'inputs': graph.input_names(True), 'size': None, 'dtype': 'float32'}
-    about = metadata(graph, model, about_config(cfg, {})[0], details | {'license': 'none'})
+    graph, settings = exportable(model), Settings()
+    about = metadata(graph, model, about_config(cfg, {}), settings)
     with files.atomic_write(path) as draft:
         files.write_onnx(draft, graph, about, settings, lambda runners: None)
 

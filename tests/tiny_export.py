@@ -93,7 +93,7 @@ def check_onnx(
 ) -> None:
     """Compare ONNX's graph in two runtimes at sizes that it has not seen; see `check_graph`."""
     model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    graph_file = translate(capture(model), list(model.output_names))
+    graph_file = translate(capture(model), model.output_names)
     assert {node.domain for node in graph_file.graph.node} == {''}
     with TemporaryDirectory() as folder:
         path = Path(folder, 'model.onnx')

@@ -36,7 +36,7 @@ from ..runtime.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
 from .about import Settings
-from .base import Exportable, in_float32
+from .base import Exportable, as_arguments, in_float32
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -126,7 +126,8 @@ def input_shapes(model: Exportable, settings: Settings) -> dict[str, list[Option
 
 def stages_of(model: Exportable, inputs: Mapping[str, np.ndarray]) -> Arrays:
     with torch.no_grad():
-        stages = model.stages(**{name: torch.from_numpy(x) for name, x in inputs.items()})
+        given = {name: torch.from_numpy(x) for name, x in inputs.items()}
+        stages = model.stages(*as_arguments(given))
     return {name: in_float32(x).numpy() for name, x in stages.items()}
 
 

@@ -19,12 +19,12 @@ from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.archs import Arch
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.base import Exportable, Preprocessing
-from cpvt_pyramid.export.files import CPU, Settings, write_verified
+from cpvt_pyramid.export.files import CPU, Settings, check_passed, write_verified
 from cpvt_pyramid.export.models import exportable
 from cpvt_pyramid.export.nms import batched_nms, best
 from cpvt_pyramid.export.onnx_file import capture, translate
 from cpvt_pyramid.runtime.__main__ import main as run
-from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
+from cpvt_pyramid.runtime.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.command import UserError
 
 # One stage, of a block with windows and a global one.
@@ -106,14 +106,7 @@ def test_quantization_as_documented(exported, tmp_path, monkeypatch):
     assert 1e-4 < error < 0.05
 
 
-def verified(path: Path, *options: str) -> int:
-    return run([str(path), '--verify', *options])
-
-
 def test_the_file_tests_itself(exported, tmp_path, capsys):
-    for options in ([], ['--backend', 'openvino']):
-        assert verified(exported[0], *options) == 0
-        assert '192x256 131x97 101x213' in capsys.readouterr().out
     model = onnx.load(exported[0])
     (entry,) = (x for x in model.metadata_props if x.key == 'cpvt_pyramid_test')
     assert len(entry.value) < 200_000
@@ -121,37 +114,38 @@ def test_the_file_tests_itself(exported, tmp_path, capsys):
     values = onnx.numpy_helper.to_array(weight).copy()
     values.flat[np.abs(values).argmax()] *= -1
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
-    onnx.save(model, tmp_path / 'damaged.onnx')
-    for options in ([], ['--backend', 'openvino']):
-        assert verified(tmp_path / 'damaged.onnx', *options) == 1
+    onnx.save(model, damaged := tmp_path / 'damaged.onnx')
+    for options in (['--verify'], ['--verify', '--backend', 'openvino']):
+        assert run([str(exported[0]), *options]) == 0
+        assert '192x256 131x97 101x213' in capsys.readouterr().out
+        assert run([str(damaged), *options]) == 1
         assert 'FAILED, 4 of 4 comparisons' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('fails', ['results', 'error'])
-def test_a_failure_of_openvino_is_a_warning(fails, tmp_path, monkeypatch):
-    run = OpenVino.run
+@pytest.mark.parametrize('fails', ['map_0 differs by 0.1', 'no kernel'])
+def test_a_failure_of_openvino_is_a_warning(fails, exported, monkeypatch):
+    right = OnnxRuntime(exported[0], CPU).run
 
-    def wrong(self: OpenVino, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if fails == 'error':
-            raise RuntimeError('no kernel')
-        return {name: x * 1.1 for name, x in run(self, inputs).items()}
+    def wrong(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if fails == 'no kernel':
+            raise RuntimeError(fails)
+        return {name: x * 1.1 for name, x in right(inputs).items()}
 
-    monkeypatch.setattr(OpenVino, 'run', wrong)
     monkeypatch.setattr(verification, 'BATCHES', verification.BATCHES[3:4])
-    expected = {'results': 'map_0 differs by 0.1', 'error': 'no kernel'}[fails]
-    with pytest.warns(UserWarning, match=f'do not use the file in OpenVINO: .*{expected}'):
-        files = write(tmp_path / 'model.onnx')
-    report = json.loads(files[1].read_text())
-    assert files[0].is_file() and not report['passed']
-    assert {c['runtime'] for c in report['checks'] if not c['passed']} == {'openvino'}
+    runners = {'openvino': wrong, 'onnxruntime': right}
+    checks = verification.verify(small_model(), runners, photographs(), Settings())
+    with pytest.warns(UserWarning, match=f'do not use the file in OpenVINO: .*{fails}'):
+        check_passed(checks, '')
+    assert {check.runtime for check in checks if not check.passed} == {'openvino'}
 
 
 def test_the_report_lists_every_comparison(exported):
     data, table = exported[1:]
     report = json.loads(data.read_text())
     assert report['passed'] and len(report['checks']) >= len(verification.BATCHES)
-    sizes = {tuple(check['sizes']) for check in report['checks']}
-    assert ('160x213', '213x160', '97x130') in sizes and ('211x1341',) in sizes
+    done = {(check['runtime'], *check['sizes']) for check in report['checks']}
+    for runtime in ('onnxruntime', 'openvino'):
+        assert {(runtime, '160x213', '213x160', '97x130'), (runtime, '211x1341')} <= done
     assert table.read_text().count('| yes ') == len(report['checks'])
 
 
@@ -160,7 +154,6 @@ def test_the_report_lists_every_comparison(exported):
     [
         {'size': (50, 70)},
         {'size': (64, 96), 'has_valid': False, 'half': True},
-        {'format': 'torch'},
         # Compiles for half a minute.
         pytest.param({'format': 'aotinductor'}, marks=pytest.mark.foreign),
     ],
@@ -172,11 +165,11 @@ def test_other_files(settings, tmp_path):
 
 
 def test_a_difference_is_found_and_leaves_no_file(tmp_path, monkeypatch):
-    """A difference in one image of a padded batch."""
+    """A difference in one image of a padded batch, in a file of torch."""
     path = tmp_path / 'model.onnx'
     reference = type(small_model()).reference
 
-    def wrong(self: Exportable, image: Tensor) -> dict[str, Tensor]:
+    def wrong(self: Exportable, image: Tensor, original: None) -> dict[str, Tensor]:
         found = reference(self, image)
         return {k: x * (1 + 0.01 * (image.shape[2:] == (97, 130))) for k, x in found.items()}
 
@@ -186,10 +179,12 @@ def test_a_difference_is_found_and_leaves_no_file(tmp_path, monkeypatch):
         write(path, format='torch')
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {'model.report.json', 'model.report.md'}
+    checks = json.loads(path.with_suffix('.report.json').read_text())['checks']
+    assert [check['sizes'][-1] for check in checks if check['passed']] == ['224x192']
 
 
 def test_failures_name_their_stage(tmp_path, monkeypatch):
-    def branches(self: Exportable, images: Tensor, valid: Tensor) -> dict[str, Tensor]:
+    def branches(self: Exportable, images: Tensor, *others: Tensor) -> dict[str, Tensor]:
         return {'map_0': images * 2 if images.sum() > 0 else images}
 
     monkeypatch.setattr(type(small_model()), 'stages', branches)
@@ -203,7 +198,7 @@ class Suppression(Exportable):
 
     task, output_names = 'detection', ('boxes', 'scores', 'labels')
 
-    def stages(self, images: Tensor, valid: Tensor) -> dict[str, Tensor]:
+    def stages(self, images: Tensor, *others: Tensor) -> dict[str, Tensor]:
         first, size, scores = images.flatten(2).unbind(1)  # (B, N) each
         boxes = torch.stack([first, first, first + size, first + size], dim=-1)
         labels = (scores * 1000).long() % 3
@@ -215,7 +210,7 @@ def test_suppression_in_onnx_is_that_of_mmcv():
     from mmcv.ops import batched_nms as mmcv_nms
 
     model = Suppression(Preprocessing())
-    graph = translate(capture(model, False, (10, 30)), list(model.output_names))
+    graph = translate(capture(model, False, (10, 30)), model.output_names)
     run = OnnxRuntime(graph.SerializeToString(), CPU).run
     images = torch.rand(3, 3, 10, 30) * torch.tensor([60, 60, 1.0])[:, None, None]
     images[2, 2] = 0  # an image without candidates

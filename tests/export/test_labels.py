@@ -1,7 +1,6 @@
 """Label maps from scores at the size of a map (cpvt_pyramid/export/labels.py)."""
 
 import onnxruntime
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
@@ -29,10 +28,12 @@ def expected(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return resample(rows, scores, columns).argmax(1)
 
 
-@pytest.mark.parametrize('seed', range(20))
-def test_equals_the_best_of_all_classes(seed):
-    given = example(20, seed)
-    assert torch.equal(resized_labels(*given).long(), expected(*given))
+def test_equals_the_best_of_all_classes():
+    for seed in range(20):
+        given = example(300 if seed == 7 else 20, seed)
+        found = resized_labels(*given)
+        assert found.dtype == (torch.int32 if seed == 7 else torch.uint8)
+        assert torch.equal(found.long(), expected(*given))
 
 
 def test_cells_in_the_padding_add_no_classes():
@@ -51,17 +52,16 @@ class Labels(nn.Module):
         return resized_labels(scores, rows, columns)
 
 
-@pytest.mark.parametrize('classes, dtype', [(20, 'uint8'), (300, 'int32')])
-def test_in_onnxruntime(classes, dtype):
+def test_in_onnxruntime():
     any_size = [dict.fromkeys(axes, Dim.DYNAMIC) for axes in ((0, 2, 3), (0, 1, 2), (0, 1, 2))]
     program = torch.export.export(
-        Labels(), example(classes), dynamic_shapes=tuple(any_size), strict=False
+        Labels(), example(20), dynamic_shapes=tuple(any_size), strict=False
     )
     model = translate(program, ['labels'])
     session = onnxruntime.InferenceSession(model.SerializeToString())
     names = [value.name for value in session.get_inputs()]
     for seed in range(5):
-        given = [x[:1] for x in example(classes, seed)] if seed == 3 else example(classes, seed)
+        given = [x[:1] for x in example(20, seed)] if seed == 3 else example(20, seed)
         (found,) = session.run(None, {k: x.numpy() for k, x in zip(names, given)})
-        assert found.dtype == dtype
+        assert found.dtype == 'uint8'
         assert torch.equal(torch.from_numpy(found).long(), expected(*given))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..columnar import crop
 from ..ops import ceil_div
-from .base import Exportable, Preprocessing
+from .base import Batch, Exportable, Preprocessing
 
 
 class BackboneGraph(Exportable):
@@ -20,13 +20,11 @@ class BackboneGraph(Exportable):
         self.backbone = backbone
         self.output_names = tuple(f'map_{i}' for i in range(len(backbone.strides)))
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        x, valid = self.preprocess(images, valid)
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        x, valid = self.preprocess(batch)
         maps = self.backbone(x, valid)
         if valid is not None:  # then the graph has padded the images
-            height, width = images.shape[2:]
+            height, width = batch.images.shape[2:]
             maps = [
                 crop(x.permute(0, 2, 3, 1), ceil_div(height, s), ceil_div(width, s)).movedim(3, 1)
                 for x, s in zip(maps, self.backbone.strides)
@@ -47,10 +45,8 @@ class ClassifierGraph(Exportable):
         super().__init__(preprocessing)
         self.model = model
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        return {'logits': self.model(*self.preprocess(images, valid))}
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        return {'logits': self.model(*self.preprocess(batch))}
 
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         return {'logits': self.model(self.normalize(image))}

@@ -32,50 +32,47 @@ class Preprocessing(NamedTuple):
     marks_padding: bool = True
 
 
+class Batch(NamedTuple):
+    """The inputs of a graph: images that are padded at the right and bottom to one size."""
+
+    images: Tensor  # (B, 3, H, W) float32, RGB from 0 to 255
+    valid: Optional[Tensor] = None  # (B, 2) int64, true heights and widths; None: no padding
+    # (B, 2) int64, heights and widths before the images were resized, which label maps have; None:
+    # no image was resized, or there are no label maps
+    original: Optional[Tensor] = None
+
+    @property
+    def sizes(self) -> Tensor:
+        """(B, 2), height and width of each image."""
+        return full_sizes(self.images) if self.valid is None else self.valid
+
+
 class Exportable(nn.Module):
-    """A model as it is exported: `forward(images, valid, original)` is the graph.
+    """A model as it is exported: `forward` is the graph.
 
     A subclass defines `stages` and `reference`, and sets `task`, `output_names` and `details`.
     The outputs are those of the contract in docs/deployment.md. Nothing in `stages` may depend on
     the values of sizes in Python: they are symbols while the graph is captured.
-
-    Args:
-        preprocessing: of the images.
-
-    Attributes:
-        task: 'detection', 'instance', 'segmentation', 'features' or 'classification'.
-        output_names: names of the outputs, among those of the stages.
-        takes_original: whether the graph has the input `original`.
-        details: further metadata of this kind of model, such as `{'nms': {...}}`.
     """
 
-    task: str
-    output_names: tuple[str, ...]
-    takes_original = False
+    task: str  # 'detection', 'instance', 'segmentation', 'features' or 'classification'
+    output_names: tuple[str, ...]  # among those of the stages
+    takes_original = False  # whether the graph has the input `original`
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.preprocessing = preprocessing
-        self.details: dict[str, Any] = {}
+        self.details: dict[str, Any] = {}  # further metadata, such as {'nms': {...}}
         self.dtype = torch.float32
         for name in ('mean', 'std'):
             values = torch.tensor(getattr(preprocessing, name), dtype=torch.float32)
             self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
         """All that the verification compares, in the order of computation, and the outputs.
 
-        Args:
-            images: (B, 3, H, W) float32, RGB from 0 to 255, padded at the right and bottom.
-            valid: (B, 2) int64, true height and width of each image; None: nothing is padding.
-            original: (B, 2) int64, height and width of each image before it was resized, which its
-                label map has; None: no image was resized, or there are no label maps.
-
-        Returns:
-            By name: 'map_0', ... of the backbone, 'logits_0', ... of the head, and what
-            `output_names` lists.
+        By name: 'map_0', ... of the backbone, 'logits_0', ... of the head, and what `output_names`
+        lists.
         """
         raise NotImplementedError
 
@@ -92,8 +89,8 @@ class Exportable(nn.Module):
     def forward(
         self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
     ) -> tuple[Tensor, ...]:
-        """The outputs, in the order of `output_names`; for the arguments, see `stages`."""
-        stages = self.stages(images, valid, original)
+        """The outputs, in the order of `output_names`; for the arguments, see `Batch`."""
+        stages = self.stages(Batch(images, valid, original))
         return tuple(in_float32(stages[name]) for name in self.output_names)
 
     def input_names(self, has_valid: bool) -> list[str]:
@@ -103,7 +100,7 @@ class Exportable(nn.Module):
         """The same model, whose outputs are all stages."""
         result = copy.copy(self)
         with torch.no_grad():
-            result.output_names = tuple(self.stages(torch.zeros(1, 3, 64, 64)))
+            result.output_names = tuple(self.stages(Batch(torch.zeros(1, 3, 64, 64))))
         return result
 
     def in_half_precision(self) -> 'Exportable':
@@ -113,19 +110,17 @@ class Exportable(nn.Module):
         result.mean, result.std, result.dtype = self.mean, self.std, torch.float16
         return result
 
-    def preprocess(
-        self, images: Tensor, valid: Optional[Tensor]
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    def preprocess(self, batch: Batch) -> tuple[Tensor, Optional[Tensor]]:
         """Normalize and pad with zeros to sides that are multiples of the divisor.
 
         Returns:
             (B, 3, H', W'), and the `valid` for the model: None where it takes all for image.
         """
-        divisor, sides = self.preprocessing.divisor, images.shape[2:]
+        divisor, sides, valid = self.preprocessing.divisor, batch.images.shape[2:], batch.valid
         fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)  # no symbol
-        if valid is None and divisor > 1 and not fits:
-            valid = true_sizes(images, None)
-        x = self.normalize(images)
+        if divisor > 1 and not fits:
+            valid = batch.sizes
+        x = self.normalize(batch.images)
         if valid is None:
             return x.to(self.dtype), None
         stride = math.lcm(divisor, STRIDE)
@@ -153,11 +148,9 @@ def as_arguments(inputs: Mapping[str, Tensor]) -> tuple[Optional[Tensor], ...]:
     return tuple(arguments)
 
 
-def true_sizes(images: Tensor, valid: Optional[Tensor]) -> Tensor:
-    """(B, 2), height and width of each image; None: those of the batch (B, C, H, W)."""
-    if valid is not None:
-        return valid
-    sides = [torch.full_like(images[:, 0, 0, 0], n, dtype=torch.int64) for n in images.shape[2:]]
+def full_sizes(x: Tensor) -> Tensor:
+    """(B, 2), height and width of a batch (B, C, H, W), once for each image."""
+    sides = [torch.full_like(x[:, 0, 0, 0], n, dtype=torch.int64) for n in x.shape[2:]]
     return torch.stack(sides, dim=1)
 
 

@@ -1,11 +1,10 @@
 """Detectors of MMDetection.
 
-Shapes: B batch, H x W image in pixels, N candidates, K results. `images` and `valid` are those of
-`Exportable.stages`.
+Shapes: B batch, N candidates, K results.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Optional
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..regions import Region
 from ..tooling.command import UserError
-from .base import true_sizes
+from .base import Batch
 from .mm_model import MMModel
 from .nms import batched_nms, best, take, top
 
@@ -35,11 +34,7 @@ class Detector(MMModel):
         self.output_names = ('boxes', 'scores') if raw else ('boxes', 'scores', 'labels')
 
     def anchor_boxes(
-        self,
-        head: nn.Module,
-        predictions: Sequence[Sequence[Tensor]],
-        images: Tensor,
-        valid: Optional[Tensor],
+        self, head: nn.Module, predictions: Sequence[Sequence[Tensor]], batch: Batch
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Boxes (B, N, 4), scores (B, N) and labels (B, N) of the best anchors of each level.
 
@@ -53,14 +48,14 @@ class Detector(MMModel):
             size, classes = logits.shape[2:], head.cls_out_channels
             scores = logits.float().permute(0, 2, 3, 1).unflatten(-1, (-1, classes))
             scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
-            if valid is not None:
-                extent = Region(self.padded_alone(valid)).at_stride(generator.strides[i][0])
+            if batch.valid is not None:
+                extent = Region(self.padded_alone(batch.valid)).at_stride(generator.strides[i][0])
                 scores = scores * ~extent.outside(size).permute(0, 2, 3, 1)[..., None]
             scores, labels = scores.flatten(1, 3), None  # (B, N, classes)
-            deltas = deltas.float().permute(0, 2, 3, 1).reshape(images.shape[0], -1, 4)
+            deltas = deltas.float().permute(0, 2, 3, 1).reshape(logits.shape[0], -1, 4)
             anchors = generator.single_level_grid_priors(
-                size, i, dtype=torch.float32, device=images.device
-            ).expand(images.shape[0], -1, -1)
+                size, i, dtype=torch.float32, device=logits.device
+            ).expand(logits.shape[0], -1, -1)
             if not self.raw:
                 classes = scores.shape[2]
                 scores = scores * (scores > settings.get('score_thr', 0))
@@ -68,7 +63,7 @@ class Detector(MMModel):
                 labels, index = index % classes, index // classes
                 deltas, anchors = take(deltas, index), take(anchors, index)
             boxes = head.bbox_coder.decode(anchors.flatten(0, 1), deltas.flatten(0, 1))
-            boxes = clip(boxes.view_as(deltas), images, valid)
+            boxes = clip(boxes.view_as(deltas), batch)
             smallest = settings.get('min_bbox_size', -1)
             if smallest >= 0 and not self.raw:
                 scores = scores * (boxes[..., 2:] - boxes[..., :2] > smallest).all(-1)
@@ -96,13 +91,11 @@ class Detector(MMModel):
         def hook(module: nn.Module, args: tuple, predictions: tuple) -> tuple:
             return tree_map_only(Tensor, disturb, predictions)
 
-        parts = self.model.named_children()
-        hooks = [x.register_forward_hook(hook) for name, x in parts if name in DENSE_HEADS]
-        try:
+        with ExitStack() as hooks:
+            for name, part in self.model.named_children():
+                if name in DENSE_HEADS:
+                    hooks.enter_context(part.register_forward_hook(hook))
             yield
-        finally:
-            for each in hooks:
-                each.remove()
 
 
 class RetinaNet(Detector):
@@ -112,15 +105,13 @@ class RetinaNet(Detector):
         super().__init__(model, raw)
         self.details['nms'] = None if raw else nms_settings(model.test_cfg)
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(images, valid)
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(batch)
         head = self.model.bbox_head
         with context:
             predictions = head(maps)
         stages |= by_level(predictions)
-        boxes, scores, labels = zip(*self.anchor_boxes(head, predictions, images, valid))
+        boxes, scores, labels = zip(*self.anchor_boxes(head, predictions, batch))
         boxes, scores = torch.cat(boxes, 1), torch.cat(scores, 1)
         if self.raw:
             return stages | {'boxes': boxes, 'scores': scores}
@@ -132,9 +123,8 @@ class RetinaNet(Detector):
 
 def by_level(predictions: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
     """The stages 'logits_0', 'deltas_0', 'logits_1', ... of a dense head."""
-    names = 'logits', 'deltas'
     levels = enumerate(zip(*predictions))
-    return {f'{name}_{i}': x for i, level in levels for name, x in zip(names, level)}
+    return {f'{n}_{i}': x for i, level in levels for n, x in zip(('logits', 'deltas'), level)}
 
 
 def nms_settings(settings: dict, of_anchors: bool = True) -> dict:
@@ -158,7 +148,7 @@ def nms_settings(settings: dict, of_anchors: bool = True) -> dict:
     return result
 
 
-def clip(boxes: Tensor, images: Tensor, valid: Optional[Tensor]) -> Tensor:
+def clip(boxes: Tensor, batch: Batch) -> Tensor:
     """Boxes (B, N, 4), x1 y1 x2 y2 in pixels, within the true extent of each image."""
-    limits = true_sizes(images, valid).to(boxes.dtype)[:, None].flip(2).repeat(1, 1, 2)
+    limits = batch.sizes.to(boxes.dtype)[:, None].flip(2).repeat(1, 1, 2)
     return boxes.clamp(min=0).minimum(limits)

@@ -1,6 +1,6 @@
 """DINO of MMDetection, and ours.
 
-Shapes: B batch, H x W image in pixels, N tokens of all maps, Q queries, C channels, K results.
+Shapes: B batch, N tokens of all maps, Q queries, C channels, K results.
 """
 
 from typing import Optional
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ..ops import ceil_div
 from ..tooling.command import UserError
-from .base import true_sizes
+from .base import Batch
 from .deformable import Levels, deformable_attention, encode
 from .detectors import Detector, clip
-from .nms import best, largest, take
+from .nms import best, take, top
 
 
 class DINO(Detector):
@@ -31,8 +31,6 @@ class DINO(Detector):
         if kind not in ('DINO', 'ValidRegionDINO'):
             raise UserError(f'only DINO and ValidRegionDINO can be exported, got a {kind}')
         super().__init__(model, raw)
-        if not model.bbox_head.loss_cls.use_sigmoid:
-            raise UserError('only a DINO with bbox_head.loss_cls.use_sigmoid=True can be exported')
 
     @property
     def strides(self) -> list[int]:
@@ -41,12 +39,10 @@ class DINO(Detector):
         coarser = self.model.num_feature_levels - len(first)
         return first + [first[-1] * 2**i for i in range(1, coarser + 1)]
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
-        maps, _, stages = self.maps(images, valid)
-        valid = true_sizes(images, valid)
+        maps, _, stages = self.maps(batch)
+        valid = batch.sizes
         levels = Levels(maps, self.strides, valid)
         alone = Levels(maps, self.strides, self.padded_alone(valid))
         memory = encode(model.encoder, maps, model.positional_encoding, model.level_embed, levels)
@@ -55,9 +51,8 @@ class DINO(Detector):
 
         scores = logits.amax(-1).masked_fill(alone.outside, float('-inf'))
         count = model.num_queries
-        nothing = scores.new_full(scores.shape[:1], float('-inf'))[:, None].expand(-1, count)
-        scores, index = largest(torch.cat([scores, nothing], dim=1), count)
-        boxes = take(boxes, index.clamp(max=boxes.shape[1] - 1)).sigmoid()
+        scores, index = top(scores, count, float('-inf'))
+        boxes = take(boxes, index).sigmoid()
         unused = scores == float('-inf')
 
         scale = levels.sides[0] / alone.sides[0]  # MMDetection encodes shares of the padded image
@@ -71,7 +66,7 @@ class DINO(Detector):
             [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height],
             dim=-1,
         )
-        boxes = clip(boxes, images, valid)
+        boxes = clip(boxes, batch)
         if self.raw:
             return stages | {'boxes': boxes, 'scores': scores}
         classes = torch.arange(scores.shape[2], device=scores.device).expand_as(scores)
@@ -99,12 +94,9 @@ class DINO(Detector):
         """Class logits (B, N, classes) and boxes (B, N, 4), before the sigmoid, of each token."""
         model = self.model
         head, last = model.bbox_head, model.decoder.num_layers
-        boxes = levels.tokens(
-            [
-                torch.cat([points, torch.full_like(points, 0.05 * 2**i)], dim=-1)
-                for i, points in enumerate(levels.points())
-            ]
-        )
+        places = enumerate(levels.points())
+        boxes = [torch.cat([xy, torch.full_like(xy, 0.05 * 2**i)], dim=-1) for i, xy in places]
+        boxes = levels.tokens(boxes)
         unused = ~((boxes > 0.01) & (boxes < 0.99)).all(-1) | levels.outside
         boxes = (boxes / (1 - boxes)).log().masked_fill(unused[..., None], float('inf'))
         x = memory.masked_fill(unused[..., None], 0)

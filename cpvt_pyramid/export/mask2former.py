@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..columnar import crop
 from ..regions import Region, mark
 from ..tooling.command import UserError
-from .base import Preprocessing, true_sizes
+from .base import Batch, Preprocessing
 from .deformable import Levels, encode
 from .detectors import Detector
 from .extent import EachImage
@@ -38,14 +38,11 @@ class Mask2FormerSegmentor(PixelClassifier):
         super().__init__(model, probabilities, preprocessing)
         self.details['resized'] = 'probabilities'
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(images, valid)
-        valid = true_sizes(images, valid)
-        alone = self.padded_alone(valid)
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(batch)
+        alone = self.padded_alone(batch.sizes)
         stages['features'], classes, masks = predict(self.model.decode_head, maps, context, alone)
-        height, width = images.shape[2:]
+        height, width = batch.images.shape[2:]
         size = [4 * side for side in masks.shape[2:]]  # of the padded batch
         masks = F.interpolate(masks, size, mode='bilinear', align_corners=False)
         masks = crop(masks.permute(0, 2, 3, 1), height, width)  # (B, H, W, Q)
@@ -53,7 +50,7 @@ class Mask2FormerSegmentor(PixelClassifier):
         sums = sums.permute(0, 3, 1, 2)
         if not self.takes_original:
             return stages | {'probabilities': self.probabilities(sums)}
-        weights = self.resizing(images, valid, original)
+        weights = self.resizing(batch)
         return stages | {'labels': resized_labels(sums.float(), *weights)}
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -76,12 +73,9 @@ class Mask2Former(Detector):
         self.output_names += ('masks',)
         self.details['masks'] = 'image'
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(images, valid)
-        valid = true_sizes(images, valid)
-        alone = self.padded_alone(valid)
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(batch)
+        alone = self.padded_alone(batch.sizes)
         head = self.model.panoptic_head
         stages['features'], logits, masks = predict(head, maps, context, alone)
 
@@ -93,7 +87,7 @@ class Mask2Former(Detector):
         masks = masks.gather(1, query[..., None, None].expand(-1, -1, *masks.shape[2:]))
         size = [4 * side for side in masks.shape[2:]]
         pixels = F.interpolate(masks, size, mode='bilinear', align_corners=False)
-        inside = (pixels > 0) & ~Region(valid).at_stride(1).outside(size)  # (B, K, H, W)
+        inside = (pixels > 0) & ~Region(batch.sizes).at_stride(1).outside(size)  # (B, K, H, W)
         area = inside.sum((2, 3))
         scores = scores * ((pixels.sigmoid() * inside).sum((2, 3)) / (area + 1e-6))
         boxes = torch.stack([*ends(inside.any(2)), *ends(inside.any(3))], dim=-1)
@@ -117,8 +111,8 @@ def check(preprocessing: Preprocessing, head: nn.Module) -> None:
     if preprocessing.divisor % 32:
         raise UserError(
             'a Mask2Former needs images padded to a multiple of 32 to be exported, got '
-            f'{preprocessing.divisor}; set data_preprocessor.test_cfg.size_divisor=32, or '
-            'data_preprocessor.pad_size_divisor=32 for instances'
+            f'{preprocessing.divisor}; set size_divisor=32 in data_preprocessor.test_cfg, or '
+            'data_preprocessor.pad_size_divisor=32'
         )
     decoder = head.pixel_decoder
     kind = type(decoder).__name__

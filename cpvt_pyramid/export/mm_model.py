@@ -8,7 +8,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from ..runner.inference.samples import data_sample
-from .base import Exportable, Preprocessing
+from .base import Batch, Exportable, Preprocessing
 from .extent import EachImage
 
 
@@ -33,20 +33,18 @@ class MMModel(Exportable):
         super().__init__(preprocessing or preprocessing_of(model))
         self.model = model
 
-    def maps(
-        self, images: Tensor, valid: Optional[Tensor]
-    ) -> tuple[tuple[Tensor, ...], EachImage, dict[str, Tensor]]:
+    def maps(self, batch: Batch) -> tuple[tuple[Tensor, ...], EachImage, dict[str, Tensor]]:
         """The maps of the neck, or else of the backbone.
 
         Returns:
             The maps, with their extents; the context in which a head gives each image its own
             result (`with context: head(maps)`); and the first stages.
         """
-        x, valid = self.preprocess(images, valid)
+        x, valid = self.preprocess(batch)
         backbone = self.model.backbone
         maps = backbone(x, valid)
         stages = {f'map_{i}': x for i, x in enumerate(maps)}
-        context = EachImage([images, *maps], valid, [1, *backbone.strides])
+        context = EachImage([batch.images, *maps], valid, [1, *backbone.strides])
         if self.model.with_neck:
             with context:
                 maps = self.model.neck(maps)

@@ -68,22 +68,17 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best scores (B, count) of (B, N), and their indices, whatever N is.
-
-    Where N is smaller, scores of 0 follow, with the last index.
-    """
-    padded = torch.cat([scores, scores.new_zeros(scores.shape[0], count)], dim=1)
+def top(scores: Tensor, count: int, rest: float = 0) -> tuple[Tensor, Tensor]:
+    """The `count` best scores (B, count) of (B, N), and their indices, whatever N is: where it is
+    smaller, scores of `rest` follow, with the last index."""
+    padded = torch.cat([scores, scores.new_full((scores.shape[0], count), rest)], dim=1)
     found, index = largest(padded, count)
     return found, index.clamp(max=scores.shape[1] - 1)
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest values of (B, N), descending, and their indices; of equal ones the first.
-
-    `topk` leaves the order of equal ones open. ONNX's TopK does not, nor does MMDetection, which
-    sorts. Cells in the padding all have the same score, so that it makes a difference.
-    """
+    """The `count` largest values of (B, N), descending, and their indices; of equal ones, such as
+    those of cells in the padding, the first, as ONNX and MMDetection do. `topk` leaves it open."""
     if graph_is_captured():
         return scores.topk(count)
     scores, index = scores.sort(dim=1, descending=True, stable=True)

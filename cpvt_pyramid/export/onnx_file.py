@@ -31,16 +31,8 @@ class ExportError(RuntimeError):
 def capture(
     model: Exportable, has_valid: bool = True, size: Optional[tuple[int, int]] = None
 ) -> ExportedProgram:
-    """The graph of an exportable model, by torch.export.
-
-    Args:
-        model: what is captured.
-        has_valid: whether the graph has the input `valid`.
-        size: H and W, if they are fixed. The batch is dynamic nevertheless.
-
-    Raises:
-        ExportError: PyTorch cannot capture the model.
-    """
+    """The graph of an exportable model, by torch.export, with or without the input `valid`, for all
+    H and W or for one size of each; the batch is always dynamic. Raises an ExportError."""
     batch, height, width = EXAMPLE if size is None else (EXAMPLE[0], *size)
     sizes = torch.tensor([[height, width], [height // 2, width // 2]])
     given = {'images': torch.zeros(batch, 3, height, width)}
@@ -65,11 +57,7 @@ def capture(
 
 
 def translate(program: ExportedProgram, outputs: Sequence[str]) -> onnx.ModelProto:
-    """A captured graph in ONNX's standard operators.
-
-    Raises:
-        ExportError: a part of the graph has no translation.
-    """
+    """A captured graph in ONNX's standard operators. Raises an ExportError."""
     inputs = [name for name in program.graph_signature.user_inputs if name is not None]
     try:
         with no_cache():

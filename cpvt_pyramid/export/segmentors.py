@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..masked_map import as_plain
 from ..regions import extent_of, resample, resize_weights
 from ..tooling.command import UserError
-from .base import Preprocessing, true_sizes
+from .base import Batch, Preprocessing, full_sizes
 from .labels import resized_labels
 from .mm_model import MMModel
 
@@ -37,14 +37,13 @@ class PixelClassifier(MMModel):
         self.output_names = ('probabilities',) if probabilities else ('labels',)
         self.takes_original = not probabilities
 
-    def resizing(
-        self, images: Tensor, valid: Tensor, original: Optional[Tensor], align_corners: bool = False
-    ) -> list[Tensor]:
+    def resizing(self, batch: Batch, align_corners: bool = False) -> list[Tensor]:
         """Weights (B, h, H) and (B, w, W) that resize each image to its original size."""
-        original = valid if original is None else original
+        sizes, lengths = batch.sizes, batch.images.shape[2:]
+        original = sizes if batch.original is None else batch.original
         return [
             resize_weights(old, length, new, new.max().item(), align_corners=align_corners)
-            for old, length, new in zip(valid.unbind(1), images.shape[2:], original.unbind(1))
+            for old, length, new in zip(sizes.unbind(1), lengths, original.unbind(1))
         ]
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -78,27 +77,25 @@ class Segmentor(PixelClassifier):
         if self.head.out_channels == 1:
             self.details['threshold'] = self.head.threshold
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(images, valid)
-        corners = self.head.align_corners
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        maps, context, stages = self.maps(batch)
+        corners, size = self.head.align_corners, batch.images.shape[2:]
         with context:
             logits = stages['logits_0'] = self.head(maps)
             if not self.takes_original:
-                scores = F.interpolate(logits.float(), images.shape[2:], None, 'bilinear', corners)
+                scores = F.interpolate(logits.float(), size, None, 'bilinear', corners)
                 if self.head.out_channels == 1:  # as mmseg returns those of a single class
                     scores = scores.sigmoid()
                 return stages | {'probabilities': self.probabilities(scores)}
-        extent, valid = extent_of(logits), true_sizes(images, valid)
+        extent = extent_of(logits)
         weights = [  # of both resizings: to the pixels of the batch, and to the original image
             last @ resize_weights(old, length, new, new_length, align_corners=corners)
             for last, old, length, new, new_length in zip(
-                self.resizing(images, valid, original, corners),
-                extent.sides if extent else true_sizes(logits, None).unbind(1),
+                self.resizing(batch, corners),
+                extent.sides if extent else full_sizes(logits).unbind(1),
                 logits.shape[2:],
-                valid.unbind(1),
-                images.shape[2:],
+                batch.sizes.unbind(1),
+                size,
             )
         ]
         scores = as_plain(logits).float()

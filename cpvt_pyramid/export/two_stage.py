@@ -1,6 +1,6 @@
 """Faster R-CNN and Mask R-CNN of MMDetection.
 
-Shapes: B batch, H x W image in pixels, R proposals, K results.
+Shapes: B batch, R proposals, K results.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..regions import Extent, Region, extent_of
 from ..tooling.command import UserError
+from .base import Batch
 from .detectors import Detector, by_level, clip, nms_settings
 from .nms import best, survives
 
@@ -40,8 +41,6 @@ class TwoStage(Detector):
                 f'only a detector with {", ".join(known)} can be exported in two stages, '
                 f'got {", ".join(kinds)}'
             )
-        if any(layer.pool_mode != 'avg' for layer in layers):
-            raise UserError('only RoIAlign with pool_mode=avg can be exported')
         super().__init__(model)
         self.of_proposals = nms_settings(model.rpn_head.test_cfg)
         self.details['nms'] = nms_settings(head.test_cfg, of_anchors=False)
@@ -50,14 +49,12 @@ class TwoStage(Detector):
             self.task = 'instance'
             self.output_names += ('masks',)
 
-    def stages(
-        self, images: Tensor, valid: Optional[Tensor] = None, original: Optional[Tensor] = None
-    ) -> dict[str, Tensor]:
-        levels, context, stages = self.maps(images, valid)
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        levels, context, stages = self.maps(batch)
         with context:
             predictions = self.model.rpn_head(levels)
         stages |= by_level(predictions)
-        found = self.anchor_boxes(self.model.rpn_head, predictions, images, valid)
+        found = self.anchor_boxes(self.model.rpn_head, predictions, batch)
         boxes, scores, _ = (torch.stack(parts, dim=1) for parts in zip(*found))
         proposals, scores, _ = self.survivors(boxes, scores, self.of_proposals)
 
@@ -66,10 +63,10 @@ class TwoStage(Detector):
         for x, stride in zip(levels, head.bbox_roi_extractor.featmap_strides):
             extent = extent_of(x)
             if self.reads_padding:
-                alone = None if valid is None else self.padded_alone(valid)
+                alone = None if batch.valid is None else self.padded_alone(batch.valid)
                 extent = None if alone is None else Region(alone).at_stride(stride)
             edged.append(x if extent is None else repeat_edge(x, extent))
-        boxes, scores, labels = self.results(edged, proposals, scores, images, valid)
+        boxes, scores, labels = self.results(edged, proposals, scores, batch)
         stages |= {'boxes': boxes, 'scores': scores, 'labels': labels}
         if head.with_mask:
             stages['masks'] = self.masks(edged, boxes, labels)
@@ -86,12 +83,7 @@ class TwoStage(Detector):
         return best(scores.flatten(1), boxes.flatten(1, 2), labels.flatten(1), count)[:3]
 
     def results(
-        self,
-        levels: Sequence[Tensor],
-        proposals: Tensor,
-        scores: Tensor,
-        images: Tensor,
-        valid: Optional[Tensor],
+        self, levels: Sequence[Tensor], proposals: Tensor, scores: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Boxes, scores and labels from the maps of the neck and proposals (B, R, 4), with scores
         (B, R) of 0 for those that are unused."""
@@ -99,18 +91,14 @@ class TwoStage(Detector):
         rois = with_index(proposals)
         features = pool(self.model.roi_head.bbox_roi_extractor, levels, rois)
         logits, deltas = (x.float() for x in head(features))
-        if head.custom_cls_channels:
-            classes = head.loss_cls.get_activation(logits)[:, : head.num_classes]
-        else:
-            classes = logits.softmax(-1)[:, : head.num_classes]
-        classes = classes.view(*scores.shape, -1)  # (B, R, classes)
+        classes = logits.softmax(-1)[:, : head.num_classes].view(*scores.shape, -1)
         classes = classes * ((classes > nms['score_thr']) & (scores > 0)[..., None])
 
         per_class = deltas.shape[1] // 4
         boxes = rois[:, None, 1:].expand(-1, per_class, -1).flatten(0, 1)
         boxes = head.bbox_coder.decode(boxes, deltas.view(-1, 4))
         boxes = boxes.view(scores.shape[0], -1, 4)  # (B, R * per_class, 4)
-        boxes = clip(boxes, images, valid).view(*scores.shape, per_class, 4)
+        boxes = clip(boxes, batch).view(*scores.shape, per_class, 4)
         boxes = boxes.expand(-1, -1, head.num_classes, -1)
         return self.survivors(boxes.transpose(1, 2), classes.transpose(1, 2), nms)
 

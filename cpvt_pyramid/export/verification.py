@@ -36,7 +36,7 @@ from ..runtime.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
 from .about import Settings
-from .base import Exportable, as_arguments, in_float32
+from .base import Batch, Exportable, in_float32
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -72,7 +72,7 @@ def verify(
     settings: Settings,
     progress: Callable[[Sequence], Sequence] = list,
 ) -> list[Check]:
-    """Compare a graph with the model in PyTorch.
+    """Compare a graph with the model in PyTorch; returns all comparisons, also those that failed.
 
     Args:
         model: the exportable model in float32.
@@ -80,9 +80,6 @@ def verify(
         images: (H, W, 3) RGB, resized to the sizes of the batches, in turn.
         settings: of the graph.
         progress: wraps the batches, such as `tqdm`.
-
-    Returns:
-        All comparisons, also those that failed.
     """
     checks, given, tolerances = [], cycle(images), TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(settings)):
@@ -126,8 +123,7 @@ def input_shapes(model: Exportable, settings: Settings) -> dict[str, list[Option
 
 def stages_of(model: Exportable, inputs: Mapping[str, np.ndarray]) -> Arrays:
     with torch.no_grad():
-        given = {name: torch.from_numpy(x) for name, x in inputs.items()}
-        stages = model.stages(*as_arguments(given))
+        stages = model.stages(Batch(**{name: torch.from_numpy(x) for name, x in inputs.items()}))
     return {name: in_float32(x).numpy() for name, x in stages.items()}
 
 

@@ -76,20 +76,19 @@ def predict_files(
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
 
-    def write_results(batch: Named) -> list[Optional[OSError]]:
-        """For each image, None, or the error if it cannot be read."""
+    def write_results(batch: Named) -> dict[Path, OSError]:
+        """The errors of the images that cannot be read."""
         images: list[np.ndarray] = []
-        errors: list[Optional[OSError]] = []
+        errors: dict[Path, OSError] = {}
         for path, _ in batch:
             try:
                 if is_video(path):
                     infer = as_called('python tools/infer.py')
                     raise OSError(f'videos need OpenCV; give the model to {infer}')
                 images.append(load_image(path))
-                errors.append(None)
             except OSError as error:
-                errors.append(error)
-        readable = [item for item, error in zip(batch, errors) if not error]
+                errors[path] = error
+        readable = [item for item in batch if item[0] not in errors]
         for (path, name), result in zip(readable, predictor(images)):
             result.write(folder, name, str(path))
         return errors
@@ -98,11 +97,10 @@ def predict_files(
     done: list[tuple[Path, str]] = []
     with tqdm(total=len(named), unit='image', disable=None) as bar:
         for batch, errors in zip(batches, ahead(write_results, batches, predictor.threads)):
-            for (path, name), error in zip(batch, errors()):
-                if error:
-                    tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
-                else:
-                    done.append((path, name))
+            unread = errors()
+            for path, error in unread.items():
+                tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
+            done += [item for item in batch if item[0] not in unread]
             bar.update(len(batch))
     output.write(done)
     output.report(done, len(named))

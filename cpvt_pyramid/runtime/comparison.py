@@ -106,15 +106,10 @@ def compare_boxes(
 ) -> Iterator[Check]:
     """Compare boxes, scores, labels and masks.
 
-    Rows of equal scores may be in another order. Each box must have a counterpart, unless it is a
-    tie: one that PyTorch returns from some images with a little noise and not from others. Rounding
-    decides then whether its score is among the best, or whether another box suppresses it.
-
-    Args:
-        found: in the runtime; rows with a negative label are unused.
-        expected: in PyTorch.
-        noisy: PyTorch's boxes, scores and labels for the image with noise.
-        tolerances: of the dtype of the weights.
+    Rows of equal scores may be in another order, and those with a negative label are unused. Each
+    box must have a counterpart, unless it is a tie: one that PyTorch returns from some images with
+    a little noise (`noisy`) and not from others. Rounding decides then whether its score is among
+    the best, or whether another box suppresses it.
     """
     used = found['labels'] >= 0
     found = {name: x[used] for name, x in found.items()}

@@ -279,9 +279,8 @@ class ExportedModel:
         return resize_image(image, size)
 
     def class_scores(self, probabilities: np.ndarray, label: int) -> np.ndarray:
-        """What is resized and averaged, of one class: logits, as in MMSegmentation, except for
-        models whose queries have none. They lack a constant of each pixel, which does not matter.
-        """
+        """What is resized and averaged, of one class: logits, up to a constant of each pixel, as in
+        MMSegmentation, except for models whose queries have none."""
         if self.about.get('resized') == 'probabilities':
             return probabilities
         threshold = self.about.get('threshold') or 0.5  # of two classes
@@ -295,9 +294,8 @@ class ExportedModel:
     ) -> list[dict[str, np.ndarray]]:
         """The outputs for each image, in one batch if possible; maps without padding.
 
-        Args:
-            images: (H, W, 3) RGB uint8.
-            originals: height and width of each label map; by default those of the images.
+        The images are (H, W, 3) RGB uint8; the label maps have the heights and widths of the
+        images, or those of `originals`.
         """
         count, _, *room = self.session.shapes['images']
         sizes = [image.shape[:2] for image in images]

@@ -16,23 +16,14 @@ NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'p
 
 
 class Session(Protocol):
-    """A model file, ready to run.
+    """A model file, ready to run."""
 
-    Attributes:
-        metadata: what the exporter wrote, JSON text; None if the file has none.
-        test: its test data, see `self_test.py`; None if the file has none.
-        device: the backend and what it runs on, for people.
-        names: of the outputs.
-        shapes: the shape of each input, by name; None for a dimension of any length.
-        requests: the number of threads that may call `run` at the same time.
-    """
-
-    metadata: Optional[str]
-    test: Optional[str]
-    device: str
-    names: list[str]
-    shapes: dict[str, list[Optional[int]]]
-    requests: int
+    metadata: Optional[str]  # JSON text of the exporter; None if the file has none
+    test: Optional[str]  # test data, see `self_test.py`
+    device: str  # the backend and what it runs on, for people
+    names: list[str]  # of the outputs
+    shapes: dict[str, list[Optional[int]]]  # of the inputs; None for a dimension of any length
+    requests: int  # the number of threads that may call `run` at the same time
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
@@ -114,12 +105,9 @@ class OpenVino:
 
 @cache
 def openvino_core() -> Any:
-    """The only `openvino.Core` of this process.
-
-    Each loads the CPU plugin, which gives signal handlers a stack of its own and takes it away when
-    it ends. Of two, the second one then restores the first one's, which may be gone: the next
-    signal that Python handles, such as Ctrl-C, crashes the process (OpenVINO 2026.4).
-    """
+    """The only `openvino.Core` of this process: of two, the second one's CPU plugin restores, when
+    it ends, the stack of signal handlers that the first one has freed, and the next signal that
+    Python handles, such as Ctrl-C, crashes the process (OpenVINO 2026.4)."""
     import openvino
 
     return openvino.Core()
@@ -173,13 +161,8 @@ def padded_inputs(
     shapes: Mapping[str, Sequence[Optional[int]]],
     originals: Optional[Sequence[Sequence[int]]] = None,
 ) -> dict[str, np.ndarray]:
-    """The inputs of a model for images in one batch, padded at the right and bottom.
-
-    Args:
-        images: (H, W, 3) each, RGB.
-        shapes: of the inputs, see `Session`.
-        originals: heights and widths of the images before they were resized, if they were.
-    """
+    """The inputs of a model, of these shapes (see `Session`), for images (H, W, 3) in one batch,
+    with their heights and widths before they were resized, if they were."""
     sizes = [image.shape[:2] for image in images]
     count, _, *room = shapes['images']
     height, width = (n or largest for n, largest in zip(room, np.max(sizes, axis=0)))

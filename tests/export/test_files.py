@@ -18,7 +18,7 @@ from torch import Tensor
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.archs import Arch
 from cpvt_pyramid.export import verification
-from cpvt_pyramid.export.base import Exportable, Preprocessing
+from cpvt_pyramid.export.base import Batch, Exportable, Preprocessing
 from cpvt_pyramid.export.files import CPU, Settings, check_passed, write_verified
 from cpvt_pyramid.export.models import exportable
 from cpvt_pyramid.export.nms import batched_nms, best
@@ -184,8 +184,9 @@ def test_a_difference_is_found_and_leaves_no_file(tmp_path, monkeypatch):
 
 
 def test_failures_name_their_stage(tmp_path, monkeypatch):
-    def branches(self: Exportable, images: Tensor, *others: Tensor) -> dict[str, Tensor]:
-        return {'map_0': images * 2 if images.sum() > 0 else images}
+    def branches(self: Exportable, batch: Batch) -> dict[str, Tensor]:
+        x = batch.images
+        return {'map_0': x * 2 if x.sum() > 0 else x}
 
     monkeypatch.setattr(type(small_model()), 'stages', branches)
     with pytest.raises(UserError, match='model.onnx was not written; torch.export: '):
@@ -198,8 +199,8 @@ class Suppression(Exportable):
 
     task, output_names = 'detection', ('boxes', 'scores', 'labels')
 
-    def stages(self, images: Tensor, *others: Tensor) -> dict[str, Tensor]:
-        first, size, scores = images.flatten(2).unbind(1)  # (B, N) each
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        first, size, scores = batch.images.flatten(2).unbind(1)  # (B, N) each
         boxes = torch.stack([first, first, first + size, first + size], dim=-1)
         labels = (scores * 1000).long() % 3
         scores = batched_nms(boxes, scores, labels, 0.5)

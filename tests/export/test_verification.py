@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.about import Settings
-from cpvt_pyramid.export.base import Exportable, Preprocessing
+from cpvt_pyramid.export.base import Batch, Exportable, Preprocessing
 from cpvt_pyramid.export.verification import Check, verify
 
 BOXES = torch.tensor([[0.0, 0, 9, 9], [20, 0, 29, 9], [0, 20, 9, 29]])
@@ -31,8 +31,8 @@ class Best(Exportable):
         super().__init__(Preprocessing())
         self.margin = margin
 
-    def stages(self, images: Tensor, *others: Tensor) -> dict[str, Tensor]:
-        found = [self.reference(image[None]) for image in images]
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        found = [self.reference(image[None]) for image in batch.images]
         return {name: torch.cat([one[name] for one in found]) for name in self.output_names}
 
     def reference(self, image: Tensor, original: None = None) -> dict[str, Tensor]:

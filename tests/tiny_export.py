@@ -1,31 +1,49 @@
-"""Small models, padded batches and runtimes, for tests of exported detectors and segmentors."""
+"""Small models of mm, padded batches and graphs, for tests of exported detectors and segmentors."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Optional
+from typing import Any, Optional
 
 import onnx
-import pytest
 import torch
-from mmengine.registry import MODELS
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 from models.ports import randomize
+from support import ROOT
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
 from cpvt_pyramid.export.files import CPU
 from cpvt_pyramid.export.onnx_file import capture, translate
-from cpvt_pyramid.export.verification import Runner
 from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
 
-TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(1, 1, 1, 1))
+TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
+DIMS = TINY['dims']
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
 BATCHES = SIZES, ((67, 163),)  # PyTorch refuses maps of one row, at 64 pixels
 
+Outputs = dict[str, Tensor]
+Compare = Callable[[Outputs, Outputs], None]  # takes what was found in one image, and the expected
 
-def built(config: dict) -> nn.Module:
-    """A model with random weights."""
-    return randomize(MODELS.build(config), seed=1).eval()
+
+def layers(count: int, **attentions: dict) -> dict:
+    """Changes to layers of a transformer."""
+    attentions = {f'{name}_attn_cfg': dict(embed_dims=32, **x) for name, x in attentions.items()}
+    feed_forward = dict(embed_dims=32, feedforward_channels=32)
+    return dict(num_layers=count, layer_cfg=dict(attentions, ffn_cfg=feed_forward))
+
+
+def small(config: str, **changes: Any) -> nn.Module:
+    """The model of a config, tiny and with random weights; changes are by dotted names."""
+    cfg = Config.fromfile(ROOT / 'configs' / f'{config}.py')
+    scope = cfg.get('default_scope', 'mmdet')
+    init_default_scope(scope)
+    import_module(f'cpvt_pyramid.mm.{"detection" if scope == "mmdet" else "segmentation"}')
+    cfg.model.backbone.update(arch=TINY, init_cfg=None)
+    cfg.merge_from_dict({f'model.{key}': value for key, value in changes.items()})
+    return randomize(MODELS.build(cfg.model), seed=1).eval()
 
 
 def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -38,24 +56,22 @@ def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tenso
     return batch, torch.tensor(sizes), [image[None] for image in images]
 
 
-def assert_each_alone(
-    model: Exportable,
-    batch: tuple[Tensor, Tensor, list[Tensor]],
-    compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None],
-) -> None:
-    """Compare the outputs for each image of a padded batch with the original model's for it alone.
+def outputs_for(model: Exportable, i: int, outputs: Sequence[Tensor]) -> Outputs:
+    return {name: x[i] for name, x in zip(model.output_names, outputs)}
 
-    Args:
-        model: the exportable model.
-        batch: see `padded`.
-        compare: takes what was found in one image, and what is expected.
-    """
-    images, valid, alone = batch
+
+def assert_each_alone(
+    model: Exportable, compare: Compare, sizes: Sequence[tuple[int, int]] = SIZES
+) -> None:
+    """Compare the outputs for each image, in a padded batch and alone, with those of the original
+    model for it alone."""
+    images, valid, alone = padded(sizes)
     with torch.no_grad():
-        together = dict(zip(model.output_names, model.eval()(images, valid)))
+        together = model.eval()(images, valid)
         for i, image in enumerate(alone):
             expected = {name: x[0] for name, x in model.reference(image).items()}
-            compare({name: x[i] for name, x in together.items()}, expected)
+            compare(outputs_for(model, i, together), expected)
+            compare(outputs_for(model, 0, model(image)), expected)
 
 
 class Patches(nn.Module):
@@ -73,59 +89,32 @@ class Patches(nn.Module):
         return tuple(conv(x) for conv in self.convs)
 
 
-def check_graph(
-    model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
-) -> None:
-    """Compare PyTorch's graph at sizes that it has not seen.
-
-    Args:
-        model: its backbone is replaced by `Patches`.
-        compare: takes what was found in one image, and what is expected.
-    """
-    model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    graph = capture(model).module(check_guards=False)  # of maps of one cell, see `capture`
-    for sizes in BATCHES:
-        check(model, graph, sizes, compare)
-
-
-def check_onnx(
-    model: Exportable, compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None]
-) -> None:
-    """Compare ONNX's graph in two runtimes at sizes that it has not seen; see `check_graph`."""
-    model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    graph_file = translate(capture(model), model.output_names)
+def assert_graphs(model: Exportable, compare: Compare, in_onnx: bool) -> None:
+    """Compare PyTorch's graph, or ONNX's in two runtimes, with the model at sizes that it has not
+    seen. The backbone is replaced by `Patches`."""
+    model.eval().model.backbone = randomize(Patches(model.model.backbone), seed=2)
+    program = capture(model)
+    if not in_onnx:
+        assert_graph(program.module(check_guards=False), model, compare)  # see `capture`
+        return
+    graph_file = translate(program, model.output_names)
     assert {node.domain for node in graph_file.graph.node} == {''}
     with TemporaryDirectory() as folder:
         path = Path(folder, 'model.onnx')
         onnx.save(graph_file, path)
-        for run in (OnnxRuntime(path, CPU).run, OpenVino(path).run):
+        for session in (OnnxRuntime(path, CPU), OpenVino(path)):
 
-            def graph(images: Tensor, valid: Tensor, run: Runner = run) -> list[Tensor]:
+            def graph(images: Tensor, valid: Tensor, run: Callable = session.run) -> list[Tensor]:
                 found = run({'images': images.numpy(), 'valid': valid.numpy()})
                 return [torch.from_numpy(found[name]) for name in model.output_names]
 
-            for sizes in BATCHES:
-                check(model, graph, sizes, compare)
+            assert_graph(graph, model, compare)
 
 
-def check(
-    model: Exportable,
-    graph: Callable,
-    sizes: Sequence[tuple[int, int]],
-    compare: Callable[[dict[str, Tensor], dict[str, Tensor]], None],
-) -> None:
-    """Compare the graph's results for each image of a batch with the model's."""
-    batch, valid, _ = padded(sizes)
-    with torch.no_grad():
-        found, expected = graph(batch, valid), model(batch, valid)
-    for i in range(len(sizes)):
-        compare(
-            dict(zip(model.output_names, (x[i] for x in found))),
-            dict(zip(model.output_names, (x[i] for x in expected))),
-        )
-
-
-# A translation to ONNX takes half a minute of a core: `make test-foreign`.
-CHECKS = pytest.mark.parametrize(
-    'check', [check_graph, pytest.param(check_onnx, marks=pytest.mark.foreign)]
-)
+def assert_graph(graph: Callable, model: Exportable, compare: Compare) -> None:
+    for sizes in BATCHES:
+        images, valid, _ = padded(sizes)
+        with torch.no_grad():
+            found, expected = graph(images, valid), model(images, valid)
+        for i in range(len(sizes)):
+            compare(outputs_for(model, i, found), outputs_for(model, i, expected))

@@ -1,101 +1,143 @@
 """What is exported gives each image of a padded batch the result of the original model alone."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mmdet
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
-from models.ports import randomize
-from support import ROOT
-from tiny_export import assert_each_alone, padded
+import torch.nn.functional as F
+import torchvision
+from tiny_export import (
+    DIMS,
+    SIZES,
+    TINY,
+    Compare,
+    Outputs,
+    assert_each_alone,
+    assert_graphs,
+    layers,
+    padded,
+    small,
+)
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
+from cpvt_pyramid.export.detectors import Detector
 from cpvt_pyramid.export.models import exportable
 from cpvt_pyramid.tooling.command import UserError
 
-# The first is a multiple of 32, the others are odd; all need padding in the batch.
-SIZES = (96, 128), (131, 70), (75, 191)
-ARCH = dict(dims=(8, 16, 16, 32), heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
-DIMS = list(ARCH['dims'])
+ORIGINAL = torch.tensor([(201, 250), (101, 66), (75, 191)])  # of SIZES
+NECK = dict(in_channels=DIMS, out_channels=16)
 
 
-def built(name: str, **changes: dict) -> nn.Module:
-    """The model of a config, tiny and with random weights."""
-    cfg = Config.fromfile(ROOT / f'configs/{name}.py')
-    init_default_scope(cfg.default_scope)
-    package = 'detection' if cfg.default_scope == 'mmdet' else 'segmentation'
-    __import__(f'cpvt_pyramid.mm.{package}')
-    cfg.model.backbone.update(arch=ARCH, init_cfg=None)
-    cfg.merge_from_dict({f'model.{key}': value for key, value in changes.items()})
-    return randomize(MODELS.build(cfg.model), seed=1).eval()
-
-
-def retinanet(**changes: object) -> nn.Module:
+def retinanet(**changes: Any) -> nn.Module:
     head = dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=5)
     # Cells in the padding have equal scores, in no particular order: less than the threshold.
     test_cfg = dict(score_thr=0.95, nms_pre=500, max_per_img=60)
-    return built(
-        'retinanet_cpvt_s', neck=dict(in_channels=DIMS, out_channels=16), bbox_head=head,
-        test_cfg=test_cfg, **changes,
-    )  # fmt: skip
+    return small('retinanet_cpvt_s', neck=NECK, bbox_head=head, test_cfg=test_cfg, **changes)
 
 
-def semantic_fpn(**changes: object) -> nn.Module:
+def semantic_fpn(**changes: Any) -> nn.Module:
     head = dict(in_channels=[16] * 4, channels=16, num_classes=5)
-    return built(
-        'semantic_fpn_cpvt_s', neck=dict(in_channels=DIMS, out_channels=16), decode_head=head,
-        **changes,
+    return small('semantic_fpn_cpvt_s', neck=NECK, decode_head=head, **changes)
+
+
+def upernet() -> nn.Module:
+    head = dict(in_channels=DIMS, channels=16, num_classes=5)
+    changes = {'backbone.arch': {**TINY, 'window': 7}, 'auxiliary_head': None}
+    return small('upernet_svt_s', decode_head=head, **changes)
+
+
+def mask_rcnn(levels: int = 4, extractor: str = 'ValidRegionSingleRoIExtractor') -> nn.Module:
+    """With maps of the first stages."""
+    strides = [4, 8, 16, 32, 64]
+    regions = dict(type=extractor, out_channels=16, featmap_strides=strides[:levels])
+    masks = dict(in_channels=16, conv_out_channels=16, num_convs=1, num_classes=5)
+    changes = {
+        'backbone.out_indices': range(levels),
+        'neck': dict(in_channels=DIMS[:levels], out_channels=16, num_outs=levels + 1),
+        'rpn_head': dict(in_channels=16, feat_channels=16),
+        'rpn_head.anchor_generator.strides': strides[: levels + 1],
+        'roi_head': dict(bbox_roi_extractor=regions, mask_roi_extractor=regions, mask_head=masks),
+        'roi_head.bbox_head': dict(in_channels=16, fc_out_channels=32, num_classes=5),
+        'test_cfg.rpn': dict(nms_pre=100, max_per_img=60),
+        'test_cfg.rcnn': dict(max_per_img=20, score_thr=0.1),
+    }
+    return small('mask_rcnn_cpvt_s', **changes)
+
+
+def dino(levels: int = 4, kind: str = 'ValidRegionDINO') -> nn.Module:
+    """With maps of the last stages and one more."""
+    stages, maps = range(5 - levels, 4), dict(num_levels=levels)
+    changes = {
+        'type': kind,
+        'num_queries': 30,
+        'num_feature_levels': levels,
+        'backbone.out_indices': stages,
+        'neck': dict(in_channels=[DIMS[i] for i in stages], out_channels=32, num_outs=levels),
+        'neck.norm_cfg': dict(type='GN', num_groups=4),
+        'encoder': layers(1, self=maps),
+        'decoder': layers(levels // 2, self={}, cross=maps),
+        'positional_encoding.num_feats': 16,
+        'bbox_head': dict(embed_dims=32, num_classes=7),
+        'test_cfg.max_per_img': 50,
+    }
+    return small('dino_cpvt_s', **changes)
+
+
+def mask2former_head(count: int) -> dict:
+    return dict(
+        in_channels=DIMS, feat_channels=32, out_channels=32, num_queries=10,
+        pixel_decoder=dict(
+            norm_cfg=dict(num_groups=4), encoder=layers(1, self={}),
+            positional_encoding=dict(num_feats=16),
+        ),
+        positional_encoding=dict(num_feats=16),
+        transformer_decoder=layers(count, self={}, cross={}),
     )  # fmt: skip
 
 
-def upernet(**changes: object) -> nn.Module:
-    return built(
-        'upernet_svt_s', decode_head=dict(in_channels=DIMS, channels=16, num_classes=5),
-        auxiliary_head=None, **{'backbone.arch': {**ARCH, 'window': 7}}, **changes,
-    )  # fmt: skip
+def mask2former_segmentor(count: int = 3) -> nn.Module:
+    import mmdet.models  # noqa: F401 registers the pixel decoder
+
+    classes = dict(num_classes=7, loss_cls=dict(class_weight=[1.0] * 8))
+    head = mask2former_head(count) | classes
+    return small('mask2former_cpvt_s', decode_head=head)
 
 
-def panoptic_fpn() -> nn.Module:
-    from mmdet.models import PanopticFPN
-
-    return PanopticFPN.__new__(PanopticFPN)  # its class is all that matters
-
-
-def assert_alone(model: Exportable) -> None:
-    """The outputs are those of the original model for each image, in a padded batch and alone."""
-    batch = padded(SIZES)
-    assert_each_alone(model, batch, assert_same)
-    for image in batch[2]:
-        with torch.no_grad():
-            alone = dict(zip(model.output_names, model(image)))
-            expected = {name: x[0] for name, x in model.reference(image).items()}
-        assert_same({name: x[0] for name, x in alone.items()}, expected)
+def mask2former_detector(count: int = 3, name: str = '') -> nn.Module:
+    """MMDetection's own config with our backbone."""
+    configs = Path(mmdet.__file__).parent / '.mim/configs/mask2former'
+    changes = {
+        'data_preprocessor': dict(type='ValidRegionDetDataPreprocessor', batch_augments=None),
+        'backbone': dict(_delete_=True, type='CPVTPyramid', arch=TINY),
+        'panoptic_head': mask2former_head(count),
+        'test_cfg.max_per_image': 20,
+    }
+    return small(str(configs / f'mask2former_r50_8xb2-lsj-50e_coco{name}'), **changes)
 
 
-def assert_original_sizes(model: Exportable) -> None:
-    """Label maps of the size before resizing are those of MMSegmentation, in a padded batch too."""
-    images, valid, alone = padded(SIZES)
-    original = torch.tensor([(201, 250), (101, 66), (75, 191)])
-    with torch.no_grad():
-        (found,) = model(images, valid, original)
-        assert tuple(found.shape) == (3, 201, 250)
-        for labels, image, size in zip(found, alone, original):
-            expected = model.reference(image, size[None])['labels'][0]
-            assert tuple(expected.shape) == tuple(size) and len(expected.unique()) > 1
-            wrong = labels[: size[0], : size[1]] != expected
-            assert wrong.double().mean() < 1e-4  # ties
+def same(boxes: float, others: float, rtol: float = 0, neighbours: bool = False) -> Compare:
+    """A comparison with these tolerances; rows after the last box must be unused."""
+
+    def compare(found: Outputs, expected: Outputs) -> None:
+        ours = {n: found[n][tuple(slice(side) for side in x.shape)] for n, x in expected.items()}
+        if 'boxes' in expected:
+            count = len(expected['labels'])
+            assert count > 5
+            assert (found['labels'][count:] == -1).all() and not found['scores'][count:].any()
+        if neighbours:  # the last bit of a score decides between them
+            ours = in_the_order_of(expected, ours)
+        for name, x in expected.items():
+            atol = boxes if name == 'boxes' else others
+            torch.testing.assert_close(ours[name], x, rtol=rtol, atol=atol, check_dtype=False)
+
+    return compare
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    found = {n: found[n][tuple(slice(side) for side in x.shape)] for n, x in expected.items()}
-    if 'boxes' in found:
-        found = in_the_order_of(expected, found)
-    for name, x in expected.items():
-        torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-3, check_dtype=False)
-
-
-def in_the_order_of(expected: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Detections in another order: the last bit of a score decides between neighbours."""
+def in_the_order_of(expected: Outputs, found: Outputs) -> Outputs:
     ours, theirs = (
         torch.cat([x['boxes'], 1e3 * x['labels'][:, None], x['scores'][:, None]], dim=1)
         for x in (found, expected)
@@ -106,21 +148,101 @@ def in_the_order_of(expected: dict[str, Tensor], found: dict[str, Tensor]) -> di
     return {name: x[order] for name, x in found.items()}
 
 
+SAME = same(1e-3, 1e-3, rtol=1e-4)
+BOXES = same(0.02, 2e-4)  # in pixels
+
+
 @pytest.mark.parametrize('marks_padding', [True, False])
 def test_retinanet(marks_padding):
     model = exportable(retinanet(**{'data_preprocessor.valid_region': marks_padding}))
-    assert model.reference(padded(SIZES)[2][0])['scores'].shape[1] > 5
-    assert_alone(model)
+    assert model.reference(padded(SIZES)[2][0])['scores'].shape[1] < 60
+    assert_each_alone(model, same(1e-3, 1e-3, rtol=1e-4, neighbours=True))
 
 
-def test_retinanet_returns_unused_rows_as_such():
-    model = exportable(retinanet())
+@pytest.mark.parametrize(
+    'make, kind, compare',
+    [
+        (mask_rcnn, 'SingleRoIExtractor', BOXES),
+        (mask_rcnn, 'ValidRegionSingleRoIExtractor', BOXES),
+        (dino, 'ValidRegionDINO', BOXES),
+        (dino, 'DINO', BOXES),
+    ],
+)
+def test_detectors(make, kind, compare):
+    assert_each_alone(exportable(make(4, kind)), compare)
+
+
+def test_masks_of_queries():
+    def compare(found: Outputs, expected: Outputs) -> None:
+        assert list(expected) == ['boxes', 'scores', 'labels']
+        same(1e-5, 1e-5, rtol=1e-5)(found, expected)
+        # The masks have the boxes that MMDetection has found in the masks of the pixels.
+        masks = F.interpolate(found['masks'][None], scale_factor=4, mode='bilinear')[0]
+        for mask, box in zip(masks > 0.5, expected['boxes']):
+            rows, columns = torch.nonzero(mask, as_tuple=True)
+            inside = (rows < box[3] + 4) & (columns < box[2] + 4)  # of the image
+            if inside.any():
+                ends = columns[inside].min(), rows[inside].min()
+                assert (torch.stack(ends) - box[:2]).abs().max() <= 4
+
+    assert_each_alone(exportable(mask2former_detector()), compare)
+
+
+@pytest.mark.parametrize(
+    'make, compare',
+    [(semantic_fpn, SAME), (upernet, SAME), (mask2former_segmentor, same(0, 1e-5))],
+)
+def test_segmentors(make, compare):
+    original = make()
+    resized = 'probabilities' if make == mask2former_segmentor else 'logits'
+    for probabilities in (False, True):
+        model = exportable(original, probabilities=probabilities)
+        assert model.details == {'resized': resized}
+        assert_each_alone(model, compare)
+    assert_original_sizes(exportable(original))
+
+
+def assert_original_sizes(model: Exportable) -> None:
+    """Label maps of the size before resizing are those of MMSegmentation, in a padded batch too."""
+    images, valid, alone = padded(SIZES)
     with torch.no_grad():
-        found = model.reference(padded(SIZES)[2][0])['scores'].shape[1]
-        boxes, scores, labels = model(padded(SIZES)[2][0])
-    assert found < 60 and boxes.shape == (1, 60, 4)
-    assert (labels[0, :found] >= 0).all() and (labels[0, found:] == -1).all()
-    assert not scores[0, found:].any() and not boxes[0, found:].any()
+        (found,) = model(images, valid, ORIGINAL)
+        assert tuple(found.shape) == (3, 201, 250)
+        for labels, image, size in zip(found, alone, ORIGINAL):
+            expected = model.reference(image, size[None])['labels'][0]
+            assert tuple(expected.shape) == tuple(size)
+            assert len(expected.unique()) > 1 or model.details['resized'] == 'probabilities'
+            wrong = labels[: size[0], : size[1]] != expected
+            assert wrong.double().mean() < 1e-4  # ties
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'decode_head.num_classes': 40},
+        {'decode_head.align_corners': True},
+        {'decode_head.num_classes': 2, 'decode_head.out_channels': 1},
+    ],
+)
+def test_label_maps(changes):
+    model = exportable(semantic_fpn(**changes))
+    assert model.details.get('threshold', 0.3) == 0.3
+    assert_original_sizes(model)
+
+
+@pytest.mark.parametrize('in_onnx', [False, pytest.param(True, marks=pytest.mark.foreign)])
+@pytest.mark.parametrize(
+    'make, levels, options, compare',
+    [
+        (mask_rcnn, 2, {}, BOXES),
+        (dino, 2, {}, BOXES),
+        (mask2former_segmentor, 1, {'probabilities': True}, same(0, 1e-4)),
+        (mask2former_detector, 1, {}, same(1.0, 1e-3)),
+    ],
+)
+def test_graphs(make, levels, options, compare, in_onnx):
+    """A translation to ONNX takes half a minute of a core: `make test-foreign`."""
+    assert_graphs(exportable(make(levels), **options), compare, in_onnx)
 
 
 def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
@@ -138,41 +260,78 @@ def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
     torch.testing.assert_close(kept[:60, :4], expected['boxes'][0], rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize('make', [semantic_fpn, upernet])
-def test_segmentors(make):
-    original = make()
-    assert len(exportable(original).reference(padded(SIZES)[2][0])['labels'].unique()) > 1
-    for probabilities in (False, True):
-        model = exportable(original, probabilities=probabilities)
-        assert model.details == {'resized': 'logits'}
-        assert_alone(model)
-    assert_original_sizes(exportable(original))
+def test_an_image_with_fewer_tokens_than_queries():
+    """MMDetection raises an error; here it has fewer queries, alone and in a batch."""
+    model, sizes = exportable(dino()).eval(), ((31, 32), (96, 200))
+    with torch.no_grad(), pytest.raises(RuntimeError, match='out of range'):
+        Detector.reference(model, padded(sizes)[2][0])
+    assert_each_alone(model, BOXES, sizes)
+    assert model.model.num_queries == len(model.model.query_embedding.weight) == 30
 
 
-def test_more_classes_than_are_resized_at_a_time():
-    assert_original_sizes(exportable(semantic_fpn(**{'decode_head.num_classes': 40})))
+def test_results_of_empty_rois_are_not_used(monkeypatch):
+    """OpenVINO gives NaN for them."""
+    model = exportable(mask_rcnn()).eval()
+    images, valid, _ = padded(SIZES)
+    expected = model(images, valid)
+    original, emptied = torchvision.ops.roi_align, []
+
+    def roi_align(x: Tensor, rois: Tensor, *options: object) -> Tensor:
+        empty = (rois[:, 3:] <= rois[:, 1:3]).any(1)
+        emptied.append(int(empty.sum()))
+        return original(x, rois, *options).masked_fill(empty[:, None, None, None], torch.nan)
+
+    monkeypatch.setattr(torchvision.ops, 'roi_align', roi_align)
+    for found, x in zip(model(images, valid), expected):
+        torch.testing.assert_close(found, x, rtol=0, atol=0)
+    assert sum(emptied)
 
 
-def test_aligned_corners():
-    assert_original_sizes(exportable(semantic_fpn(**{'decode_head.align_corners': True})))
+def test_noise_reaches_the_padding():
+    model = exportable(mask_rcnn()).eval()
+    image, found = padded(SIZES)[2][-1], []
 
+    def scores() -> Tensor:
+        """The first anchor's scores on the largest map, padding included."""
+        with torch.no_grad():
+            model.reference(image)
+        return found.pop()[0][0][0, 0]
 
-def test_two_classes_with_one_output():
-    changes = {'decode_head.num_classes': 2, 'decode_head.out_channels': 1}
-    model = exportable(semantic_fpn(**changes))
-    assert model.details['threshold'] == 0.3
-    assert_original_sizes(model)
+    model.model.rpn_head.register_forward_hook(lambda *call: found.append(call[2]))
+    clean = scores()
+    with model.with_noise(1e-4, torch.Generator().manual_seed(2)):
+        hooks = model.model.rpn_head._forward_hooks
+        hooks.move_to_end(next(iter(hooks)))  # ours sees the noise
+        noisy = scores()
+    outside = torch.ones_like(clean, dtype=torch.bool)
+    outside[: -(-image.shape[2] // 4), : -(-image.shape[3] // 4)] = False
+    assert len(clean[outside].unique()) < outside.sum() / 2  # cells with equal scores
+    assert len(noisy[outside].unique()) == outside.sum()
+    torch.testing.assert_close(noisy, clean, rtol=0, atol=1e-3 * clean.abs().max().item())
+    torch.testing.assert_close(scores(), clean, rtol=0, atol=0)
 
 
 def test_backbone_of_a_detector():
-    assert_alone(exportable(retinanet(), backbone=True))
+    assert_each_alone(exportable(retinanet(), backbone=True), SAME)
 
 
 def test_channels_of_a_model_that_takes_blue_first():
     changes = {'data_preprocessor.bgr_to_rgb': False, 'data_preprocessor.std': [50.0, 60.0, 70.0]}
     model = exportable(semantic_fpn(**changes), probabilities=True)
     assert list(model.preprocessing.std) == [70.0, 60.0, 50.0]  # of red, green, blue
-    assert_alone(model)
+    assert_each_alone(model, SAME)
+
+
+def of_class(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    model = make()
+    model.__class__ = type(name, (type(model),), {})
+    return model
+
+
+def without(part: str, model: nn.Module) -> nn.Module:
+    owner, _, name = part.rpartition('.')
+    setattr(model.get_submodule(owner), name, nn.Identity())
+    return model
 
 
 @pytest.mark.parametrize(
@@ -184,9 +343,23 @@ def test_channels_of_a_model_that_takes_blue_first():
         (semantic_fpn, {'raw': True}, 'needs a detector'),
         (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
         (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
-        (panoptic_fpn, {}, 'a PanopticFPN cannot be exported'),
+        (lambda: of_class('TwoStagePanopticSegmentor', mask_rcnn), {}, 'a TwoStagePanopticSeg'),
+        (mask_rcnn, {'raw': True}, '--raw needs a detector with one stage'),
+        (lambda: without('roi_head.bbox_roi_extractor', mask_rcnn()), {}, 'got Identity, RPNHead'),
+        (lambda: of_class('DDQDETR', dino), {}, 'only DINO and ValidRegionDINO .* got a DDQDETR'),
+        (lambda: mask2former_detector(1, '-panoptic'), {}, 'set test_cfg.instance_on=True'),
     ],
 )
 def test_refusals(make, options, message):
+    model = make()
+    if 'instance_on' in message:
+        model.test_cfg.instance_on = False
     with pytest.raises(UserError, match=message):
-        exportable(make(), **options)
+        exportable(model, **options)
+
+
+def test_a_mask2former_needs_padding():
+    model = mask2former_segmentor(1)
+    model.data_preprocessor.test_cfg = None
+    with pytest.raises(UserError, match='multiple of 32 to be exported, got 1; set size_divisor'):
+        exportable(model)

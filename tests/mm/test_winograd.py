@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from export.test_two_stage import small_mask_rcnn
+from export.test_models import mask_rcnn
 from mmdet.structures import DetDataSample
 from runner.inference.test_postprocessing import predictions
 
@@ -16,7 +16,7 @@ from cpvt_pyramid.ops.winograd import use_winograd, winograd_conv
 @pytest.mark.parametrize('size', [(96, 128), (90, 101)])
 def test_a_whole_model(size):
     """Boxes and masks of a detector whose operators read memory, with and without padding."""
-    model = small_mask_rcnn()
+    model = mask_rcnn()
     fast = copy.deepcopy(model)
     with mock.patch.object(winograd, 'FEWEST_CHANNELS', 1):
         use_winograd(fast)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from export.test_two_stage import small_mask_rcnn
+from export.test_models import mask_rcnn
 from mmdet.models.roi_heads import StandardRoIHead
 from mmdet.structures import DetDataSample
 from mmengine.dataset import pseudo_collate
@@ -153,7 +153,7 @@ class ScoresMasks(StandardRoIHead):
 
 
 def test_masks_of_boxes_with_a_low_score_are_not_computed():
-    as_in_mm = small_mask_rcnn().eval()
+    as_in_mm = mask_rcnn().eval()
     model = copy.deepcopy(as_in_mm)
     skip_masks(model)
     sizes = {'ori_shape': (173, 259), 'batch_input_shape': (96, 128)}

@@ -105,14 +105,6 @@ MODELS = {
         'uint8[B,h,w] labels',
         '    sizes = Identity(valid)' + LABELS,
     ),
-    'labels of the input': (
-        INPUTS,
-        'uint8[B,H,W] labels',
-        """
-    best = ArgMax<axis = 1, keepdims = 0>(images)
-    labels = Cast<to = 2>(best)
-""",
-    ),
     'probabilities': (
         INPUTS,
         'float[B,3,H,W] probabilities',
@@ -145,7 +137,6 @@ MODELS['labels without valid'] = (
     'uint8[B,h,w] labels',
     '    sizes = Shape<start = 2>(images)' + LABELS,
 )
-MODELS['probabilities without valid'] = ('float[B,3,H,W] images', *MODELS['probabilities'][1:])
 MODELS['fixed'] = ('float[2,3,64,96] images, int64[2,2] valid', DETECTIONS, DETECTOR)
 TASKS = {'detection': 'detection', 'fixed': 'detection', 'box': 'instance', 'image': 'instance'}
 

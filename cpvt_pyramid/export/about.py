@@ -32,14 +32,8 @@ class Settings(NamedTuple):
 def metadata(
     model: Exportable, weights: nn.Module, config: dict[str, Any], settings: Settings
 ) -> dict[str, Any]:
-    """The metadata of an exported model.
-
-    Args:
-        model: the exportable model.
-        weights: the original model, whose weights are hashed.
-        config: what the config says, see `about_config`.
-        settings: how it is exported.
-    """
+    """The metadata of an exported model, of whose original the weights are hashed, with what its
+    config says, see `about_config`."""
     packages = ('torch', 'onnx', 'onnxruntime')
     about = {
         'format': FORMAT,
@@ -82,12 +76,8 @@ def hash_of(model: nn.Module) -> str:
 
 def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
     """What a config says about its model, for the metadata: classes, palette, resizing and
-    architecture. Warns of a test pipeline that does more than resize.
-
-    Args:
-        cfg: mmengine's Config.
-        checkpoint: of the model, for the classes it was trained on.
-    """
+    architecture; the checkpoint tells the classes it was trained on. Warns of a test pipeline that
+    does more than resize."""
     from ..runner.config.load import leaves
     from ..runner.inference.prediction import dataset_meta
 

@@ -111,11 +111,8 @@ class Exportable(nn.Module):
         return result
 
     def preprocess(self, batch: Batch) -> tuple[Tensor, Optional[Tensor]]:
-        """Normalize and pad with zeros to sides that are multiples of the divisor.
-
-        Returns:
-            (B, 3, H', W'), and the `valid` for the model: None where it takes all for image.
-        """
+        """Normalize, and pad with zeros to sides that are multiples of the divisor: (B, 3, H', W'),
+        and the `valid` for the model, None where it takes all for image."""
         divisor, sides, valid = self.preprocessing.divisor, batch.images.shape[2:], batch.valid
         fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)  # no symbol
         if divisor > 1 and not fits:

@@ -17,13 +17,8 @@ from ..regions import Region
 
 
 class Levels:
-    """The maps of a padded batch as one sequence of tokens, and which of them are image.
-
-    Args:
-        maps: (B, C, h, w) each.
-        strides: of the maps, in pixels.
-        valid: (B, 2), true height and width of each image in pixels.
-    """
+    """Maps (B, C, h, w) of a padded batch as one sequence of tokens, and which of them are image,
+    of true heights and widths `valid`, (B, 2)."""
 
     def __init__(self, maps: Sequence[Tensor], strides: Sequence[int], valid: Tensor) -> None:
         self.sizes = [x.shape[2:] for x in maps]
@@ -64,12 +59,8 @@ def deformable_attention(
 ) -> Tensor:
     """What mmcv's `MultiScaleDeformableAttention` returns, (B, Q, C).
 
-    Args:
-        module: of mmcv.
-        x, position: the queries and their positions, (B, Q, C).
-        value: tokens (B, N, C) of the maps.
-        boxes: (B, Q, L, 2 or 4), centres as shares of the padded batch, and width and height.
-        levels: the maps.
+    Its arguments are the queries and their positions (B, Q, C), tokens (B, N, C), and boxes
+    (B, Q, L, 2 or 4): centres as shares of the padded batch, and width and height.
     """
     heads, points = module.num_heads, module.num_points
     value = module.value_proj(value).masked_fill(levels.outside[..., None], 0)

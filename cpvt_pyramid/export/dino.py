@@ -106,15 +106,9 @@ class DINO(Detector):
     def decode(
         self, boxes: Tensor, unused: Tensor, memory: Tensor, levels: Levels, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Class logits (B, Q, classes) and boxes (B, Q, 4), centre, width and height.
-
-        Args:
-            boxes: of the queries, as shares of the image.
-            unused: (B, Q) booleans, queries that are no query.
-            memory: tokens (B, N, C) of the maps.
-            levels: the maps.
-            scale: (B, 2), of x and y of the boxes where they are encoded.
-        """
+        """Class logits (B, Q, classes) and boxes (B, Q, 4), centre, width and height, as shares of
+        the image, of which some queries are unused, (B, Q). The scale (B, 2) is that of x and y of
+        the boxes where they are encoded."""
         from mmdet.models.layers import coordinate_to_encoding, inverse_sigmoid
 
         model, head = self.model, self.model.bbox_head

@@ -49,7 +49,7 @@ class EachImage(TorchFunctionMode):
 
     Args:
         maps: (B, C, h, w) each, where the padding begins.
-        valid: (B, 2), true height and width of each image in pixels. None: nothing is padding.
+        valid: (B, 2), true height and width of each image. None: nothing is padding.
         strides: of the maps.
     """
 

@@ -126,17 +126,11 @@ def check(preprocessing: Preprocessing, head: nn.Module) -> None:
 def predict(
     head: nn.Module, maps: Sequence[Tensor], context: EachImage, alone: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a `Mask2FormerHead` predicts with its last layer.
+    """What a `Mask2FormerHead` predicts with its last layer from maps, fine to coarse: features of
+    the pixels (B, C, h, w), class logits (B, Q, classes + 1), and mask logits (B, Q, h, w), which
+    may be resized without a mixture of image and padding.
 
-    Args:
-        head: of MMSegmentation or MMDetection.
-        maps: (B, C, h, w) each, fine to coarse.
-        context: see `MMModel.maps`.
-        alone: (B, 2), height and width of each image padded by itself.
-
-    Returns:
-        Features of the pixels (B, C, h, w), class logits (B, Q, classes + 1), and mask logits
-        (B, Q, h, w), which may be resized without a mixture of image and padding.
+    For the context, see `MMModel.maps`; `alone` is the size of each image padded by itself.
     """
     features, maps, levels = pixel_decoder(head.pixel_decoder, maps, context, alone)
     keys, positions = [], []

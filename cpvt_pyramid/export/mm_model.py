@@ -34,12 +34,8 @@ class MMModel(Exportable):
         self.model = model
 
     def maps(self, batch: Batch) -> tuple[tuple[Tensor, ...], EachImage, dict[str, Tensor]]:
-        """The maps of the neck, or else of the backbone.
-
-        Returns:
-            The maps, with their extents; the context in which a head gives each image its own
-            result (`with context: head(maps)`); and the first stages.
-        """
+        """The maps of the neck, or else of the backbone, with their extents; the context in which a
+        head gives each image its own result (`with context: head(maps)`); and the first stages."""
         x, valid = self.preprocess(batch)
         backbone = self.model.backbone
         maps = backbone(x, valid)

@@ -16,12 +16,8 @@ def survives(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Which boxes no better box overlaps by more than a threshold.
 
     An operator, because the number of survivors is not known to a graph. In ONNX it becomes
-    NonMaxSuppression, see `onnx_file`.
-
-    Args:
-        boxes: (B, N, 4), x1 y1 x2 y2.
-        scores: (B, N); candidates with 0 or less neither survive nor suppress others.
-        iou_threshold: of intersection over union.
+    NonMaxSuppression, see `onnx_file`. Candidates (B, N) with scores of 0 or less neither survive
+    nor suppress others.
     """
     from torchvision.ops import nms
 

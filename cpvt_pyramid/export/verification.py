@@ -14,7 +14,6 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ..runtime.comparison import (
@@ -30,6 +29,7 @@ from ..runtime.comparison import (
     matched,
     worst,
 )
+from ..runtime.images import resize_image
 from ..runtime.masks import CELL
 from ..runtime.self_test import SIZES, Sample, draw, thinned
 from ..runtime.sessions import padded_inputs
@@ -83,7 +83,7 @@ def verify(
     """
     checks, given, tolerances = [], cycle(images), TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(settings)):
-        batch, originals = [resized(next(given), *s) for s in sizes], original_sizes(sizes)
+        batch, originals = [resize_image(next(given), s) for s in sizes], original_sizes(sizes)
         inputs = padded_inputs(batch, input_shapes(model, settings), originals)
         expected = stages_of(model, inputs)
         references = [reference_of(model, as_tensor(x), o) for x, o in zip(batch, originals)]
@@ -193,12 +193,6 @@ def ties(expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances) -> A
         known = {name: np.concatenate([x, result[name][new]]) for name, x in known.items()}
     rows = [*sorted(always), *range(count, len(known['scores']))]
     return {name: x[rows] for name, x in known.items()}
-
-
-def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """An image (H, W, 3) RGB resized to (height, width, 3)."""
-    picture = Image.fromarray(image)
-    return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
 
 
 def as_tensor(image: np.ndarray) -> Tensor:

@@ -288,9 +288,7 @@ class ExportedModel:
         return np.log(np.maximum(probabilities, SMALLEST) / np.float32(odds))
 
     def run(
-        self,
-        images: Sequence[np.ndarray],
-        originals: Optional[Sequence[tuple[int, int]]] = None,
+        self, images: Sequence[np.ndarray], originals: Optional[Sequence[tuple[int, int]]] = None
     ) -> list[dict[str, np.ndarray]]:
         """The outputs for each image, in one batch if possible; maps without padding.
 

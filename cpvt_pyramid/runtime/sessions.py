@@ -127,13 +127,8 @@ def check_device(backend: str, device: str, available: Sequence[str]) -> None:
 def open_session(
     path: Path, backend: str, device: Optional[str] = None, requests: int = 1
 ) -> Session:
-    """Open a model file.
-
-    Args:
-        path: of the file.
-        backend: 'onnxruntime' or 'openvino'; an .xml file is always opened in OpenVINO.
-        device: an execution provider of onnxruntime, or a device of OpenVINO.
-        requests: threads that will run it at the same time.
+    """Open a model file in 'onnxruntime' or 'openvino', which an .xml file always needs, for this
+    number of threads that will run it at the same time.
 
     Raises:
         UserError: no such file, backend, device or package, or not a complete model.

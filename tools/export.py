@@ -135,13 +135,8 @@ def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.
             return [load_image(path := image) for image in images[:8]]
         except OSError as error:
             raise UserError(f'--images {path}: {error}') from error
-    try:
-        import skimage.data
-    except ImportError as error:
-        raise UserError(
-            'the comparison with PyTorch needs photographs: give some with --images, or pip '
-            'install scikit-image'
-        ) from error
+    import skimage.data
+
     names = ('astronaut', 'chelsea', 'coffee', 'rocket', 'retina')
     return [getattr(skimage.data, name)() for name in names]
 

@@ -32,10 +32,9 @@ def items(check: Callable[[Any], bool], count: Optional[int] = None) -> Callable
     return lambda v: isinstance(v, (list, tuple)) and count in (None, len(v)) and all(map(check, v))
 
 
-def sides(value: Any) -> bool:
+def sides(v: Any) -> bool:
     """Whether a value holds the longest shorter and longer side of an image."""
-    side = number(1, LONGEST)
-    return isinstance(value, Mapping) and all(side(value.get(k)) for k in ('short', 'long'))
+    return isinstance(v, Mapping) and items(number(1, LONGEST))([v.get('short'), v.get('long')])
 
 
 # What must hold of each key, and in words.

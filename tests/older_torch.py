@@ -38,9 +38,7 @@ LACKS = {
         runner/test_explain.py::test_mistakes_in_a_training[randomness.sede""",
     'exports': 'core/test_downloads.py::test_tools_say_why_not_in_one_line',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
-    'sys.stdlib_module_names': """
-        core/test_torchvision_models.py::test_torchvision_is_all
-        core/test_doctor.py::test_importing_it""",
+    'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'the newest timm': 'core/test_position.py::test_rope_is_timms',
     'a filelock that tells errors from locks': """
         runner/inference/test_tiling.py::test_a_file_system_without_locks

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Optional
 
 import pytest
@@ -21,8 +22,7 @@ from cpvt_pyramid import doctor
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Pretends that just these distributions are installed, outside the checkout's own .venv."""
-    modules = {d: m for m, d in doctor.FORK.items()}
-    modules |= {d: m for m, names in doctor.ORIGINAL.items() for d in names}
+    modules = {d: m for m, names in doctor.MM.items() for d in names}
 
     def pretend(**versions: str) -> None:
         versions = {name.replace('_', '-'): version for name, version in versions.items()}
@@ -73,15 +73,13 @@ def test_mixed_families(machine, versions, state, removed, installed) -> None:
         'mmcv-lite')  # fmt: skip
 
 
-def test_two_builds_of_torch(machine, monkeypatch, tmp_path) -> None:
+def test_two_builds_of_torch(machine, monkeypatch) -> None:
     machine(torch='2.13.0+cpu')
-    for version in ('2.13.0+cpu', '2.1.2+cu118'):
-        (tmp_path / f'torch-{version}.dist-info').mkdir()
-        text = f'Metadata-Version: 2.1\nName: torch\nVersion: {version}\n'
-        (tmp_path / f'torch-{version}.dist-info/METADATA').write_text(text)
-    found = list(metadata.MetadataPathFinder.find_distributions(
-        metadata.DistributionFinder.Context(name='torch', path=[str(tmp_path)])))  # fmt: skip
-    monkeypatch.setattr(metadata, 'distributions', lambda name: found)
+    builds = [
+        SimpleNamespace(version=version, locate_file=lambda path: 'site-packages')
+        for version in ('2.13.0+cpu', '2.1.2+cu118')
+    ]
+    monkeypatch.setattr(metadata, 'distributions', lambda name: builds)
     found = doctor.torch()
     assert found.state == 'FAIL' and '2.1.2+cu118, 2.13.0+cpu' in found.detail
     removal, again, pair = found.fix.split(' && ')
@@ -99,17 +97,12 @@ LOOKS = [  # what is installed, the row, its state, and a pattern in its detail 
     (ORIGINAL, 'mmseg', 'note', ' mmsegmentation==1.2.2$'),
     ({}, 'torch', 'FAIL', 'install torch torchvision$'),
     ({'onnxruntime': '1.31'}, 'torch', 'note', 'install torch torchvision$'),
-    ({'openvino': '1.31'}, 'torch', 'note', 'install torch torchvision$'),
     ({'torch': '2.0.1+cpu'}, 'torch', 'FAIL', 'at least 2.1'),
     ({'torch': '2.6.0'}, 'torch', 'ok', 'plain operations'),
-    ({'torch': '2.7.0'}, 'torch', 'ok', '2.7.0'),
-    # mmcv would not compile; or it did, and another row tests its operators.
-    ({'torch': '2.14.0'}, 'torch', 'note', 'torch==2.13.0 torchvision==0.28.0'),
-    ({'torch': '2.14.0', 'onedl_mmcv': '2.3.6'}, 'torch', 'ok', '2.14.0'),
+    ({'torch': '2.7.0'}, 'torch', 'ok', '2.7.0 -> $'),
     ({'torch': '2.13.0+cpu', 'torchvision': '0.28.0+cu130'}, 'torchvision', 'warn', '0.28.0'),
     ({'timm': '1.0'}, 'torchvision', 'FAIL', 'torchvision==0.28.0'),
     ({'timm': '1.0', 'torchvision': '0.28.0'}, 'torchvision', 'ok', '0.28.0'),
-    ({'timm': '1.0'}, 'timm', 'ok', '1.0'),
     ({'onnxruntime_gpu': '1.31'}, 'onnxruntime', 'ok', '1.31'),
     *(({}, name, 'note', f'pip install {name}$') for name in ('timm', 'openvino', 'gradio')),
 ]
@@ -121,7 +114,7 @@ def test_packages(machine, versions, row, state, text) -> None:
     found = doctor.LOOKS[row]()
     assert found.state == state and re.search(text, f'{found.detail} -> {found.fix}')
     if row == 'mm family' and state == 'note':  # it reports all four
-        assert [doctor.mm_package(name) for name in doctor.FORK] == [None] * 4
+        assert [doctor.package(name) for name in doctor.MM] == [None] * 4
 
 
 def test_transformers_that_mmpretrain_does_not_work_with(machine) -> None:
@@ -160,17 +153,9 @@ def test_errors_that_name_their_cause(machine, message: str, command: str) -> No
     assert command in doctor.known_fix(message)
 
 
-def test_unknown_errors_get_the_fix_of_the_probe() -> None:
-    def probe() -> None:
-        raise RuntimeError('first line\nsecond line')
-
-    found = doctor.attempted(probe, lambda: 'fix it')
-    assert found == doctor.Finding('FAIL', 'RuntimeError: first line', 'fix it')
-
-
 def test_commands_can_be_pasted(machine) -> None:
     machine(torch='2.14.0', **FORK, **ORIGINAL)
-    commands = doctor.mm_command('mmcv'), doctor.mm_command(*doctor.FORK), doctor.mm_family().fix
+    commands = doctor.mm_command('mmcv'), doctor.mm_command(*doctor.MM), doctor.mm_family().fix
     for command in commands:
         assert '#' not in command.rpartition('&&')[0]  # it would hide the commands after it
         assert subprocess.run(['bash', '-n', '-c', command]).returncode == 0
@@ -179,22 +164,17 @@ def test_commands_can_be_pasted(machine) -> None:
     assert 'torch==' not in doctor.mm_command('mmcv')
 
 
-def test_environment_of_a_checkout_is_fixed_by_make(monkeypatch, tmp_path) -> None:
-    (tmp_path / 'tools').mkdir()
-    (tmp_path / 'tools' / 'setup_env.sh').touch()
+@pytest.mark.parametrize('name, argument', [('.venv', ''), ('.venv-original-mm', ' original-mm')])
+def test_environment_of_a_checkout_is_fixed_by_its_script(name, argument, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, 'ROOT', tmp_path)
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / name))
     assert doctor.set_up() == ''
-    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv'))
-    # Without the stamp, or `make setup` would do nothing.
-    assert doctor.mm_command('mmcv') == f'cd {tmp_path} && rm -f .venv/complete && make setup'
-    monkeypatch.chdir(tmp_path)
-    assert doctor.mm_command('mmcv') == 'rm -f .venv/complete && make setup'
-    assert doctor.torch_pair(for_gpu=True) == 'rm -f .venv/complete && TORCH=auto make setup'
-    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv-original-mm'))
-    command = 'rm -f .venv-original-mm/complete && tools/setup_env.sh original-mm'
-    assert doctor.mm_command('mmcv') == command
-    monkeypatch.setattr(sys, 'prefix', str(tmp_path / '.venv-of-mine'))
-    assert doctor.set_up() == ''
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'torch').touch()
+    # Without the stamp, or the script would do nothing.
+    begin, script = f'cd {tmp_path} && rm -f {name}/complete', f'tools/setup_env.sh{argument}'
+    assert doctor.mm_command('mmcv') == f'{begin} && {script}'
+    assert doctor.torch_pair(for_gpu=True) == f'{begin} && TORCH=auto {script}'
 
 
 @pytest.fixture
@@ -229,18 +209,12 @@ def add_nvcc(folder: Path, release: str) -> None:
     (folder / 'bin/nvcc').chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    'built, cause', [(None, 'the CPU only and cannot use'), ('13.0', 'driver is too old')]
-)
-def test_a_gpu_that_torch_cannot_use(gpu, cuda, machine, monkeypatch, built, cause) -> None:
-    def init() -> None:
-        raise RuntimeError('The NVIDIA driver is too old\nPlease update')
-
+@pytest.mark.parametrize('built', [None, '13.0'])
+def test_a_gpu_that_torch_cannot_use(gpu, cuda, machine, monkeypatch, built) -> None:
     machine(uv='0.13')
     cuda(built, available=False)
-    monkeypatch.setattr(torch.cuda, 'init', init)
     found = doctor.device()
-    assert found.state == 'warn' and cause in found.detail
+    assert found.state == 'warn' and 'cannot use the GPU' in found.detail
     assert '--torch-backend auto torch==' in found.fix
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')  # hidden on purpose
     assert doctor.device().state == 'ok'
@@ -254,7 +228,7 @@ def test_a_gpu_that_torch_cannot_use(gpu, cuda, machine, monkeypatch, built, cau
         ('13.0', True, '13.1', {'TORCH_CUDA_ARCH_LIST': '8.0; 9.0+PTX'}, 'cuda-8.0_9.0+PTX'),
         ('13.0', False, '13.1', {'TORCH_CUDA_ARCH_LIST': '8.0; 9.0+PTX'}, 'cpu'),
         ('13.0', False, '13.1', {'TORCH_CUDA_ARCH_LIST': '8.0', 'FORCE_CUDA': '1'}, 'cuda-8.0'),
-        ('13.0', False, None, {'FORCE_CUDA': '1'}, 'requires nvcc'),
+        ('13.0', False, None, {'FORCE_CUDA': '1'}, 'nvcc at None'),
         ('13.0', False, '13.0', {'FORCE_CUDA': '1'}, 'requires TORCH_CUDA_ARCH_LIST'),
         ('12.6', True, '13.0', {'FORCE_CUDA': '1'},
          'nvcc is CUDA 13.0 and torch is built for CUDA 12.6'),
@@ -277,15 +251,15 @@ def test_what_mmcv_is_built_for(
         doctor.mmcv_built_for()
 
 
-def test_operators_without_the_gpu(cuda, monkeypatch, tmp_path) -> None:
+def test_operators_without_the_gpu(cuda, monkeypatch) -> None:
     from mmcv import ops
 
     monkeypatch.setattr(ops, 'get_compiling_cuda_version', lambda: 'not available')
     cuda('13.0', available=True)
     found = doctor.mmcv_operators()
-    assert found.state == 'FAIL' and 'after installing the CUDA 13.0 toolkit' in found.fix
-    add_nvcc(tmp_path, '13.0')
-    assert 'after installing' not in doctor.mmcv_operators().fix
+    assert found.state == 'FAIL' and 'nvcc of CUDA 13.0' in found.fix
+    wrong = doctor.suppress(lambda *args: torch.tensor([1, 0]), 'build')
+    assert (wrong.state, wrong.fix) == ('FAIL', 'build')
 
 
 def test_pins_are_those_of_the_requirements() -> None:
@@ -299,11 +273,6 @@ def test_pins_are_those_of_the_requirements() -> None:
 def test_here_everything_works(name: str) -> None:
     found = doctor.attempted(*doctor.TRIALS[name])
     assert found.state in ('ok', 'warn'), found
-
-
-def test_wrong_operators_are_detected() -> None:
-    assert doctor.two_kept([1], '').state == 'ok'
-    assert doctor.two_kept([1, 0], 'build').fix == 'build'
 
 
 def test_here_nothing_is_missing() -> None:
@@ -350,8 +319,8 @@ def test_torch_that_crashes_ends_the_trials(tmp_path) -> None:
     done = run_doctor(tmp_path)
     table = rows(done)
     assert (done.returncode, done.stderr) == (1, '')
-    assert table['torch runs'][0] == 'FAIL' and 'SIGABRT' in table['torch runs'][1]
-    assert 'device' not in table and 'torch==2.13.0' in table['torch runs'][1]
+    assert table['device'][0] == 'FAIL' and 'Aborted' in table['device'][1]
+    assert 'backbone' not in table and 'torch==2.13.0' in table['device'][1]
 
 
 def test_each_broken_package_is_reported(tmp_path) -> None:
@@ -377,12 +346,12 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
     done = run_doctor(tmp_path)
     table = rows(done)
     assert (done.returncode, done.stderr) == (1, '')
-    assert table['torch runs'][0] == 'ok' and table['device'][1].startswith('CPU, 3 threads')
+    assert table['device'][0] == 'ok' and table['device'][1].startswith('CPU, 3 threads')
     for name, cause, command in [
-        ('torchvision operators', 'SIGSEGV', 'torchvision==0.28.0'),
+        ('torchvision operators', 'Segmentation fault', 'torchvision==0.28.0'),
         ('OpenCV', 'libGL', 'opencv-python-headless'),
         ('mmcv operators', 'mmcv._ext', 'MMCV_WITH_OPS=1'),
-        ('mmdet imports', 'MMCV==9.9.9', 'as above'),
+        ('mmdet imports', 'MMCV==9.9.9', 'MMCV_WITH_OPS=1'),
         ('mmseg imports', 'leaving', 'onedl-mmsegmentation==1.4.2'),
         ('backbone in mm', 'pkg_resources_gone', 'setuptools<81'),
     ]:
@@ -392,7 +361,7 @@ def test_each_broken_package_is_reported(tmp_path) -> None:
 
 def test_probe_that_hangs_times_out(monkeypatch) -> None:
     monkeypatch.setattr(doctor, 'TIMEOUT', 0.02)  # less than any import of torch
-    ((_, found),) = doctor.tried_apart(['torch runs', 'device'])
+    ((_, found),) = doctor.tried_apart(['device', 'backbone'])
     assert found.state == 'FAIL' and 'timed out after' in found.detail
 
 
@@ -403,13 +372,3 @@ def test_rows_can_be_chosen(capsys) -> None:
     with pytest.raises(SystemExit):
         doctor.main(['mmcv', 'no such'])
     assert "no row 'no such'" in capsys.readouterr().err
-
-
-def test_importing_it_imports_nothing_else() -> None:
-    code = (
-        'import sys; before = set(sys.modules); import cpvt_pyramid.doctor\n'
-        'names = {m.partition(".")[0] for m in set(sys.modules) - before} - {"cpvt_pyramid"}\n'
-        'print(*(names - set(sys.stdlib_module_names)))'
-    )
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == ('', 0), done.stderr

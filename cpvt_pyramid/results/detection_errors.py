@@ -50,24 +50,21 @@ def error_types(compared: Compared) -> tuple[np.ndarray, np.ndarray]:
     """The type of error of each detection (D,), CORRECT for none, and the object (D,) that one with
     a wrong class or place was meant for, -1 for others."""
     labels, match, truth, iou = compared.labels, compared.match, compared.truth, compared.iou
-    count = len(labels)
-    types, target = np.full(count, CORRECT), np.full(count, -1)
-    wrong = match < 0
     if not len(truth):
-        types[wrong] = BACKGROUND
-        return types, target
+        return np.full(len(labels), BACKGROUND), np.full(len(labels), -1)
     same = labels[:, None] == truth
     own, other = np.where(same, iou, 0), np.where(same, 0, iou)
-    misplaced = wrong & (own.max(1) >= BACKGROUND_IOU) & (own.max(1) < FOREGROUND_IOU)
-    misnamed = wrong & ~misplaced & (other.max(1) >= FOREGROUND_IOU)
-    duplicate = wrong & ~misplaced & ~misnamed & (own.max(1) >= FOREGROUND_IOU)
-    background = wrong & (iou.max(1) < BACKGROUND_IOU)
-    types[wrong] = BOTH
-    types[misplaced], types[misnamed] = LOCALIZATION, CLASSIFICATION
-    types[duplicate], types[background] = DUPLICATE, BACKGROUND
-    target[misplaced] = own.argmax(1)[misplaced]
-    target[misnamed] = other.argmax(1)[misnamed]
-    return types, target
+    misplaced = (own.max(1) >= BACKGROUND_IOU) & (own.max(1) < FOREGROUND_IOU)
+    tests = {  # the first that holds
+        CORRECT: match >= 0,
+        LOCALIZATION: misplaced,
+        CLASSIFICATION: other.max(1) >= FOREGROUND_IOU,
+        DUPLICATE: own.max(1) >= FOREGROUND_IOU,
+        BACKGROUND: iou.max(1) < BACKGROUND_IOU,
+    }
+    types = np.select(list(tests.values()), list(tests), BOTH)
+    meant = [own.argmax(1), other.argmax(1)]
+    return types, np.select([types == LOCALIZATION, types == CLASSIFICATION], meant, -1)
 
 
 class Errors(NamedTuple):
@@ -80,51 +77,38 @@ class Errors(NamedTuple):
 
 def find_errors(images: Sequence[Compared], classes: int) -> Errors:
     """Classify the errors on images, and compute what each type costs."""
-    labels, scores, types, new_labels, objects = [], [], [], [], np.zeros(classes, int)
-    missed = np.zeros(classes, int)
+    parts, objects, missed = [], np.zeros(classes, int), np.zeros(classes, int)
     for compared in images:
-        kinds, target = error_types(compared)
-        used = np.zeros(len(compared.truth), bool)
-        used[compared.match[compared.match >= 0]] = True
-        becomes = np.full(len(kinds), -1)  # the label with which a wrong detection is correct
+        types, target = error_types(compared)
+        places = np.arange(len(compared.truth))
+        used = np.isin(places, compared.match)
+        becomes = np.full(len(types), -1)  # the label with which a wrong detection is correct
         for i, j in enumerate(target):  # best first
             if j >= 0 and not used[j] and j not in target[:i]:
                 becomes[i] = compared.truth[j]
-        reached = used.copy()
-        reached[target[target >= 0]] = True
+        unreached = ~used & ~np.isin(places, target)
         objects += np.bincount(compared.truth, minlength=classes)
-        missed += np.bincount(compared.truth[~reached], minlength=classes)
-        labels.append(compared.labels)
-        scores.append(compared.scores)
-        types.append(kinds)
-        new_labels.append(becomes)
-    labels, types = np.concatenate([[], *labels]).astype(int), np.concatenate([[], *types])
-    scores, new_labels = np.concatenate([[], *scores]), np.concatenate([[], *new_labels])
-    counted = objects > 0
+        missed += np.bincount(compared.truth[unreached], minlength=classes)
+        parts.append((compared.labels, compared.scores, types, becomes))
+    labels, scores, types, becomes = (np.concatenate(column) for column in zip(*parts))
 
     def mean_ap(labels: np.ndarray, correct: np.ndarray, kept: np.ndarray, number: np.ndarray):
         values = []
-        for label in np.flatnonzero(counted):
+        for label in np.flatnonzero(objects):
             mine = kept & (labels == label)
             values.append(ap_at_one_iou(scores[mine], correct[mine], number[label]))
         return float(np.mean(values)) if values else float('nan')
 
     correct = types == CORRECT
-    everything = np.ones(len(labels), bool)
-    ap50 = mean_ap(labels, correct, everything, objects)
-    costs = {}
+    ap50 = mean_ap(labels, correct, np.ones(len(labels), bool), objects)
+    counts, costs = {}, {}
     for number, name in enumerate(ERRORS):
         of_type = types == number
-        fixed = of_type & (new_labels >= 0)
-        better = mean_ap(
-            np.where(fixed, new_labels, labels),
-            correct | fixed,
-            ~of_type | fixed,
-            objects - missed if number == MISSED else objects,
-        )
+        fixed = of_type & (becomes >= 0)
+        left = objects - missed if number == MISSED else objects
+        better = mean_ap(np.where(fixed, becomes, labels), correct | fixed, ~of_type | fixed, left)
+        counts[name] = int(missed.sum() if number == MISSED else of_type.sum())
         costs[name] = max(better - ap50, 0.0)
-    counts = {name: int((types == number).sum()) for number, name in enumerate(ERRORS)}
-    counts['missed'] = int(missed.sum())
     return Errors(ap50, counts, costs)
 
 

@@ -24,6 +24,7 @@ from ..results.detection_errors import (
     CORRECT,
     ERRORS,
     Compared,
+    Errors,
     best_threshold,
     confusion_of,
     error_types,
@@ -56,7 +57,7 @@ from .inference.prediction import dataset_meta
 from .inference.raster import ReadError
 from .inference.trained import SCORE_THR
 
-COLORS = ((47, 111, 222), (232, 140, 30), (209, 52, 62))  # of curves and frames
+COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves
 GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
 IGNORED = 255
 SIZES = ('all', 'small', 'medium', 'large')  # COCO's areas: below 32 x 32 pixels, 96 x 96, above
@@ -103,14 +104,12 @@ def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: 
     for metric in metrics_of(cfg, results):
         evaluation = evaluate_detections(truth, results, names, metric)
         add_detections(analysis, evaluation, metric, score_thr)
-        last = evaluation
-    if worst:
-        note = (
-            f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
-            'orange is missed.'
-        )
-        pictures = contact_sheet(worst_detections(last, truth, root, score_thr, worst))
-        analysis.sections.append(html_section('The images with the most errors', note, pictures))
+    note = (
+        f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
+        'orange is missed.'
+    )
+    pictures = contact_sheet(worst_detections(evaluation, truth, root, score_thr, worst))
+    analysis.sections.append(html_section('The images with the most errors', note, pictures))
     return analysis
 
 
@@ -138,27 +137,17 @@ class SafeUnpickler(pickle.Unpickler):
 
 def read_list(path: Path) -> list[dict]:
     """The predictions that test.py --out wrote, or COCO results (JSON)."""
-    is_json = path.suffix == '.json'
-    kind = 'complete JSON' if is_json else 'a complete file of test.py --out'
     try:
         with path.open('rb') as file:
-            found = json.load(file) if is_json else SafeUnpickler(file).load()
-    except OSError as error:
-        raise UserError(f'cannot read {path}: {error.strerror}') from error
+            found = json.load(file) if path.suffix == '.json' else SafeUnpickler(file).load()
     except Exception as error:  # pickle raises many kinds
-        raise UserError(f'{path} is not {kind}: {one_line(error, 120)}') from error
+        raise UserError(f'cannot read {path}: {one_line(error, 120)}') from error
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        items = 'objects with image_id, category_id, bbox and score' if is_json else 'predictions'
-        raise UserError(f'{path} must hold a list of {items}')
+        raise UserError(f'{path} must hold a list of predictions')
     return found
 
 
 def ground_truth(dataset: dict) -> COCO:
-    """The annotations of a data set.
-
-    Raises:
-        UserError: some cannot be used.
-    """
     path = annotation_file(dataset)
     content, defects = usable_content(path)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
@@ -175,24 +164,19 @@ def another_data_set(path: Path, missing: str) -> UserError:
 
 
 def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[dict]:
-    """Detections as COCO results, from such a file or one of test.py --out.
-
-    Raises:
-        UserError: the file is damaged, or the results are not for these annotations.
-    """
+    """Detections as COCO results, from such a file or one of test.py --out."""
     results = read_list(path)
     if path.suffix != '.json':
         results = [r for sample in results for r in as_coco(sample, path, truth, categories)]
     for number, result in enumerate(results):
         box = result.get('bbox') or []
         values = [result.get('score'), *(box if isinstance(box, list) else [box])]
-        if len(values) not in (1, 5) or not all(map(is_number, values)):
+        has_shape = len(values) == 5 or not box and result.get('segmentation')
+        if not has_shape or not all(map(is_number, values)):
             raise UserError(
-                f'{path}: a score must be a finite number and a bbox have four, but result '
-                f'{number} has {values}'[:300]
+                f'{path}: result {number} must have a finite score and a bbox of four numbers or '
+                f'a segmentation, got {values}'[:300]
             )
-        if not box and not result.get('segmentation'):
-            raise UserError(f'{path}: result {number} has neither bbox nor segmentation')
         for key, known in (('image_id', truth.imgs), ('category_id', truth.cats)):
             if not isinstance(result.get(key), (int, str)) or result[key] not in known:
                 raise another_data_set(path, f'{key} {result.get(key)!r}')
@@ -209,9 +193,7 @@ def as_coco(
         raise another_data_set(path, f'image {number} {name}')
     boxes, scores, labels = (found[key].tolist() for key in ('bboxes', 'scores', 'labels'))
     if labels and max(labels) >= len(categories):
-        raise UserError(
-            f'{path} has the label {max(labels)}, but the config has {len(categories)} classes'
-        )
+        raise another_data_set(path, f'label {max(labels)}')
     for (x1, y1, x2, y2), score, label, mask in zip(
         boxes, scores, labels, found.get('masks') or [None] * len(scores)
     ):
@@ -283,19 +265,14 @@ def evaluate_detections(
 
 
 def run_lengths_of(truth: COCO, annotation: dict, name: str) -> dict[str, Any]:
-    """The mask of an annotation or a result.
-
-    Raises:
-        UserError: it has none, or one of another size than its image.
-    """
+    """The mask of an annotation or a result, which must have the size of its image."""
     image = truth.imgs[annotation['image_id']]
     try:
         mask = truth.annToRLE(annotation)
-        whole = mask['size'] == [image['height'], image['width']]
         mask_utils.decode(mask)
     except Exception:  # pycocotools raises many kinds
-        whole = False
-    if not whole:
+        mask = {'size': None}
+    if mask['size'] != [image['height'], image['width']]:
         raise UserError(
             f'{name} must have a mask of its image, {image["height"]} x {image["width"]} pixels, '
             'for the metric segm; without masks, set test_evaluator.metric=bbox'
@@ -364,16 +341,9 @@ def add_detections(
     for label, name in enumerate(classes):
         mine = labels == label
         threshold, f1 = best_threshold(scores[mine], correct[mine], objects[label])
-        rows.append(
-            {
-                'class': name,
-                'objects': int(objects[label]),
-                'detections': int(mine.sum()),
-                **averages(precision[:, :, label]),
-                'best score': threshold,
-                'F1': f1,
-            }
-        )
+        row = {'class': name, 'objects': int(objects[label]), 'detections': int(mine.sum())}
+        row |= averages(precision[:, :, label])
+        rows.append({**row, 'best score': threshold, 'F1': f1})
     matrix = confusion_of(images, count, score_thr)
     analysis.numbers[metric] = {
         **overall,
@@ -381,35 +351,34 @@ def add_detections(
         'errors': {n: {'number': errors.counts[n], 'AP50': errors.costs[n]} for n in ERRORS},
         'confusion': matrix.tolist(),
     }
-    without = sum(not len(c.scores) for c in images)
     about = (
         f'{len(images)} images, {int(objects.sum())} objects, {len(scores)} detections; '
-        f'{without} images have none.'
+        f'{evaluation.crowds} crowd annotations are ignored.'
     )
-    if evaluation.crowds:
-        about += f' {evaluation.crowds} crowd annotations are ignored.'
     shown = {name: '–' if math.isnan(v) else f'{100 * v:.1f}' for name, v in overall.items()}
-    analysis.sections.extend(
-        [
-            html_section(kind, about, cards(shown)),
-            html_section(
-                f'{kind}: classes',
-                'AP from 0 to 1, as pycocotools computes it; small is an area below 32 × 32 '
-                'pixels, large above 96 × 96. The best score is the threshold with the highest F1 '
-                'at an IoU of 0.5. Click on a head to sort.',
-                html_table(list(rows[0]), [list(row.values()) for row in rows]),
-            ),
-            error_section(kind, errors, evaluation),
-            confusion_section(
-                f'{kind}: confusion', matrix, [*classes, 'nothing'],
-                f'Detections with a score of at least {score_thr} and an IoU of at least 0.5. '
-                'Last column: missed objects; last row: false detections.',
-            ),
-        ]
-    )  # fmt: skip
+    note = (
+        'AP from 0 to 1, as pycocotools computes it; small is an area below 32 × 32 pixels, large '
+        'above 96 × 96. The best score is the threshold with the highest F1 at an IoU of 0.5. '
+        'Click on a head to sort.'
+    )
+    confused = (
+        f'Detections with a score of at least {score_thr} and an IoU of at least 0.5. Last column: '
+        'missed objects; last row: false detections.'
+    )
+    new = [
+        html_section(kind, about, cards(shown)),
+        html_section(f'{kind}: classes', note, table_of(rows)),
+        error_section(kind, errors, evaluation),
+        confusion_section(f'{kind}: confusion', matrix, [*classes, 'nothing'], confused),
+    ]
+    analysis.sections.extend(new)
 
 
-def error_section(kind: str, errors: Any, evaluation: Evaluation) -> str:
+def table_of(rows: Sequence[dict[str, Any]]) -> str:
+    return html_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def error_section(kind: str, errors: Errors, evaluation: Evaluation) -> str:
     recalls = np.linspace(0, 1, 101)
 
     def curve(name: str, values: np.ndarray, color: str = GRAY, width: float = 1) -> Curve:
@@ -424,7 +393,8 @@ def error_section(kind: str, errors: Any, evaluation: Evaluation) -> str:
         if (precision[0, :, label] > -1).any()
     ]
     for name, index, color in zip(('IoU 0.5', 'IoU 0.75', 'IoU 0.9'), (0, 5, 8), COLORS):
-        curves.append(curve(name, precision[index], '#{:02x}{:02x}{:02x}'.format(*color), 2.5))
+        curves.append(curve(name, precision[index], color, 2.5))
+    costs = {f'{name} ({errors.counts[name]})': 100 * errors.costs[name] for name in ERRORS}
     return html_section(
         f'{kind}: errors',
         'Left: precision and recall, the mean over the classes; gray lines are single classes at '
@@ -432,14 +402,7 @@ def error_section(kind: str, errors: Any, evaluation: Evaluation) -> str:
         'gained without them.',
         side_by_side(
             line_chart(curves, 'recall', 'precision'),
-            bar_chart(
-                {
-                    f'{name} ({errors.counts[name]})': 100 * cost
-                    for name, cost in errors.costs.items()
-                },
-                'AP50 lost by kind of error (number)',
-                '{:.1f}'.format,
-            ),
+            bar_chart(costs, 'AP50 lost by kind of error (number)', '{:.1f}'.format),
         ),
     )
 
@@ -482,29 +445,26 @@ def worst_detections(
         except ReadError as error:
             pictures.append((Image.new('RGB', (THUMBNAIL, 60), GRAY), f'{caption}; {error}'))
             continue
-        correct = (compared.scores >= score_thr) & (types == CORRECT)
         frames = Image.fromarray(image)
-        for x1, y1, x2, y2 in corners(compared.boxes[correct]) * factor:
-            box = [x1, y1, max(x1, x2), max(y1, y2)]
-            ImageDraw.Draw(frames).rectangle(box, None, GREEN, 2)
+        for box in compared.boxes[(compared.scores >= score_thr) & (types == CORRECT)]:
+            ImageDraw.Draw(frames).rectangle(list(corners(box) * factor), None, GREEN, 2)
         classes = evaluation.classes
         texts = [
             f'{classes[compared.labels[i]]} {compared.scores[i]:.2f}, {ERRORS[types[i]]}'
             for i in np.flatnonzero(wrong)
         ]
         texts += [f'missed {classes[label]}' for label in compared.truth[missed]]
-        boxes = np.concatenate([compared.boxes[wrong], compared.truth_boxes[missed]])
+        boxes = corners(np.concatenate([compared.boxes[wrong], compared.truth_boxes[missed]]))
         colors = [CRIMSON] * wrong.sum() + [ORANGE] * missed.sum()
-        drawn = draw_boxes(
-            np.array(frames), corners(boxes) * factor, np.arange(len(texts)), None, texts, colors
-        )
+        numbers = np.arange(len(texts))
+        drawn = draw_boxes(np.array(frames), boxes * factor, numbers, None, texts, colors)
         pictures.append((drawn, caption))
     return pictures
 
 
 def corners(boxes: np.ndarray) -> np.ndarray:
-    """(N, 4) x1, y1, x2, y2 from x, y, width, height."""
-    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    """(..., 4) x1, y1, x2, y2 from x, y, width, height."""
+    return np.concatenate([boxes[..., :2], boxes[..., :2] + np.maximum(boxes[..., 2:], 0)], -1)
 
 
 # Label maps
@@ -536,51 +496,42 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
         seen.add(image)
         ranked.append((1 - accuracy(confused), image, labels.astype(np.uint16)))
         ranked = sorted(ranked, key=lambda item: -item[0])[:worst]
-    iou, recall = class_ious(matrix)
-    truths, predicted = matrix.sum(1), matrix.sum(0)
+    hits, truths, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+    with np.errstate(invalid='ignore'):  # nan for classes that do not occur
+        iou, recall, precision = hits / (truths + predicted - hits), hits / truths, hits / predicted
     overall = {'mIoU': nan_mean(iou), 'mAcc': nan_mean(recall), 'aAcc': accuracy(matrix)}
-    rows = [
-        {
-            'class': name,
-            'IoU': float(iou[i]),
-            'Acc': float(recall[i]),
-            'precision': float(matrix[i, i] / predicted[i]) if predicted[i] else math.nan,
-            'true pixels': int(truths[i]),
-            'predicted pixels': int(predicted[i]),
-        }
-        for i, name in enumerate(classes)
-    ]
-    numbers = {**overall, 'classes': rows, 'confusion': matrix.tolist()}
-    about = f'{len(seen)} images'
-    if without := len(infos) - len(seen):
-        about += f'; {without} of the data set have no result'
+    columns = {
+        'class': classes,
+        'IoU': iou.tolist(),
+        'Acc': recall.tolist(),
+        'precision': precision.tolist(),
+        'true pixels': truths.tolist(),
+        'predicted pixels': predicted.tolist(),
+    }
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
     shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
-    by_iou = np.argsort(-np.nan_to_num(iou, nan=-1), kind='stable')
+    bars = {name: 100 * float(value) for name, value in zip(classes, np.nan_to_num(iou))}
+    bars = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
+    about = f'{len(seen)} of the {len(infos)} images of the data set have a result'
+    note = 'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.'
     sections = [
         html_section('Label maps', about, cards(shown)),
         html_section(
-            'Classes',
-            'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.',
-            side_by_side(
-                html_table(list(rows[0]), [list(row.values()) for row in rows]),
-                bar_chart(
-                    {classes[i]: float(np.nan_to_num(100 * iou[i])) for i in by_iou}, 'IoU',
-                    '{:.1f}'.format,
-                ),
-            ),
+            'Classes', note, side_by_side(table_of(rows), bar_chart(bars, 'IoU', '{:.1f}'.format))
         ),
         confusion_section('Confusion', matrix, classes, 'Pixels of each class.'),
-    ]  # fmt: skip
+    ]
     if ranked:
         pictures = [
             worst_label_map(image, labels, load(infos[image]), error, classes, palette)
             for error, image, labels in ranked
         ]
         note = 'Image, truth, prediction, and wrong pixels in red.'
-        shown = sorted({i for _, _, labels in ranked for i in painted_classes(labels, classes)})
-        legend = draw_legend([classes[i] for i in shown], [palette[i] for i in shown], 1000, 14)
+        used = sorted({i for _, _, labels in ranked for i in painted_classes(labels, classes)})
+        legend = draw_legend([classes[i] for i in used], [palette[i] for i in used], 1000, 14)
         parts = wide_picture(legend), contact_sheet(pictures)
         sections.append(html_section('The worst images', note, *parts))
+    numbers = {**overall, 'classes': rows, 'confusion': matrix.tolist()}
     return Analysis({'labels': numbers}, sections)
 
 
@@ -589,13 +540,6 @@ def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.n
     valid = (truth != IGNORED) & (truth < classes) & (labels < classes)
     pairs = truth[valid].astype(np.int64) * classes + labels[valid]
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-
-
-def class_ious(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The IoU and the accuracy of each class; nan where it does not occur."""
-    hits, truths, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
-    with np.errstate(invalid='ignore'):
-        return hits / (truths + predicted - hits), hits / truths
 
 
 def accuracy(matrix: np.ndarray) -> float:
@@ -621,22 +565,16 @@ def worst_label_map(
     except ReadError as problem:
         image = np.zeros((*truth.shape, 3), np.uint8)
         caption += f'; {problem}'
-    small, _ = reduced(image, THUMBNAIL)
+    small, _ = reduced(image)
     height, width = small.shape[:2]
     rows = np.arange(height) * len(truth) // height
     columns = np.arange(width) * truth.shape[1] // width
     truth, labels = (values[rows][:, columns] for values in (truth, labels))
     wrong = (truth != labels) & (truth != IGNORED)
     errors = np.where(wrong[..., None], CRIMSON, small * 0.4 + 140).astype(np.uint8)
-    parts = [
-        Image.fromarray(small),
-        *(
-            draw_segmentation(small, values, classes, palette, legend=False, scale=1)
-            for values in (truth, labels)
-        ),
-        Image.fromarray(errors),
+    drawn = [
+        np.asarray(draw_segmentation(small, values, classes, palette, legend=False, scale=1))
+        for values in (truth, labels)
     ]
-    both = Image.new('RGB', (2 * width + 4, 2 * height + 4), 'white')
-    for i, part in enumerate(parts):
-        both.paste(part, (i % 2 * (width + 4), i // 2 * (height + 4)))
-    return both, caption
+    both = np.concatenate([np.hstack([small, drawn[0]]), np.hstack([drawn[1], errors])])
+    return Image.fromarray(both), caption

@@ -1,14 +1,12 @@
 """Pictures of detections and of segmentations, drawn with Pillow.
 
-The supervision library could replace only `draw_boxes`: it draws no legends, and needs a boolean
-mask per class for a label map (150 of them for ADE20K).
-
 Shapes: images are (H, W, 3) RGB uint8; boxes (K, 4) as x1, y1, x2, y2 in pixels of the image;
 label maps (H, W) of class indices. Colours are RGB triples from 0 to 255.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -46,17 +44,11 @@ def draw_boxes(
     """The image with boxes, each with its class name and, where scores are given, its score; small
     images are enlarged.
 
-    image: (H, W, 3). boxes: (K, 4). labels: (K,), indices into `classes`. scores: (K,), 0 to 1.
-    palette: a colour per class; None takes `class_palette`.
+    labels: indices into `classes`. palette: a colour per class; None takes `class_palette`.
     masks: (K, H, W) boolean, tinted and outlined in the colours of the boxes.
     """
-    image = _checked_image(image)
     boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
     labels = np.asarray(labels, dtype=int).reshape(-1)
-    given = {'boxes': boxes, 'labels': labels, 'scores': scores, 'masks': masks}
-    lengths = {name: len(values) for name, values in given.items() if values is not None}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f'{", ".join(lengths)} must have the same length, got {lengths}')
     palette = class_palette(classes, palette)
     picture = _enlarged(image)
     factor = picture.width // image.shape[1]
@@ -105,7 +97,7 @@ def draw_frames(
     The arguments are those of `draw_boxes`; the first box has the highest score, and is on top.
     """
     palette = class_palette(classes, palette)
-    picture = Image.fromarray(_checked_image(image))
+    picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     width = max(1, round(max(picture.size) / 1000))
     for box, label in list(zip(boxes, labels))[::-1]:
@@ -125,19 +117,14 @@ def draw_segmentation(
 ) -> Image.Image:
     """The image with its segments tinted and outlined, above a legend of the classes in it.
 
-    image: (H, W, 3). label_map: (H, W), indices into `classes`. A class called background and
-    indices beyond `classes`, such as 255 for ignored pixels, get no tint.
+    label_map: indices into `classes`. A class called background and indices beyond `classes`, such
+    as 255 for ignored pixels, get no tint.
     palette: as for `draw_boxes`.
-    scale: integer factor by which the image is enlarged first; None takes `readable_scale`.
+    scale: integer factor by which the image is enlarged first; None makes small ones readable.
     segments: (H, W), segment ids to outline; None outlines the regions of `label_map`.
     """
-    image, label_map = _checked_image(image), np.asarray(label_map)
+    label_map = np.asarray(label_map)
     segments = label_map if segments is None else np.asarray(segments)
-    if label_map.shape != image.shape[:2]:
-        raise ValueError(
-            f'label map and image must have the same (height, width), got {label_map.shape} and '
-            f'{image.shape[:2]}'
-        )
     palette = class_palette(classes, palette)
     present = painted_classes(label_map, classes)
     picture = np.array(_enlarged(image, scale))  # (h, w, 3), enlarged
@@ -193,13 +180,9 @@ def painted_classes(label_map: np.ndarray, classes: Sequence[str]) -> list[int]:
     return [int(i) for i in present if 0 <= i < len(classes) and classes[i] != 'background']
 
 
-def readable_scale(height: int, width: int) -> int:
-    """The integer factor that makes the longer side of an image at least `READABLE` pixels."""
-    return max(1, min(16, math.ceil(READABLE / max(height, width))))
-
-
 def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]:
-    """The palette if it has a colour for each class, or else distinct colours.
+    """The palette if it has a colour for each class, or else distinct colours, which repeat after
+    128.
 
     A class called background is black and takes none of the distinct colours, so that detection and
     segmentation of the same objects agree. Data sets of mm may declare 'random' or the palette of
@@ -207,14 +190,9 @@ def class_palette(classes: Sequence[str], palette: object = None) -> list[Color]
     """
     if isinstance(palette, (list, tuple)) and len(palette) == len(classes):
         return [tuple(int(v) for v in color) for color in palette]
-    fresh = iter(distinct_palette(len(classes)))
-    return [(0, 0, 0) if name == 'background' else next(fresh) for name in classes]
-
-
-def distinct_palette(n: int) -> list[Color]:
-    """`n` colours that are easy to tell apart, see `DISTINCT`; beyond 128 they repeat."""
     colors = [tuple(17 * int(digit, 16) for digit in color) for color in DISTINCT.split()]
-    return [colors[i % len(colors)] for i in range(n)]
+    fresh = itertools.cycle(colors)
+    return [(0, 0, 0) if name == 'background' else next(fresh) for name in classes]
 
 
 @lru_cache
@@ -227,16 +205,9 @@ def font(size: float) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(matplotlib.get_data_path(), 'fonts/ttf/DejaVuSans.ttf'), size)
 
 
-def _checked_image(image: np.ndarray) -> np.ndarray:
-    image = np.asarray(image)
-    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise ValueError(f'image must be (height, width, 3) uint8, got {image.shape} {image.dtype}')
-    return image
-
-
 def _enlarged(image: np.ndarray, scale: int | None = None) -> Image.Image:
     height, width = image.shape[:2]
-    scale = scale or readable_scale(height, width)
+    scale = scale or max(1, min(16, math.ceil(READABLE / max(height, width))))
     picture = Image.fromarray(image)
     return picture.resize((width * scale, height * scale), Image.Resampling.BICUBIC)
 
@@ -310,8 +281,7 @@ def _free_place(
     corners += [(x1, y1), (x1, y2 - h), (x2 - w, y1), (x2 - w, y2 - h)]  # inside
     places = []
     for x, y in corners:
-        left = min(max(x, 0), max(picture[0] - w, 0))
-        top = min(max(y, 0), max(picture[1] - h, 0))
+        left, top = np.clip([x, y], 0, np.maximum(np.subtract(picture, size), 0))
         places.append((left, top, left + w, top + h))
 
     def is_free(place: tuple[float, ...]) -> bool:

@@ -8,7 +8,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ..tooling.command import UserError
 from ..tooling.files import Format, atomic_write, make_folder, write_text
-from ..tooling.inputs import is_video
+from ..tooling.inputs import IMAGES, is_video
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import painted_classes
 from .polygons import one_polygon, outlines, regions, ring_area
@@ -30,7 +30,7 @@ Named = Sequence[tuple[Path, str]]  # images, and the names of their results
 
 COLUMNS = ('image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area')
 LONGITUDE_LATITUDE = 'urn:ogc:def:crs:OGC:1.3:CRS84'
-LABEL_MAPS = ('labels.png', 'labels.tif')
+PLAIN = {*IMAGES} - {'.tif', '.tiff'}  # images without a georeference
 
 
 class ImageResult(NamedTuple):
@@ -51,11 +51,7 @@ class Output(NamedTuple):
     classes: Sequence[str]
 
     def check(self, named: Named, tiled: bool = False) -> None:
-        """Check, before a run, that the results of images can be written in the format.
-
-        Raises:
-            UserError: says why not.
-        """
+        """Check, before a run, that the results of images can be written in the format."""
         if not self.format:
             return
         if videos := [path for path, _ in named if is_video(path)]:
@@ -71,10 +67,8 @@ class Output(NamedTuple):
                 'geojson'
             )
         has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
-        for path, _ in named:
-            if has_outlines or (self.format == 'geojson' and may_be_georeferenced(path)):
-                import_rasterio(f'--format {self.format} of {path}')
-                break
+        if has_outlines or self.format == 'geojson' and any(may_be_located(p) for p, _ in named):
+            import_rasterio(f'--format {self.format}')
 
     def write(self, named: Named) -> None:
         """Write the results of images, which are in the folder, in the format."""
@@ -119,24 +113,24 @@ def image_result(output: Output, path: Path, name: str) -> ImageResult:
     if kind == 'labels':
         with Image.open(label_map_file(folder, name)) as image:
             labels = np.asarray(image)
-        shown = {int(i): labels == i for i in painted_classes(labels, classes)}
+        masks = {i: labels == i for i in painted_classes(labels, classes)}
         items = [
             {'class': classes[i], 'label': i, 'box': bounding_box(m), 'mask': run_lengths(m)}
-            for i, m in shown.items()
+            for i, m in masks.items()
         ]
         return ImageResult(path, name, labels.shape, items)
     content = json.loads((folder / f'{name}.{kind}.json').read_text())
-    items, size = content[kind], (content['height'], content['width'])
+    items = content[kind]
     if kind == 'segments':
         with Image.open(folder / f'{name}.segments.png') as image:
             numbers = np.asarray(image)
         items = [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
-    return ImageResult(path, name, size, items)
+    return ImageResult(path, name, (content['height'], content['width']), items)
 
 
 def label_map_file(folder: Path, name: str) -> Path:
     """The label map of an image: of the two that --tile and others write, the newer one."""
-    paths = [folder / f'{name}.{ending}' for ending in LABEL_MAPS]
+    paths = [folder / f'{name}.labels.{ending}' for ending in ('png', 'tif')]
     return max((path for path in paths if path.exists()), key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -167,16 +161,11 @@ def write_coco(output: Output, results: Iterable[ImageResult]) -> None:
             {'id': number, 'file_name': str(result.path), 'height': height, 'width': width}
         )
         for item in result.items:
-            annotation = {
-                'id': len(content['annotations']) + 1,
-                'image_id': number,
-                'category_id': item['label'] + 1,
-                'area': area_of(item),
-                'iscrowd': 0,
-            }
-            fields = coco_fields(item)
-            fields['bbox'] = [round(v, 2) for v in fields['bbox']]
-            content['annotations'].append(annotation | fields)
+            annotation = {'id': len(content['annotations']) + 1, 'image_id': number}
+            annotation |= {'category_id': item['label'] + 1, 'area': area_of(item), 'iscrowd': 0}
+            annotation |= coco_fields(item)
+            annotation['bbox'] = [round(v, 2) for v in annotation['bbox']]
+            content['annotations'].append(annotation)
     write_text(output.folder / 'coco.json', json.dumps(content))
 
 
@@ -268,14 +257,7 @@ def box_corners(box: Sequence[float]) -> np.ndarray:
     return np.array([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], float)
 
 
-# GeoJSON
-
-
-class Place(NamedTuple):
-    """Where an image is."""
-
-    transform: Any  # affine.Affine, from pixels to world coordinates
-    crs: Any  # rasterio.crs.CRS
+# GeoJSON. The polygons of an object are lists of rings, the outer one first.
 
 
 def write_geojson(output: Output, path: Path, name: str) -> None:
@@ -285,99 +267,84 @@ def write_geojson(output: Output, path: Path, name: str) -> None:
     In world coordinates if the image is georeferenced: of its coordinate system if that has an EPSG
     code, else longitudes and latitudes. Otherwise in pixels.
     """
-    place = place_of_image(path)
+    crs, to_geometry = coordinates_of(path)
     if output.kind == 'labels':
         found = features_of_label_map(label_map_file(output.folder, name), output.classes)
     else:
         found = features_of_items(image_result(output, path, name).items)
-    crs, to_world = ('', lambda geometry: geometry) if place is None else world_coordinates(place)
     head = {'type': 'FeatureCollection'}
     head |= {'crs': {'type': 'name', 'properties': {'name': crs}}} if crs else {}
     with atomic_write(output.folder / f'{name}.geojson') as draft, draft.open('w') as file:
         file.write(json.dumps(head)[:-1] + ', "features": [')
-        for i, (properties, geometry) in enumerate(found):
-            feature = {
-                'type': 'Feature',
-                'properties': properties,
-                'geometry': to_world(geometry),
-            }
+        for i, (properties, polygons) in enumerate(found):
+            feature = {'type': 'Feature', 'properties': properties}
+            feature['geometry'] = to_geometry(polygons)
             file.write(',\n' * bool(i) + json.dumps(feature))
         file.write(']}\n')
 
 
-def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, dict]]:
-    """The properties and the geometry of each object."""
+def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, list]]:
+    """The properties and the polygons of each object."""
     for item in items:
+        mask = mask_of(item['mask']) if 'mask' in item else np.zeros((1, 1), bool)
+        ring = box_corners(item['box']).tolist()
+        found = [polygon for polygon, _ in regions(mask.astype(np.uint8), mask=mask)]
         properties = {key: item[key] for key in ('class', 'score') if key in item}
-        mask = mask_of(item['mask']) if 'mask' in item else np.zeros((0, 0), bool)
-        if mask.any():
-            parts = [part['coordinates'] for part, _ in regions(mask.astype(np.uint8), mask=mask)]
-        else:
-            ring = box_corners(item['box']).tolist()
-            parts = [[[*ring, ring[0]]]]
-        if len(parts) == 1:
-            yield properties, {'type': 'Polygon', 'coordinates': parts[0]}
-        else:
-            yield properties, {'type': 'MultiPolygon', 'coordinates': parts}
+        yield properties, found or [[[*ring, ring[0]]]]
 
 
-def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[dict, dict]]:
-    """The properties and the geometry of each region; the map is not read into memory."""
+def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[dict, list]]:
+    """The properties and the polygon of each region; the map is not read into memory."""
     rasterio = import_rasterio('--format geojson')
     # Without its georeference, geometries are in pixels.
     with open_raster(path, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
-        for geometry, label in regions(rasterio.band(image, 1)):
+        for polygon, label in regions(rasterio.band(image, 1)):
             if label < len(classes) and classes[label] != 'background':
-                yield {'class': classes[label]}, geometry
+                yield {'class': classes[label]}, [polygon]
 
 
-def place_of_image(path: Path) -> Optional[Place]:
-    """The georeference of an image; None if it has none."""
-    try:
-        rasterio = import_rasterio(f'--format geojson of {path}')
-    except UserError:
-        if may_be_georeferenced(path):
-            raise
-        return None
+def may_be_located(path: Path) -> bool:
+    return path.suffix.lower() not in PLAIN
+
+
+def coordinates_of(path: Path) -> tuple[str, Callable[[list], dict]]:
+    """The name of the coordinate system for an image, '' for pixels, and a function from polygons
+    in pixels to geometries in it."""
+    if not may_be_located(path):
+        return '', geometry_of
+    rasterio = import_rasterio(f'--format geojson of {path}')
     try:
         with open_raster(path, '--format geojson') as image:
-            points, crs = image.gcps
+            transform, (points, crs) = image.transform, image.gcps
             if points and crs:
-                return Place(rasterio.transform.from_gcps(points), crs)
-            return Place(image.transform, image.crs) if image.crs else None
+                transform = rasterio.transform.from_gcps(points)
+            crs = crs or image.crs
     except ReadError:  # a kind of image that GDAL does not read
-        return None
-
-
-def may_be_georeferenced(path: Path) -> bool:
-    return path.suffix.lower() in ('.tif', '.tiff', '.jp2')
-
-
-def world_coordinates(place: Place) -> tuple[str, Any]:
-    """The name of a coordinate system, and a function from geometries in pixels to ones in it."""
+        crs = None
+    if not crs:
+        return '', geometry_of
+    to_geometry = partial(geometry_of, transform=transform)
+    authority, code = crs.to_authority(100) or ('', '')
+    if (authority, code) == ('EPSG', '4326'):
+        return LONGITUDE_LATITUDE, to_geometry
+    if authority == 'EPSG':
+        return f'urn:ogc:def:crs:EPSG::{code}', to_geometry
     from rasterio.warp import transform_geom
 
-    authority, code = place.crs.to_authority(100) or ('', '')
-    in_degrees = (authority, code) == ('EPSG', '4326')
-    if authority == 'EPSG' and not in_degrees:
-        return f'urn:ogc:def:crs:EPSG::{code}', partial(moved_geometry, place.transform)
-
-    def to_degrees(geometry: dict) -> dict:
-        moved = moved_geometry(place.transform, geometry)
-        return moved if in_degrees else transform_geom(place.crs, 'EPSG:4326', moved)
-
-    return LONGITUDE_LATITUDE, to_degrees
+    return LONGITUDE_LATITUDE, lambda found: transform_geom(crs, 'EPSG:4326', to_geometry(found))
 
 
-def moved_geometry(transform: Any, geometry: dict) -> dict:
-    """A geometry whose points have been transformed; outer rings turn counterclockwise."""
-    if geometry['type'] == 'Polygon':
-        rings = enumerate(geometry['coordinates'])
-        moved = [moved_ring(transform, ring, i == 0) for i, ring in rings]
-    else:
-        parts = ({'type': 'Polygon', 'coordinates': rings} for rings in geometry['coordinates'])
-        moved = [moved_geometry(transform, part)['coordinates'] for part in parts]
-    return {'type': geometry['type'], 'coordinates': moved}
+def geometry_of(polygons: list, transform: Any = None) -> dict:
+    """The GeoJSON geometry of polygons. Those that an `affine.Affine` transforms have outer rings
+    that turn counterclockwise."""
+    if transform is not None:
+        polygons = [
+            [moved_ring(transform, ring, i == 0) for i, ring in enumerate(rings)]
+            for rings in polygons
+        ]
+    if len(polygons) == 1:
+        return {'type': 'Polygon', 'coordinates': polygons[0]}
+    return {'type': 'MultiPolygon', 'coordinates': polygons}
 
 
 def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[list[float]]:

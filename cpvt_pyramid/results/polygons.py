@@ -13,9 +13,9 @@ from ..tooling.rasters import import_rasterio
 TOLERANCE = 1.0  # pixels; removes the steps of a slanting line
 
 
-def regions(values: Any, **options: Any) -> Iterator[tuple[dict, int]]:
-    """The connected regions of equal values, along the borders of pixels, as GeoJSON geometries
-    with their value.
+def regions(values: Any, **options: Any) -> Iterator[tuple[list, int]]:
+    """The connected regions of equal values, as polygons along the borders of pixels, each a list
+    of rings with the outer one first, with their value.
 
     Args:
         values: (H, W) uint8, or a band of a rasterio data set, which is read line by line.
@@ -23,7 +23,7 @@ def regions(values: Any, **options: Any) -> Iterator[tuple[dict, int]]:
     """
     shapes = import_rasterio('a polygon of a mask').features.shapes
     for geometry, value in shapes(values, connectivity=4, **options):
-        yield geometry, int(value)
+        yield geometry['coordinates'], int(value)
 
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
@@ -31,9 +31,8 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
 
     Steps of up to a pixel are straightened, and holes are left out.
     """
-    pixels = mask.astype(np.uint8)
-    found = regions(pixels, mask=mask)
-    rings = [np.array(geometry['coordinates'][0][:-1]) for geometry, _ in found]
+    found = regions(mask.astype(np.uint8), mask=mask)
+    rings = [np.array(polygon[0][:-1]) for polygon, _ in found]
     return [without_steps(ring) for ring in sorted(rings, key=ring_area, reverse=True)]
 
 

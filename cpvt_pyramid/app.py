@@ -37,7 +37,8 @@ def alone_and_together(
     size: int,
     score: float,
 ) -> tuple[Optional['Image'], Optional['Image'], str]:
-    """Predictions for an image, alone and in a batch with a second one.
+    """Pictures of the predictions for an image alone and in a batch with a second one, and a
+    sentence about both.
 
     Args:
         model: an exported model.
@@ -45,21 +46,19 @@ def alone_and_together(
         second: None returns only the first picture.
         size: shorter side of the input, in pixels.
         score: leave out boxes with a lower score.
-
-    Returns:
-        A picture of the prediction alone, one in the batch, and a sentence about both.
     """
     if image is None:
         return None, None, ''
     model, first = model.with_size(size), load_image(image)
     (alone,) = model.predict([first], score)
+    found = alone.summary() or 'nothing'
     if second is None:
-        return alone.draw(), None, f'{summary(alone)}.'
+        return alone.draw(), None, f'{found}.'
     batch = [first, load_image(second)]
     together = model.predict(batch, score)[0]
     height, width = np.max([model.to_input_size(image).shape[:2] for image in batch], axis=0)
     text = (
-        f'{summary(alone)}. In a batch with the second image, padded to {width} x {height}: '
+        f'{found}. In a batch with the second image, padded to {width} x {height}: '
         f'{difference_in_words(alone, together)}.'
     )
     return alone.draw(), together.draw(), text
@@ -72,12 +71,6 @@ def self_test(model: ExportedModel) -> str:
     return f'{model.session.device}: {verdict(checks)}\n\n{table}'
 
 
-def summary(result: Prediction) -> str:
-    if isinstance(result, Detections):
-        return f'{len(result)} {"box" if len(result) == 1 else "boxes"}'
-    return result.summary()
-
-
 def difference_in_words(alone: Prediction, together: Prediction) -> str:
     """How two predictions for an image differ, in words."""
     if not isinstance(alone, Detections):
@@ -85,10 +78,9 @@ def difference_in_words(alone: Prediction, together: Prediction) -> str:
         return f'{changed} of {alone.labels.size} pixels have another class'
     if not np.array_equal(alone.labels, together.labels):
         return f'other boxes, {len(together)} instead of {len(alone)}'
-    if not len(alone):
-        return 'no boxes either'
     pixels, scores = (
-        np.abs(getattr(alone, name) - getattr(together, name)).max() for name in ('boxes', 'scores')
+        np.abs(getattr(alone, name) - getattr(together, name)).max(initial=0)
+        for name in ('boxes', 'scores')
     )
     text = f'the same boxes to within {pixels:.1g} pixels, and scores to within {scores:.1g}'
     if alone.masks is None:
@@ -116,9 +108,7 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
     detects = model.about['task'] != 'segmentation'
     # Files as they are: gradio would clip values of more than 8 bits.
     given = {'type': 'filepath', 'image_mode': None, 'height': 260}
-    given |= {'sources': ['upload', 'clipboard']}
     drawn = {'interactive': False, 'format': 'png', 'height': 420}
-    drawn |= {'buttons': ['download', 'fullscreen']}
     with gradio.Blocks(title=model.path.name) as page:
         about = f'{model.about.get("arch", "")}, {model.about["task"]}'
         gradio.Markdown(
@@ -140,10 +130,11 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
         with gradio.Row():
             pictures = [gradio.Image(label=label, **drawn) for label in ('Alone', 'In the batch')]
         if samples:
-            files = [str(path) for path in samples]
             with gradio.Row():
-                gradio.Examples(files, image, label='Samples')
-                gradio.Examples(files, second, label='Samples for the second image')
+                for target in (image, second):
+                    gradio.Examples(
+                        list(map(str, samples)), target, label=f'{target.label}: samples'
+                    )
         gradio.on(
             [image.change, second.change, side.release, score.release],
             partial(called, alone_and_together),

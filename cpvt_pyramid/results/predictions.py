@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union
 
 import numpy as np
 from PIL import Image
@@ -11,7 +11,7 @@ from PIL import Image
 from ..tooling.command import UserError
 from ..tooling.files import atomic_write
 from .drawing import Color, draw_boxes, draw_segmentation
-from .records import bounding_box, coco_fields, run_lengths, write_records
+from .records import bounding_box, coco_fields, mask_of, run_lengths, write_records
 
 if TYPE_CHECKING:
     import pandas
@@ -80,6 +80,27 @@ class _Prediction:
         COCO's run-length encoding."""
         raise NotImplementedError
 
+    def to_supervision(self) -> 'supervision.Detections':
+        """As `supervision.Detections`, with class names under `data['class_name']`; a label map
+        has one mask for each class in the image."""
+        try:
+            import supervision
+        except ImportError as error:
+            raise UserError(
+                f'to_supervision needs supervision; pip install supervision ({error})'
+            ) from error
+        items = self.items()
+        masks = [mask_of(item['mask']) for item in items if 'mask' in item]
+        boxes = [item.get('box') or bounding_box(mask_of(item['mask'])) for item in items]
+        scores = [item['score'] for item in items if 'score' in item]
+        return supervision.Detections(
+            xyxy=np.reshape(boxes, (-1, 4)).astype(np.float32),
+            mask=np.array(masks) if masks else None,
+            confidence=np.array(scores, np.float32) if self.kind == 'detections' else None,
+            class_id=np.array([item['label'] for item in items], int),
+            data={'class_name': np.array([item['class'] for item in items], str)},
+        )
+
     def to_coco(
         self, image_id: int = 0, category_ids: Optional[Sequence[int]] = None
     ) -> list[dict[str, Any]]:
@@ -91,11 +112,10 @@ class _Prediction:
             category_ids: of each class; by default 1, 2, 3, ...
         """
         ids = category_ids or range(1, len(self.classes) + 1)
-        results = []
-        for item in self.items():
-            result = {'image_id': image_id, 'category_id': ids[item['label']]}
-            results.append(result | coco_fields(item))
-        return results
+        return [
+            {'image_id': image_id, 'category_id': ids[item['label']], **coco_fields(item)}
+            for item in self.items()
+        ]
 
     def write(self, folder: Path, name: str, source: Union[str, Path]) -> None:
         """Write NAME.overlay.png, and NAME.detections.json, NAME.labels.png, or NAME.segments.json
@@ -158,12 +178,6 @@ class Detections(_Prediction):
     def __len__(self) -> int:
         return len(self.boxes)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: Union[slice, Sequence[int], np.ndarray]) -> 'Detections': ...
-
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (int, np.integer)):
             return self[[index]].items()[0]
@@ -205,12 +219,6 @@ class Detections(_Prediction):
             item['mask'] = run_lengths(mask)
         return items
 
-    def to_supervision(self) -> 'supervision.Detections':
-        """As `supervision.Detections`, with class names under `data['class_name']`."""
-        return _to_supervision(
-            self, self.labels, xyxy=self.boxes, mask=self.masks, confidence=self.scores
-        )
-
 
 @dataclass(frozen=True, repr=False)
 class LabelMap(_Prediction):
@@ -244,21 +252,12 @@ class LabelMap(_Prediction):
 
     def items(self) -> list[dict[str, Any]]:
         """The classes in the image, as dicts."""
+        labels = np.unique(self.labels).tolist()
+        masks = [run_lengths(self.labels == label) for label in labels]
         return [
-            {
-                'label': label,
-                'class': self.name_of(label),
-                'mask': run_lengths(self.labels == label),
-            }
-            for label in np.unique(self.labels).tolist()
+            {'label': label, 'class': self.name_of(label), 'mask': mask}
+            for label, mask in zip(labels, masks)
         ]
-
-    def to_supervision(self) -> 'supervision.Detections':
-        """As `supervision.Detections` with one mask for each class in the image."""
-        present = np.unique(self.labels).astype(int)
-        masks = self.labels == present[:, None, None]
-        boxes = np.array([bounding_box(mask) for mask in masks], np.float32)
-        return _to_supervision(self, present, xyxy=boxes, mask=masks)
 
     def _write(self, stem: Path, source: Union[str, Path]) -> None:
         """A picture whose pixel values are class indices. Viewers show it in the colours of the
@@ -323,16 +322,3 @@ Prediction = Union[Detections, LabelMap, Segments]
 def save_picture(picture: Image.Image, path: Path, **options: Any) -> None:
     with atomic_write(path) as file:
         picture.save(file, 'PNG', **options)
-
-
-def _to_supervision(
-    found: _Prediction, labels: np.ndarray, **fields: Any
-) -> 'supervision.Detections':
-    try:
-        import supervision
-    except ImportError as error:
-        raise UserError(
-            f'to_supervision needs supervision; pip install supervision ({error})'
-        ) from error
-    names = np.array([found.classes[label] for label in labels], str)
-    return supervision.Detections(class_id=labels, data={'class_name': names}, **fields)

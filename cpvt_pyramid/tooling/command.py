@@ -95,9 +95,6 @@ def run_command(
         argv: the arguments, by default those of the process.
         interrupted: shown after an interrupt or on a full disk; `{name}` is replaced by an option's
             value.
-
-    Returns:
-        The exit status.
     """
     prepare_for_torch()
     send_no_telemetry()
@@ -122,10 +119,7 @@ def prepare_for_torch() -> None:
 
 
 def send_no_telemetry() -> None:
-    """Keep onnxruntime from reporting its use to its maker, unless the environment allows it.
-
-    To be called before onnxruntime is imported.
-    """
+    """Unless the environment allows it, onnxruntime, imported later, does not report its use."""
     os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
 
 
@@ -133,15 +127,12 @@ def run_tool(
     name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
 ) -> int:
     """Call a tool's function; turn errors of the user, interrupts, a full disk, denied permission
-    and missing packages into one line on stderr, which begins with `name`.
-
-    Returns:
-        The exit status.
-    """
+    and missing packages into one line on stderr, which begins with `name`."""
     default = signal.signal(signal.SIGTERM, exit_on_signal)
     plain = warnings.formatwarning
+    own = str(Path(__file__).parents[1])
     warnings.formatwarning = lambda message, kind, file, *rest: (
-        f'{name}: {message}\n' if is_own(file) else plain(message, kind, file, *rest)
+        f'{name}: {message}\n' if file.startswith(own) else plain(message, kind, file, *rest)
     )
     try:
         with warnings.catch_warnings():
@@ -178,11 +169,6 @@ def run_tool(
     return status
 
 
-def is_own(file: str) -> bool:
-    """Whether a file is one of this package."""
-    return Path(file).is_relative_to(Path(__file__).parents[1])
-
-
 def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -210,17 +196,12 @@ def missing_package(error: BaseException) -> str:
     package = (first.name or '').partition('.')[0]
     if package in ('', PACKAGE) or package in sys.builtin_module_names:
         return ''
+    advice = 'python -m cpvt_pyramid.doctor tells what to install'
     if package in sys.modules or find_spec(package) is not None:
-        return (
-            f'{one_line(first)}: the installed version of {package} does not fit; '
-            'python -m cpvt_pyramid.doctor tells what to install'
-        )
-    line = f'{package} is not installed for {sys.executable}; '
-    python = ROOT / '.venv/bin/python'
-    if Path(sys.prefix) == ROOT / '.venv' or not (ROOT / 'tools/setup_env.sh').exists():
-        return f'{line}python -m cpvt_pyramid.doctor tells what to install'
-    created = '' if python.exists() else ', which `make setup` creates'
-    return f'{line}run this tool with {python}{created}'
+        return f'{one_line(first)}: the installed version of {package} does not fit; {advice}'
+    if Path(sys.prefix) != ROOT / '.venv' and (ROOT / 'tools/setup_env.sh').exists():
+        advice = f'run this tool with {ROOT / ".venv/bin/python"}, which `make setup` creates'
+    return f'{package} is not installed for {sys.executable}; {advice}'
 
 
 def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:
@@ -283,7 +264,10 @@ def parser_of(function: Callable) -> ArgumentParser:
             continue
         if not required:
             settings['default'] = parameter.default
-            text += shown_default(parameter.default)
+            if parameter.default and not isinstance(parameter.default, bool):
+                several = isinstance(parameter.default, (list, tuple))
+                shown = map(str, parameter.default if several else [parameter.default])
+                text += f' (default: {" ".join(shown)})'.replace('%', '%%')
         flag = f'--{name.replace("_", "-")}'
         parser.add_argument(flag, required=required, help=text, **settings)
     if 'launcher' in parameters:
@@ -308,14 +292,6 @@ def argparse_settings(kind: Any) -> dict:
     if origin is tuple:
         return argparse_settings(inner[0]) | {'nargs': len(inner)}
     return {'type': kind}
-
-
-def shown_default(default: Any) -> str:
-    """A default value for --help, or nothing if it means that there is no value."""
-    if default is None or isinstance(default, bool) or default in ('', ()):
-        return ''
-    text = ' '.join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
-    return f' (default: {text})'.replace('%', '%%')
 
 
 def documented_arguments(function: Callable) -> dict[str, tuple[str, str]]:

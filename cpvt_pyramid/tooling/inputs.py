@@ -143,9 +143,8 @@ def distinct_names(
     owners = {name.casefold(): source for name, source in owners.items()}
     taken: set[str] = set()
     for path, wanted in found.items():
-        source = os.path.relpath(path, folder)
 
-        def conflicts(name: str, source: str = source) -> bool:
+        def conflicts(name: str, source: str = os.path.relpath(path, folder)) -> bool:
             files = [folder / f'{name}{ending}' for ending in RESULTS]
             owner = owners.get(name.casefold(), source)
             if owner != source and (owner in sources or any(file.exists() for file in files)):

@@ -38,10 +38,8 @@ def of_process(field: str) -> int:
 
 def restart_peak() -> None:
     """Reset `peak` to the resident memory now. No effect outside Linux."""
-    try:
+    with suppress(OSError):
         Path('/proc/self/clear_refs').write_text('5')
-    except OSError:
-        pass
 
 
 def available() -> int:
@@ -66,11 +64,9 @@ def trim() -> None:
 
 def limit() -> None:
     """Make allocations fail before the machine runs out of memory. No effect outside Linux."""
-    try:
+    with suppress(OSError, ValueError):
         most = in_bytes('/proc/meminfo', 'MemAvailable') + of_process('VmSize')
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    except (OSError, ValueError):
-        pass
 
 
 def in_bytes(path: str, field: str) -> int:

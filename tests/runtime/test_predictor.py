@@ -189,7 +189,8 @@ def test_supervision(model, photos, monkeypatch):
     monkeypatch.setitem(sys.modules, 'supervision', stand_in)
     found = Predictor(model('box'))(photos[0])
     given = found.to_supervision()
-    assert given.xyxy is found.boxes and given.mask is found.masks
+    for field, expected in (('xyxy', found.boxes), ('mask', found.masks)):
+        np.testing.assert_array_equal(getattr(given, field), expected)
     assert given.data['class_name'].tolist() == ['one']
     labels = Predictor(model('labels'))(photos[0])
     given = labels.to_supervision()

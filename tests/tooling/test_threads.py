@@ -101,10 +101,6 @@ def test_what_the_user_chose_is_kept(monkeypatch):
     prepare_for_torch()
     assert os.environ['OMP_WAIT_POLICY'] == 'active' and 'GOMP_SPINCOUNT' not in os.environ
     assert os.environ['THP_MEM_ALLOC_ENABLE'] == '0'
-    monkeypatch.delenv('OMP_WAIT_POLICY')
-    monkeypatch.setenv('GOMP_SPINCOUNT', '10')
-    prepare_for_torch()
-    assert os.environ['GOMP_SPINCOUNT'] == '10' and 'OMP_WAIT_POLICY' not in os.environ
 
 
 def test_a_budget_is_shared():

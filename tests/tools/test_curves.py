@@ -124,19 +124,6 @@ def test_curves_are_drawn(tmp_path, capsys) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [folder.name, 'both.jpg', 'curves.png']
 
 
-def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, capsys, monkeypatch) -> None:
-    def full(*paths: Path) -> None:
-        raise OSError(28, 'No space left on device')
-
-    write_log(tmp_path / '20260101_000000', epochs(1, 2, 20, 5))
-    (tmp_path / 'curves.png').write_text('old')
-    before = sorted(tmp_path.rglob('*'))
-    monkeypatch.setattr('os.replace', full)
-    assert tool.main([str(tmp_path)]) == 2
-    assert 'No space left' in capsys.readouterr().err
-    assert sorted(tmp_path.rglob('*')) == before and (tmp_path / 'curves.png').read_text() == 'old'
-
-
 def test_smoothing() -> None:
     assert tool.smoothed([1, 2, 6, 3], 1) == [1.5, 3, 11 / 3, 4.5]
     assert tool.smoothed([1, math.nan, 3], 1) == [1, 2, 3]

@@ -93,11 +93,6 @@ def test_mistakes(checkout, arguments, environment, complaint):
     assert line.startswith('setup: ') and complaint in line
 
 
-def test_help(checkout):
-    done = run(checkout, '--help')
-    assert done.returncode == 0 and 'MMCV_WHEEL=path/to/mmcv.whl' in done.stdout
-
-
 def test_a_complete_environment_is_kept_and_a_broken_one_is_replaced(checkout):
     assert compiled(complete(checkout))
     assert complete(checkout) == ['-c ']  # only whether the interpreter starts

@@ -61,9 +61,3 @@ def test_commands(photographs, tmp_path):
         assert tool.run(command, work, 1, 4) > 0
     with pytest.raises(tool.UserError, match='wrote 4 of 5 pictures'):
         tool.run(command, work, 1, 5)
-
-
-def test_mistakes(capsys):
-    for option in ('--cores 0', '--cores 999', '--rounds 0'):
-        assert tool.main([RETINANET, *option.split()]) == 2
-        assert '--cores at least 1 and at most' in capsys.readouterr().err

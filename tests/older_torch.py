@@ -7,11 +7,12 @@ from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
 LACKS = {
     'the fast operations': """
         core/test_export.py::test_compiled core/test_layers.py::test_training_keeps_the_tokens
-        ops/test_attention.py::test_bfloat16 ops/test_attention.py::test_gradient_of_the_gradient
+        ops/test_attention.py::test_bfloat16
         ops/test_attention.py::test_groups_of_queries ops/test_attention.py::test_which_version
         ops/test_dispatch.py::test_plain_is ops/test_dispatch.py::test_the_environment_selects
         ops/test_products.py::test_a_model_goes ops/test_products.py::test_bfloat16_gets
-        ops/test_products.py::test_equals_torch ops/test_products.py::test_gradients_of_weights
+        ops/test_products.py::test_equals_torch ops/test_products.py::test_gradients_of_gradients
+        ops/test_products.py::test_gradients_of_weights
         ops/test_products.py::test_onednn ops/test_products.py::test_other_types
         ops/test_products.py::test_training_keeps ops/test_winograd.py mm/test_winograd.py""",
     'float16 on CPUs': """

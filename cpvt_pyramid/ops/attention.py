@@ -27,9 +27,8 @@ from .dispatch import (
     opaque_when_compiled,
     use_onednn,
     use_onednn_bfloat16,
-    use_plain,
 )
-from .products import AT_A_TIME, differentiable, onednn_affine, summed_outer
+from .products import AT_A_TIME, onednn_affine, refuse_create_graph, summed_outer
 
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
@@ -76,22 +75,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     Returns:
         (B, N, heads * d).
     """
-    simple = not dropout and not use_plain() and (mask is None or mask.dtype == torch.bool)
-    if simple and q.shape[2] * k.shape[2] >= WORTH_ONEDNN and use_onednn(q):
-        bias = None if mask is None else key_bias(mask)
-        function = _Attention.apply if torch.is_grad_enabled() else attention
-        out = function(q, k, v, bias)
-    elif (
-        simple
-        and not torch.is_grad_enabled()
-        and (mask is None or k.shape[2] >= WORTH_BATCHES)
-        and use_onednn_bfloat16(q)
-    ):
-        out = batched_attention(q, k, v, mask)
-    elif simple and torch.is_grad_enabled() and q.is_cpu and is_unobserved(q):
-        out = grouped_attention(q, k, v, mask)
-    else:
+    trains = torch.is_grad_enabled()
+    if dropout or not is_unobserved(q) or (mask is not None and mask.dtype != torch.bool):
         out = plain_attention(q, k, v, mask, dropout)
+    elif q.shape[2] * k.shape[2] >= WORTH_ONEDNN and use_onednn(q):
+        out = (_Attention.apply if trains else attention)(q, k, v, key_bias(mask, q.dtype))
+    elif trains and q.is_cpu:
+        out = grouped_attention(q, k, v, mask)
+    elif not trains and (mask is None or k.shape[2] >= WORTH_BATCHES) and use_onednn_bfloat16(q):
+        out = batched_attention(q, k, v, mask)
+    else:
+        out = plain_attention(q, k, v, mask, 0.0)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -110,14 +104,14 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
     keys."""
     batch, heads, queries, _ = q.shape
     out, k = empty_map(q), scaled(k).transpose(2, 3)
-    bias = None if mask is None else key_bias(mask).to(q.dtype)[:, None, None]
+    bias = key_bias(mask, q.dtype)
     rows = max(AT_A_TIME // (heads * k.shape[3]), 1)
     images = max(rows // queries, 1)
     for b, start in itertools.product(range(0, batch, images), range(0, queries, rows)):
         part = slice(b, b + images), slice(None), slice(start, start + rows)
         scores = q[part] @ k[part[0]]
         if bias is not None:
-            scores += bias[part[0]]
+            scores += bias[part[0], None, None]
         out[part] = torch.softmax(scores, dim=-1, out=scores) @ v[part[0]]
     return out
 
@@ -164,9 +158,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        q, k, v, bias = inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return differentiable(formula, inputs, ctx.needs_input_grad, grad)
+        refuse_create_graph()
+        q, k, v, bias = ctx.saved_tensors
         grad_q = empty_map(q)
         k, v = scaled(k).contiguous(), v.contiguous()
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
@@ -180,13 +173,6 @@ class _Attention(torch.autograd.Function):
             grad_k[b, head] += summed_outer(grad_scores, part_q)
             grad_q[b, head, rows] = onednn_affine(grad_scores, k[b, head].t())
         return grad_q, scaled(grad_k), grad_v, None
-
-
-def formula(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Attention in differentiable steps, for gradients of gradients."""
-    scores = q @ scaled(k).transpose(2, 3)
-    scores = scores if bias is None else scores + bias[:, None, None]
-    return scores.softmax(-1) @ v
 
 
 def softmax(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
@@ -203,10 +189,12 @@ def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
         yield b, head, slice(start, start + rows)
 
 
-def key_bias(mask: Tensor) -> Tensor:
+def key_bias(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
     """Bias of scores (B, M) that a mask of keys stands for: 0 or minus infinity."""
-    keys = mask[:, 0, 0]
-    return keys.new_zeros(keys.shape, dtype=torch.float32).masked_fill_(~keys, float('-inf'))
+    if mask is None:
+        return None
+    hidden = ~mask[:, 0, 0]
+    return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float('-inf'))
 
 
 def scaled(k: Tensor) -> Tensor:

@@ -61,8 +61,7 @@ _plain = not HAS_FAST_OPS or os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '
 def plain(select: bool = True) -> Iterator[None]:
     """Select the plain version of every operation, in the whole process.
 
-    A backward pass belongs inside the context if its forward pass did: with activation
-    checkpointing it runs the forward pass a second time.
+    Gradients of gradients and `torch.func` need them.
 
     Args:
         select: False selects the fast versions instead, whatever is selected outside.

@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from .dispatch import graph_is_captured, opaque_when_compiled, use_plain
-from .products import autocast, differentiable, gradients, linear
+from .products import autocast, gradients, linear, refuse_create_graph
+
+# Windows (B * n, h * w, D), their height h and width w, and which of their tokens are the image's,
+# (B * n, h * w), or None where all are, to (B * n, h * w, E).
+InWindows = Callable[[Tensor, int, int, Optional[Tensor]], Tensor]
 
 
 def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -48,14 +52,13 @@ class _PatchConv(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x, weight)
         return plain_patch_conv(x, weight, bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight, _ = inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return differentiable(plain_patch_conv, inputs, ctx.needs_input_grad, grad)
+        refuse_create_graph()
+        x, weight = ctx.saved_tensors
         k = weight.shape[-1]
         grad_x, grad_weight, grad_bias = gradients(
             grad, patches(x, k), as_rows(weight), ctx.needs_input_grad
@@ -79,7 +82,7 @@ def as_rows(weight: Tensor) -> Tensor:
 
 
 def map_windows(
-    function: Callable[[Tensor, int, int, Optional[Tensor]], Tensor],
+    function: InWindows,
     project: Callable[[Tensor], Tensor],
     x: Tensor,
     mask: Optional[Tensor],
@@ -91,9 +94,7 @@ def map_windows(
     at its border are smaller instead.
 
     Args:
-        function: called with windows (B * n, h * w, D), their height h and width w, and which of
-            their tokens are the image's, (B * n, h * w), or None where all are; returns
-            (B * n, h * w, E), which do not depend on the other tokens.
+        function: see `InWindows`; its result does not depend on tokens outside the image.
         project: called once, before or after the map is split: (..., C) to (..., D).
         x: map (B, H, W, C).
         mask: (B, H, W, 1), True for the tokens of the image; None: all.
@@ -118,34 +119,22 @@ def map_windows(
 
 
 def map_border_windows(
-    function: Callable[[Tensor, int, int, Optional[Tensor]], Tensor],
-    x: Tensor,
-    mask: Optional[Tensor],
-    k: int,
+    function: InWindows, x: Tensor, mask: Optional[Tensor], k: int, dim: int = 1
 ) -> Tensor:
-    """A function of the windows of a map, which are smaller at the right and bottom border."""
-    rows = []
-    for strip, strip_mask in whole_and_rest(x, mask, k, 1):
-        parts = []
-        for part, keys in whole_and_rest(strip, strip_mask, k, 2):
-            b, height, width, _ = part.shape
-            sides = min(height, k), min(width, k)
-            if keys is not None:
-                keys = to_windows(keys, *sides)[..., 0]
-            out = function(to_windows(part, *sides), *sides, keys)
-            parts.append(from_windows(out, *sides, (b, height, width, out.shape[-1])))
-        rows.append(torch.cat(parts, dim=2))
-    return torch.cat(rows, dim=1)
+    """A function of the windows of a map, which are smaller at the right and bottom border.
 
-
-def whole_and_rest(
-    x: Tensor, mask: Optional[Tensor], k: int, dim: int
-) -> list[tuple[Tensor, Optional[Tensor]]]:
-    """A map and its mask split where the last whole window ends; without empty parts."""
+    The map is split where its last whole window ends, along `dim` and the dimensions after it.
+    """
+    if dim == 3:
+        height, width = min(x.shape[1], k), min(x.shape[2], k)
+        keys = None if mask is None else to_windows(mask, height, width)[..., 0]
+        out = function(to_windows(x, height, width), height, width, keys)
+        return from_windows(out, height, width, (*x.shape[:3], out.shape[-1]))
     rest = x.shape[dim] % k
     sizes = [size for size in (x.shape[dim] - rest, rest) if size]
     masks = [None] * len(sizes) if mask is None else mask.split(sizes, dim)
-    return list(zip(x.split(sizes, dim), masks))
+    parts = zip(x.split(sizes, dim), masks)
+    return torch.cat([map_border_windows(function, *part, k, dim + 1) for part in parts], dim)
 
 
 def to_windows(x: Tensor, height: int, width: int) -> Tensor:

@@ -156,15 +156,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x, weight)
         return onednn_affine(x, weight, bias)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        x, weight, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return differentiable(F.linear, (x, weight, bias), ctx.needs_input_grad, grad)
-        return gradients(grad, x, weight, ctx.needs_input_grad)
+        refuse_create_graph()
+        return gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad)
 
 
 class _MLP(torch.autograd.Function):
@@ -182,16 +180,14 @@ class _MLP(torch.autograd.Function):
         affine: Callable[..., Tensor],
     ) -> Tensor:
         hidden = affine(x, weight1, bias1) if keep else None
-        ctx.save_for_backward(x, weight1, bias1, weight2, bias2, hidden)
+        ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
         activated = F.gelu(hidden) if keep else affine(x, weight1, bias1, gelu=True)
         return affine(activated, weight2, bias2)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-        *inputs, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *differentiable(plain_mlp, inputs, ctx.needs_input_grad, grad), None, None
-        x, weight1, bias1, weight2, _ = inputs
+        refuse_create_graph()
+        x, weight1, bias1, weight2, hidden = ctx.saved_tensors
         *need_first, need_weight2, need_bias2, _, _ = ctx.needs_input_grad
         affine = affine_for(grad)
         if hidden is None:
@@ -204,13 +200,10 @@ class _MLP(torch.autograd.Function):
         return *first, grad_weight2, grad_bias2, None, None
 
 
-def differentiable(
-    function: Callable, inputs: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
-) -> tuple[Optional[Tensor], ...]:
-    """The gradients of a function's inputs by autograd, for gradients of gradients."""
-    wanted = [x for x, need in zip(inputs, needed) if need]
-    found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
-    return tuple(next(found) if need else None for need in needed)
+def refuse_create_graph() -> None:
+    """Raise a RuntimeError in a backward pass that is to be differentiated itself."""
+    if torch.is_grad_enabled():
+        raise RuntimeError('gradients of gradients need `with cpvt_pyramid.ops.plain():`')
 
 
 def gradients(

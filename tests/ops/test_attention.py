@@ -70,17 +70,6 @@ def test_equals_the_formula(**size):
         torch.testing.assert_close(attend(*inputs, 0.0), formula(*inputs))
 
 
-@in_parts
-@pytest.mark.parametrize('masked', [False, True])
-def test_gradient_of_the_gradient(masked):
-    leaves, inputs = operands(2, 2, 5, 4, masked)
-    second = []
-    for out in (attend(*inputs, 0.0), formula(*inputs)):
-        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        second.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
-    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)
-
-
 @settings(deadline=None, max_examples=60)
 @given(**sizes, threads=st.integers(1, 9), least=st.integers(1, 9))
 def test_groups_of_queries_equal_the_formula(threads, least, **size):

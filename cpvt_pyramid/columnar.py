@@ -117,10 +117,7 @@ class Column(LoadsCheckpoints):
     ) -> tuple[Optional[Tensor], Tensor, Optional[Tensor]]:
         """The output of the last block.
 
-        Args:
-            image: (B, in_channels, H, W), of any size from 1 x 1.
-            valid: (B, 2), the true height and width of each image in pixels; None: nothing is
-                padding.
+        Arguments are those of `CPVTPyramid.forward`.
 
         Returns:
             The class token (B, C), or None; the map (B, ceil(H / patch), ceil(W / patch), C), zero
@@ -167,15 +164,9 @@ class Column(LoadsCheckpoints):
         return self.arch.depth + 2
 
     def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer.
-
-        Args:
-            name: the parameter's name in this model.
-
-        Returns:
-            0 for what makes the tokens, 1 for the first block and the PEG around it, and so on;
-            the last for what follows the blocks.
-        """
+        """The depth of a parameter, for learning rates that grow layer by layer: 0 for what makes
+        the tokens, 1 for the first block and the PEG around it, and so on; the last for what
+        follows the blocks."""
         part, *rest = name.split('.')
         if part in ('blocks', 'pos_block'):
             return 1 + max(int(rest[0]), 0)
@@ -215,17 +206,8 @@ class CPVT(Column):
         init_weights(self.head)
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
-        """The logits of an image.
-
-        Args:
-            image: (B, in_channels, H, W), of any size from 1 x 1.
-            valid: (B, 2), the true height and width of each image in pixels, if the batch is
-                padded at the right and bottom. The logits are then those of the image alone.
-                None: nothing is padding.
-
-        Returns:
-            (B, num_classes).
-        """
+        """The logits of an image, (B, num_classes). Arguments are those of `CPVTPyramid.forward`;
+        with `valid`, an image's logits equal those of the image alone."""
         class_token, x, mask = self.features(image, valid)
         if class_token is not None:
             return self.head(self.norm(class_token))

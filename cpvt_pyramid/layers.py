@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
-from .mask import fill_outside, key_mask, score_mask, subsample
+from .mask import fill_outside, key_mask, subsample
 from .ops import LayerNorm, Linear
 from .position import AttentionPosition, Grid
 
@@ -68,7 +68,15 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a position encoding inside. Derived classes choose what attends."""
+    """Multi-head attention with a position encoding inside. Derived classes choose what attends.
+
+    Their arguments:
+        dim: channels of the tokens.
+        heads: attention heads.
+        attn_drop: dropout on the attention weights.
+        drop: dropout on the output.
+        position: position encoding inside the attention; None: there is none.
+    """
 
     position: AttentionPosition
 
@@ -84,19 +92,17 @@ class Attention(nn.Module):
         `step` cells each; `keys` is as from `Grid.keys`. Returns (B, T, C)."""
         q, k, v = [x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v)]
         q, k, bias = self.position(q, k, grid, step)  # (B, heads, T or M, d)
-        return ops.attend(q, k, v, score_mask(keys, bias), self.attn_drop * self.training)
+        if keys is not None and bias is not None:
+            bias = bias.masked_fill(~keys, float('-inf'))
+        mask = keys if bias is None else bias
+        return ops.attend(q, k, v, mask, self.attn_drop * self.training)
 
 
 class GlobalAttention(Attention):
     """Every token attends to the whole map, sub-sampled (PVT, section 3.3; Twins' GSA).
 
     Args:
-        dim: channels of the tokens.
-        heads: attention heads.
         sr_ratio: side of the patches that have one key and one value each.
-        attn_drop: dropout on the attention weights.
-        drop: dropout on the output.
-        position: position encoding inside the attention; None: there is none.
     """
 
     def __init__(
@@ -135,14 +141,9 @@ class WindowAttention(Attention):
     windows there are smaller if that gives the same result, see `ops.map_windows`.
 
     Args:
-        dim: channels of the tokens.
-        heads: attention heads.
         window: side of a window, in tokens.
         padding: 'mask': padded tokens are not attended to. 'zero': they are, with the keys and
             values of a zero token, as in timm and in Twins' detection code.
-        attn_drop: dropout on the attention weights.
-        drop: dropout on the output.
-        position: position encoding inside the attention; None: there is none.
     """
 
     def __init__(
@@ -182,12 +183,7 @@ class SelfAttention(Attention):
     """Every token attends to every token, the class token included (ViT, DeiT).
 
     Args:
-        dim: channels of the tokens.
-        heads: attention heads.
-        position: position encoding inside the attention; None: there is none.
         peg: a PEG for queries and keys alone; the values are those of the tokens without it.
-        attn_drop: dropout on the attention weights.
-        drop: dropout on the output.
     """
 
     def __init__(

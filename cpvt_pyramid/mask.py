@@ -64,11 +64,3 @@ def key_mask(mask: Optional[Tensor]) -> Optional[Tensor]:
     would give NaN.
     """
     return None if mask is None else (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
-
-
-def score_mask(keys: Optional[Tensor], bias: Optional[Tensor]) -> Optional[Tensor]:
-    """A mask of keys (B, 1, 1, M) and a bias of scores (B, heads, N, M), as one argument of
-    `ops.attend`."""
-    if keys is None or bias is None:
-        return keys if bias is None else bias
-    return bias.masked_fill(~keys, float('-inf'))

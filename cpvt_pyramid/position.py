@@ -266,12 +266,13 @@ class Grid(NamedTuple):
         return rows * step + (step - 1) / 2, columns * step + (step - 1) / 2
 
 
+Encoded = tuple[Tensor, Tensor, Optional[Tensor]]  # queries, keys, and a bias of their scores
+
+
 class AttentionPosition(nn.Module):
     """Position inside an attention. This one has none; others derive from it."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
-    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, step: int = 1) -> Encoded:
         """Queries, keys, and a bias (B, heads, T, M) of their scores, or None.
 
         Args:
@@ -333,9 +334,7 @@ class RoPE(AttentionPosition):
         along, across = frequency * angle.cos(), frequency * angle.sin()
         return torch.stack([torch.cat([along, -across], 1), torch.cat([across, along], 1)])
 
-    def forward(
-        self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
-    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, step: int = 1) -> Encoded:
         angles = self.angles(grid, 1, q)
         key_angles = angles if step == 1 else self.angles(grid, step, q)
         return rotate(q, angles), rotate(k, key_angles), None
@@ -348,7 +347,8 @@ class RoPE(AttentionPosition):
             width: Union[int, Tensor] = grid.width
             if grid.mask is not None:
                 height, width = (side.clamp(min=1)[:, None] for side in valid_sizes(grid.mask))
-            rows, columns = centered(rows, height), centered(columns, width)
+            rows = 2 * math.pi * ((2 * rows + 1) / height - 1)
+            columns = 2 * math.pi * ((2 * columns + 1) / width - 1)
         if self.frequencies is None:
             f_x, f_y = self.turned_axes(rows.new_zeros(1, 1))
         else:
@@ -357,11 +357,6 @@ class RoPE(AttentionPosition):
         row_angles = rows[:, None, :, None, None] * f_y[:, None, None]
         angles = (row_angles + column_angles).flatten(2, 3)
         return F.pad(angles, (0, 0, grid.class_tokens, 0))
-
-
-def centered(at: Tensor, side: Union[int, Tensor]) -> Tensor:
-    """Coordinates of tokens as angles, from -2 pi to 2 pi across an image of `side` tokens."""
-    return 2 * math.pi * ((2 * at + 1) / side - 1)
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
@@ -377,9 +372,7 @@ class AttentionBias(AttentionPosition):
     Nothing is added where the query or the key is the class token.
     """
 
-    def forward(
-        self, q: Tensor, k: Tensor, grid: Grid, step: int = 1
-    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, step: int = 1) -> Encoded:
         first = grid.class_tokens
         bias = self.bias(q[:, :, first:], grid, step).to(q.dtype)
         return q, k, F.pad(bias, (first, 0, first, 0)).expand(q.shape[0], -1, -1, -1)
@@ -557,16 +550,8 @@ class NoPosition(nn.Module):
 def position_table(
     kind: str, dim: int, image_size: Union[int, Sequence[int]], stride: int, mode: str = 'bilinear'
 ) -> nn.Module:
-    """Build the encoding that is added before the first block: a table, a formula or nothing.
-
-    Args:
-        kind: the encoding.
-        dim: channels of the tokens.
-        image_size: side of the image in pixels, or height and width, for which a table has one
-            entry for each token.
-        stride: of the tokens, in pixels.
-        mode: of the table's interpolation.
-    """
+    """Build the encoding that is added before the first block: a table for images of this size in
+    pixels, whose interpolation has this mode, a formula or nothing."""
     sides = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(
@@ -582,15 +567,8 @@ def position_table(
 def attention_position(
     kind: str, heads: int, dim: int, depth: float, options: dict
 ) -> AttentionPosition:
-    """Build the encoding inside an attention, for each of `POSITIONS`.
-
-    Args:
-        kind: the encoding.
-        heads: attention heads.
-        dim: channels of a head.
-        depth: of the layer, from 0 for the first to 1 for the last.
-        options: of the encoding.
-    """
+    """Build the encoding inside an attention: for this number of heads and channels of a head, at
+    this depth of the layer, from 0 for the first to 1 for the last."""
     if kind in ('rope', 'rope-mixed'):
         return RoPE(heads, dim, mixed=kind == 'rope-mixed', **options)
     if kind == 'relative':
@@ -607,11 +585,7 @@ def parse_position(
 ) -> tuple[str, Optional[PEG], dict]:
     """The encoding without its PEG, the PEG, and the encoding's options.
 
-    Args:
-        position: one of `POSITIONS`, or one of them and a PEG, as in 'learned+peg'.
-        peg: the PEG, or a dict of its fields; None: the published one.
-        options: of the encoding; None: the papers'.
-        columnar: whether the model is columnar.
+    Arguments are those of `CPVTPyramid`, and whether the model is columnar.
 
     Raises:
         ValueError: an unknown name, an encoding that the model cannot have, or settings that
@@ -619,15 +593,11 @@ def parse_position(
     """
     before, _, after = position.partition('+')
     known = [name for name in POSITIONS if columnar or name not in COLUMNAR_POSITIONS]
-    if before in COLUMNAR_POSITIONS and not columnar:
-        raise ValueError(
-            f'position={before!r} needs the columnar model (CPVT, DenseCPVT), whose queries and '
-            f'keys are the same tokens; the pyramid has {", ".join(known)}'
-        )
     if before not in known or after not in ('', 'peg') or (after and before in ('peg', 'none')):
+        others = '' if columnar else f'; columnar models also have {", ".join(COLUMNAR_POSITIONS)}'
         raise ValueError(
             f'unknown position {position!r}; one of {", ".join(known)}, or one of them and a PEG, '
-            f"as in 'learned+peg'"
+            f"as in 'learned+peg'{others}"
         )
     options = dict(options or {})
     if not options.keys() <= set(POSITIONS[before]):

@@ -240,15 +240,9 @@ class CPVTPyramid(LoadsCheckpoints):
         return sum(self.arch.depths) + 2
 
     def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer.
-
-        Args:
-            name: the parameter's name in this model.
-
-        Returns:
-            0 for the first patch embedding and its table, 1 for the first block and its PEG, and
-            so on; between the stages each part counts with the block before or after it.
-        """
+        """The depth of a parameter, for learning rates that grow layer by layer: 0 for the first
+        patch embedding and its table, 1 for the first block and its PEG, and so on; between the
+        stages each part counts with the block before or after it."""
         part, *rest = name.split('.')
         stage = int(rest[0])
         if part == 'blocks':

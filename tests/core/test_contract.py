@@ -360,7 +360,7 @@ MISTAKES = {
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims and 2 depths'),
         (dict(arch=Arch(*[(8,) * 5] * 5)), '1 to 4 stages, got 5'),
         (dict(position='rotary'), "unknown position 'rotary'; one of peg, learned"),
-        (dict(position='relative'), "'relative' needs the columnar model"),
+        (dict(position='relative'), "'relative'.* columnar models also have relative"),
         (dict(position='rope', position_options=dict(bass=10)), 'can hold base, normalized, got'),
         (dict(position='alibi', position_options=dict(base=10)), 'can hold nothing, got'),
         (dict(position='rope', position_options=dict(base=1)), 'base of RoPE must be greater'),

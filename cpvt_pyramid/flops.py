@@ -14,7 +14,7 @@ its own forward is not called, for example a ModuleList.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 
@@ -94,8 +94,6 @@ class _Operations(TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         op = func.overloadpacket
-        if op is aten.native_layer_norm and args[0].is_meta:
-            return empty_layer_norm(*args)
         if op not in flop_registry:
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -103,13 +101,6 @@ class _Operations(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.counter.count(op, out, args, kwargs)
         return out
-
-
-def empty_layer_norm(x: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs of a LayerNorm on the meta device. PyTorch's implementation, in Python, takes
-    longer than everything else that a pyramid does there."""
-    statistics = x.new_empty((*x.shape[: -len(shape)], *(1 for _ in shape)))
-    return torch.empty_like(x, memory_format=torch.contiguous_format), statistics, statistics
 
 
 def multiply_additions(op: Callable, out: object, args: tuple, kwargs: dict) -> int:

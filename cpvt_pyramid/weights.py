@@ -195,7 +195,7 @@ class LoadReport(NamedTuple):
 
 
 class Inert:
-    """Stands in for an object in a training's checkpoint that is not a tensor. It does nothing."""
+    """Stands in for an object in a training's checkpoint that is not a tensor; does nothing."""
 
     def __new__(cls, *_args: object) -> 'Inert':
         return super().__new__(cls)
@@ -212,9 +212,8 @@ def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadRepor
 
     Args:
         model: a backbone or a classifier, of timm's registry, too.
-        path: a `.pth` or `.safetensors` file in any format that this module reads: a path,
-            `timm://NAME`, `hf://OWNER/REPO/FILE` or an `https://` address, see
-            `downloads.local_file`.
+        path: a `.pth` or `.safetensors` file in any format that this module reads: a path, name
+            or address, see `downloads.local_file`.
 
     Raises:
         ConnectionError: the file cannot be downloaded.
@@ -268,18 +267,14 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     path = local_file(path)
     try:
         if path.suffix == '.safetensors':
-            try:
-                from safetensors.torch import load_file
-            except ImportError as error:
-                raise ImportError(
-                    f'reading {path} needs safetensors; pip install safetensors'
-                ) from error
+            from safetensors.torch import load_file
+
             return load_file(path, device=map_location)
         names = (name.rpartition('.') for name in INERT)
         inert = [type(name, (Inert,), {'__module__': module}) for module, _, name in names]
         checkpoint = load_tensors(path, map_location, inert)
-    except ImportError:
-        raise
+    except ImportError as error:
+        raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a torn or foreign file lead to
         unsafe = re.search(r'GLOBAL (\S+)', str(error))
         if isinstance(error, pickle.UnpicklingError) and unsafe:
@@ -294,7 +289,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
 
 
 def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
-    """`torch.load` of tensors, plain Python objects and these classes, which are of no harm."""
+    """`torch.load` of tensors, plain Python objects and these harmless classes."""
     if hasattr(torch.serialization, 'safe_globals'):
         with torch.serialization.safe_globals(list(others)):
             return torch.load(path, map_location=map_location, weights_only=True)
@@ -319,9 +314,7 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
 class LoadsCheckpoints(nn.Module):
     """A model whose `load_state_dict` reads every format of this module.
 
-    Args:
-        in_channels: channels of the image.
-        rgb_weights: how weights for RGB are made to fit other channels, see `inflated`.
+    Arguments are those of `CPVTPyramid`.
     """
 
     peg_starts_at_zero = False
@@ -353,10 +346,8 @@ class LoadsCheckpoints(nn.Module):
 def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) -> LoadReport:
     """Convert a checkpoint to the names and shapes of a model, in place.
 
-    Args:
-        module: the model that loads, see `LoadsCheckpoints`.
-        state_dict: the checkpoint.
-        prefix: of the module's names in it: '' or, in a larger model, the module's name and a dot.
+    The prefix is that of the module's names in the checkpoint: '' or, in a larger model, the
+    module's name and a dot.
 
     Raises:
         ValueError: the checkpoint is damaged or of another architecture. Nothing is changed.
@@ -371,8 +362,7 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
     theirs = {k: v for k, v in theirs.items() if k not in ignored}
     theirs, how = inflated(theirs, ours, module.rgb_weights)
     report = compare(ours, theirs)._replace(inflated=how, ignored=ignored)
-    objection = objection_to(ours, theirs, report)
-    if objection:
+    if objection := objection_to(ours, theirs, report):
         raise ValueError(objection)
 
     theirs |= {name: ours[name] for name in report.kept if module.may_be_missing(name)}
@@ -386,18 +376,13 @@ def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels:
     """Raise a ValueError unless weights for RGB can be made to fit `in_channels` in this way."""
     if rgb_weights is None:
         return
-    if in_channels == 3:
-        raise ValueError(
-            f'rgb_weights={rgb_weights!r} needs in_channels other than 3: weights for 3 channels '
-            f'are loaded as they are'
-        )
-    if rgb_weights in ('mean', 'repeat'):
-        return
     names = [] if isinstance(rgb_weights, str) else list(rgb_weights)
-    if len(names) != in_channels or len({*names}) != len(names) or not {*names} & {*RGB}:
+    named = len(names) == len({*names}) == in_channels and {*names} & {*RGB}
+    if in_channels == 3 or not (named or rgb_weights in ('mean', 'repeat')):
         raise ValueError(
-            f"rgb_weights must be 'mean', 'repeat' or the {in_channels} different names of the "
-            f'bands, some of them {", ".join(RGB)}; got {rgb_weights!r}'
+            f"rgb_weights needs in_channels other than 3, and must be 'mean', 'repeat' or the "
+            f'different names of the bands, some of them {", ".join(RGB)}; got {rgb_weights!r} for '
+            f'{in_channels} channels'
         )
 
 
@@ -424,17 +409,12 @@ def inflated(
     weight = theirs.get(name)
     if rgb_weights is None or weight is None or weight.dim() != 4 or weight.shape[1] != 3:
         return theirs, ''
-    channels, mean = ours[name].shape[1], weight.mean(1)
-    if rgb_weights == 'mean':
-        filters, how = [mean] * channels, "each band has the mean of RGB's filters"
-    elif rgb_weights == 'repeat':
-        filters, how = [weight[:, i % 3] for i in range(channels)], 'bands repeat those of RGB'
-    else:
-        of_color = dict(zip(RGB, weight.unbind(1)))
-        filters = [of_color.get(band, mean) for band in rgb_weights]
-        others = [band for band in rgb_weights if band not in RGB]
-        how = f"red, green and blue by name; the mean of RGB's filters for {', '.join(others)}"
-    made = torch.stack(filters, dim=1) * (3 / channels)
+    channels = ours[name].shape[1]
+    names = dict(mean=['mean'] * channels, repeat=[RGB[i % 3] for i in range(channels)])
+    bands = names[rgb_weights] if isinstance(rgb_weights, str) else rgb_weights
+    filters, mean = dict(zip(RGB, weight.unbind(1))), weight.mean(1)
+    made = torch.stack([filters.get(band, mean) for band in bands], dim=1) * (3 / channels)
+    how = ', '.join(band if band in RGB else 'their mean' for band in bands)
     return theirs | {name: made}, f'{name} made for {channels} channels from RGB: {how}'
 
 
@@ -453,7 +433,6 @@ def objection_to(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
 ) -> Optional[str]:
     """Why a checkpoint does not fit the model, and what to do; None if it fits."""
-    lacking, besides = (list(filter(BODY.match, names)) for names in (report.kept, report.unused))
     if not any(map(BODY.match, theirs)):
         return (
             f'the checkpoint has no tensor of this backbone, but {listed(list(theirs))}. '
@@ -479,14 +458,13 @@ def objection_to(
         return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
     # No position at all is a choice; a part of it is a damaged file.
     held = {name.split('.')[0] for name in filter(POSITION.match, theirs)}
-    lacking += [name for name in report.kept if POSITION.match(name) and name.split('.')[0] in held]
+    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in held]
     if lacking:
         return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
-    if besides:
+    if besides := list(filter(BODY.match, report.unused)):
         return f'the checkpoint is of another architecture: the model has no {listed(besides)}'
     for name in report.loaded:
-        defect = defect_of(theirs[name], ours[name])
-        if defect:
+        if defect := defect_of(theirs[name], ours[name]):
             return f'the checkpoint is damaged: {name} {defect}'
     return None
 
@@ -527,7 +505,7 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
 
 
 def describe_arch(tensors: dict[str, Tensor]) -> str:
-    """The name of an architecture, or its numbers where it has none."""
+    """The name of an architecture, or its numbers if it has none."""
     dims, depths = zip(*((stage[0], stage[-1]) for stage in shape_of(tensors)))
     return arch_of(tensors) or f'of dims {dims} and depths {depths}'
 
@@ -581,11 +559,7 @@ def format_of(names: Iterable[str]) -> str:
 
 
 def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of any format under our names, in our shapes. Nothing is lost.
-
-    Args:
-        tensors: as `tensors_of` returns them.
-    """
+    """What `tensors_of` returns of any format, under our names, in our shapes. Nothing is lost."""
     key = format_of(tensors)
     if key == 'ours':
         return {name.replace('head.fc.', 'head.'): value for name, value in tensors.items()}

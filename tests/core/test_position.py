@@ -18,7 +18,6 @@ from cpvt_pyramid.position import (
     LookHere,
     RelativePosition,
     RoPE,
-    SinCosPosition,
 )
 
 
@@ -67,12 +66,6 @@ def test_stride_gives_position_alone_at_ceil_size(stride, zero_padding):
         torch.testing.assert_close(out, convolved(padded, peg.proj[0], stride=stride))
 
 
-def test_sines_and_cosines_keep_the_dtype():
-    assert SinCosPosition(16)(torch.zeros(1, 3, 40, 16).bfloat16()).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match='multiple of 4'):
-        SinCosPosition(18)
-
-
 @pytest.mark.parametrize('height, width', [(1, 1), (5, 7), (14, 3)])
 @pytest.mark.parametrize('kind', ['Cat', 'DinoV3', 'Mixed'])
 def test_rope_is_timms(kind, height, width):
@@ -102,14 +95,10 @@ def test_mixed_frequencies_start_as_axial_ones_turned():
     assert not torch.equal(rope.frequencies[:, 0], rope.frequencies[:, 1])
 
 
-@pytest.mark.parametrize('heads, slopes', [
-    (1, [2**-8]),
-    (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),
-    (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
-])  # fmt: skip
-def test_slopes_of_alibi(heads, slopes):
+def test_slopes_of_alibi():
     """Those of ALiBi's paper for 8 heads, and of its code for 6."""
-    assert ALiBi(heads).slopes == slopes
+    assert ALiBi(8).slopes == [2**-i for i in range(1, 9)]
+    assert ALiBi(6).slopes == [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
 
 
 def is_in_view(right: int, up: int, first: float, view: float) -> bool:
@@ -144,7 +133,7 @@ def test_lookhere_s_slopes():
         assert not bias.diagonal(dim1=1, dim2=2).any()
 
 
-@pytest.mark.parametrize('view', [180, 90, 45])
+@pytest.mark.parametrize('view', [180, 45])
 def test_the_edge_of_a_view_is_seen_however_far(view):
     """Along a diagonal of 1,000 tokens, in single precision."""
     down = right = torch.arange(1000.0)
@@ -193,14 +182,8 @@ def test_inside_attention_exports():
     class Inside(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encodings = torch.nn.ModuleList(
-                [
-                    RoPE(2, 8, mixed=True, normalized=True),
-                    RelativePosition(8),
-                    FIRE(2),
-                    LookHere(2, 0),
-                ]
-            )
+            inside = RoPE(2, 8, mixed=True, normalized=True), RelativePosition(8), FIRE(2)
+            self.encodings = torch.nn.ModuleList([*inside, LookHere(2, 0)])
 
         def forward(self, x: torch.Tensor) -> list:
             grid = Grid(x.shape[1], x.shape[2], mask=x[..., :1] > 0)

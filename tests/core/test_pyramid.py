@@ -33,7 +33,7 @@ def test_window_padding_is_masked_when_one_side_alone_needs_it(size):
 # --- against timm ------------------------------------------------------------------------------
 
 
-def timm_pair(name: str, **options) -> tuple[torch.nn.Module, torch.nn.Module]:
+def timm_pair(name: str, **options: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     arch = shallow(name)
     theirs = randomize(timm.create_model(f'twins_{name}', depths=arch.depths)).eval()
     ours = CPVTPyramid(arch, stage_norm=False, **options).eval()
@@ -51,15 +51,8 @@ def assert_same_as_timm(ours, theirs, size):
 @pytest.mark.parametrize('arch', [name for name in TWINS if name in SHALLOW.values()])
 def test_equals_timm(arch):
     # timm's Twins has no stage norm, and pads windows with zeros: at 224 nothing is padded.
-    ours, theirs = timm_pair(arch)
-    assert_same_as_timm(ours, theirs, (224, 224))
-    if arch.startswith('pcpvt'):
-        assert_same_as_timm(ours, theirs, (96, 160))
-
-
-@pytest.mark.parametrize('arch', [name for name in TWINS if name.startswith('svt')])
-def test_equals_timm_where_windows_are_padded_with_zeros(arch):
-    assert_same_as_timm(*timm_pair(arch, window_padding='zero'), (96, 160))
+    assert_same_as_timm(*timm_pair(arch), (96, 160) if arch.startswith('pcpvt') else (224, 224))
+    assert_same_as_timm(*timm_pair(arch, window_padding='zero'), (96, 64))
 
 
 @pytest.mark.parametrize(
@@ -103,15 +96,9 @@ def test_frozen_stages_survive_train(frozen):
         for part in (*pegs, *(parts[i] for parts in others)):
             assert all(p.requires_grad == (i >= frozen) for p in part.parameters())
             assert all(m.training == (i >= frozen) for m in part.modules())
-    trainable = sum(p.requires_grad for p in model.parameters())
-    assert trainable == (0 if frozen == 4 else trainable) and (trainable > 0) == (frozen < 4)
-
-
-def test_norm_eval():
-    model = CPVTPyramid('svt_small', norm_eval=True, out_indices=(0,)).train()
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
-    assert norms and not any(m.training for m in norms)
-    assert model.blocks[0][0].mlp.training
+    model = CPVTPyramid(TINY_SVT, norm_eval=True).train()
+    for module in model.modules():
+        assert module.training != isinstance(module, torch.nn.LayerNorm)
 
 
 def test_drop_path_is_applied_once_to_a_branch():
@@ -138,17 +125,6 @@ def test_initial_weights():
     peg = model.pos_block[2].proj[0]
     assert abs(peg.weight.std() - (2 / 9) ** 0.5) < 0.03 and not peg.bias.any()
     assert not model.blocks[0][0].attn.q.bias.any()
-
-
-# --- position ----------------------------------------------------------------------------------
-
-
-def test_pvt_with_peg_is_cpvt():
-    """The paper's step: the same pyramid, with PEG in the place of the tables."""
-    with torch.device('meta'):
-        step, cpvt = CPVTPyramid('pvt_small', position='peg'), CPVTPyramid('pcpvt_small')
-    shapes = [{k: v.shape for k, v in x.state_dict().items()} for x in (step, cpvt)]
-    assert shapes[0] == shapes[1]
 
 
 def test_the_core_imports_torch_alone():

@@ -91,7 +91,10 @@ def tensors_from(source: str) -> dict:
 def test_formats_are_recognised_and_load_strictly(source):
     arch, key, _ = SOURCES[source]
     theirs = tensors_from(source)
-    assert format_of(tensors_of(theirs)) == key
+    names = list(tensors_of(theirs))
+    marked = [k for k, form in FORMATS.items() if any(re.match(form.mark, n) for n in names)]
+    assert marked == [key] * (key != 'ours')  # and no other
+    assert format_of(names) == key
     model = CPVTPyramid(TINY[arch])
     report = load(model, theirs)
     assert not report.unused
@@ -101,19 +104,15 @@ def test_formats_are_recognised_and_load_strictly(source):
 @pytest.mark.parametrize(
     ('arch', 'make', 'stage_norm'),
     [
-        ('pcpvt_small', of_mmseg, None),
-        ('svt_small', of_mmseg, None),
-        *((arch, partial(of_mmpretrain, stage_norms=DENSE), True) for arch in ('pcpvt', 'svt')),
-        *(
-            (arch, partial(of_mmpretrain, stage_norms=CLASSIFIER), False)
-            for arch in ('pcpvt', 'svt')
-        ),
+        ('pcpvt', of_mmseg, None),
+        ('svt', of_mmseg, None),
+        ('svt', partial(of_mmpretrain, stage_norms=DENSE), True),
+        ('pcpvt', partial(of_mmpretrain, stage_norms=CLASSIFIER), False),
         ('pvt', of_mmdet, None),
-        ('pvt_small', of_mmdet, None),
     ],
 )
 def test_equals_the_models_of_mm(arch, make, stage_norm):
-    theirs, ours = make(arch), CPVTPyramid(TINY.get(arch, arch), stage_norm=stage_norm)
+    theirs, ours = make(arch), CPVTPyramid(TINY[arch], stage_norm=stage_norm)
     ours.load_state_dict(theirs.state_dict())
     # At the second size, PVT's tables are interpolated; the others' windows would be padded.
     for size in ((224, 224), (160, 288)) if make is of_mmdet else ((224, 224),):
@@ -124,14 +123,6 @@ def test_equals_the_models_of_mm(arch, make, stage_norm):
             with torch.inference_mode():
                 maps[3] = norm(maps[3].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         same_maps(maps, expected)
-
-
-def test_classification_weights_of_svt_leave_the_stage_norms():
-    for theirs in (of_timm('svt'), classifier_of_mmpretrain('svt')):
-        model = CPVTPyramid(TINY['svt'])
-        before = {k: v.clone() for k, v in model.norm_list.state_dict().items()}
-        model.load_state_dict(theirs.state_dict())  # strict: what it cannot have is not missed
-        assert_loaded(model.norm_list, before)
 
 
 def test_the_names_of_pvts_authors_are_those_that_mmdetection_converts():
@@ -150,16 +141,15 @@ def test_the_names_of_pvts_authors_are_those_that_mmdetection_converts():
 
 
 @pytest.mark.parametrize('source', SOURCES)
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_round_trips_are_exact(source, dtype):
+def test_round_trips_are_exact(source):
     """From each format that can hold a source to each other one and back."""
     ours = to_ours(tensors_of(tensors_from(source)))
-    ours = {name: value.to(dtype) for name, value in ours.items()}
+    ours = {name: value.bfloat16() for name, value in ours.items()}
     is_pvt = SOURCES[source][0] == 'pvt'
     keys = ['ours', 'mmdet', 'pvt'] if is_pvt else ['ours', 'mmseg', 'mmpretrain']
     for key in keys:
         first = to_format(ours, key)
-        assert {value.dtype for value in first.values()} == {dtype}
+        assert {value.dtype for value in first.values()} == {torch.bfloat16}
         for other in keys:
             second = to_format(to_ours(tensors_of(first)), other)
             again = to_format(to_ours(tensors_of(second)), key)
@@ -171,13 +161,6 @@ def test_a_format_without_a_place_for_the_architecture_refuses_it(source, key):
     ours = to_ours(tensors_of(tensors_from(source)))
     with pytest.raises(ValueError, match=f'format {key!r} has no place for '):
         to_format(ours, key)
-
-
-def test_marks_tell_the_formats_apart():
-    for source, (_, key, _) in SOURCES.items():
-        names = list(tensors_of(tensors_from(source)))
-        matching = [k for k, f in FORMATS.items() if any(re.match(f.mark, n) for n in names)]
-        assert matching == [key] * (key != 'ours'), source
 
 
 # Whole models, wrappers, files
@@ -336,11 +319,6 @@ def test_what_is_wrong_is_said_first(model, checkpoint, complaint):
             model.load_state_dict(checkpoint, strict=strict)
 
 
-def test_a_model_of_something_else_is_an_error():
-    with pytest.raises(TypeError, match='a backbone .* got a Sequential; pass the part'):
-        load_weights(torch.nn.Sequential(CPVTPyramid(TINY['pcpvt'])), 'any.pth')
-
-
 def test_a_missing_package_is_named(published, tmp_path, monkeypatch):
     save_file(published, tmp_path / 'model.safetensors')
     monkeypatch.setitem(sys.modules, 'safetensors.torch', None)
@@ -348,10 +326,12 @@ def test_a_missing_package_is_named(published, tmp_path, monkeypatch):
         load_weights(CPVTPyramid(TINY['pcpvt']), tmp_path / 'model.safetensors')
 
 
-def test_a_checkpoint_of_something_else_is_an_error():
-    resnet = timm.create_model('resnet18').state_dict()
+def test_a_checkpoint_or_a_model_of_something_else_is_an_error():
+    model, resnet = CPVTPyramid(TINY['pcpvt']), timm.create_model('resnet18').state_dict()
     with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight.*the file'):
-        CPVTPyramid(TINY['pcpvt']).load_state_dict(resnet, strict=False)
+        model.load_state_dict(resnet, strict=False)
+    with pytest.raises(TypeError, match='a backbone .* got a Sequential; pass the part'):
+        load_weights(nn.Sequential(model), 'any.pth')
 
 
 def write_torn(path: Path, end: float) -> None:
@@ -365,7 +345,6 @@ def write_torn(path: Path, end: float) -> None:
     'write, complaint',
     [
         *((partial(write_torn, end=end), 'not a complete checkpoint') for end in (0, 1, 0.5, -1)),
-        (lambda path: path.write_text('version https://git-lfs'), 'is not a complete checkpoint'),
         (
             lambda path: path.write_bytes(pickle.dumps(os.system)),
             # Below torch 2.5, our own unpickler reads it.
@@ -374,12 +353,9 @@ def write_torn(path: Path, end: float) -> None:
         (lambda path: torch.save({'a': os.system}, path), 'holds more than tensors: posix.system'),
         (lambda path: torch.save({'a': nn.Linear(2, 2)}, path), 'holds more than tensors: torch'),
         (lambda path: torch.save(torch.ones(3), path), 'holds a Tensor, not tensors by their'),
-        (lambda path: torch.save([1, 2], path), 'holds a list'),
         (lambda path: torch.save({}, path), 'is empty'),
         (lambda path: torch.save({'state_dict': {}}, path), 'no tensor of this backbone|is empty'),
-        (lambda path: torch.save({'epoch': 3}, path), 'no tensor of this backbone'),
         (lambda path: path.mkdir(), 'no checkpoint at'),
-        (lambda path: None, 'no checkpoint at'),
     ],
 )
 @pytest.mark.filterwarnings('ignore:Detected pickle protocol')
@@ -391,15 +367,10 @@ def test_files_that_are_no_checkpoints(write, complaint, tmp_path):
     assert str(path) in str(caught.value) and '\n' not in str(caught.value)
 
 
-def test_the_home_of_an_unknown_user():
-    with pytest.raises(FileNotFoundError, match='no checkpoint at'):
-        load_weights(CPVTPyramid(TINY['pcpvt']), '~nobody/x.pth')
-
-
 # Damaged and hostile tensors: one ValueError, and the model is as it was
 
 
-some_sources = pytest.mark.parametrize('source', ['timm-svt', 'mmseg-pcpvt', 'mmdet-pvt'])
+some_sources = pytest.mark.parametrize('source', ['timm-svt', 'mmdet-pvt'])
 
 
 def unchanged(model: nn.Module, before: dict[str, torch.Tensor]) -> bool:
@@ -449,7 +420,7 @@ def test_a_strange_name_is_no_crash(source, name):
         model.load_state_dict(before)
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
 def test_floating_point_dtypes_load(dtype, published):
     tensors = {k: v.to(dtype) for k, v in published.items()}
     model = CPVTPyramid('pcpvt_nano')
@@ -475,7 +446,8 @@ def test_weights_of_rgb_for_other_channels(make, rgb_weights, weights_of, caplog
     with caplog.at_level('INFO'):
         model.load_state_dict(rgb.state_dict())
     (name,) = (n for n in rgb.state_dict() if re.match(r'patch_embed(s.0)?.proj.weight', n))
-    assert f'{name} made for 5 channels from RGB' in caplog.text
+    said = ', '.join(weights_of).replace('mean', 'their mean')
+    assert f'{name} made for 5 channels from RGB: {said}' in caplog.text
     weight = rgb.state_dict()[name]
     of = dict(zip(('red', 'green', 'blue', 'mean'), [*weight.unbind(1), weight.mean(1)]))
     expected = torch.stack([of[band] * 0.6 for band in weights_of], dim=1)
@@ -486,7 +458,7 @@ def test_weights_of_rgb_for_other_channels(make, rgb_weights, weights_of, caplog
     assert torch.equal(again.state_dict()[name], model.state_dict()[name])
 
 
-@pytest.mark.parametrize('channels', [1, 2, 4, 7])
+@pytest.mark.parametrize('channels', [1, 4])
 def test_bands_that_are_alike_give_what_grey_gives(channels):
     rgb = randomize(CPVTPyramid('pcpvt_nano')).eval()
     model = CPVTPyramid('pcpvt_nano', in_channels=channels, rgb_weights='mean').eval()
@@ -496,17 +468,10 @@ def test_bands_that_are_alike_give_what_grey_gives(channels):
         same_maps(model(grey.expand(-1, channels, -1, -1)), rgb(grey.expand(-1, 3, -1, -1)))
 
 
-def test_published_files_load_for_other_channels(published, tmp_path):
-    save_file(published, tmp_path / 'rgb.safetensors')
-    model = CPVTPyramid('pcpvt_nano', in_channels=4, rgb_weights=('blue', 'green', 'red', 'nir'))
-    report = load_weights(model, tmp_path / 'rgb.safetensors')
-    assert not report.mismatched and "the mean of RGB's filters for nir" in str(report)
-
-
 @pytest.mark.parametrize('options, message', [
     (dict(in_channels=3, rgb_weights='mean'), 'needs in_channels other than 3'),
-    (dict(in_channels=4, rgb_weights='middle'), "'mean', 'repeat' or the 4 different names"),
-    (dict(in_channels=4, rgb_weights=('red', 'green', 'blue')), "got .'red', 'green', 'blue'"),
+    (dict(in_channels=4, rgb_weights='middle'), "'mean', 'repeat' or the different names"),
+    (dict(in_channels=4, rgb_weights=('red', 'green', 'blue')), "got .'red', .* for 4 channels"),
     (dict(in_channels=2, rgb_weights=('vv', 'vh')), 'some of them red, green, blue'),
     (dict(in_channels=2, rgb_weights=('red', 'red')), 'different names'),
 ])  # fmt: skip

@@ -38,12 +38,6 @@ class Column(LoadsCheckpoints):
             3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
         class_token: whether there is a class token in addition to the map's tokens.
         pretrain_img_size: as in `CPVTPyramid`, like all that follow.
-        in_channels: channels of the image.
-        rgb_weights: how the first convolution is made from a checkpoint for RGB.
-        drop_rate: dropout on the embedded patches, after the attentions and in the MLPs.
-        attn_drop_rate: dropout on the attention weights.
-        drop_path_rate: rate of stochastic depth at the last block.
-        with_cp: activation checkpointing.
     """
 
     reads_map = True  # whether the map is used where there is a class token
@@ -75,8 +69,7 @@ class Column(LoadsCheckpoints):
         after = []
         if peg:
             followed = min(mapped, arch.depth - peg.qk_only)  # keys need a following block
-            peg.check(followed)
-            after = peg.indices(followed)
+            after = peg.indices(followed, followed)
 
         def block(index: int) -> Block:
             # A PEG for queries and keys alone is part of the following block.
@@ -177,11 +170,8 @@ class Column(LoadsCheckpoints):
 class CPVT(Column):
     """The columnar CPVT as a classifier, and the models it is compared with.
 
-    Args:
-        arch: as in `Column`.
-        num_classes: of the classifier.
-        **options: as in `Column`; unknown ones are an error. Without `class_token` the classifier
-            sees the mean of the map (GAP; CPVT, section 4.4).
+    Arguments are those of `Column`, and `num_classes`. Without `class_token` the classifier sees
+    the mean of the map (GAP; CPVT, section 4.4).
 
     Examples:
         >>> model = CPVT('cpvt_tiny', peg=PEG(after=range(6)))  # CPVT-Ti of the paper
@@ -275,11 +265,8 @@ class DenseCPVT(Column):
 class Level(nn.Module):
     """A level of the simple feature pyramid, from tokens (B, H, W, C).
 
-    Args:
-        dim: channels of the tokens.
-        out_channels: channels of the level.
-        doublings: how often the resolution is doubled, each time with half the channels; -1:
-            it is halved, by 2 x 2 max pooling.
+    The resolution is doubled `doublings` times, each time with half the channels; -1: it is halved,
+    by 2 x 2 max pooling.
     """
 
     def __init__(self, dim: int, out_channels: int, doublings: int) -> None:

@@ -17,15 +17,10 @@ from .position import AttentionPosition, Grid
 
 
 class PatchConv(nn.Conv2d):
-    """A convolution of tokens whose stride equals its kernel.
+    """A convolution of tokens whose stride equals its kernel, `size`.
 
     The map is padded with zeros at the right and bottom to a multiple of the kernel, so that
     the result has ceil(H / size) x ceil(W / size) tokens.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        size: side of a patch.
     """
 
     def __init__(self, in_channels: int, out_channels: int, size: int) -> None:
@@ -210,13 +205,7 @@ class SelfAttention(Attention):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU (erf) between them.
-
-    Args:
-        dim: channels of the tokens.
-        hidden: channels between the layers.
-        drop: dropout after each layer.
-    """
+    """Two linear layers with a GELU (erf) between them and dropout after each."""
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0) -> None:
         super().__init__()
@@ -229,11 +218,8 @@ class MLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): drops a branch for a sample, in training only.
-
-    Args:
-        rate: probability that the branch is dropped; what is kept is scaled by 1 / (1 - rate).
-    """
+    """Stochastic depth (arXiv 1603.09382): in training, drops a branch for a sample with a
+    probability of `rate`, and scales what is kept by 1 / (1 - rate)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

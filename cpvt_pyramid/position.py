@@ -71,21 +71,20 @@ class PEG(NamedTuple):
     qk_only: bool = False
     zero_init: bool = False
 
-    def indices(self, depth: int) -> list[int]:
-        """The blocks that a PEG follows, in a sequence of `depth` blocks; -1: before the first."""
+    def indices(self, depth: int, most: int) -> list[int]:
+        """The blocks that a PEG follows, in a sequence of `depth` blocks; -1: before the first.
+
+        Raises:
+            ValueError: `after` must name blocks of the longest sequence, of `most` blocks.
+        """
         if self.after == 'all':
             return list(range(depth))
-        after = (self.after,) if isinstance(self.after, int) else tuple(self.after)
+        after = {self.after} if isinstance(self.after, int) else {*self.after}
+        if not after or not after <= {*range(-1, most)}:
+            raise ValueError(
+                f"peg.after must be blocks from -1 to {most - 1} or 'all', got {self.after!r}"
+            )
         return [i for i in range(-1, depth) if i in after]
-
-    def check(self, depth: int) -> None:
-        """Raise a ValueError unless `after` names blocks of a sequence of `depth` blocks."""
-        if self.after != 'all':
-            after = {self.after} if isinstance(self.after, int) else set(self.after)
-            if not after or after != set(self.indices(depth)):
-                raise ValueError(
-                    f"peg.after must be blocks from -1 to {depth - 1} or 'all', got {self.after!r}"
-                )
 
     def build(self, dim: int) -> 'PosCNN':
         """One PEG, for tokens with `dim` channels."""

@@ -104,10 +104,8 @@ class CPVTPyramid(LoadsCheckpoints):
                 f'normalized coordinates need attention over the whole map, got an arch with '
                 f'window={arch.window}'
             )
-        if peg:
-            if peg.qk_only:
-                raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
-            peg.check(max(arch.depths))
+        if peg and peg.qk_only:
+            raise ValueError('peg.qk_only needs the columnar model (CPVT, DenseCPVT)')
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -151,7 +149,7 @@ class CPVTPyramid(LoadsCheckpoints):
             for stage in range(used)
         )
         pegs = [
-            {str(i): peg.build(dim) for i in peg.indices(depth)} if peg else {}
+            {str(i): peg.build(dim) for i in peg.indices(depth, max(arch.depths))} if peg else {}
             for dim, depth in zip(dims, arch.depths)
         ]
         # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Optional, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, Arch
@@ -38,7 +39,7 @@ def reference_maps(
         x = patches(x, patch, *layer(weights, f'patch_embeds.{i}.proj'))
         x = layer_norm(x, *layer(weights, f'patch_embeds.{i}.norm'), 1e-5)
         if f'pos_embeds.{i}.table' in weights:
-            x = x + bilinear(weights[f'pos_embeds.{i}.table'][0].permute(2, 0, 1), x.shape[1:])
+            x = x + resized(weights[f'pos_embeds.{i}.table'], x.shape[1:], 'bilinear')
         if sincos:
             x = x + sines_and_cosines(x)
         x = peg(x, weights, f'more_pos_block.{i}.-1', zero_padding)
@@ -70,7 +71,7 @@ def reference_tokens(
     arch = model.arch
     x = patches(image, arch.patch_size, *layer(weights, 'patch_embed.proj'))
     if 'pos_embed.table' in weights:
-        x = x + bicubic(weights['pos_embed.table'][0].permute(2, 0, 1), x.shape[1:])
+        x = x + resized(weights['pos_embed.table'], x.shape[1:], 'bicubic')
     if sincos:
         x = x + sines_and_cosines(x)
     first = x.new_zeros(arch.dim, 0)
@@ -193,32 +194,9 @@ def doubled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def bicubic(table: Tensor, size: Sequence[int]) -> Tensor:
-    """A table (C, H, W) at another size, by Keys' cubic convolution with a = -0.75."""
-
-    def share(far: Tensor) -> Tensor:
-        near = 1.25 * far**3 - 2.25 * far**2 + 1
-        return torch.where(far < 1, near, -0.75 * (far**3 - 5 * far**2 + 8 * far - 4))
-
-    return interpolated(table, size, range(-1, 3), share)
-
-
-def bilinear(table: Tensor, size: Sequence[int]) -> Tensor:
-    """A table (C, H, W) at another size, each value from its four neighbours."""
-    return interpolated(table, size, range(2), lambda far: 1 - far)
-
-
-def interpolated(table: Tensor, size: Sequence[int], taps: range, share: Callable) -> Tensor:
-    """Each value from the cells around its place, the outermost of which go on beyond the border;
-    `share` is the weight of a cell by its distance."""
-    for axis, new in zip((1, 2), size):
-        old = table.shape[axis]
-        at = (torch.arange(new, dtype=table.dtype) + 0.5) * old / new - 0.5
-        cells = [at.floor() + tap for tap in taps]
-        shares = [share((at - cell).abs()).view(-1, *[1] * (2 - axis)) for cell in cells]
-        values = [table.index_select(axis, cell.long().clamp(0, old - 1)) for cell in cells]
-        table = sum(value * part for value, part in zip(values, shares))
-    return table
+def resized(table: Tensor, size: Sequence[int], mode: str) -> Tensor:
+    """A table (1, H, W, C) at another size, (C, H, W)."""
+    return F.interpolate(table.permute(0, 3, 1, 2), size, mode=mode)[0]
 
 
 def sines_and_cosines(x: Tensor) -> Tensor:

@@ -33,13 +33,7 @@ def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A convolution whose stride equals its kernel, as a reshape and one matrix product.
 
-    Args:
-        x: map (B, H, W, C).
-        weight: (out, C, k, k), as in `nn.Conv2d`.
-        bias: (out,).
-
-    Returns:
-        (B, ceil(H / k), ceil(W / k), out).
+    Maps (B, H, W, C) by a weight (out, C, k, k) to (B, ceil(H / k), ceil(W / k), out).
     """
     x = pad_to_multiple(x, weight.shape[-1])
     if torch.is_grad_enabled() and not use_plain():
@@ -90,13 +84,13 @@ def map_windows(
 ) -> Tensor:
     """function(project(x)) of the windows of a map.
 
-    A map whose sides are not multiples of k is padded at the right and bottom. On a CPU the windows
-    at its border are smaller instead.
+    A map (B, H, W, C) whose sides are not multiples of k is padded at the right and bottom. On a
+    CPU the windows at its border are smaller instead.
 
     Args:
-        function: see `InWindows`; its result does not depend on tokens outside the image.
-        project: called once, before or after the map is split: (..., C) to (..., D).
-        x: map (B, H, W, C).
+        function: its result must not depend on tokens outside the image.
+        project: (..., C) to (..., D), called once, before or after the map is split.
+        x: the map.
         mask: (B, H, W, 1), True for the tokens of the image; None: all.
         k: side of a window.
 

@@ -11,17 +11,8 @@ from .dispatch import graph_is_captured
 
 
 def resize_table(table: Tensor, height: int, width: int, mode: str) -> Tensor:
-    """A table interpolated to the size of a map.
-
-    Args:
-        table: (1, h, w, C).
-        height: H.
-        width: W.
-        mode: 'bilinear' or 'bicubic', as in `F.interpolate` with `align_corners=False`.
-
-    Returns:
-        (1, H, W, C).
-    """
+    """A table (1, h, w, C) interpolated to the size of a map, (1, H, W, C); `mode` is 'bilinear' or
+    'bicubic', as in `F.interpolate` with `align_corners=False`."""
     # A captured graph serves other sizes, too, so that it always interpolates.
     if not graph_is_captured() and (height, width) == table.shape[1:3]:
         return table
@@ -32,20 +23,8 @@ def resize_table(table: Tensor, height: int, width: int, mode: str) -> Tensor:
 def resize_table_each(
     table: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int], mode: str
 ) -> Tensor:
-    """A table interpolated to the size of each image of a padded batch, and zero outside.
-
-    The sizes may be on a GPU: they are not read on the host.
-
-    Args:
-        table: (1, h, w, C).
-        heights: (B,), of the images.
-        widths: (B,), of the images.
-        size: H and W.
-        mode: as in `resize_table`.
-
-    Returns:
-        (B, H, W, C).
-    """
+    """A table (1, h, w, C) interpolated to the size of each image of a padded batch, (B, H, W, C),
+    and zero outside. The sizes (B,) may be on a GPU: they are not read on the host."""
     dtype = torch.promote_types(table.dtype, torch.float32)
     rows = interpolation_weights(heights.to(dtype), size[0], table.shape[1], mode)
     columns = interpolation_weights(widths.to(dtype), size[1], table.shape[2], mode)

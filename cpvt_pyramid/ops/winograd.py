@@ -107,16 +107,7 @@ def transform_weight(weight: Tensor) -> Tensor:
 
 
 def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """`F.conv2d` with padding 1.
-
-    Args:
-        x: (B, C, H, W).
-        weight: of `transform_weight`.
-        bias: (K,).
-
-    Returns:
-        (B, K, H, W), channels last if x is, else contiguous.
-    """
+    """`F.conv2d` with padding 1 of a map (B, C, H, W), by a weight from `transform_weight`."""
     (b, c, height, width), k = x.shape, weight.shape[1]
     # The format is that of F.conv2d: mmcv's RoIAlign reads any map as if it were contiguous.
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
@@ -142,15 +133,7 @@ def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
 
 
 def convolve_tiles(x: Tensor, weight: Tensor) -> Tensor:
-    """Convolve whole tiles, without padding.
-
-    Args:
-        x: (B, 3 h + 2, 3 w + 2, C).
-        weight: of `transform_weight`.
-
-    Returns:
-        (B, 3 h, 3 w, K).
-    """
+    """Convolve whole tiles (B, 3 h + 2, 3 w + 2, C), without padding, to (B, 3 h, 3 w, K)."""
     (b, *sides, c), k = x.shape, weight.shape[1]
     h, w = (side // OUTPUTS for side in sides)
     tall = x.new_empty(INPUTS, b, h, sides[1], c)

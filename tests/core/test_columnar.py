@@ -6,7 +6,7 @@ import torch
 from mmpretrain.models import VisionTransformer
 from models.ours import COLUMN_POSITIONS, TINY_COLUMN, classifier, dense
 from models.ports import randomize
-from reference import bicubic
+from reference import resized
 from support import load
 
 from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, PEG, ColumnarArch, load_weights
@@ -24,7 +24,7 @@ def test_with_a_learned_table_it_is_timms_deit(name, size):
     if size != (224, 224):
         first, table = weights['pos_embed'].split([1, 196], dim=1)
         cells = [side // 16 for side in size]
-        table = bicubic(table[0].T.unflatten(1, (14, 14)), cells).flatten(1).T[None]
+        table = resized(table.unflatten(1, (14, 14)), cells, 'bicubic').flatten(1).T[None]
         theirs = timm.create_model(f'deit_{name}_patch16_224', img_size=size).eval()
         theirs.load_state_dict(weights | {'pos_embed': torch.cat([first, table], dim=1)})
     image = torch.randn(1, 3, *size)

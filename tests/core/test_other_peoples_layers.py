@@ -11,8 +11,8 @@ import pytest
 import torch
 from models.ours import classifier, images, outputs, pcpvt, svt
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import MLP, Block, set_checkpointing
@@ -67,24 +67,17 @@ def test_global_hooks_fire_on_every_layer(model):
 
 
 @pytest.mark.parametrize('checkpointed', [False, True])
-def test_pruning_survives_steps(model, checkpointed):
+def test_pruning_survives_a_step(model, checkpointed):
     set_checkpointing(model, checkpointed)
     for name, module in layers_of(model).items():
         if 'mlp.fc' in name:
             prune.l1_unstructured(module, 'weight', amount=0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert len(set(losses)) == 3
-    for module in layers_of(model).values():
+    for _ in range(2):
+        grads = grads_of(model)
+    loss_of(model)  # the pre-hook applies the mask
+    for name, module in layers_of(model).items():
         if prune.is_pruned(module):
-            assert module.weight_orig.grad is not None
-            loss_of(model)  # the pre-hook applies the mask
+            assert grads[f'{name}.weight_orig'].any()
             assert (module.weight[module.weight_mask == 0] == 0).all()
 
 
@@ -111,16 +104,6 @@ def test_lora_layers_train(model, checkpointed):
     added = [k for k, _ in model.named_parameters() if '.a.' in k or '.b.' in k]
     assert added and all(grads[k].abs().sum() > 0 for k in added)
     assert not any('fc1.base' in k or 'fc2.base' in k for k in grads)
-
-
-def test_weight_norm_trains(model):
-    mlps = [m for m in model.modules() if isinstance(m, MLP)]
-    expected = loss_of(model)
-    for mlp in mlps:
-        parametrizations.weight_norm(mlp.fc1)
-    torch.testing.assert_close(loss_of(model), expected)
-    grads_of(model)
-    assert all(mlp.fc1.parametrizations.weight.original0.grad is not None for mlp in mlps)
 
 
 class Adapter(nn.Module):
@@ -212,17 +195,6 @@ def test_checkpointing_of_changed_blocks(model, change):
     torch.testing.assert_close(grads_of_two_losses(model), expected)
 
 
-def test_a_hook_sees_the_output_when_it_is_recomputed(model):
-    set_checkpointing(model, True)
-    seen = []
-    mlp = next(m for m in model.modules() if isinstance(m, MLP))
-    mlp.register_forward_hook(lambda _module, _args, out: seen.append(out.detach().clone()))
-    with set_checkpoint_early_stop(False):  # else the recomputation may end before the hook
-        grads_of(model)
-    assert len(seen) == 2
-    assert torch.equal(*seen)
-
-
 def test_hooks_in_a_compiled_model():
     torch._dynamo.reset()
     model = pcpvt(out_indices=(0,)).eval()
@@ -256,15 +228,3 @@ def test_per_sample_gradients_on_plain_ops(model):
         grads = torch.autograd.grad(loss(leaves, image), list(leaves.values()))
         for name, grad in zip(leaves, grads):
             torch.testing.assert_close(per_sample[name][i], grad, rtol=1e-4, atol=1e-5)
-
-
-def test_forward_mode_on_plain_ops(model):
-    """PyTorch's fused attention has no forward mode on CPUs, its math version has."""
-    attention = pytest.importorskip('torch.nn.attention', reason='torch 2.3 has it')
-    loss, parameters = functional(model.eval())
-    image, direction = IMAGE
-    with ops.plain(), attention.sdpa_kernel(attention.SDPBackend.MATH):
-        _, slope = torch.func.jvp(lambda x: loss(parameters, x), (image,), (direction,))
-    x = image.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(loss(parameters, x), x)
-    torch.testing.assert_close(slope, (grad * direction).sum(), rtol=1e-4, atol=1e-5)

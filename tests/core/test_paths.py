@@ -84,8 +84,10 @@ def run_path(
 @padded
 @pytest.mark.parametrize('name', BACKBONES)
 def test_maps_and_gradients_are_the_same(name, valid, path):
-    # More stages are compiled in the same way and take longer.
-    options = dict(out_indices=(0, 1)) if path == 'compiled' else {}
+    # More stages are compiled in the same way and take longer; `test_export.py` has unpadded ones.
+    if path == 'compiled' and valid is None:
+        return
+    options = dict(out_indices=(0,)) if path == 'compiled' else {}
     model = BACKBONES[name](**options).train()
     with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's own products
         maps, grads = maps_and_gradients(model, images(), valid)

@@ -201,10 +201,10 @@ def test_inside_attention_exports():
 
 
 def test_blocks_that_a_peg_follows():
-    assert PEG().indices(12) == [0]
-    assert PEG(after='all').indices(3) == [0, 1, 2]
-    assert PEG(after=range(6)).indices(12) == [0, 1, 2, 3, 4, 5]
-    assert PEG(after=[3, -1]).indices(12) == [-1, 3]
+    assert PEG().indices(12, 12) == [0]
+    assert PEG(after='all').indices(3, 12) == [0, 1, 2]
+    assert PEG(after=range(6)).indices(3, 12) == [0, 1, 2]
+    assert PEG(after=[3, -1]).indices(12, 12) == [-1, 3]
     for after in (12, -2, (), (0, 12), 'some'):
         with pytest.raises(ValueError, match='from -1 to 11'):
-            PEG(after=after).check(12)
+            PEG(after=after).indices(3, 12)

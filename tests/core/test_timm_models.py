@@ -15,7 +15,6 @@ from models.ours import outputs, shallow
 from models.ports import randomize
 from PIL import Image
 from reference import (
-    bilinear,
     block,
     everywhere,
     layer,
@@ -24,6 +23,7 @@ from reference import (
     peg,
     pointwise,
     reference_maps,
+    resized,
     same_maps,
 )
 from safetensors.torch import save_file
@@ -97,7 +97,7 @@ def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
     x = patches(x, 2, *layer(weights, 'patch_embeds.3.proj'))
     x = layer_norm(x, *layer(weights, 'patch_embeds.3.norm'), 1e-5)
     if 'pos_embeds.3.table' in weights:
-        x = x + bilinear(weights['pos_embeds.3.table'][0].permute(2, 0, 1), x.shape[1:])
+        x = x + resized(weights['pos_embeds.3.table'], x.shape[1:], 'bilinear')
     size = x.shape
     first = (weights['cls_token'] + weights.get('cls_pos', 0))[0].T
     x = torch.cat([first, x.flatten(1)], dim=1)[:, None]  # (C, 1, 1 + N)

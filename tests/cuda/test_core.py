@@ -8,7 +8,7 @@ from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
 from models.ports import randomize
 
-from cpvt_pyramid import CPVTPyramid, ops
+from cpvt_pyramid import ops
 from cpvt_pyramid.layers import WindowAttention, set_checkpointing
 from cpvt_pyramid.ops import attention
 from cpvt_pyramid.ops.attention import MAX_BATCH
@@ -235,13 +235,3 @@ def test_a_training_step_never_waits_for_the_gpu(name, valid, with_cp):
         optimizer.zero_grad()
 
     assert_never_waits(step)
-
-
-def test_the_model_follows_its_input_to_the_gpu_and_back():
-    """Nothing that depends on the device stays from an earlier call."""
-    on_cpu, on_gpu = twins(lambda: CPVTPyramid('pcpvt_nano', position='sincos+peg'))
-    image = images()
-    with torch.inference_mode():
-        expected = on_gpu.eval()(image.to(DEVICE), VALID)  # sizes on the CPU
-        assert_near(on_gpu.cpu()(image, VALID.to(DEVICE)), expected, FLOAT32)
-        assert_near(on_cpu.eval()(image, VALID), expected, FLOAT32)

@@ -89,20 +89,6 @@ def test_groups_of_queries_equal_the_formula(threads, least, **size):
     assert_formula(ours, leaves, inputs)
 
 
-@given(heads=st.integers(1, 40), queries=st.integers(1, 100_000), threads=st.integers(1, 64))
-def test_groups_keep_threads_busy(heads, queries, threads):
-    def busy(groups):
-        return heads * groups / (-(-heads * groups // threads) * threads)
-
-    groups = attention.groups_for(heads, queries, threads)
-    assert groups == 1 or queries // groups >= attention.MIN_GROUP
-    assert busy(groups) >= busy(1)
-    if queries >= threads * attention.MIN_GROUP:
-        assert busy(groups) >= 0.9
-    if busy(1) >= 0.9:
-        assert groups == 1
-
-
 def test_gradients_of_queries_keys_and_values_are_joined_in_one_pass():
     windows = WindowAttention(8, 2, window=3)
     qkv = torch.randn(4, 9, 24, requires_grad=True)
@@ -144,23 +130,16 @@ def test_bfloat16_in_batches_equals_the_formula(at_a_time, **size):
         ('attention', dict(queries=8)),
         ('attention', dict(queries=8, trains=True)),
         ('plain_attention', dict(queries=8, dropout=0.5)),
-        ('plain_attention', dict(queries=8, bias=True)),
-        ('plain_attention', dict(queries=8, dtype=torch.double)),
         ('plain_attention', dict(queries=8, plain=True)),
         ('plain_attention', dict()),  # too small for oneDNN
         ('grouped_attention', dict(trains=True)),
-        ('grouped_attention', dict(trains=True, masked=False)),
         ('plain_attention', dict(trains=True, dropout=0.5)),
-        ('plain_attention', dict(trains=True, bias=True)),
-        ('plain_attention', dict(trains=True, plain=True)),
         ('batched_attention', dict(dtype=torch.bfloat16)),
         ('batched_attention', dict(dtype=torch.bfloat16, keys=3, masked=False)),
         ('plain_attention', dict(dtype=torch.bfloat16, keys=3)),  # few keys, with a mask
         ('grouped_attention', dict(dtype=torch.bfloat16, trains=True)),
         ('plain_attention', dict(dtype=torch.bfloat16, hardware=False)),
-        ('plain_attention', dict(dtype=torch.bfloat16, dropout=0.5)),
         ('plain_attention', dict(dtype=torch.bfloat16, bias=True)),
-        ('plain_attention', dict(dtype=torch.bfloat16, plain=True)),
     ],
 )
 def test_which_version_runs(monkeypatch, expected, options):
@@ -195,29 +174,16 @@ def test_training_keeps_no_scores():
 
 @pytest.mark.parametrize('masked', [False, True])
 def test_in_several_calls(monkeypatch, masked):
-    """CUDA's kernels refuse more than 65,535 windows at a time."""
+    """CUDA's kernels refuse more than 65,535 windows at a time, and with 5-D windows
+    scaled_dot_product_attention falls back to its slow kernel."""
     windows = randomize(WindowAttention(8, 2, window=3)).eval()
     x = torch.randn(2, 10 if masked else 9, 12, 8)
     grid = Grid(*x.shape[1:3])
     whole = windows(x, grid)
     calls = []
     fused = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        attention.F, 'scaled_dot_product_attention', lambda *a: calls.append(len(a[0])) or fused(*a)
-    )
+    count = lambda *a: calls.append(a[0].shape) or fused(*a)  # noqa: E731
+    monkeypatch.setattr(attention.F, 'scaled_dot_product_attention', count)
     monkeypatch.setattr(attention, 'MAX_BATCH', 5)
     torch.testing.assert_close(windows(x, grid), whole)
-    assert len(calls) > 1 and max(calls) <= 5
-
-
-def test_it_is_on_4d_tensors(monkeypatch):
-    """With 5-D windows scaled_dot_product_attention falls back to its slow kernel."""
-    shapes = []
-    fused = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        attention.F,
-        'scaled_dot_product_attention',
-        lambda *a: shapes.append(a[0].dim()) or fused(*a),
-    )
-    WindowAttention(8, 2, window=7)(torch.randn(1, 14, 14, 8), Grid(14, 14))
-    assert shapes == [4]
+    assert len(calls) > 1 and all(len(shape) == 4 and shape[0] <= 5 for shape in calls)

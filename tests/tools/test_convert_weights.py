@@ -66,14 +66,13 @@ def test_there_and_back(first, second):
 
 
 @pytest.mark.parametrize(
-    ('make', 'to', 'key'),
+    ('make', 'to', 'key', 'safetensors'),
     [
-        (lambda: of_mmseg('svt_small'), 'mmpretrain', 'backbone.norm_after_stage0.weight'),
-        (lambda: of_mmdet('pvt_tiny'), 'official', 'pos_embed4'),
-        (lambda: of_timm('pcpvt_nano').bfloat16(), 'mmseg', 'layers.0.0.norm1.weight'),
+        (lambda: of_mmseg('svt_small'), 'mmpretrain', 'backbone.norm_after_stage0.weight', False),
+        (lambda: of_mmdet('pvt_tiny'), 'official', 'pos_embed4', True),
+        (lambda: of_timm('pcpvt_nano').bfloat16(), 'mmseg', 'layers.0.0.norm1.weight', True),
     ],
 )
-@pytest.mark.parametrize('safetensors', [False, True])
 def test_other_models(make, to, key, safetensors):
     theirs = make().state_dict()
     there = convert(save(theirs), to, safetensors=safetensors)

@@ -94,11 +94,7 @@ Row = TypeVar('Row', Arch, ColumnarArch)
 
 
 def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
-    """Look up a variant.
-
-    Args:
-        arch: its name, or a row of your own, also as a dict of its fields.
-        kind: `Arch` or `ColumnarArch`.
+    """Look up a variant by its name; a row of your own, also as a dict of its fields, is returned.
 
     Raises:
         ValueError: the name is unknown, or is that of the other kind of model.
@@ -109,8 +105,7 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
         return arch
     pyramid = kind is Arch
     archs: Mapping[Any, Any] = ARCHS if pyramid else COLUMNAR_ARCHS
-    others = COLUMNAR_ARCHS if pyramid else ARCHS
-    if arch in others:
+    if arch in (COLUMNAR_ARCHS if pyramid else ARCHS):
         classes = 'CPVT, a classifier, or DenseCPVT, a backbone' if pyramid else 'CPVTPyramid'
         is_a = 'columnar model' if pyramid else 'pyramid'
         raise ValueError(f'arch {arch!r} is a {is_a}; use the class {classes}')
@@ -129,10 +124,7 @@ def check_stages(
     for field in ('heads', 'mlp_ratios', 'depths', 'sr_ratios'):
         entries = len(getattr(arch, field))
         if entries != stages:
-            raise ValueError(
-                f'every field of arch must have one entry per stage, but there are {stages} dims '
-                f'and {entries} {field}'
-            )
+            raise ValueError(f'arch must have one {field} per stage, got {stages} dims, {entries}')
     for dim, heads in zip(arch.dims, arch.heads):
         check_heads(dim, heads)
     if not out_indices or not all(0 <= i < stages for i in out_indices):

@@ -56,8 +56,7 @@ class CPVTPyramid(LoadsCheckpoints):
         frozen_stages: number of stages, from the first, that do not train (patch embedding,
             blocks, PEG and norm). 0 or -1: none. In mm's ResNet and Swin 0 freezes the stem; here
             the stem is part of the first stage.
-        norm_eval: keep norm layers in evaluation mode during training. It makes a difference only
-            if you replace LayerNorms by norms with running statistics.
+        norm_eval: keep norm layers in evaluation mode in training; LayerNorms are the same in both.
         with_cp: activation checkpointing: less memory in training, more time.
 
     Attributes:

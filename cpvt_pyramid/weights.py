@@ -245,13 +245,9 @@ def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadRepor
 
 
 def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
-    """Read a `.pth` or `.safetensors` file, without running code from it.
+    """Read a `.pth` or `.safetensors` file, by a path, name or address as in `load_weights`.
 
-    Other objects that mmengine and timm save become `Inert`.
-
-    Args:
-        path: a path, or a name or address as in `load_weights`.
-        map_location: device of the tensors.
+    No code from it runs. Other objects that mmengine and timm save become `Inert`.
 
     Raises:
         ConnectionError: the file cannot be downloaded.
@@ -597,9 +593,8 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
-    """The reverse of `to_ours`: our names and shapes in one of `FORMATS`, or 'ours'.
-
-    What a format of backbones has no name for keeps ours, if it is of the classifier.
+    """The reverse of `to_ours`: our names and shapes in one of `FORMATS`, or 'ours'. Tensors of a
+    classifier keep our names where a format of backbones has none.
 
     Raises:
         ValueError: the format has no place for the architecture.

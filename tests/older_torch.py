@@ -10,10 +10,10 @@ LACKS = {
         ops/test_attention.py::test_bfloat16
         ops/test_attention.py::test_groups_of_queries ops/test_attention.py::test_which_version
         ops/test_dispatch.py::test_plain_is ops/test_dispatch.py::test_the_environment_selects
-        ops/test_products.py::test_a_model_goes ops/test_products.py::test_bfloat16_gets
+        ops/test_products.py::test_bfloat16_gets
         ops/test_products.py::test_equals_torch ops/test_products.py::test_gradients_of_gradients
         ops/test_products.py::test_gradients_of_weights
-        ops/test_products.py::test_onednn ops/test_products.py::test_other_types
+        ops/test_products.py::test_other_types
         ops/test_products.py::test_training_keeps ops/test_winograd.py mm/test_winograd.py""",
     'float16 on CPUs': """
         core/test_contract.py::test_no_nan_in_any_precision

@@ -106,9 +106,7 @@ def convert(
 def validate(ours: dict[str, Tensor], model: nn.Module) -> None:
     """Raise a ValueError if a tensor is damaged or missing.
 
-    Args:
-        ours: under our names; some may have no place in the model.
-        model: of their architecture; see `model_of`.
+    The names are ours; some tensors may have no place in the model, which is that of `model_of`.
     """
     from torch import nn
 
@@ -121,8 +119,7 @@ def validate(ours: dict[str, Tensor], model: nn.Module) -> None:
         expected |= nn.ModuleDict(classifier).state_dict()
         expected |= dict.fromkeys(('cls_token', 'cls_pos'), expected['norm.bias'][None, None])
     report = compare(expected, ours)
-    objection = objection_to(expected, ours, report)
-    if objection:
+    if objection := objection_to(expected, ours, report):
         raise ValueError(objection)
     held = {name.split('.')[0] for name in ours}
     held |= {part for part, other in (('norm', 'head'), ('cls_token', 'cls_pos')) if other in held}
@@ -165,12 +162,9 @@ def check(ours: dict[str, Tensor], written: dict) -> None:
 
     again = to_ours(tensors_of(written))
     for name in ours.keys() | again.keys():
-        if name not in ours or name not in again or not same(ours[name], again[name]):
+        a, b = ours.get(name), again.get(name)
+        if a is None or b is None or a.dtype != b.dtype or not a.equal(b):
             raise ValueError(f'the conversion changes {name}')
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
 
 
 def model_of(ours: dict[str, Tensor]) -> nn.Module:
@@ -192,12 +186,10 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
             shape = tuple(ours[name].shape)
             raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
     kinds = ['learned'] * (table is not None) + ['peg'] * bool(pegs)
-    options = dict(
-        position='+'.join(kinds) or 'none',
-        pretrain_img_size=224
-        if table is None
-        else [(4 if stages else 16) * side for side in table.shape[1:3]],
-    )
+    patch = 4 if stages else 16
+    options = dict(position='+'.join(kinds))
+    if table is not None:
+        options['pretrain_img_size'] = [patch * side for side in table.shape[1:3]]
     if stages:
         model = CPVTPyramid(
             arch,

@@ -112,15 +112,10 @@ def use_onednn(x: Tensor) -> bool:
 def use_onednn_bfloat16(x: Tensor) -> bool:
     """True if x is bfloat16 on a CPU that multiplies it by AVX-512 instructions. PyTorch's own
     products are oneDNN's there, but its GELU and its attention are not."""
-    return (
-        is_unobserved(x)
-        and x.is_cpu
-        and x.dtype == torch.bfloat16
-        and CAPABILITIES.get('avx512_bf16', False)
-        and not CAPABILITIES.get('amx_bf16', False)  # has a fused kernel, not measured
-        and HAS_ONEDNN_LINEAR
-        and mkldnn.enabled
-    )
+    # AMX has a fused kernel, which was not measured.
+    fast = CAPABILITIES.get('avx512_bf16', False) and not CAPABILITIES.get('amx_bf16', False)
+    bfloat16 = x.is_cpu and x.dtype == torch.bfloat16
+    return bfloat16 and fast and is_unobserved(x) and HAS_ONEDNN_LINEAR and mkldnn.enabled
 
 
 def is_unobserved(x: Tensor) -> bool:
@@ -140,10 +135,7 @@ def opaque_when_compiled(like: Callable[..., Tensor]) -> Callable[..., Callable[
 
     With dynamic shapes the compiler's own kernels for these functions are slower than the functions
     (docs/performance_notes.md). In training, on other devices or dtypes, and in exports, the
-    functions are traced through.
-
-    Args:
-        like: called with the function's arguments, returns an empty tensor shaped as its result.
+    functions are traced through. `like(*arguments)` is an empty tensor shaped as the result.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

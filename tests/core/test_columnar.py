@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 from mmpretrain.models import VisionTransformer
-from models.ours import COLUMN_POSITIONS, TINY_COLUMN, classifier, dense
+from models.ours import TINY_COLUMN, classifier, dense
 from models.ports import randomize
 from reference import resized
 from support import load
@@ -57,48 +57,6 @@ def test_with_rope_it_is_timms_rope_vit(mixed, size):
     image = torch.randn(1, 3, *size)
     with torch.no_grad():
         torch.testing.assert_close(ours(image), theirs(image))
-
-
-# --- what position does ------------------------------------------------------------------------
-
-
-def shuffled(image: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The image with its 4 x 4 patches of 4 pixels in another order."""
-    patches = image.unflatten(3, (4, 4)).unflatten(2, (4, 4)).transpose(3, 4).flatten(2, 3)
-    patches = patches[:, :, order].unflatten(2, (4, 4)).transpose(3, 4)
-    return patches.flatten(4).flatten(2, 3)
-
-
-@pytest.mark.parametrize('name', COLUMN_POSITIONS)
-def test_position_is_what_tells_patches_apart(name):
-    """Without, a permutation of the patches permutes the features (CPVT, section 3.1)."""
-    model = classifier(**COLUMN_POSITIONS[name]).eval()
-    image, order = torch.randn(1, 3, 16, 16), torch.randperm(16)
-    with torch.no_grad():
-        first, x, _ = model.features(image)
-        first_of_shuffled, of_shuffled, _ = model.features(shuffled(image, order))
-    same = [
-        torch.allclose(first_of_shuffled, first, atol=1e-5),
-        torch.allclose(of_shuffled.flatten(1, 2), x.flatten(1, 2)[:, order], atol=1e-5),
-    ]
-    assert all(same) if name in ('none', 'dense 1x1') else not any(same)
-
-
-def test_peg_is_equivariant_to_translation_away_from_the_border():
-    """CPVT, section 3.2: but for what the zeros beyond the border tell, a moved image has moved
-    features. Of the first block, whose attention sees the same set of patches."""
-    one_block = TINY_COLUMN._replace(depth=1)
-    model = randomize(CPVT(one_block, class_token=False)).eval()
-    image = torch.zeros(1, 3, 40, 40)
-    image[:, :, 8:24, 8:24] = torch.randn(1, 3, 16, 16)
-    with torch.no_grad():
-        x, moved = (model.features(im)[1] for im in (image, image.roll((8, 4), (2, 3))))
-        learned = randomize(CPVT(one_block, position='learned')).eval()
-        y, moved_y = (learned.features(im)[1] for im in (image, image.roll((8, 4), (2, 3))))
-    inner = (slice(None), slice(1, 7), slice(1, 8))
-    by = (slice(None), slice(3, 9), slice(2, 9))
-    torch.testing.assert_close(moved[by], x[inner])
-    assert (moved_y[by] - y[inner]).abs().max() > 0.1
 
 
 # --- checkpoints -------------------------------------------------------------------------------

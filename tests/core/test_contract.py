@@ -356,7 +356,7 @@ MISTAKES = {
         (dict(frozen_stages=5), 'from -1 to 4'),
         (dict(window_padding='reflect'), "'mask' or 'zero'"),
         (dict(drop_path_rate=1.0), 'drop rates'),
-        (dict(arch=TINY_SVT._replace(depths=(2, 2))), '4 dims and 2 depths'),
+        (dict(arch=TINY_SVT._replace(depths=(2, 2))), 'one depths per stage, got 4 dims, 2'),
         (dict(arch=Arch(*[(8,) * 5] * 5)), '1 to 4 stages, got 5'),
         (dict(position='rotary'), "unknown position 'rotary'; one of peg, learned"),
         (dict(position='relative'), "'relative'.* columnar models also have relative"),

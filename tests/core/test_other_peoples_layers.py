@@ -12,7 +12,6 @@ import torch
 from models.ours import classifier, images, outputs, pcpvt, svt
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.utils.checkpoint import checkpoint
 
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import MLP, Block, set_checkpointing
@@ -133,11 +132,6 @@ def hook(name: str) -> Callable:
     return lambda block: block.get_submodule(name).register_forward_hook(change)
 
 
-def patch_forward(block: nn.Module) -> None:
-    forward = block.mlp.forward
-    block.mlp.forward = lambda x: forward(x).sigmoid()
-
-
 def override_branches(block: nn.Module) -> None:
     class Parallel(type(block)):
         def branches(self, x: Tensor, grid: Grid) -> Tensor:
@@ -151,12 +145,6 @@ def add_mlp_to_attention(block: nn.Module) -> None:
     block.attn.proj = nn.Sequential(block.attn.proj, MLP(block.attn.proj.out_features, 8))
 
 
-def nest_checkpointing(block: nn.Module) -> None:
-    mlp = block.mlp
-    forward = mlp.forward
-    mlp.forward = lambda x: checkpoint(forward, x, use_reentrant=False) * 2
-
-
 def remove_drop(block: nn.Module) -> None:
     block.mlp.drop = nn.Identity()
 
@@ -165,10 +153,8 @@ PARTS = ('norm1', 'attn', 'norm2', 'mlp', 'mlp.fc1', 'mlp.drop', 'mlp.fc2', 'dro
 CHANGES = {
     **{f'wrapped {part}': wrap(part) for part in PARTS},
     **{f'hook on {part}': hook(part) for part in PARTS},
-    'mlp.forward patched': patch_forward,
     'branches overridden': override_branches,
     'an MLP inside attn': add_mlp_to_attention,
-    'checkpointing inside': nest_checkpointing,
     'mlp.drop removed': remove_drop,
 }
 

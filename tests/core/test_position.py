@@ -27,22 +27,6 @@ def convolved(x: torch.Tensor, conv: torch.nn.Conv2d, **options: int) -> torch.T
     return x.permute(0, 2, 3, 1)
 
 
-@pytest.mark.parametrize(
-    'options',
-    [dict(kernel_size=1), dict(), dict(kernel_size=27), dict(conv='dense'), dict(layers=3)],
-)
-def test_peg_adds_a_convolution(options):
-    """Of each in a row."""
-    peg = randomize(PosCNN(8, **options))
-    side = options.get('kernel_size', 3)
-    groups = 8 if 'conv' in options else 1
-    assert peg.proj[0].weight.shape == (8, groups, side, side)  # of the published name
-    x = expected = torch.randn(2, 5, 6, 8)
-    for conv in peg.proj:
-        expected = expected + convolved(expected, conv, padding=side // 2)
-    torch.testing.assert_close(peg(x), expected)
-
-
 @pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize('conv', ['depthwise', 'separable', 'dense'])
 def test_gradients_have_the_strides_of_their_weights(conv, memory_format):
@@ -93,44 +77,6 @@ def test_mixed_frequencies_start_as_axial_ones_turned():
     f_x, f_y = rope.frequencies.unflatten(2, (2, 4)).unbind()  # two axes at right angles
     torch.testing.assert_close((f_x * f_y)[:, 0], -(f_x * f_y)[:, 1])
     assert not torch.equal(rope.frequencies[:, 0], rope.frequencies[:, 1])
-
-
-def test_slopes_of_alibi():
-    """Those of ALiBi's paper for 8 heads, and of its code for 6."""
-    assert ALiBi(8).slopes == [2**-i for i in range(1, 9)]
-    assert ALiBi(6).slopes == [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
-
-
-def is_in_view(right: int, up: int, first: float, view: float) -> bool:
-    """Whether a key at this offset is seen by a head whose view begins at an angle, in degrees."""
-    turn = (math.degrees(math.atan2(up, right)) - first + 1e-6) % 360
-    return (right, up) == (0, 0) or turn <= view + 2e-6
-
-
-@pytest.mark.parametrize('view', [180, 90, 45])
-def test_lookhere_s_heads_see_what_the_paper_s_do(view):
-    """Half planes along axes and diagonals; quadrants along axes and diagonals; eighths."""
-    q = torch.randn(1, 12, 25, 4)
-    _, _, (bias,) = LookHere(12, depth=0, view=view)(q, q, Grid(5, 5))
-    seen = bias[:, 12].unflatten(1, (5, 5)) > -100  # from the center
-    for head in seen[8:]:
-        assert head.all()
-    ours = sorted(head.flatten().tolist() for head in seen[:8])
-    at = [(column - 2, 2 - row) for row in range(5) for column in range(5)]
-    assert ours == sorted(
-        [is_in_view(*offset, first, view) for offset in at] for first in range(0, 360, 45)
-    )
-
-
-def test_lookhere_s_slopes():
-    """1/2 where directed, a geometric sequence elsewhere; scaled from 1.5 to 0.5 by layer."""
-    q = torch.randn(1, 12, 25, 4)
-    for depth, scale in ((0, 1.5), (0.5, 1), (1, 0.5)):
-        _, _, (bias,) = LookHere(12, depth, view=360)(q, q, Grid(5, 5))
-        slopes = torch.tensor([1 / 2] * 8 + [1 / 4, 1 / 16, 1 / 64, 1 / 256]) * -scale
-        torch.testing.assert_close(bias[:, 0, 3], slopes * 3)  # three columns to the right
-        torch.testing.assert_close(bias[:, 24, 0], slopes * math.sqrt(32))
-        assert not bias.diagonal(dim1=1, dim2=2).any()
 
 
 @pytest.mark.parametrize('view', [180, 45])

@@ -229,25 +229,17 @@ def whole(request, tmp_path) -> tuple:
     return arch, to_ours(tensors_of(backbone)), tensors, str(tmp_path / 'whole.pth')
 
 
-@pytest.mark.parametrize(
-    'way', ['load_from', 'load_state_dict', 'init_cfg', 'init_cfg with a prefix', 'timm']
-)
+@pytest.mark.parametrize('way', ['load_from', 'load_state_dict', 'timm'])
 def test_whole_models(whole, way):
     """A detector or segmentor with any of these backbones inside."""
     arch, backbone, tensors, path = whole
-    if way.startswith('init_cfg'):
-        init_cfg = dict(type='Pretrained', checkpoint=path)
-        init_cfg |= {'prefix': 'backbone.'} if way.endswith('prefix') else {}
-        model = Detector(arch, init_cfg=init_cfg)
-        model.backbone.init_weights()
+    model = Detector(arch)
+    if way == 'load_from':
+        load_checkpoint(model, path)
+    elif way == 'timm':
+        timm.models.load_checkpoint(model.backbone, path)
     else:
-        model = Detector(arch)
-        if way == 'load_from':
-            load_checkpoint(model, path)
-        elif way == 'timm':
-            timm.models.load_checkpoint(model.backbone, path)
-        else:
-            model.load_state_dict(tensors)
+        model.load_state_dict(tensors)
     for name, value in model.backbone.state_dict().items():
         if name in backbone or not name.startswith('norm_list.'):
             assert torch.equal(value, backbone[name]), name

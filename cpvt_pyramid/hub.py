@@ -27,7 +27,6 @@ from huggingface_hub import (
     PyTorchModelHubMixin,
     hf_hub_download,
 )
-from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -47,7 +46,6 @@ KINDS = {
     'mask_rcnn': ('torchvision_models', 'object-detection'),
     'semantic_fpn': ('torchvision_models', 'image-segmentation'),
 }
-OPTIONS_OF = {'classifier': ('PyramidClassifier', 'ColumnClassifier')}  # that `KINDS` passes on
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 
 
@@ -81,20 +79,21 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         super().__init__()
         if kind not in list(KINDS):  # a list, because JSON can hold what cannot be hashed
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
-        options = {name: to_json(name, value) for name, value in options.items()}
-        labels = options.get('num_classes')
-        if classes is not None and not fits(to_json('classes', classes), Sequence[str]):
-            raise ValueError(f'classes must be a list of names, got {classes!r}')
-        if classes and labels is not None and len(classes) != labels:
-            raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
+        options = json.loads(json.dumps(options))  # tuples become lists
         module = import_module(f'.{KINDS[kind][0]}', __package__)
         build = getattr(module, kind)
-        check_types(options, build, *(getattr(module, name) for name in OPTIONS_OF.get(kind, ())))
+        builders = [HubModel.__init__, build]
+        if kind == 'classifier':
+            builders += [module.PyramidClassifier, module.ColumnClassifier]
+        self.classes = None if classes is None else json.loads(json.dumps(classes))
+        check_types(options | dict(classes=self.classes), *builders)
         if isinstance(options.get('backbone'), dict):
             check_types(options['backbone'], CPVTPyramid, DenseCPVT, prefix='backbone.')
+        labels = options.get('num_classes')
+        if classes and labels is not None and len(classes) != labels:
+            raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
         self.model = build(**options)
         self.kind, self.options = kind, options
-        self.classes = list(classes) if classes else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -111,25 +110,18 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
                 `local_files_only`, `force_download`.
 
         Raises:
-            FileNotFoundError: there is no such folder, or it lacks a file.
-            ValueError: a file is damaged, or is not of a model of this package.
+            FileNotFoundError: the folder lacks a file.
+            ValueError: there is no such folder, or a file is damaged or not of a model of this
+                package.
         """
-
-        source = pretrained_model_name_or_path
+        folder = Path(pretrained_model_name_or_path)
 
         def path_of(name: str) -> Path:
-            if Path(source).is_dir():
-                return Path(source, name)
-            try:
-                return Path(hf_hub_download(str(source), name, **options))
-            except HFValidationError:
-                raise FileNotFoundError(
-                    f'{source} must be a folder or the name of a repository, such as me/digits'
-                ) from None
+            if folder.is_dir():
+                return folder / name
+            return Path(hf_hub_download(str(pretrained_model_name_or_path), name, **options))
 
         path = path_of(CONFIG)
-        if not path.is_file():
-            raise FileNotFoundError(f'no {CONFIG} in {source}')
         try:
             config = json.loads(path.read_text(encoding='utf-8'))
             kind, model_options = config['kind'], dict(config['options'])
@@ -147,24 +139,13 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             raise
         except Exception as error:  # whatever a damaged option leads to
             raise ValueError(f'{path}: {error}') from error
-        model.load(path_of(WEIGHTS))
-        return model.eval()
-
-    def load(self, path: Path) -> None:
-        """Load all weights of the model from a safetensors file, or none."""
-        ours, theirs = self.model.state_dict(), read_checkpoint(path)
-        misfit = compare(ours, theirs).misfit
+        path = path_of(WEIGHTS)
+        weights = read_checkpoint(path)
+        misfit = compare(model.model.state_dict(), weights).misfit
         if misfit:
             raise ValueError(f'{path} does not fit {CONFIG}: it {misfit}')
-        damaged = [
-            name
-            for name, value in theirs.items()
-            if value.is_floating_point() != ours[name].is_floating_point()
-            or not value.isfinite().all()
-        ]
-        if damaged:
-            raise ValueError(f'{path} is damaged: values are not finite in {listed(damaged)}')
-        self.model.load_state_dict(theirs)
+        model.model.load_state_dict(weights)
+        return model.eval()
 
     def _save_pretrained(self, save_directory: Path) -> None:
         config = dict(kind=self.kind, options=self.options, classes=self.classes)
@@ -205,15 +186,13 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             metrics: by their names.
         """
         task = KINDS[self.kind][1]
-        mixins_tags = self._hub_mixin_info.model_card_data.tags or []
-        name = self.kind if repo_id == '.' else repo_id.rpartition('/')[2]
+        name = repo_id.rpartition('/')[2].strip('.') or self.kind
         results = [
             EvalResult(
                 task_type=task,
                 dataset_type=re.sub(r'\W+', '-', data or 'unknown').strip('-').lower(),
                 dataset_name=data or 'unknown',
-                metric_type=re.sub(r'\W+', '_', metric).lower(),
-                metric_name=metric,
+                metric_type=metric,
                 metric_value=value,
             )
             for metric, value in (metrics or {}).items()
@@ -223,28 +202,22 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
                 library_name='cpvt_pyramid',
                 license=license,
                 pipeline_tag=task,
-                tags=['cpvt', 'vision-transformer', *mixins_tags],
+                tags=['cpvt', 'vision-transformer'],
                 model_name=name,
                 eval_results=results or None,
             ),
             template_str=CARD,
             name=name,
+            source=repo_id,
             built=', '.join([repr(self.kind), *(f'{k}={v!r}' for k, v in self.options.items())]),
             parameters=f'{sum(p.numel() for p in self.model.parameters()) / 1e6:.1f}M',
             extra='timm' if self.kind == 'classifier' else 'torchvision',
-            code=self.example(repo_id),
+            normalized=task != 'object-detection',
+            predict=PREDICT[task],
             classes=', '.join(self.classes or ()),
             data=data,
-            metrics=metrics,
+            metrics=metrics or {},
             license=license,
-        )
-
-    def example(self, source: str) -> str:
-        """Code that loads this model and applies it to an image."""
-        task = KINDS[self.kind][1]
-        name = 'model.classes[label]' if self.classes else 'label.item()'
-        return (LOAD + ('' if task == 'object-detection' else NORMALIZE) + PREDICT[task]).format(
-            source=source, name=name
         )
 
 
@@ -264,66 +237,23 @@ def check_types(options: dict[str, Any], *builders: Callable, prefix: str = '') 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON has the annotated type."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
         return True
-    if origin is Union:
+    if kind is Union:
         return any(fits(value, part) for part in parts)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
+    if parts and issubclass(kind, Sequence):
         return isinstance(value, list) and all(fits(item, parts[0]) for item in value)
-    if hasattr(hint, '_fields'):  # a NamedTuple
-        hints = get_type_hints(hint)
-        return isinstance(value, dict) and all(fits(x, hints.get(k, Any)) for k, x in value.items())
-    kind = origin or hint
-    if kind in (int, float) and isinstance(value, bool):
-        return False
+    if isinstance(value, bool):
+        return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def to_json(name: str, value: Any) -> Any:
-    """An option as JSON has it: lists for tuples, dicts for the rows of `ARCHS` and for PEGs."""
-    if hasattr(value, '_asdict'):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {str(key): to_json(f'{name}.{key}', x) for key, x in value.items()}
-    if isinstance(value, (list, tuple, range)):
-        return [to_json(name, x) for x in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ValueError(
-        f'{name} must be a number, a string, or a list or dict of these, to be stored; got '
-        f'{type(value).__name__}'
-    )
-
-
-LOAD = """import torch
-from PIL import Image
-from torchvision.transforms.functional import normalize, resize, to_tensor
-
-from cpvt_pyramid.hub import HubModel
-
-model = HubModel.from_pretrained({source!r})
-image = to_tensor(Image.open('image.jpg').convert('RGB'))  # (3, H, W)
-"""
-NORMALIZE = """image = normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-"""
 PREDICT = {
-    'image-feature-extraction': """with torch.no_grad():
-    maps = model(image[None])
-print([tuple(x.shape) for x in maps])""",
-    'image-classification': """with torch.no_grad():
-    scores = model(resize(image, [224, 224])[None]).softmax(1)[0]
-score, label = scores.max(0)
-print({name}, f'{{score:.2f}}')""",
-    'object-detection': """with torch.no_grad():
-    (found,) = model([image])
-for box, score, label in zip(found['boxes'], found['scores'], found['labels']):
-    if score > 0.5:
-        print({name}, f'{{score:.2f}}', box.tolist())  # x1, y1, x2, y2 in pixels""",
-    'image-segmentation': """with torch.no_grad():
-    labels = model(image[None])['out'].argmax(1)[0]  # (H, W)
-for label in labels.unique():
-    print({name}, f'{{(labels == label).float().mean():.0%}}')""",
+    'image-feature-extraction': 'maps = model(image[None])',
+    'image-classification': 'scores = model(resize(image, [224, 224])[None]).softmax(1)[0]',
+    'object-detection': '(found,) = model([image])  # boxes (x1, y1, x2, y2), scores and labels',
+    'image-segmentation': "labels = model(image[None])['out'].argmax(1)[0]  # (H, W)",
 }
 CARD = """---
 {{ card_data }}
@@ -334,41 +264,28 @@ CARD = """---
 `HubModel({{ built }})` of cpvt_pyramid ([CPVT](https://arxiv.org/abs/2102.10882)), {{ parameters }}
 parameters. It takes images of any size.
 
-## Use
-
 ```bash
 pip install 'cpvt_pyramid[hub,{{ extra }}]'
 ```
 
 ```python
-{{ code }}
+import torch
+from PIL import Image
+from torchvision.transforms.functional import normalize, resize, to_tensor
+
+from cpvt_pyramid.hub import HubModel
+
+model = HubModel.from_pretrained('{{ source }}')
+image = to_tensor(Image.open('image.jpg').convert('RGB'))  # (3, H, W)
+{% if normalized %}image = normalize(image, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+{% endif %}with torch.no_grad():
+    {{ predict }}
 ```
-{% if classes %}
-Classes: {{ classes }}.
-{% endif %}
-## Training data
 
-{{ data or 'Not stated.' }}
-
-## Metrics
-
-{% if metrics %}| metric | value |
+| | |
 |---|---|
+| classes | {{ classes or 'Not stated' }} |
+| training data | {{ data or 'Not stated' }} |
+| licence | {{ license or 'Not stated' }} |
 {% for metric, value in metrics.items() %}| {{ metric }} | {{ value }} |
-{% endfor %}{% else %}Not stated.
-{% endif %}
-## Licence
-
-{{ license or 'Not stated.' }}
-
-## Citation
-
-```bibtex
-@inproceedings{chu2023conditional,
-  title={Conditional Positional Encodings for Vision Transformers},
-  author={Chu, Xiangxiang and Tian, Zhi and Zhang, Bo and Wang, Xinlong and Shen, Chunhua},
-  booktitle={ICLR},
-  year={2023}
-}
-```
-"""
+{% endfor %}"""

@@ -447,6 +447,29 @@ def cells_of(x: Any) -> Optional[Extent]:
         return current_extent(x)
 
 
+def split_images(maps: Sequence[Tensor]) -> Optional[list[list[Tensor]]]:
+    """For each image its levels (1, C, h, w) without padding, for RoI heads; None if no level is a
+    `MaskedMap`. Levels that are none keep their padding.
+
+    RoIAlign reads beyond the image where a box touches its right or bottom edge, is narrower than a
+    cell, or is enlarged first. On a map of the image alone it repeats the last cell up to one cell
+    outside, and further out it reads zeros. Nothing that the padding of a batch could be filled
+    with gives both.
+    """
+    cells = [cells_of(x) for x in maps]
+    if not any(cells):
+        return None
+    levels = []
+    for x, its_cells in zip(maps, cells):
+        images = x.as_subclass(Tensor).split(1)
+        if its_cells is not None:
+            sides = torch.stack(its_cells.sides, 1).tolist()
+            images = [image[..., :rows, :columns] for image, (rows, columns) in zip(images, sides)]
+        # mmcv's RoIAlign reads raw NCHW memory, whatever the strides.
+        levels.append([image.contiguous() for image in images])
+    return [list(image) for image in zip(*levels)]
+
+
 def reduce_for_workers(x: MaskedMap) -> tuple:
     """Maps keep their region on the way from the workers of a data loader."""
     extent = cells_of(x)

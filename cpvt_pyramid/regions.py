@@ -448,16 +448,14 @@ def group_norm(
 
 
 def instance_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A `group_norm` of one channel a group. Running statistics act on each cell by itself."""
+    """A `group_norm` of one channel a group."""
     names = 'running_mean running_var weight bias use_input_stats momentum eps'
     options = dict(running_mean=None, weight=None, bias=None, use_input_stats=True, eps=1e-5)
     options |= by_name(names, args, kwargs)
-    of_input = options['use_input_stats']
-    if of_input and options['running_mean'] is None:
-        parameters = (options[name] for name in ('weight', 'bias', 'eps'))
-        return group_norm(F.group_norm, input, input.shape[1], *parameters)
-    extent = None if of_input else with_parameters(extent_of(input), *options.values())
-    return mark(function(input, **options), extent)
+    if options['running_mean'] is not None or not options['use_input_stats']:
+        return mark(function(input, **options), None)
+    parameters = (options[name] for name in ('weight', 'bias', 'eps'))
+    return group_norm(F.group_norm, input, input.shape[1], *parameters)
 
 
 def batch_norm(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -554,54 +552,43 @@ def adaptive_max_pool2d(
     for axis, bins in ((3, columns[:, :, None, None]), (2, rows[:, :, None, :, None])):
         maxima = [x.masked_fill(~of_image, least).max(axis).values for of_image in bins.unbind(1)]
         x = torch.stack(maxima, axis)
-    return cleared(without_empty(x, old), new)
+    rows, columns = old.sides
+    return cleared(x.masked_fill(((rows == 0) | (columns == 0))[:, None, None, None], 0), new)
 
 
 def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Sums, means, extrema and norms: over axes of the map, those of each image."""
+    """Sums and means: over axes of the map, those of each image."""
     extent = extent_of(input)
-    dims, keepdim, others = reduction_arguments(function, input.dim(), args, kwargs)
-    if extent is None or input.dim() != 4 or not dims or 0 in dims or others:
+    options = {k: v for k, v in by_name('dim keepdim', args, kwargs).items() if v is not None}
+    dim, keepdim = options.pop('dim', options.pop('axis', ())), options.pop('keepdim', False)
+    dims = {d % max(input.dim(), 1) for d in (dim if isinstance(dim, Sequence) else [dim])}
+    if extent is None or input.dim() != 4 or not dims or 0 in dims or options:
         result = function(input, *args, **kwargs)
-        return mark(result, extent if extent and 0 not in dims and extent.whole else None)
-    over_map = [axis for axis in (2, 3) if axis in dims]
-    name = function.__name__
-    if over_map and not extent.whole:
-        value = 0.0
-        if name in ('amax', 'amin'):
-            value = lowest(input.dtype) if name == 'amax' else -lowest(input.dtype)
-        input = clear(input, extent, value)
-    result = function(input, *args, **kwargs)
-    if name == 'mean' and not extent.whole:
+        return mark(result, extent if extent and dims and 0 not in dims and extent.whole else None)
+    result = function(clear(input, extent) if dims & {2, 3} else input, *args, **kwargs)
+    if function.__name__ == 'mean' and not extent.whole:
         for axis, side in zip((2, 3), extent.sides):
             if axis in dims:
                 count = side.clamp(min=1).view(-1, *[1] * (result.dim() - 1))
                 result = result * (input.shape[axis] / count).to(result.dtype)
-    if name in ('amax', 'amin') and over_map:
-        result = without_empty(result, extent)
-    rows, columns = (ONE if axis in dims else own for axis, own in zip((2, 3), extent[1:]))
-    if not keepdim and len(over_map) < 2:  # (B, w), (B, h, w)
+    if not keepdim and not {2, 3} <= dims:  # (B, w), (B, h, w)
         return mark(result, None)
-    return cleared(result, Extent(extent.region, rows, columns))
+    formulas = (ONE if axis in dims else own for axis, own in zip((2, 3), extent[1:]))
+    return cleared(result, Extent(extent.region, *formulas))
 
 
 def over_channels(position: int) -> Callable:
     """The rule of functions that keep the extent where their `dim` is that of the channels.
 
-    Args:
-        position: of `dim` among the arguments after the first.
+    `position` is that of `dim` among the arguments after the first.
     """
 
     def rule(function: Callable, *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         first = args[0] if args else kwargs.get('tensors', kwargs.get('input'))
-        dim = kwargs.get('dim', kwargs.get('axis', kwargs.get('dims')))
+        dim = kwargs.get('dim', kwargs.get('axis'))
         if dim is None and len(args) > position + 1:
             dim = args[position + 1]
-        if dim is None and function is F.normalize:
-            dim = 1
-        if isinstance(dim, (tuple, list)) and len(dim) == 1:
-            dim = dim[0]
         operands = first if isinstance(first, (tuple, list)) else [first]
         extent = joint_extent(operands)
         axes = {x.dim() for x in operands}
@@ -609,8 +596,7 @@ def over_channels(position: int) -> Callable:
             extent = None
         if not isinstance(dim, int) or {dim % n for n in axes} != {1}:
             extent = None
-        parts = [result] if isinstance(result, Tensor) else result
-        for part in parts:
+        for part in [result] if isinstance(result, Tensor) else result:
             mark(part, extent)
         return result
 
@@ -618,23 +604,30 @@ def over_channels(position: int) -> Callable:
 
 
 def index(function: Callable, input: Tensor, index: Any) -> Tensor:
-    """Slices of channels, rows and columns."""
+    """Slices of channels, and the top left corner of the size of another map."""
     extent = extent_of(input)
     result = function(input, index)
-    if extent is not None and extent.whole:
-        first, *others = index if isinstance(index, tuple) else (index,)
-        keeps_images = isinstance(first, slice) and first == slice(None)
-        keeps_images &= not any(isinstance(i, Tensor) for i in others)
-        return mark(result, vector_extent(extent, result) if keeps_images else None)
-    if extent is not None and (size := corner(index)) is not None:
-        cut = of_size(extent.region, size)
-        if cut is None:
-            return mark(result, None)
-        pairs = zip(extent[1:], cut[1:])
-        formulas = (a if a == b else (frozenset({a, b, CROP}),) for a, b in pairs)
-        return mark(result, Extent(extent.region, *formulas))
-    steps = None if extent is None else slice_steps(index, input.dim())
-    return mark(result, extent.changed(*steps) if extent is not None and steps else None)
+    parts = index if isinstance(index, tuple) else (index,)
+    plain = all(i is None or i is Ellipsis or isinstance(i, (slice, int)) for i in parts)
+    if extent is None or not plain:
+        return mark(result, None)
+    if extent.whole:
+        return mark(result, vector_extent(extent, result) if parts[0] == slice(None) else None)
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts = (*parts[:at], *[slice(None)] * (5 - len(parts)), *parts[at + 1 :])
+    parts = (*parts, *[slice(None)] * (4 - len(parts)))
+    if len(parts) != 4 or parts[0] != slice(None) or not all(isinstance(i, slice) for i in parts):
+        return mark(result, None)
+    if parts[2:] == (slice(None), slice(None)):
+        return mark(result, extent)
+    size = tuple(part.stop for part in parts[2:])
+    sized = all(isinstance(n, Side) or (compiler_is_used() and isinstance(n, int)) for n in size)
+    cut = of_size(extent.region, size) if sized else None
+    if cut is None or any(part.start is not None or part.step is not None for part in parts[2:]):
+        return mark(result, None)
+    formulas = (a if a == b else (frozenset({a, b, CROP}),) for a, b in zip(extent[1:], cut[1:]))
+    return mark(result, Extent(extent.region, *formulas))
 
 
 def overwrite(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -667,22 +660,11 @@ def reshape(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Ten
 
 
 def over_features(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Functions of the last axis, for one vector per image."""
     extent = with_parameters(extent_of(input), *args, *kwargs.values())
     result = function(input, *args, **kwargs)
     if extent is None or not extent.whole or input.dim() < 2:
         return mark(result, None)
     return mark(result, vector_extent(extent, result))
-
-
-def pixel_shuffle(function: Callable, input: Tensor, upscale_factor: int) -> Tensor:
-    extent, r = extent_of(input), upscale_factor
-    return mark(function(input, r), extent and extent.changed((r, 0, 1), (r, 0, 1)))
-
-
-def pixel_unshuffle(function: Callable, input: Tensor, downscale_factor: int) -> Tensor:
-    extent, r = extent_of(input), downscale_factor
-    return mark(function(input, r), extent and extent.changed((1, 0, r), (1, 0, r)))
 
 
 def pad(
@@ -751,12 +733,6 @@ def cleared(x: Any, extent: Optional[Extent]) -> Any:
     if extent is None or not isinstance(x, Tensor) or not extent.fits(x):
         return mark(x, None)
     return mark(clear(x, extent) if x.dim() == 4 else x, extent)
-
-
-def without_empty(x: Tensor, extent: Extent) -> Tensor:
-    """Maxima or minima with 0 where an image has no cells."""
-    rows, columns = extent.sides
-    return x.masked_fill(((rows == 0) | (columns == 0)).view(-1, *[1] * (x.dim() - 1)), 0)
 
 
 def vector_extent(extent: Extent, x: Tensor) -> Extent:
@@ -874,11 +850,8 @@ def pool_bins(
 ) -> Tensor:
     """(B, bins, cells) booleans: the cells of each part that adaptive pooling makes of an image.
 
-    Args:
-        side: (B,), cells of the images.
-        cells: of the padded map.
-        count: parts of an image, a number or (B, 1).
-        bins: parts in the padded result.
+    `side` (B,) are the cells of the images, `cells` those of the padded map; `count`, a number or
+    (B, 1), the parts of an image, `bins` those of the padded result.
     """
     at, side = torch.arange(bins, device=side.device), side[:, None]
     start = (at * side // count)[..., None]  # (B, bins, 1)
@@ -951,55 +924,6 @@ def possible_classes(scores: Tensor, used: Optional[Tensor] = None) -> Tensor:
     return (~(scores < enough) & ~outside).flatten(2).any(2)  # NaN leaves all
 
 
-def reduction_arguments(
-    function: Callable, axes: int, args: tuple, kwargs: dict
-) -> tuple[set, bool, bool]:
-    """The axes of a reduction, whether they are kept, and whether other options are given."""
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    first = {'norm': 'p ', 'linalg_vector_norm': 'ord '}.get(function.__name__, '')
-    kwargs = by_name(f'{first}dim keepdim', args, kwargs)
-    dim = kwargs.pop('dim', kwargs.pop('axis', None))
-    order = kwargs.pop('p', kwargs.pop('ord', 2))
-    keepdim = bool(kwargs.pop('keepdim', False))
-    dims = (
-        set() if dim is None else {d % axes for d in (dim if isinstance(dim, Sequence) else [dim])}
-    )
-    return dims, keepdim, bool(kwargs) or order not in ('fro', 1, 2)
-
-
-def corner(index: Any) -> Optional[tuple]:
-    """The size of `x[..., :height, :width]`, if it is that of a map."""
-    if not isinstance(index, tuple) or len(index) not in (3, 4):
-        return None
-    *others, rows, columns = index
-    if any(i not in (Ellipsis, slice(None)) for i in others if not isinstance(i, Tensor)):
-        return None
-    size = tuple(part.stop if isinstance(part, slice) else None for part in (rows, columns))
-    known = all(isinstance(n, Side) or (compiler_is_used() and isinstance(n, int)) for n in size)
-    plain = all(isinstance(p, slice) and p.start is p.step is None for p in (rows, columns))
-    return size if known and plain and len(others) == len(index) - 2 else None
-
-
-def slice_steps(index: Any, dims: int) -> Optional[list[tuple[int, int, int]]]:
-    """Steps of `Extent.changed` for a slice; None if it is not one of a map."""
-    index = index if isinstance(index, tuple) else (index,)
-    if any(type(i) is Tensor for i in index) or dims != 4:
-        return None
-    if Ellipsis in index:
-        at = index.index(Ellipsis)
-        index = (*index[:at], *[slice(None)] * (5 - len(index)), *index[at + 1 :])
-    index = (*index, *[slice(None)] * (4 - len(index)))
-    if len(index) != 4 or not all(isinstance(i, slice) for i in index) or index[0] != slice(None):
-        return None
-    steps = []
-    for part in index[2:]:
-        start, stop, step = part.start or 0, part.stop or 0, part.step or 1
-        if start < 0 or stop > 0 or step < 1 or (part.stop is not None and stop == 0):
-            return None
-        steps.append((1, stop - start + step - 1, step))
-    return steps
-
-
 # Functions and methods by name; those in place end in an underscore.
 ELEMENT_WISE = """
     add sub subtract mul multiply neg negative abs absolute square positive
@@ -1049,19 +973,18 @@ NAMES: dict[Callable, list[str]] = {
     overwrite: ['uniform_', 'normal_', 'bernoulli_', 'exponential_', 'random_'],
     constant: ['new_ones', 'new_full', 'new_tensor'],
     reshape: ['view', 'reshape', 'flatten', 'unsqueeze', 'squeeze', 'unflatten'],
-    over_axes: ['sum', 'mean', 'amax', 'amin', 'norm'],
-    over_channels(0): 'softmax log_softmax softmin cumsum flip cat concat concatenate'.split(),
-    over_channels(1): ['split', 'chunk', 'tensor_split', 'roll', 'normalize'],
+    over_axes: ['sum', 'mean'],
+    over_channels(0): ['softmax', 'log_softmax', 'cat', 'concat', 'concatenate'],
+    over_channels(1): ['split', 'chunk'],
     over_features: ['linear'],
 }
 SAME_NAME = (conv2d, conv_transpose2d, max_pool2d, avg_pool2d, adaptive_avg_pool2d, group_norm)
-NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pixel_shuffle, pixel_unshuffle, pad)}
+NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pad)}
 
 # The functions that keep the extent.
 RULES: dict[Callable, Callable] = {
     **{function: rule for rule, names in NAMES.items() for function in named(names)},
     conv3x3: conv2d,
-    torch.linalg.vector_norm: over_axes,
     F.adaptive_max_pool2d: adaptive_max_pool2d,
     F.instance_norm: instance_norm,
     F.batch_norm: batch_norm,

@@ -15,7 +15,6 @@ script load into the backbones, and every format that `weights.py` reads loads h
 Shapes: B batch, H x W map, C channels, N = H * W tokens.
 """
 
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import (
-    PretrainedCfg,
     build_model_with_cfg,
     generate_default_cfgs,
     register_model,
@@ -81,7 +79,7 @@ class Classifier(nn.Module):
     cls_token: Optional[nn.Parameter]
     peg_starts_at_zero: bool
     feature_info: list[dict[str, Any]]  # num_chs, reduction (stride) and module of each map
-    taps: Callable[..., Taps]  # of an image and, in a padded batch, of the sizes of its images
+    taps: Callable[..., Taps]  # class token and map after each stage or block
     cut_after: Callable[[int], None]  # remove what follows a map
     layer_of: Callable[[str], int]  # the depth of a parameter
 
@@ -245,14 +243,7 @@ class Classifier(nn.Module):
 
 class PyramidTrunk(CPVTPyramid):
     """A pyramid with an optional class token in its last stage, as published for PVT
-    (arXiv 2102.12122, section 4.1).
-
-    Args:
-        arch: see `CPVTPyramid`.
-        class_token: whether there is one. The last stage must attend to all of its tokens.
-        stage_norm: see `CPVTPyramid`; the published classifiers have none.
-        **options: see `CPVTPyramid`.
-    """
+    (arXiv 2102.12122, section 4.1), and by default without norms of its maps."""
 
     def __init__(
         self,
@@ -281,7 +272,6 @@ class PyramidTrunk(CPVTPyramid):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        """Yield the class token and the map after each stage."""
         # Not the mask says whether there is padding: while torch.fx traces, it is never None.
         x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)
         last = len(self.blocks) - 1
@@ -311,7 +301,6 @@ class PyramidTrunk(CPVTPyramid):
         return first, self.norm_list[last](x)
 
     def cut_after(self, last: int) -> None:
-        """Remove the stages after this one."""
         for name, part in self.named_children():
             if isinstance(part, nn.ModuleList):  # of one entry for each stage
                 setattr(self, name, part[: last + 1])
@@ -326,15 +315,16 @@ class PyramidTrunk(CPVTPyramid):
             return 1 + sum(self.arch.depths[:-1])
         return super().layer_of(name)
 
-    def stage_of(self, name: str) -> int:
-        """The same in fewer steps: 0 as in `layer_of`, 1 for the rest of the first stage."""
-        layer = self.layer_of(name)
-        ends = itertools.accumulate(self.arch.depths, initial=0)
-        return sum(layer > end for end in ends)
+
+class PyramidClassifier(Classifier, PyramidTrunk):
+    """A pyramid followed by a norm, pooling and a linear layer."""
+
+    forward: Callable[..., Any]  # of `Classifier`, whose type is not that of `CPVTPyramid`
 
 
-class ColumnTrunk(Column):
-    """The columnar CPVT, a map after each of its blocks."""
+class ColumnClassifier(Classifier, Column):
+    """The columnar CPVT, a map after each of its blocks, followed by a norm, pooling and a linear
+    layer."""
 
     @property
     def feature_info(self) -> list[dict]:
@@ -344,7 +334,6 @@ class ColumnTrunk(Column):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        """Yield the class token and the map after each block."""
         x, grid = self.embed(image, pixel_mask(valid, image))
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
@@ -353,24 +342,10 @@ class ColumnTrunk(Column):
             yield first if grid.class_tokens else None, tokens
 
     def cut_after(self, last: int) -> None:
-        """Remove the blocks after this one, and their PEGs."""
         self.blocks = self.blocks[: last + 1]
         self.pos_block = nn.ModuleDict(
             {i: peg for i, peg in self.pos_block.items() if int(i) <= last}
         )
-
-
-class PyramidClassifier(Classifier, PyramidTrunk):
-    """A pyramid followed by a norm, pooling and a linear layer."""
-
-    forward: Callable[..., Any]  # of `Classifier`, whose type is not that of `CPVTPyramid`
-
-    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        return self.stage_of if coarse else self.layer_of
-
-
-class ColumnClassifier(Classifier, ColumnTrunk):
-    """The columnar CPVT followed by a norm, pooling and a linear layer."""
 
 
 class Features(FeatureGetterNet):
@@ -408,10 +383,6 @@ class Traced(nn.Module):
     """What `torch.jit.script` compiles in place of a model: its trace, for any batch and size.
 
     The layers use Python beyond what TorchScript compiles, but nothing that it cannot trace.
-
-    Args:
-        model: in evaluation mode; a trace has no other.
-        in_chans: channels of the image.
     """
 
     def __init__(self, model: nn.Module, in_chans: int) -> None:
@@ -440,11 +411,6 @@ def join(first: Optional[Tensor], x: Tensor, norm: nn.Module) -> Tensor:
     return norm(torch.cat([first, x.flatten(1, 2)], dim=1))
 
 
-def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict[str, Tensor]:
-    """A checkpoint of any format under our names, before timm adapts its stem and its head."""
-    return to_ours(tensors_of(state_dict))
-
-
 def build(
     model_cls: type[Classifier],
     device: Optional[torch.device] = None,
@@ -456,13 +422,7 @@ def build(
 
 
 def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
-    """Put a model into timm's registry.
-
-    Args:
-        name: of the model.
-        model_cls: its class.
-        **published: options of the class that make it the published model.
-    """
+    """Put a model into timm's registry; `published` are the options of the published one."""
 
     def create(
         pretrained: bool = False, output_stride: Optional[int] = None, **options: Any
@@ -479,7 +439,8 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
             partial(build, model_cls),
             name,
             pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
+            # Any format under our names, before timm adapts stem and head.
+            pretrained_filter_fn=lambda state_dict, _: to_ours(tensors_of(state_dict)),
             feature_cfg=feature_cfg,
             **published | options,
         )
@@ -503,14 +464,11 @@ def classifier(model_name: str, **options: Any) -> nn.Module:
 
     Options are those of its class. Others of `timm.create_model`, which read files, are refused.
     """
-    known = timm.list_models(module=__name__.rpartition('.')[2])
+    known = timm.list_models(module='timm_models')
     if model_name not in known:
         raise ValueError(f'unknown model {model_name!r}; one of {", ".join(known)}')
-    if READING & options.keys():
-        raise ValueError(
-            f'{", ".join(sorted(READING & options.keys()))} cannot be an option; '
-            f'load the weights into the model'
-        )
+    for name in READING & options.keys():
+        raise ValueError(f'{name} cannot be an option; load the weights into the model')
     return timm.create_model(model_name, **options)
 
 
@@ -531,8 +489,7 @@ def pretrained_cfg(**source: Any) -> dict[str, Any]:
 
 
 def published_weights(name: str) -> tuple[str, dict[str, Any]]:
-    """The key in `default_cfgs` of a pyramid, the size of its map if it has no class token, and
-    where its published weights are."""
+    """The key of a pyramid in `default_cfgs`, and what `pretrained_cfg` needs to know of it."""
     family, size = name.split('_')
     if family == 'pvt':
         return f'{name}.in1k', dict(pool_size=None, url=PVT_WEIGHTS.format(name))
@@ -548,17 +505,13 @@ COLUMNS = {
     for pegs, peg_options in (('', {}), ('_0to5', dict(peg=dict(after=tuple(range(6))))))
     for pool, global_pool in (('', 'token'), ('_gap', 'avg'))
 }
-_cfgs: dict[str, Union[dict[str, Any], PretrainedCfg]] = {
+_cfgs: dict[str, Any] = {
     key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)
     for key, source in map(published_weights, ARCHS)
 }
-_cfgs |= {
-    name: pretrained_cfg(
-        pool_size=None if options['global_pool'] == 'token' else (14, 14),
-        first_conv='patch_embed.proj',
-    )
-    for name, options in COLUMNS.items()
-}
+for _name, _options in COLUMNS.items():
+    _size = None if _options['global_pool'] == 'token' else (14, 14)
+    _cfgs[_name] = pretrained_cfg(pool_size=_size, first_conv='patch_embed.proj')
 default_cfgs = generate_default_cfgs(_cfgs)
 for _name, _arch in ARCHS.items():
     _pool = 'token' if _arch.position == 'learned' else 'avg'

@@ -35,11 +35,10 @@ from torchvision.ops.poolers import LevelMapper
 
 from .archs import ARCHS, COLUMNAR_ARCHS
 from .columnar import DenseCPVT, crop
-from .masked_map import cells_of, masked_maps, padded_batch
+from .masked_map import cells_of, masked_maps, padded_batch, split_images
 from .ops.dispatch import graph_is_exported
 from .pyramid import CPVTPyramid
 from .regions import clear
-from .rois import split_images
 from .weights import WRAPPERS, compare, read_checkpoint, rename
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
@@ -171,10 +170,8 @@ def one_stage_parts(
     sides: Sequence[float],
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
 ) -> dict[str, Any]:
-    """The parts of `RetinaNet` and `FCOS` that must know about padding.
-
-    `sides` are those of the anchors, in strides of their level.
-    """
+    """The parts of `RetinaNet` and `FCOS` that must know about padding; the sides of the anchors
+    are in strides of their level."""
     body = build_body(backbone, finest=8)
     extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
     pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
@@ -200,24 +197,17 @@ Detector = TypeVar('Detector', RetinaNet, FCOS, FasterRCNN, MaskRCNN)
 def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) -> Detector:
     """A detector with the hooks that carry the regions of the images through it.
 
-    Raises:
-        TypeError: an option is unknown, which torchvision ignores, or must be a number, which
-            torchvision finds out with the first image.
+    torchvision ignores unknown options, and finds out with the first image what must be a number:
+    both are a TypeError.
     """
-    defaults = {
-        name: parameter.default
-        for c in (GeneralizedRCNNTransform, *reversed(kind.__mro__))
-        if issubclass(c, (RetinaNet, FCOS, FasterRCNN, GeneralizedRCNNTransform))
-        for name, parameter in inspect.signature(c).parameters.items()
-    }
-    if options.keys() - defaults.keys():
-        unknown = ', '.join(sorted(options.keys() - defaults.keys()))
-        raise TypeError(f'{kind.__name__} has no option {unknown}')
+    known = {**inspect.signature(GeneralizedRCNNTransform).parameters}
+    known |= inspect.signature(kind).parameters
     for name, value in options.items():
-        # Sides of images to choose from, as an exception.
-        numbers = value if name == 'min_size' and isinstance(value, (list, tuple)) else [value]
-        if isinstance(defaults[name], (int, float)) and not (
-            numbers and all(isinstance(number, (int, float)) for number in numbers)
+        if name not in known:
+            raise TypeError(f'{kind.__name__} has no option {name}')
+        numbers = value if isinstance(value, (list, tuple)) else [value]  # min_size has several
+        if isinstance(known[name].default, (int, float)) and not all(
+            isinstance(number, (int, float)) for number in numbers
         ):
             raise TypeError(f'{name} of {kind.__name__} must be a number, got {value!r}')
     model = kind(num_classes=num_classes, **options)
@@ -228,11 +218,7 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
 
 
 def build_body(backbone: Backbone, finest: int) -> Body:
-    """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given.
-
-    Raises:
-        ValueError: the name is unknown, or the backbone's strides are others.
-    """
+    """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given."""
     if isinstance(backbone, str):
         backbone = dict(arch=backbone)
     if isinstance(backbone, dict):
@@ -257,14 +243,7 @@ def build_body(backbone: Backbone, finest: int) -> Body:
 class BackboneFPN(nn.Module):
     """A backbone and torchvision's FPN, in the form that torchvision's detectors take.
 
-    Args:
-        body: a backbone.
-        out_channels: channels of each level.
-        extra_blocks: what appends further levels.
-        extra_levels: how many, each of twice the stride of the one before.
-
-    Attributes:
-        strides: stride of each level, in pixels.
+    `extra_blocks` append further levels, each of twice the stride of the one before.
     """
 
     def __init__(
@@ -326,12 +305,8 @@ class StrideAnchors(AnchorGenerator):
     """Anchors at each cell that begins inside its image; in the padding they are empty boxes.
 
     torchvision's generator divides the size of the batch by that of the map, so that the distance
-    of the anchors depends on the padding. It also rounds their sides to whole pixels.
-
-    Args:
-        strides: of the maps, in pixels.
-        sizes: for each map, the sides of its square anchors in pixels.
-        aspect_ratios: height / width.
+    of the anchors depends on the padding. It also rounds their sides to whole pixels. `sizes` are
+    the sides of each map's square anchors in pixels, aspect ratios height / width.
     """
 
     def __init__(
@@ -377,10 +352,6 @@ class RegionRoIAlign(MultiScaleRoIAlign):
     """RoIAlign that reads each image of a padded batch as it reads the image alone.
 
     Scales are those of the strides; torchvision guesses them from the first batch.
-
-    Args:
-        output_size: side of what is read from each box.
-        strides: of the maps named '0', '1', ..., in pixels.
     """
 
     def __init__(self, output_size: int, strides: Sequence[int]) -> None:
@@ -418,14 +389,7 @@ def suppress_padding(_conv: nn.Module, _args: tuple, logits: Tensor) -> Tensor:
 
 
 class SemanticFPN(nn.Module):
-    """Every level is convolved and upsampled to the first one's stride, then all are added.
-
-    Args:
-        backbone: with its FPN.
-        num_classes: of the logits.
-        channels: of the head.
-        dropout: rate of the dropout of whole channels before the classifier.
-    """
+    """Every level is convolved and upsampled to the first one's stride, then all are added."""
 
     def __init__(
         self, backbone: BackboneFPN, num_classes: int, channels: int, dropout: float

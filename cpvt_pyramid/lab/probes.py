@@ -76,15 +76,11 @@ class Subject:
             ) from error
         maps = [map_ for map_ in tree_flatten(found)[0] if map_ is not None]
         for map_ in maps or [None]:
-            shape = tuple(map_.shape) if isinstance(map_, Tensor) else type(map_).__name__
-            if not isinstance(map_, Tensor) or map_.ndim != 4 or len(map_) != len(image):
+            is_map = isinstance(map_, Tensor) and map_.ndim == 4 and len(map_) == len(image)
+            if not is_map or not map_.isfinite().all():
+                shape = tuple(map_.shape) if isinstance(map_, Tensor) else type(map_).__name__
                 raise ValueError(
-                    f'{self.name} must return maps (B, C, h, w), got {shape}; wrap the model so '
-                    'that it returns maps'
-                )
-            if not map_.isfinite().all():
-                raise ValueError(
-                    f'{self.name} returns NaN or infinity in a map {shape}; check its weights'
+                    f'{self.name} must return maps (B, C, h, w) of finite numbers, got {shape}'
                 )
         return maps
 
@@ -193,15 +189,11 @@ def fit_probe(map_: Tensor, seed: int = 0) -> Probe:
     """Ridge regression; the penalty is the best of `PENALTIES` on a third of the images."""
     x, y = map_.permute(0, 2, 3, 1), positions_like(map_)
     third = max(1, len(x) // 3)
-    if len(x) < 2:
-        raise ValueError('a probe needs at least 2 images')
-    best = max(
-        PENALTIES,
-        key=lambda penalty: r_squared(
-            solve(x[third:], y[third:], penalty, seed)(x[:third]), y[:third]
-        ),
-    )
-    return solve(x, y, best, seed)
+
+    def score(penalty: float) -> float:
+        return r_squared(solve(x[third:], y[third:], penalty, seed)(x[:third]), y[:third])
+
+    return solve(x, y, max(PENALTIES, key=score), seed)
 
 
 def solve(x: Tensor, y: Tensor, penalty: float, seed: int) -> Probe:
@@ -269,11 +261,7 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
         images: (B, 3, H, W), at least 2, larger than the crop by `margin` on all sides.
         margin: in pixels, a multiple of every stride.
     """
-    if len(images) < 2:
-        raise ValueError(f'a pattern is a mean over at least 2 images, got {len(images)}')
     height, width = (side - 2 * margin for side in images.shape[2:])
-    if min(height, width) < 1:
-        raise ValueError(f'images must be larger than twice the margin {margin}')
     crop = images[..., margin : margin + height, margin : margin + width]
     results = []
     for padded, whole in zip(subject.maps(crop), subject.maps(images)):
@@ -372,17 +360,9 @@ def padding_drift(
     masked: bool,
     probes: Sequence[Probe],
 ) -> list[Drift]:
-    """How batch padding at the right and bottom changes features, stage by stage.
-
-    Args:
-        subject: the model.
-        images: (B, 3, H, W).
-        size: height and width of the padded images.
-        masked: whether the model is told what is padding.
-        probes: of each stage, from images without padding.
-    """
-    if masked and not subject.masks:
-        raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
+    """How batch padding at the right and bottom, up to this height and width, changes features,
+    stage by stage. `masked`: the model is told what is padding. The probes are of each stage, from
+    images without padding."""
     height, width = images.shape[2:]
     padded = F.pad(images, (0, size[1] - width, 0, size[0] - height))
     valid = torch.tensor([[height, width]] * len(images)) if masked else None
@@ -423,11 +403,6 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
         side: of the crops, in pixels.
         shift: in pixels, at least 0.
     """
-    if min(images.shape[2:]) < side + shift or shift < 0:
-        raise ValueError(
-            f'images must be at least side + shift = {side + shift} pixels high and wide, got '
-            f'{images.shape[2]} x {images.shape[3]}'
-        )
     first = subject.maps(images[..., :side, :side])
     second = subject.maps(images[..., shift : side + shift, shift : side + shift])
     results = []
@@ -442,16 +417,12 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
         difference, size = (moved - b).norm(dim=1), b.norm(dim=1)  # (B, common, common)
         # Its distance from the nearest border of either crop, in shares of the side.
         at = torch.arange(common)
-        near = torch.minimum(torch.minimum(at, cells - 1 - at),
-                             torch.minimum(at + offset, cells - 1 - at - offset))  # fmt: skip
+        near = torch.minimum(at, cells - 1 - at - offset)
         near = torch.minimum(near[:, None], near) / cells
-        of_border = (near < BORDER).expand_as(size)
-        ratio = [
-            float(difference[part].mean() / size[part].mean().clamp(min=1e-12))
-            if part.any() else math.nan
-            for part in (~of_border, of_border)
-        ]  # fmt: skip
-        results.append(ShiftDrift(*ratio))
+        border = (near < BORDER).expand_as(size)
+        # The mean of no token is NaN.
+        ratios = (difference[part].mean() / size[part].mean() for part in (~border, border))
+        results.append(ShiftDrift(*map(float, ratios)))
     return results
 
 
@@ -484,33 +455,17 @@ class AttentionRecorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
-            self.found.append(weights_of(*args, **kwargs))
+            # The weights are the result for one-hot values.
+            query, key, _, *others = args
+            values = torch.eye(key.shape[-2]).to(key).expand(*key.shape[:-1], -1)
+            self.found.append(function(query, key, values, *others, **kwargs))
         return function(*args, **kwargs)
-
-
-def weights_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Optional[Tensor] = None,
-    dropout_p: float = 0.0,
-    *options: Any,
-    **others: Any,
-) -> Tensor:
-    """The weights that `scaled_dot_product_attention` does not return: its result for one-hot
-    values, without dropout."""
-    values = torch.eye(key.shape[-2]).to(key).expand(*key.shape[:-1], -1)
-    return F.scaled_dot_product_attention(query, key, values, attn_mask, 0.0, *options, **others)
 
 
 def attention_weights(subject: Subject, image: Tensor) -> list[Tensor]:
     """The attention weights (heads, queries, keys) of each global attention, for one image.
 
     Attentions in windows fold their windows into the batch and are left out.
-
-    Args:
-        subject: the model.
-        image: (1, 3, H, W).
     """
     with torch.no_grad(), AttentionRecorder() as recorder:
         subject.call(image, None)

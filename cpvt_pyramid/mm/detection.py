@@ -14,7 +14,7 @@ from mmdet.models.roi_heads.roi_extractors import GenericRoIExtractor, SingleRoI
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..rois import split_images
+from ..masked_map import split_images
 from . import bands  # noqa: F401 (it registers transforms)
 from .valid_region import AppendsValidity
 

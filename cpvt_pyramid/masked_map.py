@@ -139,20 +139,10 @@ class MaskedMap(Tensor):
             y = self.detach().as_subclass(Tensor).requires_grad_(self.requires_grad)
             return y.__reduce_ex__(protocol)
 
-    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        text = Tensor.__repr__(self, **options)
-        return text.replace('tensor(', 'MaskedMap(', 1) if cells_of(self) else text
 
-
-# Other tensors and arrays in the same memory, whose changes are not counted.
-EXPOSES: set[Any] = {
-    Tensor.data.__get__,  # type: ignore[attr-defined]
-    Tensor.numpy,
-    Tensor.__array__,
-    Tensor.__dlpack__,
-}
-
-
+DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
+# They give tensors and arrays in the same memory, whose changes are not counted.
+EXPOSES = {DATA, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 # Of functions that run a backward pass, the position of `inputs`.
 INPUTS = {Tensor.backward: 4, torch.autograd.backward: 5, torch.autograd.grad: 1}
 
@@ -241,7 +231,7 @@ def call(function: Callable, args: tuple, kwargs: dict) -> Any:
             given == changes(y) if given is not None else not is_in_place(function)
         ):
             return y  # as it was given
-        if rule is constant or (rule is cast and not is_map(args[0])):
+        if rule is constant or (rule is cast and not is_map(tensors[0])):
             return y
         if rule is not None and extent_of(y) is not None:
             return wrapped(y)
@@ -397,14 +387,8 @@ def report(function: Any, operands: Optional[Sequence[Tensor]] = None) -> None:
 def masked_maps(
     maps: Sequence[Tensor], valid: Tensor, size: Sequence[int], strides: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    """The maps of a padded batch as `MaskedMap`s of one region.
-
-    Args:
-        maps: (B, C, h, w) each.
-        valid: (B, 2), true height and width of each image in pixels.
-        size: H and W of the batch in pixels.
-        strides: of the maps, in pixels.
-    """
+    """Maps (B, C, h, w) of a padded batch as `MaskedMap`s of one region, from the sizes (B, 2) of
+    the images, H and W of the batch, and the strides of the maps, in pixels."""
     region = Region(valid.to(maps[0].device), size)
     region.known[str(region.size)] = PIXELS, PIXELS
     return tuple(masked(x, region.at_stride(stride)) for x, stride in zip(maps, strides))

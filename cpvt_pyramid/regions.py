@@ -287,8 +287,7 @@ def joint_extent(operands: Iterable[Any]) -> Optional[Extent]:
     """The extent of an element-wise operation's result; None if it has none.
 
     All maps must be of one region, and of sizes that go together. A tensor without an extent must
-    be constant over the map: what differs from cell to cell would be another tensor for the image
-    alone. It must not come from a padded batch either, through functions without a rule.
+    be constant over the map, and not come from a padded batch through functions without a rule.
     """
     found: Optional[Extent] = None
     plain = []
@@ -360,18 +359,12 @@ def is_in_place(function: Callable) -> bool:
 
 
 def cast(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same values, in another dtype, in other memory or on another device."""
+    """The same values, or equal ones, in another dtype, in other memory or on another device."""
     extent = extent_of(input)
     result = function(input, *args, **kwargs)
     if extent is not None and isinstance(result, Tensor) and result.device != input.device:
         extent = extent._replace(region=extent.region.to(result.device))
     return result if result is input else mark(result, extent)
-
-
-def constant_like(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A tensor of the map's shape that depends on nothing else."""
-    result = function(input, *args, **kwargs)
-    return mark(result, extent_of(input) if result.device == input.device else None)
 
 
 def conv2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -783,10 +776,7 @@ def windows(
     ceil_mode: bool = False,
     **_: Any,
 ) -> list[tuple[int, int, int]]:
-    """Steps of `Extent.changed` for convolution and pooling.
-
-    Takes the options of these functions, and ignores those that change no length.
-    """
+    """Steps of `Extent.changed` for convolution and pooling, from their options."""
     kernels, strides, dilations = pair(kernel_size), pair(stride), pair(dilation)
     if isinstance(padding, str):
         both = [d * (k - 1) if padding == 'same' else 0 for k, d in zip(kernels, dilations)]
@@ -861,8 +851,7 @@ def pool_bins(
 
 
 def pool_weights(*axis: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Weights (B, bins, cells) of adaptive average pooling; the arguments are those of
-    `pool_bins`."""
+    """Weights (B, bins, cells) of adaptive average pooling, from the arguments of `pool_bins`."""
     parts = pool_bins(*axis).to(dtype)
     return parts / parts.sum(-1, keepdim=True).clamp(min=1)
 
@@ -968,8 +957,7 @@ def named(names: Sequence[str]) -> list[Callable]:
 NAMES: dict[Callable, list[str]] = {
     element_wise: ELEMENT_WISE,
     element_wise_with_poles: WITH_POLES,
-    cast: CASTS,
-    constant_like: ['zeros_like', 'ones_like', 'full_like'],
+    cast: [*CASTS, 'zeros_like', 'ones_like', 'full_like'],
     overwrite: ['uniform_', 'normal_', 'bernoulli_', 'exponential_', 'random_'],
     constant: ['new_ones', 'new_full', 'new_tensor'],
     reshape: ['view', 'reshape', 'flatten', 'unsqueeze', 'squeeze', 'unflatten'],

@@ -144,14 +144,8 @@ class Classifier(nn.Module):
     ) -> Union[list[Tensor], tuple[Tensor, list[Tensor]]]:
         """The result of `forward_features`, and intermediate maps.
 
-        Args:
-            x: image.
-            indices: which maps; a number n: the last n; None: all.
-            norm: apply the final norm to the maps that have its channels.
-            stop_early: stop at the last of these maps, which is then the result.
-            output_fmt: of the maps, 'NCHW' or 'NHWC'.
-            intermediates_only: return only the maps.
-            valid: size of each image in a padded batch, as in `CPVTPyramid.forward`.
+        Arguments are those of timm's models, and `valid`, the size of each image in a padded batch,
+        as in `CPVTPyramid.forward`. The final norm is applied to maps that have its channels.
         """
         if output_fmt not in ('NCHW', 'NHWC'):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NHWC', got {output_fmt!r}")
@@ -171,11 +165,8 @@ class Classifier(nn.Module):
     def prune_intermediate_layers(
         self, indices: Union[int, list[int]] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the layers that these maps of `forward_intermediates` do not need.
-
-        Returns:
-            The indices, counted from the first map.
-        """
+        """Remove the layers that these maps of `forward_intermediates` do not need; returns their
+        indices, counted from the first map."""
         wanted, last = feature_take_indices(len(self.blocks), indices)
         cut = last < len(self.blocks) - 1
         if cut:

@@ -1,6 +1,5 @@
 """A server on this machine that speaks the hub's protocol, as far as huggingface_hub uses it to
-create a repository, to commit files to it (small ones in the commit, others by git LFS), and to
-download them."""
+create a repository, to commit files to it, without git LFS, and to download them."""
 
 import base64
 import hashlib
@@ -19,13 +18,12 @@ USER = 'me'
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories: for each name, the files of its only branch. Large files by their SHA256."""
+    """Repositories: for each name, the files of its only branch."""
 
     def __init__(self) -> None:
         super().__init__(('127.0.0.1', 0), Handler)
         self.url = f'http://127.0.0.1:{self.server_port}'
         self.repos: dict[str, dict[str, bytes]] = {}
-        self.large: dict[str, bytes] = {}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,22 +67,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_json(dict(url=f'{hub.url}/{repo}', name=repo, id=repo))
         elif path == '/api/validate-yaml':
             self.answer_json(dict(errors=[], warnings=[]))
-        elif path.endswith('/info/lfs/objects/batch'):
-            objects = json.loads(body)['objects']
-            for entry in objects:
-                href = f'{hub.url}/large/{entry["oid"]}'
-                entry['actions'] = dict(upload=dict(href=href, header={}))
-            self.answer_json(dict(transfer='basic', objects=objects))
         elif '/preupload/' in path:
-            files = [
-                dict(
-                    path=file['path'],
-                    uploadMode='lfs' if file['path'].endswith('.safetensors') else 'regular',
-                    shouldIgnore=False,
-                    oid=None,
-                )
-                for file in json.loads(body)['files']
-            ]
+            answer = dict(uploadMode='regular', shouldIgnore=False, oid=None)
+            files = [dict(answer, path=file['path']) for file in json.loads(body)['files']]
             self.answer_json(dict(files=files))
         elif '/commit/' in path:
             repo = path.removeprefix('/api/models/').partition('/commit/')[0]
@@ -92,20 +77,11 @@ class Handler(BaseHTTPRequestHandler):
                 value = entry['value']
                 if entry['key'] == 'file':
                     hub.repos[repo][value['path']] = base64.b64decode(value['content'])
-                if entry['key'] == 'lfsFile':
-                    hub.repos[repo][value['path']] = hub.large[value['oid']]
             commit = self.commit_of(repo)
             url = f'{hub.url}/{repo}/commit/{commit}'
             self.answer_json(dict(success=True, commitOid=commit, commitUrl=url, hookOutput=''))
         else:
             self.answer(status=404)
-
-    def do_PUT(self) -> None:  # noqa: N802
-        content = self.body()
-        digest = hashlib.sha256(content).hexdigest()
-        assert self.path == f'/large/{digest}'
-        self.server.large[digest] = content
-        self.answer()
 
     def do_HEAD(self) -> None:  # noqa: N802
         self.do_GET()

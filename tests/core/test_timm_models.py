@@ -11,7 +11,7 @@ import timm
 import torch
 from foreign import TINY, classifier_of_mmpretrain, with_eps
 from mmengine.registry import MODELS
-from models.ours import outputs, shallow
+from models.ours import SHALLOW, outputs, shallow
 from models.ports import randomize
 from PIL import Image
 from reference import (
@@ -78,16 +78,16 @@ def test_equals_timm_twins(name):
     whole, twins = (timm.create_model(n, device='meta') for n in (name, f'twins_{name}'))
     whole.load_state_dict(twins.state_dict())
     twins.load_state_dict(whole.state_dict())
-    theirs = randomize(timm.create_model(f'twins_{name}', depths=shallow(name).depths)).eval()
-    model = timm.create_model(name, arch=shallow(name)).eval()
-    model.load_state_dict(theirs.state_dict())
-    image = torch.randn(1, 3, 224, 224)
-    with torch.no_grad():
-        torch.testing.assert_close(model(image), theirs(image))
-    assert model.pretrained_cfg['hf_hub_id'] == theirs.pretrained_cfg['hf_hub_id']
     different = {'architecture', 'pool_size', 'fixed_input_size', 'url'}
-    for key in theirs.pretrained_cfg.keys() - different:
-        assert model.pretrained_cfg[key] == theirs.pretrained_cfg[key], key
+    for key in twins.pretrained_cfg.keys() - different:
+        assert whole.pretrained_cfg[key] == twins.pretrained_cfg[key], key
+    if name in SHALLOW.values():  # the others differ from one of these in depth
+        theirs = randomize(timm.create_model(f'twins_{name}', depths=shallow(name).depths)).eval()
+        model = timm.create_model(name, arch=shallow(name)).eval()
+        model.load_state_dict(theirs.state_dict())
+        image = torch.randn(1, 3, 224, 224)
+        with torch.no_grad():
+            torch.testing.assert_close(model(image), theirs(image))
 
 
 def pvt_logits(model: nn.Module, image: Tensor) -> Tensor:
@@ -164,20 +164,16 @@ def test_every_variant_is_a_timm_model(name):
     features = model.forward_features(image)
     if cfg['pool_size'] and model.cls_token is None:
         assert features.shape == (2, model.num_features, *cfg['pool_size'])
-    assert model.forward_head(features).shape == (2, 1000)
     assert model.forward_head(features, pre_logits=True).shape == (2, model.head_hidden_size)
-    model.reset_classifier(0)
-    assert model.num_classes == 0
-    assert model.forward_head(features).shape == (2, model.num_features)
-    model.reset_classifier(4)
-    assert model.forward_head(features).shape == (2, 4)
+    for classes in (0, 4):
+        model.reset_classifier(classes)
+        assert model.forward_head(features).shape == (2, classes or model.num_features)
     assert model.head.weight.dtype == torch.bfloat16
     model.reset_classifier(0, '')
     assert model.forward_head(features).shape == features.shape
 
-    for coarse in (False, True):
-        layers = group_parameters(model, model.group_matcher(coarse), reverse=True)
-        assert layers.keys() == dict(model.named_parameters()).keys()
+    layers = group_parameters(model, model.group_matcher(), reverse=True)
+    assert layers.keys() == dict(model.named_parameters()).keys()
     maps = timm.create_model(name, device='meta', features_only=True)
     info, shapes = maps.feature_info, [x.shape for x in maps(image.float())]
     assert len(shapes) == 4
@@ -188,16 +184,16 @@ def test_every_variant_is_a_timm_model(name):
 
 
 def test_mistakes_are_named():
-    with pytest.raises(AssertionError, match="global_pool must be .* got 'max'"):
-        create('pcpvt_nano', global_pool='max')
     with pytest.raises(AssertionError, match="global_pool must be .* got 'token'"):
         create('pcpvt_nano').reset_classifier(3, 'token')
     with pytest.raises(ValueError, match="'token' needs an arch whose last stage"):
         create('svt_small', global_pool='token')
     with pytest.raises(ValueError, match="output_fmt must be .* got 'NLC'"):
         create('pcpvt_nano').forward_intermediates(torch.randn(1, 3, 32, 32), output_fmt='NLC')
-    with pytest.raises(TypeError, match='out_indices'):
-        create('pcpvt_nano', out_indices=(0, 1))
+    with pytest.raises(ValueError, match='valid must be None'):
+        create('pvt_tiny').forward_intermediates(
+            torch.randn(1, 3, 64, 64), valid=torch.tensor([[32, 64]])
+        )
 
 
 # --- the contract ------------------------------------------------------------------------------
@@ -221,30 +217,20 @@ def test_features_only_gives_the_maps_of_the_pyramid(name, options):
 @small
 def test_maps_on_the_way(name):
     model, blocks = random_model(name), []
-    image = torch.randn(2, 3, 65, 97)
-    last = len(model.blocks) - 1
+    image, last = torch.randn(2, 3, 65, 97), len(model.blocks) - 1
     with torch.no_grad():
-        features = model.forward_features(image)
         final, maps = model.forward_intermediates(image)
-        assert torch.equal(final, features) and len(maps) == last + 1
-        of_last = (
-            features
-            if model.cls_token is None
-            else features[:, 1:].mT.unflatten(2, (-1, maps[-1].shape[3]))
-        )
-        normed = model.forward_intermediates(image, 2, norm=True, intermediates_only=True)
-        torch.testing.assert_close(normed[1], of_last)
+        assert torch.equal(final, model.forward_features(image)) and len(maps) == last + 1
         tokens = model.forward_intermediates(image, [0], output_fmt='NHWC')[1][0]
         assert torch.equal(tokens.permute(0, 3, 1, 2), maps[0])
-        for i, tap in enumerate(maps):
-            end, (same,) = model.forward_intermediates(image, [i - last - 1], stop_early=True)
-            assert torch.equal(same, tap)
-            if model.cls_token is None:
-                assert torch.equal(end, features if i == last else tap)
+        if model.cls_token is None:
+            normed = model.forward_intermediates(image, 2, norm=True, intermediates_only=True)
+            torch.testing.assert_close(normed[1], final)
         for part in model.modules():
             if isinstance(part, Block):
                 part.register_forward_hook(lambda block, *_: blocks.append(block))
-        model.forward_intermediates(image, [1], stop_early=True)
+        _, (same,) = model.forward_intermediates(image, [1], stop_early=True)
+        assert torch.equal(same, maps[1])
     assert len(blocks) == (2 if name.startswith('cpvt') else sum(model.arch.depths[:2]))
 
 
@@ -344,7 +330,7 @@ def test_a_scripted_model_takes_any_size_and_is_not_trained(name, features_only,
         torch.jit.script(model.train())
 
 
-@pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny', 'cpvt_tiny'])
+@pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny'])
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
 @pytest.mark.filterwarnings('ignore:.*torch.jit.*is deprecated', 'ignore:NOTE. The nodes')
 def test_graphs_of_other_tracers(name):
@@ -361,6 +347,10 @@ def test_graphs_of_other_tracers(name):
         found = graph(image)
         found = found['head'] if isinstance(found, dict) else found
         torch.testing.assert_close(found, model(image))
+    core = CPVTPyramid('pcpvt_nano')
+    with pytest.raises(ValueError, match='torch.fx cannot trace valid; set concrete_args='):
+        torch.fx.symbolic_trace(core)
+    same_maps(torch.fx.symbolic_trace(core, {'valid': None})(image), core(image))
 
 
 @pytest.mark.parametrize('name', ['svt_small', 'pvt_tiny'])
@@ -370,14 +360,6 @@ def test_maps_of_timms_other_extractors(name, feature_cls):
     model = random_model(name, **options, feature_cls=feature_cls)
     assert model.output_fmt == 'NHWC'
     same_maps([x.permute(0, 3, 1, 2) for x in model(image)], random_model(name, **options)(image))
-
-
-def test_torch_fx_traces_no_sizes_of_images():
-    model = CPVTPyramid('pcpvt_nano')
-    with pytest.raises(ValueError, match='torch.fx cannot trace valid; set concrete_args='):
-        torch.fx.symbolic_trace(model)
-    graph, image = torch.fx.symbolic_trace(model, {'valid': None}), torch.randn(1, 3, 33, 50)
-    same_maps(graph(image), model(image))
 
 
 @small
@@ -399,14 +381,8 @@ def test_learning_rates_grow_with_depth_and_positions_do_not_decay(name):
     assert undecayed == {n for n in names.values() if n.startswith(('pos_', 'cls_'))} != set()
     for n, parameter in model.named_parameters():
         assert decay[n] == (0 if n in undecayed or parameter.dim() < 2 else 0.05), n
-
-
-def test_pegs_inside_of_attention_do_not_decay():
-    model = create('cpvt_tiny', peg=dict(after=[0], qk_only=True))
-    assert {n.split('proj')[0] for n in model.no_weight_decay()} == {
-        'blocks.1.attn.peg.',
-        'cls_token',
-    }
+    inside = create('cpvt_tiny', peg=dict(after=[0], qk_only=True)).no_weight_decay()
+    assert {n.split('proj')[0] for n in inside} == {'blocks.1.attn.peg.', 'cls_token'}
 
 
 # --- checkpoints -------------------------------------------------------------------------------
@@ -439,29 +415,23 @@ def test_any_format_loads_through_timm(key, tmp_path):
     assert torch.equal(maps.model.blocks[3][1].attn.kv.weight, theirs.blocks[3][1].attn.kv.weight)
 
 
-def test_mmpretrain_classifier_loads_through_timm(tmp_path):
+def test_classifiers_of_others_load_through_timm(tmp_path):
+    """mmpretrain's, and the files of PVT's authors."""
+    path, image = str(tmp_path / 'file.pth'), torch.randn(1, 3, 64, 64)
     theirs = classifier_of_mmpretrain('pcpvt', num_classes=7).eval()
-    torch.save({'state_dict': theirs.state_dict()}, tmp_path / 'mmpretrain.pth')
-    path = str(tmp_path / 'mmpretrain.pth')
+    torch.save({'state_dict': theirs.state_dict()}, path)
     model = with_eps(create('pcpvt_nano', arch=TINY['pcpvt'], checkpoint_path=path)).eval()
-    image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         torch.testing.assert_close(model(image), theirs(image))
 
-
-def test_files_of_pvts_authors_load_through_timm(tmp_path):
     theirs = random_model('pvt_tiny')
-    weights = to_format(theirs.state_dict(), 'pvt')
-    assert weights['pos_embed4'].shape == (1, 50, 32)
-    torch.save(weights, tmp_path / 'pvt.pth')
-    overlay = dict(file=str(tmp_path / 'pvt.pth'), num_classes=7)
-    model = create('pvt_tiny', pretrained=True, pretrained_cfg_overlay=overlay).eval()
-    image = torch.randn(1, 3, 64, 64)
+    torch.save(to_format(theirs.state_dict(), 'pvt'), path)
+    options = dict(pretrained=True, pretrained_cfg_overlay=dict(file=path, num_classes=7))
     with torch.no_grad():
-        assert torch.equal(model(image), theirs(image))
-    maps = create('pvt_tiny', features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
-    assert torch.equal(maps.model.pos_embeds[3].table, theirs.pos_embeds[3].table)
-    assert maps.model.cls_token is None
+        assert torch.equal(create('pvt_tiny', **options).eval()(image), theirs(image))
+    maps = create('pvt_tiny', features_only=True, **options).model
+    assert torch.equal(maps.pos_embeds[3].table, theirs.pos_embeds[3].table)
+    assert maps.cls_token is None
 
 
 # --- pre-training ------------------------------------------------------------------------------
@@ -469,21 +439,16 @@ def test_files_of_pvts_authors_load_through_timm(tmp_path):
 
 def test_hard_distillation_is_deits():
     """Half of it by the labels, half by what the teacher says (arXiv 2012.12877, section 4)."""
-    teacher = timm.create_model('resnet18', num_classes=7).eval()
+    teacher = timm.create_model('resnet10t', num_classes=7).eval()
     student = create('pcpvt_nano')
     task = TokenDistillationTask(
         student, teacher, nn.CrossEntropyLoss(), distill_type='hard', task_loss_weight=0.5,
         verbose=False,
     ).train()  # fmt: skip
     image, labels = torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 2, 3])
-    loss = task(image, labels)['loss']
-    logits = student(image)[0]
-    decisions = teacher(image).argmax(1)
-    cross_entropy = nn.functional.cross_entropy
-    expected = (cross_entropy(logits, labels) + cross_entropy(logits, decisions)) / 2
-    torch.testing.assert_close(loss, expected)
-    loss.backward()
-    assert all(p.grad is not None for p in student.parameters())
+    logits, cross_entropy = student(image)[0], nn.functional.cross_entropy
+    expected = (cross_entropy(logits, labels) + cross_entropy(logits, teacher(image).argmax(1))) / 2
+    torch.testing.assert_close(task(image, labels)['loss'], expected)
     assert isinstance(student.eval()(image), Tensor)
 
 
@@ -492,10 +457,8 @@ TRAIN = """
 import argparse
 import torch
 from timm import create_model
-from timm.data import Mixup, create_dataset, create_loader, resolve_data_config
-from timm.loss import SoftTargetCrossEntropy
+from timm.data import create_dataset, create_loader, resolve_data_config
 from timm.optim import create_optimizer_v2
-from timm.scheduler import create_scheduler_v2
 from timm.task import TokenDistillationTask
 from timm.utils import CheckpointSaver
 
@@ -508,27 +471,22 @@ model.set_grad_checkpointing(True)
 config = resolve_data_config(dict(img_size=64), model=model)
 data = create_dataset('', args.data_dir, split='train', is_training=True)
 loader = create_loader(
-    data, config['input_size'], batch_size=4, is_training=True, use_prefetcher=False, num_workers=0,
-    re_prob=0.25, auto_augment='rand-m9-mstd0.5-inc1', mean=config['mean'], std=config['std'])
-mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=2)
+    data, config['input_size'], batch_size=4, is_training=True, use_prefetcher=False, num_workers=0)
 optimizer = create_optimizer_v2(model, opt='adamw', lr=1e-3, weight_decay=0.05, layer_decay=0.9)
-scheduler, _ = create_scheduler_v2(optimizer, 'cosine', num_epochs=2, warmup_epochs=1)
 teacher = create_model(args.kd_model_name, num_classes=2).eval()
 task = TokenDistillationTask(
-    model, teacher, SoftTargetCrossEntropy(), distill_type='hard', task_loss_weight=0.5)
+    model, teacher, torch.nn.CrossEntropyLoss(), distill_type='hard', task_loss_weight=0.5)
 task.setup_ema(decay=0.5)
 saver = CheckpointSaver(
     model, optimizer, args, task=task, checkpoint_dir=args.output, recovery_dir=args.output)
-for epoch in range(1):
-    task.train()
-    for image, label in loader:
-        optimizer.zero_grad()
-        task(*mixup(image, label))['loss'].backward()
-        optimizer.step()
-        task.update_ema()
-    scheduler.step(epoch + 1)
-    saver.save_checkpoint(epoch, metric=0.5)
-print('epoch', epoch)
+task.train()
+for image, label in loader:
+    optimizer.zero_grad()
+    task(image, label)['loss'].backward()
+    optimizer.step()
+    task.update_ema()
+saver.save_checkpoint(0, metric=0.5)
+print('epoch 0')
 """
 
 
@@ -545,10 +503,9 @@ def test_pretraining_from_images_to_the_backbone_of_a_detector(tmp_path):
     script.write_text(TRAIN)
     out.mkdir()
     options = ['--data-dir', tmp_path / 'data', '--output', out, '--model', 'pcpvt_nano']
-    options += ['--kd-model-name', 'resnet18']
+    options += ['--kd-model-name', 'resnet10t']
     done = timm_run(script, *options)
-    assert done.returncode == 0, done.stderr
-    assert 'epoch 0' in done.stdout
+    assert done.returncode == 0 and 'epoch 0' in done.stdout, done.stderr
     resumed = create('pcpvt_nano', num_classes=2)
     last = str(out / 'last.pth.tar')
     # It contains an argparse.Namespace, which torch 2.1 cannot read safely.
@@ -567,7 +524,6 @@ def test_pretraining_from_images_to_the_backbone_of_a_detector(tmp_path):
 
 
 def test_the_launcher_names_mistakes(tmp_path):
-    assert 'train.py' in timm_run('--help').stdout
     done = timm_run(tmp_path / 'train.py', '--model', 'pcpvt_nano')
     assert done.returncode == 2 and 'Traceback' not in done.stderr
     assert 'no script at' in done.stderr and 'git clone' in done.stderr
@@ -599,9 +555,3 @@ def test_without_pooling_each_cell_is_classified():
         model.global_pool = 'avg'
         assert cells.shape == (1, 7, 2, 3)
         torch.testing.assert_close(cells.mean((2, 3)), model(image))
-
-
-def test_a_class_token_takes_no_padded_batch():
-    model = create('pvt_tiny')
-    with pytest.raises(ValueError, match='valid must be None'):
-        model.forward_intermediates(torch.randn(1, 3, 64, 64), valid=torch.tensor([[32, 64]]))

@@ -104,9 +104,8 @@ def test_boxes_at_the_edge_read_the_image_alone():
         torch.testing.assert_close(found, pool(maps, boxes[i : i + 1], [size]), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize('kind', ['retinanet', 'faster_rcnn'])
-def test_maps_of_one_cell(kind):
-    model = detector(kind)
+def test_maps_of_one_cell():
+    model = detector('faster_rcnn')
     model.transform.min_size = (1,)
     with torch.no_grad():
         predictions = model([torch.rand(3, 1, 1), torch.rand(3, 1, 9)])
@@ -154,28 +153,25 @@ def targets(batch: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return result
 
 
-def test_loss_of_a_batch_is_the_mean_of_its_images():
-    model, batch = detector('retinanet').train(), images()
-    together = model(batch, targets(batch))
-    alone = [model([image], [target]) for image, target in zip(batch, targets(batch))]
-    for name, loss in together.items():
-        torch.testing.assert_close(loss, sum(losses[name] for losses in alone) / len(batch))
-
-
 @pytest.mark.parametrize('kind', ['retinanet', 'fcos'])
 def test_loss_does_not_depend_on_the_padding(kind):
+    """RetinaNet's is the mean of its images'."""
     model, batch = detector(kind).train(), images()
     expected = model(batch, targets(batch))
+    if kind == 'retinanet':
+        alone = [model([image], [target]) for image, target in zip(batch, targets(batch))]
+        for name, loss in expected.items():
+            torch.testing.assert_close(loss, sum(losses[name] for losses in alone) / len(batch))
     model.transform.size_divisible = 256
     torch.testing.assert_close(model(batch, targets(batch)), expected)
 
 
-@pytest.mark.parametrize('kind', DETECTORS)
+@pytest.mark.parametrize('kind', ['fcos', 'mask_rcnn'])
 def test_every_parameter_gets_a_gradient_from_a_padded_batch(kind):
-    model, batch = detector(kind).train(), images()
-    losses = copy.deepcopy(model)(batch, targets(batch))  # hooks survive copies
+    model, batch = copy.deepcopy(detector(kind)).train(), images()  # hooks survive copies
+    losses = model(batch, targets(batch))
     assert all(loss.isfinite() and loss < 100 for loss in losses.values())
-    sum(model(batch, targets(batch)).values()).backward()
+    sum(losses.values()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
@@ -220,7 +216,6 @@ def test_a_graph_of_semantic_fpn_takes_other_sizes():
 @pytest.mark.parametrize(
     ('backbone', 'kind'),
     [
-        *((dict(arch=arch), CPVTPyramid) for arch in ('pcpvt_small', 'svt_small', 'pvt_tiny')),
         (dict(arch='pcpvt_nano', position='learned'), CPVTPyramid),
         (dict(arch=dict(ARCHS['pcpvt_nano']._asdict(), depths=[1, 1, 1, 1])), CPVTPyramid),
         (dict(position='none'), CPVTPyramid),
@@ -244,13 +239,12 @@ def test_mistakes_name_the_way_out():
         retinanet('resnet50', num_classes=3)
     with pytest.raises(ValueError, match=r'must be \(8, 16, 32\), got \(4, 8, 16, 32\)'):
         retinanet(CPVTPyramid('pcpvt_nano'), num_classes=3)
-    for build in DETECTORS.values():
-        with pytest.raises(TypeError, match='has no option box_nms_tresh'):
-            build('pcpvt_nano', num_classes=3, box_nms_tresh=0.5)
-        with pytest.raises(TypeError, match=r"min_size of \w+ must be a number, got \('96',\)"):
-            build('pcpvt_nano', num_classes=3, min_size=('96',))
-    with pytest.raises(ValueError, match='head_convs must be 1 to 4, got 5'):
-        retinanet('pcpvt_nano', num_classes=3, head_convs=5)
+    with torch.device('meta'):
+        for build in DETECTORS.values():
+            with pytest.raises(TypeError, match='has no option box_nms_tresh'):
+                build('pcpvt_nano', num_classes=3, box_nms_tresh=0.5)
+            with pytest.raises(TypeError, match=r"min_size of \w+ must be a number, got \('96',\)"):
+                build('pcpvt_nano', num_classes=3, min_size=('96',))
 
 
 def test_torchvision_is_all_that_is_imported_besides_the_core():

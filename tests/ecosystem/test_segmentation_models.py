@@ -38,6 +38,8 @@ def test_encoder_has_the_maps_of_the_backbone():
     with torch.no_grad():
         found, expected = encoder(image)[2:], backbone(image)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    with torch.no_grad():
+        assert build('Unet').eval()(image).shape == (1, 3, 71, 90)
 
 
 @pytest.mark.parametrize(
@@ -48,28 +50,18 @@ def test_encoder_has_the_maps_of_the_backbone():
     ],
 )
 def test_every_model_trains(kind, options):
-    model, image = (
-        build(kind, **options),
-        photograph(128, 128).repeat(2, 1, 1, 1),
-    )  # batch norm of one value
-    logits = model(image)
+    model = build(kind, **options)
+    logits = model(photograph(128, 128).repeat(2, 1, 1, 1))  # batch norm of one value
     assert logits.shape == (2, 3, 128, 128)
-    nn.functional.cross_entropy(logits, torch.randint(3, (2, 128, 128))).backward()
-    gradients = {name: p.grad for name, p in model.encoder.named_parameters()}
-    assert all(grad is not None and grad.isfinite().all() for grad in gradients.values()), kind
+    logits.square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.encoder.parameters())
 
 
-@pytest.mark.parametrize('encoder', ['tu-cpvt_tiny', 'tu-cpvt_tiny_0to5_gap'])
-def test_columnar_model_is_an_encoder_of_dpt(encoder):
+def test_columnar_model_is_an_encoder_of_dpt():
     small = dict(decoder_readout='ignore', decoder_intermediate_channels=(8, 8, 8, 8))
-    model = build('DPT', encoder, **small).eval()
+    model = build('DPT', 'tu-cpvt_tiny', **small).eval()
     with torch.no_grad():
         assert model(photograph(64, 96)).shape == (1, 3, 64, 96)
-
-
-def test_unet_takes_any_size():
-    with torch.no_grad():
-        assert build('Unet').eval()(photograph(71, 90)).shape == (1, 3, 71, 90)
 
 
 def test_images_of_a_padded_batch_are_segmented_as_alone():
@@ -81,18 +73,12 @@ def test_images_of_a_padded_batch_are_segmented_as_alone():
     torch.testing.assert_close(together[:1, :, :64, :96], alone, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize('kind', DILATED)
-def test_dilation_is_refused(kind):
-    with pytest.raises(ValueError, match='output_stride must be 32.*got (8|16).*encoder_depth'):
-        build(kind)
-
-
-def test_output_stride_of_fewer_maps():
-    options = dict(features_only=True, out_indices=(0, 2))
-    timm.create_model('pcpvt_nano', output_stride=16, **options)
-    timm.create_model('cpvt_tiny', output_stride=16)
+def test_dilation_is_refused():
+    for kind in DILATED:
+        with pytest.raises(ValueError, match='output_stride must be 32.*got (8|16).*encoder_depth'):
+            build(kind)
     with pytest.raises(ValueError, match='must be 16, the stride of the last map, got 8'):
-        timm.create_model('pcpvt_nano', output_stride=8, **options)
+        timm.create_model('pcpvt_nano', output_stride=8, features_only=True, out_indices=(0, 2))
 
 
 def test_weights_freezing_and_checkpointing(tmp_path):

@@ -69,8 +69,5 @@ def test_torchgeo(run, tmp_path):
     task.load_state_dict(saved['state_dict'])
     with torch.no_grad():
         assert task(torch.rand(1, 3, 64, 96)).shape == (1, 2, 64, 96)
-
-
-def test_torchgeo_says_what_deeplab_needs():
     with pytest.raises(ValueError, match='output_stride must be 32.*encoder_depth'):
         SemanticSegmentationTask('deeplabv3+', 'tu-pcpvt_nano', num_classes=2)

@@ -175,21 +175,16 @@ def test_workers_give_the_results_in_order():
 @pytest.mark.parametrize(
     ('arguments', 'complaint'),
     [
-        ([], 'the following arguments are required: questions'),
         (['colors'], "invalid choice: 'colors'"),
         (['encodings', '--seed', '-1'], '--seed must be at least 0, got -1'),
-        (['encodings', '--seeds', '0'], '--seeds must be at least 1, got 0'),
         (['probe', '--size', '100'], '--size must be a multiple of 32, got 100'),
         (['encodings', '--model', 'pcpvt_nano'], 'encodings trains models of its own'),
         (['probe', '--checkpoint', 'a.pth'], '--checkpoint needs one --model, got 0'),
         (['probe', '--model', 'pcpvt_nano', '--checkpoint', 'a.pth'], 'no checkpoint at a.pth'),
         (['probe', '--model', 'timm:convnext_tinny'], 'close: convnext_tiny'),
-        (['probe', '--model', 'torchvision:nothing'], 'torchvision has no classifier'),
         (['probe', '--model', 'resnet'], "unknown --model 'resnet'; timm:NAME"),
-        (['probe', '--model', 'no.py'], 'no config at no.py'),
         (['probe', '--model', 'pcpvt_nano', 'pcpvt_nano'], 'models must have different names'),
         (['encodings', '--page', 'no.md'], 'there is no page no.md'),
-        (['encodings', '--work-dir', __file__], '--work-dir must be a folder'),
     ],
 )
 def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
@@ -207,7 +202,6 @@ def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
     'name',
     [
         'pcpvt_nano',
-        'torchvision:resnet18',
         'torchvision:swin_t',  # channels last, and more maps than resolutions
         'timm:resnet10t',
         'timm:swin_tiny_patch4_window7_224',
@@ -226,20 +220,12 @@ def test_state_dicts_of_timm(name, tmp_path):
     torch.manual_seed(1)
     options = {'img_size': 64} if name.startswith('vit') else {}
     model = timm.create_model(name, num_classes=3, **options).eval()
-    weights = model.state_dict()
-    torch.save({'state_dict': weights}, tmp_path / 'a.pth')
+    torch.save({'state_dict': model.state_dict()}, tmp_path / 'a.pth')
     subject = tool.load_subject(f'timm:{name}', str(tmp_path / 'a.pth'), 64)
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         expected = model.forward_intermediates(x, intermediates_only=True)[-1]
     torch.testing.assert_close(subject.maps(x)[-1], expected, rtol=1e-3, atol=1e-4)
-    last = [k for k, w in weights.items() if w.dim() > 1 and not k.startswith(('head', 'fc'))][-1]
-    if name != 'convnext_atto':  # one is enough
-        return
-    for damaged in ({k: w for k, w in weights.items() if k != last}, {'a': torch.ones(1)}, {}):
-        torch.save(damaged, tmp_path / 'b.pth')
-        with pytest.raises(UserError, match='b.pth'):
-            tool.load_subject(f'timm:{name}', str(tmp_path / 'b.pth'), 64)
 
 
 def test_the_report_says_which_weights_are_random(tmp_path):
@@ -263,7 +249,12 @@ def test_weights_must_fit(tmp_path):
     assert maps.shape == (1, 64, 16, 16)
     torch.save({'state_dict': {'backbone.nothing': torch.zeros(1)}}, tmp_path / 'other.pth')
     (tmp_path / 'text.pth').write_text('no weights')
-    for name, file in ((str(config), 'other.pth'), ('timm:resnet10t', 'text.pth')):
+    weights = timm.create_model('resnet10t').state_dict()
+    weights.pop('layer4.0.conv1.weight')
+    torch.save(weights, tmp_path / 'part.pth')
+    for name, file in (
+        (str(config), 'other.pth'), ('timm:resnet10t', 'text.pth'), ('timm:resnet10t', 'part.pth')
+    ):  # fmt: skip
         with pytest.raises(UserError, match=file):
             tool.load_subject(name, str(tmp_path / file), 64)
 
@@ -288,10 +279,3 @@ def test_any_module_is_measured(tmp_path):
         arms = {row[0] for row in found.tables[0].rows}
         if question == 'probe':
             assert arms == {'own', 'own, border replaced'}
-
-
-def test_a_model_without_maps_is_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tool, 'load_model', lambda *args: nn.Flatten())
-    arguments = ['probe', '--preset', 'smoke', '--work-dir', str(tmp_path), '--size', '64']
-    assert tool.main([*arguments, '--model', 'flat']) == 2
-    assert 'must return maps (B, C, h, w)' in capsys.readouterr().err

@@ -78,10 +78,12 @@ def test_known_positions_are_found_and_nothing_else(kind):
 
 
 def test_r_squared_is_that_of_held_out_images():
-    """More features than tokens: a probe fits its own images perfectly, and no others."""
+    """More features than tokens fit any images. Photographs do not tell their orientation."""
     random = Returns(lambda image: torch.randn(len(image), 200, 4, 4))
     (found,) = probe_position(Subject('random', random), images_of('noise', 12, 32))
     assert found.r2 < 0.2
+    (found,) = probe_position(Subject('pixels', Returns(pool)), photographs(200, 48, 0, 'test'))
+    assert abs(found.r2) < 0.05
 
 
 def test_zero_padding_tells_position_and_replicated_does_not():
@@ -148,8 +150,6 @@ def test_features_of_a_convolution_move_with_the_picture():
     assert between.interior > 0.01
     (still,) = shift_drift(subject, images, 128, 0)
     assert still == (0, 0)
-    with pytest.raises(ValueError, match='side \\+ shift = 192'):
-        shift_drift(subject, images, 160, 32)
 
 
 def test_masked_padding_changes_nothing_and_unmasked_does():
@@ -162,8 +162,6 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
     unmasked = padding_drift(subject, images, (64, 80), False, probes)[-1]
     assert masked.features < 1e-5 < 1e-3 < unmasked.features
     assert masked.displacement < 1e-4 < unmasked.displacement
-    with pytest.raises(ValueError, match='does not take the valid sizes'):
-        padding_drift(Subject('conv', Convolution()), images, (64, 64), True, probes)
 
 
 def test_padded_sizes_are_what_models_take():
@@ -176,12 +174,9 @@ def test_padded_sizes_are_what_models_take():
     assert padded_size((224, 224), 0.6, 32) == (352, 352)
 
 
-@pytest.mark.parametrize('position', ['none', 'relative', 'peg'])
-def test_weights_of_every_block_are_recorded(position):
-    torch.manual_seed(0)
-    subject = Subject('ours', LabModel(position=position).backbone)
-    image = torch.randn(1, 3, 48, 48)
-    weights = attention_weights(subject, image)
+def test_weights_of_every_block_are_recorded():
+    subject = Subject('ours', LabModel(position='relative').backbone)
+    weights = attention_weights(subject, torch.randn(1, 3, 48, 48))
     assert [w.shape for w in weights] == [(4, 37, 37)] * 4
     for of_block in weights:
         torch.testing.assert_close(of_block.sum(-1), torch.ones(4, 37))
@@ -198,13 +193,10 @@ def test_recorded_weights_give_what_the_attention_gives(masked):
     torch.testing.assert_close(mixed, out.view_as(mixed))
 
 
-def test_similarity_of_a_known_signal():
+def test_known_similarities_and_norms():
     rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(3, 1, 6, 6)
     found = position_similarity(rows)
     assert found[0, 0, 1, 5] == pytest.approx(1) and found[0, 0, 5, 0] == pytest.approx(-1)
-
-
-def test_high_norms_are_found():
     map_ = torch.ones(2, 4, 8, 8)
     map_[:, :, 2, 3] = 10
     (found,) = token_norms(Subject('x', Returns(lambda image: map_)), torch.zeros(2, 3, 64, 64))
@@ -232,11 +224,10 @@ def test_what_models_return():
     maps = Subject('nested', Returns(lambda x: nested)).maps(image)
     assert [m.shape[1] for m in maps] == [3, 1, 3]
     for wrong, complaint in (
-        ([], 'must return maps'),
-        (3.0, r'must return maps \(B, C, h, w\), got float'),
+        ([], r'must return maps \(B, C, h, w\) of finite numbers, got NoneType'),
         (image[0], r'got \(3, 32, 32\)'),
         (image[:1], r'got \(1, 3, 32, 32\)'),
-        (image / 0, 'wrong returns NaN or infinity in a map'),
+        (image / 0, 'wrong must return maps .* of finite numbers'),
     ):
         with pytest.raises(ValueError, match=complaint):
             Subject('wrong', Returns(lambda x, wrong=wrong: wrong)).maps(image)
@@ -257,9 +248,3 @@ def test_strides():
     fixed = Subject('fixed', nn.AdaptiveAvgPool2d(8))
     with pytest.raises(ValueError, match='larger images must have larger maps, got 8 and 8'):
         padding_pattern(fixed, torch.randn(2, 3, 128, 128), 32)
-
-
-def test_photographs_do_not_tell_their_orientation():
-    """Row and column cannot be read from pooled pixels of photographs."""
-    (found,) = probe_position(Subject('pixels', Returns(pool)), photographs(200, 48, 0, 'test'))
-    assert abs(found.r2) < 0.05

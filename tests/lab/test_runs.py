@@ -1,6 +1,5 @@
 """Trainings: the same settings give the same result, however often they were interrupted."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -48,15 +47,6 @@ def test_an_interrupted_run_gives_the_same_result(tmp_path, monkeypatch, when):
         assert torch.equal(a, b)
 
 
-def test_a_finished_run_is_read(tmp_path, monkeypatch):
-    first = run(TINY, tmp_path)
-    monkeypatch.setattr(runs, 'train', None)
-    second = run(TINY, tmp_path)
-    assert second.metrics == first.metrics and second.seconds == first.seconds
-    stored = json.loads(first.path.read_text())
-    assert stored['settings']['position'] == 'peg' and stored['versions']['torch']
-
-
 def test_the_number_of_threads_changes_nothing(tmp_path):
     before = torch.get_num_threads()
     results = []
@@ -66,15 +56,6 @@ def test_the_number_of_threads_changes_nothing(tmp_path):
         assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
     assert results[0] == results[1]
-
-
-def test_every_setting_has_its_own_file(tmp_path):
-    changes = dict(
-        position='none', peg=(('after', -1),), class_token=False, lr=1e-3, seed=1,
-        split='tuning', steps=4, batch=5, grid=4, pictures=9, model='pyramid',
-    )  # fmt: skip
-    names = {runs.digest(replace(TINY, **{key: value})) for key, value in changes.items()}
-    assert len({*names, runs.digest(TINY)}) == len(changes) + 1
 
 
 def test_tuning_uses_its_own_pictures_and_seeds(tmp_path, monkeypatch):

@@ -138,11 +138,6 @@ def test_classifier():
     assert out.logits.shape == (2, 3)
 
 
-def test_dilation_is_refused():
-    with pytest.raises(ValueError, match='output_stride must be 32.*got 16: stages cannot be dila'):
-        TimmBackbone(config(0, 1, 2, 3, output_stride=16))
-
-
 def test_frozen_checkpointed_and_in_half_precision(tmp_path):
     model = detector('Detr')
     model.model.freeze_backbone()

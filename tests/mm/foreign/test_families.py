@@ -140,13 +140,6 @@ def test_drift_is_measured_inside_the_image(channels_last):
     assert distance(queries, changed, *sizes) == pytest.approx(2)
 
 
-@pytest.mark.parametrize(
-    'arguments, complaint',
-    [
-        (['--families', 'YOLOv9'], "unknown family 'YOLOv9'; choose from RetinaNet; "),
-        (['--families', 'DINO', '--write'], 'leave out --families'),
-    ],
-)
-def test_mistakes(arguments, complaint, capsys):
-    assert family_drift.main(arguments) == 2
-    assert complaint in capsys.readouterr().err
+def test_unknown_families_are_named(capsys):
+    assert family_drift.main(['--families', 'YOLOv9']) == 2
+    assert "unknown family 'YOLOv9'; choose from RetinaNet; " in capsys.readouterr().err

@@ -605,7 +605,7 @@ def index(function: Callable, input: Tensor, index: Any) -> Tensor:
     if extent is None or not plain:
         return mark(result, None)
     if extent.whole:
-        return mark(result, vector_extent(extent, result) if parts[0] == slice(None) else None)
+        return mark(result, vector_extent(extent, result) if parts[:1] == (slice(None),) else None)
     if Ellipsis in parts:
         at = parts.index(Ellipsis)
         parts = (*parts[:at], *[slice(None)] * (5 - len(parts)), *parts[at + 1 :])

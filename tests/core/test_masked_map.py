@@ -406,14 +406,6 @@ def assert_equal(ours: list, theirs: list) -> None:
 OTHER = ((112, 96), (12, 9), (1, 50), (64, 64))
 
 
-def in_threads(*functions: Callable) -> None:
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 @pytest.mark.parametrize('reentrant', [False, True])
 @pytest.mark.parametrize('thread', [False, True])
 def test_activation_checkpointing(reentrant, thread):
@@ -426,29 +418,13 @@ def test_activation_checkpointing(reentrant, thread):
     plain.output().backward()
     output = case.output(run)
     other.output(run)
-    in_threads(output.backward) if thread else output.backward()
+    if thread:
+        worker = threading.Thread(target=output.backward)
+        worker.start()
+        worker.join()
+    else:
+        output.backward()
     assert_equal(case.gradients(), plain.gradients())
-
-
-def test_two_batches_in_two_threads():
-    sizes = (SIZES, OTHER)
-    plain, cases = [Case(size) for size in sizes], [Case(size) for size in sizes]
-    for case in plain:
-        case.output().backward()
-    barrier = threading.Barrier(2)
-
-    def work(case: Case) -> None:
-        def run(net: nn.Module, x: Tensor) -> Tensor:
-            for part in (net[:3], net[3:6], net[6:]):
-                barrier.wait()  # the two take turns
-                x = checkpoint(part, x, use_reentrant=False)
-            return x
-
-        case.output(run).backward()
-
-    in_threads(*(lambda case=case: work(case) for case in cases))
-    for case, expected in zip(cases, plain):
-        assert_equal(case.gradients(), expected.gradients())
 
 
 @pytest.mark.parametrize('training', [False, True])

@@ -43,23 +43,14 @@ CLASSES = 19
 
 
 class Family(NamedTuple):
-    """A detector or segmentor.
+    """A detector or segmentor."""
 
-    Args:
-        config: below the configs of its package; in FAMILIES, with the package and `.py`.
-        options: of the model, changed after shrinking; keys with dots, as in mm's `--cfg-options`.
-        out_indices: maps that neck or head take.
-        sizes: of the images, as `SIZES`.
-        shrink: divides all channels.
-        preprocessor: the config's own data preprocessor, if ours cannot take its place.
-    """
-
-    config: str
-    options: dict[str, Any] = {}
-    out_indices: tuple[int, ...] = (0, 1, 2, 3)
+    config: str  # below the configs of its package; in FAMILIES, with the package and `.py`
+    options: dict[str, Any] = {}  # changed after shrinking; keys as in mm's `--cfg-options`
+    out_indices: tuple[int, ...] = (0, 1, 2, 3)  # maps that neck or head take
     sizes: tuple[tuple[int, int], tuple[int, int]] = SIZES
     shrink: int = SHRINK
-    preprocessor: str = ''
+    preprocessor: str = ''  # the config's own, if ours cannot take its place
 
 
 # Maps, and options of configs that were written for another pyramid than a ResNet's.
@@ -284,12 +275,7 @@ FAMILIES = {**DETECTORS, **SEGMENTORS}
 
 
 class Reason(NamedTuple):
-    """Why families drift.
-
-    Args:
-        text: a sentence.
-        families: names.
-    """
+    """Why families drift."""
 
     text: str
     families: tuple[str, ...]
@@ -448,13 +434,8 @@ def build(family: Family) -> nn.Module:
 
 
 def batch(family: Family, model: nn.Module, count: int = 2, padded: bool = True) -> dict:
-    """What the data preprocessor makes of the first images, with their annotations.
-
-    Args:
-        count: 1: the first image alone; 2: with the larger one.
-        padded: images of the family's sizes, which are padded; else images of one size, which
-            are not.
-    """
+    """What the data preprocessor makes of the first images, with their annotations; unless padded,
+    of images of one size."""
     sizes = family.sizes
     if not padded:
         sizes = [[math.ceil(side / 128) * 128 for side in sizes[0]]] * 2
@@ -596,10 +577,8 @@ def distance(
 ) -> float:
     """Drift of a tensor whose cells, boxes or queries of the first image come first in the batch.
 
-    Args:
-        image: height and width of the first image; what is outside of it is not compared.
-        small: the same of the batch of this image alone.
-        large: the same of the batch of both.
+    Given are height and width of the first image, outside of which nothing is compared, of the
+    batch of this image alone, and of the batch of both.
     """
     differing = [i for i, (a, b) in enumerate(zip(alone.shape, joint.shape)) if a != b]
     if len(differing) in (1, 3):  # that of the batch, and not only height and width
@@ -619,14 +598,8 @@ def distance(
 def grid_of(
     alone: Sequence[int], small: Sequence[int], joint: Sequence[int], large: Sequence[int]
 ) -> tuple[int, float]:
-    """Which dimension of maps is their height, the next being their width, and their stride.
-
-    Args:
-        alone: shape of the maps of a batch.
-        small: height and width of the images in it.
-        joint: shape of the maps of a batch of larger images.
-        large: height and width of those.
-    """
+    """Which dimension of maps is their height, the next being their width, and their stride; from
+    the shapes of maps of smaller and of larger images, and the sizes of these."""
     for first in range(1, len(alone) - 1):
         if alone[:first] + alone[first + 2 :] != joint[:first] + joint[first + 2 :]:
             continue

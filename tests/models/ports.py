@@ -23,12 +23,7 @@ STAGES = (0, 1, 2, 3)
 
 
 class Maps(nn.Module):
-    """A model and a function that gets its maps from an image.
-
-    Args:
-        model: any model.
-        maps: called with the model and its input; returns the maps.
-    """
+    """A model and a function that gets its maps from an image."""
 
     def __init__(self, model: nn.Module, maps: Callable[[nn.Module, Tensor], Sequence]) -> None:
         super().__init__()
@@ -50,15 +45,10 @@ def build(
     tensors: dict[str, Tensor] | None = None,
     stage_norm: bool | None = None,
 ) -> nn.Module:
-    """A model whose output is four maps.
+    """A model whose output is four maps: a library's port of `arch`, or one of OTHERS.
 
-    Args:
-        name: one of PORTS, for that library's port of `arch`, or one of OTHERS. mmdet, whose PVT
-            has no PEG, stands in for a PCPVT with the PVT of its shape.
-        arch: our architecture.
-        tensors: the state dict of our model, loaded into a port; None: random weights.
-        stage_norm: whether an SVT of mmseg has its stage norms; None: as `arch` says. timm's SVT
-            never has them.
+    mmdet, whose PVT has no PEG, stands in for a PCPVT with the PVT of its shape. timm's SVT has no
+    stage norms. `tensors` are the state dict of our model.
     """
     if name in OTHERS:
         return of_others(name)
@@ -112,7 +102,6 @@ def of_mmseg(arch: str | Arch, stage_norm: bool | None = None) -> nn.Module:
 
 
 def config_of_mmseg(arch: str | Arch, stage_norm: bool | None = None) -> dict:
-    """See `of_mmseg`."""
     a = find(arch)
     norm = a.stage_norm if stage_norm is None else stage_norm
     kind = dict(type='SVT', windiow_sizes=[a.window] * 4) if a.window else dict(type='PCPVT')

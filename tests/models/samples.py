@@ -23,16 +23,8 @@ def annotated(
     classes: int = 19,
     masks: bool = False,
 ) -> DetDataSample | SegDataSample:
-    """The data sample of an image.
-
-    Args:
-        segmentor: a label map; else boxes.
-        size: height and width.
-        boxes: left, top, right and bottom, in pixels.
-        labels: of the boxes; None: all are 0.
-        classes: number of labels in a label map.
-        masks: add instance masks, which fill the boxes.
-    """
+    """The data sample of an image of this height and width: a label map, or boxes, by default of
+    label 0, and if asked for instance masks, which fill them."""
     shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), size)
     meta = dict(**shapes, scale_factor=(1.0, 1.0), flip=False)
     label_map = (torch.arange(size[0] * size[1]) % classes).view(1, *size)

@@ -331,10 +331,8 @@ def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> An
     """
     operands = (*args, *kwargs.values())
     extent = joint_extent(operands)
-    trains = torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in operands
-    )
-    if extent is None or extent.whole or extent.region.size is None or not trains:
+    saved = not torch.is_inference_mode_enabled()  # perhaps, by what takes the result
+    if extent is None or extent.whole or extent.region.size is None or not saved:
         return mark(function(*args, **kwargs), extent)
     in_place = is_in_place(function)
 

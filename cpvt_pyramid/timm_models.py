@@ -318,7 +318,7 @@ class ColumnClassifier(Classifier, Column):
     layer."""
 
     @property
-    def feature_info(self) -> list[dict]:
+    def feature_info(self) -> list[dict]:  # type: ignore[override]
         return [
             dict(num_chs=self.arch.dim, reduction=self.arch.patch_size, module=f'blocks.{i}')
             for i in range(self.arch.depth)

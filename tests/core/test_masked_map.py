@@ -133,6 +133,15 @@ def test_operation(f):
     assert_as_alone(f, map_of((*SIZES[:3], (16, 20), (0, 0))), rtol=1e-4, atol=1e-4)
 
 
+def test_poles_in_the_padding_reach_no_weight():
+    """Also where they come from a map without gradient."""
+    x, norm = map_of().detach(), nn.BatchNorm2d(4).eval()
+    x = torch.where(x > 1e3, -70, x)  # only the padding
+    norm(x.digamma()).sum(1).nan_to_num().sum().backward()
+    y = own(x, x.extent, 0)
+    assert y.digamma().isfinite().all() and norm.weight.grad.isfinite().all()
+
+
 def test_exact_cases():
     """Float64 stays exact; of equal maxima the same one gets the gradient."""
     tight = dict(rtol=1e-10, atol=1e-10)

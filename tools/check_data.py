@@ -54,9 +54,8 @@ def check_data(
             cfg, found = load_config(source, cfg_options), []
             check_data(cfg, *splits)
         make_folder(folder)
-        checked = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
+        errors, _ = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
         write_data_page(cfg, splits, folder / 'data.html', source, samples)
-    errors = checked.errors
     print('no errors' if not errors else f'{errors} kinds of errors')
     return min(errors, 1)
 

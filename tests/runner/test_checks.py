@@ -81,9 +81,10 @@ MISTAKES = [
              'model.bbox_head has 80 classes but the train data have 10: set '
              'model.bbox_head.num_classes=10, or change the classes of the data'),
             ('train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine',
-             'DATA/annotations/instances_train2017.json has no category a, b; it has zero, one, t'),
+             'DATA/annotations/instances_train2017.json must have the classes of the train data in '
+             'their order, a, b, two, three, four, five and 4 more; it has zero, one'),
             ('train_dataloader.dataset.ann_file=REVERSED',
-             'REVERSED lists its categories in another order than the classes of the train data'),
+             'REVERSED must have the classes of the train data in their order, zero, one'),
         )
     ),
     ('train', 'SEGMENTOR.py', 'model.decode_head.num_classes=150',

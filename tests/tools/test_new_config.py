@@ -117,8 +117,8 @@ def spoiled_masks(root: Path) -> None:
     [
         (spoiled_coco, DETECTOR, [], 0),
         (spoiled_yolo, DETECTOR,
-         ['images that are empty files', 'images that are not complete images',
-          'lines that are neither', 'the names, 0 to 2', 'no numbers', 'objects beyond the image'],
+         ['images that are not complete images', 'lines that are neither', 'the names, 0 to 2',
+          'objects beyond the image'],
          1),
         (spoiled_voc, DETECTOR,
          ['not complete XML', 'annotation files without an image', 'without a bndbox'], 1),
@@ -317,7 +317,7 @@ def test_scales_of_one_number(resize, before, after):
     scales = Scales.of(Config({'val_dataloader': loader}), np.array([[300, 400]] * 3), 'detection')
     assert scales.before == before
     assert scales.pipeline([resize], False)[0].get('scale') == after
-    line = scales.line(np.array([[300, 400]]), np.array([20]), np.array([0]))
+    line = scales.line(np.array([[300, 400]]), np.array([[20, 300, 400]]))
     assert ('resized to' in line) == bool(before)
 
 

@@ -7,7 +7,7 @@ some never: objects of an unknown category or with NaN coordinates train silentl
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from mmengine.config import Config
 
@@ -17,7 +17,7 @@ from ...weights import listed
 from ..config.load import as_list, dataset_class, is_local, kind_of, leaves
 from ..distributed import of_first_process
 from .coco import check_coco, read_coco
-from .defects import Checked, Problem, report_lines, stop_with_errors
+from .defects import Checked, Problem, stop_with_errors
 from .duplicates import shared_images
 from .images import Effort, Prints
 from .label_maps import check_label_maps
@@ -32,11 +32,8 @@ def check_dataset(
     seconds: float = math.inf,
     prints: Optional[Prints] = None,
 ) -> Optional[Checked]:
-    """Check the contents of a data set of a config.
-
-    Returns:
-        None for a kind of data set that is not checked: one that is neither a `CocoDataset` nor a
-        `BaseSegDataset`, or not in local files.
+    """Check the contents of a data set of a config; None if it is neither a `CocoDataset` nor a
+    `BaseSegDataset`, or not in local files.
 
     Raises:
         UserError: the annotation file is none, or has other classes.
@@ -63,10 +60,7 @@ def check_dataset(
 def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
     """Check the contents of the data sets of a run, in its first process.
 
-    Args:
-        cfg: the config; with `skip_bad` its data sets are replaced by their good parts.
-        *splits: of train, val and test.
-        skip_bad: read all images, and continue without what has errors.
+    With `skip_bad` all images are read, and the data sets in `cfg` replaced by their good parts.
 
     Raises:
         UserError: there are errors, which have been printed.
@@ -85,13 +79,6 @@ def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
     use_good_parts(cfg, good_parts)
 
 
-class Contents(NamedTuple):
-    """What the check of the data sets of a config found."""
-
-    errors: int  # kinds of errors
-    good_parts: dict[tuple[str, int], str]  # by split and number of a data set, a list of the rest
-
-
 def check_contents(
     cfg: Config,
     *splits: str,
@@ -100,7 +87,7 @@ def check_contents(
     write_good: bool = False,
     found: Sequence[Problem] = (),
     compare: bool = False,
-) -> Contents:
+) -> tuple[int, dict[tuple[str, int], str]]:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
     Args:
@@ -111,11 +98,19 @@ def check_contents(
         write_good: write lists of what is good, for `use_good_parts`.
         found: problems that are known, and printed, before.
         compare: look for training images in the other splits.
+
+    Returns:
+        The number of kinds of errors, and the list of what is good in each data set with errors, by
+        its split and number.
     """
-    errors, good = sum(problem.is_error for problem in found), {}
-    prints = {split: {} for split in splits} if compare else {}
-    lines = ['classes, sizes and samples: data.html'] if compare else []
-    lines += report_lines(found)
+    good, prints = {}, {split: {} for split in splits} if compare else {}
+    every = [('', problem) for problem in found]
+
+    def report(name: str, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            print(f'{name} data: {problem}')
+            every.append((f'{name} data: ', problem))
+
     for split in splits:
         check_evaluators(cfg, split)
     for split, number, dataset in distinct_data(cfg, splits, repeat=write_good):
@@ -128,40 +123,30 @@ def check_contents(
                 f'{name} data: {checked.decoded} of {checked.images} images were read; '
                 + as_called('python tools/check_data.py reads all')
             )
-        for problem in checked.problems:
-            print(f'{name} data: {problem}')
-        lines.append(f'{name} data: {checked.images} images, {checked.decoded} read completely')
-        lines += report_lines(checked.problems)
-        bad = sum(problem.is_error for problem in checked.problems)
-        errors += bad
-        if bad and write_good:
+        report(name, checked.problems)
+        if write_good and any(problem.is_error for problem in checked.problems):
             suffix = 'json' if is_coco(dataset) else 'txt'
             path = make_folder(folder).absolute() / f'good_{name}.{suffix}'
             if not checked.write_clean(path):
                 raise UserError(f'none of the images of the {split} data is without error')
             good[split, number] = str(path)
     for other in [split for split in prints if split != 'train' and 'train' in prints]:
-        problems = shared_problems(prints['train'], prints[other], other)
-        for problem in problems:
-            print(f'{other} data: {problem}')
-        lines += [f'{other} data and train data', *report_lines(problems)] if problems else []
-    if any(line.startswith('  ') for line in lines):
+        report(other, shared_problems(prints['train'], prints[other], other))
+    if every:
         path = make_folder(folder) / 'data_report.txt'
+        lines = [name + '\n'.join(problem.lines) for name, problem in every]
         write_text(path, '\n'.join(lines) + '\n')
         print(f'all of them: {path}')
-    return Contents(errors, good)
+    return sum(problem.is_error for _, problem in every), good
 
 
 def shared_problems(train: Prints, other: Prints, split: str) -> list[Problem]:
     """Warnings about images of a split that are in the training data, too."""
-    shared = shared_images(other, train)
-    kinds = {
-        f'{split} images that are training images, too': shared.exact,
-        f'{split} images that look like training images': shared.near,
-    }
+    exact, near = shared_images(other, train)
+    kinds = ('are training images, too', exact), ('look like training images', near)
     return [
-        Problem(kind, [f'{path.name} ({same})' for path, same in pairs], False)
-        for kind, pairs in kinds.items()
+        Problem(f'{split} images that {kind}', [f'{p.name} ({same})' for p, same in pairs], False)
+        for kind, pairs in kinds
         if pairs
     ]
 
@@ -214,21 +199,14 @@ def check_categories(categories: list[dict], cfg: Config, split: str, dataset: d
     the order of the file.
     """
     kind = dataset_class(dataset, cfg.default_scope)
-    classes = kind._load_metainfo(dataset.get('metainfo')).get('classes')
-    names, path = [category.get('name') for category in categories], annotation_file(dataset)
-    if not classes or isinstance(classes, str):  # the latter is an error of `check_classes`
-        return
-    lacking = [name for name in classes if name not in names]
-    if lacking:
+    classes = kind._load_metainfo(dataset.get('metainfo')).get('classes') or ()
+    names = [str(category.get('name')) for category in categories]
+    is_list = not isinstance(classes, str)  # an error of `check_classes`
+    if is_list and list(classes) != [name for name in names if name in classes]:
         raise UserError(
-            f'{path} has no category {listed(lacking)}; it has {listed(names)}. Set '
+            f'{annotation_file(dataset)} must have the classes of the {split} data in their order, '
+            f'{listed(classes)}; it has {listed(names)}. Set '
             f'{split}_dataloader.dataset.metainfo.classes to its categories'
-        )
-    order = [name for name in names if name in classes]
-    if order != list(classes):
-        raise UserError(
-            f'{path} lists its categories in another order than the classes of the {split} data; '
-            f'use its order: {listed(order)}'
         )
 
 

@@ -60,16 +60,9 @@ def is_closed(path: Path) -> bool:
 
 
 def may_be_coco(path: Path) -> bool:
-    """Whether a JSON file has lists of images and annotations, or one if it is torn.
-
-    The annotations of captions and panoptic segments are none.
-    """
+    """Whether a JSON file has lists of images and annotations, or one if it is torn; those of
+    captions and panoptic segments are none."""
     text = path.read_bytes()
-    if b'"shapes"' in text and b'"imagePath"' in text:
-        raise UserError(
-            f'{path} is a file of labelme; convert the folder to COCO, for example with '
-            'labelme2coco'
-        )
     lists = {*LIST.findall(text)}
     is_other = b'"segments_info"' in text or b'"caption"' in text
     return not is_other and (len(lists) == 2 or bool(lists) and not is_closed(path))
@@ -90,13 +83,23 @@ def the_instances(paths: list[str]) -> str:
 def coco_split(
     files: Files, name: str, content: dict[str, Any], defects: Defects, skip_bad: bool
 ) -> Split:
-    path, split = files.root / name, split_of(name)
-    folder, renamed = folder_of_images(files, content['images'], name, split), False
-    if folder is None:
-        folder = files.root
-        images = list(relative_to_root(files, content['images'], split, defects))
-        defects.stop(skip_bad=skip_bad and bool(images))
-        renamed = images != content['images']
+    """The content of a COCO file, changed only if its images have no common folder, or errors."""
+    path, folder = files.root / name, files.root
+    images, folders = [], set()  # of all images; None: a name is no path below a folder
+    for image, places in zip(content['images'], places_of_images(files, content['images'], name)):
+        if len(places) > 1:
+            kind = 'images whose name fits several files'
+            defects.add(kind, f'{image["file_name"]} ({" and ".join(places[:3])})')
+            continue
+        images.append({**image, 'file_name': places[0]} if places else image)
+        for place in places:
+            folders.add(above(place, image['file_name']))
+    in_place = len(images) == len(content['images']) and len(folders) == 1 and None not in folders
+    if in_place:
+        folder /= folders.pop()
+    else:
+        if not images:
+            defects.stop()
         ids = {repr(image.get('id')) for image in images}
         objects = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
         content = {**content, 'images': images, 'annotations': objects}
@@ -109,47 +112,37 @@ def coco_split(
         content = checked.good
         if not content['images']:
             raise UserError(f'{path} has no images without errors')
-    return Split(content, folder, None if renamed or errors else path)
+    return Split(content, folder, path if in_place and not errors else None)
 
 
-def relative_to_root(
-    files: Files, images: Sequence[dict], split: Optional[str], defects: Defects
-) -> Iterator[dict]:
-    """The records of images with names relative to the root, without those of unclear names."""
-    for image in images:
-        given, size = image.get('file_name'), (image.get('height'), image.get('width'))
-        found = files.find_images(given, split, size) if isinstance(given, str) else []
-        if len(found) > 1:
-            kind = 'images whose name fits several files'
-            defects.error(kind, f'{given} ({" and ".join(found[:3])})')
-        else:
-            yield {**image, 'file_name': found[0]} if found else image
+def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> list[list[str]]:
+    """The place of each image of a file of annotations: none if it is missing, several if its name
+    fits several. Folders that have all of the images go first, then those near the annotations."""
+    given = [image.get('file_name') for image in images]
+    names = {name for name in given if isinstance(name, str) and name}
+    votes = Counter(
+        above(path, name)
+        for name in names
+        for path in files.images_by_stem.get(comparable(PurePosixPath(name).stem), ())
+    )
+    complete = [folder for folder in votes if folder is not None and votes[folder] == len(names)]
+    here, split = PurePosixPath(annotations).parent, split_of(annotations)
+    return [
+        files.find_images(
+            f'{here}/{name}',
+            split,
+            (image.get('height'), image.get('width')),
+            first=[folder + name for folder in complete],
+        )
+        if name in names
+        else []
+        for name, image in zip(given, images)
+    ]
 
 
-def folder_of_images(
-    files: Files, images: Sequence[dict], annotations: str, split: Optional[str]
-) -> Optional[Path]:
-    """The only folder that all of a file's image names are relative to; None if there is none, or
-    several with different images."""
-    names = {image['file_name'] for image in images if isinstance(image.get('file_name'), str)}
-    votes = Counter()
-    for name in names:
-        for path in files.images_by_stem.get(comparable(PurePosixPath(name).stem), ()):
-            is_here = path == name or path.endswith(f'/{name}')
-            if is_here and not files.is_of_other_split(path, split):
-                votes[path.removesuffix(name)] += 1
-    full = [folder for folder in votes if votes[folder] == len(names)]
-    here = PurePosixPath(annotations).parent.as_posix().removeprefix('.')
-    near = [folder for folder in full if here and f'/{folder}'.startswith(f'/{here}/')]
-    full = sorted(near or full, key=lambda folder: folder.count('/'))
-    if len(full) > 1:
-        sizes = {i.get('file_name'): (i.get('height'), i.get('width')) for i in images}
-        right = set()
-        for name in names:
-            found = files.the_right_ones([f'{f}{name}' for f in full], split, sizes[name])
-            right |= {path.removesuffix(name) for path in found}
-        full = [folder for folder in full if folder in right]
-    return files.root / full[0] if len(full) == 1 else None
+def above(path: str, name: str) -> Optional[str]:
+    """The folder that `name` is relative to, if it is a part of a path."""
+    return path.removesuffix(name) if f'/{path}'.endswith(f'/{name}') else None
 
 
 def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Split]]:
@@ -157,23 +150,23 @@ def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Sp
 
     A category that has no objects and is the super-category of the others is none (Roboflow).
     """
-    used = {a.get('category_id') for s in splits.values() for a in s.content['annotations']}
-    categories = {key: split.content['categories'] for key, split in splits.items()}
-    every = [c for listed in categories.values() for c in listed]
+    used = {a['category_id'] for s in splits.values() for a in s.content['annotations']}
+    every = [c for split in splits.values() for c in split.content['categories']]
     parents = {c.get('supercategory') for c in every if c.get('supercategory') != c['name']}
     names = {
-        key: {c['id']: c['name'] for c in listed if c['name'] not in parents or c['id'] in used}
-        for key, listed in categories.items()
+        key: {
+            c['id']: c['name']
+            for c in split.content['categories']
+            if c['name'] not in parents or c['id'] in used
+        }
+        for key, split in splits.items()
     }
     classes = list(dict.fromkeys(name for listed in names.values() for name in listed.values()))
-    number = {name: i for i, name in enumerate(classes, 1)}
     for key, split in splits.items():
         if list(names[key].values()) != classes:
-            numbers = {c['id']: number.get(c['name']) for c in categories[key]}
             annotations = [
-                {**a, 'category_id': numbers[a['category_id']]}
+                {**a, 'category_id': classes.index(names[key][a['category_id']]) + 1}
                 for a in split.content['annotations']
-                if numbers.get(a.get('category_id'))
             ]
             content = {'annotations': annotations, 'categories': categories_of(classes)}
             splits[key] = Split({**split.content, **content}, split.folder)
@@ -190,14 +183,9 @@ def check_coco(
     content: Optional[dict[str, Any]] = None,
     masks: bool = False,
 ) -> Checked:
-    """Check a COCO file of boxes and masks, and its images.
+    """Check a COCO file of boxes and masks, and the images in a folder.
 
-    Args:
-        path: the JSON file.
-        folder: of the images.
-        effort: how the images are checked.
-        content: of the file, where it was read before.
-        masks: every object must have one.
+    `content` is that of the file, if it was read before; with `masks` every object must have one.
     """
     content = content or read_coco(path)
     usable, defects = usable_content(path, content, masks)
@@ -207,7 +195,7 @@ def check_coco(
     ids = {image['id'] for image in images}
     annotations = [a for a in usable['annotations'] if a['image_id'] in ids]
     if not content['annotations']:
-        defects.error('annotation files without annotations', path.name)
+        defects.add('annotation files without annotations', path.name)
     annotated = {annotation['image_id'] for annotation in annotations}
     for image in images:
         if image['id'] not in annotated:
@@ -230,8 +218,7 @@ def usable_content(
             problem = 'images with the id of another image'
         if problem:
             name = image.get('file_name')
-            at = name if isinstance(name, str) and name else f'image {index}'
-            defects.error(problem, at)
+            defects.add(problem, name if isinstance(name, str) and name else f'image {index}')
         else:
             images[image['id']] = image
     for name, count in Counter(image['file_name'] for image in images.values()).items():
@@ -246,13 +233,8 @@ def usable_content(
 def good_annotations(
     annotations: Sequence[dict], images: dict, categories: set, masks: bool, defects: Defects
 ) -> Iterator[dict]:
-    """The annotations that can be used, with area and iscrowd.
-
-    Args:
-        annotations, images, categories: of a COCO file; images by their ids, ids of categories.
-        masks: every object must have one.
-        defects: collects what is wrong with the others.
-    """
+    """The annotations that can be used, with area and iscrowd; `images` and `categories` are the
+    records and the ids in the file."""
     seen, boxes = set(), set()
     for index, annotation in enumerate(annotations):
         key = annotation.get('image_id')
@@ -262,24 +244,24 @@ def good_annotations(
         problem = annotation_problem(annotation, image, categories)
         if problem is None and annotation['id'] in seen:
             problem = 'annotations with the id of another annotation'
-        mask = None if problem else mask_problem(annotation.get('segmentation'), image)
-        if mask and masks and not has_polygon(annotation.get('segmentation')):
-            problem = mask
-        elif mask and annotation.get('segmentation'):
-            defects.warn(mask, at)
+        if problem is None:
+            mask_problem, is_fatal = problem_of_mask(annotation.get('segmentation'), image)
+            if masks and is_fatal:
+                problem = mask_problem
+            elif mask_problem and annotation.get('segmentation'):
+                defects.warn(mask_problem, at)
         if problem:
-            defects.error(problem, at)
+            defects.add(problem, at)
             continue
         seen.add(annotation['id'])
         warn_about_box(annotation, image, boxes, at, defects)
         if not is_number(annotation.get('area')):
-            defects.error('annotations without area', at)
-            left, top, width, height = annotation['bbox']
+            defects.add('annotations without area', at)
+            width, height = annotation['bbox'][2:]
             annotation = {**annotation, 'area': width * height}
         crowd = annotation.get('iscrowd')
         if crowd not in (0, 1):
-            what = 'whose iscrowd is not 0 or 1' if is_number(crowd) else 'without iscrowd'
-            defects.error(f'annotations {what}', at)
+            defects.add('annotations whose iscrowd is missing or not 0 or 1', at)
             annotation = {**annotation, 'iscrowd': int(is_number(crowd))}  # as mmdet reads it
         yield annotation
 
@@ -300,32 +282,26 @@ def read_coco(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f'{path} must hold a JSON object, got a {type(content).__name__}')
     for name in ('images', 'annotations', 'categories'):
-        if not isinstance(content.get(name), list):
-            raise UserError(f'{path} must have a list {name!r}; it has {sorted(content)[:8]}'[:300])
-        if not all(isinstance(item, dict) for item in content[name]):
-            raise UserError(f'{path}: each of {name!r} must be an object')
-    for name in ('images', 'categories'):
-        if not content[name]:
+        records = content.get(name)
+        if not isinstance(records, list) or not all(isinstance(item, dict) for item in records):
+            raise UserError(f'{path} must have a list {name!r} of objects')
+        if not records and name != 'annotations':
             raise UserError(f'{path} has no {name}')
     return content
 
 
 def category_ids(content: dict[str, Any], path: Path) -> set:
-    """The ids of the categories.
-
-    Raises:
-        UserError: one has no id or name, or the same as another.
-    """
+    """The ids of the categories, each of which must have an id and a name of its own."""
     ids, names = set(), set()
     for category in content['categories']:
-        name = category.get('name')
-        if not is_key(category, 'id') or not isinstance(name, str):
+        number, name = category.get('id'), category.get('name')
+        is_valid = is_key(category, 'id') and isinstance(name, str)
+        if not is_valid or number in ids or name in names:
             raise UserError(
-                f'{path}: each category must have a number as id and a name, got {category}'[:300]
+                f'{path}: each category must have a number as id and a name, and both only once, '
+                f'got {category}'[:300]
             )
-        if category['id'] in ids or name in names:
-            raise UserError(f'{path} lists the category {category} twice, by its id or name'[:300])
-        ids.add(category['id'])
+        ids.add(number)
         names.add(name)
     return ids
 
@@ -350,40 +326,29 @@ def annotation_problem(annotation: dict, image: Optional[dict], categories: set)
     if not is_key(annotation, 'category_id') or annotation['category_id'] not in categories:
         return 'annotations of categories that are not listed'
     box = annotation.get('bbox')
-    if not isinstance(box, list) or len(box) != 4:
-        return 'annotations without a bbox of 4 numbers'
-    if not all(map(is_number, box)):
-        return 'annotations whose bbox has a value that is not a finite number'
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+        return 'annotations without a bbox of 4 finite numbers'
     return None
 
 
-def mask_problem(mask: Any, image: dict) -> Optional[str]:
-    """What makes a mask unusable, or None: mmdet ignores such objects, or stops."""
+def problem_of_mask(mask: Any, image: dict) -> tuple[Optional[str], bool]:
+    """What is wrong with a mask, or None, and whether mmdet ignores such objects, or stops."""
     if not isinstance(mask, (list, dict)) or not mask:
-        return 'objects without a mask'
+        return 'objects without a mask', True
     if isinstance(mask, list):
-        for polygon in mask:
-            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-                return 'masks with a polygon of less than 3 points'
-            if not all(map(is_number, polygon)):
-                return 'masks with a polygon of values that are not finite numbers'
-        return None
-    size, counts = (image['height'], image['width']), mask.get('counts')
-    if mask.get('size') != list(size):
-        return 'masks of another size than their image'
+        points = [p for p in mask if isinstance(p, list) and len(p) % 2 == 0]
+        if len(points) < len(mask) or not all(is_number(n) for p in points for n in p):
+            return 'masks with a polygon that is no list of pairs of finite numbers', True
+        is_short = [len(polygon) < 6 for polygon in mask]
+        # mmdet leaves such polygons out, and pycocotools if they are not the first.
+        return 'masks with a polygon of less than 3 points' if any(is_short) else None, is_short[0]
+    if mask.get('size') != [image['height'], image['width']]:
+        return 'masks of another size than their image', True
+    counts = mask.get('counts')
     counts = counts_of(counts) if isinstance(counts, str) else counts
-    if isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts):
-        return None if sum(counts) == math.prod(size) else 'masks whose run lengths are damaged'
-    return 'masks whose run lengths are damaged'
-
-
-def has_polygon(mask: Any) -> bool:
-    """Whether a mask has a polygon next to others of less than 3 points, which mmdet leaves out,
-    and pycocotools if they are not the first."""
-    if not isinstance(mask, list) or not all(isinstance(polygon, list) for polygon in mask):
-        return False
-    whole = all(len(polygon) % 2 == 0 and all(map(is_number, polygon)) for polygon in mask)
-    return whole and bool(mask) and len(mask[0]) >= 6
+    is_list = isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts)
+    is_whole = is_list and sum(counts) == math.prod(mask['size'])
+    return None if is_whole else 'masks whose run lengths are damaged', not is_whole
 
 
 def check_that_boxes_are_no_corners(
@@ -395,13 +360,12 @@ def check_that_boxes_are_no_corners(
     sides = np.array([(image['width'], image['height']) for image in found], float).reshape(-1, 2)
     boxes = np.array([a['bbox'] for a in annotations], float).reshape(-1, 2, 2)
     low, high = boxes[:, 0], boxes[:, 1]
-    if (low <= high).all() and (high <= sides + BEYOND).all():
-        beyond = (low + high > 1.05 * sides).any(1).sum()
-        if beyond >= ENOUGH:
-            raise UserError(
-                f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
-                f'{beyond} of {len(annotations)} would reach beyond their image'
-            )
+    beyond = (low + high > 1.05 * sides).any(1).sum()
+    if beyond >= ENOUGH and (low <= high).all() and (high <= sides + BEYOND).all():
+        raise UserError(
+            f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
+            f'{beyond} of {len(annotations)} would reach beyond their image'
+        )
 
 
 def warn_about_box(annotation: dict, image: dict, boxes: set, at: str, defects: Defects) -> None:

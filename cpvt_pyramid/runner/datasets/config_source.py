@@ -3,7 +3,7 @@
 from keyword import iskeyword
 from typing import Any, Optional
 
-from yapf.yapflib.yapf_api import FormatCode  # a requirement of mmengine
+from yapf.yapflib import yapf_api  # a requirement of mmengine
 
 from ...tooling.command import UserError, one_line
 
@@ -20,7 +20,7 @@ def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]
             lines.append(f'\n# {comments[key]}')
         lines.append(f'{key} = {source(value)}')
     text = '\n'.join(lines) + '\n'
-    return FormatCode(text, style_config='{based_on_style: pep8, column_limit: 100}')[0]
+    return yapf_api.FormatCode(text, style_config='{based_on_style: pep8, column_limit: 100}')[0]
 
 
 def source(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
@@ -20,12 +19,14 @@ class Problem(NamedTuple):
     is_error: bool = True  # training stops or learns something wrong; else it does without
 
     @property
-    def severity(self) -> str:
-        return 'error' if self.is_error else 'warning'
+    def lines(self) -> list[str]:
+        """All that has it."""
+        severity = 'error' if self.is_error else 'warning'
+        return [f'{severity}: {self.kind}', *(f'    {item}' for item in self.items)]
 
     def __str__(self) -> str:
         more = f' and {len(self.items) - SHOWN} more' if len(self.items) > SHOWN else ''
-        return f'{self.severity}: {self.kind}: {", ".join(self.items[:SHOWN])}{more}'
+        return f'{self.lines[0]}: {", ".join(self.items[:SHOWN])}{more}'
 
 
 class Checked(NamedTuple):
@@ -54,32 +55,20 @@ class Defects:
     def __init__(self) -> None:
         self._items: dict[tuple[str, bool], list[str]] = defaultdict(list)
 
-    def add(self, kind: str, item: str, is_error: bool) -> None:
+    def add(self, kind: str, item: str, is_error: bool = True) -> None:
         self._items[kind, is_error].append(item)
-
-    def error(self, kind: str, item: str) -> None:
-        self.add(kind, item, True)
 
     def warn(self, kind: str, item: str) -> None:
         self.add(kind, item, False)
-
-    @property
-    def has_errors(self) -> bool:
-        return any(is_error for _, is_error in self._items)
 
     def problems(self) -> list[Problem]:
         """Errors, then warnings."""
         found = [Problem(kind, items, error) for (kind, error), items in self._items.items()]
         return sorted(found, key=lambda problem: not problem.is_error)
 
-    def report(self) -> None:
-        """Print a line for each kind."""
-        for problem in self.problems():
-            print(problem)
-
     def stop(self, skip_bad: bool = False) -> None:
         """Raise a UserError if there are errors, unless what has them is left out."""
-        if self.has_errors and not skip_bad:
+        if not skip_bad and any(is_error for _, is_error in self._items):
             stop_with_errors()
 
 
@@ -87,11 +76,3 @@ def stop_with_errors() -> None:
     raise UserError(
         'the data have the errors above; correct them, or leave out what has errors with --skip-bad'
     )
-
-
-def report_lines(problems: Sequence[Problem]) -> list[str]:
-    """All problems with all of their items."""
-    lines = []
-    for problem in problems:
-        lines += [f'  {problem.severity}: {problem.kind}', *(f'    {i}' for i in problem.items)]
-    return lines

@@ -41,15 +41,11 @@ def image_print(data: bytes, image: Image.Image) -> ImagePrint:
     return ImagePrint(hashlib.blake2b(data, digest_size=16).digest(), bits, thumbnail)
 
 
-class Shared(NamedTuple):
-    """Pairs of an image of one set and the most similar one of another."""
-
-    exact: list[tuple[Path, Path]]  # the same file content
-    near: list[tuple[Path, Path]]  # recompressed, resized or slightly changed
-
-
-def shared_images(prints: dict[Path, ImagePrint], others: dict[Path, ImagePrint]) -> Shared:
-    """The images that are in `others`, too."""
+def shared_images(
+    prints: dict[Path, ImagePrint], others: dict[Path, ImagePrint]
+) -> tuple[list[tuple[Path, Path]], list[tuple[Path, Path]]]:
+    """The images that are in `others`, too, each with the most similar one: of the same content,
+    and recompressed, resized or slightly changed."""
     by_digest = {image.digest: path for path, image in others.items()}
     exact = [(p, by_digest[i.digest]) for p, i in prints.items() if i.digest in by_digest]
     rest = [path for path, image in prints.items() if image.digest not in by_digest]
@@ -69,4 +65,4 @@ def shared_images(prints: dict[Path, ImagePrint], others: dict[Path, ImagePrint]
             difference, other = min(pairs, default=(math.inf, path), key=lambda pair: pair[0])
             if difference <= GRAY_LEVELS:
                 near.append((path, other))
-    return Shared(exact, near)
+    return exact, near

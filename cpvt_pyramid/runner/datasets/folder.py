@@ -5,6 +5,7 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Optional
@@ -70,10 +71,9 @@ class Files:
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [name for name in self.names if PurePosixPath(name).suffix.lower() in suffixes]
 
-    def by_depth(self, *suffixes: str) -> list[str]:
-        """The files, those in the root first; with one of some suffixes, if any are given."""
-        names = self.with_suffix(*suffixes) if suffixes else self.names
-        return sorted(names, key=lambda name: (name.count('/'), name))
+    def by_depth(self) -> list[str]:
+        """The files, those in the root first."""
+        return sorted(self.names, key=lambda name: (name.count('/'), name))
 
     def find_images(
         self,
@@ -81,13 +81,14 @@ class Files:
         split: Optional[str] = None,
         size: Optional[tuple[int, int]] = None,
         any_suffix: bool = False,
+        first: Sequence[str] = (),
     ) -> list[str]:
         """The image that an annotation file calls `name`, relative to the root; [] if it is not
         here, several if they are different images that fit equally well.
 
         The name may have folders in front that are not here, or those of Windows. Of several
-        images it is the one whose path has most in common with `name`, then that of the split,
-        then that of the (height, width) `size`.
+        images it is one of `first`, then the one whose path has most in common with `name`, then
+        that of the split, then that of the (height, width) `size`, then the first of equal files.
         """
         wanted = PurePosixPath(comparable(name.replace('\\', '/')))
 
@@ -97,41 +98,35 @@ class Files:
             last = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             return last, len({*there} & {*wanted.parent.parts})
 
+        def has(path: str, kind: set[str]) -> bool:
+            return any(words(part) & kind for part in path.split('/')[:-1])
+
+        def place(path: str) -> Optional[str]:
+            return self.split_of_folder[os.path.dirname(path)]
+
         found = [
             path
             for path in self.images_by_stem.get(wanted.stem, ())
             if any_suffix or comparable(PurePosixPath(path).name) == wanted.name
         ]
         found = [path for path in found if path.endswith(wanted.suffix)] or found
-        found = [path for path in found if not self.is_of_other_split(path, split)]
+        if split in self.splits:  # then no image of another split is meant
+            found = [path for path in found if place(path) in (split, None)]
+        found = [path for path in found if path in first] or found
         most = max(map(agreement, found), default=None)
-        return self.the_right_ones([p for p in found if agreement(p) == most], split, size)
-
-    def is_of_other_split(self, path: str, split: Optional[str]) -> bool:
-        """Whether an image is in a folder for another split, though there is one for this."""
-        own = self.split_of_folder[os.path.dirname(path)]
-        return own not in (split, None) and split in self.splits
-
-    def the_right_ones(
-        self, found: list[str], split: Optional[str], size: Optional[tuple[int, int]]
-    ) -> list[str]:
-        """Of images with one name, those of the split and size; the first of equal files."""
-
-        def has(path: str, kind: set[str]) -> bool:
-            return any(words(part) & kind for part in path.split('/')[:-1])
-
         for fits in (
+            lambda path: agreement(path) == most,
             lambda path: not has(path, LABEL_WORDS),
             lambda path: has(path, IMAGE_WORDS),
-            lambda path: self.split_of_folder[os.path.dirname(path)] == split,
-            lambda path: self.split_of_folder[os.path.dirname(path)] is None,
+            lambda path: place(path) == split,
+            lambda path: place(path) is None,
             lambda path: size is None or image_size(self.root / path) == size,
         ):
             if len(found) > 1:
                 found = list(filter(fits, found)) or found
-        same = [
+        same = (
             filecmp.cmp(self.root / found[0], self.root / path, shallow=False) for path in found[1:]
-        ]
+        )
         return found[:1] if all(same) else found
 
 
@@ -186,25 +181,23 @@ class ImageSets:
     """The splits in the lists ImageSets/`kind`/train.txt, val.txt and so on of Pascal VOC."""
 
     def __init__(self, files: Files, kind: str) -> None:
-        self.splits: dict[tuple[str, str], str] = {}  # by the folder of ImageSets and the name
-        for split in ('trainval', 'train', 'val', 'test'):  # later ones are more precise
-            for name in files.with_suffix('.txt'):
-                path = PurePosixPath(name)
-                if path.parts[-3:] == ('ImageSets', kind, f'{split}.txt'):
-                    for line in text_of(files.root / name).splitlines():
-                        key = str(path.parents[2]), comparable(name_in_list(line.strip()))
-                        self.splits[key] = split.replace('trainval', 'train')
-        self.splits = {key: split for key, split in self.splits.items() if key[1]}
-        self.keys = {key[1]: key for key in self.splits}
-        self.found: set[Optional[tuple[str, str]]] = set()
         self.files = files
+        self.splits: dict[tuple[str, str], str] = {}  # by the folder of ImageSets and the name
+        texts = [PurePosixPath(name) for name in files.with_suffix('.txt')]
+        for split in ('trainval', *SPLITS):  # later ones are more precise
+            for path in (p for p in texts if p.parts[-3:] == ('ImageSets', kind, f'{split}.txt')):
+                lines = map(str.strip, text_of(files.root / path).splitlines())
+                for name in map(PurePosixPath, filter(None, map(comparable, lines))):
+                    is_file = name.suffix.lower() in IMAGE_SUFFIXES
+                    key = str(path.parents[2]), name.stem if is_file else name.name
+                    self.splits[key] = split.replace('trainval', 'train')
+        self.found: set[tuple[str, str]] = set()
 
     def split(self, path: str, name: str) -> Optional[str]:
         """The split of the file at `path`, which the lists call `name`."""
-        here = [(str(folder), name) for folder in PurePosixPath(path).parents]
-        key = next((k for k in here if k in self.splits), self.keys.get(name))
-        self.found.add(key)
-        return self.splits.get(key)
+        keys = [(str(folder), name) for folder in PurePosixPath(path).parents]
+        self.found.update(keys)
+        return next((self.splits[key] for key in keys if key in self.splits), None)
 
     def warn(self, what: str, defects: Defects) -> None:
         """Warn about names that were not found; images of a test may be without `what`."""
@@ -213,8 +206,3 @@ class ImageSets:
                 defects.warn('images in a list of ImageSets that do not exist', key[1])
             elif self.splits[key] != 'test':
                 defects.warn(f'images in a list of ImageSets without {what}', key[1])
-
-
-def name_in_list(line: str) -> str:
-    path = PurePosixPath(line)
-    return path.stem if path.suffix.lower() in IMAGE_SUFFIXES else path.name

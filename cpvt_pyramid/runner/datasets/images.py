@@ -26,33 +26,18 @@ ORIENTATION = 0x0112
 # Formats of Pillow that every OpenCV reads; others depend on its build, which 4.5.4 or newer tells.
 COMMON = ('JPEG', 'MPO', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM')
 TURNED = 'images that an EXIF tag turns; their annotations must be upright, too'
-SIZE_BEFORE_TURN = 'an EXIF tag turns, but their records have the size before'
-OTHER_SIZE = 'have another size than the width and height of its record'
 Prints = dict[Path, ImagePrint]  # of the images that were read
+Size = tuple[int, int]  # height and width of an upright image
 Finding = tuple[str, bool]  # a kind of problem, and whether it is an error
-
-
-class Reading(NamedTuple):
-    """What was found in an image file."""
-
-    size: Optional[tuple[int, int]]  # height and width, upright
-    problem: str = ''  # 'are missing', for example
-    orientation: int = 1  # in its EXIF data
-
-    @property
-    def findings(self) -> list[Finding]:
-        found = [(TURNED, False)] if self.orientation > 1 else []
-        return [*found, (f'images that {self.problem}', True)] if self.problem else found
 
 
 def inspect(
     path: Path, whole: bool = True, prints: Optional[Prints] = None, by_opencv: bool = True
-) -> Reading:
-    """Read an image, or only its header if not `whole`; fills `prints`."""
+) -> tuple[Optional[Size], list[Finding]]:
+    """Read an image, or only its header if not `whole`; fills `prints`. Returns its size, and what
+    is wrong with it."""
     if not path.is_file():
-        return Reading(None, 'are missing')
-    if not path.stat().st_size:
-        return Reading(None, 'are empty files')
+        return None, [('images that are missing', True)]
     try:
         data = path.read_bytes() if whole else b''
         with Image.open(io.BytesIO(data) if whole else path) as image:
@@ -66,28 +51,29 @@ def inspect(
             kind = image.format
     except Exception:  # Pillow raises many kinds on a truncated file, or on many bands
         size = size_of_raster(path)
-        return Reading(size, '' if size else 'are not complete images')
+        return size, [] if size else [('images that are not complete images', True)]
     # Pillow turns a TIFF when it loads it.
     if orientation in TRANSPOSED and not (whole and kind == 'TIFF'):
         height, width = width, height
     if by_opencv and kind not in COMMON and not getattr(cv2, 'haveImageReader', bool)(str(path)):
-        return Reading(None, f'OpenCV cannot read ({kind}); convert them, for example to PNG')
-    return Reading((height, width), '', orientation)
+        problem = f'images that OpenCV cannot read ({kind}); convert them, for example to PNG'
+        return None, [(problem, True)]
+    return (height, width), [(TURNED, False)] if orientation > 1 else []
 
 
-def image_size(path: Path) -> Optional[tuple[int, int]]:
-    """The (height, width) of an image, upright, from its header."""
-    return inspect(path, whole=False, by_opencv=False).size
+def image_size(path: Path) -> Optional[Size]:
+    """The size of an image, from its header."""
+    return inspect(path, whole=False, by_opencv=False)[0]
 
 
-def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, tuple[int, int]]:
-    """The (height, width) of images, upright, from their headers."""
+def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, Size]:
+    """The sizes of images, from their headers; reports those without."""
     names = list(dict.fromkeys(names))
     readings = in_threads(lambda name: inspect(root / name, whole=False), names, 'reading sizes')
-    for name, reading in zip(names, readings):
-        if reading.problem:
-            defects.error(f'images that {reading.problem}', name)
-    return {name: r.size for name, r in zip(names, readings) if not r.problem}
+    for name, (_, findings) in zip(names, readings):
+        for kind in (kind for kind, is_error in findings if is_error):
+            defects.add(kind, name)
+    return {name: size for name, (size, _) in zip(names, readings) if size}
 
 
 def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str) -> list:
@@ -107,23 +93,19 @@ ALL_IMAGES = Effort()
 
 
 def check_images(
-    sizes: dict[Path, tuple[int, int]], defects: Defects, effort: Effort
+    sizes: dict[Path, Size], defects: Defects, effort: Effort
 ) -> tuple[set[Path], int]:
-    """Check that images are complete and have the (height, width) of their record.
-
-    Returns:
-        The bad files, and how many were read completely.
-    """
+    """Check that images are complete and have the size of their record; returns the bad files, and
+    how many were read completely."""
 
     def findings(path: Path, in_time: bool) -> list[Finding]:
         if not in_time:
             return [] if path.is_file() else [('images that are missing', True)]
-        reading = inspect(path, effort.seconds > 0, effort.prints, effort.by_opencv)
-        declared = tuple(sizes[path])
-        if reading.size and reading.size != declared:
-            is_turned = reading.orientation in TRANSPOSED and reading.size[::-1] == declared
-            reading = reading._replace(problem=SIZE_BEFORE_TURN if is_turned else OTHER_SIZE)
-        return reading.findings
+        size, found = inspect(path, effort.seconds > 0, effort.prints, effort.by_opencv)
+        if size and size != tuple(sizes[path]):
+            kind = 'images that have another size than the width and height of their records'
+            found.append((kind, True))
+        return found
 
     paths = list(sizes)
     names, seconds = [path.name for path in paths], effort.seconds or math.inf
@@ -140,15 +122,9 @@ def check_each(
 ) -> tuple[list[bool], int]:
     """Check items, in an order that spreads those in time over all of them.
 
-    Args:
-        items: what to check.
-        findings: called with an item, and whether there is time for more than a glance.
-        names: of the items, for messages.
-        seconds: after which the time is over.
-        defects: collects the findings, by name.
-
-    Returns:
-        Whether each item is without errors, and how many were checked in time.
+    `findings` is called with an item, and whether there is time for more than a glance; `names` are
+    those of the items, for messages. Returns whether each item is without errors, and how many were
+    checked in time.
     """
     deadline = time.monotonic() + seconds
 

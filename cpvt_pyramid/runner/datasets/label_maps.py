@@ -37,7 +37,7 @@ from .folder import (
     text_of,
     words,
 )
-from .images import ALL_IMAGES, Effort, Finding, check_each, in_threads, inspect, sizes_of
+from .images import ALL_IMAGES, Effort, Finding, Size, check_each, in_threads, inspect, sizes_of
 
 Color = tuple[int, int, int]
 
@@ -64,7 +64,7 @@ class Values(NamedTuple):
     counts: dict[int, int]  # pixels by value, or by 0xRRGGBB
     is_color: bool
     palette: dict[int, Color]  # of its values, if it has one
-    size: tuple[int, int] = (0, 0)  # height and width
+    size: Size = (0, 0)
     kind: Optional[str] = None  # Pillow's name of the format
 
 
@@ -77,16 +77,14 @@ class LabelMaps(NamedTuple):
     pixels: list[int]  # by class
     notes: list[str]  # what a person should know, one line each
     splits: dict[str, list[Pair]] = {}  # by train, val and test
-    sizes: dict[str, tuple[int, int]] = {}  # (height, width) of each image
+    sizes: dict[str, Size] = {}  # of each image
     codes: Optional[list[int]] = None  # values that stand for 0, 1, ... in the files; None: these
     by_color: bool = False  # the codes are 0xRRGGBB
     reduce_zero_label: bool = False  # 0 is to be ignored and 1 is the first class
 
 
 def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
-    """Read the label maps in a folder.
-
-    What is returned is without what `defects` collects.
+    """Read the label maps in a folder, without what `defects` collects.
 
     Raises:
         UserError: there are none, or their classes cannot be told.
@@ -99,13 +97,13 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
     for image, label in pairs:
         if image in sizes and label in values and sizes[image] != values[label].size:
             del values[label]
-            defects.error('label maps of another size than their image', image)
+            defects.add('label maps of another size than their image', image)
     splits = {
         split: [pair for pair in listed if pair.label in values and pair.image in sizes]
         for split, listed in splits.items()
     }
-    if not values or not any(splits.values()):
-        raise UserError(f'{root}: none of {len(pairs)} label maps and their images is readable')
+    if not any(splits.values()):
+        raise UserError(f'{root}: no label map is readable and has a readable image of its name')
     names, colors = names_and_colors(files)
     has_palette = any(found.palette for found in values.values())
     in_color = any(found.is_color for found in values.values())
@@ -133,26 +131,20 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
 
 def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
     """Label maps whose colours or gray values stand for classes, without their files."""
-    notes = []
+    codes, notes = sorted(counts), []
     if colors:
         codes = [packed(color) if by_color else color[0] for color in colors]
-        if unknown := sorted(set(counts) - set(codes)):
+        if unknown := set(counts) - set(codes):
             share = sum(counts[code] for code in unknown) / sum(counts.values())
             notes = [f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored']
-    else:
-        codes = sorted(counts)
-    if len(codes) > MOST_COLORS:
-        raise UserError(
-            f'the label maps have {len(codes)} colours; there must be one for each class, at most '
-            f'{MOST_COLORS}. Were they compressed as JPEG or enlarged smoothly?'
-        )
-    if not names and not colors:
+    elif not names:
         names = [color_name(code, by_color) for code in codes]
         if codes == [0, 255]:
             names = ['background', 'foreground']
-    if len(names) != len(codes):
+    if len(codes) > MOST_COLORS or len(names) != len(codes):
         raise UserError(
-            f'the label maps have {len(codes)} colours, but {len(names)} classes have names'
+            f'the label maps have {len(codes)} colours, and {len(names)} classes have names; there '
+            f'must be a colour for each class, at most {MOST_COLORS}'
         )
     palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
     layout = f'images and label maps in {"colours" if by_color else "gray"}'
@@ -170,22 +162,19 @@ def indexed(
     if reduce_zero_label:
         notes.append('label 0 is ignored, and 1 is the first class')
     first = int(reduce_zero_label)
-    count = len(names) or highest + 1 - first
-    if highest - first >= count:
-        raise UserError(
-            f'the label maps have labels up to {highest}, but {count} classes have names'
-        )
     if not names:
-        names = [f'class_{i}' for i in range(count)]
-        notes.append(
-            'no file names the classes; edit the names in the config, or add a classes.txt'
+        names = [f'class_{i}' for i in range(highest + 1 - first)]
+        notes.append('no file names the classes; edit the config, or add a classes.txt')
+    if highest - first >= len(names):
+        raise UserError(
+            f'the label maps have labels up to {highest}, but {len(names)} classes have names'
         )
-    if all(first + i in palette for i in range(count)) and len(set(palette.values())) >= count:
-        colors = [palette[first + i] for i in range(count)]
-    else:
+    labels = range(first, first + len(names))
+    colors = [palette[label] for label in labels if label in palette]
+    if len(set(colors)) < len(names):
         colors = class_palette(names)
     layout = 'ADE20K' if is_ade else 'images and label maps of indices'
-    pixels = [counts[first + i] for i in range(count)]
+    pixels = [counts[label] for label in labels]
     return LabelMaps(layout, names, colors, pixels, notes, reduce_zero_label=reduce_zero_label)
 
 
@@ -213,11 +202,6 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
         )
     match_by_name(images, labels)
     paired = {key: Pair(images[key], labels[key]) for key in labels if key in images}
-    if not paired:
-        raise UserError(
-            f'{files.root}: no label map has the name of an image, for example '
-            f'{next(iter(labels.values()))}'
-        )
     split_of_key = {key: key[0] or 'train' for key in paired}
     if lists.splits:
         split_of_key = {key: lists.split(pair.image, key[-1]) for key, pair in paired.items()}
@@ -287,16 +271,14 @@ def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, V
         except Exception:  # Pillow raises many kinds on a truncated file
             return None
 
-    found = {}
-    for name, values in zip(names, in_threads(values_or_none, names, 'reading label maps')):
+    found = dict(zip(names, in_threads(values_or_none, names, 'reading label maps')))
+    for name, values in list(found.items()):
         if values and values.kind == 'JPEG':
             defects.warn(JPEG, name)
-        if values is None:
-            defects.error('label maps that are not complete images', name)
-        elif len(values.counts) > 16 * MOST_COLORS:
-            defects.error('label maps with thousands of colours', name)
-        else:
-            found[name] = values
+        if values is None or len(values.counts) > 16 * MOST_COLORS:
+            kind = 'have thousands of colours' if values else 'are not complete images'
+            defects.add(f'label maps that {kind}', name)
+            del found[name]
     return found
 
 
@@ -359,45 +341,44 @@ def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
         path = files.root / name
         if path.name == 'objectInfo150.txt':
             rows = [line.split('\t') for line in text_of(path).splitlines()]
-            if 'Name' not in rows[0]:
+            if not rows or 'Name' not in rows[0]:
                 raise UserError(f'{path} must have a column Name')
             column = rows[0].index('Name')
-            rows = [row for row in rows[1:] if len(row) > column]
-            return distinct([row[column].split(',')[0].strip() for row in rows]), []
+            names = [row[column] for row in rows[1:] if len(row) > column]
+            return distinct([name.split(',')[0].strip() for name in names]), []
         if path.name == 'labelmap.txt':  # CVAT: name:r,g,b:parts:actions
             rows = [line.split(':') for line in text_of(path).splitlines() if line[:1] != '#']
-            rows = [[row[0], *row[1].split(',')] for row in rows if len(row) > 1]
-            return listed_colors(path, rows)
+            return listed_colors(path, [[r[0], *r[1].split(',')] for r in rows if len(r) > 1])
         if path.suffix == '.csv':
-            rows = list(csv.reader(io.StringIO(text_of(path))))
-            head = [cell.strip().lower() for cell in rows[0]] if rows else []
+            head, *rows = list(csv.reader(io.StringIO(text_of(path)))) or [[]]
+            head = [cell.strip().lower() for cell in head]
             if head[1:4] == ['r', 'g', 'b']:  # name, r, g, b
-                return listed_colors(path, rows[1:])
+                return listed_colors(path, rows)
             if head == ['pixel value', 'class']:  # Roboflow
-                return distinct([row[1].strip() for row in rows[1:] if len(row) > 1]), []
+                return distinct([row[1].strip() for row in rows if len(row) > 1]), []
     return named_classes(files), []
 
 
 def listed_colors(path: Path, rows: Sequence[Sequence[str]]) -> tuple[list[str], list[Color]]:
+    rows = [row for row in rows if row]
     try:
-        colors = [tuple(map(int, row[1:4])) for row in rows if row]
-        for color in colors:
-            if len(color) != 3 or not all(0 <= value <= 255 for value in color):
-                raise ValueError
-    except ValueError as error:
-        raise UserError(f'{path} must list a name and three numbers for each class') from error
-    return distinct([row[0].strip() for row in rows if row]), colors
+        colors = [(int(red), int(green), int(blue)) for _, red, green, blue, *_ in rows]
+    except ValueError:
+        colors = [(-1, -1, -1)]
+    if not all(0 <= value <= 255 for color in colors for value in color):
+        raise UserError(f'{path} must list a name and three numbers, 0 to 255, for each class')
+    return distinct([row[0].strip() for row in rows]), colors
 
 
 def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
-    """Write a label map in colours or gray values as one of class indices, with its palette."""
+    """Write a label map as one of class indices, with its palette."""
     with Image.open(source) as image:
         if found.by_color:
             pixels = packed_pixels(image)
         else:  # gray values, perhaps in three channels
             pixels = np.asarray(image)
             pixels = pixels[..., 0] if pixels.ndim == 3 else pixels
-    codes = np.array(found.codes)
+    codes = np.array(found.codes or range(256))
     order = codes.argsort()
     place = codes[order].searchsorted(pixels).clip(0, len(codes) - 1)
     labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
@@ -422,10 +403,9 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
     valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
 
     def findings(info: dict, in_time: bool) -> list[Finding]:
-        found, size = [], None
+        size, found = None, []
         if in_time:
-            image = inspect(Path(info['img_path']), True, effort.prints, effort.by_opencv)
-            found, size = image.findings, image.size
+            size, found = inspect(Path(info['img_path']), True, effort.prints, effort.by_opencv)
         label_map = info.get('seg_map_path')
         if label_map and not Path(label_map).is_file():
             found.append(('images without a label map', True))
@@ -439,8 +419,8 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
     return Checked(defects.problems(), len(listed), decoded, kept)
 
 
-def label_findings(path: Path, size: Optional[tuple[int, int]], labels: int) -> list[Finding]:
-    """What to report of a label map with some valid labels, for an image of a (height, width)."""
+def label_findings(path: Path, size: Optional[Size], labels: int) -> list[Finding]:
+    """What is wrong with a label map with some valid labels, for an image of a size."""
     found, values, is_gray = [], None, True
     try:
         with path.open('rb') as file, Image.open(file) as image:

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from itertools import combinations
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Union
@@ -39,12 +38,11 @@ class Data(NamedTuple):
     layout: str
     classes: list[str]
     palette: list[tuple[int, int, int]]
-    datasets: dict[str, list[dict]]  # of train, val and test, without the settings they share
+    datasets: dict[str, dict]  # of train, val and test, without the settings they share
     images: dict[str, int]  # number of images of train, val and test
     sizes: np.ndarray  # (N, 2) heights and widths of the training images
     lines: list[str]  # what was found
-    objects: np.ndarray = np.zeros(0)  # (M,) sides of squares with the areas of their objects
-    image_of: np.ndarray = np.zeros(0, int)  # (M,) index into sizes for each object
+    objects: np.ndarray = np.zeros((0, 3))  # (M, 3): root of the area, size of the image
     reduce_zero_label: bool = False
 
 
@@ -78,9 +76,8 @@ def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: boo
     check_output(out, folder, base, overwrite)
     cfg = load_config(base)
     task = task_of(cfg, base)
-    partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with TemporaryDirectory(dir=out.parent, prefix='.') as temporary:
+        partial = Path(temporary, folder.name)
         with reported(Defects(), skip_bad) as defects:
             if task == 'segmentation':
                 found = find_label_maps(data, defects)
@@ -92,19 +89,15 @@ def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: boo
         if partial.exists():
             shutil.copytree(partial, folder, dirs_exist_ok=True)
         write_text(out, text)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     written = f'{out} and {folder}/' if folder.exists() else str(out)
     return [*described.lines, *lines, f'wrote {written}']
 
 
 def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
-    if out.suffix != '.py':
-        raise UserError(f'--out must be a .py file, got {out}')
+    if out.suffix != '.py' or base.exists() and out.exists() and base.samefile(out):
+        raise UserError(f'--out must be a .py file other than the base, got {out}')
     if re.search(r"""['"\\{}\n]""", os.path.abspath(out)):
         raise UserError(f'the path of --out must have no quotes, braces and backslashes, got {out}')
-    if base.exists() and out.exists() and base.samefile(out):
-        raise UserError(f'--out must not be the base, got {out} for both')
     for path in (out, folder):
         if path.exists() and not overwrite:
             raise UserError(f'{path} exists; choose another --out, or replace it with --overwrite')
@@ -137,7 +130,8 @@ def reported(defects: Defects, skip_bad: bool) -> Iterator[Defects]:
     try:
         yield defects
     finally:
-        defects.report()
+        for problem in defects.problems():
+            print(problem)
     defects.stop(skip_bad)
 
 
@@ -158,11 +152,9 @@ def find_objects(root: Path, defects: Defects, skip_bad: bool = False) -> Object
     )
     if found:
         return found
-    suffixes = Counter(PurePosixPath(name).suffix for name in files.names).most_common(6)
-    listed = ', '.join(f'{count} {suffix or "other"}' for suffix, count in suffixes)
     raise NotRecognized(
         f'{root} has none of the layouts COCO (a JSON file), YOLO (data.yaml or labels/*.txt) and '
-        f'Pascal VOC (*.xml); it has {listed} files. Label maps need a segmentor as base, such as '
+        'Pascal VOC (*.xml). Label maps need a segmentor as base, such as '
         'configs/semantic_fpn_cpvt_s.py'
     )
 
@@ -188,12 +180,11 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
             data_root=os.path.abspath(data),
             metainfo=dict(classes=tuple(described.classes), palette=list(described.palette)),
         )
-        for split, parts in described.datasets.items():
-            settings[f'{split}_dataloader'] = dict(dataset=one_dataset(parts, common, []))
+        for split, dataset in described.datasets.items():
+            settings[f'{split}_dataloader'] = dict(dataset={**dataset, **common, 'pipeline': []})
         # Warnings about a COCO file come again when the file is checked with its images.
-        is_known = described.layout == 'COCO'
-        problems = [p for p in defects.problems() if p.is_error or not is_known]
-        yield Config(settings), problems
+        known = [p for p in defects.problems() if p.is_error or described.layout != 'COCO']
+        yield Config(settings), known
 
 
 def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) -> Data:
@@ -215,13 +206,10 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
         described = object_data(found, splits, data, target)
     else:
         described = label_map_data(found, splits, data, target, notes)
-    for one, other in combinations(described.images, 2):
-        if shared := {*described.images[one]} & {*described.images[other]}:
-            notes.append(f'{len(shared)} images are in {one} and in {other}')
     names = ', '.join(found.classes[:12]) + (' ...' if len(found.classes) > 12 else '')
     head = f'{data}: {found.layout}, {len(found.classes)} classes: {names}'
-    lines = [head, *described.lines, *(f'note: {note}' for note in notes)]
-    return described._replace(lines=lines)
+    notes = [f'note: {note}' for note in notes]
+    return described._replace(lines=[head, *described.lines, *notes])
 
 
 def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Generated) -> Data:
@@ -229,39 +217,36 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
     train = splits['train'].content
     if not train['annotations']:
         raise UserError(f'the training data in {data} have no objects')
-    datasets, images, lines = {}, {}, []
+    datasets, lines = {}, []
     for key, (content, folder, path) in splits.items():
-        prefix = relative(folder, data)
-        dataset = dict(
-            type='CocoDataset',
-            ann_file=relative(path, data) if path else target.write(
-                f'{key}.json', json.dumps(content, ensure_ascii=False)),
-            data_prefix=dict(img='' if prefix == '.' else f'{prefix}/'),
-        )  # fmt: skip
-        if key == 'train':
-            dataset['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
+        if path:
+            file = relative(path, data)
         else:
-            dataset['test_mode'] = True
-        datasets[key] = [dataset]
-        images[key] = [str(folder / image['file_name']) for image in content['images']]
+            file = target.write(f'{key}.json', json.dumps(content, ensure_ascii=False))
+        prefix = dict(img=f'{relative(folder, data)}/'.removeprefix('./'))
+        datasets[key] = dict(type='CocoDataset', ann_file=file, data_prefix=prefix)
+        if key == 'train':
+            datasets[key]['filter_cfg'] = dict(filter_empty_gt=False, min_size=1)
+        else:
+            datasets[key]['test_mode'] = True
+        images, objects = content['images'], content['annotations']
         classes = {category['id']: category['name'] for category in content['categories']}
-        counts = Counter(classes.get(a['category_id']) for a in content['annotations'])
-        empty = len(images[key]) - len({a['image_id'] for a in content['annotations']})
-        common = counts.most_common()
+        common = Counter(classes[a['category_id']] for a in objects).most_common()
         shown = ', '.join(f'{name} {count}' for name, count in common[:8])
         shown += ' ... {} {}'.format(*common[-1]) if len(common) > 8 else ''
+        empty = len(images) - len({a['image_id'] for a in objects})
         lines.append(
-            f'{key}: {len(images[key])} images ({empty} without objects), '
-            f'{len(content["annotations"])} objects: {shown}'
+            f'{key}: {len(images)} images ({empty} without objects), {len(objects)} objects: '
+            f'{shown}'
         )
-    rows = {image['id']: row for row, image in enumerate(train['images'])}
-    areas = [max(a['bbox'][2] * a['bbox'][3], 0) for a in train['annotations']]
+    sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
+    sides = [max(a['bbox'][2] * a['bbox'][3], 0) ** 0.5 for a in train['annotations']]
     return Data(
-        found.layout, found.classes, class_palette(found.classes), datasets, images,
-        sizes=np.array([(image['height'], image['width']) for image in train['images']], float),
+        found.layout, found.classes, class_palette(found.classes), datasets,
+        {key: len(split.content['images']) for key, split in splits.items()},
+        sizes=np.array([*sizes.values()], float),
         lines=lines,
-        objects=np.sqrt(areas),
-        image_of=np.array([rows[a['image_id']] for a in train['annotations']], int),
+        objects=np.array([(s, *sizes[a['image_id']]) for s, a in zip(sides, train['annotations'])]),
     )  # fmt: skip
 
 
@@ -272,56 +257,42 @@ def label_map_data(
     target: Generated,
     notes: list[str],
 ) -> Data:
-    """The data of a segmentor; writes lists of images, and label maps of indices where the values
-    of the files are others."""
+    """The data of a segmentor; writes lists of images, and label maps where the values of the files
+    are no indices or the files are not as BaseSegDataset expects them."""
     groups = {key: grouped(pairs) for key, pairs in splits.items()}
-    labels = ''  # the folder of converted label maps
-    if found.codes or max(map(len, groups.values())) > 8:
-        labels = f'{target.name}/labels'
+    if found.codes or max(map(len, groups.values())) > 1:
         notes.append('label maps were written as class indices next to the config')
         for key, pairs in splits.items():
-            written = [p._replace(label=f'{os.path.splitext(p.image)[0]}.png') for p in pairs]
-            groups[key] = grouped(written)
-            for (_, before), (_, after) in zip(pairs, written):
-                path = target.path / 'labels' / after
+            groups[key] = {('', '', f'{target.name}/labels', '.png'): [p.image for p in pairs]}
+            for image, label in pairs:
+                path = target.path / f'labels/{image}.png'
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if found.codes:
-                    write_indices(data / before, path, found)
-                else:
-                    shutil.copyfile(data / before, path)
+                write_indices(data / label, path, found)
     datasets, lines = {}, []
-    for key, pairs in splits.items():
-        datasets[key] = []
-        for (images, suffix, maps, map_suffix), names in groups[key].items():
-            dataset = dict(
-                type='BaseSegDataset',
-                img_suffix=suffix,
-                seg_map_suffix=map_suffix,
-                data_prefix=dict(img_path=images, seg_map_path=joined(labels, maps)),
-            )
-            if names != in_folder(data / images, suffix):
-                file = f'{key}{len(datasets[key]) or ""}.txt'
-                dataset['ann_file'] = target.write(file, ''.join(f'{name}\n' for name in names))
-            dataset['reduce_zero_label'] = found.reduce_zero_label
-            datasets[key].append(dataset)
-        lines.append(f'{key}: {len(pairs)} images')
+    for key, group in groups.items():
+        (((images, suffix, maps, map_suffix), names),) = group.items()
+        datasets[key] = dict(
+            type='BaseSegDataset',
+            img_suffix=suffix,
+            seg_map_suffix=map_suffix,
+            data_prefix=dict(img_path=images, seg_map_path=maps),
+            reduce_zero_label=found.reduce_zero_label,
+        )
+        if not suffix or names != in_folder(data / images, suffix):
+            text = ''.join(f'{name}\n' for name in names)
+            datasets[key]['ann_file'] = target.write(f'{key}.txt', text)
+        lines.append(f'{key}: {len(names)} images')
     counts = Counter(dict(zip(found.classes, found.pixels)))
     total = max(sum(found.pixels), 1)
     shares = [f'{name} {count / total:.1%}' for name, count in counts.most_common(8)]
     lines.append(f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else ''))
     return Data(
         found.layout, found.classes, found.palette, datasets,
-        {key: [pair.image for pair in pairs] for key, pairs in splits.items()},
+        {key: len(pairs) for key, pairs in splits.items()},
         sizes=np.array([found.sizes[pair.image] for pair in splits['train']], float),
         lines=lines,
         reduce_zero_label=found.reduce_zero_label,
     )  # fmt: skip
-
-
-def one_dataset(parts: list[dict], common: dict, pipeline: Any) -> dict:
-    """One data set of several parts and the settings that they share."""
-    parts = [{'type': part['type'], **common, **part, 'pipeline': pipeline} for part in parts]
-    return dict(type='ConcatDataset', datasets=parts) if len(parts) > 1 else parts[0]
 
 
 def relative(path: Path, start: Path) -> str:
@@ -374,7 +345,7 @@ def config_text(
     the config at `base`."""
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
-    recipe = adapted_recipe(cfg, len(data.images['train']))
+    recipe = adapted_recipe(cfg, data.images['train'])
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
@@ -390,13 +361,15 @@ def config_text(
         if pipeline:
             settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
     settings |= loaders(cfg, data, recipe.batch) | evaluators(data, task) | recipe.settings
-    comments = {'train_pipeline': scaled.comment, **recipe.comments}
-    images = sum(map(len, data.images.values()))
-    head = f'# {len(data.classes)} classes, {images} images ({data.layout}). ' + as_called(
+    comments = dict(recipe.comments)
+    if scaled.scale != 1:
+        comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
+    count = sum(data.images.values())
+    head = f'# {len(data.classes)} classes, {count} images ({data.layout}). ' + as_called(
         'Written by tools/new_config.py.\n'
         f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
     )
-    lines = [scaled.line(data.sizes, data.objects, data.image_of), recipe.line]
+    lines = [scaled.line(data.sizes, data.objects), recipe.line]
     return head + text_of_settings(settings, comments), lines
 
 
@@ -408,8 +381,9 @@ def loaders(cfg: Config, data: Data, batch_size: int) -> dict[str, Any]:
     for split in SPLITS:
         batch = dict(batch_size=batch_size) if split == 'train' else {}
         pipeline = Code('train_pipeline' if split == 'train' else 'test_pipeline')
-        dataset = one_dataset(data.datasets.get(split) or data.datasets['val'], common, pipeline)
-        dataset = dict(_delete_=True, **dataset)  # mmengine would merge it into the base's
+        dataset = data.datasets.get(split) or data.datasets['val']
+        # Without _delete_ mmengine would merge it into the base's.
+        dataset = dict(_delete_=True, **dataset, **common, pipeline=pipeline)
         found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=dataset)
     return found
 
@@ -420,8 +394,7 @@ def evaluators(data: Data, task: str) -> dict[str, Any]:
     for split in ('val', 'test'):
         metric = dict(type='IoUMetric', iou_metrics=['mIoU'])
         if task != 'segmentation':
-            (dataset,) = data.datasets.get(split) or data.datasets['val']
-            file = dataset['ann_file']
+            file = (data.datasets.get(split) or data.datasets['val'])['ann_file']
             metric = dict(
                 type='CocoMetric',
                 ann_file=file if file.startswith(HERE) else Code(f'data_root + {"/" + file!r}'),
@@ -438,7 +411,7 @@ def model_changes(model: Any, classes: int, scaled: Scales) -> dict:
     if not count:
         raise UserError('the model of the base has no num_classes')
     size = changed.get('data_preprocessor', {}).get('size')
-    if size and scaled.crop != 1:
+    if size and scaled.scale < 1:
         changed['data_preprocessor']['size'] = scaled.crops(size)
     return difference(model.to_dict(), changed)
 

@@ -1,6 +1,7 @@
 """Boxes and polygons of a folder as COCO records, whatever its layout."""
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -48,14 +49,16 @@ class Outline(NamedTuple):
 
 
 def coco_content(
-    records: Iterable[tuple[str, tuple[int, int], list[Outline]]],
+    objects: dict[str, list[Outline]],
+    sizes: dict[str, tuple[int, int]],
     classes: Sequence[str],
     defects: Defects,
 ) -> dict[str, Any]:
-    """The content of a COCO file: of each image its name, (height, width) and objects. What
+    """The content of a COCO file, from the objects and the (height, width) of each image. What
     reaches beyond an image is cut off."""
     images, annotations = [], []
-    for name, (height, width), outlines in records:
+    for name, outlines in objects.items():
+        height, width = sizes[name]
         images.append({'id': len(images) + 1, 'file_name': name, 'width': width, 'height': height})
         for outline in outlines:
             points = outline.points.clip(0, (width, height))
@@ -67,15 +70,14 @@ def coco_content(
                 continue
             if np.abs(points - outline.points).max() > BEYOND:
                 defects.warn('objects that reach beyond their image: cut off', outline.at)
-            box = [*low, *(high - low)]
             x, y = points.T
             area = 0.5 * abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) if outline.is_polygon else 0
             annotation = {
                 'id': len(annotations) + 1,
                 'image_id': len(images),
                 'category_id': outline.label + 1,
-                'bbox': rounded(box),
-                'area': round(float(area or box[2] * box[3]), 2),
+                'bbox': rounded([*low, *(high - low)]),
+                'area': round(float(area or (high - low).prod()), 2),
                 'iscrowd': int(outline.is_ignored),
             }
             if outline.is_polygon:
@@ -98,29 +100,25 @@ def divided(items: Sequence) -> tuple[list, list]:
     if len(items) < 2:
         raise UserError('there must be at least 2 training images, one of them for validation')
     count = min(max(len(items) // 5, 1), 2000)
-    chosen = {*np.random.default_rng(SEED).permutation(len(items))[:count].tolist()}
-    train, val = [], []
-    for index, item in enumerate(items):
-        (val if index in chosen else train).append(item)
-    return train, val
+    chosen = np.zeros(len(items), bool)
+    chosen[np.random.default_rng(SEED).permutation(len(items))[:count]] = True
+    return list(compress(items, ~chosen)), list(compress(items, chosen))
 
 
 def with_masks(found: Objects, defects: Defects) -> Objects:
     """Report objects that have no mask, and leave them out."""
-    splits, masks = {}, 0
+    splits = {}
     for name, split in found.splits.items():
-        good = []
+        good, bad = [], []
         for annotation in split.content['annotations']:
-            if annotation.get('segmentation') or annotation.get('iscrowd'):
-                good.append(annotation)
-            else:
-                at = f'annotation {annotation["id"]} of the {name} data'
-                defects.error('objects without a mask', at)
-        masks += len(good)
-        if len(good) < len(split.content['annotations']):
-            split = split._replace(content={**split.content, 'annotations': good}, path=None)
-        splits[name] = split
-    if not masks:
+            has_mask = annotation.get('segmentation') or annotation.get('iscrowd')
+            (good if has_mask else bad).append(annotation)
+        for annotation in bad:
+            at = f'annotation {annotation["id"]} of the {name} data'
+            defects.add('objects without a mask', at)
+        content = {**split.content, 'annotations': good}
+        splits[name] = split._replace(content=content, path=None) if bad else split
+    if not any(split.content['annotations'] for split in splits.values()):
         raise UserError(
             f'the base trains masks, but the {found.layout} data have boxes only; choose a base '
             'such as retinanet_cpvt_s.py'

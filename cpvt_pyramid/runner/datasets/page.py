@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from mmengine.config import Config
@@ -14,7 +14,6 @@ from ...tooling.command import as_called
 from ...tooling.files import write_text
 from ...tooling.pages import (
     bar_chart,
-    cards,
     contact_sheet,
     histogram,
     html_page,
@@ -34,90 +33,59 @@ MOST_CLASSES = 60  # in a chart; the rarest of more are left out
 SEED = 0  # of the samples
 
 
-class Facts(NamedTuple):
-    """What the page shows of a data set."""
-
-    cards: dict[str, str]
-    counts: dict[str, float]  # by class
-    charts: list[str]
-    pictures: list[tuple[Image.Image, str]]
-
-
 def write_data_page(
     cfg: Config, splits: Sequence[str], path: Path, title: str, samples: int
 ) -> None:
     """Write a page about the data sets of a config, with a number of samples of each split."""
-    parts, counts = [], {}
+    parts, classes = [], []
     for split, number, dataset in distinct_data(cfg, splits):
         meta, name = dataset_meta(cfg, {}, split), f'{split}{number or ""}'
         if is_coco(dataset):
-            facts = facts_of_objects(dataset, meta, samples)
+            counts, *shown = facts_of_objects(dataset, meta, samples)
         elif is_segmentation(dataset, cfg.default_scope):
-            facts = facts_of_label_maps(dataset, cfg.default_scope, meta, samples)
+            counts, *shown = facts_of_label_maps(dataset, cfg.default_scope, meta, samples)
         else:
             continue
-        counts[name] = facts.counts
-        shown = cards(facts.cards), side_by_side(*facts.charts), contact_sheet(facts.pictures)
+        common = sorted(counts.items(), key=lambda item: -item[1])[:MOST_CLASSES]
+        classes.append(bar_chart(dict(common), name, '{:,g}'.format))
         parts.append(html_section(f'{name} data', '', *shown))
-    if counts:
-        parts.insert(0, class_section(counts))
+    if classes:
+        note = 'Objects, or for label maps percent of the pixels.'
+        parts.insert(0, html_section('Classes', note, side_by_side(*classes)))
     page = html_page(f'Data of {title}', as_called('Written by tools/check_data.py.'), parts)
     write_text(path, page)
     print(f'classes, sizes and samples: {path}')
 
 
-def class_section(counts: dict[str, dict[str, float]]) -> str:
-    """The classes of all data sets next to each other."""
-    charts = []
-    for name, values in counts.items():
-        common = dict(sorted(values.items(), key=lambda item: -item[1])[:MOST_CLASSES])
-        charts.append(bar_chart(common, name, '{:,g}'.format))
-    some = next(iter(counts.values()))
-    absent = [name for name in some if not some[name]]
-    note = 'Objects, or for label maps percent of the pixels.'
-    if absent:
-        note += f' Without any in the first: {", ".join(absent[:12])}.'
-    return html_section('Classes', note, side_by_side(*charts))
-
-
-def facts_of_objects(dataset: dict, meta: dict, samples: int) -> Facts:
+def facts_of_objects(dataset: dict, meta: dict, samples: int) -> tuple[dict, str, str]:
+    """The number of objects by class, and what the page shows."""
     truth = indexed_coco(usable_content(annotation_file(dataset))[0])
     names = {key: category['name'] for key, category in truth.cats.items()}
     images, objects = list(truth.imgs.values()), list(truth.anns.values())
     counts = Counter(names[annotation['category_id']] for annotation in objects)
     sides = np.reshape([annotation['bbox'][2:] for annotation in objects], (-1, 2)).astype(float)
     sides = sides[(sides > 0).all(1)]
-    annotated = {annotation['image_id'] for annotation in objects}
-    shown = {
-        'images': f'{len(images):,}',
-        'objects': f'{len(objects):,}',
-        'without objects': f'{len(images) - len(annotated):,}',
-        'crowds': f'{sum(bool(annotation["iscrowd"]) for annotation in objects):,}',
-    }
     long = np.array([max(image['height'], image['width']) for image in images])
-    charts = [
+    charts = (
         histogram(np.sqrt(sides.prod(1)), 'size of objects, pixels (root of the area)'),
         histogram(sides[:, 0] / sides[:, 1], 'aspect ratio of objects (width / height)'),
         histogram(long, 'longer side of images, pixels'),
-    ]
+    )
     pictures = drawn_samples(
         [image_folder(dataset) / image['file_name'] for image in images],
         samples,
         lambda index, *small: draw_objects(truth, images[index], meta, *small),
     )
-    return Facts(shown, {name: counts[name] for name in names.values()}, charts, pictures)
+    return {name: counts[name] for name in names.values()}, side_by_side(*charts), pictures
 
 
 def drawn_samples(
     paths: Sequence[Path],
     samples: int,
     draw: Callable[[int, np.ndarray, float], tuple[Image.Image, str]],
-) -> list[tuple[Image.Image, str]]:
-    """Pictures of some images, with captions.
-
-    `draw` gets the index of an image, the image reduced, and the factor; it returns the picture and
-    its caption.
-    """
+) -> str:
+    """Pictures of some images; `draw` gets the index of an image, the image reduced, and the
+    factor, and returns the picture and its caption."""
     found = []
     for index in sample_of(range(len(paths)), samples):
         try:
@@ -125,7 +93,7 @@ def drawn_samples(
         except ReadError as error:
             picture = Image.new('RGB', (400, 60), 'gray')
             found.append((picture, f'{paths[index].name}: {error}'))
-    return found
+    return contact_sheet(found)
 
 
 def draw_objects(
@@ -169,7 +137,10 @@ def at_size(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return labels[rows][:, columns]
 
 
-def facts_of_label_maps(dataset: dict, scope: str, meta: dict, samples: int) -> Facts:
+def facts_of_label_maps(
+    dataset: dict, scope: str, meta: dict, samples: int
+) -> tuple[dict, str, str]:
+    """The percentage of pixels by class, and what the page shows."""
     by_path, load = label_map_reader(dataset, scope)
     infos, classes, palette = list(by_path.values()), meta['classes'], meta['palette']
     maps = (label_map_or_none(load, info) for info in sample_of(infos, LABEL_MAPS))
@@ -187,12 +158,8 @@ def facts_of_label_maps(dataset: dict, scope: str, meta: dict, samples: int) -> 
         return draw_segmentation(small, at_size(labels, small.shape), classes, palette), name
 
     paths = [Path(info['img_path']) for info in infos]
-    pictures = drawn_samples(paths, samples, draw)
-    ignored = pixels[len(classes) :].sum() / max(pixels.sum(), 1)
-    shown = {'images': f'{len(infos):,}', 'maps counted': f'{len(sides):,}'}
-    shown['ignored'] = f'{ignored:.1%}'
-    charts = [histogram(np.array(sides), 'longer side of images, pixels')]
-    return Facts(shown, shares, charts, pictures)
+    chart = histogram(np.array(sides), 'longer side of images, pixels')
+    return shares, side_by_side(chart), drawn_samples(paths, samples, draw)
 
 
 def label_map_or_none(load: Any, info: dict) -> Optional[np.ndarray]:

@@ -27,7 +27,6 @@ class Scales(NamedTuple):
 
     before: tuple[int, ...]  # scale of the base's test images
     scale: float  # factor on scales
-    crop: float  # factor on the crops of segmentation
     is_segmentation: bool
 
     @classmethod
@@ -35,36 +34,25 @@ class Scales(NamedTuple):
         before = next(filter(None, map(long_and_short, steps(pipeline_of(cfg, 'val')))), ())
         is_segmentation = task == 'segmentation'
         if not before:
-            return cls((), 1, 1, is_segmentation)
+            return cls((), 1, is_segmentation)
         enlarged = np.median(np.minimum(
             max(before) / sizes.max(1), min(before) / sizes.min(1)))  # fmt: skip
         most, limit = (1, LARGER) if is_segmentation else (ENLARGED, 1)
         scale = min(most / enlarged, limit)
         scale = 1 if abs(scale - 1) < 0.05 else scale
-        return cls(before, scale, min(scale, 1), is_segmentation)
+        return cls(before, scale, is_segmentation)
 
-    @property
-    def after(self) -> tuple[int, ...]:
-        return self.scaled(self.before)
-
-    @property
-    def comment(self) -> str:
-        if self.scale == 1:
-            return 'The base resizes to the same scale.'
-        return f'The base resizes to {self.before}.'
-
-    def line(self, sizes: np.ndarray, objects: np.ndarray, image_of: np.ndarray) -> str:
+    def line(self, sizes: np.ndarray, objects: np.ndarray) -> str:
         """One line about the sizes of images and objects; the arguments are those of `Data`."""
-        heights, widths = sizes.T
-        line = (
-            f'images: {int(np.median(widths))} x {int(np.median(heights))} pixels (median), '
-            f'{int(widths.min())} x {int(heights.min())} at least'
-        )
-        if self.after:
-            line += f'; resized to {self.after}'
-        if len(objects) and self.after:
-            factors = np.minimum(max(self.after) / sizes.max(1), min(self.after) / sizes.min(1))
-            sides = objects * factors[image_of]
+        (height, width), (low, narrow) = np.median(sizes, 0).astype(int), sizes.min(0).astype(int)
+        line = f'images: {width} x {height} pixels (median), {narrow} x {low} at least'
+        if not self.before:
+            return line
+        after = self.scaled(self.before)
+        line += f'; resized to {after}'
+        if len(objects):
+            long, short = objects[:, 1:].max(1), objects[:, 1:].min(1)
+            sides = objects[:, 0] * np.minimum(max(after) / long, min(after) / short)
             tiny = (sides < SMALL).mean()
             line += f'; objects have {np.median(sides):.0f} x {np.median(sides):.0f} pixels then'
             if tiny > 0.2:
@@ -79,7 +67,7 @@ class Scales(NamedTuple):
     def crops(self, size: Sequence[int]) -> tuple[int, ...]:
         if not self.is_segmentation:
             return self.scaled(tuple(size))
-        return tuple(math.ceil(side * self.crop / 32) * 32 for side in size)
+        return tuple(math.ceil(side * min(self.scale, 1) / 32) * 32 for side in size)
 
     def pipeline(self, pipeline: Any, reduce_zero_label: bool) -> Any:
         """A pipeline of the base with other scales."""
@@ -128,7 +116,11 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
         length = iterations = max(100 * round(seen / batch / 100), min(before, MIN_STEPS))
     interval = max(round(cfg.train_cfg.get('val_interval', 1) * length / before), 1)
-    settings = {'train_cfg': {key: length, 'val_interval': interval}}
+    settings = {
+        'train_cfg': {key: length, 'val_interval': interval},
+        'auto_scale_lr': dict(enable=False, base_batch_size=batch),
+        'default_hooks': dict(checkpoint=dict(interval=interval)),
+    }
     comments = {'train_cfg': f'{iterations} iterations; the base has {before} {unit}.'}
     lr_before = cfg.optim_wrapper.get('optimizer', {}).get('lr')
     factor = batch / recipe_batch if lr_before else 1
@@ -144,8 +136,6 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
             f'{lr_before} for {recipe_batch} images per step in the base; here {batch}, on '
             f'{machine}.\n# On several GPUs: tools/dist_train.sh with --auto-scale-lr.'
         )
-    settings['auto_scale_lr'] = dict(enable=False, base_batch_size=batch)
-    settings['default_hooks'] = dict(checkpoint=dict(interval=interval))
     for name, hook in (cfg.get('default_hooks') or {}).items():
         if kind_of(hook or {}) == 'EMAHook':  # averages over 1 / momentum steps
             momentum = max(hook.get('momentum', 2e-4), 10 / iterations)
@@ -153,25 +143,15 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
     epochs = f'{length} epochs, ' if by_epoch else ''
     line = (
         f'training: {epochs}{iterations} iterations of {batch} images on {machine}, learning rate '
-        f'{lr}'
     )
-    return Recipe(settings, comments, batch, line)
+    return Recipe(settings, comments, batch, f'{line}{lr}')
 
 
 def adapted_scheduler(
     scheduler: dict, by_epoch: bool, before: int, length: int, iterations: int, lr_factor: float
 ) -> dict:
-    """A scheduler of a base for a training of another length; a warm-up stays, if it is a tenth at
-    most.
-
-    Args:
-        scheduler: its config.
-        by_epoch: the training counts epochs.
-        before: epochs or iterations of the base.
-        length: those of the training.
-        iterations: of the training.
-        lr_factor: of the learning rate.
-    """
+    """A scheduler of a base for a training of another length, counted in epochs if `by_epoch`; a
+    warm-up stays, if it is a tenth at most."""
     in_epochs = scheduler.get('by_epoch', True)
 
     def moment(value: int) -> int:

@@ -44,48 +44,43 @@ def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
         return None
     labels = {name: label_file(files, name) for names in images.values() for name in names}
     boxes_only = 'kpt_shape' in settings  # what follows a box are keypoints
-    parsed = {
-        image: objects_in(files.root / label, boxes_only, label, defects) if label else []
-        for image, label in labels.items()
-    }
-    highest = max((o.label for objects in parsed.values() for o in objects or ()), default=-1)
+    sizes = sizes_of(files.root, labels, defects)
+    objects = {}
+    for image, size in sizes.items():
+        found = objects_in(files.root, labels[image], size, boxes_only, defects)
+        if found is not None:
+            objects[image] = found
+    highest = max((o.label for found in objects.values() for o in found), default=-1)
     classes, notes = yolo_classes(files, settings, path, highest, defects)
-    notes += unused(files, labels, defects)
+    warn_of_unused(files, defects)
+    for image, found in objects.items():
+        for outline in found:
+            if outline.label >= len(classes):
+                kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
+                defects.add(kind, f'class {outline.label} in {labels[image]}')
+        objects[image] = [outline for outline in found if outline.label < len(classes)]
     splits = {}
     for split, names in images.items():
-        sizes = sizes_of(files.root, names, defects)
-        records = []
-        for name in names:
-            if name not in sizes or parsed[name] is None:
-                continue
-            good = []
-            for outline in parsed[name]:
-                if outline.label < len(classes):
-                    good.append(outline._replace(points=outline.points * sizes[name][::-1]))
-                else:
-                    kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
-                    defects.error(kind, f'class {outline.label} in {labels[name]}')
-            records.append((name, sizes[name], good))
-        splits[split] = Split(coco_content(records, classes, defects), files.root)
+        good = {name: objects[name] for name in names if name in objects}
+        splits[split] = Split(coco_content(good, sizes, classes, defects), files.root)
     return Objects('YOLO', splits, classes, notes)
 
 
 def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
     """The content of data.yaml and its path; {} and None without one."""
-    broken = None
-    for name in files.by_depth('.yaml', '.yml'):
+    for name in files.by_depth():
         path = files.root / name
+        if path.suffix not in ('.yaml', '.yml') or RESULTS.search(name):
+            continue
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             if path.stem in ('data', 'dataset'):
-                broken = broken or UserError(f'{path} is not YAML: {one_line(error, 120)}')
+                raise UserError(f'{path} is not YAML: {one_line(error, 120)}') from error
             continue
         train = as_list(settings.get('train')) if isinstance(settings, dict) else []
-        if train and all(isinstance(entry, str) for entry in train) and not RESULTS.search(name):
+        if train and all(isinstance(entry, str) for entry in train):
             return settings, path
-    if broken:
-        raise broken
     return {}, None
 
 
@@ -152,33 +147,24 @@ def label_file(files: Files, image: str) -> Optional[str]:
     return None
 
 
-def unused(files: Files, labels: dict[str, Optional[str]], defects: Defects) -> list[str]:
-    """Notes about labels that are not used; a label file that has no image is a warning."""
-    used = set(labels.values())
-    by_image = {label_file(files, name): name for name in files.images if name not in labels}
+def warn_of_unused(files: Files, defects: Defects) -> None:
+    """Warn about label files without an image."""
+    used = {label_file(files, name) for name in files.images}
     for name in files.with_suffix('.txt'):
-        folders = PurePosixPath(name.lower()).parts[:-1]
-        is_known = name in by_image or name in used or RESULTS.search(name)
-        if 'labels' in folders and not is_known and PurePosixPath(name).name not in NAME_FILES:
+        path = PurePosixPath(name.lower())
+        is_label = 'labels' in path.parts[:-1] and path.name not in NAME_FILES
+        if is_label and name not in used and not RESULTS.search(name):
             defects.warn('label files without an image', name)
-    shared = defaultdict(list)
-    for image, label in labels.items():
-        shared[label].append(image)
-    for label, names in shared.items():
-        if label and len(names) > 1:
-            defects.warn('images that share a label file', f'{" and ".join(names)} ({label})')
-    left = [name for label, name in by_image.items() if label]
-    return [f'{len(left)} more labelled images are left out, such as {left[0]}'] if left else []
 
 
 def objects_in(
-    path: Path, boxes_only: bool, name: str, defects: Defects
+    root: Path, name: Optional[str], size: tuple[int, int], boxes_only: bool, defects: Defects
 ) -> Optional[list[Outline]]:
-    """The objects in a label file, in shares of the image; None if it is not text."""
+    """The objects in a label file, for an image of a (height, width); None if it is not text."""
     try:
-        lines = text_of(path).splitlines()
+        lines = text_of(root / name).splitlines() if name else []
     except UserError:
-        defects.error('label files that are not text', name)
+        defects.add('label files that are not text', str(name))
         return None
     objects = []
     for number, line in enumerate(lines, 1):
@@ -188,21 +174,21 @@ def objects_in(
         with suppress(ValueError):
             values = [float(value) for value in line.split()][: 5 if boxes_only else None]
         at = f'{name} line {number}'
-        is_polygon = len(values) >= 7 and len(values) % 2
-        if not (len(values) == 5 or is_polygon) or math.isfinite(values[0]) and values[0] % 1:
+        is_polygon = len(values) >= 7 and len(values) % 2 == 1
+        is_finite = all(map(math.isfinite, values))
+        is_whole = len(values) == 5 or is_polygon
+        if not is_whole or not is_finite or values[0] < 0 or values[0] % 1:
             kind = 'lines that are neither a class and a box nor a class and a polygon'
-            defects.error(kind, at)
-        elif not all(map(math.isfinite, values)) or values[0] < 0:
-            defects.error('lines with values that are negative classes or no numbers', at)
+            defects.add(kind, at)
         elif min(values[1:]) < -0.01 or max(values[1:]) > 1.01:
             kind = 'objects beyond the image; values must be shares of its width and height'
-            defects.error(kind, at)
+            defects.add(kind, at)
         else:
             points = np.reshape(values[1:], (-1, 2))
             if not is_polygon:
-                (center, size) = points
-                points = np.stack([center - size / 2, center + size / 2])
-            objects.append(Outline(int(values[0]), points, at, bool(is_polygon)))
+                center, sides = points
+                points = np.stack([center - sides / 2, center + sides / 2])
+            objects.append(Outline(int(values[0]), points * size[::-1], at, is_polygon))
     return objects
 
 

@@ -24,6 +24,8 @@ from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.tooling.command import UserError
 
 SIZE = (24, 32)  # height and width
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
 
 
 def picture(path: Path, mode: str = 'RGB', size=SIZE, **options) -> None:
@@ -74,15 +76,14 @@ def test_a_good_file(coco):
         ('', 'is empty'),
         ('{"images": [{"id": 1', 'is not complete JSON'),
         ('[1, 2]', 'must hold a JSON object, got a list'),
-        ('{"images": [], "annotations": []}', "must have a list 'categories'"),
+        ('{"images": [{}], "annotations": []}', "must have a list 'categories' of objects"),
         ('{"images": [], "annotations": [], "categories": []}', 'has no images'),
-        ('{"images": [3], "annotations": [], "categories": []}', "each of 'images' must be"),
+        ('{"images": [3], "annotations": [], "categories": []}', "a list 'images' of objects"),
         ('[' * 100_000, 'is not complete JSON'),
         ('{"images": [{}], "annotations": [], "categories": [{"id": 1}]}',
-         'each category must have a number as id and a name'),
+         'each category must have a number as id and a name, and both only once'),
         ('{"images": [{}], "annotations": [], "categories": '
-         '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
-         'lists the category .* twice, by its id or name'),
+         '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', 'both only once'),
     ],
 )  # fmt: skip
 def test_not_a_coco_file(text, complaint, tmp_path):
@@ -118,20 +119,17 @@ def cut(name: str):
 
 
 DEFECTS = [  # what is done, the problem, its item, and how many images and annotations are left
-    (change('annotations', 2, bbox=...), 'without a bbox of', 'annotation 10 of b', 4, 7),
-    (change('annotations', 2, bbox=None), 'annotations without a bbox of', 'annotation 10', 4, 7),
-    (change('annotations', 2, bbox=[1, 2, 3]), 'annotations without a bbox of', 'b.jpg', 4, 7),
-    (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'not a finite number', 'b.jpg', 4, 7),
-    (change('annotations', 2, bbox=[1, 2, None, 3]), 'not a finite number', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 10 of b', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, 3]), 'a bbox of 4 finite numbers', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=8), 'categories that are not listed', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=[7]), 'categories that are not listed', 'b.jpg', 4, 7),
     (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 10', 4, 7),
-    (change('annotations', 2, image_id=...), 'images that are not listed', 'annotation 10', 4, 7),
     (change('annotations', 2, id=0), 'id of another annotation', 'annotation 0 of b.jpg', 4, 7),
     (change('annotations', 2, id=...), 'without a number as id', 'annotation 2 of b', 4, 7),
     (change('annotations', 2, area=...), 'annotations without area', 'annotation 10', 4, 8),
-    (change('annotations', 2, iscrowd=...), 'annotations without iscrowd', 'annotation 10', 4, 8),
-    (change('annotations', 2, iscrowd=-1), 'iscrowd is not 0 or 1', 'annotation 10', 4, 8),
+    (change('annotations', 2, iscrowd=...), 'iscrowd is missing or not', 'annotation 10', 4, 8),
+    (change('annotations', 2, iscrowd=-1), 'iscrowd is missing or not', 'annotation 10', 4, 8),
     (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, height=0), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, width=33), 'another size than the width and height of', 'b.jpg', 3, 6),
@@ -140,10 +138,10 @@ DEFECTS = [  # what is done, the problem, its item, and how many images and anno
     (change('images', 1, id='1'), 'images without an id of type int', 'b.jpg', 3, 6),
     (change('images', 1, id=2**70), 'images without an id of type int', 'b.jpg', 3, 6),
     (change('images', 1, file_name='x.jpg'), 'images that are missing', 'x.jpg', 3, 6),
-    (write('b.jpg', b''), 'images that are empty files', 'b.jpg', 3, 6),
-    (write('b.jpg', b'hello'), 'images that are not complete', 'b.jpg', 3, 6),
-    (cut('b.jpg'), 'images that are not complete', 'b.jpg', 3, 6),
+    (write('b.jpg', b''), 'images that are not complete', 'b.jpg', 3, 6),
     (cut('c ä.jpg'), 'images that are not complete', 'c ä.jpg', 3, 6),
+    # mm turns the image, but not its boxes.
+    (lambda folder, _: picture(folder / 'b.jpg', exif=TURNED), 'another size than', 'b.jpg', 3, 6),
 ]
 
 
@@ -208,17 +206,6 @@ def test_masks_that_training_cannot_use(coco, mask, is_error, tmp_path):
     checked.write_clean(tmp_path / 'clean.json')
     left = json.loads((tmp_path / 'clean.json').read_text())['annotations']
     assert len(left) == 8 - is_error
-
-
-def test_a_turned_photograph_whose_record_has_its_stored_size(coco):
-    """mm turns the image, but not its boxes."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture(coco[0] / 'a.jpg', exif=exif)
-    error, warning = found(*coco).problems
-    kind = 'images that an EXIF tag turns, but their records have the size before'
-    assert (error.kind, error.items, error.is_error) == (kind, ['a.jpg'], True)
-    assert 'an EXIF tag turns' in warning.kind and not warning.is_error
 
 
 def test_out_of_time_it_still_finds_missing_files(coco):
@@ -306,21 +293,21 @@ def test_config(configs, tmp_path, capsys):
     """The good part of a damaged data set has no errors."""
     for name in ('detector', 'segmentor'):
         cfg = load_config(configs[name])
-        assert check_contents(cfg, 'train', 'val', folder=tmp_path).errors == 0
+        assert check_contents(cfg, 'train', 'val', folder=tmp_path)[0] == 0
     assert ' data: ' not in capsys.readouterr().out
     cfg = damaged(configs['detector'], tmp_path)
     images = len(json.loads((tmp_path / 'train.json').read_text())['images'])
-    result = check_contents(cfg, 'train', 'val', folder=tmp_path / 'good', write_good=True)
-    assert result.errors == 2
+    errors, good = check_contents(cfg, 'train', 'val', folder=tmp_path / 'good', write_good=True)
+    assert errors == 2
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith('train data: error: ') for line in lines) == 2
     report = (tmp_path / 'good/data_report.txt').read_text()
     assert lines[-1].endswith('data_report.txt') and '    annotation ' in report
-    use_good_parts(cfg, result.good_parts)
+    use_good_parts(cfg, good)
     dataset = cfg.train_dataloader.dataset
     assert Path(dataset.ann_file) == tmp_path / 'good/good_train.json'
     assert len(json.loads(Path(dataset.ann_file).read_text())['images']) == images - 1
-    assert check_contents(cfg, 'train', 'val', folder=tmp_path).errors == 0
+    assert check_contents(cfg, 'train', 'val', folder=tmp_path)[0] == 0
 
 
 def test_metrics_that_read_another_file(configs, tmp_path):
@@ -367,7 +354,7 @@ def test_images_in_two_splits(sample_dataset, tmp_path):
     images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
     for split in prints:
         for path in images[split]:
-            assert not inspect(path, True, prints[split]).problem
+            assert not inspect(path, True, prints[split])[1]
     assert shared_images(prints['val'], prints['train']) == ([], [])
     source = images['train'][2]
     copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))
@@ -392,10 +379,8 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     with Image.open(train) as image:
         leaked.update(width=image.width, height=image.height, file_name='a ü.jpg')
     shutil.copyfile(train, root / 'val2017/a ü.jpg')
-    exif = Image.Exif()
-    exif[0x0112] = 6
     with Image.open(root / 'val2017' / turned['file_name']) as image:
-        image.rotate(90, expand=True).save(root / 'val2017' / turned['file_name'], exif=exif)
+        image.rotate(90, expand=True).save(root / 'val2017' / turned['file_name'], exif=TURNED)
     (root / 'val2017' / torn['file_name']).write_bytes(b'torn')
     content['annotations'][-1]['bbox'][0] = math.nan
     path.write_text(json.dumps(content))
@@ -405,15 +390,15 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     kind = 'images that an EXIF tag turns; their annotations must be upright, too'
     assert f'val data: warning: {kind}: {turned["file_name"]}' in said
     assert 'images that are not complete images: ' in said
-    assert 'not a finite number' in said
+    assert 'without a bbox of 4 finite numbers' in said
     report = Path('report/data_report.txt').read_text()
-    assert 'data.html' in report and 'a ü.jpg' in report and turned['file_name'] in report
+    assert 'a ü.jpg' in report and turned['file_name'] in report
     page = Path('report/data.html').read_text()
     assert page.count('data:image/jpeg') == 6 and 'aspect ratio' in page
     command = [str(configs['segmentor']), '--splits', 'train', '--out-dir', 'maps']
     assert load_tool('check_data').main(command) == 0
     page = Path('maps/data.html').read_text()
-    assert page.count('data:image/jpeg') == 8 and 'maps counted' in page
+    assert page.count('data:image/jpeg') == 8
 
 
 def test_pictures_of_bands():

@@ -28,7 +28,7 @@ For several GPUs, processes or machines, see dist_infer.sh.
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -42,12 +42,10 @@ except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
 if TYPE_CHECKING:
-    from cpvt_pyramid.results.formats import Output
     from cpvt_pyramid.results.predictions import Kind
-    from cpvt_pyramid.runner.inference.batched import ModelPredictor, Named, Skip
+    from cpvt_pyramid.runner.inference.batched import ModelPredictor, Named, Skipped
     from cpvt_pyramid.runner.inference.exported import ExportedPredictor
-    from cpvt_pyramid.runner.inference.large_images import LargeImages, TileModel
-    from cpvt_pyramid.runner.inference.sharing import Conclude, Write
+    from cpvt_pyramid.runner.inference.large_images import TileModel
     from cpvt_pyramid.runner.inference.workers import Cores
 
 
@@ -67,7 +65,6 @@ def infer(
     overlap: Optional[int] = None,
     memory: Optional[str] = None,
     gpu_memory: Optional[str] = None,
-    inexact: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> int:
@@ -83,7 +80,7 @@ def infer(
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
         dtype: of the backbone, the neck and the heads of segmentors, by default float32; boxes are
             float32.
-        batch_size (N): images, frames or tiles at a time.
+        batch_size (N): images or frames at a time; tiles that are queued on a GPU.
         score_thr (SCORE): leave out boxes with a lower score; by default that of an exported model,
             else 0.3.
         format: write the predictions in this format, too.
@@ -98,8 +95,6 @@ def infer(
             CUDA's libraries.
         gpu_memory (SIZE): limit with --tile of the GPU memory that PyTorch allocates. CUDA itself
             needs some hundred MiB more.
-        inexact: let the tiles of a batch pass the model together. Faster on a GPU, but rounding
-            then depends on the batch size; without it, results are bit-identical for all.
         cfg_options (KEY=VALUE): override settings of the config, for example
             model.test_cfg.score_thr=0.1.
         launcher: what started the processes.
@@ -107,9 +102,11 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
+    import torch
+
     from cpvt_pyramid.results.formats import Output
+    from cpvt_pyramid.runner.inference import sharing
     from cpvt_pyramid.runner.inference.large_images import LargeImages, parse_bytes, tile_options
-    from cpvt_pyramid.runner.inference.sharing import Sharing, share_images, share_tiles
     from cpvt_pyramid.runner.inference.workers import Cores
     from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
     from cpvt_pyramid.tooling.inputs import find_inputs, name_results
@@ -119,8 +116,8 @@ def infer(
         raise UserError(f'--workers must be at least 0, got {workers}')
     if processes is not None and processes < 1:
         raise UserError(f'--processes must be at least 1, got {processes}')
-    limit = parse_bytes(memory, '--memory')
-    tiling = tile_options(batch_size, tile, overlap, limit, gpu_memory, inexact)
+    limit, gpu_limit = parse_bytes(memory, '--memory'), parse_bytes(gpu_memory, '--gpu-memory')
+    tiling = tile_options(batch_size, tile, overlap, limit, gpu_limit)
     exported = Path(model).suffix in EXPORTED
     checkpoint, inputs = ('', inputs) if exported else (inputs[0], inputs[1:])
     if not inputs:
@@ -134,30 +131,49 @@ def infer(
             kind = 'exported models' if exported else 'checkpoints'
             raise UserError(f'--{name} is not for {kind}; leave it out')
     found = find_inputs(inputs, out_dir=out_dir)
-    sharing = Sharing.among(launcher)
+    launched = sharing.Sharing.among(launcher)
     with ExitStack() as stack:
         if exported:
             loaded = load_exported(model, backend or 'onnxruntime', batch_size, score_thr, tile)
         else:
-            device, dtype = device or (sharing and sharing.device), dtype or 'float32'
+            device, dtype = device or (launched and launched.device), dtype or 'float32'
             files = model, checkpoint, cfg_options, device, dtype, out_dir
             loaded = load_trained(stack, *files, batch_size, score_thr, tile)
         check_score_thr(score_thr, loaded.kind)
         named, folder = name_results(found, out_dir)
         output = Output(folder, format, loaded.kind, loaded.model.meta['classes'])
         output.check(named, tiled=tiling is not None)
+
+        def conclude(skipped: 'Skipped') -> None:
+            for path, reason in skipped:
+                print(f'infer: skipped {path}: {reason}', file=sys.stderr)
+            done = [(path, name) for path, name in named if str(path) not in dict(skipped)]
+            output.write(done)
+            output.report(done, len(named))
+
         if tiling:
             large = LargeImages(loaded.model, tiling, folder, loaded.score_thr)
-            share = sharing and partial(share_tiles, large, named, sharing.processes)
-            return write_all(partial(write_tiles, large), named, output, share)
-        about = [loaded.about, batch_size, loaded.score_thr]
-        cores = None
-        if not exported and not sharing:
-            device = next(loaded.model.model.parameters()).device
-            cores = Cores.for_model(device, processes, limit)
-        write = partial(write_whole, loaded.model, folder, workers, cores)
-        share = sharing and partial(share_images, write, named, folder, about, batch_size)
-        return write_all(write, named, output, share)
+            tasks = sharing.tasks_of_tiles(large, named, launched.processes if launched else 1)
+        else:
+            cores = None
+            if not exported and not launched:
+                device = next(loaded.model.model.parameters()).device
+                cores = Cores.for_model(device, processes, limit)
+            write = partial(write_whole, loaded, folder, workers, cores)
+            about = [loaded.about, batch_size, loaded.score_thr]
+            tasks = [sharing.Task('all', about, partial(write, named))]
+            if launched:
+                tasks = sharing.tasks_of_images(write, named, folder, about, batch_size)
+        try:
+            if launched:
+                return min(len(sharing.conclude_once(tasks, folder, conclude)), 1)
+            sharing.forget(folder)
+            skipped = sharing.in_order(tasks)
+        except torch.cuda.OutOfMemoryError as error:
+            advice = 'use a smaller --batch-size or --tile'
+            raise UserError(f'too little GPU memory; {advice}') from error
+        conclude(skipped)
+        return min(len(skipped), 1)
 
 
 class Loaded(NamedTuple):
@@ -232,75 +248,27 @@ def load_trained(
     return Loaded(ready, kind, score_thr, about)
 
 
-def write_tiles(large: 'LargeImages', named: Sequence['Named'], skip: 'Skip') -> None:
-    """Write the results of images in tiles; call `skip` for those that cannot be read."""
-    from cpvt_pyramid.runner.inference.batched import gpu_memory_errors
-    from cpvt_pyramid.runner.inference.raster import ReadError
-
-    for path, name in named:
-        try:
-            with gpu_memory_errors('reduce --tile or --batch-size'):
-                if not large.write(path, name):
-                    print(f'{path}: already done')
-        except ReadError as error:
-            skip(path, error)
-
-
 def write_whole(
-    predictor: 'ModelPredictor',
+    loaded: Loaded,
     folder: Path,
     workers: int,
     cores: Optional['Cores'],
     named: Sequence['Named'],
-    skip: 'Skip',
-) -> None:
-    """Write the results of images and videos; call `skip` for those that cannot be read."""
+) -> 'Skipped':
+    """Write the results of images and videos; returns those that cannot be read."""
     from cpvt_pyramid.runner.inference.batched import infer_images, infer_video
     from cpvt_pyramid.runner.inference.raster import ReadError
     from cpvt_pyramid.tooling.inputs import is_video
 
     images = [(path, name) for path, name in named if not is_video(path)]
-    if images:
-        infer_images(predictor, images, folder, skip, workers, cores)
+    skipped = infer_images(loaded.model, images, folder, workers, cores) if images else []
     for path, name in named:
         if is_video(path):
             try:
-                infer_video(predictor, path, name, folder, cores)
+                infer_video(loaded.model, path, name, folder, loaded.kind, cores)
             except ReadError as error:
-                skip(path, error)
-
-
-def write_all(
-    write: 'Write',
-    named: Sequence['Named'],
-    output: 'Output',
-    share: Optional[Callable[['Conclude'], Sequence[Path]]] = None,
-) -> int:
-    """Call `write` with the inputs, then write the format that was asked for, and say which inputs
-    were skipped; returns the exit status. `share` divides this among processes, calls its argument
-    in one of them in the end, and returns the inputs that were skipped."""
-    from tqdm import tqdm
-
-    from cpvt_pyramid.runner.inference.sharing import forget
-
-    skipped = []
-
-    def skip(path: Path, error: Exception) -> None:
-        tqdm.write(f'infer: skipped {path}: {one_line(error)}', file=sys.stderr)
-        skipped.append(path)
-
-    def conclude(skipped: Sequence[Path]) -> None:
-        done = [(path, name) for path, name in named if path not in skipped]
-        output.write(done)
-        output.report(done, len(named))
-
-    if share:
-        skipped = share(conclude)
-    else:
-        forget(output.folder)
-        write(named, skip)
-        conclude(skipped)
-    return min(len(skipped), 1)
+                skipped.append((str(path), one_line(error)))
+    return skipped
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

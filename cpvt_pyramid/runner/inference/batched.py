@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from ...mm.valid_region import AppendsValidity
 from ...results.predictions import Kind, Prediction
-from ...tooling.command import UserError
+from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write
 from ...tooling.threads import ahead
 from ..config.load import kind_of, leaves
@@ -38,7 +39,7 @@ SAMPLED = 200  # images whose sizes are read ahead
 WAITING = 64  # the most images that wait in memory for others of their size
 
 Named = tuple[Path, str]  # an input, and the name for its results
-Skip = Callable[[Path, Exception], None]  # called with an input that has no results, and why
+Skipped = list[tuple[str, str]]  # paths of inputs that have no results, and why
 
 
 class Prepared(NamedTuple):
@@ -109,20 +110,11 @@ class ModelPredictor:
         for image in batch:
             if 'data_samples' in image.data:  # not so in a wrong pipeline
                 image.data['data_samples'].set_metainfo({'score_thr': self.score_thr})
-        with torch.no_grad(), gpu_memory_errors('reduce --batch-size or use --tile'):
+        with torch.no_grad():
             samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
         for prepared, sample in zip(batch, samples):
             found = to_prediction(sample, prepared.image, self.meta, self.score_thr)
             yield prepared.source, found
-
-
-@contextmanager
-def gpu_memory_errors(advice: str) -> Iterator[None]:
-    """Report that the memory of the GPU is too small, or limited, as a user's error."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise UserError(f'too little GPU memory; {advice}') from error
 
 
 def image_pipeline(cfg: Config) -> Compose:
@@ -142,44 +134,37 @@ def infer_images(
     predictor: ModelPredictor,
     named: Sequence[Named],
     folder: Path,
-    skip: Skip,
     workers: int = 0,
     cores: Optional[Cores] = None,
-) -> None:
-    """Write the results of images; call `skip` for those that cannot be read.
+) -> Skipped:
+    """Write the results of images; returns those that cannot be read.
 
     Args:
         predictor: the model.
         named: images, and names for their results.
         folder: for the results.
-        skip: called with an image that has no results, and the reason.
         workers: threads that read images ahead, and as many that draw and write results while the
             model is at the next images; 0: neither. Not used by several processes.
         cores: divided among processes; by default, this one does the work.
     """
     size, start = predictor.batch_size, time.monotonic()
     batches = [named[i : i + size] for i in range(0, len(named), size)]
-
-    def write_batch(batch: Sequence[Named]) -> list[tuple[Path, Exception]]:
-        """Runs in one of several processes."""
-        skipped = []
-        write_images(predictor, batch, folder, lambda *why: skipped.append(why), lambda: None)
-        return skipped
-
-    with ExitStack() as stack:
-        need = memory_of(named) if cores else 0
-        forks = stack.enter_context(Workers(write_batch, len(batches), cores, need))
-        bar = stack.enter_context(tqdm(total=len(named), unit='image', disable=None))
-        if forks:
-            for batch, skipped in zip(batches, ahead(forks, batches, len(forks))):
-                for why in skipped():
-                    skip(*why)
-                bar.update(len(batch))
+    write, need = partial(write_images, predictor, folder), memory_of(named) if cores else 0
+    with (
+        Workers(write, len(batches), cores, need) as forks,
+        tqdm(total=len(named), unit='image', disable=None) as bar,
+    ):
+        if not len(forks):
+            skipped = write_images(predictor, folder, named, workers, bar.update)
         else:
-            write_images(predictor, named, folder, skip, bar.update, workers)
+            skipped = []
+            for batch, part in zip(batches, ahead(forks, batches, len(forks))):
+                skipped += part()
+                bar.update(len(batch))
     if cores:
         speed = len(named) / (time.monotonic() - start)
         print(f'{speed:.3g} images per second with {max(len(forks), 1)} processes')
+    return skipped
 
 
 def memory_of(named: Sequence[Named]) -> int:
@@ -194,13 +179,13 @@ def memory_of(named: Sequence[Named]) -> int:
 
 def write_images(
     predictor: ModelPredictor,
-    named: Sequence[Named],
     folder: Path,
-    skip: Skip,
-    done: Callable[[], Any],
+    named: Sequence[Named],
     workers: int = 0,
-) -> None:
+    done: Callable[[], Any] = lambda: None,
+) -> Skipped:
     """`infer_images` in this process; `done` is called after each image."""
+    skipped = []
 
     def read() -> Iterator[Prepared]:
         paths = [path for path, _ in named]
@@ -208,7 +193,7 @@ def write_images(
             try:
                 yield predictor.prepare((path, name), image())
             except ReadError as error:
-                skip(path, error)
+                skipped.append((str(path), one_line(error)))
                 done()
 
     def write(found: tuple[Named, Prediction]) -> None:
@@ -218,19 +203,16 @@ def write_images(
     for written in ahead(write, predictor.predict(read()), workers):
         written()
         done()
-
-
-class Drawn(NamedTuple):
-    """The prediction for a frame of a video."""
-
-    index: int
-    picture: np.ndarray  # (H, W, 3) BGR
-    kind: Kind
-    records: list[dict]
+    return skipped
 
 
 def infer_video(
-    predictor: ModelPredictor, path: Path, name: str, folder: Path, cores: Optional[Cores] = None
+    predictor: ModelPredictor,
+    path: Path,
+    name: str,
+    folder: Path,
+    kind: Kind,
+    cores: Optional[Cores] = None,
 ) -> None:
     """Write NAME.overlay.mp4 and, except for semantic segmentors, one JSON line per frame to
     NAME.detections.jsonl or NAME.segments.jsonl.
@@ -244,18 +226,15 @@ def infer_video(
     if not video.width:
         raise ReadError('OpenCV cannot read this video')
     total = max(video.frame_cnt, 0) or None
-    frames, size = enumerate(video), predictor.batch_size
+    frames, size = (frame for frame in video), predictor.batch_size  # iter(video) starts again
+    records = kind != 'labels'
 
-    def predict(batch: Sequence[tuple[int, np.ndarray]]) -> list[Drawn]:
-        prepared = (predictor.prepare(*frame) for frame in batch)
+    def predict(batch: Sequence[np.ndarray]) -> list[tuple[np.ndarray, list[dict]]]:
+        """Pictures (H, W, 3) BGR and what they show."""
+        found = predictor.predict(predictor.prepare(None, frame) for frame in batch)
         return [
-            Drawn(
-                index,
-                np.array(found.draw(legend=False))[..., ::-1],
-                found.kind,
-                found.records() if found.kind != 'labels' else [],
-            )
-            for index, found in predictor.predict(prepared)
+            (np.array(each.draw(legend=False))[..., ::-1], each.records() if records else [])
+            for _, each in found
         ]
 
     done = 0
@@ -263,20 +242,20 @@ def infer_video(
         forks = stack.enter_context(Workers(predict, -(-(total or MANY) // size), cores))
         bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
         batches = iter(lambda: list(islice(frames, size)), [])
-        for drawn in ahead(forks, batches, len(forks)):
-            for index, picture, kind, records in drawn():
-                if not done:
-                    shape = picture.shape[1], picture.shape[0]
-                    writer = video_writer(folder / f'{name}.overlay.mp4', shape, video.fps)
-                    overlay = stack.enter_context(writer)
-                    if kind != 'labels':
-                        result = atomic_write(folder / f'{name}.{kind}.jsonl')
-                        lines = stack.enter_context(stack.enter_context(result).open('w'))
-                overlay.write(picture)
-                if kind != 'labels':
-                    lines.write(json.dumps({'frame': index, kind: records}) + '\n')
-                done += 1
-                bar.update()
+        drawn = ahead(forks, batches, len(forks))
+        for picture, items in chain.from_iterable(batch() for batch in drawn):
+            if not done:
+                shape = picture.shape[1], picture.shape[0]
+                writer = video_writer(folder / f'{name}.overlay.mp4', shape, video.fps)
+                overlay = stack.enter_context(writer)
+                if records:
+                    result = atomic_write(folder / f'{name}.{kind}.jsonl')
+                    lines = stack.enter_context(stack.enter_context(result).open('w'))
+            overlay.write(picture)
+            if records:
+                lines.write(json.dumps({'frame': done, kind: items}) + '\n')
+            done += 1
+            bar.update()
     if done < video.frame_cnt or not done:
         raise ReadError(f'ends after {done} of {video.frame_cnt} frames')
 

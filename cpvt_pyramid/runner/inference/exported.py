@@ -54,24 +54,17 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
         'version': __version__,
     }
 
-    def predict(tiles: Tensor) -> Union[Tensor, list[Found]]:
-        """Detections or scores (B, K, h, w) of tiles (B, 3, h, w), BGR uint8."""
-        rgb = [np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0)) for tile in tiles]
-        outputs = model.run(rgb)
+    def predict(tile: Tensor) -> Union[Tensor, Found]:
+        """Detections in a tile (3, h, w), BGR uint8, or its scores (K, h, w)."""
+        output = model.run([np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0))])[0]
         if detects:
-            used = ({k: x[o['labels'] >= 0] for k, x in o.items()} for o in outputs)
-            return [Found(*(torch.from_numpy(o[k]) for k in Found._fields)) for o in used]
-        return torch.stack([tile_scores(model, output) for output in outputs])
+            used = output['labels'] >= 0
+            return Found(*(torch.from_numpy(output[k][used]) for k in Found._fields))
+        if 'probabilities' in output:
+            planes = enumerate(output['probabilities'])
+            return torch.from_numpy(np.stack([model.class_scores(x, i) for i, x in planes]))
+        classes = np.arange(len(model.classes))[:, None, None]
+        return torch.from_numpy((output['labels'] == classes).astype(np.float32))
 
     meta = {'classes': model.classes, 'palette': model.palette}
     return TileModel(detects, predict, meta, about, torch.device('cpu'))
-
-
-def tile_scores(model: ExportedModel, output: dict[str, np.ndarray]) -> Tensor:
-    """(K, height, width) of one tile."""
-    if 'probabilities' in output:
-        planes = enumerate(output['probabilities'])
-        scores = np.stack([model.class_scores(plane, i) for i, plane in planes])
-        return torch.from_numpy(scores)
-    classes = np.arange(len(model.classes))[:, None, None]
-    return torch.from_numpy((output['labels'] == classes).astype(np.float32))

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -44,8 +44,7 @@ class Tiling(NamedTuple):
 
     tile: int  # height and width of a tile in pixels, a multiple of 32
     overlap: int  # overlap of neighbouring tiles in pixels
-    batch_size: int = 1
-    exact: bool = True
+    batch_size: int = 1  # tiles that are queued on a GPU
     memory: Optional[int] = None  # limit for the resident memory of the process, in bytes
     gpu_memory: Optional[int] = None  # limit for what PyTorch allocates on the GPU, in bytes
 
@@ -54,9 +53,8 @@ def tile_options(
     batch_size: int,
     tile: Optional[int],
     overlap: Optional[int],
-    memory: Optional[int] = None,
-    gpu_memory: Optional[str] = None,
-    inexact: bool = False,
+    memory: Optional[int],
+    gpu_memory: Optional[int],
 ) -> Optional[Tiling]:
     """The tiling that the command-line options describe; None without --tile.
 
@@ -66,19 +64,15 @@ def tile_options(
     if batch_size < 1:
         raise UserError(f'--batch-size must be at least 1, got {batch_size}')
     if tile is None:
-        for name, value in {
-            'overlap': overlap, 'gpu-memory': gpu_memory, 'inexact': inexact,
-        }.items():  # fmt: skip
-            if value:
-                raise UserError(f'--{name} needs --tile')
+        if overlap or gpu_memory:
+            raise UserError('--overlap and --gpu-memory need --tile')
         return None
     overlap = tile // 4 // 32 * 32 if overlap is None else overlap
     try:
         TileGrid((1, 1), tile, overlap)
     except ValueError as error:
         raise UserError(str(error)) from error
-    gpu_bytes = parse_bytes(gpu_memory, '--gpu-memory')
-    return Tiling(tile, overlap, batch_size, not inexact, memory, gpu_bytes)
+    return Tiling(tile, overlap, batch_size, memory, gpu_memory)
 
 
 def parse_bytes(text: Optional[str], option: str) -> Optional[int]:
@@ -98,12 +92,12 @@ class TileModel(NamedTuple):
     """A model as tiled inference needs it."""
 
     detects: bool  # boxes; else it segments
-    predict: Callable[[Tensor], Any]  # tiles, see `bands`, to their scores or boxes
+    predict: Callable[[Tensor], Union[Tensor, Found]]  # see `Run`
     meta: dict  # `classes` and `palette`
     about: dict  # identifies the model, as JSON values
     device: torch.device
     decide: Callable[[Tensor], Tensor] = tiling.best_class  # scores (K, h, w) to labels
-    # Of tiles (B, N, h, w) float32, numbers of the bands in the file; None: (B, 3, h, w) BGR uint8
+    # Of a tile (N, h, w) float32, numbers of the bands in the file; None: (3, h, w) BGR uint8
     bands: Optional[tuple[int, ...]] = None
 
 
@@ -129,25 +123,24 @@ def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileMo
 
 
 @torch.no_grad()
-def segmentor_scores(model: nn.Module, tiles: Tensor) -> Tensor:
-    """A segmentor's scores (B, K, h, w) of tiles, see `TileModel`."""
-    height, width = tiles.shape[2:]
-    data = model.data_preprocessor(batch_of(tiles, True), False)
+def segmentor_scores(model: nn.Module, tile: Tensor) -> Tensor:
+    """A segmentor's scores (K, h, w) of a tile, see `TileModel`."""
+    height, width = tile.shape[1:]
+    data = model.data_preprocessor(batch_of(tile, True), False)
     metas = [sample.metainfo for sample in data['data_samples']]
-    return model.inference(data['inputs'], metas)[:, :, :height, :width].float()
+    return model.inference(data['inputs'], metas)[0, :, :height, :width].float()
 
 
 @torch.no_grad()
-def detector_boxes(model: nn.Module, tiles: Tensor) -> list[Found]:
-    """The detections in each tile, see `TileModel`."""
-    found = [result.pred_instances for result in model.test_step(batch_of(tiles, False))]
-    return [Found(part.bboxes, part.scores, part.labels) for part in found]
+def detector_boxes(model: nn.Module, tile: Tensor) -> Found:
+    """The detections in a tile, see `TileModel`."""
+    found = model.test_step(batch_of(tile, False))[0].pred_instances
+    return Found(found.bboxes, found.scores, found.labels)
 
 
-def batch_of(tiles: Tensor, segmentation: bool) -> dict:
-    """Tiles as the data preprocessors of mm take them."""
-    samples = [data_sample(segmentation, tuple(tiles.shape[2:])) for _ in tiles]
-    return {'inputs': list(tiles), 'data_samples': samples}
+def batch_of(tile: Tensor, segmentation: bool) -> dict:
+    """A tile as the data preprocessors of mm take it."""
+    return {'inputs': [tile], 'data_samples': [data_sample(segmentation, tuple(tile.shape[1:]))]}
 
 
 def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
@@ -184,36 +177,28 @@ def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) 
     sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
     on_gpu = model.device.type != 'cpu'
     for side in sides:
-        output = model.predict(pixel[None, :, None, None].expand(1, -1, side, side))
+        output = model.predict(pixel[:, None, None].expand(-1, side, side))
         peaks.append(memory.peak())
-    if peaks[0] > tiles.memory:
-        raise UserError(
-            f'the process needs {gibibytes(peaks[0])} even for a tile of {sides[0]}, but --memory '
-            f'is {gibibytes(tiles.memory)}'
-        )
     # On a GPU, what the process gains are CUDA's kernels, however large the tile.
     growth = 0 if on_gpu else (peaks[1] - peaks[0]) / (sides[1] ** 2 - sides[0] ** 2)
     expected = peaks[1] + growth * (tiles.tile**2 - sides[1] ** 2)
     if isinstance(output, Tensor):
         # Partial sums for the next tile, and the scores that `expected` does not have yet.
         scores = 1 if on_gpu else tiles.batch_size - 1
-        expected += 4 * output.shape[1] * tiles.tile * (tiles.overlap + scores * tiles.tile)
+        expected += 4 * len(output) * tiles.tile * (tiles.overlap + scores * tiles.tile)
     # A strip, while the next one is assembled; and the labels of a row of tiles, in 16 bits, twice
     expected += 2 * (pixel.nbytes + 2) * tiles.tile * image.width
     expected += max(CACHE, math.prod(image.block_shapes[0]) * image.count)
-    if expected > tiles.memory:
-        raise UserError(too_much(expected, tiles))
+    check_memory(expected, tiles)
 
 
-def too_much(size: float, tiles: Tiling) -> str:
-    return (
-        f'tiles of {tiles.tile} need {gibibytes(size)} but --memory is {gibibytes(tiles.memory)}; '
-        'reduce --tile, --overlap or --batch-size'
-    )
-
-
-def gibibytes(size: float) -> str:
-    return f'{size / 2**30:.2f} GiB'
+def check_memory(size: float, tiles: Tiling) -> None:
+    """Raise a UserError if this number of bytes exceeds the limit."""
+    if tiles.memory and size > tiles.memory:
+        raise UserError(
+            f'tiles of {tiles.tile} need {size / 2**30:.2f} GiB but --memory is '
+            f'{tiles.memory / 2**30:.2f} GiB; reduce --tile, --overlap or --batch-size'
+        )
 
 
 def limit_gpu_memory(size: int, device: torch.device) -> None:
@@ -254,49 +239,8 @@ class LargeImages:
         if tiles.gpu_memory:
             limit_gpu_memory(tiles.gpu_memory, model.device)
         self.about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
-        if not tiles.exact:
-            self.about['batch size'] = tiles.batch_size
         if model.detects:
             self.about['score threshold'] = score_thr
-
-    def write(self, path: Path, name: str) -> bool:
-        """Write the results of an image under a name; False if they already exist.
-
-        Raises:
-            ReadError: not a complete image.
-            UserError: too little memory or disk space, or another run is at work on it.
-        """
-        with open_image(path) as image:
-            if self.is_done(path, name):
-                return False
-            with self.journal(image, name) as journal:
-                self.process(image, journal)
-                self.save(image, name, [journal.folder])
-            journal.remove()
-        return True
-
-    # In several processes
-
-    def rows(self, path: Path) -> int:
-        """The number of rows of tiles of an image."""
-        with open_image(path) as image:
-            return len(self.grid(image).rows)
-
-    def write_band(self, path: Path, name: str, band: Span) -> None:
-        """Do the work for a span of rows of tiles; `join_bands` then writes the results.
-
-        Raises:
-            ReadError, UserError: see `write`.
-        """
-        with open_image(path) as image, self.journal(image, name, band) as journal:
-            self.process(image, journal, band)
-
-    def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
-        """Write the results of an image whose bands are finished."""
-        with open_image(path) as image, disk_errors(image):
-            self.save(image, name, [self.working_folder(name, band) for band in bands])
-
-    # Parts of both
 
     def about_run(self, path: Union[str, Path]) -> dict:
         """What the results for an image depend on."""
@@ -320,9 +264,11 @@ class LargeImages:
                 return labels.tags().get('run') == self.key(path)
         return False
 
-    def working_folder(self, name: str, band: Optional[Span] = None) -> Path:
-        folder = (self.folder / name).with_name(f'.{Path(name).name}.partial')
-        return folder / f'rows-{band[0]}-{band[1]}' if band else folder
+    def working_folder(self, name: str) -> Path:
+        return (self.folder / name).with_name(f'.{Path(name).name}.partial')
+
+    def band_folder(self, name: str, band: Span) -> Path:
+        return self.working_folder(name) / f'rows-{band[0]}-{band[1]}'
 
     def grid(self, image: 'DatasetReader') -> TileGrid:
         return TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
@@ -331,65 +277,69 @@ class LargeImages:
     def label_type(self) -> type:
         return np.uint8 if len(self.meta['classes']) <= 256 else np.uint16
 
-    @contextmanager
-    def journal(
-        self, image: 'DatasetReader', name: str, band: Optional[Span] = None
-    ) -> Iterator[Journal]:
-        """The journal of a run, closed afterwards, and removed if the image cannot be read."""
-        if self.tiles.memory:
-            check_memory_ahead(image, self.tiles, self.model)
-        journal = Journal(self.working_folder(name, band), self.about_run(image.name))
-        try:
-            with disk_errors(image):
-                yield journal
-        except ReadError:
-            journal.remove()
-            raise
-        finally:
-            journal.close()
+    def bands(self, path: Path, processes: int) -> list[Span]:
+        """The spans of rows of tiles into which processes divide an image.
 
-    def process(
-        self, image: 'DatasetReader', journal: Journal, band: Optional[Span] = None
-    ) -> None:
-        """Run the model on an image or a band of it, with a progress bar. The outputs are written
-        into the journal's folder."""
-        name = journal.folder.name.removeprefix('.').removesuffix('.partial')
-        grid = self.grid(image)
-        bar = tqdm(total=len(grid), unit='tile', desc=name, disable=None)
+        Of a detector, each is a row. Of a segmentor, which computes tiles twice where bands meet,
+        there is one for each process.
 
-        def progress(tiles: int) -> None:
-            if self.tiles.memory and memory.peak() > self.tiles.memory:
-                raise UserError(too_much(memory.peak(), self.tiles))
-            bar.update(tiles)
-            if bar.n == bar.total:
-                bar.close()
+        Raises:
+            ReadError: not a complete image.
+        """
+        with open_image(path) as image:
+            rows = len(self.grid(image).rows)
+        length = 1 if self.model.detects and processes > 1 else math.ceil(rows / processes)
+        return [(start, min(start + length, rows)) for start in range(0, rows, length)]
 
-        read, predict = row_reader(image, self.model.bands), self.model.predict
-        run = Run(read, grid, predict, journal, self.tiles.batch_size, self.tiles.exact, progress)
-        if self.model.detects:
-            tiling.detect_in_tiles(run, band)
-        else:
-            tiling.segment_in_tiles(run, self.label_type, self.model.decide, band)
+    def write_band(self, path: Path, name: str, band: Span) -> None:
+        """Do the work for a band, with a progress bar; `join_bands` then writes the results.
 
-    def save(self, image: 'DatasetReader', name: str, folders: Sequence[Path]) -> None:
-        """Write the label map or the detections in the folders of journals."""
-        small, step = overview(image, self.model.bands)
+        Raises:
+            ReadError: not a complete image.
+            UserError: too little memory or disk space, or another run is at work on it.
+        """
+        with open_image(path) as image, disk_errors(image), ExitStack() as stack:
+            read, grid = row_reader(image, self.model.bands), self.grid(image)
+            if self.tiles.memory:
+                check_memory_ahead(image, self.tiles, self.model)
+            journal = Journal(self.band_folder(name, band), self.about_run(path))
+            stack.callback(journal.close)
+            total = (band[1] - band[0]) * len(grid.columns)
+            bar = stack.enter_context(tqdm(total=total, unit='tile', desc=name, disable=None))
+
+            def progress(tiles: int) -> None:
+                if self.tiles.memory:
+                    check_memory(memory.peak(), self.tiles)
+                bar.update(tiles)
+
+            predict, batch_size = self.model.predict, self.tiles.batch_size
+            run = Run(read, grid, predict, journal, band, batch_size, progress)
+            if self.model.detects:
+                tiling.detect_in_tiles(run)
+            else:
+                tiling.segment_in_tiles(run, self.label_type, self.model.decide)
+
+    def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
+        """Write the results of an image whose bands are finished."""
+        folders = [self.band_folder(name, band) for band in bands]
         classes, palette = self.meta['classes'], self.meta['palette']
-        key, result = self.key(image.name), self.result(name)
+        key, result = self.key(path), self.result(name)
         overlay = self.folder / f'{name}.overlay.png'  # before the result, which counts as done
-        if not self.model.detects:
-            labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
-            shown = np.array(labels[::step, ::step])
-            save_picture(draw_segmentation(small, shown, classes, palette), overlay)
-            with atomic_write(result) as file:
-                write_label_map(file, labels, image, self.meta, key)
-            return
-        found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
-        boxes, scores, labels = (part.numpy() for part in found)
-        best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
-        picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-        save_picture(picture, overlay)
-        write_records(result, image.name, image.shape, best.kind, best.records(), run=key)
+        with open_image(path) as image, disk_errors(image):
+            small, step = overview(image, self.model.bands)
+            if not self.model.detects:
+                labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
+                shown = np.array(labels[::step, ::step])
+                save_picture(draw_segmentation(small, shown, classes, palette), overlay)
+                with atomic_write(result) as file:
+                    write_label_map(file, labels, image, self.meta, key)
+                return
+            found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
+            boxes, scores, labels = (part.numpy() for part in found)
+            best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
+            picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
+            save_picture(picture, overlay)
+            write_records(result, image.name, image.shape, best.kind, best.records(), run=key)
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """An evaluation that several processes share: forks of one (`workers.py`), or processes that a
-launcher has started (`sharing.py`).
+launcher has started (`sharing.py`), each of which writes what the metrics keep of its batches.
 
-Each of the latter writes what the metrics keep of its batches into files. The process that finishes
-the last batch computes the metrics from all of them, in the order of the data set, so that they are
-those of one process.
+One process computes the metrics from what all have kept, in the order of the data set, so that they
+are those of one process.
 """
 
 import pickle
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,9 +17,10 @@ from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
 from mmengine.device import get_device
 from mmengine.evaluator.metric import _to_cpu
-from mmengine.hooks import IterTimerHook, LoggerHook
+from mmengine.hooks import LoggerHook
 from mmengine.registry import LOOPS
 from mmengine.runner import TestLoop
+from tqdm import tqdm
 
 from ...tooling.command import rank
 from ...tooling.files import atomic_write
@@ -31,7 +33,7 @@ from .workers import Cores, Workers
 
 FEWEST = 8  # images in a part
 # Metrics of these packages keep what they need of an image in `results`, and nothing elsewhere.
-METRICS = 'mmdet', 'mmseg', 'mmengine', 'cpvt_pyramid'
+METRICS = {'mmdet', 'mmseg', 'mmengine', 'cpvt_pyramid'}
 
 
 def share_test(cfg: Config, weights: dict, process: int, *outputs: Any) -> None:
@@ -59,9 +61,36 @@ def share_test(cfg: Config, weights: dict, process: int, *outputs: Any) -> None:
         cfg.work_dir, cfg.log_level = str(Path(folder, f'process{process}')), 'WARNING'
 
 
+class DividedTestLoop(TestLoop):
+    """mmengine's TestLoop, whose batches are divided among processes by `metrics`."""
+
+    def run(self) -> dict:
+        self.runner.call_hook('before_test')
+        self.runner.call_hook('before_test_epoch')
+        self.runner.model.eval()
+        metrics = self.metrics(list(self.dataloader.batch_sampler))
+        self.runner.call_hook('after_test_epoch', metrics=metrics)
+        self.runner.call_hook('after_test')
+        return metrics
+
+    def results_of(self, batches: Iterable, first: int = 0) -> list[list]:
+        """What the metrics keep of batches, of which the first one has this index."""
+        for metric in self.evaluator.metrics:
+            metric.results.clear()
+        for i, batch in enumerate(batches, first):
+            self.run_iter(i, batch)
+        return [_to_cpu(metric.results) for metric in self.evaluator.metrics]
+
+    def evaluate(self, parts: Iterable[list[list]]) -> dict:
+        """The metrics of all images, from `results_of` parts of them in their order."""
+        for metric, *results in zip(self.evaluator.metrics, *parts):
+            metric.results = list(chain(*results))
+        return self.evaluator.evaluate(len(self.dataloader.dataset))
+
+
 @LOOPS.register_module()
-class ForkedTestLoop(TestLoop):
-    """mmengine's TestLoop, in which forked processes do the batches on a CPU.
+class ForkedTestLoop(DividedTestLoop):
+    """A TestLoop in which forked processes do the batches on a CPU.
 
     One process does all where the order of the images may matter: in videos, and for metrics of
     other packages.
@@ -75,46 +104,35 @@ class ForkedTestLoop(TestLoop):
         super().__init__(*args, **options)
         self.processes = processes
 
-    def run(self) -> dict:
-        runner, loader, metrics = self.runner, self.dataloader, self.evaluator.metrics
-        batches = list(loader.batch_sampler)
-        cores = Cores.for_model(next(runner.model.parameters()).device, self.processes)
-        known = all(type(metric).__module__.split('.')[0] in METRICS for metric in metrics)
-        in_order = type(loader.sampler) is not DefaultSampler or not known
-        if in_order or cores.divided(len(batches))[0] == 1:
-            return super().run()
+    def metrics(self, batches: Sequence[list[int]]) -> dict:
+        runner, loader = self.runner, self.dataloader
+        homes = {type(metric).__module__.split('.')[0] for metric in self.evaluator.metrics}
+        in_order = type(loader.sampler) is not DefaultSampler or not homes <= METRICS
+        device = next(runner.model.parameters()).device
+        cores = None if in_order else Cores.for_model(device, self.processes)
 
         def results_of(index: int) -> list[list]:
-            for metric in metrics:
-                metric.results.clear()
-            self.run_iter(index, loader.collate_fn([loader.dataset[i] for i in batches[index]]))
-            return [_to_cpu(metric.results) for metric in metrics]
+            batch = loader.collate_fn([loader.dataset[i] for i in batches[index]])
+            return self.results_of([batch], index)
 
-        runner.call_hook('before_test')
-        runner.call_hook('before_test_epoch')
-        runner.model.eval()
-        hooks, found = runner._hooks, []
-        timers = [hook for hook in hooks if isinstance(hook, (IterTimerHook, LoggerHook))]
-        runner._hooks = [hook for hook in hooks if hook not in timers]  # the forks call these
+        hooks, parts = runner._hooks, []
+        runner._hooks = [hook for hook in hooks if not isinstance(hook, LoggerHook)]  # in forks
         with Workers(results_of, len(batches), cores) as forks:
             runner._hooks = hooks
-            for i, results in enumerate(ahead(forks, range(len(batches)), len(forks))):
-                for hook in timers:
-                    hook.before_test_iter(runner, i)
-                found.append(results())
-                for hook in timers:
-                    hook.after_test_iter(runner, i)
-        for metric, results in zip(metrics, zip(*found)):
-            metric.results = [result for batch in results for result in batch]
-        values = self.evaluator.evaluate(len(loader.dataset))
-        runner.call_hook('after_test_epoch', metrics=values)
-        runner.call_hook('after_test')
-        return values
+            if not len(forks):
+                for i, batch in enumerate(loader):
+                    self.run_iter(i, batch)
+                return self.evaluator.evaluate(len(loader.dataset))
+            with tqdm(total=len(loader.dataset), unit='image', disable=None) as bar:
+                for batch, part in zip(batches, ahead(forks, range(len(batches)), len(forks))):
+                    parts.append(part())
+                    bar.update(len(batch))
+        return self.evaluate(parts)
 
 
 @LOOPS.register_module()
-class SharedTestLoop(TestLoop):
-    """mmengine's TestLoop, whose batches are shared.
+class SharedTestLoop(DividedTestLoop):
+    """A TestLoop whose batches are shared by the processes of a launcher.
 
     Args:
         *args, **options: see `TestLoop`.
@@ -130,51 +148,33 @@ class SharedTestLoop(TestLoop):
         super().__init__(*args, **options)
         self.folder, self.about, self.evaluated = Path(folder), about, False
 
-    def run(self) -> dict:
-        self.runner.call_hook('before_test')
-        self.runner.call_hook('before_test_epoch')
-        self.runner.model.eval()
-        batches = list(self.dataloader.batch_sampler)
+    def metrics(self, batches: Sequence[list[int]]) -> dict:
         size = -(-FEWEST // len(batches[0]))
         size = min(max(len(batches) // PARTS, size), max(MOST, size))
-        starts = range(0, len(batches), size)
-        last = Task('metrics', [self.about, size], self.evaluate, [str(s) for s in starts])
+        files = {start: f'batches-{start}.pkl' for start in range(0, len(batches), size)}
 
-        def task(start: int) -> Task:
-            run = partial(self.run_part, start, batches[start : start + size])
-            return Task(
-                str(start), [self.about, size], run,
-                kept=lambda _: self.file(start).exists() or finished(self.folder, last) is not None,
-            )  # fmt: skip
+        def write(start: int, name: str) -> str:
+            loader = loader_of(self.dataloader, batches[start : start + size])
+            with atomic_write(self.folder / name) as partial_file:
+                partial_file.write_bytes(pickle.dumps(self.results_of(loader, start)))
+            return name
 
-        self.parts = [self.file(start) for start in starts]
+        def kept(name: str) -> bool:
+            return (self.folder / name).exists() or finished(self.folder, last) is not None
+
+        def evaluate() -> dict[str, float]:
+            paths = [self.folder / name for name in files.values()]
+            metrics = self.evaluate(pickle.loads(path.read_bytes()) for path in paths)
+            for path in paths:
+                path.unlink()
+            self.evaluated = True
+            return {name: float(value) for name, value in metrics.items()}
+
+        about = [self.about, size]
+        parts = [
+            Task(name, about, partial(write, start, name), kept=kept)
+            for start, name in files.items()
+        ]
+        last = Task('metrics', about, evaluate, list(files.values()))
         self.evaluated = rank() == 0 and finished(self.folder, last) is not None
-        metrics = share(self.folder, [*map(task, starts), last])['metrics'].outcome
-        self.runner.call_hook('after_test_epoch', metrics=metrics)
-        self.runner.call_hook('after_test')
-        return metrics
-
-    def file(self, start: int) -> Path:
-        """The results of the part that starts with this batch."""
-        return self.folder / f'batches-{start}.pkl'
-
-    def run_part(self, start: int, batches: list[list[int]]) -> None:
-        for metric in self.evaluator.metrics:
-            metric.results.clear()
-        for i, batch in enumerate(loader_of(self.dataloader, batches), start):
-            self.run_iter(i, batch)
-        results = [_to_cpu(metric.results) for metric in self.evaluator.metrics]
-        with atomic_write(self.file(start)) as partial_file:
-            partial_file.write_bytes(pickle.dumps(results))
-
-    def evaluate(self) -> dict[str, float]:
-        for metric in self.evaluator.metrics:
-            metric.results.clear()
-        for path in self.parts:
-            for metric, results in zip(self.evaluator.metrics, pickle.loads(path.read_bytes())):
-                metric.results.extend(results)
-        metrics = self.evaluator.evaluate(len(self.dataloader.dataset))
-        for path in self.parts:
-            path.unlink()
-        self.evaluated = True
-        return {name: float(value) for name, value in metrics.items()}
+        return share(self.folder, [*parts, last])['metrics'].outcome

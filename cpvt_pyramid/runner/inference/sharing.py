@@ -8,13 +8,13 @@ by starting it again, with any number of processes: finished tasks are not repea
 
 import glob
 import json
-import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -23,7 +23,7 @@ import torch
 from ...tooling.command import RANKS, UserError, one_line, rank
 from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
-from .batched import Named, Skip
+from .batched import Named, Skipped
 from .large_images import LargeImages, hashed, identity
 from .raster import ReadError
 from .tiling import Span
@@ -37,8 +37,8 @@ REPORT = 30  # seconds between two lines about the progress
 PARTS, MOST = 64, 16  # parts that many images are divided into; batches of a part, at most
 FOLDER = '.shared'  # in the folder of the results
 
-Write = Callable[[Sequence[Named], Skip], None]
-Conclude = Callable[[Sequence[Path]], None]  # called once in the end, with the skipped inputs
+Write = Callable[[Sequence[Named]], Skipped]
+Conclude = Callable[[Skipped], None]  # called once in the end
 
 
 class Task(NamedTuple):
@@ -46,8 +46,8 @@ class Task(NamedTuple):
 
     name: str  # unique
     about: Any  # what the outcome depends on, as JSON values
-    run: Callable[[], Any]  # does it and returns the outcome, JSON values
-    needs: Sequence[str] = ()  # names of tasks that must be finished first
+    run: Callable[..., Any]  # does it and returns the outcome, JSON values
+    needs: Sequence[str] = ()  # names of tasks that must be finished first; `run` gets the outcomes
     # Whether the results that an outcome stands for still exist
     kept: Callable[[Any], bool] = lambda outcome: True
 
@@ -74,7 +74,8 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
         for task in tasks:
             if task.name in records or not records.keys() >= set(task.needs):
                 continue
-            record = finished(folder, task) or finish(folder, task)
+            outcomes = [records[name].outcome for name in task.needs]
+            record = finished(folder, task) or finish(folder, task, *outcomes)
             if record:
                 records[task.name] = record
             if rank() == 0 and time.monotonic() - reported > REPORT:
@@ -86,7 +87,7 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
     return records
 
 
-def finish(folder: Path, task: Task) -> Optional[Record]:
+def finish(folder: Path, task: Task, *outcomes: Any) -> Optional[Record]:
     """Run a task, unless another process is at work on it."""
     path = file_of(folder, task).with_suffix('.lock')
     try:
@@ -98,7 +99,7 @@ def finish(folder: Path, task: Task) -> Optional[Record]:
     try:
         record = finished(folder, task)
         if record is None:
-            record = Record(hashed(task.about), task.run(), time.time())
+            record = Record(hashed(task.about), task.run(*outcomes), time.time())
             write_text(file_of(folder, task), json.dumps(record))
         path.unlink(missing_ok=True)  # a process that has opened it already finds the record
     finally:
@@ -151,27 +152,17 @@ class Sharing(NamedTuple):
         return cls(int(os.environ[SIZES[launcher]]), device)
 
 
-def share_images(
-    write: Write,
-    named: Sequence[Named],
-    folder: Path,
-    about: Any,
-    batch_size: int,
-    conclude: Conclude,
-) -> Sequence[Path]:
-    """Write the results of images and videos in several processes.
+def tasks_of_images(
+    write: Write, named: Sequence[Named], folder: Path, about: Any, batch_size: int
+) -> list[Task]:
+    """Tasks for parts of images and for each video. The outcome of each are skipped inputs.
 
     Args:
-        write: writes the results of some of them; calls its second argument for those that cannot
-            be read.
+        write: writes the results of some of them.
         named: all of them.
         folder: for the results.
         about: what the results depend on but for the inputs, as JSON values.
         batch_size: number of images that pass the model together.
-        conclude: called in one process in the end, with the inputs that were skipped.
-
-    Returns:
-        The inputs that were skipped.
     """
     images = [entry for entry in named if not is_video(entry[0])]
     size = batch_size * min(max(len(images) // (PARTS * batch_size), 1), MOST)
@@ -179,93 +170,77 @@ def share_images(
     parts += [[entry] for entry in named if is_video(entry[0])]
 
     def task(part: Sequence[Named]) -> Task:
-        def run() -> list[tuple[str, str]]:
-            skipped = []
-            write(part, lambda path, error: skipped.append((str(path), one_line(error))))
-            return skipped
-
-        def kept(skipped: Sequence[tuple[str, str]]) -> bool:
+        def kept(skipped: Skipped) -> bool:
             return all(
                 str(path) in dict(skipped) or any(folder.glob(f'{glob.escape(name)}.*'))
                 for path, name in part
             )
 
         files = [(name, path.is_file() and identity(path)) for path, name in part]
-        return Task(f'image {part[0][1]}', [about, files], run, kept=kept)
+        return Task(f'image {part[0][1]}', [about, files], partial(write, part), kept=kept)
 
-    return conclude_once(list(map(task, parts)), folder, conclude)
+    return [task(part) for part in parts]
 
 
-def share_tiles(
-    large: LargeImages, named: Sequence[Named], processes: int, conclude: Conclude
-) -> Sequence[Path]:
-    """Write the results of large images in several processes, which share rows of tiles; see
-    `share_images`. `large` is the model, the tiles and the folder for the results."""
-    tasks = []
-    for path, name in named:
+def tasks_of_tiles(large: LargeImages, named: Sequence[Named], processes: int) -> list[Task]:
+    """Tasks for images of any size: for each image one for each band of rows of tiles, and one for
+    the results. The outcome of each are skipped inputs. `large` is the model, the tiles and the
+    folder for the results."""
+
+    def tasks(path: Path, name: str) -> list[Task]:
+        is_done = partial(large.is_done, path, name)
+
+        def write_band(band: Span) -> Skipped:
+            try:
+                large.write_band(path, name, band)
+            except ReadError as error:
+                return [(str(path), one_line(error))]
+            return []
+
+        def has_band(band: Span, skipped: Skipped) -> bool:
+            return bool(skipped) or large.band_folder(name, band).exists() or is_done()
+
+        def write_image(*skipped: Skipped) -> Skipped:
+            if not bands:
+                print(f'{path}: already done')
+            elif not any(skipped):
+                large.join_bands(path, name, bands)
+            shutil.rmtree(large.working_folder(name), ignore_errors=True)
+            return next(filter(None, skipped), [])
+
         try:
-            tasks += tasks_of_image(large, path, name, processes)
+            bands = [] if is_done() else large.bands(path, processes)
         except ReadError as error:
             skipped = [(str(path), one_line(error))]
-            tasks.append(Task(f'image {name}', skipped, partial(list, skipped)))
-    return conclude_once(tasks, large.folder, conclude)
+            return [Task(f'image {name}', skipped, lambda: skipped)]
+        about = large.about_run(path)
+        parts = [
+            Task(f'{name} rows {band}', [about, band], partial(write_band, band),
+                 kept=partial(has_band, band))
+            for band in bands
+        ]  # fmt: skip
+        needs = [part.name for part in parts]
+        kept = lambda skipped: bool(skipped) or is_done()  # noqa: E731
+        return [*parts, Task(f'image {name}', about, write_image, needs, kept)]
+
+    return [task for entry in named for task in tasks(*entry)]
 
 
-def tasks_of_image(large: LargeImages, path: Path, name: str, processes: int) -> list[Task]:
-    """A task for each band of rows of tiles, and the last for the results of the image. The outcome
-    of each is the path and a reason, if the image is skipped.
-
-    Of a detector, a band is a row. Of a segmentor, which computes tiles twice where bands meet,
-    there is one for each process.
-    """
-    about, is_done = large.about_run(path), partial(large.is_done, path, name)
-    rows = 0 if is_done() else large.rows(path)
-    length = 1 if large.model.detects else math.ceil(rows / processes) or 1
-    bands = [(start, min(start + length, rows)) for start in range(0, rows, length)]
-
-    def write_band(band: Span) -> list[tuple[str, str]]:
-        try:
-            large.write_band(path, name, band)
-        except ReadError as error:
-            return [(str(path), one_line(error))]
-        return []
-
-    def has_band(band: Span, skipped: list) -> bool:
-        return bool(skipped) or large.working_folder(name, band).exists() or is_done()
-
-    def write_image() -> list[tuple[str, str]]:
-        records = (finished(large.folder / FOLDER, part) for part in parts)
-        skipped = [entry for record in records for entry in record.outcome]
-        if bands and not skipped:
-            large.join_bands(path, name, bands)
-        shutil.rmtree(large.working_folder(name), ignore_errors=True)
-        return skipped[:1]
-
-    parts = [
-        Task(
-            f'{name} rows {band[0]}-{band[1]}', [about, band], partial(write_band, band),
-            kept=partial(has_band, band),
-        )
-        for band in bands
-    ]  # fmt: skip
-    needs = [part.name for part in parts]
-    image = Task(f'image {name}', about, write_image, needs, lambda skipped: skipped or is_done())
-    return [*parts, image]
+def in_order(tasks: Sequence[Task]) -> Skipped:
+    """Finish tasks in this process; returns the inputs that were skipped."""
+    outcomes: dict[str, Skipped] = {}
+    for task in tasks:
+        outcomes[task.name] = task.run(*(outcomes[name] for name in task.needs))
+    return list(dict(chain(*outcomes.values())).items())
 
 
-def conclude_once(tasks: Sequence[Task], folder: Path, conclude: Conclude) -> Sequence[Path]:
-    """Share tasks whose outcomes are the paths of inputs that were skipped, and why; then let one
-    process report these and conclude. Returns the inputs that were skipped."""
+def conclude_once(tasks: Sequence[Task], folder: Path, conclude: Conclude) -> Skipped:
+    """Share tasks, and let one process conclude; returns the inputs that were skipped."""
     records = share(folder / FOLDER, tasks)
-    skipped = dict(entry for task in tasks for entry in records[task.name].outcome)
-
-    def run() -> None:
-        for path, reason in skipped.items():
-            print(f'infer: skipped {path}: {reason}', file=sys.stderr)
-        conclude(list(map(Path, skipped)))
-
-    last = Task('conclusion', [records[task.name].time for task in tasks], run)
+    skipped = list(dict(chain(*(records[task.name].outcome for task in tasks))).items())
+    about = [records[task.name].time for task in tasks]
+    last = Task('conclusion', about, partial(conclude, skipped))
     if rank() == 0 and finished(folder / FOLDER, last):
         print(f'already done: results in {folder}; to repeat it, remove {folder / FOLDER}')
     share(folder / FOLDER, [last])
-    return list(map(Path, skipped))
+    return skipped

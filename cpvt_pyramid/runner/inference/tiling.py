@@ -6,10 +6,10 @@ sums that the next row of tiles needs, are kept in a working folder: a run that 
 after its last complete row of tiles, and its result is bit-identical.
 
 Results do not depend on the batch size. Tiles are accumulated in a fixed order, and each passes the
-model alone unless told otherwise, because the rounding of a matrix product depends on its shape.
+model alone, because the rounding of a matrix product depends on its shape.
 
-Shapes: image (3, H, W); tiles (B, 3, h, w); scores (B, K, h, w) of K classes; boxes (N, 4) as
-x1, y1, x2, y2 in pixels. A span is a half-open range of pixels along an axis, [start, stop).
+Shapes: image (3, H, W); tile (3, h, w); scores (K, h, w) of K classes; boxes (N, 4) as x1, y1, x2,
+y2 in pixels. A span is a half-open range, [start, stop), of pixels or of rows of tiles.
 """
 
 import io
@@ -93,43 +93,32 @@ def rise(x: Tensor) -> Tensor:
 
 
 class TileGrid:
-    """The tiles of an image.
-
-    Args:
-        size: height and width of the image.
-        tile: height and width of a tile, a multiple of 32.
-        overlap: overlap of neighbouring tiles, a multiple of 32.
-    """
+    """The tiles of an image of a height and width; see `spans` for the others."""
 
     def __init__(self, size: tuple[int, int], tile: int, overlap: int) -> None:
         self.size = size
         self.rows = spans(size[0], tile, overlap)
         self.columns = spans(size[1], tile, overlap)
 
-    def __len__(self) -> int:
-        return len(self.rows) * len(self.columns)
-
 
 class Journal:
-    """The progress of a run, in a folder, so that the run can resume after a kill.
+    """The progress of a run, in a folder, so that the same run can resume after a kill.
 
-    Where the file system or the platform has no file locks, it warns that it cannot tell whether
-    another run uses the folder.
+    Where there are no file locks, it warns that it cannot tell whether another run uses the folder.
 
     Args:
         folder: for all files of the run; created if needed.
-        about: what the result depends on, as JSON values.
+        about: what the result depends on, as JSON values. A run about something else starts over.
 
     Raises:
-        UserError: the folder belongs to a run about something else, or to one in progress.
+        UserError: a run in progress uses the folder.
 
     Attributes:
         rows: the number of finished rows of tiles.
     """
 
     def __init__(self, folder: Union[str, Path], about: dict) -> None:
-        self.folder = Path(folder)
-        self.about = json.loads(json.dumps(about))
+        self.folder, self.about, self.rows = Path(folder), json.loads(json.dumps(about)), 0
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self.lock = locked(self.folder / 'lock')
@@ -137,25 +126,10 @@ class Journal:
             raise UserError(f'another run is using {self.folder}') from None
         if self.lock is None:
             warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
-        try:
-            self.rows = self._rows_done()
-        except BaseException:
-            self.close()
-            raise
-
-    def _rows_done(self) -> int:
         path = self.folder / 'state.json'
-        if not path.exists():
-            return 0
-        state = json.loads(path.read_text())
-        if state['about'] != self.about:
-            keys = self.about.keys() | state['about'].keys()
-            other = [k for k in sorted(keys) if state['about'].get(k) != self.about.get(k)]
-            raise UserError(
-                f'{self.folder} belongs to an unfinished run with another {", ".join(other)}; '
-                f'finish that run or remove the folder'
-            )
-        return state['rows']
+        state = json.loads(path.read_text()) if path.exists() else {}
+        if state.get('about') == self.about:
+            self.rows = state['rows']
 
     def done(self, rows: int) -> None:
         """Record that `rows` rows of tiles are finished and on disk."""
@@ -165,12 +139,6 @@ class Journal:
             os.fsync(file.fileno())
         self.rows = rows
 
-    def remove(self) -> None:
-        """Remove the folder of a finished run, its state first."""
-        (self.folder / 'state.json').unlink(missing_ok=True)
-        shutil.rmtree(self.folder)
-        self.close()
-
     def close(self) -> None:
         """Let another run use the folder."""
         if self.lock is not None:
@@ -178,42 +146,34 @@ class Journal:
 
 
 class Run(NamedTuple):
-    """The work on an image."""
+    """The work on a band of an image: a span of rows of tiles."""
 
     read: ReadRows  # reads lines of the image, each once, from top to bottom
     grid: TileGrid
-    # Tiles (B, 3, h, w) to their scores (B, K, h, w) in float32, which are overwritten, or to the
-    # detections in each, in pixels of the tile
-    predict: Callable[[Tensor], Union[Tensor, Sequence[Found]]]
+    # A tile (3, h, w) to its scores (K, h, w) in float32, which are overwritten, or to the
+    # detections in it, in pixels of the tile
+    predict: Callable[[Tensor], Union[Tensor, Found]]
     journal: Journal  # keeps the work; an unfinished run in it is resumed
+    band: Span
     batch_size: int = 1  # number of tiles queued on the model at a time
-    # Pass tiles to the model one by one, so that the result is bit-identical for all batch sizes.
-    # If False, they pass together, which may be faster on a GPU; the rounding of the scores then
-    # depends on the batch size, and so may the label where two classes tie.
-    exact: bool = True
     # Called with the number of tiles finished since the last call
     progress: Callable[[int], object] = lambda tiles: None
 
-    def outputs(self, first: int, stop: int) -> Iterator[tuple[int, Iterator]]:
-        """The index and the outputs of `predict` of each row of tiles in [first, stop) that is not
+    def outputs(self, first: int) -> Iterator[tuple[int, Iterator]]:
+        """The index and the outputs of `predict` of each row of tiles from `first` on that is not
         finished yet. It is finished when the next one is asked for."""
         begin = self.journal.rows or first
         self.progress((begin - first) * len(self.grid.columns))
-        for row, strip in enumerate(strips(self.read, self.grid.rows[:stop], begin), begin):
+        rows = self.grid.rows[: self.band[1]]
+        for row, strip in enumerate(strips(self.read, rows, begin), begin):
             yield row, self.outputs_in(strip)
             self.journal.done(row + 1)
 
     def outputs_in(self, strip: Tensor) -> Iterator:
-        """The outputs of `predict` for the tiles of a strip, one by one from left to right."""
+        """The outputs of `predict` for the tiles of a strip, from left to right."""
         tiles = (strip[:, :, slice(*span)] for span in self.grid.columns)
-        # All tiles have one shape, except perhaps the last.
-        for _, alike in itertools.groupby(tiles, lambda tile: tile.shape):
-            while batch := list(itertools.islice(alike, self.batch_size)):
-                if self.exact:
-                    outputs = [self.predict(tile[None]) for tile in batch]  # queued, no waiting
-                    yield from (output[0] for output in outputs)
-                else:
-                    yield from self.predict(torch.stack(batch))
+        while batch := list(itertools.islice(tiles, self.batch_size)):
+            yield from [self.predict(tile) for tile in batch]  # a GPU does not wait for the first
 
 
 def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Tensor]:
@@ -279,28 +239,23 @@ def best_class(scores: Tensor) -> Tensor:
 
 
 def segment_in_tiles(
-    run: Run,
-    dtype: np.dtype = np.uint8,
-    decide: Callable[[Tensor], Tensor] = best_class,
-    band: Optional[Span] = None,
+    run: Run, dtype: np.dtype = np.uint8, decide: Callable[[Tensor], Tensor] = best_class
 ) -> None:
-    """Write the label map of an image of any size into the journal's folder.
+    """Write the labels of the lines that a band completes into the journal's folder. They are the
+    same as in the label map of the whole image.
 
     Args:
         run: the work.
-        dtype: dtype of the label map.
+        dtype: dtype of the labels.
         decide: labels (h, w) of blended scores (K, h, w).
-        band: a span of rows of tiles; only the lines that these complete are labelled. They are
-            the same as in the whole label map. None takes all rows.
     """
-    grid, folder = run.grid, run.journal.folder
+    grid, folder, start = run.grid, run.journal.folder, run.band[0]
     weights = ramps(grid.rows), ramps(grid.columns)
-    start, stop = band or (0, len(grid.rows))
     top = grid.rows[start][0]
     # Earlier rows of tiles that reach into the band contribute to its scores.
     first = next(i for i, rows in enumerate(grid.rows) if rows[1] > top or i == start)
     with (folder / 'labels').open('r+b' if run.journal.rows else 'wb') as file:
-        for row, scores in run.outputs(first, stop):
+        for row, scores in run.outputs(first):
             old, above, below = (folder / f'sums-{i}' for i in (row - 1, row, row + 1))
             old.unlink(missing_ok=True)
             below.unlink(missing_ok=True)
@@ -319,15 +274,13 @@ def segment_in_tiles(
 
 
 def labels_in_tiles(folders: Sequence[Path], size: tuple[int, int], dtype: np.dtype) -> np.memmap:
-    """The label map (H, W), memory-mapped and read-only, that `segment_in_tiles` wrote into a
-    folder, or band by band into several subfolders of one."""
-    path = folders[0] / 'labels'
-    if len(folders) > 1:
-        path = folders[0].with_name('labels')
-        with path.open('wb') as whole:
-            for folder in folders:
-                with (folder / 'labels').open('rb') as band:
-                    shutil.copyfileobj(band, whole)
+    """The label map (H, W), memory-mapped and read-only, whose bands `segment_in_tiles` wrote into
+    subfolders of one."""
+    path = folders[0].with_name('labels')
+    with path.open('wb') as whole:
+        for folder in folders:
+            with (folder / 'labels').open('rb') as band:
+                shutil.copyfileobj(band, whole)
     return np.memmap(path, dtype, 'r', shape=size)
 
 
@@ -340,10 +293,9 @@ def flush(path: Path) -> None:
 # Detection
 
 
-def detect_in_tiles(run: Run, band: Optional[Span] = None) -> None:
-    """Write the detections of each row of tiles, or of a band of them, into the journal's
-    folder."""
-    for row, outputs in run.outputs(*(band or (0, len(run.grid.rows)))):
+def detect_in_tiles(run: Run) -> None:
+    """Write the detections of each row of tiles of a band into the journal's folder."""
+    for row, outputs in run.outputs(run.band[0]):
         path = run.journal.folder / f'found-{row}.pt'
         found = []
         for tile in outputs:
@@ -377,14 +329,32 @@ def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:
     tiles = torch.tensor(
         [(left, top, right, bottom) for top, bottom in grid.rows for left, right in grid.columns]
     )  # (T, 4)
-    counts = torch.tensor([len(part.scores) for part in found])
-    own = tiles.repeat_interleave(counts, dim=0)  # (N, 4)
+    counts = [len(part.scores) for part in found]
+    own = tiles.repeat_interleave(torch.tensor(counts), dim=0)  # (N, 4)
     boxes = torch.cat([part.boxes for part in found]).double() + own[:, [0, 1, 0, 1]]
     scores = torch.cat([part.scores for part in found])
     labels = torch.cat([part.labels for part in found])
-    whole = (~is_cut(boxes, own, grid.size)).tolist()
-    score = scores.tolist()
-    others = agreeing(boxes, labels, counts.cumsum(0).tolist(), tiles, grid, iou)
+    height, width = grid.size
+    cut = (boxes[:, :2] < own[:, :2] + CUT) & (own[:, :2] > 0)
+    cut |= (boxes[:, 2:] > own[:, 2:] - CUT) & (own[:, 2:] < torch.tensor([width, height]))
+    whole, score = (~cut.any(1)).tolist(), scores.tolist()
+
+    others = {}  # for each box, those of its class in other tiles that agree with it
+    stops = list(itertools.accumulate(counts))
+    rows, columns = meeting(grid.rows), meeting(grid.columns)
+    for (r, s), (c, d) in itertools.product(rows, columns):
+        t, u = r * len(grid.columns) + c, s * len(grid.columns) + d
+        if t >= u or not counts[t] or not counts[u]:
+            continue
+        a, b = (slice(stops[i] - counts[i], stops[i]) for i in (t, u))
+        shared = intersection(tiles[t], tiles[u])
+        first, second = (intersection(boxes[each], shared) for each in (a, b))
+        first = first[:, None]
+        common = area(intersection(first, second))
+        same = common > iou * (area(first) + area(second) - common)
+        for i, j in (same & (labels[a][:, None] == labels[b])).nonzero().tolist():
+            others.setdefault(a.start + i, []).append(b.start + j)
+            others.setdefault(b.start + j, []).append(a.start + i)
 
     # Whole boxes before cut ones, then by score, then in their order.
     parent = {}  # union-find over the kept boxes; a tree is an object
@@ -415,64 +385,16 @@ def root(parent: dict[int, int], i: int) -> int:
     return i
 
 
-def is_cut(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Whether each box (N, 4) touches a border of its tile (N, 4) that is not an image border."""
-    height, width = size
-    low = (boxes[:, :2] < tiles[:, :2] + CUT) & (tiles[:, :2] > 0)
-    inside = tiles[:, 2:] < torch.tensor([width, height])
-    high = (boxes[:, 2:] > tiles[:, 2:] - CUT) & inside
-    return (low | high).any(1)
-
-
-def agreeing(
-    boxes: Tensor, labels: Tensor, ends: Sequence[int], tiles: Tensor, grid: TileGrid, iou: float
-) -> dict[int, list[int]]:
-    """For each box, the boxes of its class in other tiles that agree with it, see `merged`.
-
-    Args:
-        boxes: (N, 4), in the order of their tiles (T, 4).
-        labels: (N,).
-        ends: the cumulative number of boxes after each tile.
-        tiles, grid: the tiles.
-        iou: the overlap above which boxes agree.
-    """
-    others = {}
-    starts = [0, *ends[:-1]]
-    rows, columns = meeting(grid.rows), meeting(grid.columns)
-    for (r, s), (c, d) in itertools.product(rows, columns):
-        t, u = r * len(grid.columns) + c, s * len(grid.columns) + d
-        a, b = slice(starts[t], ends[t]), slice(starts[u], ends[u])
-        if t >= u or a.start == a.stop or b.start == b.stop:
-            continue
-        shared = intersection(tiles[t], tiles[u])
-        first = intersection(boxes[a], shared)[:, None]
-        second = intersection(boxes[b], shared)[None]
-        common = area(intersection(first, second))
-        union = area(first) + area(second) - common
-        same = (common > iou * union) & (labels[a][:, None] == labels[b][None])
-        for i, j in same.nonzero().tolist():
-            i, j = a.start + i, b.start + j
-            others.setdefault(i, []).append(j)
-            others.setdefault(j, []).append(i)
-    return others
-
-
 def meeting(tiles: Sequence[Span]) -> list[tuple[int, int]]:
     """The pairs of tiles along an axis that share pixels, including each with itself."""
-    indices = range(len(tiles))
-    return [
-        (i, j)
-        for i in indices
-        for j in indices
-        if tiles[i][0] < tiles[j][1] and tiles[j][0] < tiles[i][1]
-    ]
+    pairs = itertools.product(enumerate(tiles), repeat=2)
+    return [(i, j) for (i, a), (j, b) in pairs if max(a[0], b[0]) < min(a[1], b[1])]
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
     """The intersection of boxes (..., 4); empty if x2 <= x1 or y2 <= y1."""
-    return torch.cat(
-        [torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])], dim=-1
-    )
+    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
+    return torch.cat([low, high], dim=-1)
 
 
 def area(boxes: Tensor) -> Tensor:

@@ -6,10 +6,8 @@ in memory once, and nothing is loaded a second time. Not threads of one process,
 mm may write to themselves in a pass, and Python runs one thread at a time.
 """
 
-import ctypes
 import math
 import multiprocessing
-import os
 import pickle
 import queue
 import signal
@@ -25,13 +23,12 @@ import cv2
 import torch
 
 from ...tooling import memory
-from ...tooling.command import TERMINATED, UserError
+from ...tooling.command import UserError
 from ...tooling.threads import usable_cores
 
 PARALLEL = 0.82  # share of a pass that threads divide: two take 0.59 of the time of one
 MEMORY = 3 * 2**29  # bytes that a process takes at most at 800 x 1333, in addition to the first
 KILL_FIRST = 500  # of the kernel's badness, 0 to 1000; see proc(5), oom_score_adj
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Cores(NamedTuple):
@@ -43,10 +40,7 @@ class Cores(NamedTuple):
 
     @classmethod
     def for_model(
-        cls,
-        device: torch.device,
-        processes: Optional[int],
-        limit: Optional[int] = None,
+        cls, device: torch.device, processes: Optional[int], limit: Optional[int] = None
     ) -> 'Cores':
         """The cores that this process may use; one process where forks cannot help.
 
@@ -66,26 +60,25 @@ class Cores(NamedTuple):
             items: how many there are.
             need: bytes that a process may take in addition to the first one.
         """
-        if self.processes:
-            count = self.processes
-        else:
+
+        def time(processes: int) -> float:
+            parallel = PARALLEL / (self.count // processes)
+            return math.ceil(items / processes) * (1 - PARALLEL + parallel)
+
+        count = self.processes
+        if count is None:
             room = self.memory or memory.available()
-            most = max(1, min(self.count, items, room // need))
-
-            def time(processes: int) -> float:
-                parallel = PARALLEL / (self.count // processes)
-                return math.ceil(items / processes) * (1 - PARALLEL + parallel)
-
-            count = min(range(1, most + 1), key=time)
+            count = min(range(1, max(1, min(self.count, items, room // need)) + 1), key=time)
         return count, max(self.count // count, 1)
 
 
 class Workers:
     """Calls a function in forked processes; each takes one item at a time.
 
-    An instance is called in as many threads as it has processes, as `ahead` does. If the function
-    raises in a process, or the process is killed, this process repeats the item. So errors have
-    their traceback, and a lost process costs no result.
+    Call an instance in as many threads as it has processes, as `ahead` does. If the function raises
+    in a process, or the process is killed, this process repeats the item: errors have their
+    traceback, and a lost process costs no result. When this process leaves the context or ends, the
+    others finish their items and end.
 
     Args:
         function: its arguments and results can be pickled.
@@ -103,9 +96,9 @@ class Workers:
         need: int = MEMORY,
     ) -> None:
         self.function, self.processes = function, []
+        self.connections: list[Connection] = []
         self.free: queue.SimpleQueue[Optional[Connection]] = queue.SimpleQueue()
-        self.here = threading.Lock()
-        self.busy = self.closed = False
+        self.here, self.closed = threading.Lock(), False
         count, self.threads = cores.divided(items, need) if cores else (1, torch.get_num_threads())
         if count == 1:
             torch.set_num_threads(self.threads)
@@ -114,10 +107,10 @@ class Workers:
         fork = multiprocessing.get_context('fork')
         for _ in range(count):
             connection, other = fork.Pipe()
-            process = fork.Process(target=self.serve, args=(other, os.getpid()), daemon=True)
-            process.start()
+            self.connections.append(connection)
+            self.processes.append(fork.Process(target=self.serve, args=(other,), daemon=True))
+            self.processes[-1].start()
             other.close()  # the process has the only copy: its end is seen here
-            self.processes.append(process)
             self.free.put(connection)
 
     def __len__(self) -> int:
@@ -128,47 +121,40 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.closed = True
-        for process in self.processes:
-            process.terminate()
+        try:
+            for _ in self.processes:
+                self.free.get()  # waits for its item
+        finally:
+            for connection in self.connections:
+                self.free.put(None)  # for threads that are late
+                connection.close()
         for process in self.processes:
             process.join()
 
     def __call__(self, item: Any) -> Any:
         connection = self.free.get()
-        if connection is None:  # the process was killed, or there are none
-            self.free.put(None)
-            return self.repeat(item)
         try:
-            connection.send_bytes(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
-            done, result = pickle.loads(connection.recv_bytes())
+            if connection and not self.closed:
+                connection.send_bytes(pickle.dumps(item))
+                done, result = pickle.loads(connection.recv_bytes())
+                if done:
+                    return result
         except (EOFError, OSError):
-            connection = None
-            done = False
-        self.free.put(connection)
-        return result if done else self.repeat(item)
-
-    def repeat(self, item: Any) -> Any:
+            connection = None  # its process was killed
+        finally:
+            self.free.put(connection)
         with self.here:
             if self.closed:
                 raise InterruptedError
             torch.set_num_threads(self.threads)
             return self.function(item)
 
-    # In a forked process
-
-    def end(self, *_: object) -> None:
-        """Exit, but finish the item at work: its files are complete or not written."""
-        self.closed = True
-        if not self.busy:
-            os._exit(TERMINATED)
-
-    def serve(self, connection: Connection, parent: int) -> None:
-        """Answer items until this process is told to end, or the one that forked it has ended."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first one ends this
-        signal.signal(signal.SIGTERM, self.end)
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != parent:
-            return
+    def serve(self, connection: Connection) -> None:
+        """In a forked process, answer items until the connection is closed at the other end."""
+        for number in (signal.SIGINT, signal.SIGTERM):  # sent to all; the first process ends this
+            signal.signal(number, signal.SIG_IGN)
+        for other in self.connections:
+            other.close()  # the first process has the only copies: its end is seen here
         with suppress(OSError):  # if memory runs out, rather this one than the first
             Path('/proc/self/oom_score_adj').write_text(str(KILL_FIRST))
         # In a thread of its own: OpenMP's threads of the one that was forked do not exist here.
@@ -180,12 +166,10 @@ class Workers:
         torch.set_num_threads(self.threads)
         cv2.setNumThreads(self.threads)
         with suppress(EOFError, OSError):
-            while not self.closed:
+            while True:
                 item = pickle.loads(connection.recv_bytes())
-                self.busy = True
                 try:
                     answer = True, self.function(item)
                 except Exception:
                     answer = False, None
-                connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
-                self.busy = False
+                connection.send_bytes(pickle.dumps(answer))

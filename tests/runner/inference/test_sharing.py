@@ -186,16 +186,17 @@ def test_an_evaluation(untrained, configs, monkeypatch, name):
     command = [*untrained[name], '--work-dir', 'work', '--out', 'two.pkl']
     with Path('one.txt').open('w') as one, contextlib.redirect_stdout(one):
         assert test_tool.main([*untrained[name], '--out', 'one.pkl']) == 0
-    part = shared_test.SharedTestLoop.run_part
+    part = shared_test.SharedTestLoop.results_of
 
     def work(rank: int, dies: bool = True) -> int:
-        def run_part(self: object, start: int, batches: list) -> None:
-            part(self, start, batches)
+        def results_of(self: object, *arguments: object) -> list:
+            results = part(self, *arguments)
             if dies:
                 die_or_wait(rank)
+            return results
 
         with Path(f'out{rank}.txt').open('w') as sys.stdout:
-            with mock.patch.object(shared_test.SharedTestLoop, 'run_part', run_part):
+            with mock.patch.object(shared_test.SharedTestLoop, 'results_of', results_of):
                 return test_tool.main([*command, '--launcher', 'pytorch'])
 
     assert [status for status, _ in in_processes(2, work)] == [0, -signal.SIGKILL]

@@ -162,8 +162,8 @@ class SharedTestLoop(DividedTestLoop):
         def kept(name: str) -> bool:
             return (self.folder / name).exists() or finished(self.folder, last) is not None
 
-        def evaluate() -> dict[str, float]:
-            paths = [self.folder / name for name in files.values()]
+        def evaluate(*names: str) -> dict[str, float]:
+            paths = [self.folder / name for name in names]
             metrics = self.evaluate(pickle.loads(path.read_bytes()) for path in paths)
             for path in paths:
                 path.unlink()

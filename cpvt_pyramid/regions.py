@@ -543,12 +543,11 @@ def adaptive_max_pool2d(
     for axis, bins in ((3, columns[:, :, None, None]), (2, rows[:, :, None, :, None])):
         maxima = [x.masked_fill(~of_image, least).max(axis).values for of_image in bins.unbind(1)]
         x = torch.stack(maxima, axis)
-    rows, columns = old.sides
-    return cleared(x.masked_fill(((rows == 0) | (columns == 0))[:, None, None, None], 0), new)
+    return cleared(without_empty(x, old), new)
 
 
 def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Sums and means: over axes of the map, those of each image."""
+    """Sums, means and extrema: over axes of the map, those of each image."""
     extent = extent_of(input)
     options = {k: v for k, v in by_name('dim keepdim', args, kwargs).items() if v is not None}
     dim, keepdim = options.pop('dim', options.pop('axis', ())), options.pop('keepdim', False)
@@ -556,8 +555,14 @@ def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> A
     if extent is None or input.dim() != 4 or not dims or 0 in dims or options:
         result = function(input, *args, **kwargs)
         return mark(result, extent if extent and dims and 0 not in dims and extent.whole else None)
-    result = function(clear(input, extent) if dims & {2, 3} else input, *args, **kwargs)
-    if function.__name__ == 'mean' and not extent.whole:
+    name = function.__name__
+    if dims & {2, 3}:
+        least = lowest(input.dtype) if name in ('amax', 'amin') else 0.0
+        input = clear(input, extent, -least if name == 'amin' else least)
+    result = function(input, *args, **kwargs)
+    if name in ('amax', 'amin') and dims & {2, 3}:
+        result = without_empty(result, extent)
+    if name == 'mean' and not extent.whole:
         for axis, side in zip((2, 3), extent.sides):
             if axis in dims:
                 count = side.clamp(min=1).view(-1, *[1] * (result.dim() - 1))
@@ -724,6 +729,12 @@ def cleared(x: Any, extent: Optional[Extent]) -> Any:
     if extent is None or not isinstance(x, Tensor) or not extent.fits(x):
         return mark(x, None)
     return mark(clear(x, extent) if x.dim() == 4 else x, extent)
+
+
+def without_empty(x: Tensor, extent: Extent) -> Tensor:
+    """Maxima or minima with 0 where an image has no cells."""
+    rows, columns = extent.sides
+    return x.masked_fill(((rows == 0) | (columns == 0)).view(-1, *[1] * (x.dim() - 1)), 0)
 
 
 def vector_extent(extent: Extent, x: Tensor) -> Extent:
@@ -959,7 +970,7 @@ NAMES: dict[Callable, list[str]] = {
     overwrite: ['uniform_', 'normal_', 'bernoulli_', 'exponential_', 'random_'],
     constant: ['new_ones', 'new_full', 'new_tensor'],
     reshape: ['view', 'reshape', 'flatten', 'unsqueeze', 'squeeze', 'unflatten'],
-    over_axes: ['sum', 'mean'],
+    over_axes: ['sum', 'mean', 'amax', 'amin'],
     over_channels(0): ['softmax', 'log_softmax', 'cat', 'concat', 'concatenate'],
     over_channels(1): ['split', 'chunk'],
     over_features: ['linear'],

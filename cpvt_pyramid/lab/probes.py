@@ -262,6 +262,11 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
         margin: in pixels, a multiple of every stride.
     """
     height, width = (side - 2 * margin for side in images.shape[2:])
+    if len(images) < 2 or min(height, width) < 1:
+        raise ValueError(
+            f'a pattern needs at least 2 images, larger than twice the margin {margin}; got '
+            f'{tuple(images.shape)}'
+        )
     crop = images[..., margin : margin + height, margin : margin + width]
     results = []
     for padded, whole in zip(subject.maps(crop), subject.maps(images)):
@@ -363,6 +368,8 @@ def padding_drift(
     """How batch padding at the right and bottom, up to this height and width, changes features,
     stage by stage. `masked`: the model is told what is padding. The probes are of each stage, from
     images without padding."""
+    if masked and not subject.masks:
+        raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
     height, width = images.shape[2:]
     padded = F.pad(images, (0, size[1] - width, 0, size[0] - height))
     valid = torch.tensor([[height, width]] * len(images)) if masked else None
@@ -403,6 +410,11 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
         side: of the crops, in pixels.
         shift: in pixels, at least 0.
     """
+    if min(images.shape[2:]) < side + shift or shift < 0:
+        raise ValueError(
+            f'images must be at least side + shift = {side + shift} pixels high and wide, got '
+            f'{images.shape[2]} x {images.shape[3]}'
+        )
     first = subject.maps(images[..., :side, :side])
     second = subject.maps(images[..., shift : side + shift, shift : side + shift])
     results = []

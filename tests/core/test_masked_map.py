@@ -115,7 +115,7 @@ def nothing_is_compiled():
         lambda x: F.interpolate(nn.MaxPool2d(2, ceil_mode=True)(x), x.shape[2:]) + x,
         lambda x: F.interpolate(CEIL(x), x.shape[2:], mode='bilinear') + x,
         lambda x: F.interpolate(nn.AdaptiveAvgPool2d(2)(x), x.shape[2:], mode='bilinear') * x,
-        lambda x: x - x.mean(1, keepdim=True) + x.mean((2, 3), keepdim=True),
+        lambda x: x.mean((2, 3), keepdim=True) + x.amax((2, 3), keepdim=True) - x.amin(3, True),
         lambda x: x * x.mean((2, 3)).softmax(1)[:, :, None, None],
         lambda x: x * x.mean(2, keepdim=True) + x.sum(3, keepdim=True),
         lambda x: (x * x).log() + x.abs().sqrt(),

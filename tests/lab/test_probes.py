@@ -150,6 +150,8 @@ def test_features_of_a_convolution_move_with_the_picture():
     assert between.interior > 0.01
     (still,) = shift_drift(subject, images, 128, 0)
     assert still == (0, 0)
+    with pytest.raises(ValueError, match='side \\+ shift = 192'):
+        shift_drift(subject, images, 160, 32)
 
 
 def test_masked_padding_changes_nothing_and_unmasked_does():
@@ -162,6 +164,8 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
     unmasked = padding_drift(subject, images, (64, 80), False, probes)[-1]
     assert masked.features < 1e-5 < 1e-3 < unmasked.features
     assert masked.displacement < 1e-4 < unmasked.displacement
+    with pytest.raises(ValueError, match='does not take the valid sizes'):
+        padding_drift(Subject('conv', Convolution()), images, (64, 64), True, probes)
 
 
 def test_padded_sizes_are_what_models_take():

@@ -108,10 +108,10 @@ class Journal:
 
     Args:
         folder: for all files of the run; created if needed.
-        about: what the result depends on, as JSON values. A run about something else starts over.
+        about: what the result depends on, as JSON values.
 
     Raises:
-        UserError: a run in progress uses the folder.
+        UserError: the folder belongs to a run about something else, or to one in progress.
 
     Attributes:
         rows: the number of finished rows of tiles.
@@ -127,9 +127,15 @@ class Journal:
         if self.lock is None:
             warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
         path = self.folder / 'state.json'
-        state = json.loads(path.read_text()) if path.exists() else {}
-        if state.get('about') == self.about:
-            self.rows = state['rows']
+        if path.exists():
+            about, self.rows = json.loads(path.read_text()).values()
+            other = [key for key in self.about if about.get(key) != self.about[key]]
+            if other:
+                self.close()
+                raise UserError(
+                    f'{self.folder} belongs to an unfinished run with another {", ".join(other)}; '
+                    'finish that run or remove the folder'
+                )
 
     def done(self, rows: int) -> None:
         """Record that `rows` rows of tiles are finished and on disk."""

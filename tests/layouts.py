@@ -218,6 +218,12 @@ def voc_of_2007(root: Path) -> None:
     write(root / 'ImageSets/Main/cat_train.txt', '000  1\n001 -1')
 
 
+def voc_with_lists_elsewhere(root: Path) -> None:
+    voc_of_2007(root)
+    (root / 'lists').mkdir()
+    (root / 'VOC2007/ImageSets').rename(root / 'lists/ImageSets')
+
+
 def voc_of_folders(root: Path) -> None:
     """Subfolders with the same names, wrong names inside, and annotations in one folder."""
     for place, scenes in (('a', SCENES), ('b', MORE)):
@@ -292,7 +298,8 @@ VALID = {  # by layout: the number of training and validation images
     coco_of_splits: (4, 4), coco_of_roboflow: (4, 4), coco_of_subfolders: (7, 1),
     coco_with_copies: (3, 1), yolo_of_splits: (4, 4), yolo_without_yaml: (4, 4),
     yolo_of_roboflow: (4, 4), yolo_of_darknet: (3, 1), yolo_of_lists: (4, 4), voc_of_2007: (2, 2),
-    voc_of_folders: (8, 1), voc_of_two_years: (4, 4), maps_of_folders: (7, 1),
+    voc_with_lists_elsewhere: (2, 2), voc_of_folders: (8, 1), voc_of_two_years: (4, 4),
+    maps_of_folders: (7, 1),
     maps_of_cityscapes: (4, 4), maps_of_mmseg: (4, 4), maps_of_voc: (2, 2), maps_as_gif: (3, 1),
     maps_in_colors: (3, 1), maps_in_listed_colors: (3, 1), maps_in_gray: (3, 1),
 }  # fmt: skip

@@ -117,7 +117,7 @@ def coco_split(
 
 def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> list[list[str]]:
     """The place of each image of a file of annotations: none if it is missing, several if its name
-    fits several. Folders that have all of the images go first, then those near the annotations."""
+    fits several. Folders that have all of the images go first, of these the nearest to the file."""
     given = [image.get('file_name') for image in images]
     names = {name for name in given if isinstance(name, str) and name}
     votes = Counter(
@@ -125,14 +125,19 @@ def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> 
         for name in names
         for path in files.images_by_stem.get(comparable(PurePosixPath(name).stem), ())
     )
-    complete = [folder for folder in votes if folder is not None and votes[folder] == len(names)]
-    here, split = PurePosixPath(annotations).parent, split_of(annotations)
+    here, split = {*PurePosixPath(annotations).parent.parts}, split_of(annotations)
+    near = {
+        folder: len(here & {*PurePosixPath(folder).parts})
+        for folder in votes
+        if folder is not None and votes[folder] == len(names)
+    }
+    first = [folder for folder in near if near[folder] == max(near.values())]
     return [
         files.find_images(
-            f'{here}/{name}',
+            name,
             split,
             (image.get('height'), image.get('width')),
-            first=[folder + name for folder in complete],
+            first=[folder + name for folder in first],
         )
         if name in names
         else []

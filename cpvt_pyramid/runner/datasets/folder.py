@@ -191,11 +191,14 @@ class ImageSets:
                     is_file = name.suffix.lower() in IMAGE_SUFFIXES
                     key = str(path.parents[2]), name.stem if is_file else name.name
                     self.splits[key] = split.replace('trainval', 'train')
+        self.folders = dict.fromkeys(folder for folder, _ in self.splits)
         self.found: set[tuple[str, str]] = set()
 
     def split(self, path: str, name: str) -> Optional[str]:
-        """The split of the file at `path`, which the lists call `name`."""
-        keys = [(str(folder), name) for folder in PurePosixPath(path).parents]
+        """The split of the file at `path`, which the lists call `name`: in the lists next to it, or
+        if there are none, in any."""
+        above = [f for f in map(str, PurePosixPath(path).parents) if f in self.folders]
+        keys = [(folder, name) for folder in above or self.folders]
         self.found.update(keys)
         return next((self.splits[key] for key in keys if key in self.splits), None)
 

@@ -165,9 +165,10 @@ def indexed(
     if not names:
         names = [f'class_{i}' for i in range(highest + 1 - first)]
         notes.append('no file names the classes; edit the config, or add a classes.txt')
-    if highest - first >= len(names):
+    if not highest - first < len(names) <= MOST_COLORS:
         raise UserError(
-            f'the label maps have labels up to {highest}, but {len(names)} classes have names'
+            f'the label maps have labels up to {highest}, but {len(names)} classes have names; '
+            f'there can be {MOST_COLORS}'
         )
     labels = range(first, first + len(names))
     colors = [palette[label] for label in labels if label in palette]
@@ -384,7 +385,7 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
     labels = np.where(codes[order][place] == pixels, order[place], IGNORED_LABEL)
     image = Image.fromarray(labels.astype(np.uint8))
     image.putpalette([value for color in found.palette for value in color])
-    image.save(target, 'PNG')
+    image.save(target, 'PNG', bits=8)  # by default only as many as the palette needs
 
 
 # Checks

@@ -189,12 +189,17 @@ def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[P
 
 def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) -> Data:
     """The data sets in a folder; writes to `target` what mm cannot read as it is."""
-    splits, notes = dict(found.splits), list(found.notes)
-    if not splits.get('train'):
+
+    def images_of(split: Any) -> list:
+        return split.content['images'] if isinstance(split, Split) else split
+
+    splits = {key: split for key, split in found.splits.items() if images_of(split)}
+    notes = list(found.notes)
+    if 'train' not in splits:
         raise UserError(f'{data} has no training data, only {" and ".join(splits)}')
     if 'val' not in splits:
         train = splits.pop('train')
-        parts = divided(train.content['images'] if isinstance(train, Split) else train)
+        parts = divided(images_of(train))
         notes.append(
             f'no validation data: {len(parts[1])} training images, chosen at random with seed 0, '
             'are used for it. Divide frames of a video or views of one scene yourself'

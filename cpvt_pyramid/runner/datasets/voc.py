@@ -48,11 +48,11 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     classes = sorted({name for name, _ in every})
     lists, images = ImageSets(files, 'Main'), [image for image, _ in parsed.values()]
     sizes = sizes_of(files.root, images, defects)
-    for image, count in Counter(images).items():
-        if count > 1:
-            defects.warn('images with several annotation files, whose objects are all used', image)
-    outlines = defaultdict(dict)  # by split and image
+    outlines, users = defaultdict(dict), Counter(images)  # by split and image
     for path, (image, objects) in parsed.items():
+        if users[image] > 1:
+            kind = 'images with several annotation files, whose objects are all used'
+            defects.warn(kind, f'{image} ({path})')
         split = split_of(path, folders_only=True) or split_of(image, folders_only=True) or 'train'
         if lists.splits:
             split = lists.split(path, comparable(PurePosixPath(path).stem))

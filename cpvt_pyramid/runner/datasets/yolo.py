@@ -7,7 +7,7 @@ mask of the whole image and traces it again, and it skips or raises where a file
 import math
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Optional
@@ -52,7 +52,7 @@ def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
             objects[image] = found
     highest = max((o.label for found in objects.values() for o in found), default=-1)
     classes, notes = yolo_classes(files, settings, path, highest, defects)
-    warn_of_unused(files, defects)
+    warn_of_labels(files, labels, defects)
     for image, found in objects.items():
         for outline in found:
             if outline.label >= len(classes):
@@ -70,7 +70,7 @@ def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
     """The content of data.yaml and its path; {} and None without one."""
     for name in files.by_depth():
         path = files.root / name
-        if path.suffix not in ('.yaml', '.yml') or RESULTS.search(name):
+        if path.suffix.lower() not in ('.yaml', '.yml') or RESULTS.search(name):
             continue
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
@@ -147,8 +147,11 @@ def label_file(files: Files, image: str) -> Optional[str]:
     return None
 
 
-def warn_of_unused(files: Files, defects: Defects) -> None:
-    """Warn about label files without an image."""
+def warn_of_labels(files: Files, labels: dict[str, Optional[str]], defects: Defects) -> None:
+    """Warn about label files without an image, and with several of those with `labels`."""
+    for name, count in Counter(labels.values()).items():
+        if name and count > 1:
+            defects.warn('label files of several images', name)
     used = {label_file(files, name) for name in files.images}
     for name in files.with_suffix('.txt'):
         path = PurePosixPath(name.lower())

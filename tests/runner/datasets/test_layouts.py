@@ -94,6 +94,25 @@ def test_valid(layout: Callable, tmp_path: Path, capsys):
     assert 'error' not in capsys.readouterr().out.replace('no errors', '')
 
 
+def test_written_maps_keep_ignored_pixels_and_skip_a_split_without_maps(tmp_path: Path):
+    """In PNGs with a palette of few colours, 255 must not become 3."""
+    root, out = tmp_path / 'data', tmp_path / 'my.py'
+    for suffix, picture in zip(('png', 'bmp', 'png'), SCENES):
+        fill(root, [picture], f'images/{{}}.{suffix}', label_map, 'masks/{}.png')
+        labels = np.array(Image.open(root / f'masks/{picture.name}.png'))
+        labels[:5] = 255
+        Image.fromarray(labels).save(root / f'masks/{picture.name}.png')
+    fill(root, MORE[:1], 'val/images/{}.png', label_map, 'val/masks/{}.png')
+    (root / f'val/masks/{MORE[0].name}.png').write_bytes(b'torn')
+    command = [str(root), '--base', str(BASES['maps']), '--out', str(out), '--skip-bad']
+    assert load_tool('new_config').main(command) == 0
+    written = sorted((tmp_path / 'my_data/labels').rglob('*.png'))
+    assert len(written) == 3
+    for path, picture in zip(written, SCENES):
+        source = np.asarray(Image.open(root / f'masks/{picture.name}.png'))
+        assert (np.asarray(Image.open(path)) == source).all()
+
+
 # Damaged data
 
 
@@ -172,6 +191,8 @@ DAMAGED = [  # what is in the folder, whether it is refused, what is said
     (coco_of(SCENES, 'gif'), True, 'images that OpenCV cannot read (GIF)'),
     (changed(yolo_of_splits, lambda root: write(root / 'data.yaml', NC)), False,
      'nc is 80, and there are 3 names'),
+    (changed(yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')), False,
+     'label files of several images: labels/train/000.txt'),
     (changed(yolo_of_splits, torn('images/*/*.png')), True,
      'images that are not complete images: images/train/000.png'),
     (changed(voc_of_2007, lambda root: write(root / 'VOC2007/ImageSets/Main/train.txt', LISTED)),

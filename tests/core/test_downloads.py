@@ -110,7 +110,7 @@ def test_tools_take_names(hub, tmp_path):
     converted, _ = load_tool('convert_weights').convert(name, 'ours', tmp_path)
     assert converted.name.startswith('twins_pcpvt_nano_ours-')
     for model in (
-        load_tool('export').load_backbone('pcpvt_nano', name),
+        load_tool('export').load('pcpvt_nano', name, (), False)[0],
         load_tool('position_lab').load_model('pcpvt_nano', name, 224),
     ):
         torch.testing.assert_close(model.state_dict(), body.state_dict(), rtol=0, atol=0)

@@ -93,7 +93,7 @@ def coco_split(
             continue
         images.append({**image, 'file_name': places[0]} if places else image)
         for place in places:
-            folders.add(above(place, image['file_name']))
+            folders.add(folder_above(place, image['file_name']))
     in_place = len(images) == len(content['images']) and len(folders) == 1 and None not in folders
     if in_place:
         folder /= folders.pop()
@@ -121,7 +121,7 @@ def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> 
     given = [image.get('file_name') for image in images]
     names = {name for name in given if isinstance(name, str) and name}
     votes = Counter(
-        above(path, name)
+        folder_above(path, name)
         for name in names
         for path in files.images_by_stem.get(comparable(PurePosixPath(name).stem), ())
     )
@@ -145,7 +145,7 @@ def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> 
     ]
 
 
-def above(path: str, name: str) -> Optional[str]:
+def folder_above(path: str, name: str) -> Optional[str]:
     """The folder that `name` is relative to, if it is a part of a path."""
     return path.removesuffix(name) if f'/{path}'.endswith(f'/{name}') else None
 

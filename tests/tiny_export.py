@@ -1,17 +1,13 @@
-"""Small models of mm, padded batches and graphs, for tests of exported detectors and segmentors."""
+"""Padded batches and graphs, for tests of exported detectors and segmentors."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Optional
+from typing import Optional
 
 import onnx
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from models.ports import randomize
-from support import ROOT
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
@@ -19,31 +15,11 @@ from cpvt_pyramid.export.files import CPU
 from cpvt_pyramid.export.onnx_file import capture, translate
 from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
 
-TINY = dict(dims=[8, 16, 32, 32], heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 1))
-DIMS = TINY['dims']
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
 BATCHES = SIZES, ((67, 163),)  # PyTorch refuses maps of one row, at 64 pixels
 
 Outputs = dict[str, Tensor]
 Compare = Callable[[Outputs, Outputs], None]  # takes what was found in one image, and the expected
-
-
-def layers(count: int, **attentions: dict) -> dict:
-    """Changes to layers of a transformer."""
-    attentions = {f'{name}_attn_cfg': dict(embed_dims=32, **x) for name, x in attentions.items()}
-    feed_forward = dict(embed_dims=32, feedforward_channels=32)
-    return dict(num_layers=count, layer_cfg=dict(attentions, ffn_cfg=feed_forward))
-
-
-def small(config: str, **changes: Any) -> nn.Module:
-    """The model of a config, tiny and with random weights; changes are by dotted names."""
-    cfg = Config.fromfile(ROOT / 'configs' / f'{config}.py')
-    scope = cfg.get('default_scope', 'mmdet')
-    init_default_scope(scope)
-    import_module(f'cpvt_pyramid.mm.{"detection" if scope == "mmdet" else "segmentation"}')
-    cfg.model.backbone.update(arch=TINY, init_cfg=None)
-    cfg.merge_from_dict({f'model.{key}': value for key, value in changes.items()})
-    return randomize(MODELS.build(cfg.model), seed=1).eval()
 
 
 def padded(sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, list[Tensor]]:

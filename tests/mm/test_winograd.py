@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from export.test_models import mask_rcnn
 from mmdet.structures import DetDataSample
+from models.small import mask_rcnn
 from runner.inference.test_postprocessing import predictions
 
 from cpvt_pyramid.ops import winograd

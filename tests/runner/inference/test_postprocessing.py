@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from export.test_models import mask_rcnn
 from mmdet.models.roi_heads import StandardRoIHead
 from mmdet.structures import DetDataSample
 from mmengine.dataset import pseudo_collate
@@ -17,6 +16,7 @@ from mmengine.structures import BaseDataElement
 from mmseg.evaluation import IoUMetric
 from mmseg.models import EncoderDecoder, FPNHead
 from mmseg.structures import SegDataSample
+from models.small import mask_rcnn
 from support import load_tool
 from torch import nn
 

@@ -10,6 +10,7 @@ operator library built for another torch can crash. This module imports only the
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -20,16 +21,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or site-packages
 OLDEST_TORCH = (2, 1)
-FAST_TORCH = (2, 7)  # ops/dispatch.py
 NO_MMCV_FROM = (2, 14)  # this torch needs C++20, and mmcv's setup.py asks for C++17
 MARK = 'finding '  # prefix of the second process's lines for the first
 TIMEOUT = 600  # seconds of the second process; the first import from a cold disk is slow
@@ -80,25 +80,18 @@ def torch() -> Finding:
         state = 'note' if present('onnxruntime') or present('openvino') else 'FAIL'
         detail = 'not installed; only exported models run without it'
         return Finding(state, detail, f'{pip("install")} torch torchvision')
-    version = installed('torch').get('torch')
-    if version is None:
-        return Finding('ok', 'found on the path, without metadata')
-    if release(version) < OLDEST_TORCH:
+    version = installed('torch').get('torch', 'unknown version')
+    if release(version) and release(version) < OLDEST_TORCH:
         wanted = '.'.join(map(str, OLDEST_TORCH))
         return Finding('FAIL', f'{version}; at least {wanted} is required', torch_pair())
-    if release(version) < FAST_TORCH:
-        needed = '.'.join(map(str, FAST_TORCH))
-        version += f'; plain operations run, faster ones need torch {needed}'
     return Finding('ok', version)
 
 
 def torchvision() -> Finding:
-    found = installed('torch', 'torchvision')
-    users = ', '.join(name for name in (*MM, 'timm') if present(name))
     if not present('torchvision'):
-        if users:
-            return Finding('FAIL', f'not installed; required by {users}', torch_pair())
-        return Finding('note', 'not installed; the mm packages and timm require it')
+        state = 'FAIL' if any(map(present, (*MM, 'timm'))) else 'note'
+        return Finding(state, 'not installed; the mm packages and timm need it', torch_pair())
+    found = installed('torch', 'torchvision')
     version = found.get('torchvision', 'unknown version')
     if len({text.partition('+')[2] for text in found.values() if '+' in text}) > 1:
         detail = f'{version}; another build than torch {found["torch"]}'
@@ -111,32 +104,25 @@ def package(name: str) -> Finding | None:
     if found := installed(*distributions):
         return Finding('ok', ', '.join(map(' '.join, found.items())))
     detail = f'not installed; for {purpose}'
-    if name not in MM:
-        return Finding('note', detail, f'{pip("install")} {name}')
-    if not any(map(present, MM)):
+    if name in MM and not any(map(present, MM)):
         return None  # `mm_family` reports all four
     needed = name in ('mmengine', 'mmcv') and (present('mmdet') or present('mmseg'))
-    return Finding('FAIL' if needed else 'note', detail, mm_command(name))
+    return Finding('FAIL' if needed else 'note', detail, command_for(name))
 
 
 def mm_family() -> Finding:
     """The fork and the original install the same files, so they overwrite each other, as do mmcv,
     mmcv-full and mmcv-lite. Only mmcv-lite has no operators."""
     found = {name: list(installed(*MM[name])) for name in MM}
-    forks = [name for name in MM if MM[name][0] in found[name]]
-    originals = [name for name in MM if {*found[name]} & {*MM[name][1:]}]
-    twice = [name for name in MM if len(found[name]) > 1]
-    if twice:
-        wrong = [name for name in MM if name in twice or forks and name in originals]
+    is_fork = any(MM[name][0] in names for name, names in found.items())
+    clash = [name for name in MM if len(found[name]) > 1 or found[name] == ['mmcv-lite']]
+    wrong = [name for name in MM if name in clash or is_fork and {*found[name]} & {*MM[name][1:]}]
+    if wrong:
         names = ', '.join(distribution for name in wrong for distribution in found[name])
-        return Finding('FAIL', f'overwrite each other: {names}', mm_command(*wrong))
-    if found['mmcv'] == ['mmcv-lite']:
-        return Finding('FAIL', 'mmcv-lite has no operators', mm_command('mmcv'))
-    if forks and originals:
-        detail = f'mixed: {", ".join(forks)} (the fork), {", ".join(originals)} (the original)'
-        return Finding('warn', detail, mm_command(*originals))
+        reason = 'mixed families, twice the same files, or no operators'
+        return Finding('FAIL' if clash else 'warn', f'{reason}: {names}', mm_command(*wrong))
     if any(map(present, MM)):
-        return Finding('ok', 'the maintained fork (onedl-*)' if forks else 'the original')
+        return Finding('ok', 'the maintained fork (onedl-*)' if is_fork else 'the original')
     fix = mm_command(*MM)
     if (ROOT / 'tools/setup_env.sh').exists() and not set_up():
         fix = f'make -C {os.path.relpath(ROOT)} setup  # installs everything into .venv there'
@@ -164,17 +150,13 @@ def device() -> Finding:
     return Finding('warn', f'{detail} and cannot use the GPU', torch_pair(for_gpu=True))
 
 
-def torchvision_operators() -> Finding | None:
-    if not present('torchvision'):
-        return None
+def torchvision_operators() -> Finding:
     from torchvision.ops import nms
 
-    return suppress(nms, torch_pair())
+    return suppress(nms)
 
 
-def opencv() -> Finding | None:
-    if not any(map(present, (*MM, 'cv2'))):
-        return None
+def opencv() -> Finding:
     import cv2
     import numpy
 
@@ -182,66 +164,48 @@ def opencv() -> Finding | None:
     return Finding('ok', f'{cv2.__version__}, NumPy {numpy.__version__}')
 
 
-def mmcv_operators() -> Finding | None:
-    if not present('mmcv'):
-        return None
+def mmcv_operators() -> Finding:
     import torch
     from mmcv.ops import get_compiling_cuda_version, nms
 
-    fix = mm_command('mmcv')
-    finding = suppress(lambda *args: nms(*args)[1], fix)
-    if finding.state != 'ok' or not torch.cuda.is_available():
+    finding = suppress(lambda *args: nms(*args)[1])
+    if not torch.cuda.is_available():
         return finding
-    built = get_compiling_cuda_version()
-    if built == 'not available':
-        fix += f'  # with nvcc of CUDA {torch.version.cuda}; or export CUDA_VISIBLE_DEVICES='
-        return Finding('FAIL', 'built for the CPU only, but there is a GPU', fix)
-    return suppress(lambda *args: nms(*args)[1], fix, 'cuda')
+    if get_compiling_cuda_version() == 'not available':
+        raise RuntimeError(
+            'built for the CPU only, but there is a GPU; compile it with nvcc of CUDA '
+            f'{torch.version.cuda} installed, or hide the GPU: export CUDA_VISIBLE_DEVICES='
+        )
+    return suppress(lambda *args: nms(*args)[1], 'cuda')
 
 
-def suppress(nms: Callable, fix: str, device: str = 'cpu') -> Finding:
+def suppress(nms: Callable, device: str = 'cpu') -> Finding:
     """Of two boxes with an overlap of 90%, non-maximum suppression keeps only the better one."""
     import torch
 
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9]], device=device)
     kept = nms(boxes, torch.tensor([0.1, 0.9], device=device), 0.5).tolist()
     if kept != [1]:
-        return Finding('FAIL', f'non-maximum suppression on {device} kept {kept}, not [1]', fix)
+        raise RuntimeError(f'non-maximum suppression on {device} kept {kept}, not [1]')
     return Finding('ok', f'non-maximum suppression is correct on {device}')
 
 
-def imports(package: str) -> Finding | None:
-    if not present(package):
-        return None
-    modules = [f'{package}.apis', f'{package}.models']
+def imports(*modules: str) -> Finding:
     for module in modules:
         import_module(module)
     return Finding('ok', ' and '.join(modules))
 
 
 def backbone() -> Finding:
-    from cpvt_pyramid import CPVTPyramid
-
-    return forwards(CPVTPyramid('pcpvt_nano'))
-
-
-def registered() -> Finding | None:
-    if not present('mmengine'):
-        return None
-    from mmengine.registry import MODELS
-
-    import_module('cpvt_pyramid.mm')
-    return forwards(MODELS.build({'type': 'CPVTPyramid', 'arch': 'pcpvt_nano'}))
-
-
-def forwards(model: Any) -> Finding:
     import torch
 
+    from cpvt_pyramid import CPVTPyramid
+
     with torch.no_grad():
-        maps = model.eval()(torch.zeros(1, 3, 64, 96))
+        maps = CPVTPyramid('pcpvt_nano').eval()(torch.zeros(1, 3, 64, 96))
     sizes = [tuple(x.shape[-2:]) for x in maps]
     if sizes != [(16, 24), (8, 12), (4, 6), (2, 3)]:
-        return Finding('FAIL', f'wrong maps of a 64x96 image: {sizes}', reinstall_self())
+        raise RuntimeError(f'wrong maps of a 64x96 image: {sizes}')
     return Finding('ok', 'CPVTPyramid gives maps at strides 4, 8, 16, 32')
 
 
@@ -269,26 +233,20 @@ def mmcv_built_for() -> str:
 
     name = f'torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}'
     nvcc, built = Path(CUDA_HOME or '') / 'bin' / 'nvcc', torch.version.cuda
-    if os.environ.get('FORCE_CUDA') == '1':
-        if not built or not nvcc.exists():
-            raise ValueError(
-                'FORCE_CUDA=1 requires a torch for CUDA and nvcc (see CUDA_HOME), got torch '
-                f'{torch.__version__} and nvcc at {nvcc if nvcc.exists() else None}'
-            )
-    elif not (torch.cuda.is_available() and built and nvcc.exists()):
+    usable = torch.cuda.is_available() and built and nvcc.exists()
+    if not usable and os.environ.get('FORCE_CUDA') != '1':
         return f'{name}-cpu'
     version = said(nvcc, '--version').partition('release ')[2].partition(',')[0]
-    if release(version)[0] != release(built)[0]:
-        raise ValueError(
-            f'nvcc is CUDA {version} and torch is built for CUDA {built}, but both must have the '
-            'same major version; set TORCH (see tools/setup_env.sh --help) or CUDA_HOME, or hide '
-            'the GPU with CUDA_VISIBLE_DEVICES='
-        )
     gpus = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
     found = ';'.join(sorted({'{}.{}'.format(*gpu) for gpu in gpus}))
-    if not (found := os.environ.get('TORCH_CUDA_ARCH_LIST') or found):
+    found = os.environ.get('TORCH_CUDA_ARCH_LIST') or found
+    if not (built and version and found) or release(version)[0] != release(built)[0]:
         raise ValueError(
-            "FORCE_CUDA=1 without a GPU requires TORCH_CUDA_ARCH_LIST, for example '8.0;9.0'"
+            'compiling for CUDA needs a torch for CUDA, an nvcc of the same major version (see '
+            'CUDA_HOME), and a GPU or architectures in TORCH_CUDA_ARCH_LIST, such as 8.0;9.0; got '
+            f'torch for CUDA {built}, nvcc {version or None} in {nvcc.parent}, and architectures '
+            f'{found or None}. Set TORCH (see tools/setup_env.sh --help) for another torch, or '
+            'hide the GPU with CUDA_VISIBLE_DEVICES='
         )
     return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", found)}'
 
@@ -330,8 +288,19 @@ def torch_pair(for_gpu: bool = False) -> str:
     return set_up('auto' if for_gpu else '') or reinstall(*backend, *pair)
 
 
-def opencv_command() -> str:
-    return reinstall('--no-deps', 'opencv-python-headless')
+def command_for(package: str) -> str:
+    """Install a package, by its import name, in a version that works."""
+    if package in ('torch', 'torchvision'):
+        return torch_pair()
+    if package == 'cv2':
+        return reinstall('--no-deps', 'opencv-python-headless')
+    if package == 'cpvt_pyramid':
+        return set_up() or reinstall('--no-deps', str(ROOT))
+    if package in ('mmdet', 'mmseg') and present(package) and present('mmpretrain'):
+        # They import mmpretrain, which does not work with transformers 5.
+        if release(installed('transformers').get('transformers', '')) >= (5,):
+            return f'{pip("install")} "transformers<5"'
+    return mm_command(package) if package in MM else f'{pip("install")} {package}'
 
 
 def mm_command(*names: str) -> str:
@@ -340,11 +309,12 @@ def mm_command(*names: str) -> str:
     everything = installed(*(d for names in MM.values() for d in names))
     fork = not everything or any(names[0] in everything for names in MM.values())
     wanted = {name: MM[name][0 if fork else 1] for name in names}
-    removed = []
+    removed, steps = [], []
     for name in names:
         found = [d for d in MM[name] if d in everything]
         removed += found if {*found} - {wanted[name]} else []
-    steps = [f'{pip("uninstall")} {" ".join(removed)}'] if removed else []
+    if removed:
+        steps.append(f'{pip("uninstall")} {" ".join(removed)}')
     if set_up():
         return ' && '.join([*steps, set_up()])
     for name in names:
@@ -360,23 +330,11 @@ def mm_command(*names: str) -> str:
     return ' && '.join(steps)
 
 
-def import_command(name: str) -> str:
-    """Install an mm package, or a transformers with which mmpretrain, which it imports, works."""
-    version = installed('transformers').get('transformers', '')
-    if present('mmpretrain') and release(version) >= (5,):
-        return f'{pip("install")} "transformers<5"'
-    return mm_command(name)
-
-
-def reinstall_self() -> str:
-    return set_up() or reinstall('--no-deps', str(ROOT))
-
-
 def known_fix(message: str) -> str:
     """The fix for an error whose message names the cause, else ''."""
     causes = {
         'pkg_resources': f'{pip("install")} "setuptools<81"',  # mmengine 0.10.7 uses it
-        'libGL|libgthread|libSM|cv2': opencv_command(),  # no X11
+        'libGL|libgthread|libSM|cv2': command_for('cv2'),  # no X11
         # A package was compiled for another major version of NumPy.
         '_ARRAY_API|multiarray|numpy.dtype size': reinstall(
             'numpy opencv-python-headless pycocotools'
@@ -387,10 +345,8 @@ def known_fix(message: str) -> str:
     for pattern, fix in causes.items():
         if re.search(pattern, message):
             return fix
-    missing = re.search(r"No module named '(\w+)'", message)
-    if not missing or missing[1] == 'cpvt_pyramid':
-        return ''
-    return mm_command(missing[1]) if missing[1] in MM else f'{pip("install")} {missing[1]}'
+    missing = re.search(r"No module named '(?!cpvt_pyramid)(\w+)'", message)
+    return command_for(missing[1]) if missing else ''
 
 
 def installed(*distributions: str) -> dict[str, str]:
@@ -418,37 +374,29 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r'\d+', version)[:2]))
 
 
-Probe = Callable[[], 'Finding | None']
-LOOKS: dict[str, Probe] = {
+LOOKS: dict[str, Callable[[], Finding | None]] = {
     'Python': python,
     'torch': torch,
     'torchvision': torchvision,
     'mm family': mm_family,
     **{name: partial(package, name) for name in PACKAGES},
 }
-# What is run, and the fix if no error message names the cause.
-TRIALS: dict[str, tuple[Probe, Callable[[], str]]] = {
-    'device': (device, torch_pair),
-    'torchvision operators': (torchvision_operators, torch_pair),
-    'OpenCV': (opencv, opencv_command),
-    'mmcv operators': (mmcv_operators, partial(mm_command, 'mmcv')),
-    'mmdet imports': (partial(imports, 'mmdet'), partial(import_command, 'mmdet')),
-    'mmseg imports': (partial(imports, 'mmseg'), partial(import_command, 'mmseg')),
-    'backbone': (backbone, reinstall_self),
-    'backbone in mm': (registered, reinstall_self),
+
+
+# What is run if torch and this package are installed.
+TRIALS: dict[str, tuple[Callable[[], Finding], str]] = {
+    'device': (device, 'torch'),
+    'torchvision operators': (torchvision_operators, 'torchvision'),
+    'OpenCV': (opencv, 'cv2'),
+    'mmcv operators': (mmcv_operators, 'mmcv'),
+    'mmdet imports': (partial(imports, 'mmdet.apis', 'mmdet.models'), 'mmdet'),
+    'mmseg imports': (partial(imports, 'mmseg.apis', 'mmseg.models'), 'mmseg'),
+    'backbone': (backbone, 'cpvt_pyramid'),
+    'backbone in mm': (partial(imports, 'cpvt_pyramid.mm'), 'mmengine'),
 }
 
 
-def examine(rows: Collection[str]) -> Iterator[tuple[str, Finding]]:
-    """Yield the findings of these rows as they arrive."""
-    for name in LOOKS:
-        if name in rows and (finding := attempted(LOOKS[name], lambda: '')):
-            yield name, finding
-    if present('torch'):
-        yield from tried_apart([name for name in TRIALS if name in rows])
-
-
-def attempted(probe: Probe, fix: Callable[[], str]) -> Finding | None:
+def attempted(probe: Callable, package: str) -> Finding | None:
     """The probe's finding, or one about the error that it raised."""
     try:
         return probe()
@@ -456,7 +404,8 @@ def attempted(probe: Probe, fix: Callable[[], str]) -> Finding | None:
         raise
     except BaseException as error:  # noqa: BLE001  a package may call sys.exit on import
         text = f'{type(error).__name__}: {error}'
-        return Finding('FAIL', text.partition('\n')[0][:200], known_fix(text) or fix())
+        fix = known_fix(text) or command_for(package)
+        return Finding('FAIL', text.partition('\n')[0][:200], fix)
 
 
 def tried_apart(names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
@@ -476,15 +425,13 @@ def tried_apart(names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
             except subprocess.TimeoutExpired:
                 end = f'timed out after {TIMEOUT} seconds'
             file.seek(0)
-            lines = [line for line in file.read().splitlines() if line.startswith(MARK)]
-        answers = [json.loads(line[len(MARK) :]) for line in lines]
-        found = [answer and Finding(*answer) for answer in answers]
+            lines = [line[len(MARK) :] for line in file if line.startswith(MARK)]
+        found = [Finding(*json.loads(line)) for line in lines]
         if len(found) < len(names):
-            _, fix = TRIALS[names[len(found)]]
-            found.append(Finding('FAIL', end, fix()))
+            found.append(Finding('FAIL', end, command_for(TRIALS[names[len(found)]][1])))
+        yield from zip(names, found)
         if names[0] == 'device' and found[0].state == 'FAIL':
-            names, found = names[:1], found[:1]  # nothing else can work without torch
-        yield from ((name, finding) for name, finding in zip(names, found) if finding)
+            return  # nothing else can work without torch
         names = names[len(found) :]
 
 
@@ -505,17 +452,20 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(rows) - set(names):
         parser.error(f'no row {", ".join(map(repr, sorted(unknown)))}; see --help')
     width = max(map(len, rows))
+    looks = ((name, LOOKS[name]()) for name in LOOKS if name in rows)
+    tried = [name for name, (_, package) in TRIALS.items() if name in rows and present(package)]
+    trials = tried_apart(tried if present('torch') else [])
     broken = 0
-    for name, (state, detail, fix) in examine(rows):
-        broken += state == 'FAIL'
-        print(f'{state:>4}  {name:<{width}}  {detail}', flush=True)
-        if fix:
-            print(f'{"":>4}  {"":<{width}}  -> {fix}', flush=True)
-    if broken:
-        print(f'\n{broken} broken; run the commands below the FAIL rows, in order')
-    else:
-        print('\nnothing is broken')
-    return 1 if broken else 0
+    for name, finding in itertools.chain(looks, trials):
+        if not finding:
+            continue
+        broken += finding.state == 'FAIL'
+        print(f'{finding.state:>4}  {name:<{width}}  {finding.detail}', flush=True)
+        if finding.fix:
+            print(f'{"":>4}  {"":<{width}}  -> {finding.fix}', flush=True)
+    commands = 'run the commands below the FAIL rows, in order'
+    print(f'\n{broken} broken; {commands}' if broken else '\nnothing is broken')
+    return int(broken > 0)
 
 
 if __name__ == '__main__':

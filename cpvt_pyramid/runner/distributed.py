@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import (
-    all_reduce,
-    broadcast_object_list,
-    get_dist_info,
-    init_dist,
-)
+from mmengine.dist import all_reduce, broadcast_object_list, get_dist_info, init_dist
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
@@ -23,7 +18,7 @@ from mmengine.utils.dl_utils import set_multi_processing
 from torch import Tensor
 
 from ..tooling.command import RANKS, Stopped, UserError
-from .config.load import kind_of
+from .config.load import dicts_in, kind_of
 
 
 @contextmanager
@@ -128,13 +123,9 @@ def leave_processes() -> None:
 
 def replace_sync_batch_norms(config: Any) -> None:
     """Replace every SyncBN in a config by BN: SyncBN has no CPU kernel."""
-    if isinstance(config, dict):
-        if kind_of(config) in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
-            config['type'] = 'BN'
-        config = list(config.values())
-    if isinstance(config, (list, tuple)):
-        for value in config:
-            replace_sync_batch_norms(value)
+    for _, settings in dicts_in(config):
+        if kind_of(settings) in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
+            settings['type'] = 'BN'
 
 
 @HOOKS.register_module()

@@ -1,6 +1,5 @@
 """mmengine's Runner as the tools use it."""
 
-import copy
 import logging
 import re
 from typing import Any, Optional, Union
@@ -16,10 +15,11 @@ from torch.utils.data import DataLoader
 from .. import mm  # noqa: F401 (registers names)
 from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
-from .config.load import kind_of
+from .config import check  # noqa: F401 (registers a hook)
+from .config.load import as_list, kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
-from .training import first_loss, preemption, resume  # noqa: F401 (register names)
+from .training import preemption, resume  # noqa: F401 (register names)
 
 if HAS_FAST_OPS:
     from .training import sharded
@@ -83,13 +83,8 @@ class ToolRunner(Runner):
         """Compile for fixed sizes, unless the config has `dynamic`. By default PyTorch compiles for
         all sizes once it has seen two, and PyTorch 2.13 cannot do so for the gradients of pyramids
         (docs/performance.md)."""
-        options = self.cfg.get('compile')
-        if options is True or (isinstance(options, dict) and 'dynamic' not in options):
-            self.cfg.compile = {**({} if options is True else options), 'dynamic': False}
-            self.logger.info(
-                'compile: one graph for each size of a batch (dynamic=False), so pad batches to '
-                'few sizes; compile.dynamic=True compiles one graph for all'
-            )
+        if options := self.cfg.get('compile'):
+            self.cfg.compile = {'dynamic': False, **({} if options is True else options)}
         super()._maybe_compile(target)
 
     def _init_model_weights(self) -> None:
@@ -128,17 +123,12 @@ def one_cycles_by_group(
     """
     base = optim_wrapper.optimizer.defaults['lr']
     ratios = [group['lr'] / base if base else 1.0 for group in optim_wrapper.param_groups]
-    # With several groups the wrapper has one more than the optimizer, the last, for the log.
-    trained = ratios[: len(optim_wrapper.optimizer.param_groups)]
     result = []
-    for config in schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]:
+    for config in as_list(schedulers):
         peak = config.get('eta_max') if isinstance(config, dict) else None
         if isinstance(peak, (int, float)) and is_one_cycle(config) and set(ratios) != {1.0}:
-            config = {**copy.deepcopy(config), 'eta_max': [peak * ratio for ratio in ratios]}
-            logger.info(
-                f'{config["type"]}: eta_max={peak:.4g} is scaled by the learning rate of each '
-                f'parameter group: from {peak * min(trained):.4g} to {peak * max(trained):.4g}'
-            )
+            config = {**config, 'eta_max': [peak * ratio for ratio in ratios]}
+            logger.info('eta_max is scaled by the learning rate of each parameter group')
         result.append(config)
     return result
 

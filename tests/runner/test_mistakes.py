@@ -1,93 +1,283 @@
-"""Errors of the user: one line, and exit status 2."""
+"""Mistakes of the user end in one line and exit status 2; errors of users' code and of devices keep
+their traceback."""
 
+import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from foreign import of_mmseg, of_timm
+from mmdet.models import FCNMaskHead
 from mmengine.config import Config
+from mmengine.dataset import DefaultSampler
+from mmengine.model import BaseModule
+from mmengine.registry import DATA_SAMPLERS
+from mmengine.runner import Runner
 from support import ROOT, load_tool
+from torch._utils import ExceptionWrapper
 
-from cpvt_pyramid.runner.config.check import check_data
+from cpvt_pyramid.runner.config.check import check_data, check_head_classes
+from cpvt_pyramid.runner.config.explain import explained
+from cpvt_pyramid.runner.tool_runner import ToolRunner
 from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer')}
-SET = 'DETECTOR.py --cfg-options'
+DETECTOR, SEGMENTOR = 'detector.py detector.pth', 'segmentor.py segmentor.pth'
 
 
-@pytest.fixture
-def mistaken(untrained: dict[str, list[str]]) -> Callable[[str], str]:
-    """Replaces names in a command by the paths of valid and invalid files."""
-    Path('syntax.py').write_text('model = dict(\n')
-    Path('part.py').write_text('data_root = "/"\n')
-    Path('empty').mkdir()
-    names = {}
-    for name, (config, checkpoint) in untrained.items():
-        names |= {f'{name.upper()}.py': config, f'{name.upper()}.pth': checkpoint}
-        names['USED'] = str(Path(checkpoint).parent)
-    Path('torn.pth').write_bytes(Path(names['DETECTOR.pth']).read_bytes()[:100_000])
+@pytest.fixture(scope='module')
+def files(
+    untrained: dict[str, list[str]], sample_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """Replaces names in a text by the paths of valid and invalid files."""
+    folder = tmp_path_factory.mktemp('files')
+    paths = {Path(file).name: file for files in untrained.values() for file in files}
+    paths['USED'] = str(Path(paths['detector.pth']).parent)
+    model = torch.load(paths['detector.pth'])['state_dict']
+    svt, mmseg = (
+        {f'backbone.{k}': v for k, v in backbone.state_dict().items()}
+        for backbone in (of_timm('svt'), of_mmseg('pcpvt_nano'))
+    )
+    layer = {f'bbox_head.retina_cls.{k}': torch.ones(27, 16, 3, 3) for k in ('weight', 'bias')}
+    for name, tensors in {
+        'nano.pth': of_timm('pcpvt_nano').state_dict(),
+        'svt.pth': of_timm('svt').state_dict(),
+        'resnet.pth': {'conv1.weight': torch.ones(2, 2)},
+        'mmseg.pth': {k: v for k, v in model.items() if not k.startswith('backbone.')} | mmseg,
+        'classes.pth': model | layer,
+        'svt_detector.pth': svt,
+    }.items():
+        torch.save({'state_dict': tensors}, folder / name)
     training = {'meta': {'seed': 3}, 'optimizer': {}}
-    torch.save(torch.load(names['SEGMENTOR.pth']) | training, 'training.pth')
+    torch.save(torch.load(paths['segmentor.pth']) | training, folder / 'training.pth')
+    (folder / 'torn.pth').write_bytes(Path(paths['detector.pth']).read_bytes()[:100_000])
+    (folder / 'syntax.py').write_text('model = dict(\n')
+    (folder / 'part.py').write_text('data_root = "/"\n')
+    (folder / 'empty').mkdir()
+    annotations = sample_dataset / 'coco/annotations/instances_train2017.json'
+    coco = json.loads(annotations.read_text())
+    coco['categories'].reverse()
+    (folder / 'reversed.json').write_text(json.dumps(coco))
+    paths |= {path.name: str(path) for path in folder.iterdir()}
+    paths |= {'ANNOTATIONS': str(annotations), 'IMAGE': str(next(sample_dataset.rglob('*.jpg')))}
 
     def fill_in(text: str) -> str:
-        for name, path in names.items():
-            text = text.replace(name, path)
-        return text
+        return re.sub(r'[\w.]+', lambda name: paths.get(name[0], name[0]), text)
 
     return fill_in
 
 
-@pytest.mark.parametrize(
-    'tool, command, complaint',
-    [
-        ('train', 'nowhere.py', 'no config at nowhere.py'),
-        ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
-        ('train', 'part.py', 'part.py has no model'),
-        ('train', f'{SET} default_scope=mmrotate', 'DETECTOR.py must set default_scope to mmdet'),
-        ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
-        ('train', f'{SET} model.backbone.init_cfg.type=Pretrained '
-         'model.backbone.init_cfg.checkpoint=x.pth', 'no checkpoint at x.pth'),
-        ('train', 'DETECTOR.py --launcher pytorch', '--launcher pytorch is for processes started'),
-        ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
-        ('train', f'{SET} =1', "--cfg-options : no setting has the name ''"),
-        ('train', f'{SET} trian_cfg.max_epochs=1', '--cfg-options trian_cfg.max_epochs: no setting '
-         "has the name 'trian_cfg'; did you mean 'train_cfg'?"),
-        ('train', f'{SET} train_dataloader.dataset.data_root=x', 'no train data at'),
-        ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
-        ('train', 'DETECTOR.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
-        ('train', 'DETECTOR.py --work-dir USED', 'USED already has checkpoints of a training'),
-        ('train', 'DETECTOR.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
-        ('train', 'DETECTOR.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
-        ('train', 'DETECTOR.py --resume training.pth', 'training.pth does not fit the model'),
-        ('train', f'{SET} auto_scale_lr.enable=1 auto_scale_lr.base_batch_size=-1',
-         'auto_scale_lr.enable needs auto_scale_lr.base_batch_size in the config'),
-        ('train', f'{SET} optim_wrapper.type=ApexOptimWrapper --amp', '--amp needs an Optim'),
-        ('train', f'{SET} activation_checkpointing=backbone --amp', 'model.backbone (CPVTPyramid): '
-         'activation_checkpointing of the whole backbone would leave it without gradients'),
-        ('test', 'DETECTOR.py nowhere.pth', 'no checkpoint at nowhere.pth'),
-        ('test', 'DETECTOR.py torn.pth', 'torn.pth is not a complete checkpoint'),
-        ('test', 'SEGMENTOR.py DETECTOR.pth', 'DETECTOR.pth does not fit the model'),
-        ('test', 'DETECTOR.py DETECTOR.pth --out all.json', '--out must end in .pkl or .pickle'),
-        ('infer', 'DETECTOR.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
-        ('infer', 'DETECTOR.py DETECTOR.pth nowhere.jpg', 'no image or folder at nowhere.jpg'),
-        ('infer', 'DETECTOR.py DETECTOR.pth empty', 'no images or videos in the folder empty'),
-        ('infer', 'DETECTOR.py DETECTOR.pth *.jpg', 'no files match *.jpg'),
-        ('infer', 'DETECTOR.py DETECTOR.pth empty --batch-size 0',
-         '--batch-size must be at least 1, got 0'),
-        ('infer', 'DETECTOR.py DETECTOR.pth empty --gpu-memory 1G',
-         '--overlap and --gpu-memory need --tile'),
-        ('infer', 'DETECTOR.py DETECTOR.pth empty --tile 100',
-         'tile and overlap must be multiples of 32'),
-        ('infer', 'DETECTOR.py DETECTOR.pth empty --tile 64 --memory much',
-         "--memory must be a size such as 2GiB, got 'much'"),
-        ('infer', 'DETECTOR.py DETECTOR.pth syntax.py --device gpu', 'no device gpu: '),
-        ('infer', 'SEGMENTOR.py DETECTOR.pth syntax.py', 'DETECTOR.pth does not fit the model'),
-    ],
-)  # fmt: skip
-def test_mistakes(tool, command, complaint, mistaken, capsys):
-    assert TOOLS[tool].main(mistaken(command).split()) == 2
+class Began(Exception):
+    """Raised instead of a training or an evaluation."""
+
+
+@pytest.fixture
+def runners(monkeypatch: pytest.MonkeyPatch) -> list[ToolRunner]:
+    """The runners that are about to train or to test."""
+    runners = []
+
+    def begin(self: ToolRunner) -> None:
+        runners.append(self)
+        raise Began
+
+    monkeypatch.setattr(ToolRunner, 'train', begin)
+    monkeypatch.setattr(ToolRunner, 'test', begin)
+    return runners
+
+
+SET = 'detector.py --cfg-options'
+INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint'
+CLASSES = 'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine'
+
+
+@pytest.mark.parametrize('tool, command, complaint', [
+    # Configs and options
+    ('train', 'nowhere.py', 'no config at nowhere.py'),
+    ('train', 'syntax.py', 'config syntax.py: SyntaxError: '),
+    ('train', 'part.py', 'part.py has no model'),
+    ('train', f'{SET} default_scope=mmrotate', 'detector.py must set default_scope to mmdet'),
+    ('train', f'{SET} custom_imports.imports=nothing.here', 'custom_imports of detector.py: Fail'),
+    ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
+    ('train', f'{SET} =1', "--cfg-options : no setting has the name ''"),
+    ('train', f'{SET} trian_cfg.max_epochs=1', '--cfg-options trian_cfg.max_epochs: no setting has '
+     "the name 'trian_cfg'; did you mean 'train_cfg'?"),
+    ('train', f'{SET} train_dataloader=None', 'the config must set train_dataloader'),
+    ('test', f'{DETECTOR} --cfg-options test_dataloader=None', 'the config must set test_data'),
+    ('infer', f'{DETECTOR} IMAGE --cfg-options test_dataloader=None', 'the config must set test_d'),
+    ('train', f'{SET} train_cfg.max_epochs=0', 'train_cfg.max_epochs must be a whole number, at '
+     'least 1, got 0'),
+    ('train', f'{SET} param_scheduler.0.milestones=a', 'param_scheduler.0.milestones must be a l'),
+    ('train', f'{SET} optim_wrapper.accumulative_counts=1.5', 'optim_wrapper.accumulative_counts '),
+    ('train', f'{SET} train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict'),
+    ('train', f'{SET} train_dataloader.sampler.type=InfiniteSampler', 'train_dataloader.sampler m'),
+    ('test', f'{DETECTOR} --cfg-options test_dataloader.sampler.type=InfiniteSampler',
+     'test_dataloader.sampler must be one that ends, got InfiniteSampler'),
+    ('train', f'{SET} model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name'),
+    ('train', f'{SET} auto_scale_lr.enable=1 auto_scale_lr.base_batch_size=-1',
+     'auto_scale_lr.enable needs auto_scale_lr.base_batch_size in the config'),
+    ('train', f'{SET} optim_wrapper.type=ApexOptimWrapper --amp', '--amp needs an OptimWrapper'),
+    ('train', 'detector.py --launcher pytorch', '--launcher pytorch is for processes started'),
+    ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),
+    ('test', f'{DETECTOR} --tta --cfg-options test_dataloader.dataset.pipeline.1.scale=a',
+     'the scale of Resize in the test pipeline must be numbers'),
+    ('test', f'{DETECTOR} --tta --cfg-options test_dataloader.dataset.pipeline.1.type=Pad',
+     '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline'),
+    # Files
+    ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
+    ('train', f'{INIT}=x.pth', 'no checkpoint at x.pth'),
+    ('train', f'{INIT}=None', 'init_cfg.checkpoint must be a path or an address'),
+    ('train', f'{SET} train_dataloader.dataset.data_root=x', 'no train data at'),
+    ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
+    ('train', 'detector.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
+    ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
+    ('train', 'detector.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
+    ('train', 'detector.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
+    ('test', 'detector.py nowhere.pth', 'no checkpoint at nowhere.pth'),
+    ('test', 'detector.py torn.pth', 'torn.pth is not a complete checkpoint'),
+    ('infer', 'detector.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
+    ('infer', f'{DETECTOR} nowhere.jpg', 'no image or folder at nowhere.jpg'),
+    ('infer', f'{DETECTOR} empty', 'no images or videos in the folder empty'),
+    ('infer', f'{DETECTOR} *.jpg', 'no files match *.jpg'),
+    ('infer', f'{DETECTOR} empty --batch-size 0', '--batch-size must be at least 1, got 0'),
+    ('infer', f'{DETECTOR} empty --gpu-memory 1G', '--overlap and --gpu-memory need --tile'),
+    ('infer', f'{DETECTOR} empty --tile 100', 'tile and overlap must be multiples of 32'),
+    ('infer', f'{DETECTOR} empty --tile 64 --memory much', "--memory must be a size such as 2GiB"),
+    ('infer', f'{DETECTOR} syntax.py --device gpu', 'no device gpu: '),
+    # Weights and classes
+    ('train', f'{INIT}=svt.pth', 'svt.pth: the checkpoint is of another arch'),
+    ('train', f'{INIT}=resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
+    ('train', f'{INIT}=torn.pth', 'torn.pth is not a complete checkpoint'),
+    ('train', f'{SET} load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
+    ('train', f'{SET} load_from=svt_detector.pth', 'svt_detector.pth: the checkpoint is of'),
+    ('train', f'{SET} load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
+    ('train', 'detector.py --resume training.pth', 'training.pth does not fit the model'),
+    ('test', 'segmentor.py detector.pth', 'detector.pth does not fit the model'),
+    ('test', 'detector.py classes.pth', 'classes.pth does not fit the model'),
+    ('infer', 'detector.py classes.pth IMAGE', 'classes.pth does not fit'),
+    ('train', f'{SET} model.bbox_head.num_classes=80',
+     'model.bbox_head has 80 classes but the train data have 10: set '
+     'model.bbox_head.num_classes=10, or change the classes of the data. If both are right, set '
+     'check_classes=False'),
+    ('train', 'segmentor.py --cfg-options model.decode_head.num_classes=150',
+     'model.decode_head has 150 classes but the train data have 11'),
+    ('train', f'{SET} {CLASSES}',
+     'ANNOTATIONS must have the classes of the train data in their order, a, b, two, three, four, '
+     'five and 4 more; it has zero, one'),
+    ('train', f'{SET} train_dataloader.dataset.ann_file=reversed.json',
+     'reversed.json must have the classes of the train data in their order, zero, one'),
+    *((tool, f'{command} --cfg-options {options}', f'model.backbone (CPVTPyramid): {complaint}')
+      for tool, command in (
+          ('train', 'detector.py'), ('test', DETECTOR), ('infer', f'{DETECTOR} IMAGE'))
+      for options, complaint in (
+          ('model.backbone.arch=pcpvt_smal', "unknown arch 'pcpvt_smal'; one of pcpvt_nano, "),
+          ('model.backbone.position=none model.backbone.peg.after=0',
+           "peg={'after': 0} needs a position with a PEG"))),
+])  # fmt: skip
+def test_before_a_run(tool, command, complaint, files, runners, capsys):
+    assert TOOLS[tool].main(files(command).split()) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith(f'{tool}: {mistaken(complaint)}') and errors.count('\n') == 1
+    assert errors.startswith(f'{tool}: {files(complaint)}') and errors.count('\n') == 1
+
+
+SHORT = (
+    'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2', 'val_cfg=None',
+    'val_dataloader=None', 'val_evaluator=None',
+)  # fmt: skip
+RESIZE = 'test_dataloader.dataset.pipeline.1'
+
+
+@pytest.mark.parametrize('tool, options, complaint', [
+    # While building
+    ('train', 'train_dataloader.dataset.pipeline.2.scal=3',
+     'train_dataloader.dataset.pipeline.2 (Resize): TypeError: '),
+    ('train', 'train_dataloader.dataset.filter_cfg.min_size=10000',
+     'train_dataloader: there are no images'),
+    ('train', 'train_dataloader.batch_size=0', 'train_dataloader: batch_size should be a positive'),
+    ('train', 'optim_wrapper.optimizer.lrr=0.1', 'optim_wrapper.optimizer (AdamW): TypeError: '),
+    ('train', 'model.type=RetinNet', "model (RetinNet): KeyError: 'RetinNet is not in the mmdet::"),
+    ('train', 'model.train_cfg.assigner=None', 'model.bbox_head (RetinaHead): TypeError: cfg shou'),
+    ('train', 'randomness.sede=1', 'the config: TypeError: '),
+    ('train', 'randomness.seed=a', 'the config: TypeError: '),  # of compiled code
+    # While running
+    ('train', 'default_hooks.checkpoint.out_dir=/proc/x',
+     'default_hooks.checkpoint (WholeCheckpointHook): FileNotFoundError: '),
+    ('train', 'model.neck.in_channels=[1,2,3,4]',
+     'model.neck.lateral_convs.0.conv (Conv2d): RuntimeError: Given groups=1, weight of size'),
+    ('train', 'model.neck.in_channels=[32,64,128]',
+     'model.neck (FPN): AssertionError: assert len(inputs) == len(self.in_channels)'),
+    ('train', 'model.bbox_head.bbox_coder.target_means=[0.0,0.0]',
+     'model.bbox_head.bbox_coder (DeltaXYWHBBoxCoder): RuntimeError: '),
+    ('train', 'activation_checkpointing=backbone',
+     'model.backbone (CPVTPyramid): activation_checkpointing of the whole backbone would leave'),
+    ('train', 'train_dataloader.dataset.pipeline.2.scale=(96,-96) train_dataloader.num_workers=1',
+     'train_dataloader: while loading data: cv2.error: OpenCV'),
+    ('train', 'model.data_preprocessor.std=[0,0,0]', 'the first loss must be finite, got nan: che'),
+    ('test', f'test_dataloader.batch_size=4 {RESIZE}.scale=None {RESIZE}.scale_factor=1.0',
+     'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '),
+    ('infer', 'model.test_cfg.score_thr=a', 'model.bbox_head (RetinaHead): Type'),
+    ('infer', f'{RESIZE}.scale=a', f'{RESIZE} (Resize): error: OpenCV'),
+    ('infer', f'{RESIZE}.type=Foo', f"{RESIZE} (Foo): KeyError: 'Foo is not in"),
+    ('infer', 'test_dataloader.dataset.pipeline=[]',
+     "model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: 'inputs'"),
+])  # fmt: skip
+def test_in_a_run(tool, options, complaint, files, capsys):
+    options = options.split()
+    command = {'train': 'detector.py --amp', 'test': SEGMENTOR, 'infer': f'{DETECTOR} IMAGE'}[tool]
+    if tool == 'train':
+        keys = tuple(option.partition('=')[0] for option in options)
+        options += [other for other in SHORT if not other.startswith(keys)]
+    assert TOOLS[tool].main([*files(command).split(), '--cfg-options', *options]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f'{tool}: {complaint}')
+    folder = {'train': 'work_dirs/detector', 'test': 'work_dirs', 'infer': 'predictions'}[tool]
+    assert ('traceback.txt' in line) == bool([*Path(folder).rglob('traceback.txt')])
+
+
+@pytest.mark.parametrize('load_from', ['nano.pth', 'mmseg.pth', 'classes.pth'])
+def test_weights_to_start_from(load_from, files, runners, capsys):
+    """A backbone, a detector with mmseg's backbone, and one with other classes."""
+    key = 'optim_wrapper.paramwise_cfg.custom_keys.absolute_pos_embed.decay_mult=0'
+    command = files(f'{SET} load_from={load_from} {key}').split()
+    if load_from == 'classes.pth':
+        command += ['model.bbox_head.num_classes=80', 'check_classes=False']
+    with pytest.raises(Began):
+        TOOLS['train'].main(command)
+    assert 'warning: no parameter has a name with these custom_keys' in capsys.readouterr().out
+    (runner,) = runners
+    saved = torch.load(files(load_from))['state_dict']
+    if load_from == 'nano.pth':
+        runner.model.backbone.init_weights()
+        state = runner.model.backbone.state_dict()
+        assert all(torch.equal(saved[name], state[name]) for name in saved.keys() & state.keys())
+        (log,) = Path('work_dirs').rglob('*.log')
+        assert 'nano.pth holds only a backbone: loading it into' in log.read_text()
+        return
+    runner.load_or_resume()
+    state = runner.model.state_dict()
+    assert torch.equal(saved['neck.fpn_convs.0.conv.weight'], state['neck.fpn_convs.0.conv.weight'])
+    bias = {'mmseg.pth': 'position_encodings.2.proj.bias'}.get(load_from, 'pos_block.2.proj.0.bias')
+    assert torch.equal(saved[f'backbone.{bias}'], state['backbone.pos_block.2.proj.0.bias'])
+    said = capsys.readouterr().out  # by mmengine
+    assert ('size mismatch for bbox_head.retina_cls' in said) == (load_from == 'classes.pth')
+
+
+def test_a_class_agnostic_mask_head_may_have_any_number_of_classes():
+    def detector(class_agnostic: bool) -> torch.nn.Module:
+        head = FCNMaskHead(1, 8, 8, 8, num_classes=80, class_agnostic=class_agnostic)
+        return torch.nn.ModuleDict({'roi_head': torch.nn.ModuleDict({'mask_head': head})})
+
+    check_head_classes(detector(True), 10, 'train')
+    with pytest.raises(UserError, match='model.roi_head.mask_head has 80 classes but the train'):
+        check_head_classes(detector(False), 10, 'train')
+
+
+@pytest.mark.parametrize('model', [{'roi_head': {'mask_head': {'a': 1}}}, {'mask_head': {'a': 1}}])
+def test_masks_cannot_be_merged(model):
+    with pytest.raises(UserError, match='mmdet cannot merge masks: test without --tta'):
+        TOOLS['test'].use_augmentation(Config({'default_scope': 'mmdet', 'model': model}))
 
 
 def test_missing_data_names_the_path_and_the_layout(monkeypatch, capsys):
@@ -113,3 +303,86 @@ def test_data_sets_are_found_inside_their_wrappers(tmp_path):
     check_data(cfg, 'val')
     (tmp_path / 'b').mkdir()
     check_data(cfg, 'train')
+
+
+@pytest.mark.parametrize('splits, part', [(('train', 'val'), 'train'), (('test',), 'test')])
+def test_the_part_is_the_most_similar_one_of_the_splits_that_are_read(splits, part):
+    loader = {'sampler': {'type': DefaultSampler, 'shuffle': True, 'round': 2}}
+    other = {'sampler': {'type': DefaultSampler, 'shuffle': False}}
+    cfg = Config({
+        'pipeline': loader, 'val_dataloader': other, 'train_dataloader': loader,
+        'test_dataloader': loader,
+    })  # fmt: skip
+    message = rf'^{part}_dataloader.sampler \(DefaultSampler\): '
+    with pytest.raises(UserError, match=message) as raised, explained(cfg, splits):
+        Runner.build_dataloader({'dataset': [], **loader})
+    path = str(raised.value).partition('(traceback: ')[2].rstrip(')')  # there is no work dir
+    assert Path(path).read_text().startswith('Traceback')
+
+
+# What keeps its traceback
+
+
+class Buggy(BaseModule):
+    def __init__(self, raises: Callable[[], object]) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 1)
+        self.raises = raises
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.raises()
+        return self.conv(image)
+
+
+def of_a_library(kind: type, message: str) -> Callable[[], object]:
+    """Raises an error in the building of a sampler, as if it came from torch."""
+
+    def build(**_: object) -> None:
+        raise kind(message)
+
+    code = build.__code__.replace(co_filename=os.path.join(os.path.dirname(torch.__file__), 'x.py'))
+    build.__code__ = code
+    return lambda: DATA_SAMPLERS.build({'type': build})
+
+
+def in_a_worker() -> None:
+    try:
+        int('a')
+    except ValueError:
+        wrapper = ExceptionWrapper(where='in DataLoader worker process 0')
+    wrapper.reraise()
+
+
+def interrupted() -> None:
+    """mmengine and data loaders may raise another error while they handle it."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise RuntimeError('worker exited unexpectedly') from None
+
+
+@pytest.mark.parametrize(
+    'raises, kind',
+    [
+        (lambda: int('a'), ValueError),
+        (lambda: Buggy(lambda: {}['work_dir'])(torch.ones(1, 3, 2, 2)), KeyError),
+        (lambda: Buggy(lambda: None)(torch.ones(1, 3, 2, 2, dtype=torch.float64)), RuntimeError),
+        (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), ValueError),
+        (in_a_worker, ValueError),
+        (interrupted, RuntimeError),
+        (of_a_library(torch.cuda.OutOfMemoryError, 'no memory'), torch.cuda.OutOfMemoryError),
+        (of_a_library(RuntimeError, 'CUDA error: device-side assert triggered'), RuntimeError),
+        (of_a_library(torch.distributed.DistBackendError, 'NCCL error'), RuntimeError),
+    ],
+)  # fmt: skip
+def test_errors_of_users_code_and_of_devices_keep_their_traceback(raises, kind, tmp_path):
+    cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy', 'depth': 3}})
+    with pytest.raises(kind) as raised, explained(cfg):
+        raises()
+    assert raised.type is not UserError and not list(tmp_path.iterdir())
+
+
+def test_other_errors_of_those_libraries_are_explained():
+    message = '^the config: RuntimeError: expected scalar type'
+    with pytest.raises(UserError, match=message), explained(Config()):
+        of_a_library(RuntimeError, 'expected scalar type Float')()

@@ -1,19 +1,24 @@
-"""Checks before a run: its files exist, and data, heads and weights fit together."""
+"""Checks before a run: its files exist, and data, heads and weights fit together. And one of its
+first loss."""
 
+import math
 import re
 from collections.abc import Iterator
 from os.path import abspath
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ...tooling.command import UserError
 from ...weights import prepare_state_dict
 from ..models import FROM_SCRATCH, fetch_checkpoint
-from .load import as_list, dataset_class, dicts_in, is_local, kind_of, leaves
+from .load import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
 
 # How to point a config at data elsewhere, or how to make them, by the end of data_root.
 ADVICE = {
@@ -24,9 +29,6 @@ ADVICE = {
 }
 # The samplers of mmengine and mmdet that never end.
 ENDLESS = 'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'
-
-
-# Settings
 
 
 def check_settings(cfg: Config, *required: str) -> None:
@@ -51,23 +53,19 @@ def check_samplers(cfg: Config, *splits: str) -> None:
 def check_data(cfg: Config, *splits: str) -> None:
     """Check that the files and folders exist that the data sets of some splits name; the error
     names the first missing path and the expected layout."""
-    layout = {}  # data_root: the paths below it; a dict, to keep their order
-    missing = None
-    for split in ('train', 'val', 'test'):
-        loader = cfg.get(f'{split}_dataloader')
-        for dataset in leaves(loader.dataset) if loader else ():
-            root = dataset.get('data_root') or ''
-            for name in named_paths(dataset):
-                layout.setdefault(root, {})[name] = None
-                if split in splits and not missing and not Path(root, name).exists():
-                    missing = split, root, Path(root, name)
-    if missing:
-        split, root, path = missing
-        advice = [text for end, text in ADVICE.items() if Path(root).as_posix().endswith(end)]
-        raise UserError(
-            f'no {split} data at {abspath(path)}. Expected in {abspath(root)}: '
-            + '. '.join([', '.join(layout[root]), *advice])
-        )
+    for split in splits:
+        for root, name in named_paths(cfg, split):
+            if not Path(root, name).exists():
+                layout = dict.fromkeys(
+                    other for s in SPLITS for folder, other in named_paths(cfg, s) if folder == root
+                )
+                advice = [
+                    text for end, text in ADVICE.items() if Path(root).as_posix().endswith(end)
+                ]
+                raise UserError(
+                    f'no {split} data at {abspath(Path(root, name))}. Expected in {abspath(root)}: '
+                    + '. '.join([', '.join(layout), *advice])
+                )
     for split in splits:
         for metric in as_list(cfg.get(f'{split}_evaluator')):
             path = metric.get('ann_file')
@@ -75,13 +73,15 @@ def check_data(cfg: Config, *splits: str) -> None:
                 raise UserError(f'no annotations at {abspath(path)}, which {kind_of(metric)} reads')
 
 
-def named_paths(dataset: dict) -> Iterator[str]:
-    """The local paths, relative to its `data_root`, that a data set's config names."""
-    prefixes = dataset.get('data_prefix') or {}
-    for name in (dataset.get('ann_file'), *prefixes.values()):
+def named_paths(cfg: Config, split: str) -> Iterator[tuple[str, str]]:
+    """The local paths that the data sets of a split name, each with the `data_root` that it is
+    relative to."""
+    for dataset in data_of(cfg, split):
         root = dataset.get('data_root') or ''
-        if name and not dataset.get('backend_args') and is_local(root) and is_local(name):
-            yield name
+        prefixes = dataset.get('data_prefix') or {}
+        for name in (dataset.get('ann_file'), *prefixes.values()):
+            if name and not dataset.get('backend_args') and is_local(root) and is_local(name):
+                yield root, name
 
 
 def check_checkpoints(cfg: Config) -> None:
@@ -143,8 +143,7 @@ def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:
     if not cfg.get('check_classes', True):
         return
     for split in splits:
-        loader = cfg.get(f'{split}_dataloader')
-        for dataset in leaves(loader.dataset) if loader else ():
+        for dataset in data_of(cfg, split):
             kind = dataset_class(dataset, cfg.default_scope)
             if not hasattr(kind, '_load_metainfo'):  # not one of mmengine's data sets
                 continue
@@ -157,13 +156,32 @@ def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
     for name, module in model.named_modules():
         name = name.removeprefix('module.')
         is_head = re.search(r'(?<!rpn_)(?<!semantic_)head(\.\d+)?$', name)
-        count = getattr(module, 'num_classes', None)
-        if getattr(module, 'class_agnostic', False):  # a mask head with one mask for all classes
+        if not is_head or getattr(module, 'class_agnostic', False):  # one mask for all classes
             continue
-        if is_head and isinstance(count, int) and count != classes:
+        count = getattr(module, 'num_classes', None)
+        if isinstance(count, int) and count != classes:
             key = 'num_things_classes' if hasattr(module, 'num_things_classes') else 'num_classes'
             raise UserError(
                 f'model.{name} has {count} classes but the {split} data have {classes}: set '
                 f'model.{name}.{key}={classes}, or change the classes of the data. If both are '
                 'right, set check_classes=False'
+            )
+
+
+# The first loss
+
+
+@HOOKS.register_module()
+class FirstLossHook(Hook):
+    """Ends a training whose first loss is not finite: neither are its weights from then on."""
+
+    def after_train_iter(self, runner: Runner, outputs: dict, **_: Any) -> None:
+        if runner.iter > 0:  # reading a loss waits for the GPU
+            return
+        loss = torch.as_tensor(outputs.get('loss', 0)).item()
+        if not math.isfinite(loss):
+            raise UserError(
+                f'the first loss must be finite, got {loss}: check what the model divides by, such '
+                'as data_preprocessor.std and bbox_coder.target_stds, the data, and the weights '
+                'that training starts from'
             )

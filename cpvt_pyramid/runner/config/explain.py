@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Optional
 
-import torch
 from mmengine.config import Config
 from torch import nn
 
@@ -31,22 +30,19 @@ from ...tooling.command import (
     one_line,
     rank,
 )
-from .load import dicts_in, is_setting, kind_of
+from .load import SPLITS, dicts_in, is_setting, kind_of
 
-SPLITS = 'train', 'val', 'test'
 PACKAGE = Path(__file__).parents[2]
 OPENMMLAB = 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'
 BUILDERS = (
     'mmengine.registry.build_functions', 'mmengine.runner.runner',
     'cpvt_pyramid.runner.tool_runner',
 )  # fmt: skip
-# Errors of a device or a process; many are plain RuntimeErrors.
-DEVICE_ERRORS = (
-    MemoryError,
-    torch.cuda.OutOfMemoryError,
-    getattr(torch.distributed, 'DistError', torch.distributed.DistBackendError),  # not in 2.1
+# Errors of a device or a process, by their class and message; many are plain RuntimeErrors.
+DEVICE = re.compile(
+    'MemoryError|Dist[A-Z][a-z]*Error|CUDA|CUBLAS|cuDNN|NCCL|allocate memory|'
+    'DataLoader worker .*(killed|exited)'
 )
-DEVICE = re.compile('CUDA|CUBLAS|cuDNN|NCCL|allocate memory|DataLoader worker .*(killed|exited)')
 
 
 @contextmanager
@@ -58,7 +54,7 @@ def explained(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
     except Exception as error:
         is_clear = isinstance(error, (Stopped, UserError)) and not worker_text(error)
         ended = any(not isinstance(e, Exception) or is_disk_full(e) for e in contexts(error))
-        of_device = isinstance(error, DEVICE_ERRORS) or DEVICE.search(str(error))
+        of_device = DEVICE.search(f'{type(error).__name__}: {error}')
         if is_clear or ended or of_device or is_of_user(error) or missing_package(error):
             raise
         part, path = part_of(error, settings_of(cfg, splits)), write_traceback(error, cfg)
@@ -149,7 +145,8 @@ def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
         owner, found = frame.f_locals.get('self'), None
         if is_builder(frame):
             building = True
-            found = best_match(first_argument(frame), settings, part)
+            arguments = [v for k, v in frame.f_locals.items() if k not in ('self', 'cls')]
+            found = best_match(arguments[0], settings, part)
         elif isinstance(owner, nn.Module):
             if not building and not names:  # the model, called
                 names = {module: name for name, module in owner.named_modules()}
@@ -157,8 +154,8 @@ def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
                 name = re.sub(r'^module(\.|$)', '', names[owner])
                 found = f'model.{name}'.rstrip('.') + f' ({type(owner).__name__})'
         elif owner is not None:
-            settings_and_type = {**getattr(owner, '__dict__', {}), 'type': type(owner)}
-            found = best_match(settings_and_type, settings, part)
+            values = {**getattr(owner, '__dict__', {}), 'type': type(owner)}
+            found = best_match(values, settings, part)
         part = found or part
     if worker_text(error):  # of the data of a loop, such as train_cfg
         part = re.sub('_cfg.*', '_dataloader', part)
@@ -166,16 +163,9 @@ def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
 
 
 def is_builder(frame: FrameType) -> bool:
-    """Whether a call is one in which mmengine builds an object from a config."""
-    name = frame.f_code.co_name.removeprefix('_')
-    builds = name.startswith('build_') or name == 'from_cfg'
-    return builds and frame.f_globals.get('__name__') in BUILDERS
-
-
-def first_argument(frame: FrameType) -> Any:
-    """The first argument of a call, after `self`."""
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    return next((frame.f_locals[name] for name in names if name not in ('self', 'cls')), None)
+    """Whether a call is one in which mmengine builds an object from its first argument."""
+    builds = re.match('_?(build_|from_cfg$)', frame.f_code.co_name)
+    return bool(builds) and frame.f_globals.get('__name__') in BUILDERS
 
 
 def best_match(value: Any, settings: Sequence[tuple[str, dict]], outer: str = '') -> Optional[str]:

@@ -26,6 +26,7 @@ SETTINGS = (
     'tta_pipeline',
 )  # fmt: skip
 FRAMEWORKS = 'mmdet', 'mmseg'
+SPLITS = 'train', 'val', 'test'
 OUTSIDE = r'(?!model\.)(.*\.)?'  # of the model, in which keys have other meanings
 
 
@@ -90,12 +91,7 @@ def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
         raise UserError(f'{path} has no model; is it a part of a config?')
     merge_options(cfg, options)
     check_values(cfg)
-    if cfg.get('custom_imports'):
-        try:
-            import_modules_from_strings(**cfg.custom_imports)
-        except (ImportError, TypeError) as error:
-            cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
-            raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error
+    import_custom(cfg, path)
     # Where types are classes, as in the new configs of mm, default_scope may be missing or None.
     cfg.default_scope = cfg.get('default_scope') or framework_of(cfg.model.get('type'))
     if cfg.default_scope not in FRAMEWORKS:
@@ -116,25 +112,32 @@ def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
             + as_called('with python tools/infer.py CONFIG CHECKPOINT')
         )
     try:
-        body = ast.parse(text).body
-        cfg = Config({node.targets[0].id: literal(node.value) for node in body})
+        lines = DictCalls().visit(ast.parse(text)).body
+        cfg = Config({line.targets[0].id: ast.literal_eval(line.value) for line in lines})
     except (AttributeError, SyntaxError, ValueError) as error:
         raise UserError(f'{path}: the config inside is not readable: {one_line(error)}') from error
-    if cfg.get('custom_imports'):
-        import_modules_from_strings(**cfg.custom_imports)
+    import_custom(cfg, path)
     return cfg
 
 
-def literal(node: ast.expr) -> Any:
-    """The value of an expression of literals and calls of `dict` with keywords."""
-    if isinstance(node, ast.Call) and getattr(node.func, 'id', None) == 'dict' and not node.args:
-        return {keyword.arg: literal(keyword.value) for keyword in node.keywords}
-    if isinstance(node, ast.Dict):
-        return {literal(key): literal(value) for key, value in zip(node.keys, node.values)}
-    if isinstance(node, (ast.List, ast.Tuple)):
-        values = [literal(value) for value in node.elts]
-        return values if isinstance(node, ast.List) else tuple(values)
-    return ast.literal_eval(node)
+class DictCalls(ast.NodeTransformer):
+    """Replaces `dict(key=value)` by `{'key': value}`, which is a literal."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if getattr(node.func, 'id', None) != 'dict' or node.args:
+            return node
+        keys = [ast.Constant(keyword.arg) for keyword in node.keywords]
+        return ast.Dict(keys, [keyword.value for keyword in node.keywords])
+
+
+def import_custom(cfg: Config, path: Union[str, Path]) -> None:
+    """Do the custom imports of a config; `path` is named in errors."""
+    try:
+        import_modules_from_strings(**cfg.get('custom_imports') or {'imports': []})
+    except (ImportError, TypeError) as error:
+        cause = f' ({one_line(error.__context__)})' if error.__context__ else ''
+        raise UserError(f'custom_imports of {path}: {one_line(error)}{cause}') from error
 
 
 def merge_options(cfg: Config, options: Sequence[str]) -> None:
@@ -209,6 +212,12 @@ def is_setting(path: str) -> bool:
 def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
     """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
     return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
+
+
+def data_of(cfg: Config, split: str) -> list[dict]:
+    """The innermost data sets of a split."""
+    loader = cfg.get(f'{split}_dataloader')
+    return list(leaves(loader.dataset)) if loader else []
 
 
 def leaves(dataset: dict) -> Iterator[dict]:

@@ -18,6 +18,7 @@ mmengine alone does not guarantee this:
 Everything else is in mmengine's checkpoints.
 """
 
+import copy
 import itertools
 import pickle
 import random
@@ -244,17 +245,9 @@ class MidEpochTrainLoop(EpochBasedTrainLoop):
 
 def loader_of(loader: DataLoader, batches: Sequence[list[int]]) -> DataLoader:
     """A copy of a data loader, for these batches of indices."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-    )
+    loader = copy.copy(loader)
+    vars(loader).update(batch_sampler=batches, _iterator=None)  # a DataLoader refuses to set it
+    return loader
 
 
 @HOOKS.register_module()

@@ -12,10 +12,11 @@ from mmengine.dist import get_world_size
 from ...tooling.command import UserError, rank
 from ..config.load import as_list, kind_of
 
-# Where settings of loops, hooks and schedulers count iterations.
-LOOP = 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals'
-CHECKPOINT = 'interval', 'save_begin'
-SCHEDULER = 'begin', 'end', 'T_max', 'total_steps', 'step_size', 'milestones', 'periods'
+# Settings of loops, checkpoint hooks and schedulers that count iterations.
+COUNTS = (
+    'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals', 'interval', 'save_begin',
+    'begin', 'end', 'T_max', 'total_steps', 'step_size', 'milestones', 'periods',
+)  # fmt: skip
 
 
 def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
@@ -70,29 +71,23 @@ def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
 def scale_iterations(cfg: Config, factor: float) -> None:
     """Multiply by `factor` what an iteration-based training config counts in iterations."""
     checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
-    schedulers = as_list(cfg.get('param_scheduler'))
-    counting = [(cfg.train_cfg, LOOP)]
-    counting += [
-        (settings, names)
-        for settings, names in [(checkpoint, CHECKPOINT), *((s, SCHEDULER) for s in schedulers)]
-        if not settings.get('by_epoch', True)
-    ]
-    for settings, names in counting:
+    others = [checkpoint, *as_list(cfg.get('param_scheduler'))]
+    for settings in [cfg.train_cfg, *(s for s in others if not s.get('by_epoch', True))]:
         if kind_of(settings).startswith('Exponential'):
             raise UserError(
                 f'--auto-scale-iters cannot scale the gamma of {kind_of(settings)}; '
                 'change param_scheduler in the config'
             )
-        for name in names:
+        for name in COUNTS:
             if settings.get(name) is not None:
                 settings[name] = scaled_count(settings[name], factor)
 
 
 def scaled_count(count: Union[int, float, Sequence], factor: float) -> Any:
-    """A number of iterations, or all numbers in a list. Infinity stays, and 0; others are 1 at
-    least."""
+    """A number of iterations, or all numbers in a list. Infinity, 0 and -1, which means never, are
+    kept; others are at least 1."""
     if isinstance(count, (list, tuple)):
         return [scaled_count(inner, factor) for inner in count]
-    if count in (0, float('inf')):
+    if count <= 0 or count == float('inf'):
         return count
     return max(1, round(count * factor))

@@ -14,13 +14,13 @@ from mmengine.config import Config
 from ...tooling.command import UserError, as_called
 from ...tooling.files import make_folder, write_text
 from ...weights import listed
-from ..config.load import as_list, dataset_class, is_local, kind_of, leaves
+from ..config.load import as_list, data_of, dataset_class, is_local, kind_of
 from ..distributed import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors
 from .duplicates import shared_images
 from .images import Effort, Prints
-from .label_maps import check_label_maps
+from .label_maps import check_label_maps, is_segmentation
 
 SECONDS = 20  # for each data set of a run; larger ones are not read completely
 
@@ -131,24 +131,15 @@ def check_contents(
                 raise UserError(f'none of the images of the {split} data is without error')
             good[split, number] = str(path)
     for other in [split for split in prints if split != 'train' and 'train' in prints]:
-        report(other, shared_problems(prints['train'], prints[other], other))
+        if shared := shared_images(prints[other], prints['train']):
+            kind = f'{other} images that are training images, or look like one'
+            report(other, [Problem(kind, [f'{p.name} ({same})' for p, same in shared], False)])
     if every:
         path = make_folder(folder) / 'data_report.txt'
         lines = [name + '\n'.join(problem.lines) for name, problem in every]
         write_text(path, '\n'.join(lines) + '\n')
         print(f'all of them: {path}')
     return sum(problem.is_error for _, problem in every), good
-
-
-def shared_problems(train: Prints, other: Prints, split: str) -> list[Problem]:
-    """Warnings about images of a split that are in the training data, too."""
-    exact, near = shared_images(other, train)
-    kinds = ('are training images, too', exact), ('look like training images', near)
-    return [
-        Problem(f'{split} images that {kind}', [f'{p.name} ({same})' for p, same in pairs], False)
-        for kind, pairs in kinds
-        if pairs
-    ]
 
 
 def use_good_parts(cfg: Config, good_parts: dict[tuple[str, int], str]) -> None:
@@ -160,12 +151,6 @@ def use_good_parts(cfg: Config, good_parts: dict[tuple[str, int], str]) -> None:
         for metric in as_list(cfg.get(f'{split}_evaluator')):
             if metric.get('ann_file') and Path(metric['ann_file']).resolve() == before:
                 metric['ann_file'] = path
-
-
-def data_of(cfg: Config, split: str) -> list[dict]:
-    """The innermost data sets of a split."""
-    loader = cfg.get(f'{split}_dataloader')
-    return list(leaves(loader.dataset)) if loader else []
 
 
 def distinct_data(
@@ -185,11 +170,6 @@ def distinct_data(
 
 def is_coco(dataset: dict) -> bool:
     return kind_of(dataset) == 'CocoDataset' and bool(dataset.get('ann_file'))
-
-
-def is_segmentation(dataset: dict, scope: str) -> bool:
-    kinds = {base.__name__ for base in dataset_class(dataset, scope).__mro__}
-    return 'BaseSegDataset' in kinds
 
 
 def check_categories(categories: list[dict], cfg: Config, split: str, dataset: dict) -> None:

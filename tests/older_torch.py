@@ -34,16 +34,14 @@ LACKS = {
         runner/test_models.py::test_checkpoints_with_options""",
     'flop counts': 'runner/test_class_types.py::test_a_segmentor_is_counted',
     "names of classes in Python's errors of arguments": """
-        runner/test_explain.py::test_mistakes_in_a_training[train_dataloader.dataset.pipeline.2.scal
-        runner/test_explain.py::test_mistakes_in_a_training[optim_wrapper.optimizer.lrr
-        runner/test_explain.py::test_mistakes_in_a_training[randomness.sede""",
+        runner/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal
+        runner/test_mistakes.py::test_in_a_run[train-optim_wrapper.optimizer.lrr
+        runner/test_mistakes.py::test_in_a_run[train-randomness.sede""",
     'exports': 'core/test_downloads.py::test_tools_say_why_not_in_one_line',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'the newest timm': 'core/test_position.py::test_rope_is_timms',
-    'a filelock that tells errors from locks': """
-        runner/inference/test_tiling.py::test_a_file_system_without_locks
-        runner/inference/test_tiling.py::test_other_errors_of_locks""",
+    'a filelock that tells errors from locks': 'runner/inference/test_tiling.py::test_a_file_system_without_locks',
 }
 
 

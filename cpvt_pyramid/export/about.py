@@ -32,9 +32,8 @@ class Settings(NamedTuple):
 def metadata(
     model: Exportable, weights: nn.Module, config: dict[str, Any], settings: Settings
 ) -> dict[str, Any]:
-    """The metadata of an exported model, of whose original the weights are hashed, with what its
+    """The metadata of an exported model, with the hash of the original's weights and what its
     config says, see `about_config`."""
-    packages = ('torch', 'onnx', 'onnxruntime')
     about = {
         'format': FORMAT,
         'task': model.task,
@@ -49,7 +48,8 @@ def metadata(
         'nms': None,
         'outputs': list(model.output_names),
         'weights_sha256': hash_of(weights),
-        'versions': {'cpvt_pyramid': __version__} | {name: version(name) for name in packages},
+        'versions': {'cpvt_pyramid': __version__}
+        | {name: version(name) for name in ('torch', 'onnx', 'onnxruntime')},
         'score_thr': SCORE_THR,
         **model.details,
         **config,
@@ -75,9 +75,8 @@ def hash_of(model: nn.Module) -> str:
 
 
 def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:
-    """What a config says about its model, for the metadata: classes, palette, resizing and
-    architecture; the checkpoint tells the classes it was trained on. Warns of a test pipeline that
-    does more than resize."""
+    """What a config and a checkpoint say about a model: classes, palette, resizing, architecture.
+    Warns of a test pipeline that does more than resize."""
     from ..runner.config.load import leaves
     from ..runner.inference.prediction import dataset_meta
 

@@ -51,8 +51,8 @@ class Exportable(nn.Module):
     """A model as it is exported: `forward` is the graph.
 
     A subclass defines `stages` and `reference`, and sets `task`, `output_names` and `details`.
-    The outputs are those of the contract in docs/deployment.md. Nothing in `stages` may depend on
-    the values of sizes in Python: they are symbols while the graph is captured.
+    docs/deployment.md describes the outputs. Nothing in `stages` may depend on the values of sizes
+    in Python: they are symbols while the graph is captured.
     """
 
     task: str  # 'detection', 'instance', 'segmentation', 'features' or 'classification'
@@ -69,11 +69,8 @@ class Exportable(nn.Module):
             self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
-        """All that the verification compares, in the order of computation, and the outputs.
-
-        By name: 'map_0', ... of the backbone, 'logits_0', ... of the head, and what `output_names`
-        lists.
-        """
+        """All that the verification compares, in the order of computation: 'map_0', ... of the
+        backbone, 'logits_0', ... of the head, and what `output_names` lists."""
         raise NotImplementedError
 
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
@@ -111,8 +108,8 @@ class Exportable(nn.Module):
         return result
 
     def preprocess(self, batch: Batch) -> tuple[Tensor, Optional[Tensor]]:
-        """Normalize, and pad with zeros to sides that are multiples of the divisor: (B, 3, H', W'),
-        and the `valid` for the model, None where it takes all for image."""
+        """Normalize, and pad with zeros to multiples of the divisor: (B, 3, H', W'), and the
+        `valid` of the model, None where it takes all for image."""
         divisor, sides, valid = self.preprocessing.divisor, batch.images.shape[2:], batch.valid
         fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)  # no symbol
         if divisor > 1 and not fits:

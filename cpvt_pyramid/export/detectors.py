@@ -17,8 +17,6 @@ from .base import Batch
 from .mm_model import MMModel
 from .nms import batched_nms, best, take, top
 
-DENSE_HEADS = ('rpn_head', 'bbox_head')
-
 
 class Detector(MMModel):
     """What the detectors share: the boxes from anchors, and MMDetection's own result.
@@ -70,14 +68,12 @@ class Detector(MMModel):
             yield boxes, scores, labels
 
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
-        """MMDetection's result, in no more rows than there are boxes."""
+        """MMDetection's result without masks, in no more rows than there are boxes."""
         if self.raw:  # MMDetection does not return its candidates; those of `stages` are compared
             return {}
         found = self.test(image).pred_instances
         found = found[found.scores.argsort(descending=True)]
         result = {'boxes': found.bboxes, 'scores': found.scores, 'labels': found.labels}
-        if 'masks' in found:
-            result['masks'] = found.masks
         return {name: x[None] for name, x in result.items()}
 
     @contextmanager
@@ -88,13 +84,13 @@ class Detector(MMModel):
         def disturb(x: Tensor) -> Tensor:
             return x + share * x.abs().max() * torch.randn(x.shape, generator=random)
 
-        def hook(module: nn.Module, args: tuple, predictions: tuple) -> tuple:
-            return tree_map_only(Tensor, disturb, predictions)
-
         with ExitStack() as hooks:
             for name, part in self.model.named_children():
-                if name in DENSE_HEADS:
-                    hooks.enter_context(part.register_forward_hook(hook))
+                if name in ('rpn_head', 'bbox_head'):
+                    hook = part.register_forward_hook(
+                        lambda *call: tree_map_only(Tensor, disturb, call[2])
+                    )
+                    hooks.enter_context(hook)
             yield
 
 
@@ -131,21 +127,19 @@ def nms_settings(settings: dict, of_anchors: bool = True) -> dict:
     """The settings of non-maximum suppression in a `test_cfg`, for the graph and the metadata."""
     if of_anchors and settings.get('nms_pre', -1) < 1:
         raise UserError('nms_pre in test_cfg must be at least 1 to be exported')
-    nms = dict(settings['nms'])
-    kind = nms.pop('type', 'nms')
-    result = {
+    nms = settings['nms']
+    known = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}  # the last bounds memory
+    if nms.get('type', 'nms') != 'nms' or nms.keys() - known:
+        raise UserError(
+            f'only plain NMS can be exported, not test_cfg.nms={dict(nms)}; change it, or export a '
+            'RetinaNet with --raw'
+        )
+    return {
         'score_thr': settings.get('score_thr', 0),
-        'iou_threshold': nms.pop('iou_threshold'),
-        'class_agnostic': nms.pop('class_agnostic', False),
+        'iou_threshold': nms['iou_threshold'],
+        'class_agnostic': nms.get('class_agnostic', False),
         'max_per_img': settings['max_per_img'],
     }
-    nms.pop('split_thr', None)  # only bounds memory
-    if kind != 'nms' or nms:
-        raise UserError(
-            f'only plain NMS can be exported, not test_cfg.nms={dict(settings["nms"])}; change it, '
-            'or export with --raw'
-        )
-    return result
 
 
 def clip(boxes: Tensor, batch: Batch) -> Tensor:

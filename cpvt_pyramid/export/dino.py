@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import ceil_div
-from ..tooling.command import UserError
 from .base import Batch
 from .deformable import Levels, deformable_attention, encode
 from .detectors import Detector, clip
@@ -26,12 +25,6 @@ class DINO(Detector):
     With `raw`, it returns the boxes and scores of all queries.
     """
 
-    def __init__(self, model: nn.Module, raw: bool = False) -> None:
-        kind = type(model).__name__
-        if kind not in ('DINO', 'ValidRegionDINO'):
-            raise UserError(f'only DINO and ValidRegionDINO can be exported, got a {kind}')
-        super().__init__(model, raw)
-
     @property
     def strides(self) -> list[int]:
         """Of the maps that the neck returns: those of the backbone, and coarser ones."""
@@ -40,6 +33,8 @@ class DINO(Detector):
         return first + [first[-1] * 2**i for i in range(1, coarser + 1)]
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
+        from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
+
         model = self.model
         maps, _, stages = self.maps(batch)
         valid = batch.sizes
@@ -50,8 +45,7 @@ class DINO(Detector):
         stages |= {'memory': memory, 'logits_0': logits}
 
         scores = logits.amax(-1).masked_fill(alone.outside, float('-inf'))
-        count = model.num_queries
-        scores, index = top(scores, count, float('-inf'))
+        scores, index = top(scores, model.num_queries, float('-inf'))
         boxes = take(boxes, index).sigmoid()
         unused = scores == float('-inf')
 
@@ -60,18 +54,13 @@ class DINO(Detector):
             scale = torch.ones_like(scale)
         logits, boxes = self.decode(boxes, unused, memory, levels, scale)
         scores = logits.sigmoid() * ~unused[..., None]  # (B, Q, classes)
-        height, width = valid.to(boxes.dtype)[:, :, None].unbind(1)  # (B, 1) each
-        x, y, w, h = boxes.unbind(-1)
-        boxes = torch.stack(
-            [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height],
-            dim=-1,
-        )
-        boxes = clip(boxes, batch)
+        sides = valid.to(boxes.dtype).flip(1).repeat(1, 2)[:, None]  # (B, 1, 4)
+        boxes = clip(bbox_cxcywh_to_xyxy(boxes) * sides, batch)
         if self.raw:
             return stages | {'boxes': boxes, 'scores': scores}
         classes = torch.arange(scores.shape[2], device=scores.device).expand_as(scores)
         boxes = boxes[:, :, None].expand(-1, -1, scores.shape[2], -1)
-        count = model.test_cfg.get('max_per_img', count)
+        count = model.test_cfg.get('max_per_img', model.num_queries)
         boxes, scores, labels, _ = best(
             scores.flatten(1), boxes.flatten(1, 2), classes.flatten(1), count
         )

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..runtime.comparison import Check
-from ..runtime.self_test import pack, verify_session
+from ..runtime.self_test import Sample, pack, verify_session
 from ..runtime.sessions import KEY, TEST_KEY, OnnxRuntime, OpenVino
 from ..tooling.command import UserError, one_line
 from ..tooling.files import atomic_write
@@ -56,28 +56,30 @@ def write_verified(
     """
     about = metadata(model, weights, config, settings)
     graph = model.in_half_precision() if settings.half else model
-    reports: list[Path] = []
-
-    def compare(runners: Mapping[str, Runner]) -> None:
-        try:
-            checks = verify(model, runners, images, settings, progress)
-        except Exception as error:
-            raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
-        reports.extend(write_report(path, about, checks))
-        check_passed(checks, f'see {reports[1]}')
-
-    # PyTorch checks the suffix of its formats.
+    in_onnx = settings.format == 'onnx'
     try:
-        with atomic_write(path, '' if settings.format == 'onnx' else '.pt2') as partial:
-            if settings.format == 'onnx':
-                write_onnx(partial, graph, about, settings, compare)
-                file = onnx.load(partial)
-                file.metadata_props.add(key=TEST_KEY, value=pack(make_samples(model, settings)))
+        # PyTorch checks the suffix of its formats.
+        with atomic_write(path, '' if in_onnx else '.pt2') as partial:
+            if in_onnx:
+                file = with_all_stages(graph, settings)
+                onnx.save(file, partial)
+                runners = {'onnxruntime': OnnxRuntime(partial, CPU).run}
+                if find_spec('openvino'):
+                    session = cache(lambda: OpenVino(partial))  # fails with its first run
+                    runners['openvino'] = lambda inputs: session().run(inputs)
+            else:
+                runners = {'torch': write_program(partial, graph, about, settings)}
+            try:
+                checks = verify(model, runners, images, settings, progress)
+            except Exception as error:
+                raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
+            reports = write_report(path, about, checks)
+            check_passed(checks, f'see {reports[1]}')
+            if in_onnx:
+                finish(file, graph, about, make_samples(model, settings))
                 onnx.save(file, partial)
                 tested = verify_session(partial, OnnxRuntime(partial, CPU))
                 check_passed(tested, 'this is the test of the file itself')
-            else:
-                write_program(partial, graph, about, settings, compare)
     except ExportError as error:
         raise UserError(f'{path} was not written; {one_line(error)}') from error
     return [path, *reports]
@@ -99,40 +101,31 @@ def check_passed(checks: Sequence[Check], more: str) -> None:
     warnings.warn(f'do not use the file in OpenVINO: {text}', stacklevel=2)
 
 
-def write_onnx(
-    path: Path,
-    graph: Exportable,
-    about: dict[str, Any],
-    settings: Settings,
-    compare: Callable[[Mapping[str, Runner]], None],
-) -> None:
-    """Capture with all stages, compare, then write the model with the outputs alone."""
+def with_all_stages(graph: Exportable, settings: Settings) -> onnx.ModelProto:
+    """The ONNX model, whose outputs are all stages."""
     everything = graph.returning_all_stages()
     program = capture(everything, settings.has_valid, settings.size)
-    model = translate(program, everything.output_names)
-    onnx.save(model, path)
-    runners = {'onnxruntime': OnnxRuntime(path, CPU).run}
-    if find_spec('openvino'):
-        session = cache(lambda: OpenVino(path))  # its errors are those of its first run
-        runners['openvino'] = lambda inputs: session().run(inputs)
-    compare(runners)
-    outputs = {value.name: value for value in model.graph.output}
-    del model.graph.output[:]
-    model.graph.output.extend(outputs[name] for name in graph.output_names)
-    onnxscript.optimizer.remove_unused_nodes(model)
-    onnx.helper.set_model_props(model, {KEY: json.dumps(about)})
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
+    return translate(program, everything.output_names)
+
+
+def finish(
+    file: onnx.ModelProto, graph: Exportable, about: dict[str, Any], samples: Sequence[Sample] = ()
+) -> None:
+    """Keep only the outputs of all stages, and add the metadata and the test data."""
+    entries = {KEY: json.dumps(about)} | ({TEST_KEY: pack(samples)} if samples else {})
+    outputs = {value.name: value for value in file.graph.output}
+    del file.graph.output[:]
+    file.graph.output.extend(outputs[name] for name in graph.output_names)
+    onnxscript.optimizer.remove_unused_nodes(file)
+    onnx.helper.set_model_props(file, entries)
+    onnx.checker.check_model(file)
 
 
 def write_program(
-    path: Path,
-    graph: Exportable,
-    about: dict[str, Any],
-    settings: Settings,
-    compare: Callable[[Mapping[str, Runner]], None],
-) -> None:
-    """An archive of torch.export or a package of AOTInductor; only its outputs are compared."""
+    path: Path, graph: Exportable, about: dict[str, Any], settings: Settings
+) -> Runner:
+    """Write an archive of torch.export or a package of AOTInductor; returns what runs the file, of
+    which only the outputs can be compared."""
     program = capture(graph, settings.has_valid, settings.size)
     text = json.dumps(about)
     try:
@@ -154,4 +147,4 @@ def write_program(
             outputs = module(*as_arguments({k: torch.from_numpy(x) for k, x in inputs.items()}))
         return dict(zip(graph.output_names, (x.numpy() for x in outputs)))
 
-    compare({'torch': run})
+    return run

@@ -7,7 +7,6 @@ Shapes: B batch, H x W image in pixels, h x w map, N tokens, Q queries, C channe
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,7 @@ from .deformable import Levels, encode
 from .detectors import Detector
 from .extent import EachImage
 from .labels import resized_labels
-from .mm_model import preprocessing_of
-from .nms import best, largest
+from .nms import best, largest, take
 from .segmentors import PixelClassifier
 from .two_stage import repeat_edge
 
@@ -32,10 +30,8 @@ class Mask2FormerSegmentor(PixelClassifier):
     times mask. Probabilities are the share of each class in the sums."""
 
     def __init__(self, model: nn.Module, probabilities: bool = False) -> None:
-        padding = model.data_preprocessor.test_cfg or {}
-        preprocessing = preprocessing_of(model)._replace(divisor=padding.get('size_divisor') or 1)
-        check(preprocessing, model.decode_head)
-        super().__init__(model, probabilities, preprocessing)
+        super().__init__(model, probabilities)
+        check(self.preprocessing, model.decode_head)
         self.details['resized'] = 'probabilities'
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
@@ -59,13 +55,12 @@ class Mask2FormerSegmentor(PixelClassifier):
 
 class Mask2Former(Detector):
     """Masks and classes of the queries, best first, also of a panoptic model. The boxes are those
-    of the masks, which are (B, K, H / 4, W / 4), of the image padded to a multiple of 32."""
+    of the masks, which are (B, K, H / 4, W / 4), of the image padded to a multiple of 32. Masks are
+    not compared with MMDetection's, which have the size of the image."""
 
     task = 'instance'
 
-    def __init__(self, model: nn.Module, raw: bool = False) -> None:
-        if raw:
-            raise UserError('--raw needs a detector with non-maximum suppression; leave it out')
+    def __init__(self, model: nn.Module) -> None:
         if not model.test_cfg.get('instance_on', False):
             raise UserError('only instances can be exported; set test_cfg.instance_on=True')
         super().__init__(model)
@@ -84,30 +79,21 @@ class Mask2Former(Detector):
         scores, index = largest(classes.flatten(1), self.model.test_cfg.get('max_per_image', 100))
         labels, query = index % count, index // count
         scores = scores * (labels < head.num_things_classes)
-        masks = masks.gather(1, query[..., None, None].expand(-1, -1, *masks.shape[2:]))
+        masks = take(masks, query)
         size = [4 * side for side in masks.shape[2:]]
         pixels = F.interpolate(masks, size, mode='bilinear', align_corners=False)
         inside = (pixels > 0) & ~Region(batch.sizes).at_stride(1).outside(size)  # (B, K, H, W)
         area = inside.sum((2, 3))
         scores = scores * ((pixels.sigmoid() * inside).sum((2, 3)) / (area + 1e-6))
-        boxes = torch.stack([*ends(inside.any(2)), *ends(inside.any(3))], dim=-1)
-        boxes, scores, labels, index = best(
-            scores, boxes[..., [0, 2, 1, 3]], labels, scores.shape[1]
-        )
-        masks = masks.gather(1, index[..., None, None].expand(-1, -1, *masks.shape[2:]))
-        return stages | {
-            'boxes': boxes, 'scores': scores, 'labels': labels, 'masks': masks.sigmoid()
-        }  # fmt: skip
-
-    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
-        """Without masks: MMDetection's have the size of the image."""
-        result = super().reference(image)
-        del result['masks']
-        return result
+        (x1, x2), (y1, y2) = ends(inside.any(2)), ends(inside.any(3))
+        boxes = torch.stack([x1, y1, x2, y2], dim=-1)
+        boxes, scores, labels, index = best(scores, boxes, labels, scores.shape[1])
+        masks = take(masks, index).sigmoid()
+        return stages | {'boxes': boxes, 'scores': scores, 'labels': labels, 'masks': masks}
 
 
 def check(preprocessing: Preprocessing, head: nn.Module) -> None:
-    """Raise a UserError unless all maps divide the padded image, and the head can be exported."""
+    """Check that all maps divide the padded image, and that the head can be exported."""
     if preprocessing.divisor % 32:
         raise UserError(
             'a Mask2Former needs images padded to a multiple of 32 to be exported, got '

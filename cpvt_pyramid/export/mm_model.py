@@ -14,8 +14,9 @@ from .extent import EachImage
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """What the data preprocessor of a detector or a segmentor does with the pixels of one image."""
-    own = model.data_preprocessor
-    divisor, marks = getattr(own, 'pad_size_divisor', 1), getattr(own, 'valid_region', False)
+    own, marks = model.data_preprocessor, getattr(model.data_preprocessor, 'valid_region', False)
+    padding = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
+    divisor = padding.get('size_divisor') or getattr(own, 'pad_size_divisor', 1)
     bgr = not own._channel_conversion  # which turns OpenCV's blue first into red first
     if not own._enable_normalize:
         return Preprocessing((0.0,) * 3, (1.0,) * 3, divisor, bgr, marks)
@@ -26,11 +27,10 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
 
 
 class MMModel(Exportable):
-    """A model of MMDetection or MMSegmentation, with a backbone and perhaps a neck. By default, the
-    preprocessing is that of its data preprocessor."""
+    """A model of MMDetection or MMSegmentation, with a backbone and perhaps a neck."""
 
-    def __init__(self, model: nn.Module, preprocessing: Optional[Preprocessing] = None) -> None:
-        super().__init__(preprocessing or preprocessing_of(model))
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(preprocessing_of(model))
         self.model = model
 
     def maps(self, batch: Batch) -> tuple[tuple[Tensor, ...], EachImage, dict[str, Tensor]]:

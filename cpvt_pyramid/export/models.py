@@ -1,12 +1,56 @@
 """The exportable form of a model. mmdet and mmseg are imported where a model is theirs."""
 
-from torch import nn
+from typing import Optional
 
-from ..columnar import CPVT, Column
+from torch import Tensor, nn
+
+from ..columnar import CPVT, Column, crop
+from ..ops import ceil_div
 from ..pyramid import CPVTPyramid
 from ..tooling.command import UserError
-from .backbones import BackboneGraph, ClassifierGraph
-from .base import Exportable, Preprocessing
+from .base import Batch, Exportable, Preprocessing
+
+
+class BackboneGraph(Exportable):
+    """The maps (B, C, ceil(H / stride), ceil(W / stride)) of a `CPVTPyramid` or a `DenseCPVT`, zero
+    in the padding."""
+
+    task = 'features'
+
+    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__(preprocessing)
+        self.backbone = backbone
+        self.output_names = tuple(f'map_{i}' for i in range(len(backbone.strides)))
+
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        x, valid = self.preprocess(batch)
+        maps = self.backbone(x, valid)
+        if valid is not None:  # then the graph has padded the images
+            height, width = batch.images.shape[2:]
+            maps = [
+                crop(x.permute(0, 2, 3, 1), ceil_div(height, s), ceil_div(width, s)).movedim(3, 1)
+                for x, s in zip(maps, self.backbone.strides)
+            ]
+        return dict(zip(self.output_names, maps))
+
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        return dict(zip(self.output_names, self.backbone(self.normalize(image))))
+
+
+class ClassifierGraph(Exportable):
+    """The logits (B, classes) of the columnar model, a `CPVT`."""
+
+    task, output_names = 'classification', ('logits',)
+
+    def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__(preprocessing)
+        self.model = model
+
+    def stages(self, batch: Batch) -> dict[str, Tensor]:
+        return {'logits': self.model(*self.preprocess(batch))}
+
+    def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
+        return {'logits': self.model(self.normalize(image))}
 
 
 def exportable(
@@ -16,7 +60,7 @@ def exportable(
 
     Args:
         model: in evaluation mode, with its weights.
-        raw: of a detector: return the candidates before non-maximum suppression.
+        raw: of a RetinaNet or a DINO: return the candidates before non-maximum suppression.
         probabilities: of a segmentor: return those of all classes instead of labels.
         backbone: of a detector or a segmentor: export its backbone alone.
 
@@ -24,39 +68,42 @@ def exportable(
         UserError: a model that cannot be exported, or an option that it does not have.
     """
     kinds = [kind.__name__ for kind in type(model).__mro__]  # without importing their packages
-    own = isinstance(model, (CPVTPyramid, Column))
-    segments = 'EncoderDecoder' in kinds
+    segments, is_dino = 'EncoderDecoder' in kinds, kinds[0] in ('DINO', 'ValidRegionDINO')
     if probabilities and (not segments or backbone):
         raise UserError('--probabilities needs a segmentor; leave it out')
-    if raw and (own or segments or backbone):
-        raise UserError('--raw needs a detector; leave it out')
+    if raw and (backbone or not (is_dino or 'RetinaNet' in kinds)):
+        raise UserError('--raw needs a detector, a RetinaNet or a DINO; leave it out')
     if isinstance(model, CPVT):
         return ClassifierGraph(model, Preprocessing())
-    if own:
+    if isinstance(model, (CPVTPyramid, Column)):
         return BackboneGraph(model, Preprocessing())
     if backbone:
         from .mm_model import preprocessing_of
 
         return BackboneGraph(model.backbone, preprocessing_of(model)._replace(divisor=1))
-    if segments and type(model.decode_head).__name__ == 'Mask2FormerHead':
-        from .mask2former import Mask2FormerSegmentor
-
-        return Mask2FormerSegmentor(model, probabilities)
     if segments:
+        from .mask2former import Mask2FormerSegmentor
         from .segmentors import Segmentor
 
-        return Segmentor(model, probabilities)
+        is_mask2former = type(model.decode_head).__name__ == 'Mask2FormerHead'
+        return (Mask2FormerSegmentor if is_mask2former else Segmentor)(model, probabilities)
+    if is_dino:
+        from .dino import DINO
+
+        return DINO(model, raw)
     if 'RetinaNet' in kinds:
-        from .detectors import RetinaNet as Kind
-    elif 'TwoStageDetector' in kinds and 'TwoStagePanopticSegmentor' not in kinds:
-        from .two_stage import TwoStage as Kind
-    elif 'DINO' in kinds:
-        from .dino import DINO as Kind
-    elif 'Mask2Former' in kinds:
-        from .mask2former import Mask2Former as Kind
-    else:
-        raise UserError(
-            f'a {kinds[0]} cannot be exported; only RetinaNet, Faster R-CNN, Mask R-CNN, DINO, '
-            'Mask2Former, segmentors of type EncoderDecoder, and the backbones by themselves'
-        )
-    return Kind(model, raw)
+        from .detectors import RetinaNet
+
+        return RetinaNet(model, raw)
+    if 'TwoStageDetector' in kinds and 'TwoStagePanopticSegmentor' not in kinds:
+        from .two_stage import TwoStage
+
+        return TwoStage(model)
+    if 'Mask2Former' in kinds:
+        from .mask2former import Mask2Former
+
+        return Mask2Former(model)
+    raise UserError(
+        f'a {kinds[0]} cannot be exported; only RetinaNet, Faster R-CNN, Mask R-CNN, DINO, '
+        'Mask2Former, segmentors of type EncoderDecoder, and the backbones by themselves'
+    )

@@ -60,8 +60,9 @@ def best(
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows (B, K, C) of x (B, N, C) by index (B, K)."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+    """Rows (B, K, ...) of x (B, N, ...) by index (B, K)."""
+    index = index.view(*index.shape, *[1] * (x.dim() - 2))
+    return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
 
 
 def top(scores: Tensor, count: int, rest: float = 0) -> tuple[Tensor, Tensor]:

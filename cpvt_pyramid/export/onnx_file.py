@@ -18,10 +18,10 @@ from .nms import survives
 OPSET = 18
 LOWEST = torch.finfo(torch.float32).min
 
-# The example at which a graph for all sizes is captured: two images of unequal sides, that need
+# The size of the two images at which a graph for all sizes is captured: unequal sides, that need
 # padding on both axes, with maps of several cells at a stride of 128. A batch of one and a map of
 # one cell would become constants.
-EXAMPLE = 2, 333, 490
+EXAMPLE = 333, 490
 
 
 class ExportError(RuntimeError):
@@ -31,14 +31,12 @@ class ExportError(RuntimeError):
 def capture(
     model: Exportable, has_valid: bool = True, size: Optional[tuple[int, int]] = None
 ) -> ExportedProgram:
-    """The graph of an exportable model, by torch.export, with or without the input `valid`, for all
-    H and W or for one size of each; the batch is always dynamic. Raises an ExportError."""
-    batch, height, width = EXAMPLE if size is None else (EXAMPLE[0], *size)
+    """The graph of an exportable model, for all H and W or for one size; the batch is dynamic.
+    Raises an ExportError."""
+    height, width = size or EXAMPLE
     sizes = torch.tensor([[height, width], [height // 2, width // 2]])
-    given = {'images': torch.zeros(batch, 3, height, width)}
-    given |= {'valid': sizes} if has_valid else {}
-    given |= {'original': 2 * sizes} if model.takes_original else {}
-    arguments = as_arguments(given)
+    given = {'images': torch.zeros(2, 3, height, width), 'valid': sizes, 'original': 2 * sizes}
+    arguments = as_arguments({name: given[name] for name in model.input_names(has_valid)})
     shapes = [None if x is None else {0: Dim.DYNAMIC} for x in arguments]
     if size is None:
         shapes[0] = dict.fromkeys((0, 2, 3), Dim.DYNAMIC)
@@ -128,9 +126,10 @@ def tidy(model: onnx.ModelProto) -> None:
                 symbols[dim.dim_param] = dim.dim_param = symbols.get(dim.dim_param, name)
     for value in model.graph.output:
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:  # others are formulas, which the format has no room for
-                known = symbols.get(dim.dim_param)
-                dim.Clear() if known is None else setattr(dim, 'dim_param', known)
+            if dim.dim_param in symbols:
+                dim.dim_param = symbols[dim.dim_param]
+            elif dim.dim_param:  # a formula, which the format has no room for
+                dim.Clear()
     del model.graph.value_info[:]
     for part in (model.graph, *model.graph.node, *model.graph.input, *model.graph.output,
                  *model.graph.initializer):  # fmt: skip

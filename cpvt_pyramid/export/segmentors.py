@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..masked_map import as_plain
 from ..regions import extent_of, resample, resize_weights
 from ..tooling.command import UserError
-from .base import Batch, Preprocessing, full_sizes
+from .base import Batch, full_sizes
 from .labels import resized_labels
 from .mm_model import MMModel
 
@@ -28,12 +28,10 @@ class PixelClassifier(MMModel):
 
     task = 'segmentation'
 
-    def __init__(
-        self, model: nn.Module, probabilities: bool, preprocessing: Optional[Preprocessing] = None
-    ) -> None:
+    def __init__(self, model: nn.Module, probabilities: bool) -> None:
         if model.test_cfg.get('mode', 'whole') != 'whole':
             raise UserError('a segmentor is exported for whole images; set test_cfg.mode=whole')
-        super().__init__(model, preprocessing)
+        super().__init__(model)
         self.output_names = ('probabilities',) if probabilities else ('labels',)
         self.takes_original = not probabilities
 

@@ -25,9 +25,7 @@ class TwoStage(Detector):
     (docs/batch_drift.md). There are no candidates to return, because each class has its own boxes.
     """
 
-    def __init__(self, model: nn.Module, raw: bool = False) -> None:
-        if raw:
-            raise UserError('--raw needs a detector with one stage; leave it out')
+    def __init__(self, model: nn.Module) -> None:
         head = model.roi_head
         names = 'bbox_roi_extractor', 'mask_roi_extractor'  # the latter only with masks
         extractors = [getattr(head, name) for name in names if hasattr(head, name)]
@@ -116,15 +114,11 @@ class TwoStage(Detector):
         """Masks are those before MMDetection pastes them into the image."""
         if not self.model.roi_head.with_mask:
             return super().reference(image)
-        logits = []
-        keep = self.model.roi_head.mask_head.register_forward_hook(
-            lambda head, inputs, output: logits.append(output)
-        )
-        with keep:
+        head, logits = self.model.roi_head.mask_head, []
+        with head.register_forward_hook(lambda *call: logits.append(call[2])):
             result = super().reference(image)
-        del result['masks']
         if logits:  # there are none without boxes
-            index = 0 if self.model.roi_head.mask_head.class_agnostic else result['labels'][0]
+            index = 0 if head.class_agnostic else result['labels'][0]
             result['masks'] = logits[0][range(len(logits[0])), index].sigmoid()[None]
         return result
 

@@ -58,10 +58,10 @@ def batches_for(settings: Settings) -> list[list[tuple[int, int]]]:
     """The height and width of the images of each batch."""
     if settings.size is None:
         return [list(sizes) for sizes in BATCHES if settings.has_valid or len(set(sizes)) == 1]
-    size, (height, width) = settings.size, settings.size
     if not settings.has_valid:
-        return [[size], [size] * 3]
-    odd = max(height * 2 // 3 | 1, 1), max(width - 7, 1)
+        return [[settings.size], [settings.size] * 3]
+    size, (height, width) = settings.size, settings.size
+    odd = height * 2 // 3 | 1, max(width - 7, 1)
     return [[size], [odd], [size, odd, (height, max(width // 2, 1))], [size] * 3]
 
 
@@ -72,15 +72,8 @@ def verify(
     settings: Settings,
     progress: Callable[[Sequence], Sequence] = list,
 ) -> list[Check]:
-    """Compare a graph with the model in PyTorch; returns all comparisons, also those that failed.
-
-    Args:
-        model: the exportable model in float32.
-        runners: the graph in each runtime: from inputs to stages and outputs, by name.
-        images: (H, W, 3) RGB, resized to the sizes of the batches, in turn.
-        settings: of the graph.
-        progress: wraps the batches, such as `tqdm`.
-    """
+    """Compare a graph in each runtime with the model in float32, on images (H, W, 3) RGB that are
+    resized. Returns all comparisons, also those that failed."""
     checks, given, tolerances = [], cycle(images), TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(settings)):
         batch, originals = [resize_image(next(given), s) for s in sizes], original_sizes(sizes)
@@ -155,8 +148,7 @@ def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
     raw = 'boxes' in model.output_names and 'labels' not in model.output_names
     if has_valid and not raw:  # raw candidates are those of the padded image
         settings = settings._replace(size=None)
-    shapes = input_shapes(model, settings)
-    samples = []
+    shapes, samples = input_shapes(model, settings), []
     for number, (own, original) in enumerate(zip(sizes, original_sizes(sizes))):
         found = []
         for seed in range(number, SEEDS * len(sizes), len(sizes)):
@@ -169,8 +161,8 @@ def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
         if model.details.get('masks') == 'image':
             inner['masks'][1:] = [-(-side // CELL) for side in own]
         outputs = {name: inside(x, inner[name]) for name, x in outputs.items()}
-        about = {'seed': seed, 'size': own, 'original': original}
-        sample = {'image': {name: np.array(x) for name, x in about.items()}, 'shapes': inner}
+        about = dict(seed=np.array(seed), size=np.array(own), original=np.array(original))
+        sample = {'image': about, 'shapes': inner}
         if is_detection(outputs):
             outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
             noisy = noisy_results(model, draw(seed, *own), tolerances)
@@ -211,12 +203,11 @@ def write_report(path: Path, about: dict[str, Any], checks: Sequence[Check]) -> 
     }
     data, table = path.with_suffix('.report.json'), path.with_suffix('.report.md')
     data.write_text(json.dumps(result, indent=1) + '\n')
-    lines = [
-        f'# {path.name}\n',
+    table.write_text(
+        f'# {path.name}\n\n'
         f'{len(checks) - len(failed)} of {len(checks)} comparisons with PyTorch passed. Maps and '
         'logits: with the same batch; outputs: with each image alone. Each row is the largest '
-        'difference in the batch.\n',
-        markdown_table(HEAD, [check.cells for check in checks]) + '\n',
-    ]
-    table.write_text('\n'.join(lines))
+        'difference in the batch.\n\n'
+        f'{markdown_table(HEAD, [check.cells for check in checks])}\n'
+    )
     return [data, table]

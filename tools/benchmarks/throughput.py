@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[2]
-# A checkout that is not installed, and speed.py where this file is loaded as a module.
+# A checkout that is not installed, and the other files of this folder where this is a module.
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests'), str(Path(__file__).parent)]
 from cpvt_pyramid.tooling.command import UserError, imports_of, run_command  # noqa: E402
 from cpvt_pyramid.tooling.files import make_folder, write_text  # noqa: E402
@@ -130,8 +130,8 @@ def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
     lowest score of a box that is drawn."""
     with imports_of('throughput'):
         import torch
+        from contestants import read_config
         from models import ports
-        from speed import read_config
 
         from cpvt_pyramid.runner.config.load import load_config
         from cpvt_pyramid.runner.inference.batched import ModelPredictor
@@ -176,14 +176,18 @@ def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
 
 def write_onnx(path: Path, model: Any, cfg: Any) -> None:
     """Export a model as tools/export.py does, but without comparisons."""
+    import onnx
+
     from cpvt_pyramid.export import files
     from cpvt_pyramid.export.about import Settings, about_config, metadata
     from cpvt_pyramid.export.models import exportable
 
     graph, settings = exportable(model), Settings()
     about = metadata(graph, model, about_config(cfg, {}), settings)
+    file = files.with_all_stages(graph, settings)
+    files.finish(file, graph, about)
     with files.atomic_write(path) as draft:
-        files.write_onnx(draft, graph, about, settings, lambda runners: None)
+        onnx.save(file, draft)
 
 
 def find_photographs(images: str | None, folder: Path) -> list[Path]:

@@ -1,3 +1,5 @@
+"""speed.py and the files that it is made of, and busy.py."""
+
 import functools
 import json
 import os
@@ -15,69 +17,63 @@ from cpvt_pyramid.export import onnx_file
 
 tool = load_tool('benchmarks/speed')
 
+import contestants  # noqa: E402 in the tool's folder
+import machine  # noqa: E402
+import measuring  # noqa: E402
 
 RETINANET = str(ROOT / 'configs/demo/retinanet_cpvt_nano.py')
 SEMANTIC_FPN = str(ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py')
-RATES = {'square, torch': 100.0, 'copy': 10}  # of a machine, where they do not matter
 
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, 'machine_rates', lambda *_: RATES)
+    """The rates of a machine, where they do not matter."""
+    monkeypatch.setattr(tool, 'machine_rates', lambda *_: {'square, torch': 100.0, 'copy': 10})
 
 
 def rows_of(path: Path, **options) -> list[dict]:
     """The rows of a round, by default of a small backbone."""
-    path.mkdir(exist_ok=True)
     settings = dict(arch='' if 'config' in options else 'pcpvt_nano', rounds=1, no_memory=True)
     tool.speed(json=str(path / 'speed.json'), **settings | options)
     return json.loads((path / 'speed.json').read_text())['rows']
 
 
 def test_rows_and_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(tool, 'least', tool.elapsed)  # of one call, which is enough here
-    tool.speed(
-        arch='pcpvt_nano',
-        sizes=['64', '50x70'],
-        steps=['forward', 'train'],
-        rounds=2,
-        plain=True,
-        no_memory=True,
-        json=str(tmp_path / 'speed.json'),
-        plot=str(tmp_path / 'speed.png'),
+    monkeypatch.setattr(machine, 'least', measuring.elapsed)  # of one call, which is enough here
+    picture, steps = tmp_path / 'speed.png', ['forward', 'train']
+    rows = rows_of(
+        tmp_path, sizes=['64', '50x70'], steps=steps, rounds=2, plain=True, plot=str(picture)
     )
     results = json.loads((tmp_path / 'speed.json').read_text())
     assert set(results) == {'machine', 'options', 'rates', 'rows'}
     assert all(rate > 0 for rate in results['rates']['float32'].values())
     names = ['ours', 'ours_plain', 'timm', 'mmseg']
-    assert [row['model'] for row in results['rows']] == names * 4
-    for row in results['rows']:
+    assert [row['model'] for row in rows] == names * 4
+    for row in rows:
         assert len(row['rounds_ms']) == 2 and row['ms'] > 0 and row['floor_ms'] > 0
         low, high = row['ratio_spread']
         assert 0 < low <= high
         if row['model'] == 'ours':
             assert row['ratio'] == low == high == 1
         elif row['height'] == 64 or row['model'] == 'ours_plain':
-            assert row['difference'] < tool.TOLERANCE
+            assert row['difference'] < measuring.TOLERANCE
         else:  # libraries may differ
             assert 'difference' in row
-    train, forward = results['rows'][8], results['rows'][0]
-    assert 2.9 < train['gflops'] / forward['gflops'] <= 3
-    picture = matplotlib.image.imread(tmp_path / 'speed.png')
-    assert picture.shape[0] > 300 and picture.shape[1] > 800
-    assert picture[..., :3].std() > 0.05
+    assert 2.9 < rows[8]['gflops'] / rows[0]['gflops'] <= 3  # training and forward
+    pixels = matplotlib.image.imread(picture)
+    assert pixels.shape[0] > 300 and pixels.shape[1] > 800 and pixels[..., :3].std() > 0.05
 
 
 def test_floor_is_of_the_highest_rates_so_far(tmp_path, monkeypatch):
     rates = iter([{'torch': 1, 'copy': 4}, {'torch': 3, 'copy': 2}, {'torch': 2, 'copy': 5}])
     times = iter([0.1, 0.9, 0.5, 0.8, 0.2])
     with monkeypatch.context() as patch:  # the first is to warm up, the last beyond two seconds
-        patch.setattr(tool, 'elapsed', lambda *_: next(times))
-        assert tool.least(None, 'cpu') == 0.5
+        patch.setattr(machine, 'elapsed', lambda *_: next(times))
+        assert machine.least(None, 'cpu') == 0.5
     monkeypatch.setattr(tool, 'machine_rates', lambda *_: next(rates))
     first, second = rows_of(tmp_path, models=['ours'], sizes=['32', '64'])
     for row, best in ((first, {'torch': 3, 'copy': 4}), (second, {'torch': 3, 'copy': 5})):
-        assert row['floor_ms'] == 1e3 * tool.floor(row, best)
+        assert row['floor_ms'] == 1e3 * machine.floor(row, best)
 
 
 def test_compiled_models_follow_their_own(rates, monkeypatch, tmp_path):
@@ -90,21 +86,20 @@ def test_compiled_models_follow_their_own(rates, monkeypatch, tmp_path):
     rows = rows_of(tmp_path, **options)
     assert [row['model'] for row in rows] == ['ours', 'ours_compiled'] * 2
     assert all(row['gflops'] > 0 for row in rows)
-    assert all(row.get('difference', 0) < tool.TOLERANCE for row in rows)
+    assert all(row.get('difference', 0) < measuring.TOLERANCE for row in rows)
     assert [(row['graphs'], row['graph_breaks']) for row in rows[1::2]] == [(2, 0)] * 2
     assert 'graphs' not in rows[0]
 
 
 def test_runtimes_follow_their_models(rates, monkeypatch, tmp_path, capsys):
     """Each is compared with its own model: maps of timm's are smaller than ours."""
+    suffixes = [f'_{runtime}' for runtime in tool.RUNTIMES]
     monkeypatch.setattr(
-        tool, 'in_runtimes', lambda name, model: ((f'{name}_{x}', model) for x in tool.RUNTIMES)
+        contestants, 'in_runtimes', lambda name, model: ((name + x, model) for x in suffixes)
     )
     options = dict(runtimes=True, dtypes=['float32', 'bfloat16'])
     rows = rows_of(tmp_path, models=['ours', 'timm'], sizes=['50x70'], **options)
-    names = [
-        f'{name}{x}' for name in ('ours', 'timm') for x in ('', *map('_{}'.format, tool.RUNTIMES))
-    ]
+    names = [name + suffix for name in ('ours', 'timm') for suffix in ('', *suffixes)]
     assert [row['model'] for row in rows] == [*names, 'ours', 'timm']
     assert [row['difference'] for row in rows if '_' in row['model']] == [0] * 6
     assert rows[4]['difference'] is None and all(row['cpu_ms'] > 0 for row in rows)
@@ -124,7 +119,7 @@ def test_runtimes_give_the_maps_of_pytorch(name, monkeypatch):
     model, image = ports.randomize(model).eval(), torch.randn(1, 3, 40, 56)
     with torch.inference_mode():
         (expected,) = model(image)
-        for runtime, found in tool.in_runtimes(name, model):
+        for runtime, found in contestants.in_runtimes(name, model):
             tolerance = 0.1 if runtime.endswith('bf16') else 1e-4
             torch.testing.assert_close(found(image)[0], expected, rtol=0, atol=tolerance)
 
@@ -133,15 +128,15 @@ def test_maps_are_equal_only_because_the_weights_are():
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         ours, theirs = (m(image) for m in tool.build_all(['ours', 'mmdet'], 'pvt_tiny').values())
-        assert tool.difference(ours, theirs) < tool.TOLERANCE
-        assert tool.difference(ours, tool.build('mmdet', 'pvt_tiny')(image)) > 0.1
+        assert measuring.difference(ours, theirs) < measuring.TOLERANCE
+        assert measuring.difference(ours, contestants.build('mmdet', 'pvt_tiny')(image)) > 0.1
 
 
 def test_memory_of_a_process():
     """A step takes more memory than its image, and less than everything."""
-    case = tool.Case('train', 'float32', 64, 64, 2, 'cpu', None)
-    image = case.image().nbytes / tool.MIB
-    assert image < tool.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
+    case = tool.Case('train', 'float32', 64, 64, 2, 'cpu')
+    image = case.image().nbytes / measuring.MIB
+    assert image < measuring.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
 
 
 def test_a_model_that_fails_is_a_row(rates, monkeypatch, capsys, tmp_path):
@@ -150,7 +145,7 @@ def test_a_model_that_fails_is_a_row(rates, monkeypatch, capsys, tmp_path):
             raise MemoryError('too large')
         return 7.0
 
-    monkeypatch.setattr(tool, 'peak_memory', fails)
+    monkeypatch.setattr(measuring, 'peak_memory', fails)
     rows = rows_of(tmp_path, models=['ours', 'timm'], sizes=['64'], no_memory=False)
     assert rows[0]['peak_mib'] == 7 and 'ms' in rows[0]
     assert rows[1]['failed'] == 'too large' and 'ms' not in rows[1]
@@ -174,34 +169,26 @@ def test_an_interrupted_run_keeps_finished_results(rates, monkeypatch, capsys, t
     assert len(json.loads(Path('a.json').read_text())['rows']) == 1 and Path('a.png').exists()
 
 
-# The models of configs
-
-
 @pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
 def test_models_of_configs(config, rates, capsys, tmp_path):
-    """The libraries' outputs agree."""
-    steps = ['forward', 'train']
-    options = dict(models=['ours', 'mmseg'], sizes=['64x96'], steps=steps, batch=2)
+    """The libraries' outputs agree, and so do their losses, which depend on the backbone."""
+    names = ['ours', 'mmseg']
+    options = dict(models=names, sizes=['64x96'], steps=['forward', 'train'], batch=2)
     rows = rows_of(tmp_path, config=config, **options)
-    assert [row['model'] for row in rows] == ['ours', 'mmseg'] * 2
+    assert [row['model'] for row in rows] == names * 2 and rows[0]['gflops'] > 0
     for row in rows:
         assert row['config'] == config and row['ms'] > 0
-        assert row.get('difference', 0) < tool.TOLERANCE
-    assert rows[0]['gflops'] > 0
+        assert row.get('difference', 0) < measuring.TOLERANCE
     assert f'{Path(config).stem}, train' in capsys.readouterr().out
 
-
-@pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
-def test_a_training_step_of_a_config(config):
-    """The loss has a gradient in the backbone and depends on its weights; libraries agree."""
-    models = tool.build_all(['ours', 'mmseg'], 'pcpvt_nano', config)
+    models = tool.build_all(names, 'pcpvt_nano', config)
     case = tool.Case('train', 'float32', 64, 64, 2, 'cpu', config)
     image, losses = case.image(), []
     for model in models.values():
         for module in case.prepared(model).modules():
             if isinstance(module, nn.Dropout2d):  # of the segmentor's head
                 module.p = 0
-        losses.append(tool.loss(model, image))
+        losses.append(measuring.loss(model, image))
         losses[-1].backward()
         gradients = [p.grad for p in model.model.backbone.parameters()]
         assert sum(gradient is not None and bool(gradient.any()) for gradient in gradients) > 50
@@ -209,20 +196,32 @@ def test_a_training_step_of_a_config(config):
     with torch.no_grad():
         for p in model.model.backbone.parameters():
             p *= 1.5
-        assert abs(tool.loss(model, image) / losses[0] - 1) > 1e-3
+        assert abs(measuring.loss(model, image) / losses[0] - 1) > 1e-3
 
 
-def test_waiting_on_busy_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(tool, 'WAITS', {'passive': tool.WAITS['passive']})
-    started, start = [], tool.subprocess.Popen
+def test_waiting_on_busy_cores(monkeypatch, capsys):
+    busy, calls, started = load_tool('benchmarks/busy'), [], []
+
+    def in_process(function, *arguments, environment):
+        calls.append((environment, len(started)))
+        return function(*arguments)
+
+    start = busy.subprocess.Popen
     record = lambda *a, **k: started.append(start(*a, **k)) or started[-1]  # noqa: E731
-    monkeypatch.setattr(tool.subprocess, 'Popen', record)
-    (row,) = rows_of(tmp_path, sizes=['32'], rounds=2, busy=True, threads=1)
-    assert row['model'] == 'ours, passive' and row['ratio'] == 1
-    assert len(row['rounds_ms']) == 2 and row['idle_ms'] > 0
-    busy = [process for process in started if process.args[-1] == tool.BUSY]
-    assert len(busy) == os.cpu_count()
+    monkeypatch.setattr(busy.subprocess, 'Popen', record)
+    monkeypatch.setattr(busy, 'in_process', in_process)
+    monkeypatch.setenv('GOMP_SPINCOUNT', '7')
+    options = '--arch pcpvt_nano --size 32 --rounds 2 --threads 1'
+    assert busy.main(options.split()) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert [row[0] for row in rows] == list(busy.WAITS) and rows[0][3] == '1.00'
+    assert min(float(cell) for row in rows for cell in row[1:4]) > 0
+    cores = os.cpu_count()
+    assert [n for _, n in calls] == [0, cores, cores, 2 * cores, 2 * cores, 3 * cores]
+    counts = [environment.get('GOMP_SPINCOUNT') for environment, _ in calls]
+    assert counts == [None, None, '10000', '10000', '300000', '300000']
     assert all(process.poll() is not None for process in started)
+    assert busy.main(['--rounds', '0']) == 2 and 'at least 1' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

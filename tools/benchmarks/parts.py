@@ -30,8 +30,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-sys.path.insert(0, str(Path(__file__).parent))  # for speed.py
+ROOT = Path(__file__).resolve().parents[2]
+# A checkout that is not installed, and the other files of this folder where this is a module.
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests'), str(Path(__file__).parent)]
 from cpvt_pyramid.tooling.command import (  # noqa: E402
     UserError,
     imports_of,
@@ -46,11 +47,11 @@ with imports_of('parts'):
     import cv2
     import numpy as np
     import torch
+    from measuring import parse_size
     from mmengine.config import Config
     from mmengine.dataset import Compose, pseudo_collate
     from mmengine.logging import MMLogger
     from mmengine.optim import build_optim_wrapper
-    from speed import parse_size
     from torch import Tensor, nn
 
     from cpvt_pyramid.ops.winograd import use_winograd

@@ -26,73 +26,74 @@ from cpvt_pyramid.tooling.files import make_folder, write_text  # noqa: E402
 MINUTES = 30  # time limit of a command
 GRACE = 30  # seconds for a process that is interrupted
 
-DOCTOR = ('-m cpvt_pyramid.doctor',)  # prints the machine and the versions
-S, PARTS = 'tools/benchmarks/speed.py', 'tools/benchmarks/parts.py'
+SPEED, PARTS = 'tools/benchmarks/speed.py', 'tools/benchmarks/parts.py'
+THROUGHPUT, BUSY = 'tools/benchmarks/throughput.py', 'tools/benchmarks/busy.py'
+SVT, PAIR = '--arch svt_small', '--models ours timm'
 BOTH, DTYPES = '--steps forward train', '--dtypes float32 tf32 bfloat16 float16'
 RETINANET, FPN = 'configs/retinanet_cpvt_s.py', 'configs/semantic_fpn_cpvt_s.py'
+# The commands of each part, one per line.
 REPORTS = {
     'cuda': {
-        'tests': ('-m pytest tests/cuda',),
-        'inference': (
-            f'{S} --sizes 224 --batch 128 {BOTH} --dtypes bfloat16 --with-cp',
-            f'{S} --sizes 512 --batch 8 {BOTH} {DTYPES} --with-cp',
-            f'{S} --sizes 800x1344 --batch 2 {BOTH} {DTYPES} --with-cp',
-        ),
-        'windows': (
-            f'{S} --arch svt_small --sizes 224 --batch 128 {BOTH} --dtypes bfloat16 --with-cp',
-            f'{S} --arch svt_small --sizes 448 --batch 8 {BOTH} --dtypes float32 bfloat16 '
-            '--with-cp',
-            f'{S} --arch svt_small --sizes 896x1344 --batch 2 {BOTH} --dtypes bfloat16 --with-cp',
-        ),
-        'compiled': (
-            f'{S} --sizes 512 800x1344 --batch 2 --dtypes bfloat16 --compile --models ours timm',
-            f'{S} --arch svt_small --sizes 448 --batch 8 --dtypes bfloat16 --compile '
-            '--models ours timm',
-        ),
-        'peers': (
-            f'{S} --sizes 224 448 896 1344 --batch 4 {BOTH} --dtypes bfloat16 '
-            '--models ours timm mmseg mmdet pvt_v2_b2 swin_tiny convnext_tiny resnet50 '
-            '--plot FOLDER/peers.png',
-        ),
-        'whole-models': (
-            f'{S} --config {RETINANET} --sizes 800x1344 --batch 2 {BOTH}',
-            f'{S} --config {FPN} --sizes 512 --batch 8 {BOTH}',
-        ),
+        'machine': '-m cpvt_pyramid.doctor',
+        'tests': '-m pytest tests/cuda',
+        'inference': f"""
+            {SPEED} --sizes 224 --batch 128 {BOTH} --dtypes bfloat16 --with-cp
+            {SPEED} --sizes 512 --batch 8 {BOTH} {DTYPES} --with-cp
+            {SPEED} --sizes 800x1344 --batch 2 {BOTH} {DTYPES} --with-cp
+        """,
+        'windows': f"""
+            {SPEED} {SVT} --sizes 224 --batch 128 {BOTH} --dtypes bfloat16 --with-cp
+            {SPEED} {SVT} --sizes 448 --batch 8 {BOTH} --dtypes float32 bfloat16 --with-cp
+            {SPEED} {SVT} --sizes 896x1344 --batch 2 {BOTH} --dtypes bfloat16 --with-cp
+        """,
+        'compiled': f"""
+            {SPEED} --sizes 512 800x1344 --batch 2 --dtypes bfloat16 --compile {PAIR}
+            {SPEED} {SVT} --sizes 448 --batch 8 --dtypes bfloat16 --compile {PAIR}
+        """,
+        'peers': f"""
+            {SPEED} --sizes 224 448 896 1344 --batch 4 {BOTH} --dtypes bfloat16 {PAIR} mmseg \
+                mmdet pvt_v2_b2 swin_tiny convnext_tiny resnet50 --plot FOLDER/peers.png
+        """,
+        'whole-models': f"""
+            {SPEED} --config {RETINANET} --sizes 800x1344 --batch 2 {BOTH}
+            {SPEED} --config {FPN} --sizes 512 --batch 8 {BOTH}
+        """,
     },
     'cpu': {
-        'throughput': tuple(
-            f'tools/benchmarks/throughput.py {config} --folder FOLDER/throughput'
-            for config in (RETINANET, FPN)
-        ),
-        'runtimes': tuple(
-            f'{S} --arch {arch} --models ours timm --runtimes --no-memory {options}'
-            for options in ('--sizes 512 --dtypes float32 bfloat16', '--sizes 800x1344 --rounds 3')
-            for arch in ('pcpvt_small', 'svt_small')
-        ),
-        'training': (
-            f'{S} --arch pcpvt_small --sizes 512 {BOTH} --with-cp --rounds 5',
-            f'{S} --arch svt_small --sizes 448 {BOTH} --with-cp --rounds 5',
-            f'{S} --arch pcpvt_small --sizes 800x1344 {BOTH} --with-cp --rounds 3',
-            f'{S} --arch svt_small --sizes 896x1344 {BOTH} --with-cp --rounds 3',
-            f'{S} --arch svt_small --models ours timm --sizes 800x1344 --steps train --with-cp '
-            '--rounds 1',
-        ),
-        'busy': (f'{S} --arch svt_small --sizes 512 --busy --rounds 3 --no-memory',),
-        'whole-models': (
-            f'{PARTS} {FPN} --size 512',
-            f'{PARTS} {RETINANET} --size 800x1344 --rounds 1',
-            f'{S} --config {RETINANET} --models ours mmseg --sizes 800x1344 --steps train '
-            '--rounds 1',
-        ),
-        'compiled': tuple(
-            f'{S} --models ours timm --no-memory --compile --rounds 5 {options}'
-            for options in ('--sizes 512 800x1344', '--sizes 512 --steps train')
-        ),
-        'peers': (
-            f'{S} --models ours timm swin_tiny convnext_tiny resnet50 '
-            '--sizes 224 448 896 1344 2048 --rounds 2 --plot FOLDER/peers.png',
-            f'{S} --models ours mmseg mmdet pvt_v2_b2 --sizes 224 448 896 1344 --rounds 2',
-        ),
+        'machine': '-m cpvt_pyramid.doctor',
+        'throughput': f"""
+            {THROUGHPUT} {RETINANET} --folder FOLDER/throughput
+            {THROUGHPUT} {FPN} --folder FOLDER/throughput
+        """,
+        'runtimes': f"""
+            {SPEED} {PAIR} --runtimes --no-memory --sizes 512 --dtypes float32 bfloat16
+            {SPEED} {SVT} {PAIR} --runtimes --no-memory --sizes 512 --dtypes float32 bfloat16
+            {SPEED} {PAIR} --runtimes --no-memory --sizes 800x1344 --rounds 3
+            {SPEED} {SVT} {PAIR} --runtimes --no-memory --sizes 800x1344 --rounds 3
+        """,
+        'training': f"""
+            {SPEED} --arch pcpvt_small --sizes 512 {BOTH} --with-cp --rounds 5
+            {SPEED} {SVT} --sizes 448 {BOTH} --with-cp --rounds 5
+            {SPEED} --arch pcpvt_small --sizes 800x1344 {BOTH} --with-cp --rounds 3
+            {SPEED} {SVT} --sizes 896x1344 {BOTH} --with-cp --rounds 3
+            {SPEED} {SVT} {PAIR} --sizes 800x1344 --steps train --with-cp --rounds 1
+        """,
+        'busy': f'{BUSY} {SVT} --size 512 --rounds 3',
+        'whole-models': f"""
+            {PARTS} {FPN} --size 512
+            {PARTS} {RETINANET} --size 800x1344 --rounds 1
+            {SPEED} --config {RETINANET} --models ours mmseg --sizes 800x1344 \
+                --steps train --rounds 1
+        """,
+        'compiled': f"""
+            {SPEED} {PAIR} --no-memory --compile --rounds 5 --sizes 512 800x1344
+            {SPEED} {PAIR} --no-memory --compile --rounds 5 --sizes 512 --steps train
+        """,
+        'peers': f"""
+            {SPEED} --models ours timm swin_tiny convnext_tiny resnet50 \
+                --sizes 224 448 896 1344 2048 --rounds 2 --plot FOLDER/peers.png
+            {SPEED} --models ours mmseg mmdet pvt_v2_b2 --sizes 224 448 896 1344 --rounds 2
+        """,
     },
 }
 
@@ -118,10 +119,10 @@ def report(
     page = folder / 'report.md'
     text = page.read_text() if page.exists() else f'# Report: {device}\n'
     failures = 0
-    for part, commands in (('machine', DOCTOR), *((part, known[part]) for part in parts or known)):
-        for command in commands:
-            command = command.replace('FOLDER', str(folder))
-            command += ' --device cuda' * (device == 'cuda' and command.startswith(S))
+    for part in ['machine', *parts] if parts else known:
+        for line in known[part].strip().splitlines():
+            command = ' '.join(line.split()).replace('FOLDER', str(folder))
+            command += ' --device cuda' * (device == 'cuda' and command.startswith(SPEED))
             if f'$ python {command}\n' in text:
                 continue
             print(f'{part}: {command}', flush=True)

@@ -24,7 +24,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Optional
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
 from cpvt_pyramid.tooling.command import UserError, imports_of, run_command  # noqa: E402
+from cpvt_pyramid.tooling.files import make_folder  # noqa: E402
 
 with imports_of('sample_dataset'):
     import numpy as np
@@ -65,7 +65,6 @@ CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from 
 VAL_SCANS = 0.2
 JPEG_QUALITY = 92
 ADE = 'ade/ADEChallengeData2016'
-OBJECT_INFO = f'{ADE}/objectInfo150.txt'
 MARKER = 'sample.json'
 FORMAT = 2  # increased when the same arguments give other files
 
@@ -323,37 +322,28 @@ def load_photograph(name: str) -> Image.Image:
     return Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
 
 
-def image_paths(split: str, index: int) -> tuple[str, str, str]:
-    """Paths of COCO image, ADE image and ADE map number `index` (from 1), relative to the root."""
-    name = f'ADE_{split}_{index:08d}'
-    return (
-        f'coco/{split}2017/{index:012d}.jpg',
-        f'{ADE}/images/{ADE_SPLITS[split]}/{name}.jpg',
-        f'{ADE}/annotations/{ADE_SPLITS[split]}/{name}.png',
-    )
-
-
 def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
     """Write the images in both layouts, the maps and the annotations of one split."""
-    annotation_path = folder / f'coco/annotations/instances_{split}2017.json'
-    for path in (annotation_path, *(folder / path for path in image_paths(split, 1))):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    coco, annotations = folder / f'coco/{split}2017', folder / 'coco/annotations'
+    ade, maps = (folder / ADE / kind / ADE_SPLITS[split] for kind in ('images', 'annotations'))
+    for path in (coco, annotations, ade, maps):
+        path.mkdir(parents=True, exist_ok=True)
     images: list[dict] = []
-    annotations: list[dict] = []
+    instances: list[dict] = []
     for index, picture in enumerate(pictures, 1):
-        coco, ade, classes = (folder / path for path in image_paths(split, index))
-        Image.fromarray(picture.pixels).save(coco, quality=JPEG_QUALITY)
-        shutil.copyfile(coco, ade)
-        Image.fromarray(semantic_map(picture)).save(classes)
+        image, name = coco / f'{index:012d}.jpg', f'ADE_{split}_{index:08d}'
+        Image.fromarray(picture.pixels).save(image, quality=JPEG_QUALITY)
+        shutil.copyfile(image, ade / f'{name}.jpg')
+        Image.fromarray(semantic_map(picture)).save(maps / f'{name}.png')
         height, width = picture.pixels.shape[:2]
-        record = dict(id=index, file_name=coco.name, height=height, width=width)
+        record = dict(id=index, file_name=image.name, height=height, width=width)
         images.append(record | dict(photograph=picture.photograph))
         for instance in picture.instances:
-            annotations.append(coco_annotation(instance, index, len(annotations) + 1))
+            instances.append(coco_annotation(instance, index, len(instances) + 1))
     categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
-    content = dict(images=images, annotations=annotations, categories=categories)
+    content = dict(images=images, annotations=instances, categories=categories)
     content['info'] = dict(description='Handwritten digits on photographs; see SOURCES.md')
-    annotation_path.write_text(json.dumps(content))
+    (annotations / f'instances_{split}2017.json').write_text(json.dumps(content))
 
 
 def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
@@ -377,37 +367,13 @@ def write_dataset(folder: Path, arguments: dict) -> None:
         pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
         write_split(folder, split, pictures)
     lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
-    (folder / OBJECT_INFO).write_text('\n'.join(['Idx\tName', *lines, '']))
+    (folder / ADE / 'objectInfo150.txt').write_text('\n'.join(['Idx\tName', *lines, '']))
     (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
-    (folder / MARKER).write_text(json.dumps(arguments) + '\n')
+    (folder / MARKER).write_text(marker_text(arguments))
 
 
-def is_complete(root: Path, arguments: dict) -> bool:
-    """Whether the data set is at `root`. Raises UserError if something else is."""
-    if not root.exists() or root.is_dir() and not any(root.iterdir()):
-        return False
-    with suppress(OSError, ValueError):
-        if json.loads((root / MARKER).read_text()) == arguments:
-            return True
-    raise UserError(
-        f'{root} has other files, or a data set with other arguments or of another version; '
-        'remove it, or name another folder'
-    )
-
-
-def create(root: Path, arguments: dict) -> bool:
-    """Create the data set at `root`, completely or not at all; False if it exists."""
-    if is_complete(root, arguments):
-        return False
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f'.{root.name}.', dir=root.parent) as folder:
-        new = Path(folder, 'new')
-        new.mkdir()
-        write_dataset(new, arguments)
-        if is_complete(root, arguments):  # another run was faster
-            return False
-        new.rename(root)
-    return True
+def marker_text(arguments: dict) -> str:
+    return json.dumps(arguments) + '\n'
 
 
 def sample_dataset(
@@ -417,7 +383,7 @@ def sample_dataset(
     val: int = 100,
     seed: int = 0,
 ) -> None:
-    """Create the data set, unless it exists.
+    """Create the data set, completely or not at all, unless it exists.
 
     Args:
         root (DIR): folder to create; by default data/sample in the checkout
@@ -432,12 +398,22 @@ def sample_dataset(
         )
     folder = Path(root or ROOT / 'data' / 'sample').expanduser().resolve()
     arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
-    try:
-        is_new = create(folder, arguments)
-    except OSError as error:
-        reason = f'{error.filename}: {error.strerror}' if error.filename else str(error)
-        raise UserError(reason) from error
-    print(f'{folder}: {train} + {val} images, {"created" if is_new else "already complete"}')
+    marker = folder / MARKER
+    if marker.is_file() and marker.read_bytes() == marker_text(arguments).encode():
+        print(f'{folder}: {train} + {val} images, already complete')
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f'{folder} has other files, or a data set with other arguments or of another version; '
+            'remove it, or name another folder'
+        )
+    parent = make_folder(folder.parent)
+    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=parent) as scratch:
+        new = Path(scratch, 'new')
+        new.mkdir()
+        write_dataset(new, arguments)
+        new.rename(folder)
+    print(f'{folder}: {train} + {val} images, created')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

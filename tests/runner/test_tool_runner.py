@@ -1,14 +1,16 @@
 """What the tools' Runner does differently from mmengine's."""
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
-from cpvt_pyramid.runner.tool_runner import ToolRunner
+from cpvt_pyramid.runner.tool_runner import ToolRunner, one_cycles_by_group
 
 
 class Growing(nn.Module):
@@ -18,35 +20,32 @@ class Growing(nn.Module):
         return x.sin().sum()
 
 
-@pytest.mark.parametrize(
-    ('options', 'graphs'),
-    [({}, 2), ({'dynamic': False}, 2), ({'dynamic': True}, 1)],
-)
-def test_compiled_for_each_size(options, graphs, caplog):
+@pytest.mark.parametrize('given, graphs', [
+    (True, 2), ({}, 2), ({'dynamic': False}, 2), ({'dynamic': True}, 1), (False, 0),
+])  # fmt: skip
+def test_compiled_for_each_size(given, graphs, monkeypatch):
     torch._dynamo.reset()  # torch 2.1 takes graphs of an earlier backend
-    sizes = []
+    compiled, compile = [], torch.compile
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        sizes.append([x.shape for x in inputs if isinstance(x, Tensor)])
+        compiled.append(graph)
         return graph.forward
 
-    runner = ToolRunner.__new__(ToolRunner)
-    runner.model, runner.logger = Growing(), logging.getLogger('compile')
-    runner.cfg = Config({'compile': {'backend': backend, **options}})
-    with caplog.at_level('INFO'):
-        runner._maybe_compile('train_step')
-    for side in (4, 6):
-        runner.model.train_step(torch.ones(2, side, side + 2))
-    assert len(sizes) == graphs
-    assert ('one graph for each size' in caplog.text) == (not options)
-
-
-@pytest.mark.parametrize(('given', 'expected'), [(True, {'dynamic': False}), (False, False)])
-def test_whether_to_compile(given, expected, monkeypatch):
-    monkeypatch.setattr(torch, 'compile', lambda function, **options: (function, options))
+    monkeypatch.setattr(torch, 'compile', partial(compile, backend=backend))
     runner = ToolRunner.__new__(ToolRunner)
     runner.model, runner.logger = Growing(), logging.getLogger('compile')
     runner.cfg = Config({'compile': given})
     runner._maybe_compile('train_step')
-    assert runner.cfg.compile == expected
-    assert isinstance(runner.model.train_step, tuple) == given
+    for side in (4, 6):
+        runner.model.train_step(torch.ones(2, side, side + 2))
+    assert len(compiled) == graphs
+
+
+@pytest.mark.parametrize('eta_max', [1e-3, [1e-3, 1e-3]])
+def test_other_one_cycle_schedules_are_left_as_they_are(eta_max):
+    """Equal groups, and a list of peaks. For others, see training/test_train.py."""
+    rates = [5e-4, 5e-4] if isinstance(eta_max, float) else [5e-4, 1e-4]
+    parameters = [{'params': [nn.Parameter(torch.zeros(1))], 'lr': lr} for lr in rates]
+    wrapper = OptimWrapper(torch.optim.SGD(parameters, lr=5e-4))
+    schedules = [{'type': 'LinearLR'}, {'type': 'OneCycleLR', 'eta_max': eta_max}]
+    assert one_cycles_by_group(schedules, wrapper, logging.getLogger()) == schedules

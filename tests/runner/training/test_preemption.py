@@ -179,9 +179,7 @@ def test_resume_keeps_a_seed_that_the_config_leaves_open(whole, tmp_path):
     train.choose_start(cfg, True)
     assert not cfg.resume
 
-
-def test_a_config_that_mmengine_wrote_is_made_resumable_once(whole):
-    cfg = Config.fromfile(whole['detector'] / 'interrupted.py')
+    cfg = Config.fromfile(whole['detector'] / 'interrupted.py')  # as mmengine wrote it
     text = cfg.pretty_text
     resume.make_resumable(cfg)
     assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
@@ -254,24 +252,19 @@ custom_hooks = [dict(type='Interruptions', moments={moments})]
 """
 
 
-def in_two(folder: Path, *options: str) -> list[tuple[int, str]]:
-    """Exit status and stderr of a training in two processes, each with its own config."""
+def in_two(base: Path, moments: list, *options: str) -> list[tuple[int, str]]:
+    """Exit status and stderr of a training in two processes, of which the second has
+    interruptions, in the folder `work`."""
+    load_config(base)  # imports mm once, and not in each process
 
     def work(rank: int) -> int:
-        os.chdir(f'process{rank}')  # each has its own log of interruptions
-        command = ['two.py', '--launcher', 'pytorch', '--work-dir', str(folder)]
+        Path(f'process{rank}').mkdir(exist_ok=True)
+        os.chdir(f'process{rank}')  # each has its own config and log of interruptions
+        Path('two.py').write_text(TWO_PROCESSES.format(base=base, moments=moments if rank else []))
+        command = ['two.py', '--launcher', 'pytorch', '--work-dir', str(Path('../work').resolve())]
         return train.main([*command, *options])
 
     return in_processes(2, work)
-
-
-def write_two(base: Path, moments: list) -> None:
-    """Write the configs of two processes, of which the second has interruptions."""
-    load_config(base)  # imports mm once, and not in each process
-    for rank in range(2):
-        Path(f'process{rank}').mkdir()
-        text = TWO_PROCESSES.format(base=base, moments=moments if rank else [])
-        Path(f'process{rank}/two.py').write_text(text)
 
 
 @pytest.fixture(scope='module')
@@ -280,8 +273,7 @@ def whole_of_two(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp('two')
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        write_two(configs['detector'], [])
-        assert [status for status, _ in in_two(folder / 'work')] == [0, 0]
+        assert [status for status, _ in in_two(configs['detector'], [])] == [0, 0]
     return folder / 'work/epoch_2.pth'
 
 
@@ -289,17 +281,18 @@ def whole_of_two(configs: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 def test_two_processes(configs, whole_of_two, capsys, wrapper):
     """A signal to the second process in mid-epoch stops both. One process cannot go on, but it can
     after an epoch, also where the parameters were divided."""
-    write_two(configs['detector'], [('iteration', 2, signal.SIGTERM.value)])
-    work, options = Path('work').absolute(), ['--cfg-options', f'model_wrapper_cfg.type={wrapper}']
-    (status, line), (other_status, silent) = in_two(work, *options)
+    arguments = configs['detector'], [('iteration', 2, signal.SIGTERM.value)]
+    options = ['--cfg-options', f'model_wrapper_cfg.type={wrapper}']
+    (status, line), (other_status, silent) = in_two(*arguments, *options)
     assert (status, other_status) == (75, 75) and silent == ''
-    stopped = f'train: SIGTERM received; {work}/preempted.pth is the state after iteration 2: '
+    saved = Path('work/preempted.pth').absolute()
+    stopped = f'train: SIGTERM received; {saved} is the state after iteration 2: '
     assert f'{stopped}continue with the same command and --resume\n' in line
     command = ['process0/two.py', '--work-dir', 'work', '--resume']
     assert train.main(command) == 2
     expected = 'train: the checkpoint was written in mid-epoch with processes: 2, images of each: 1'
     assert expected in capsys.readouterr().err
-    assert [status for status, _ in in_two(work, '--resume', *options)] == [0, 0]
+    assert [status for status, _ in in_two(*arguments, '--resume', *options)] == [0, 0]
     ours, theirs = contents(Path('work/epoch_2.pth')), contents(whole_of_two)
     if wrapper == 'MMDistributedDataParallel':
         assert_same(ours, theirs)

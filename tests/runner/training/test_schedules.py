@@ -38,9 +38,11 @@ def test_what_counts_in_iterations_is_scaled():
     assert (linear.begin, linear.end) == (0, 6)
     assert (steps.begin, steps.end, steps.milestones) == (6, END, [120, 180])
     assert cosine.T_max == 7
-    cfg = training(train_dataloader=dict(batch_size=80))
+    never = dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_begin=0, by_epoch=False))
+    cfg = training(train_dataloader=dict(batch_size=80), default_hooks=never)
     fit_to_batch(cfg, scale_lr=False, scale_iters=True)
     assert cfg.train_cfg.max_iters == 10 and cfg.param_scheduler[0].end == 1  # at least one
+    assert cfg.default_hooks == never
 
 
 @pytest.mark.parametrize('changes, said', [

@@ -1,6 +1,5 @@
 """The options of train.py."""
 
-import logging
 from pathlib import Path
 from unittest import mock
 from urllib.error import URLError
@@ -9,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.optim import OptimWrapper
-from support import ROOT, load_tool, run
-from tiny_mm import Interruptions  # noqa: F401 (registered)
+from support import ROOT, in_processes, load_tool
 
 from cpvt_pyramid.runner import distributed
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.tool_runner import one_cycles_by_group
 from cpvt_pyramid.tooling.files import make_folder
 
 train = load_tool('train')
+NO_VALIDATION = 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None'
 
 
 def logged(checkpoint: Path, name: str) -> np.ndarray:
@@ -35,9 +32,6 @@ def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
     assert [path.name for path in Path('work').iterdir()] == ['.lock']
     lock.release()
     assert train.lock_work_dir('work')
-
-
-NO_VALIDATION = 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None'
 
 
 def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):
@@ -71,18 +65,7 @@ def test_a_one_cycle_schedule_respects_layer_decay_and_auto_scale_lr(configs):
     for group in groups:
         assert group['initial_lr'] == pytest.approx(group['max_lr'] / 25)
     log = next(Path('work').rglob('*.log')).read_text()
-    assert 'OneCycleLR: eta_max=0.002 is scaled by the learning rate of each parameter group' in log
-    assert ' to 0.00025\n' in log
-
-
-@pytest.mark.parametrize('eta_max', [1e-3, [1e-3, 1e-3]])
-def test_other_one_cycle_schedules_are_left_as_they_are(eta_max):
-    """Equal groups, and a list of peaks."""
-    rates = [5e-4, 5e-4] if isinstance(eta_max, float) else [5e-4, 1e-4]
-    parameters = [{'params': [torch.nn.Parameter(torch.zeros(1))], 'lr': lr} for lr in rates]
-    wrapper = OptimWrapper(torch.optim.SGD(parameters, lr=5e-4))
-    schedules = [{'type': 'LinearLR'}, {'type': 'OneCycleLR', 'eta_max': eta_max}]
-    assert one_cycles_by_group(schedules, wrapper, logging.getLogger()) == schedules
+    assert 'eta_max is scaled by the learning rate of each parameter group' in log
 
 
 @pytest.mark.parametrize('setting, what', [
@@ -104,8 +87,8 @@ def test_an_address_that_cannot_be_reached(setting, what, configs, monkeypatch, 
 
 
 def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
-    """A training of the demo with dist_train.sh. Batches are padded, to different sizes in the two
-    processes; augmentations depend on the sample and not on the process.
+    """Batches are padded, to different sizes in the two processes; augmentations depend on the
+    sample and not on the process.
 
     The losses are equal under these conditions: TotalBatchHook, no random draws in the model (drop
     path, dropout), no statistics of batches (BatchNorm), and no batch sampler that groups images.
@@ -122,15 +105,14 @@ def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
         'default_hooks = dict(logger=dict(interval=1))\n'
         'randomness = dict(seed=3)\n'
     )
-    options = ['demo.py', '--cfg-options', *NO_VALIDATION]
-    assert train.main([*options, 'train_dataloader.batch_size=4', 'work_dir=one']) == 0
-    options.insert(1, '2')
-    ended = run(
-        ROOT / 'tools/dist_train.sh', *options, 'train_dataloader.batch_size=2', 'work_dir=two'
-    )
-    assert ended.returncode == 0, ended.stderr
+    command = ['demo.py', '--launcher', 'pytorch', '--cfg-options', *NO_VALIDATION]
+    load_config('demo.py')  # imports mm once, and not in each process
+    two = in_processes(2, lambda _: train.main([*command, 'train_dataloader.batch_size=2']))
+    assert [status for status, _ in two] == [0, 0], two
+    command[1:3] = ['--work-dir', 'one']
+    assert train.main([*command, 'train_dataloader.batch_size=4']) == 0
     for name in ('loss', 'loss_cls', 'loss_bbox'):
-        one, two = (logged(Path(folder, 'epoch_2.pth'), name) for folder in ('one', 'two'))
+        one, two = (logged(Path(f, 'epoch_2.pth'), name) for f in ('one', 'work_dirs/demo'))
         assert len(one) == 4 and len(set(one)) == 4
         np.testing.assert_allclose(one, two, rtol=1e-5)  # of float32 sums in another order
 

@@ -19,7 +19,7 @@ from .runtime.comparison import HEAD, verdict
 from .runtime.images import Source, load_image
 from .runtime.predictor import ExportedModel
 from .runtime.self_test import verify_session
-from .tooling.command import UserError, one_line, run_command
+from .tooling.command import UserError, one_line, optional_package, run_command
 from .tooling.inputs import IMAGES, local_path
 from .tooling.report import markdown_table
 
@@ -91,7 +91,7 @@ def difference_in_words(alone: Prediction, together: Prediction) -> str:
 def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Blocks':
     """The page, not yet served, with samples to pick from."""
     os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing leaves this machine
-    import gradio
+    gradio = optional_package('gradio', 'the page', "'cpvt_pyramid[app]'")
 
     def called(function: Callable, *inputs: Any) -> Any:
         try:
@@ -168,12 +168,7 @@ def serve(
     if not folder.is_dir():
         raise UserError(f'no folder at {folder}')
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES)
-    try:
-        page = build_page(exported, files)
-    except ImportError as error:
-        raise UserError(
-            f"cannot import gradio; pip install 'cpvt_pyramid[app]' ({error})"
-        ) from error
+    page = build_page(exported, files)
     try:
         page.launch(
             server_name=host, server_port=port, allowed_paths=[str(folder)], footer_links=[]

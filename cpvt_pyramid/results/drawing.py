@@ -103,7 +103,7 @@ def draw_frames(
     for box, label in list(zip(boxes, labels))[::-1]:
         draw.rectangle(_inside(box, picture.size), None, palette[label % len(palette)], width)
     present = [int(i) for i in np.unique(labels) if i < len(classes)]
-    return _with_legend(picture, present, classes, palette, max(picture.size) / 72)
+    return _with_legend(picture, present, classes, palette, 72)
 
 
 def draw_segmentation(
@@ -130,9 +130,8 @@ def draw_segmentation(
     picture = np.array(_enlarged(image, scale))  # (h, w, 3), enlarged
     factor = picture.shape[0] // image.shape[0]
     if factor > 1:
-        label_map, segments = (  # (h, w)
-            ids.repeat(factor, 0).repeat(factor, 1) for ids in (label_map, segments)
-        )
+        maps = label_map, segments  # (h, w)
+        label_map, segments = (ids.repeat(factor, 0).repeat(factor, 1) for ids in maps)
     outlines = _edges(segments)
     # Tint a grey image, so that the colour matches the legend whatever the colour of the object,
     # and fade the surroundings, so that it stands out. Some rows at a time stay in the cache.
@@ -146,11 +145,8 @@ def draw_segmentation(
         outline = outlines[rows] & painted
         mixed[outline] = colors[outline]
         picture[rows] = mixed.round()
-    picture = Image.fromarray(picture)
-
-    return _with_legend(
-        picture, present if legend else [], classes, palette, max(picture.size) / 36
-    )
+    shown = present if legend else []
+    return _with_legend(Image.fromarray(picture), shown, classes, palette, 36)
 
 
 def draw_legend(
@@ -222,10 +218,9 @@ def _with_masks(
     factor = picture.height // len(instances)
     instances = instances.repeat(factor, 0).repeat(factor, 1)
     colors = np.array([(0, 0, 0), *colors], np.float32)[instances]
-    inside, pixels = instances > 0, np.array(picture, np.float32)
-    pixels = np.where(
-        inside[..., None], 0.4 * pixels.mean(-1, keepdims=True) + 0.6 * colors, pixels
-    )
+    pixels = np.array(picture, np.float32)
+    tinted = 0.4 * pixels.mean(-1, keepdims=True) + 0.6 * colors
+    pixels = np.where(instances[..., None] > 0, tinted, pixels)
     pixels[_edges(instances)] = INK
     return Image.fromarray(pixels.round().astype(np.uint8))
 
@@ -247,13 +242,13 @@ def _with_legend(
     present: Sequence[int],
     classes: Sequence[str],
     palette: Sequence[Color],
-    text_size: float,
+    lines: int,
 ) -> Image.Image:
-    """The picture above a legend of the classes in it, if any."""
+    """The picture above a legend of the classes in it, if any; `lines` of it fit along a side."""
     if not present:
         return picture
     names, colors = [classes[i] for i in present], [palette[i] for i in present]
-    legend = draw_legend(names, colors, picture.width, max(14.0, text_size))
+    legend = draw_legend(names, colors, picture.width, max(14.0, max(picture.size) / lines))
     both = Image.new('RGB', (picture.width, picture.height + legend.height), WHITE)
     both.paste(picture, (0, 0))
     both.paste(legend, (0, picture.height))

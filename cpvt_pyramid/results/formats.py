@@ -8,7 +8,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -56,15 +56,11 @@ class Output(NamedTuple):
             return
         if videos := [path for path, _ in named if is_video(path)]:
             raise UserError(f'--format is for images, but {videos[0]} is a video; run it without')
-        if self.kind == 'labels' and self.format == 'yolo':
+        fits = self.format == 'geojson' or not tiled and self.format != 'yolo'
+        if self.kind == 'labels' and not fits:
             raise UserError(
-                '--format yolo is for objects, but the model labels pixels; use coco, labelme, csv '
-                'or geojson'
-            )
-        if self.kind == 'labels' and tiled and self.format != 'geojson':
-            raise UserError(
-                f'--format {self.format} is for label maps that fit into memory; with --tile use '
-                'geojson'
+                'label maps can be written as coco, labelme, csv or geojson, and with --tile only '
+                f'as geojson; got --format {self.format}'
             )
         has_outlines = self.kind != 'detections' and self.format in ('yolo', 'labelme', 'geojson')
         if has_outlines or self.format == 'geojson' and any(may_be_located(p) for p, _ in named):
@@ -72,14 +68,9 @@ class Output(NamedTuple):
 
     def write(self, named: Named) -> None:
         """Write the results of images, which are in the folder, in the format."""
-        if not self.format:
-            return
-        named = tqdm(named, f'writing {self.format}', leave=False, delay=3)
-        if self.format == 'geojson':
-            for path, name in named:
-                write_geojson(self, path, name)
-        else:
-            WRITERS[self.format](self, (image_result(self, path, name) for path, name in named))
+        if self.format:
+            named = tqdm(named, f'writing {self.format}', leave=False, delay=3)
+            WRITERS[self.format](self, named)
 
     def report(self, done: Named, inputs: int) -> None:
         """Print how many of the inputs have results, and what was found."""
@@ -105,6 +96,10 @@ class Output(NamedTuple):
             for name, count in counts.most_common()
             if count
         )
+
+
+def results_of(output: Output, named: Named) -> Iterator[ImageResult]:
+    return (image_result(output, path, name) for path, name in named)
 
 
 def image_result(output: Output, path: Path, name: str) -> ImageResult:
@@ -148,14 +143,14 @@ def count_labels(path: Path) -> np.ndarray:
 # Formats
 
 
-def write_coco(output: Output, results: Iterable[ImageResult]) -> None:
+def write_coco(output: Output, named: Named) -> None:
     """coco.json: a data set of the images whose annotations have scores."""
     content = {
         'images': [],
         'annotations': [],
         'categories': [{'id': i, 'name': name} for i, name in enumerate(output.classes, 1)],
     }
-    for number, result in enumerate(results, 1):
+    for number, result in enumerate(results_of(output, named), 1):
         height, width = result.size
         content['images'].append(
             {'id': number, 'file_name': str(result.path), 'height': height, 'width': width}
@@ -169,12 +164,12 @@ def write_coco(output: Output, results: Iterable[ImageResult]) -> None:
     write_text(output.folder / 'coco.json', json.dumps(content))
 
 
-def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
+def write_yolo(output: Output, named: Named) -> None:
     """yolo/labels/NAME.txt: on each line a class and a box or a polygon, in shares of the image.
     yolo/classes.txt: the names."""
     root = output.folder / 'yolo'
     make_folder(root / 'labels')
-    for result in results:
+    for result in results_of(output, named):
         scale = np.array(result.size[::-1])
         lines = []
         for item in result.items:
@@ -190,26 +185,25 @@ def write_yolo(output: Output, results: Iterable[ImageResult]) -> None:
     write_text(root / 'classes.txt', ''.join(f'{name}\n' for name in output.classes))
 
 
-def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
+def write_labelme(output: Output, named: Named) -> None:
     """labelme/NAME.json: rectangles or polygons, to open in labelme. Parts of an object share a
     group; the score is the description."""
     is_map = output.kind == 'labels'
-    for result in results:
+    for result in results_of(output, named):
         path = output.folder / f'labelme/{result.name}.json'
         make_folder(path.parent)
         shapes = []
         for group, item in enumerate(result.items):
             points = polygons_of(item) if 'mask' in item else [np.reshape(item['box'], (2, 2))]
             for part in points:
-                shape = {
+                shapes.append({
                     'label': item['class'],
                     'points': part.round(2).tolist(),
                     'group_id': group if len(points) > 1 and not is_map else None,
                     'description': f'score {item["score"]}' if 'score' in item else '',
                     'shape_type': 'polygon' if 'mask' in item else 'rectangle',
                     'flags': {},
-                }
-                shapes.append(shape)
+                })  # fmt: skip
         if is_map:  # polygons have no holes; small ones come last and are on top
             shapes.sort(key=lambda shape: -ring_area(np.array(shape['points'])))
         content = {
@@ -224,19 +218,16 @@ def write_labelme(output: Output, results: Iterable[ImageResult]) -> None:
         write_text(path, json.dumps(content, indent=1))
 
 
-def write_csv(output: Output, results: Iterable[ImageResult]) -> None:
+def write_csv(output: Output, named: Named) -> None:
     """predictions.csv: a line for each object, or for each class in a label map."""
     with atomic_write(output.folder / 'predictions.csv') as draft:
         with draft.open('w', encoding='utf-8', errors='surrogateescape', newline='') as file:
             table = csv.writer(file)
             table.writerow(COLUMNS)
-            for result in results:
+            for result in results_of(output, named):
                 for item in result.items:
                     score, area = item.get('score', ''), area_of(item)
                     table.writerow([result.path, item['class'], score, *item['box'], area])
-
-
-WRITERS = {'coco': write_coco, 'yolo': write_yolo, 'labelme': write_labelme, 'csv': write_csv}
 
 
 def area_of(item: dict[str, Any]) -> float:
@@ -260,32 +251,30 @@ def box_corners(box: Sequence[float]) -> np.ndarray:
 # GeoJSON. The polygons of an object are lists of rings, the outer one first.
 
 
-def write_geojson(output: Output, path: Path, name: str) -> None:
+def write_geojson(output: Output, named: Named) -> None:
     """NAME.geojson: a feature for each object, or each region of a label map, along the borders of
     its pixels.
 
     In world coordinates if the image is georeferenced: of its coordinate system if that has an EPSG
     code, else longitudes and latitudes. Otherwise in pixels.
     """
-    crs, to_geometry = coordinates_of(path)
-    if output.kind == 'labels':
-        found = features_of_label_map(label_map_file(output.folder, name), output.classes)
-    else:
-        found = features_of_items(image_result(output, path, name).items)
-    head = {'type': 'FeatureCollection'}
-    head |= {'crs': {'type': 'name', 'properties': {'name': crs}}} if crs else {}
-    with atomic_write(output.folder / f'{name}.geojson') as draft, draft.open('w') as file:
-        file.write(json.dumps(head)[:-1] + ', "features": [')
-        for i, (properties, polygons) in enumerate(found):
-            feature = {'type': 'Feature', 'properties': properties}
-            feature['geometry'] = to_geometry(polygons)
-            file.write(',\n' * bool(i) + json.dumps(feature))
-        file.write(']}\n')
+    features = features_of_labels if output.kind == 'labels' else features_of_items
+    for path, name in named:
+        crs, to_geometry = coordinates_of(path)
+        head = {'type': 'FeatureCollection'}
+        head |= {'crs': {'type': 'name', 'properties': {'name': crs}}} if crs else {}
+        with atomic_write(output.folder / f'{name}.geojson') as draft, draft.open('w') as file:
+            file.write(json.dumps(head)[:-1] + ', "features": [')
+            for i, (properties, polygons) in enumerate(features(output, path, name)):
+                feature = {'type': 'Feature', 'properties': properties}
+                feature['geometry'] = to_geometry(polygons)
+                file.write(',\n' * bool(i) + json.dumps(feature))
+            file.write(']}\n')
 
 
-def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, list]]:
+def features_of_items(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
     """The properties and the polygons of each object."""
-    for item in items:
+    for item in image_result(output, path, name).items:
         mask = mask_of(item['mask']) if 'mask' in item else np.zeros((1, 1), bool)
         ring = box_corners(item['box']).tolist()
         found = [polygon for polygon, _ in regions(mask.astype(np.uint8), mask=mask)]
@@ -293,11 +282,12 @@ def features_of_items(items: Iterable[dict[str, Any]]) -> Iterator[tuple[dict, l
         yield properties, found or [[[*ring, ring[0]]]]
 
 
-def features_of_label_map(path: Path, classes: Sequence[str]) -> Iterator[tuple[dict, list]]:
+def features_of_labels(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
     """The properties and the polygon of each region; the map is not read into memory."""
-    rasterio = import_rasterio('--format geojson')
+    rasterio, classes = import_rasterio('--format geojson'), output.classes
+    file = label_map_file(output.folder, name)
     # Without its georeference, geometries are in pixels.
-    with open_raster(path, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
+    with open_raster(file, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
         for polygon, label in regions(rasterio.band(image, 1)):
             if label < len(classes) and classes[label] != 'background':
                 yield {'class': classes[label]}, [polygon]
@@ -353,3 +343,9 @@ def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[l
     x, y = (points - points[0]).T
     turns_left = x[:-1] @ y[1:] > y[:-1] @ x[1:]
     return (points if turns_left == counterclockwise else points[::-1]).tolist()
+
+
+WRITERS = {
+    'coco': write_coco, 'yolo': write_yolo, 'labelme': write_labelme, 'csv': write_csv,
+    'geojson': write_geojson,
+}  # fmt: skip

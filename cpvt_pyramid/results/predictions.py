@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union
 import numpy as np
 from PIL import Image
 
-from ..tooling.command import UserError
+from ..tooling.command import optional_package
 from ..tooling.files import atomic_write
 from .drawing import Color, draw_boxes, draw_segmentation
 from .records import bounding_box, coco_fields, mask_of, run_lengths, write_records
@@ -63,17 +63,7 @@ class _Prediction:
     def to_pandas(self) -> 'pandas.DataFrame':
         """As a `pandas.DataFrame` with a row for each item, and the columns `class`, `area` in
         pixels and, for detections, `score`, `x1`, `y1`, `x2` and `y2`."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise UserError(f'to_pandas needs pandas; pip install pandas ({error})') from error
-        return pandas.DataFrame(self._columns())
-
-    def _columns(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def draw(self, legend: bool = True) -> Image.Image:
-        raise NotImplementedError
+        return optional_package('pandas', 'to_pandas').DataFrame(self._columns())
 
     def items(self) -> list[dict[str, Any]]:
         """What was found: dicts with `label`, `class`, and some of `box`, `score` and `mask`, in
@@ -83,12 +73,7 @@ class _Prediction:
     def to_supervision(self) -> 'supervision.Detections':
         """As `supervision.Detections`, with class names under `data['class_name']`; a label map
         has one mask for each class in the image."""
-        try:
-            import supervision
-        except ImportError as error:
-            raise UserError(
-                f'to_supervision needs supervision; pip install supervision ({error})'
-            ) from error
+        supervision = optional_package('supervision', 'to_supervision')
         items = self.items()
         masks = [mask_of(item['mask']) for item in items if 'mask' in item]
         boxes = [item.get('box') or bounding_box(mask_of(item['mask'])) for item in items]
@@ -127,11 +112,15 @@ class _Prediction:
             source: the image's path, for the JSON file.
         """
         save_picture(self.draw(), folder / f'{name}.overlay.png', compress_level=1)
-        self._write(folder / f'{name}.{self.kind}', source)
+        if picture := self._picture():
+            save_picture(picture, folder / f'{name}.{self.kind}.png')
+        if self.kind != 'labels':
+            path = folder / f'{name}.{self.kind}.json'
+            write_records(path, source, self.image.shape[:2], self.kind, self.records())
 
-    def _write(self, stem: Path, source: Union[str, Path]) -> None:
-        path = stem.with_name(f'{stem.name}.json')
-        write_records(path, source, self.image.shape[:2], self.kind, self.records())
+    def _picture(self) -> Optional[Image.Image]:
+        """The pixels of label maps and segments, without loss."""
+        return None
 
     def records(self) -> list[dict[str, Any]]:
         """What JSON files hold: the items with rounded numbers."""
@@ -181,13 +170,8 @@ class Detections(_Prediction):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (int, np.integer)):
             return self[[index]].items()[0]
-        return replace(
-            self,
-            boxes=self.boxes[index],
-            scores=self.scores[index],
-            labels=self.labels[index],
-            masks=None if self.masks is None else self.masks[index],
-        )
+        given = {name: getattr(self, name) for name in ('boxes', 'scores', 'labels', 'masks')}
+        return replace(self, **{k: x if x is None else x[index] for k, x in given.items()})
 
     def above(self, score: float) -> 'Detections':
         """Those with at least this score."""
@@ -209,11 +193,10 @@ class Detections(_Prediction):
 
     def items(self) -> list[dict[str, Any]]:
         """The objects, as dicts."""
+        columns = self.boxes.tolist(), self.labels.tolist(), self.scores.tolist()
         items = [
             {'box': box, 'label': label, 'class': self.name_of(label), 'score': score}
-            for box, label, score in zip(
-                self.boxes.tolist(), self.labels.tolist(), self.scores.tolist()
-            )
+            for box, label, score in zip(*columns)
         ]
         for item, mask in zip(items, () if self.masks is None else self.masks):
             item['mask'] = run_lengths(mask)
@@ -225,9 +208,7 @@ class LabelMap(_Prediction):
     """The class of each pixel of an image. As a sequence, it holds a dict for each class in it.
 
     Args:
-        image: (H, W, 3) RGB uint8.
-        classes: names.
-        palette: a colour per class, RGB from 0 to 255.
+        image, classes, palette: see `Detections`.
         labels: (H, W), indices into `classes`.
 
     Examples:
@@ -252,22 +233,19 @@ class LabelMap(_Prediction):
 
     def items(self) -> list[dict[str, Any]]:
         """The classes in the image, as dicts."""
-        labels = np.unique(self.labels).tolist()
-        masks = [run_lengths(self.labels == label) for label in labels]
         return [
-            {'label': label, 'class': self.name_of(label), 'mask': mask}
-            for label, mask in zip(labels, masks)
+            {'label': i, 'class': self.name_of(i), 'mask': run_lengths(self.labels == i)}
+            for i in np.unique(self.labels).tolist()
         ]
 
-    def _write(self, stem: Path, source: Union[str, Path]) -> None:
-        """A picture whose pixel values are class indices. Viewers show it in the colours of the
-        classes, or in grey if there are more than 256."""
+    def _picture(self) -> Image.Image:
+        """The values are class indices. Viewers show them in the colours of the classes, or in grey
+        if there are more than 256."""
         if len(self.classes) > 256:
-            picture = Image.fromarray(self.labels.astype(np.uint16))
-        else:
-            picture = Image.fromarray(self.labels.astype(np.uint8)).convert('P')
-            picture.putpalette([int(v) for color in self.palette for v in color])
-        save_picture(picture, stem.with_name(f'{stem.name}.png'))
+            return Image.fromarray(self.labels.astype(np.uint16))
+        picture = Image.fromarray(self.labels.astype(np.uint8)).convert('P')
+        picture.putpalette([int(v) for color in self.palette for v in color])
+        return picture
 
 
 @dataclass(frozen=True, repr=False)
@@ -275,9 +253,7 @@ class Segments(_Prediction):
     """The panoptic segments of an image.
 
     Args:
-        image: (H, W, 3) RGB uint8.
-        classes: names.
-        palette: a colour per class, RGB from 0 to 255.
+        image, classes, palette: see `Detections`.
         numbers: (H, W), from 1 on; 0 where there is no segment.
         labels: (N,), indices into `classes`, of segments 1 to N.
     """
@@ -309,11 +285,8 @@ class Segments(_Prediction):
 
     records = items
 
-    def _write(self, stem: Path, source: Union[str, Path]) -> None:
-        save_picture(
-            Image.fromarray(self.numbers.astype(np.uint16)), stem.with_name(f'{stem.name}.png')
-        )
-        super()._write(stem, source)
+    def _picture(self) -> Image.Image:
+        return Image.fromarray(self.numbers.astype(np.uint16))
 
 
 Prediction = Union[Detections, LabelMap, Segments]

@@ -18,13 +18,10 @@ def write_records(
     items: Sequence[dict],
     **more: Any,
 ) -> None:
-    """Write a JSON object with a list, one line per field and per item.
+    """Write a JSON object with a list `name` of items, one line per field and per item.
 
     Args:
-        path: of the file.
-        source: path of the image.
-        size: its height and width.
-        name, items: of the list.
+        source, size: path, and height and width, of the image.
         **more: further fields.
     """
     head = {'image': str(source), 'width': size[1], 'height': size[0], **more}

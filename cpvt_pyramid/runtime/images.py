@@ -56,9 +56,8 @@ def load_image(source: Source) -> np.ndarray:
         with path.open('rb') as file, Image.open(file) as image:
             if image.mode not in DEEP:
                 rgb = _to_rgb(image, path)
-                if (frames := _count_frames(image)) > 1:
-                    text = f'{path}: only the first of {frames} frames is read'
-                    warnings.warn(text, stacklevel=2)
+                if (count := _count_frames(image)) > 1:
+                    warnings.warn(f'{path}: only the first of {count} frames is read', stacklevel=2)
                 return rgb
     except PermissionError as error:
         raise OSError('permission denied') from error
@@ -80,11 +79,8 @@ def _to_rgb(image: Image.Image, name: object) -> np.ndarray:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     rgb = np.array(image.convert('RGB'))
     if is_deep and rgb.max() < DARK:
-        warnings.warn(
-            f'{name}: its values fill at most 12 of 16 bits, so that it is nearly black; scale '
-            'them to 16 bits first',
-            stacklevel=3,
-        )
+        text = 'its values fill at most 12 of 16 bits, and it is nearly black; scale them first'
+        warnings.warn(f'{name}: {text}', stacklevel=3)
     return rgb
 
 

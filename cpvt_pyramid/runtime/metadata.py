@@ -37,29 +37,30 @@ def sides(v: Any) -> bool:
     return isinstance(v, Mapping) and items(number(1, LONGEST))([v.get('short'), v.get('long')])
 
 
+def null_or(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda v: v is None or check(v)
+
+
 # What must hold of each key, and in words.
 KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     'classes': (items(lambda v: isinstance(v, str)), 'a list of names'),
     'palette': (items(items(number(0, 255), 3)), 'a list of colours, 3 numbers from 0 to 255'),
-    'resize': (sides, 'null or short and long, numbers from 1'),
-    'masks': (lambda v: v in ('box', 'image'), 'null, box or image'),
+    'resize': (null_or(sides), 'null or short and long, numbers from 1'),
+    'masks': (lambda v: v in (None, 'box', 'image'), 'null, box or image'),
     'raw': (lambda v: isinstance(v, bool), 'true or false'),
     'score_thr': (number(0, 1), 'a number in [0, 1]'),
-    'size': (items(number(1, LONGEST), 2), 'null or a height and a width from 1'),
-    'resized': (lambda v: v in ('logits', 'probabilities'), 'logits or probabilities'),
-    'threshold': (number(0, 0.999999), 'null or a number in [0, 1)'),
+    'size': (null_or(items(number(1, LONGEST), 2)), 'null or a height and a width from 1'),
+    'resized': (lambda v: v in (None, 'logits', 'probabilities'), 'null, logits or probabilities'),
+    'threshold': (null_or(number(0, 0.999999)), 'null or a number in [0, 1)'),
 }
 OPTIONAL = ('size', 'resized', 'threshold')
-NULLABLE = ('resize', 'masks', *OPTIONAL)
 
 
 def check_metadata(about: Mapping[str, Any]) -> None:
     """Raise a ValueError that names the first key with a wrong value."""
     for key, (check, rule) in KEYS.items():
-        if key not in about and key not in OPTIONAL:
-            raise ValueError(f'no {key}')
-        value = about.get(key)
-        if not (value is None and key in NULLABLE) and not check(value):
+        value = about.get(key, None if key in OPTIONAL else 'nothing')
+        if not check(value):
             raise ValueError(f'{key} must be {rule}, got {shortened(value)}')
 
 
@@ -100,10 +101,9 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         raise UserError(f'{path}: its task must be one of {tasks}, got {shortened(task)}')
     try:
         check_metadata(about)
-        if not about['classes']:
-            raise ValueError('classes must be a list of names, got none')
-        if task == 'instance' and not about['masks']:
-            raise ValueError('masks must be box or image, got null')
+        if not about['classes'] or task == 'instance' and not about['masks']:
+            both = shortened([about['classes'], about['masks']])
+            raise ValueError(f'classes must be names, masks of instances box or image, got {both}')
     except ValueError as error:
         raise UserError(f'{path}: damaged metadata: {error}') from error
     if about['raw']:

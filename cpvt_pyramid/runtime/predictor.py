@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional, Protocol, Union, overload
+from typing import Any, Optional, Union, overload
 
 import numpy as np
 
@@ -33,17 +33,6 @@ INPUT_BYTES, LABEL_BYTES = 1000, 80
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 TRAINED = '..runner.inference.trained'  # wraps checkpoints; needs torch and mm, which this does not
-
-
-class Model(Protocol):
-    """What a `Predictor` runs: an exported model, or one of mm."""
-
-    kind_of_results: Kind
-    classes: Sequence[str]
-
-    def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
-        """The results of images (H, W, 3) RGB uint8 that pass the model together."""
-        ...
 
 
 class Predictor:
@@ -91,10 +80,10 @@ class Predictor:
         path = local_path(str(model)).expanduser()
         if path.suffix in EXPORTED:
             exported = ExportedModel(path, backend, device, workers)
-            self.model: Model = exported.with_size(size) if size else exported
+            self.model: Any = exported.with_size(size) if size else exported
             workers = exported.session.requests
         else:
-            self.model, workers = _trained(path, size), 1
+            self.model, workers = _trained(path, size), 1  # with `predict`, `classes` and so on
         self.threads = workers if workers > 1 else 0  # besides the caller's, see `ahead`
         check_score_thr(score_thr, self.model.kind_of_results)
 
@@ -156,7 +145,7 @@ def check_score_thr(score_thr: Optional[float], kind: Kind = 'detections') -> No
         )
 
 
-def _trained(path: Path, size: Optional[int]) -> Model:
+def _trained(path: Path, size: Optional[int]) -> Any:
     """The model in a training checkpoint."""
     if size is not None:
         raise UserError(f'size is for exported models; {path} has the size of its training')
@@ -198,10 +187,10 @@ class ExportedModel:
         self.kind_of_results: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
-        free = math.inf
+        self.memory = Budget(math.inf)
         with suppress(OSError):  # known on Linux only
-            free = memory.available() / 2
-        self.memory = Budget(free if self.session.requests > 1 else math.inf)
+            if self.session.requests > 1:
+                self.memory = Budget(memory.available() / 2)
 
     def with_size(self, short: int) -> 'ExportedModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
@@ -210,6 +199,7 @@ class ExportedModel:
         return other
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
+        """The results of images (H, W, 3) RGB uint8 that pass the model together."""
         score_thr = self.about['score_thr'] if score_thr is None else score_thr
         with self.memory.take(self.needed(images)):
             resized = [self.to_input_size(image) for image in images]
@@ -273,10 +263,9 @@ class ExportedModel:
         """Resize an image (H, W, 3) for the model."""
         size = rescaled_size(image.shape[:2], *self.resize) if self.resize else image.shape[:2]
         room = [fixed or math.inf for fixed in self.session.shapes['images'][2:]]
-        scale = min(limit / length for limit, length in zip(room, size))
-        if scale < 1:
-            size = tuple(max(int(length * scale), 1) for length in size)
-        return resize_image(image, size)
+        scale = min(1, *(limit / length for limit, length in zip(room, size)))
+        height, width = (max(int(length * scale), 1) for length in size)
+        return resize_image(image, (height, width))
 
     def class_scores(self, probabilities: np.ndarray, label: int) -> np.ndarray:
         """What is resized and averaged, of one class: logits, up to a constant of each pixel, as in
@@ -329,9 +318,6 @@ class ExportedModel:
             )
         for name, x in output.items():
             if x.dtype.kind == 'f' and np.isnan(x.min(initial=0)):
-                warnings.warn(
-                    f'{self.path} returned NaN in {name}, so that its results are incomplete; '
-                    'check its weights, and export it without --half',
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                advice = 'results are incomplete; check its weights, and export it without --half'
+                text = f'{self.path} returned NaN in {name}: {advice}'
+                warnings.warn(text, RuntimeWarning, stacklevel=2)

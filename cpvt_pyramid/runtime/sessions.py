@@ -1,5 +1,6 @@
 """Opening a model file in onnxruntime or OpenVINO."""
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -8,7 +9,7 @@ from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 
-from ..tooling.command import UserError, one_line, send_no_telemetry
+from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
@@ -35,7 +36,7 @@ class OnnxRuntime:
     def __init__(
         self, model: Union[Path, bytes], device: Optional[str] = None, requests: int = 1
     ) -> None:
-        send_no_telemetry()
+        os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')  # else onnxruntime reports its use
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -43,7 +43,7 @@ from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
@@ -59,9 +59,9 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
-    'faster_coco_eval is not', 'The draw is False', '`reduce_zero_label`', '.*avg_non_ignore',
-    '`broadcast_buffers`', 'Image size .* exceeds limit',
-)  # fmt: skip
+    'faster_coco_eval is not|The draw is False|`reduce_zero_label`|.*avg_non_ignore|'
+    '`broadcast_buffers`|Image size .* exceeds limit'
+)
 
 
 class UserError(Exception):
@@ -97,7 +97,6 @@ def run_command(
             value.
     """
     prepare_for_torch()
-    send_no_telemetry()
     parser = parser_of(function)
     options = vars(parser.parse_args(argv))
     options.pop('local_rank', None)
@@ -105,21 +104,18 @@ def run_command(
 
 
 def prepare_for_torch() -> None:
-    """Set what torch and OpenMP read when they start, unless the environment sets it.
+    """Set what torch, OpenMP and onnxruntime read when they start, unless the environment sets it.
 
     On Linux PyTorch's wheels ship libgomp, whose threads spin for about 10 ms at the end of each
     of a pass's hundreds of parallel regions before they sleep. On a busy machine they keep others
     from the core that they wait for. If they sleep at once (OMP_WAIT_POLICY=passive), they must be
     woken for each region, up to a fifth of a pass. In between is GOMP_SPINCOUNT=10000, about
     0.3 ms. Linux may give tensors of 2 MiB and more large pages, which are faster to touch first.
+    onnxruntime would report its use.
     """
     if not WAIT_VARIABLES & os.environ.keys():
         os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
     os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
-
-
-def send_no_telemetry() -> None:
-    """Unless the environment allows it, onnxruntime, imported later, does not report its use."""
     os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
 
 
@@ -136,8 +132,7 @@ def run_tool(
     )
     try:
         with warnings.catch_warnings():
-            for message in IGNORED_WARNINGS:
-                warnings.filterwarnings('ignore', message)
+            warnings.filterwarnings('ignore', IGNORED_WARNINGS)
             return function(**options) or 0
     except Stopped:
         return 2
@@ -162,10 +157,9 @@ def run_tool(
     finally:
         signal.signal(signal.SIGTERM, default)
         warnings.formatwarning = plain
-    if rank() == 0:
-        print(f'{name}: {line}', file=sys.stderr)
-    elif status == 2:  # may be the only process with this error; an interrupt ends all of them
-        print(f'{name}: rank {rank()}: {line}', file=sys.stderr)
+    if rank() == 0 or status == 2:  # another process may be the only one with an error
+        where = f'rank {rank()}: ' if rank() else ''
+        print(f'{name}: {where}{line}', file=sys.stderr)
     return status
 
 
@@ -197,11 +191,19 @@ def missing_package(error: BaseException) -> str:
     if package in ('', PACKAGE) or package in sys.builtin_module_names:
         return ''
     advice = 'python -m cpvt_pyramid.doctor tells what to install'
-    if package in sys.modules or find_spec(package) is not None:
-        return f'{one_line(first)}: the installed version of {package} does not fit; {advice}'
     if Path(sys.prefix) != ROOT / '.venv' and (ROOT / 'tools/setup_env.sh').exists():
         advice = f'run this tool with {ROOT / ".venv/bin/python"}, which `make setup` creates'
-    return f'{package} is not installed for {sys.executable}; {advice}'
+    problem = f'{package} is not installed for {sys.executable}, or does not fit'
+    return f'{one_line(first)}: {problem}; {advice}'
+
+
+def optional_package(name: str, user: str, requirement: str = '') -> types.ModuleType:
+    """Import a package; a UserError that names its user if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        fix = f'pip install {requirement or name}'
+        raise UserError(f'{user} needs {name}; {fix} ({one_line(error)})') from error
 
 
 def contexts(error: Optional[BaseException]) -> Iterator[BaseException]:
@@ -241,19 +243,17 @@ def one_line(error: Exception, length: int = 300) -> str:
 
 def parser_of(function: Callable) -> ArgumentParser:
     """The parser of the options that a function declares."""
-    file = Path(inspect.getfile(function))
+    file, module = Path(inspect.getfile(function)), function.__globals__
+    name = file.parent.name if file.stem == '__main__' else file.stem
     parser = ArgumentParser(
-        # PROG is set by cpvt_pyramid/__main__.py: what the user typed.
-        prog=function.__globals__.get('PROG')
-        or (file.parent.name if file.stem == '__main__' else file.stem),
-        description=as_called(function.__globals__['__doc__'] or ''),
+        prog=module.get('PROG', name),  # set by cpvt_pyramid/__main__.py: what the user typed
+        description=as_called(module['__doc__'] or ''),
         formatter_class=RawDescriptionHelpFormatter,
     )
     documented = documented_arguments(function)
     parameters, kinds = inspect.signature(function).parameters, get_type_hints(function)
     for name, parameter in parameters.items():
         metavar, text = documented[name]
-        text = as_called(text)
         settings = argparse_settings(kinds[name])
         if metavar:
             settings['metavar'] = tuple(metavar.split()) if ' ' in metavar else metavar
@@ -304,6 +304,6 @@ def documented_arguments(function: Callable) -> dict[str, tuple[str, str]]:
         r'^ {4}(\w+)(?: \((.*?)\))?:(.*\n(?: {5,}.*\n)*)', section[1] if section else '', re.M
     )
     return {
-        name: (metavar, ' '.join(text.split()).removesuffix('.').replace('%', '%%'))
+        name: (metavar, as_called(' '.join(text.split())).removesuffix('.').replace('%', '%%'))
         for name, metavar, text in entries
     }

@@ -82,22 +82,16 @@ def cards(values: Mapping[str, str]) -> str:
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table that can be sorted by its columns; floats are shown with three digits."""
+
+    def cell(value: Any) -> str:
+        if value is None or isinstance(value, float) and math.isnan(value):
+            value = '–'
+        return f'<td>{escape(f"{value:.3f}" if isinstance(value, float) else str(value))}</td>'
+
     cells = ''.join(f'<th>{escape(name)}</th>' for name in head)
-    body = ''.join(
-        f'<tr>{"".join(f"<td>{escape(in_print(value))}</td>" for value in row)}</tr>'
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
-        '</div>'
-    )
-
-
-def in_print(value: Any) -> str:
-    """A cell of a table: a dash for what does not exist."""
-    if value is None or isinstance(value, float) and math.isnan(value):
-        return '–'
-    return f'{value:.3f}' if isinstance(value, float) else str(value)
+    body = ''.join(f'<tr>{"".join(map(cell, row))}</tr>' for row in rows)
+    table = f'<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 # Pictures
@@ -117,11 +111,8 @@ def wide_picture(picture: Image.Image) -> str:
 
 def contact_sheet(pictures: Sequence[tuple[Image.Image, str]]) -> str:
     """Pictures with captions."""
-    inner = ''.join(
-        f'<figure><img src="{embedded(picture)}" alt=""><figcaption>{escape(caption)}'
-        '</figcaption></figure>'
-        for picture, caption in pictures
-    )
+    figure = '<figure><img src="{}" alt=""><figcaption>{}</figcaption></figure>'.format
+    inner = ''.join(figure(embedded(picture), escape(caption)) for picture, caption in pictures)
     return f'<div class="sheet">{inner}</div>'
 
 
@@ -137,8 +128,8 @@ def reduced(image: np.ndarray, longest: int = THUMBNAIL) -> tuple[np.ndarray, fl
 
 
 @contextmanager
-def chart(width: float, height: float, parts: list[str]) -> Iterator['Axes']:
-    """Axes in inches; appended to `parts` as SVG."""
+def chart(width: float, height: float) -> Iterator['Axes']:
+    """Axes in inches, to draw on and to pass to `svg_of`."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -146,19 +137,19 @@ def chart(width: float, height: float, parts: list[str]) -> Iterator['Axes']:
         axes = Figure((width, height), layout='constrained').subplots()
         axes.spines[['top', 'right']].set_visible(False)
         yield axes
-        file = io.StringIO()
-        axes.figure.savefig(file, format='svg', transparent=True)
-    parts.append(file.getvalue()[file.getvalue().index('<svg') :])
+
+
+def svg_of(axes: 'Axes') -> str:
+    file = io.StringIO()
+    axes.figure.savefig(file, format='svg', transparent=True)
+    return file.getvalue()[file.getvalue().index('<svg') :]
 
 
 def bar_chart(
-    values: Mapping[str, float],
-    title: str,
-    show: Callable[[float], str] = '{:g}'.format,
+    values: Mapping[str, float], title: str, show: Callable[[float], str] = '{:g}'.format
 ) -> str:
     """Horizontal bars."""
-    parts: list[str] = []
-    with chart(4.8, 0.24 * len(values) + 0.4, parts) as axes:
+    with chart(4.8, 0.24 * len(values) + 0.4) as axes:
         names = [name if len(name) < 28 else f'{name[:26]}…' for name in values]
         bars = axes.barh(range(len(values)), list(values.values()), color=BLUE)
         axes.bar_label(bars, list(map(show, values.values())), padding=3)
@@ -166,7 +157,7 @@ def bar_chart(
         axes.set(title=title, xlim=(0, 1.15 * max([*values.values(), 1e-12])), xticks=[])
         axes.invert_yaxis()
         axes.margins(y=0.01)
-    return parts[0]
+        return svg_of(axes)
 
 
 class Curve(NamedTuple):
@@ -180,15 +171,14 @@ class Curve(NamedTuple):
 
 def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
     """Lines from 0 to 1; the names of colored ones are listed."""
-    parts: list[str] = []
-    with chart(4.8, 2.8, parts) as axes:
+    with chart(4.8, 2.8) as axes:
         for curve in curves:
             name = None if curve.color == GRAY else curve.name
             axes.plot(*zip(*curve.points), color=curve.color, lw=curve.width, label=name)
         axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.01))
         axes.grid(color=LIGHT)
         axes.legend(frameon=False)
-    return parts[0]
+        return svg_of(axes)
 
 
 def histogram(values: np.ndarray, name: str, bins: int = 24) -> str:
@@ -198,15 +188,14 @@ def histogram(values: np.ndarray, name: str, bins: int = 24) -> str:
         return ''
     low, high = values.min(), values.max()
     edges = np.geomspace(low, high, bins + 1) if high > low * 1.01 else [low / 1.4, low * 1.4]
-    parts: list[str] = []
-    with chart(4.8, 2.8, parts) as axes:
+    with chart(4.8, 2.8) as axes:
         axes.hist(values.clip(edges[0], edges[-1]), edges, color=BLUE, rwidth=0.95)
         axes.set_xscale('log', base=2)
         axes.xaxis.set_major_formatter('{x:.3g}')
         if len(edges) == 2:
             axes.set_xticks([low])
         axes.set(xlabel=name, ylabel='number')
-    return parts[0]
+        return svg_of(axes)
 
 
 def heat_map(
@@ -219,8 +208,7 @@ def heat_map(
     right = np.array([[row == column for column in columns] for row in rows])
     color = np.where(right[..., None], *(np.array(to_rgb(c)) for c in (BLUE, RED)))
     side = float(np.clip(6.5 / max(counts.shape), 0.13, 0.45))  # of a cell
-    parts: list[str] = []
-    with chart(side * len(columns) + 1.5, side * len(rows) + 1.5, parts) as axes:
+    with chart(side * len(columns) + 1.5, side * len(rows) + 1.5) as axes:
         axes.imshow(1 - shares[..., None] * (1 - color))
         if side > 0.3:
             for i, j in zip(*np.nonzero(shares >= 0.005)):
@@ -231,4 +219,4 @@ def heat_map(
             axes.set_yticks(range(len(rows)), [name[:24] for name in rows])
             axes.set_xticks(range(len(columns)), [name[:24] for name in columns], rotation=90)
         axes.set(ylabel=row_name, xlabel=column_name)
-    return f'<div class="scroll">{parts[0]}</div>'
+        return f'<div class="scroll">{svg_of(axes)}</div>'

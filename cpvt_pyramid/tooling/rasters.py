@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Union
 from warnings import catch_warnings, filterwarnings
 
-from .command import UserError
+from .command import optional_package
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -19,11 +19,10 @@ class ReadError(OSError):
 
 def import_rasterio(user: str) -> ModuleType:
     """The module rasterio; a UserError that names its user if it is not installed."""
-    try:
-        import rasterio.features
-        import rasterio.transform
-    except ImportError as error:
-        raise UserError(f'{user} needs rasterio; pip install rasterio ({error})') from error
+    optional_package('rasterio', user)
+    import rasterio.features
+    import rasterio.transform
+
     return rasterio
 
 

@@ -46,8 +46,8 @@ MASKS = np.stack(
 BOXES = np.array([[10, 5, 50, 55], [52, 11, 84, 52], [1.5, 2, 4, 8]], np.float32)
 
 
-def results(form: str, kind: str = 'detections', masks: bool = False) -> Output:
-    """The results for one image, in a format."""
+def results(form: str, kind: str = 'detections', masks: bool = False) -> None:
+    """Write the results for one image, in a format."""
     PHOTO.parent.mkdir(exist_ok=True)
     Path('out').mkdir(exist_ok=True)
     image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
@@ -57,12 +57,12 @@ def results(form: str, kind: str = 'detections', masks: bool = False) -> Output:
     given = MASKS if masks else None
     found = Detections(image, CLASSES, PALETTE, BOXES, scores, labels, given)
     if kind == 'labels':
-        found = LabelMap(image, ('background', *CLASSES), [(0, 0, 0), *PALETTE], label_map())
+        labels = (MASKS[0] + 2 * MASKS[1]).astype(np.uint8)
+        found = LabelMap(image, ('background', *CLASSES), [(0, 0, 0), *PALETTE], labels)
     found.write(Path('out'), PHOTO.stem, str(PHOTO))
     output = Output(Path('out'), form, kind, found.classes)
     output.check([(PHOTO, PHOTO.stem)])
     output.write([(PHOTO, PHOTO.stem)])
-    return output
 
 
 kinds_of_results = pytest.mark.parametrize(
@@ -70,10 +70,9 @@ kinds_of_results = pytest.mark.parametrize(
 )
 
 
-def label_map() -> np.ndarray:
-    labels = np.zeros((HEIGHT, WIDTH), np.uint8)
-    labels[MASKS[0]], labels[MASKS[1]] = 1, 2
-    return labels
+def filled(*rings: np.ndarray, shape: tuple = (HEIGHT, WIDTH)) -> np.ndarray:
+    polygons = [{'type': 'Polygon', 'coordinates': [np.asarray(ring).tolist()]} for ring in rings]
+    return rasterize(polygons, shape).astype(bool)
 
 
 def test_outlines_follow_a_mask():
@@ -81,21 +80,13 @@ def test_outlines_follow_a_mask():
         (ellipse(30, 30, 8, 8), MASKS[0]), (0, MASKS[1]), (0, ellipse(45, 30, 44, 29)),
         (0, np.ones((5, 7), bool)), (0, np.eye(9) > 0),
     ):  # fmt: skip
-        filled = rasterize(
-            [{'type': 'Polygon', 'coordinates': [ring.tolist()]} for ring in outlines(mask)],
-            mask.shape,
-        )
-        assert (filled.astype(bool) != mask | hole).mean() < 0.02
+        assert (filled(*outlines(mask), shape=mask.shape) != mask | hole).mean() < 0.02
     circle = outlines(ellipse(45, 30, 28, 28))[0]
     assert len(circle) < 40  # and not two for each row
-
-
-def test_one_polygon_of_several():
     parts = outlines(MASKS[1])
     whole = one_polygon(parts)
     assert len(parts) == 2 and len(whole) == len(parts[0]) + len(parts[1]) + 2
-    filled = rasterize([{'type': 'Polygon', 'coordinates': [whole.tolist()]}], (HEIGHT, WIDTH))
-    assert (filled.astype(bool) != MASKS[1]).mean() < 0.02
+    assert (filled(whole) != MASKS[1]).mean() < 0.02
 
 
 @kinds_of_results
@@ -104,11 +95,10 @@ def test_coco(kind, masks):
     coco = COCO('out/coco.json')
     annotations = coco.loadAnns(coco.getAnnIds())
     names = [coco.cats[annotation['category_id']]['name'] for annotation in annotations]
+    assert names == [CLASSES[0], CLASSES[1], CLASSES[0]][: 2 if kind == 'labels' else 3]
     if kind == 'labels':
-        assert names == list(CLASSES[:2])
         assert annotations[0]['bbox'] == [10, 5, 40, 50]
     else:
-        assert names == [CLASSES[0], CLASSES[1], CLASSES[0]]
         assert [a['score'] for a in annotations] == [0.9, 0.8, 0.7]
         np.testing.assert_allclose([a['bbox'] for a in annotations][2], [1.5, 2, 2.5, 6])
     if masks:
@@ -162,24 +152,19 @@ def test_labelme(kind, masks):
         assert groups == [ring, (CLASSES[1], None), (CLASSES[1], None)]
     else:
         assert groups == [ring, parts, parts, empty]
-    geometry = {'type': 'Polygon', 'coordinates': [shapes[0]['points']]}
-    filled = rasterize([geometry], (HEIGHT, WIDTH)).astype(bool)
-    assert (filled != ellipse(30, 30, 20, 25)).mean() < 0.01
+    assert (filled(shapes[0]['points']) != ellipse(30, 30, 20, 25)).mean() < 0.01
 
 
-def test_csv():
-    results('csv', masks=True)
+@pytest.mark.parametrize('kind', ['detections', 'labels'])
+def test_csv(kind):
+    results('csv', kind, masks=True)
     with open('out/predictions.csv', newline='', encoding='utf-8') as file:
-        rows = list(csv.DictReader(file))
-    assert [row['class'] for row in rows] == [CLASSES[0], CLASSES[1], CLASSES[0]]
-    assert rows[0] == {
-        'image': str(PHOTO), 'class': CLASSES[0], 'score': '0.9', 'x1': '10.0', 'y1': '5.0',
-        'x2': '50.0', 'y2': '55.0', 'area': str(MASKS[0].sum()),
-    }  # fmt: skip
-    results('csv', 'labels')
-    with open('out/predictions.csv', newline='', encoding='utf-8') as file:
-        rows = list(csv.DictReader(file))
-    assert [(row['class'], row['score']) for row in rows] == [(CLASSES[0], ''), (CLASSES[1], '')]
+        first, second, *more = csv.DictReader(file)
+    numbers = ('0.9', '10.0', '5.0', '50.0', '55.0') if kind == 'detections' else (
+        '', '10', '5', '50', '55')  # fmt: skip
+    assert tuple(first.values()) == (str(PHOTO), CLASSES[0], *numbers, str(MASKS[0].sum()))
+    assert list(first) == ['image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area']
+    assert second['class'] == CLASSES[1] and len(more) == (kind == 'detections')
 
 
 @kinds_of_results
@@ -191,16 +176,21 @@ def test_geojson_in_pixels(kind, masks):
         np.testing.assert_array_equal(table.bounds, BOXES)
         assert list(table['score']) == [0.9, 0.8, 0.7]
         return
+    assert_masks(table, kind)
+
+
+def assert_masks(table: geopandas.GeoDataFrame, kind: str, **options: Affine) -> None:
     for name, mask in zip(CLASSES, MASKS):
         areas = table[table['class'] == name].iloc[: 1 if kind == 'detections' else None]
-        filled = rasterize(areas.geometry, (HEIGHT, WIDTH))
-        np.testing.assert_array_equal(filled, mask)
+        np.testing.assert_array_equal(rasterize(areas.geometry, mask.shape, **options), mask)
 
 
-ROTATED = Affine(1.9, 0.7, 500_000, 0.7, -1.9, 5_400_000)
 PLACES = {
     'EPSG:32633': {'crs': 'EPSG:32633', 'transform': from_origin(500_000, 5_400_000, 2, 2)},
-    'rotated': {'crs': 'EPSG:32633', 'transform': ROTATED},
+    'rotated': {
+        'crs': 'EPSG:32633',
+        'transform': Affine(1.9, 0.7, 500_000, 0.7, -1.9, 5_400_000),
+    },
     'degrees': {'crs': 'EPSG:4326', 'transform': from_origin(15, 48.7, 2e-5, 2e-5)},
     'without code': {
         'crs': '+proj=tmerc +lat_0=10 +lon_0=15 +k=0.9 +x_0=500000 +ellps=GRS80 +units=m',
@@ -228,19 +218,15 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
     transform = where.get('transform', from_origin(500_000, 5_400_000, 2, 2))
     degrees = place in ('degrees', 'without code')
     assert table.crs == ('EPSG:4326' if degrees else where['crs'])
-    here = table.to_crs(where['crs']) if degrees else table
-    for name, mask in zip(CLASSES, MASKS):
-        areas = here[here['class'] == name].iloc[: 1 if kind == 'detections' else None]
-        filled = rasterize(areas.geometry, (HEIGHT, WIDTH), transform=transform)
-        np.testing.assert_array_equal(filled, mask)
+    assert_masks(table.to_crs(where['crs']), kind, transform=transform)
 
 
 NO_RASTERIO = 'needs rasterio; pip install rasterio'
 
 
 @pytest.mark.parametrize('form, kind, tiled, file, message', [
-    ('yolo', 'labels', False, 'a.png', 'is for objects, but the model labels pixels; use coco'),
-    ('csv', 'labels', True, 'a.png', 'into memory; with --tile use geojson'),
+    ('yolo', 'labels', False, 'a.png', 'label maps can be written .* got --format yolo'),
+    ('csv', 'labels', True, 'a.png', 'with --tile only as geojson; got --format csv'),
     ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
     ('labelme', 'labels', False, 'a.png', NO_RASTERIO),
     ('yolo', 'segments', False, 'a.png', NO_RASTERIO),
@@ -273,22 +259,17 @@ def test_no_detections_and_no_images():
     assert Path('out/predictions.csv').read_text().count('\n') == 1
 
 
-# Through the tools
-
-
-infer = load_tool('infer')
-
-
-@pytest.mark.parametrize('kind, options', [
-    ('detector', []), ('detector', ['--tile', '64']), ('segmentor', []),
-    ('segmentor', ['--tile', '64']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'kind, options',
+    [('detector', ['--tile', '64', '--score-thr', '0.01']), ('segmentor', []),
+     ('segmentor', ['--tile', '64'])],
+)  # fmt: skip
 def test_infer(untrained, kind, options, capsys):
+    infer = load_tool('infer')
     image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
     save_tiff('a.tif', image, **PLACES['EPSG:32633'])
     Path('torn.png').write_bytes(b'torn')
     command = [*untrained[kind], 'a.tif', 'torn.png', *options]
-    command += ['--score-thr', '0.01'] if kind == 'detector' else []
     assert infer.main([*command, '--format', 'geojson']) == 1
     assert not Path('predictions/torn.geojson').exists()
     table = geopandas.read_file('predictions/a.geojson')
@@ -297,7 +278,7 @@ def test_infer(untrained, kind, options, capsys):
     assert 500_000 <= x1 < x2 <= 500_180 and 5_399_880 <= y1 < y2 <= 5_400_000
     if kind == 'segmentor':
         assert infer.main([*command, '--format', 'yolo']) == 2
-        assert '--format yolo is for objects' in capsys.readouterr().err
+        assert 'got --format yolo' in capsys.readouterr().err
 
 
 def test_panoptic_segments():

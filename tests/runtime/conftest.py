@@ -10,37 +10,42 @@ import pytest
 
 DIGITS = ('zero', 'one', 'two')
 INPUTS = 'float[B,3,H,W] images, int64[B,2] valid'
-# Boxes: the image, its centre, and a row without a box. The first score is the brightest pixel's,
-# so that a mistaken image in a batch is noticed.
+CONSTANTS = {
+    'order': 'int64[4] {1, 0, 1, 0}',
+    # The image, its centre, and a row without a box.
+    'corners': 'float[1,3,4] {0., 0., 1., 1., 0.25, 0.25, 0.75, 0.5, 0., 0., 0., 0.}',
+    'factors': 'float[1,3] {1., 0.4, 0.}',
+    'classes': 'int64[1,3] {1, 0, -1}',
+    'left': 'float[1,3,2,2] {1., 0., 1., 0., 1., 0., 1., 0., 1., 0., 1., 0.}',
+    'zero': 'int64 {0}',
+    'one': 'int64 {1}',
+    'first': 'int64[1] {0}',
+    'second': 'int64[1] {1}',
+    'third': 'int64[1] {2}',
+    'all': 'int64[3] {1, 2, 3}',
+    'more': 'int64[2] {1, 2}',
+    'unit': 'float {1.}',
+    'three': 'float {3.}',
+    'eight': 'float {8.}',
+    'sixteen': 'float {16.}',
+    'white': 'float {255.}',
+}
+# The first score is the brightest pixel's, so that a mistaken image in a batch is noticed.
 DETECTOR = """
-    order = Constant<value: tensor = int64[4] {1, 0, 1, 0}>()
-    corners = Constant<value: tensor =
-        float[1,3,4] {0., 0., 1., 1., 0.25, 0.25, 0.75, 0.5, 0., 0., 0., 0.}>()
-    factors = Constant<value: tensor = float[1,3] {1., 0.4, 0.}>()
-    classes = Constant<value: tensor = int64[1,3] {1, 0, -1}>()
-    one = Constant<value: tensor = int64[1] {1}>()
-    all = Constant<value: tensor = int64[3] {1, 2, 3}>()
-    zero = Constant<value: tensor = int64 {0}>()
-    white = Constant<value: tensor = float {255.}>()
     sizes = Cast<to = 1>(valid)
     sides = Gather<axis = 1>(sizes, order)
-    long = Unsqueeze(sides, one)
+    long = Unsqueeze(sides, second)
     boxes = Mul(long, corners)
     brightest = ReduceMax<keepdims = 0>(images, all)
     share = Div(brightest, white)
-    column = Unsqueeze(share, one)
+    column = Unsqueeze(share, second)
     scores = Mul(column, factors)
     nothing = Mul(valid, zero)
-    places = ReduceSum(nothing, one)
+    places = ReduceSum(nothing, second)
     labels = Add(places, classes)
 """
 # The brightest channel of each pixel. The map is enlarged by copying to the original size.
 LABELS = """
-    zero = Constant<value: tensor = int64 {0}>()
-    one = Constant<value: tensor = int64 {1}>()
-    first = Constant<value: tensor = int64[1] {0}>()
-    second = Constant<value: tensor = int64[1] {1}>()
-    third = Constant<value: tensor = int64[1] {2}>()
     room = Shape<start = 2>(images)
     most = Sub(room, one)
     largest = ReduceMax<keepdims = 0>(original, first)
@@ -73,79 +78,55 @@ LABELS = """
     found = GatherElements<axis = 2>(lines, places)
     labels = Cast<to = 2>(found)
 """
-DETECTIONS = 'float[B,3,4] boxes, float[B,3] scores, int64[B,3] labels'
-MODELS = {
-    'detection': (INPUTS, DETECTIONS, DETECTOR),
-    # The mask of each box is its left half.
-    'box': (
-        INPUTS,
-        f'{DETECTIONS}, float[B,3,2,2] masks',
-        DETECTOR
-        + """
-    left = Constant<value: tensor =
-        float[1,3,2,2] {1., 0., 1., 0., 1., 0., 1., 0., 1., 0., 1., 0.}>()
-    more = Constant<value: tensor = int64[2] {1, 2}>()
+# The mask of each box is its left half.
+BOX_MASKS = """
     tall = Unsqueeze(column, more)
     none = Sub(tall, tall)
     masks = Add(none, left)
-""",
-    ),
-    # The mask of each box is a colour channel.
-    'image': (
-        INPUTS,
-        f'{DETECTIONS}, float[B,3,h,w] masks',
-        DETECTOR
-        + """
+"""
+# The mask of each box is a colour channel.
+IMAGE_MASKS = """
     cells = MaxPool<kernel_shape = [4, 4], strides = [4, 4], ceil_mode = 1>(images)
     masks = Div(cells, white)
-""",
-    ),
-    'labels': (
-        f'{INPUTS}, int64[B,2] original',
-        'uint8[B,h,w] labels',
-        '    sizes = Identity(valid)' + LABELS,
-    ),
-    'probabilities': (
-        INPUTS,
-        'float[B,3,H,W] probabilities',
-        """
-    step = Constant<value: tensor = float {8.}>()
-    logits = Div(images, step)
+"""
+PROBABILITIES = """
+    logits = Div(images, eight)
     probabilities = Softmax<axis = 1>(logits)
-""",
-    ),
-    'two': (
-        INPUTS,
-        'float[B,2,H,W] probabilities',
-        """
-    step = Constant<value: tensor = float {16.}>()
-    centre = Constant<value: tensor = float {3.}>()
-    one = Constant<value: tensor = float {1.}>()
-    first = Constant<value: tensor = int64[1] {0}>()
-    channel = Constant<value: tensor = int64[1] {1}>()
-    red = Slice(images, first, channel, channel)
-    scaled = Div(red, step)
-    logits = Sub(scaled, centre)
+"""
+TWO = """
+    red = Slice(images, first, second, second)
+    scaled = Div(red, sixteen)
+    logits = Sub(scaled, three)
     yes = Sigmoid(logits)
-    no = Sub(one, yes)
+    no = Sub(unit, yes)
     probabilities = Concat<axis = 1>(no, yes)
-""",
+"""
+DETECTIONS = 'float[B,3,4] boxes, float[B,3] scores, int64[B,3] labels'
+MAP = 'uint8[B,h,w] labels'
+MODELS = {
+    'detection': (INPUTS, DETECTIONS, DETECTOR),
+    'fixed': ('float[2,3,64,96] images, int64[2,2] valid', DETECTIONS, DETECTOR),
+    'box': (INPUTS, f'{DETECTIONS}, float[B,3,2,2] masks', DETECTOR + BOX_MASKS),
+    'image': (INPUTS, f'{DETECTIONS}, float[B,3,h,w] masks', DETECTOR + IMAGE_MASKS),
+    'labels': (f'{INPUTS}, int64[B,2] original', MAP, '    sizes = Identity(valid)' + LABELS),
+    'labels without valid': (
+        'float[B,3,H,W] images, int64[B,2] original', MAP,
+        '    sizes = Shape<start = 2>(images)' + LABELS,
     ),
-}
-MODELS['labels without valid'] = (
-    'float[B,3,H,W] images, int64[B,2] original',
-    'uint8[B,h,w] labels',
-    '    sizes = Shape<start = 2>(images)' + LABELS,
-)
-MODELS['fixed'] = ('float[2,3,64,96] images, int64[2,2] valid', DETECTIONS, DETECTOR)
+    'probabilities': (INPUTS, 'float[B,3,H,W] probabilities', PROBABILITIES),
+    'two': (INPUTS, 'float[B,2,H,W] probabilities', TWO),
+}  # fmt: skip
 TASKS = {'detection': 'detection', 'fixed': 'detection', 'box': 'instance', 'image': 'instance'}
 
 
-def write_model(path: Path, name: str, **changes: object) -> Path:
-    """Write one of `MODELS`, with changes to its metadata."""
+def write_model(name: str, **changes: object) -> Path:
+    """Write one of `MODELS` into the folder, with changes to its metadata."""
+    path = Path(f'{name.replace(" ", "-")}.onnx')
     inputs, outputs, body = MODELS[name]
+    constants = (f'{k} = Constant<value: tensor = {v}>()\n' for k, v in CONSTANTS.items())
     model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 18]> tiny ({inputs}) => ({outputs}) {{{body}}}'
+        '<ir_version: 10, opset_import: ["" : 18]> '
+        f'tiny ({inputs}) => ({outputs}) {{{"".join(constants)}{body}}}'
     )
     about = {
         'format': 1,
@@ -169,20 +150,14 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model() -> Callable[..., Path]:
-    """A function that writes one of `MODELS` into the folder, see `write_model`."""
-    return lambda name, **changes: write_model(
-        Path(f'{name}.onnx'.replace(' ', '-')), name, **changes
-    )
+    return write_model
 
 
 @pytest.fixture
 def photos() -> list[np.ndarray]:
     """Smooth images of odd sizes, with different brightest pixels."""
-    rng = np.random.default_rng(0)
-    sizes = ((91, 133), (160, 77), (50, 50), (37, 211))
-    return [
-        np.kron(rng.integers(0, 100 + 50 * i, (h // 10 + 1, w // 10 + 1, 3)), np.ones((10, 10, 1)))[
-            :h, :w
-        ].astype(np.uint8)
-        for i, (h, w) in enumerate(sizes)
-    ]
+    rng, images = np.random.default_rng(0), []
+    for i, (h, w) in enumerate([(91, 133), (160, 77), (50, 50), (37, 211)]):
+        cells = rng.integers(0, 100 + 50 * i, (h // 10 + 1, w // 10 + 1, 3)).astype(np.uint8)
+        images.append(cells.repeat(10, 0).repeat(10, 1)[:h, :w])
+    return images

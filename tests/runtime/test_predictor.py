@@ -1,5 +1,6 @@
 """Predictions at the size of each image, alone and in padded batches."""
 
+import json
 import os
 import sys
 import warnings
@@ -10,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
 from PIL import Image
 from pycocotools import mask as coco_mask
 
@@ -39,50 +39,45 @@ def test_boxes_are_in_pixels_of_the_image(model, photos, backend):
     assert_same(both.above(found.scores[0]), found)
 
 
-@pytest.mark.parametrize(
-    'name, backend',
-    [(name, 'onnxruntime') for name in (
-        'detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid', 'fixed')]
-    + [('box', 'openvino'), ('labels without valid', 'openvino')],
+NAMES = (
+    'detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid', 'fixed',
 )  # fmt: skip
-def test_a_batch_changes_nothing(model, photos, name, backend):
-    path = model(name)
-    together = Predictor(path, backend, batch_size=3)(photos)
-    assert len(together) == len(photos)
-    for photo, result in zip(photos, together):
+
+
+@pytest.mark.parametrize(
+    'name, backend, workers',
+    [*((name, 'onnxruntime', 1) for name in NAMES), ('box', 'onnxruntime', 3),
+     ('box', 'openvino', 1), ('box', 'openvino', 3), ('labels without valid', 'openvino', 1)],
+)  # fmt: skip
+def test_a_batch_and_threads_change_nothing(model, photos, name, backend, workers):
+    path, given = model(name), [*photos, *photos[:3]]
+    predictor = Predictor(path, backend, batch_size=3, workers=workers)
+    assert predictor.threads == (workers if workers > 1 else 0)
+    together = predictor(given)
+    assert len(together) == len(given)
+    alone = Predictor(path, backend)
+    for photo, result in zip(given, together):
         assert result.image is photo
-        assert_same(Predictor(path, backend)(photo), result)
+        assert_same(alone(photo), result)
 
 
-@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
-def test_several_images_at_the_same_time(model, photos, backend):
-    path = model('box')
-    predictor = Predictor(path, backend, batch_size=2, workers=3)
-    assert predictor.threads == 3
-    found = predictor([*photos, *photos[:3]])
-    assert len(found) == 7
-    for photo, result in zip([*photos, *photos], found):
-        assert_same(Predictor(path, backend)(photo), result)
-
-
-@pytest.mark.parametrize('said', [None, '0'])
-def test_onnxruntime_sends_no_telemetry_unless_allowed(model, monkeypatch, said):
-    monkeypatch.setenv('ORT_DISABLE_TELEMETRY', said or '')
-    if said is None:
-        monkeypatch.delenv('ORT_DISABLE_TELEMETRY')
-    Predictor(model('labels'))
-    assert os.environ['ORT_DISABLE_TELEMETRY'] == (said or '1')
+def test_onnxruntime_sends_no_telemetry_unless_allowed(model, monkeypatch):
+    for given, used in ((None, '1'), ('0', '0')):
+        monkeypatch.delenv('ORT_DISABLE_TELEMETRY', raising=False)
+        if given:
+            monkeypatch.setenv('ORT_DISABLE_TELEMETRY', given)
+        Predictor(model('labels'))
+        assert os.environ['ORT_DISABLE_TELEMETRY'] == used
 
 
 def test_a_model_without_permission(model, monkeypatch):
+    def denied(self: Path, mode: str) -> None:
+        raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
+
     path = model('labels')
     monkeypatch.setattr(Path, 'open', denied)
     with pytest.raises(PermissionError, match='labels.onnx'):
         Predictor(path)
-
-
-def denied(self: Path, mode: str) -> None:
-    raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
 
 
 def test_images_of_every_kind(model, photos):
@@ -96,14 +91,12 @@ def test_images_of_every_kind(model, photos):
         predictor(['a.png', 'b.png'])
 
 
-def test_images_fit_into_a_fixed_size(model, photos):
+def test_the_size_of_the_input(model, photos):
+    """Also in a file of fixed size, into which images are reduced."""
     found = Predictor(model('fixed', resize={'short': 100, 'long': 300}))(photos)
     for photo, result in zip(photos, found):
         height, width = photo.shape[:2]
         np.testing.assert_allclose(result.boxes[0], [0, 0, width, height], rtol=1e-6)
-
-
-def test_the_size_of_the_input(model, photos):
     predictor = Predictor(model('labels'), size=20)
     assert predictor.model.to_input_size(photos[0]).shape == (20, 29, 3)
     assert predictor.model.to_input_size(photos[3]).shape == (5, 30, 3)  # at most 60 / 40 of 20
@@ -140,6 +133,8 @@ def test_the_threshold_of_two_classes(model, photos, resize):
 
 
 def test_masks_inside_boxes_are_those_of_mmdet():
+    from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
+
     rng = np.random.default_rng(0)
     corners = rng.uniform(-5, 60, (20, 2))
     boxes = np.concatenate([corners, corners + rng.uniform(1, 40, (20, 2))], 1).clip(0, 70)
@@ -219,11 +214,12 @@ def test_edited_metadata(model, key):
 
 
 def test_damaged_metadata(model):
-    path = model('detection')
-    for text in ('{', '3', '{"task": "detection"}', '{"format": 1, "task": "detection"}'):
-        damaged = onnx.load(path)
-        onnx.helper.set_model_props(damaged, {'cpvt_pyramid': text})
-        onnx.save(damaged, 'damaged.onnx')
+    file = onnx.load(model('detection'))
+    whole = json.loads(file.metadata_props[0].value)
+    missing = [json.dumps({k: v for k, v in whole.items() if k != key}) for key in whole]
+    for text in ('{', '3', '{"task": "detection"}', *missing):
+        onnx.helper.set_model_props(file, {'cpvt_pyramid': text})
+        onnx.save(file, 'damaged.onnx')
         with pytest.raises(UserError, match='^damaged.onnx: damaged metadata: '):
             Predictor('damaged.onnx')
 
@@ -243,10 +239,9 @@ def test_a_missing_output(model, name):
     'name, changes, complaint',
     [('detection', {'raw': True}, 'exported with --raw'),
      ('detection', {'masks': 'box'}, 'must have the outputs boxes, labels, masks, scores, got'),
-     ('box', {'masks': None}, 'masks must be box or image, got null'),
-     ('detection', {'classes': ['zero']}, 'returns 2 classes, but its metadata names 1'),
-     ('labels', {'classes': ['zero']}, 'returns 3 classes, but its metadata names 1'),
-     ('probabilities', {'classes': ['zero']}, 'returns 3 classes, but its metadata names 1')],
+     ('box', {'masks': None}, 'masks of instances box or image, got'),
+     *((name, {'classes': ['zero']}, f'returns {count} classes, but its metadata names 1')
+       for name, count in (('detection', 2), ('labels', 3), ('probabilities', 3)))],
 )  # fmt: skip
 def test_metadata_of_another_model(model, photos, name, changes, complaint):
     with pytest.raises(UserError, match=complaint):

@@ -12,7 +12,7 @@ Shapes: B batch, C channels, H x W image in pixels, h x w map.
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any, NamedTuple, Optional, Union
@@ -120,26 +120,26 @@ class Side(int):
         side.formula = then(formula, *step) if formula and step else formula
         return side
 
+    def after(self, value: int, other: Any, *step: int) -> Any:
+        """The value after a step with another number; a `Side` if that is a plain one."""
+        known = type(other) is int and step[2] > 0
+        return self.of(value, self.formula, *step) if known else value
+
     def __mul__(self, other: Any) -> Any:
-        known = type(other) is int and other >= 0
-        value = int(self) * other
-        return self.of(value, self.formula, other, 0, 1) if known else value
+        return self.after(int(self) * other, other, other, 0, 1)
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        known = type(other) is int and other > 0
-        value = int(self) // other
-        return self.of(value, self.formula, 1, 0, other) if known else value
+        return self.after(int(self) // other, other, 1, 0, other)
 
     def __add__(self, other: Any) -> Any:
-        value = int(self) + other
-        return self.of(value, self.formula, 1, other, 1) if type(other) is int else value
+        return self.after(int(self) + other, other, 1, other, 1)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return self + -other if type(other) is int else int(self) - other
+        return self.after(int(self) - other, other, 1, -other, 1)
 
 
 class Region:
@@ -153,10 +153,8 @@ class Region:
     def __init__(self, valid: Tensor, size: Optional[Sequence[int]] = None) -> None:
         self.valid = valid.long()
         self.size = None if size is None else (int(size[0]), int(size[1]))
-        self.made: dict[Any, Any] = {}  # masks and lengths
-        self.moved: dict[torch.device, Region] = {}
+        self.made: dict[Any, Any] = {}  # what `once` returned
         self.known: dict[str, tuple[Formula, Formula]] = {}  # by the size of the map
-        self.same: dict[int, tuple[Region, bool]] = {}
 
     def at_stride(self, stride: int) -> 'Extent':
         """The extent of a map of ceil(H / stride) x ceil(W / stride) cells."""
@@ -165,9 +163,7 @@ class Region:
 
     def to(self, device: torch.device) -> 'Region':
         """The region on another device, one object for all maps of this region."""
-        if device not in self.moved:
-            self.moved[device] = Region(self.valid.to(device), self.size)
-        return self.moved[device]
+        return self.once(device, lambda: Region(self.valid.to(device), self.size))
 
     def equals(self, other: 'Region') -> bool:
         """True if the images have the same sizes. Reads the sizes once for each pair of regions."""
@@ -175,19 +171,14 @@ class Region:
             return True
         if self.size != other.size or self.valid.shape != other.valid.shape:
             return False
-        if id(other) not in self.same:
-            equal = self.valid.device == other.valid.device and torch.equal(self.valid, other.valid)
-            self.same[id(other)] = other, equal  # the reference keeps the id its own
-        return self.same[id(other)][1]
+        same_device = self.valid.device == other.valid.device
+        return self.once(other, lambda: same_device and torch.equal(self.valid, other.valid))
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return `make()`, computed once. Autograd does not save inference tensors."""
         if key not in self.made:
-            if self.size is None:
+            with nullcontext() if self.size is None else torch.inference_mode(False):
                 self.made[key] = make()
-            else:
-                with torch.inference_mode(False), torch.no_grad():
-                    self.made[key] = make()
         return self.made[key]
 
 
@@ -230,6 +221,15 @@ class Extent(NamedTuple):
             self.region.once((1, self.columns), lambda: side(1, self.columns)),
         )
 
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Rows and columns of each image, as numbers. Reads the sizes of the images once."""
+        pixels = self.region.once('pixels', self.region.valid.tolist)
+        return [
+            (length(self.rows, height), length(self.columns, width)) if height and width else (0, 0)
+            for height, width in pixels
+        ]
+
     def fits(self, x: Tensor) -> bool:
         """True if a tensor can have this extent. One of other than four axes must be whole."""
         if self.region.size is None:
@@ -259,6 +259,11 @@ class Extent(NamedTuple):
 def extent_of(x: Any) -> Optional[Extent]:
     """The extent of a map inside a rule."""
     return getattr(x, 'extent', None) if isinstance(x, Tensor) else None
+
+
+def map_extent(x: Tensor) -> Optional[Extent]:
+    """The extent of a map (B, C, h, w); None for vectors, too."""
+    return extent_of(x) if x.dim() == 4 else None
 
 
 def mark(x: Any, extent: Optional[Extent]) -> Any:
@@ -307,9 +312,8 @@ def joint_extent(operands: Iterable[Any]) -> Optional[Extent]:
     if found is None or found.region.size is None:
         return found
     for x in plain:
-        over_map = x.dim() > 4 or any(n != 1 for n in x.shape[-2:])
-        constant = found.whole or x.numel() == 0 or not over_map
-        if getattr(x, 'origin', None) is not None or not constant:
+        over_map = x.numel() and (x.dim() > 4 or any(n != 1 for n in x.shape[-2:]))
+        if getattr(x, 'origin', None) is not None or (over_map and not found.whole):
             return None
     return found
 
@@ -329,24 +333,21 @@ def element_wise_with_poles(function: Callable, *args: Any, **kwargs: Any) -> An
     In the padding they must not be: zero times infinity is NaN, and reaches weights in the backward
     pass. At 0.5 all of these functions are smooth.
     """
-    operands = (*args, *kwargs.values())
-    extent = joint_extent(operands)
-    saved = not torch.is_inference_mode_enabled()  # perhaps, by what takes the result
-    if extent is None or extent.whole or extent.region.size is None or not saved:
-        return mark(function(*args, **kwargs), extent)
-    in_place = is_in_place(function)
 
-    def harmless(x: Any, fill: Callable) -> Any:
+    def harmless(x: Any, fill: Callable = Tensor.masked_fill) -> Any:
         own = extent_of(x)
         if own is None or own.whole or not x.is_floating_point():
             return x
         return fill(x, own.outside(x.shape[2:]), 0.5)
 
-    args = tuple(
-        harmless(x, Tensor.masked_fill_ if in_place and i == 0 else Tensor.masked_fill)
-        for i, x in enumerate(args)
-    )
-    kwargs = {name: harmless(x, Tensor.masked_fill) for name, x in kwargs.items()}
+    extent = joint_extent((*args, *kwargs.values()))
+    saved = not torch.is_inference_mode_enabled()  # perhaps, by what takes the result
+    if extent is not None and extent.region.size is not None and saved:
+        fills = [Tensor.masked_fill] * len(args)
+        if is_in_place(function):
+            fills[0] = Tensor.masked_fill_
+        args = tuple(map(harmless, args, fills))
+        kwargs = {name: harmless(x) for name, x in kwargs.items()}
     return mark(function(*args, **kwargs), extent)
 
 
@@ -368,7 +369,7 @@ def cast(function: Callable, input: Any, *args: Any, **kwargs: Any) -> Any:
 def conv2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Padding of the batch reads as zeros, like the padding of the convolution."""
     options = by_name('weight bias stride padding dilation groups', args, kwargs)
-    extent = with_parameters(extent_of(input), *options.values())
+    extent = with_parameters(map_extent(input), *options.values())
     if extent is not None:
         input = clear(input, extent)
         extent = extent.changed(*windows(options['weight'].shape[2:], **options))
@@ -379,7 +380,7 @@ def conv_transpose2d(function: Callable, input: Tensor, *args: Any, **kwargs: An
     options = dict(stride=1, padding=0, output_padding=0, dilation=1)
     names = 'weight bias stride padding output_padding groups dilation'
     options |= by_name(names, args, kwargs)
-    extent = with_parameters(extent_of(input), *options.values())
+    extent = with_parameters(map_extent(input), *options.values())
     if extent is not None:
         input = clear(input, extent)
         per_axis = [pair(options[n]) for n in ('stride', 'padding', 'output_padding', 'dilation')]
@@ -398,7 +399,7 @@ def max_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> 
     options['stride'] = options.get('stride') or options['kernel_size']
     if options.pop('return_indices', False):
         return function(input, return_indices=True, **options)
-    extent = extent_of(input)
+    extent = map_extent(input)
     if extent is not None:
         input = clear(input, extent, lowest(input.dtype))
         extent = extent.changed(*windows(**options))
@@ -406,18 +407,14 @@ def max_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> 
 
 
 def avg_pool2d(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Padding counts as zeros where `count_include_pad` says so, and else not at all."""
     names = 'kernel_size stride padding ceil_mode count_include_pad divisor_override'
     options = by_name(names, args, kwargs)
     options['stride'] = options.get('stride') or options['kernel_size']
-    extent = extent_of(input)
-    if extent is None or options.get('ceil_mode'):
+    extent = map_extent(input)
+    if extent is None:
         return mark(function(input, **options), None)
-    padding_counts = options.pop('count_include_pad', True) or options.get('divisor_override')
-    result = function(clear(input, extent), **options)
-    if not padding_counts:
-        result = result / share_inside(function, input, extent, options)
-    return mark(result, extent.changed(*windows(**options)))
+    new = extent.changed(*windows(**options))
+    return each_alone(lambda x, _: function(x, **options), input, extent, new, new.size)
 
 
 def group_norm(
@@ -479,71 +476,55 @@ def interpolate(function: Callable, input: Tensor, *args: Any, **kwargs: Any) ->
     """
     names = 'size scale_factor mode align_corners recompute_scale_factor antialias'
     options = by_name(names, args, kwargs)
-    mode, align_corners = options.get('mode', 'nearest'), options.get('align_corners')
-    other = options.get('antialias') or options.get('recompute_scale_factor')
-    old = None if other or mode not in ('nearest', 'bilinear') else extent_of(input)
-    new, by_whole_factor, to_half = None, False, False
-    scale_factor = options.get('scale_factor')
-    if old is not None and scale_factor is not None:
-        new, by_whole_factor = scaled_extent(old, scale_factor), True
-        size = [int(n * f) for n, f in zip(input.shape[2:], pair(scale_factor))]
+    old, factor, new, one_factor = map_extent(input), options.get('scale_factor'), None, True
+    if old is not None and factor is not None:
+        fractions = [Fraction(f).limit_denominator(64) for f in pair(factor)]
+        new = old.changed(*((q.numerator, 0, q.denominator) for q in fractions))
+        size = tuple(int(n * f) for n, f in zip(input.shape[2:], pair(factor)))
+        exact = fractions == [Fraction(f) for f in pair(factor)]
+        one_factor = exact and not options.get('recompute_scale_factor')
     elif old is not None:
-        size = pair(options.get('size'))
+        size = pair(options['size'])
         new = of_size(old.region, size)
-        if new == old:
-            return mark(input.clone(), old)
         if new is not None:
             factors = [b // a if a else 0 for a, b in zip(input.shape[2:], size)]
-            by_whole_factor = old.changed(*((k, 0, 1) for k in factors)) == new
-            to_half = new.changed((1, 1, 2), (1, 1, 2)) == old
-    if old is None or new is None or (mode == 'nearest' and (by_whole_factor or to_half)):
-        return mark(function(input, **options), new)
-    if mode == 'bilinear' and by_whole_factor and not align_corners:
-        result = function(clear(input, old), **options)
-        if not old.whole:  # repeats the edge of each image
-            result = result / share_inside(function, input, old, options)
-        return cleared(result, new)
-    dtype = torch.promote_types(input.dtype, torch.float32)
-    rows, columns = (
-        resize_weights(*sides, mode, align_corners, dtype)
-        for sides in zip(old.sides, input.shape[2:], new.sides, size)
-    )
-    return cleared(resample(rows, clear(input, old), columns), new)
-
-
-def adaptive_avg_pool2d(
-    function: Callable, input: Tensor, output_size: Union[int, Sequence[Optional[int]]]
-) -> Tensor:
-    """Means over equal parts of each image."""
-    old = extent_of(input)
-    new, size = pooled(input, old, output_size)
+            one_factor = old.changed(*((k, 0, 1) for k in factors)) == new
+            one_factor |= new.changed((1, 1, 2), (1, 1, 2)) == old
     if old is None or new is None:
-        return mark(function(input, output_size), None)
-    dtype = torch.promote_types(input.dtype, torch.float32)
-    axes = pool_axes(old, new, input.shape[2:], size)
-    rows, columns = (pool_weights(*axis, dtype=dtype) for axis in axes)
-    return mark(resample(rows, clear(input, old), columns), new)
+        return mark(function(input, **options), None)
+    if new == old:
+        return mark(input.clone(), old)
+    if one_factor and options.get('mode', 'nearest') == 'nearest':
+        return mark(function(input, **options), new)
+
+    def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
+        return function(x, **options | (dict(size=size) if factor is None else {}))
+
+    return each_alone(resized, input, old, new, size)
 
 
-def adaptive_max_pool2d(
+def adaptive_pool2d(
     function: Callable,
     input: Tensor,
     output_size: Union[int, Sequence[Optional[int]]],
     return_indices: bool = False,
 ) -> Any:
-    """Maxima over equal parts of each image, 0 if it has no cells."""
-    old = extent_of(input)
-    new, size = pooled(input, old, output_size)
+    """Means or maxima over equal parts of each image."""
+    old, new, size = map_extent(input), None, pair(output_size)
+    is_size = not isinstance(output_size, int) and None not in size and size != (1, 1)
+    if old is not None and compiler_is_used() and is_size:
+        new = of_size(old.region, size)
+    elif old is not None:
+        formulas = [
+            own if n is None else n.formula if isinstance(n, Side) else ((0, n, 1),)
+            for n, own in zip(size, old[1:])
+        ]
+        new = None if None in formulas else Extent(old.region, *formulas)
     if old is None or new is None or return_indices:
         more = (return_indices,) if return_indices else ()
         return mark(function(input, output_size, *more), None)
-    x, least = input, lowest(input.dtype)
-    rows, columns = (pool_bins(*axis) for axis in pool_axes(old, new, input.shape[2:], size))
-    # Of equal maxima the first one, in rows, gets the gradient, as in PyTorch.
-    for axis, bins in ((3, columns[:, :, None, None]), (2, rows[:, :, None, :, None])):
-        maxima = [x.masked_fill(~of_image, least).max(axis).values for of_image in bins.unbind(1)]
-        x = torch.stack(maxima, axis)
-    return cleared(without_empty(x, old), new)
+    size = tuple(side if n is None else int(n) for n, side in zip(size, input.shape[2:]))
+    return each_alone(function, input, old, new, size)
 
 
 def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -560,8 +541,9 @@ def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> A
         least = lowest(input.dtype) if name in ('amax', 'amin') else 0.0
         input = clear(input, extent, -least if name == 'amin' else least)
     result = function(input, *args, **kwargs)
-    if name in ('amax', 'amin') and dims & {2, 3}:
-        result = without_empty(result, extent)
+    if name in ('amax', 'amin') and dims & {2, 3}:  # 0 where an image has no cells
+        empty = (extent.sides[0] == 0) | (extent.sides[1] == 0)
+        result = result.masked_fill(empty.view(-1, *[1] * (result.dim() - 1)), 0)
     if name == 'mean' and not extent.whole:
         for axis, side in zip((2, 3), extent.sides):
             if axis in dims:
@@ -576,21 +558,18 @@ def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> A
 def over_channels(position: int) -> Callable:
     """The rule of functions that keep the extent where their `dim` is that of the channels.
 
-    `position` is that of `dim` among the arguments after the first.
+    `position` is that of `dim` among the arguments.
     """
 
     def rule(function: Callable, *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         first = args[0] if args else kwargs.get('tensors', kwargs.get('input'))
-        dim = kwargs.get('dim', kwargs.get('axis'))
-        if dim is None and len(args) > position + 1:
-            dim = args[position + 1]
+        dim = args[position] if len(args) > position else kwargs.get('dim', kwargs.get('axis'))
         operands = first if isinstance(first, (tuple, list)) else [first]
         extent = joint_extent(operands)
         axes = {x.dim() for x in operands}
-        if axes != {4} and not (extent is not None and extent.whole and min(axes) > 1):
-            extent = None
-        if not isinstance(dim, int) or {dim % n for n in axes} != {1}:
+        of_maps = axes == {4} or (extent is not None and extent.whole and min(axes) > 1)
+        if not of_maps or not isinstance(dim, int) or {dim % n for n in axes} != {1}:
             extent = None
         for part in [result] if isinstance(result, Tensor) else result:
             mark(part, extent)
@@ -671,8 +650,8 @@ def pad(
     value: Optional[float] = None,
 ) -> Tensor:
     """A constant at the border of each image."""
-    own = extent_of(input)
-    if own is None or mode != 'constant' or input.dim() != 4 or len(pad) > 6:
+    own = map_extent(input)
+    if own is None or mode != 'constant' or len(pad) > 6:
         return mark(function(input, pad, mode, value), None)
     left, right, top, bottom = (*pad, 0, 0, 0, 0)[:4]
     extent = own.changed((1, top + bottom, 1), (1, left + right, 1))
@@ -716,12 +695,29 @@ def pair(value: Any) -> tuple:
 
 def with_parameters(extent: Optional[Extent], *parameters: Any) -> Optional[Extent]:
     """The extent, or None if a parameter comes from a padded batch."""
-    for x in parameters:
-        if isinstance(x, Tensor) and (
-            extent_of(x) is not None or getattr(x, 'origin', None) is not None
-        ):
-            return None
-    return extent
+    lost = any(
+        isinstance(x, Tensor) and (extent_of(x) or getattr(x, 'origin', None)) for x in parameters
+    )
+    return None if lost else extent
+
+
+def each_alone(
+    call: Callable, input: Tensor, old: Extent, new: Extent, size: tuple[int, int]
+) -> Tensor:
+    """A map (B, C, *size) of what `call` returns for each image without its padding.
+
+    Its arguments are the image's cells (1, C, h, w) and the size that its result should have. The
+    map loses the region if that is another: 25 * 4.6 is less than 115.
+    """
+    images, claimed = [], True
+    for x, (rows, columns), its_size in zip(input.split(1), old.lengths, new.lengths):
+        if rows * columns * its_size[0] * its_size[1] == 0:
+            y = x[..., :0, :0]
+        else:
+            y = call(x[..., :rows, :columns], its_size)
+            claimed &= y.shape[2:] == its_size
+        images.append(F.pad(y, (0, size[1] - y.shape[3], 0, size[0] - y.shape[2])))
+    return mark(torch.cat(images), new if claimed else None)
 
 
 def cleared(x: Any, extent: Optional[Extent]) -> Any:
@@ -731,23 +727,10 @@ def cleared(x: Any, extent: Optional[Extent]) -> Any:
     return mark(clear(x, extent) if x.dim() == 4 else x, extent)
 
 
-def without_empty(x: Tensor, extent: Extent) -> Tensor:
-    """Maxima or minima with 0 where an image has no cells."""
-    rows, columns = extent.sides
-    return x.masked_fill(((rows == 0) | (columns == 0)).view(-1, *[1] * (x.dim() - 1)), 0)
-
-
 def vector_extent(extent: Extent, x: Tensor) -> Extent:
     """The extent of one vector or small map for each image."""
     height, width = x.shape[2:] if x.dim() == 4 else (1, 1)
     return Extent(extent.region, ((0, int(height), 1),), ((0, int(width), 1),))
-
-
-def share_inside(function: Callable, x: Tensor, extent: Extent, options: dict) -> Tensor:
-    """The share of the weights of averages, by pooling or resizing, that falls on the images."""
-    ones = clear(x.new_ones(len(x), 1, *x.shape[2:]), extent)
-    share = function(ones, **options)
-    return share.clamp(min=torch.finfo(share.dtype).tiny)
 
 
 def standardized(
@@ -800,14 +783,6 @@ def windows(
     return steps
 
 
-def scaled_extent(extent: Extent, scale_factor: Any) -> Optional[Extent]:
-    """The extent after resizing by a factor, or None if it is not a short fraction."""
-    fractions = [Fraction(f).limit_denominator(64) for f in pair(scale_factor)]
-    if any(float(q) != float(f) for q, f in zip(fractions, pair(scale_factor))):
-        return None
-    return extent.changed(*((q.numerator, 0, q.denominator) for q in fractions))
-
-
 def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
     """The extent of a map of this size."""
     if any(isinstance(side, Side) for side in size):
@@ -821,47 +796,14 @@ def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
     return known and Extent(region, *known)
 
 
-def pooled(x: Tensor, extent: Optional[Extent], output_size: Any) -> tuple:
-    """Extent and size of the map after adaptive pooling, or None twice if there is none."""
-    if extent is None or any(n.formula is None for n in pair(output_size) if isinstance(n, Side)):
-        return None, None
-    is_size = not isinstance(output_size, int) and tuple(output_size) != (1, 1)
-    if compiler_is_used() and is_size and None not in output_size:
-        return of_size(extent.region, output_size), tuple(output_size)
-    formulas, size = [], []
-    for n, side, own in zip(pair(output_size), x.shape[2:], (extent.rows, extent.columns)):
-        if n is None:
-            formulas.append(own)
-        else:
-            formulas.append(n.formula if isinstance(n, Side) else ((0, n, 1),))
-        size.append(side if n is None else int(n))
-    return Extent(extent.region, *formulas), tuple(size)
-
-
-def pool_axes(old: Extent, new: Extent, lengths: Sequence[int], size: Sequence[int]) -> Iterator:
-    """For rows and columns, the arguments of `pool_bins`."""
-    for side, count, cells, bins in zip(old.sides, new.sides, lengths, size):
-        yield side, cells, count[:, None].clamp(min=1), bins
-
-
-def pool_bins(
-    side: Tensor, cells: Union[int, torch.SymInt], count: Union[int, Tensor], bins: int
-) -> Tensor:
-    """(B, bins, cells) booleans: the cells of each part that adaptive pooling makes of an image.
-
-    `side` (B,) are the cells of the images, `cells` those of the padded map; `count`, a number or
-    (B, 1), the parts of an image, `bins` those of the padded result.
-    """
+def pool_weights(side: Tensor, cells: Union[int, torch.SymInt], bins: int) -> Tensor:
+    """Weights (B, bins, cells) of adaptive average pooling for each image. `side` (B,) are the
+    cells of the images, `cells` those of the padded map."""
     at, side = torch.arange(bins, device=side.device), side[:, None]
-    start = (at * side // count)[..., None]  # (B, bins, 1)
-    stop = (((at + 1) * side + count - 1) // count)[..., None]
+    start = (at * side // bins)[..., None]  # (B, bins, 1)
+    stop = (((at + 1) * side + bins - 1) // bins)[..., None]
     at = torch.arange(cells, device=side.device)
-    return (at >= start) & (at < stop) & (at < side[..., None])
-
-
-def pool_weights(*axis: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Weights (B, bins, cells) of adaptive average pooling, from the arguments of `pool_bins`."""
-    parts = pool_bins(*axis).to(dtype)
+    parts = ((at >= start) & (at < stop) & (at < side[..., None])).float()
     return parts / parts.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -870,18 +812,13 @@ def resize_weights(
     old_length: Union[int, torch.SymInt],
     new: Tensor,
     new_length: Union[int, torch.SymInt],
-    mode: str = 'bilinear',
     align_corners: Optional[bool] = False,
-    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weights (B, new_length, old_length) of `F.interpolate` for each image, from `old` to `new`
-    cells (B,). The lengths are those of the padded maps; the mode is 'bilinear' or 'nearest'."""
+    """Weights (B, new_length, old_length) of bilinear `F.interpolate` for each image, from `old` to
+    `new` cells (B,). The lengths are those of the padded maps."""
     at = torch.arange(new_length, device=old.device)
     cells = torch.arange(old_length, device=old.device)
-    old, new = old.clamp(min=1)[:, None], new.clamp(min=1)[:, None]
-    if mode == 'nearest':
-        return (cells == (at * old // new).minimum(old - 1)[..., None]).to(dtype)
-    old, new = old.to(dtype), new.to(dtype)
+    old, new = (side.clamp(min=1)[:, None].float() for side in (old, new))
     if align_corners:
         source = at * (old - 1) / (new - 1).clamp(min=1)
     else:
@@ -970,19 +907,20 @@ NAMES: dict[Callable, list[str]] = {
     overwrite: ['uniform_', 'normal_', 'bernoulli_', 'exponential_', 'random_'],
     constant: ['new_ones', 'new_full', 'new_tensor'],
     reshape: ['view', 'reshape', 'flatten', 'unsqueeze', 'squeeze', 'unflatten'],
+    adaptive_pool2d: ['adaptive_avg_pool2d'],
     over_axes: ['sum', 'mean', 'amax', 'amin'],
-    over_channels(0): ['softmax', 'log_softmax', 'cat', 'concat', 'concatenate'],
-    over_channels(1): ['split', 'chunk'],
+    over_channels(1): ['softmax', 'log_softmax', 'cat', 'concat', 'concatenate'],
+    over_channels(2): ['split', 'chunk'],
     over_features: ['linear'],
 }
-SAME_NAME = (conv2d, conv_transpose2d, max_pool2d, avg_pool2d, adaptive_avg_pool2d, group_norm)
-NAMES |= {rule: [rule.__name__] for rule in (*SAME_NAME, pad)}
+SAME_NAME = (conv2d, conv_transpose2d, max_pool2d, avg_pool2d, group_norm, pad)
+NAMES |= {rule: [rule.__name__] for rule in SAME_NAME}
 
 # The functions that keep the extent.
 RULES: dict[Callable, Callable] = {
     **{function: rule for rule, names in NAMES.items() for function in named(names)},
     conv3x3: conv2d,
-    F.adaptive_max_pool2d: adaptive_max_pool2d,
+    F.adaptive_max_pool2d: adaptive_pool2d,
     F.instance_norm: instance_norm,
     F.batch_norm: batch_norm,
     F.interpolate: interpolate,

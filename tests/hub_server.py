@@ -83,9 +83,6 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(status=404)
 
-    def do_HEAD(self) -> None:  # noqa: N802
-        self.do_GET()
-
     def do_GET(self) -> None:  # noqa: N802
         repo, _, rest = urlsplit(self.path).path.strip('/').partition('/resolve/')
         files = self.server.repos.get(repo)
@@ -93,14 +90,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(status=404, X_Error_Code='RepoNotFound')
             return
         name = rest.partition('/')[2]
-        if name not in files:
-            self.answer(
-                status=404, X_Error_Code='EntryNotFound', X_Repo_Commit=self.commit_of(repo)
-            )
-            return
-        content = files[name]
+        commit, content = self.commit_of(repo), files.get(name, b'')
         etag = f'"{hashlib.sha256(content).hexdigest()}"'
-        self.answer(content, ETag=etag, X_Repo_Commit=self.commit_of(repo))
+        if name in files:
+            self.answer(content, ETag=etag, X_Repo_Commit=commit)
+        else:
+            self.answer(status=404, X_Error_Code='EntryNotFound', X_Repo_Commit=commit)
+
+    do_HEAD = do_GET
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """One model, every way of running it: the same maps and the same gradients."""
 
 import contextlib
-from unittest import mock
+from functools import partial
 
 import pytest
 import torch
@@ -17,27 +17,19 @@ padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded']
 
 
 @contextlib.contextmanager
-def in_parts():
-    """All attention by oneDNN; scores and hidden maps in several parts."""
-    with (
-        mock.patch.multiple(attention, AT_A_TIME=500, WORTH_ONEDNN=1),
-        mock.patch.object(products, 'AT_A_TIME', 500),
-    ):
+def patched(*patches):
+    """With (module, name, value) of each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in patches:
+            patch.setattr(module, name, value)
         yield
 
 
-@contextlib.contextmanager
-def grouped():
-    """Queries in groups, on more threads than there are heads."""
-    with (
-        mock.patch.object(attention, 'MIN_GROUP', 3),
-        mock.patch.object(torch, 'get_num_threads', lambda: 7),
-    ):
-        yield
-
-
-def with_mkl(slow):
-    return lambda: mock.patch.object(products, 'MKL_IS_SLOW', slow)
+# All attention by oneDNN; scores and hidden maps in several parts.
+in_parts = partial(patched, (attention, 'AT_A_TIME', 500), (attention, 'WORTH_ONEDNN', 1),
+                   (products, 'AT_A_TIME', 500))  # fmt: skip
+# Queries in groups, on more threads than there are heads.
+grouped = partial(patched, (attention, 'MIN_GROUP', 3), (torch, 'get_num_threads', lambda: 7))
 
 
 def checkpointed(model):
@@ -62,22 +54,11 @@ PATHS = {
     'in parts': (in_parts,),
     'checkpointed': (in_parts, checkpointed),
     'grouped': (grouped,),
-    'with a slow MKL': (with_mkl(True),),
-    'with a fast MKL': (with_mkl(False),),
+    'with a slow MKL': (partial(patched, (products, 'MKL_IS_SLOW', True)),),
+    'with a fast MKL': (partial(patched, (products, 'MKL_IS_SLOW', False)),),
     'channels-last': (contextlib.nullcontext, channels_last, channels_last),
     'compiled': (contextlib.nullcontext, compiled),
 }
-
-
-def run_path(
-    model, image, valid, context=contextlib.nullcontext, change=lambda m: m, lay_out=lambda x: x
-):
-    """Maps and gradients of a training step, and the maps of inference."""
-    with context():
-        model, image = change(model), lay_out(image)
-        maps, grads = maps_and_gradients(model, image, valid)
-        with torch.no_grad():
-            return maps, grads, model.eval()(image, valid)
 
 
 @pytest.mark.parametrize('path', PATHS)
@@ -91,7 +72,14 @@ def test_maps_and_gradients_are_the_same(name, valid, path):
     model = BACKBONES[name](**options).train()
     with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's own products
         maps, grads = maps_and_gradients(model, images(), valid)
-    trained, trained_grads, inferred = run_path(model, images(), valid, *PATHS[path])
+    context, *changes = PATHS[path] or (contextlib.nullcontext,)
+    with context():
+        given = [model, images()]
+        for i, change in enumerate(changes):
+            given[i] = change(given[i])
+        trained, trained_grads = maps_and_gradients(*given, valid)
+        with torch.no_grad():
+            inferred = given[0].eval()(given[1], valid)
     same_maps(trained, maps)
     same_maps(inferred, maps)
     for a, b in zip(trained_grads, grads):

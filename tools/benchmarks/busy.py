@@ -34,9 +34,12 @@ from cpvt_pyramid.tooling.command import (  # noqa: E402
     WAIT_VARIABLES,
     UserError,
     imports_of,
+    prepare_for_torch,
     run_command,
 )
 from cpvt_pyramid.tooling.report import text_table  # noqa: E402
+
+prepare_for_torch()  # before torch is imported
 
 with imports_of('busy'):
     from measuring import Case, compared, in_process, parse_size, ratio_text, say, time_rounds

@@ -31,17 +31,13 @@ def test_every_tool_starts(tool, path):
     assert ended.stdout.startswith('usage: ') and first_sentence(path)[:40] in ended.stdout
 
 
-def test_the_version():
-    assert cpvt('--version').stdout == f'cpvt_pyramid {cpvt_pyramid.__version__}\n'
-
-
-@pytest.mark.parametrize(
-    'name, nearest', [('trian', 'train'), ('predict', ' or '.join(find_tools()))]
-)
-def test_a_wrong_name(name, nearest, monkeypatch, capsys):
+def test_a_wrong_name_and_the_version(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['/bin/cpvt'])
-    assert main([name, 'x']) == 2
-    assert capsys.readouterr().err == f'cpvt: no tool {name!r}; use {nearest}\n'
+    for name, nearest in (('trian', 'train'), ('predict', ' or '.join(find_tools()))):
+        assert main([name, 'x']) == 2
+        assert capsys.readouterr().err == f'cpvt: no tool {name!r}; use {nearest}\n'
+    assert main(['--version']) == 0
+    assert capsys.readouterr().out == f'cpvt_pyramid {cpvt_pyramid.__version__}\n'
 
 
 def test_arguments_and_status_are_the_tools_own(tmp_path):

@@ -108,6 +108,7 @@ class MaskedMap(Tensor):
     same_as: Any = None  # the map of which this is a view as a whole
 
     @classmethod
+    @uncompiled
     def __torch_function__(
         cls, function: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
     ) -> Any:
@@ -268,21 +269,10 @@ def wrapped(y: Any) -> Any:
         with torch.inference_mode(False):
             y = mark(y.clone(), extent)
     if type(y) is Tensor:
-        if 'torch._dynamo' in sys.modules:
-            keep_from_compiler()
         y.__class__ = MaskedMap
     if is_map(y):
-        y.state = changes(y), y.grad_fn
-        y.same_as = None
+        y.state, y.same_as = (changes(y), y.grad_fn), None
     return y
-
-
-@functools.cache
-def keep_from_compiler() -> None:
-    """Let the compiler call the functions of maps instead of tracing them."""
-    plain_method: Any = MaskedMap.__torch_function__
-    disabled = torch.compiler.disable(plain_method.__func__)
-    setattr(MaskedMap, '__torch_function__', classmethod(disabled))  # noqa: B010, for mypy
 
 
 def changes(x: Tensor) -> Optional[int]:

@@ -548,6 +548,7 @@ def over_axes(function: Callable, input: Tensor, *args: Any, **kwargs: Any) -> A
         for axis, side in zip((2, 3), extent.sides):
             if axis in dims:
                 count = side.clamp(min=1).view(-1, *[1] * (result.dim() - 1))
+                count = count.to(torch.promote_types(result.dtype, torch.float32))
                 result = result * (input.shape[axis] / count).to(result.dtype)
     if not keepdim and not {2, 3} <= dims:  # (B, w), (B, h, w)
         return mark(result, None)

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from foreign import classifier_of_mmpretrain, of_mmdet, of_mmseg, of_timm
+from foreign import TINY, classifier_of_mmpretrain, of_mmdet, of_mmseg, of_timm
 from mutations import BAD, NAMES
 from safetensors.torch import load_file
 from support import ROOT, load_tool
 
+from cpvt_pyramid import ARCHS
 from cpvt_pyramid.weights import FORMATS
 
 tool = load_tool('convert_weights')
+NANO = of_timm('pcpvt_nano').state_dict()  # of an architecture that the tool knows
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,10 @@ def assert_same(a: dict, b: dict) -> None:
         assert value.dtype == b[name].dtype and torch.equal(value, b[name]), name
 
 
+def deit(_arch: str) -> torch.nn.Module:
+    return timm.create_model('vit_tiny_patch16_224', num_classes=5)
+
+
 # For each format, a model of that package, which loads converted weights strictly
 MODELS = {
     'timm': of_timm,
@@ -66,38 +72,33 @@ def test_there_and_back(first, second):
 
 
 @pytest.mark.parametrize(
-    ('make', 'to', 'key', 'safetensors'),
+    ('make', 'arch', 'to', 'back', 'key', 'safetensors'),
     [
-        (lambda: of_mmseg('svt_small'), 'mmpretrain', 'backbone.norm_after_stage0.weight', False),
-        (lambda: of_mmdet('pvt_tiny'), 'official', 'pos_embed4', True),
-        (lambda: of_timm('pcpvt_nano').bfloat16(), 'mmseg', 'layers.0.0.norm1.weight', True),
+        (of_mmseg, 'svt', 'mmpretrain', 'mmseg', 'backbone.norm_after_stage0.bias', False),
+        (of_mmdet, 'pvt', 'official', 'mmdet', 'pos_embed4', True),
+        (of_timm, 'pcpvt', 'mmseg', 'timm', 'layers.0.0.norm1.weight', True),
+        (deit, '', 'mmpretrain_vit', 'timm', 'backbone.layers.0.ln1.weight', False),
     ],
 )
-def test_other_models(make, to, key, safetensors):
-    theirs = make().state_dict()
+def test_other_models(make, arch, to, back, key, safetensors, monkeypatch):
+    if arch:
+        monkeypatch.setitem(ARCHS, 'tiny', TINY[arch])
+    theirs = make(arch)
+    theirs = (theirs.bfloat16() if make == of_timm else theirs).state_dict()
     there = convert(save(theirs), to, safetensors=safetensors)
     assert key in read(there)
-    back = {'mmpretrain': 'mmseg', 'official': 'mmdet', 'mmseg': 'timm'}[to]
     assert_same(read(convert(there, back)), theirs)
-
-
-def test_deit():
-    theirs = timm.create_model('vit_tiny_patch16_224', num_classes=5).state_dict()
-    there = convert(save(theirs), 'mmpretrain_vit')
-    assert 'backbone.layers.0.ln1.weight' in read(there)
-    assert_same(read(convert(there, 'timm')), theirs)
-    convert('a.pth', 'mmpretrain_vit', backbone_only=True)
+    convert('a.pth', to, backbone_only=True)
 
 
 def test_of_a_detector_the_backbone():
-    backbone = of_timm('pcpvt_nano').state_dict()
-    detector = {f'backbone.{k}': v for k, v in backbone.items()} | {'neck.weight': torch.ones(2)}
+    detector = {f'backbone.{k}': v for k, v in NANO.items()} | {'neck.weight': torch.ones(2)}
     there = convert(save({'state_dict': detector, 'meta': {'epoch': 1}}), 'timm')
-    assert_same(read(there), backbone)
+    assert_same(read(there), NANO)
 
 
 def test_names_by_content_and_never_overwrites(capsys):
-    save(of_timm('pcpvt_nano').state_dict())
+    save(NANO)
     command = ['a.pth', '--to', 'mmseg', '--out', 'out']
     assert tool.main(command) == 0
     (path,) = Path('out').iterdir()
@@ -123,7 +124,7 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
         return to_format(tensors | {name: tensors[name] + 1}, key)
 
     to_format = weights.to_format
-    save(of_timm('pcpvt_nano').state_dict())
+    save(NANO)
     for broken in (loses_a_tensor, changes_one):
         monkeypatch.setattr(weights, 'to_format', broken)
         with pytest.raises(ValueError, match='the conversion changes'):
@@ -132,29 +133,23 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'make, to, complaint',
+    ('tensors', 'to', 'complaint'),
     [
-        (lambda: None, 'mmseg', 'no checkpoint at a.pth'),
-        (lambda: save({'a': os.system}), 'mmseg', 'a.pth holds more than tensors: posix.system'),
-        (lambda: save({'a': torch.ones(2)}), 'mmseg', 'no known architecture has these tensors'),
-        (
-            lambda: save(of_timm('pcpvt_nano').state_dict()),
-            'pvt',
-            "the format 'pvt' has no place for pos_block.0.proj.0.weight",
-        ),
-        (lambda: save(of_mmdet('pvt_tiny').state_dict()), 'timm', 'timm has no PVT'),
+        (None, 'mmseg', 'no checkpoint at a.pth'),
+        ({'a': os.system}, 'mmseg', 'a.pth holds more than tensors: posix.system'),
+        ({'a': torch.ones(2)}, 'mmseg', 'no known architecture has these tensors'),
+        (NANO, 'pvt', "the format 'pvt' has no place for pos_block.0.proj.0.weight"),
+        (of_mmdet('pvt_tiny').state_dict(), 'timm', 'timm has no PVT'),
     ],
 )
-def test_mistakes(make, to, complaint, capsys):
-    make()
+def test_mistakes(tensors, to, complaint, capsys):
+    if tensors:
+        save(tensors)
     assert tool.main(['a.pth', '--to', to, '--out', 'out']) == 2
     errors = capsys.readouterr().err
     assert errors.startswith(f'convert_weights: {complaint}') and errors.count('\n') == 1
     assert not Path('out').exists() or not os.listdir('out')
-
-
-def test_an_unknown_user(capsys):
-    assert tool.main(['~nobody-at-all/c.pth', '--to', 'mmseg']) == 2
+    assert tool.main(['~nobody-at-all/c.pth', '--to', to]) == 2
     assert capsys.readouterr().err == 'convert_weights: no checkpoint at ~nobody-at-all/c.pth\n'
 
 
@@ -165,9 +160,6 @@ def test_help_is_quick():
     assert set(tool.FORMATS) == {'ours', 'official', 'timm', *FORMATS}
 
 
-NANO = of_timm('pcpvt_nano').state_dict()  # of an architecture that the tool knows
-
-
 DAMAGED = {
     f'{name}: {defect}': NANO | {name: damage(NANO[name])}
     for name in ('blocks.0.0.attn.q.weight', 'head.weight')
@@ -176,32 +168,22 @@ DAMAGED = {
 }
 DAMAGED |= {
     f'without {part}': {k: v for k, v in NANO.items() if not k.startswith(part)}
-    for part in (
-        'pos_block.',
-        'pos_block.2.',
-        'blocks.0.1.norm1.',
-        'norm.',
-        'norm.bias',
-        'patch_embeds.1.proj.weight',
-        'patch_embeds.3',
-        'head.bias',
-    )
+    for part in ('pos_block.', 'pos_block.2.', 'blocks.0.1.norm1.', 'norm.', 'norm.bias')
+    + ('patch_embeds.1.proj.weight', 'patch_embeds.3', 'head.bias')
 }
 DAMAGED['no classes'] = NANO | {k: NANO[k][:0] for k in ('head.weight', 'head.bias')}  # fmt: skip
 
 
 @pytest.mark.parametrize('name', DAMAGED)
-def test_damage_is_refused_in_one_line(name, tmp_path, capsys):
-    torch.save(DAMAGED[name], tmp_path / 'bad.pth')
-    assert tool.main(['bad.pth', '--to', 'mmseg', '--out', 'out']) == 2
+def test_damage_is_refused_in_one_line(name, capsys):
+    assert tool.main([save(DAMAGED[name]), '--to', 'mmseg', '--out', 'out']) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert len(line) < 1000 and 'no known architecture' not in line
-    assert not list(tmp_path.glob('out/*'))
+    assert not list(Path().glob('out/*'))
 
 
 @pytest.mark.parametrize('name', NAMES, ids=lambda n: repr(n)[:40])
-def test_strange_names_give_one_line_at_most(name, tmp_path, capsys):
-    torch.save({**NANO, name: torch.ones(3)}, tmp_path / 'odd.pth')
-    status = tool.main([str(tmp_path / 'odd.pth'), '--to', 'mmseg', '--out', str(tmp_path / 'out')])
+def test_strange_names_give_one_line_at_most(name, capsys):
+    status = tool.main([save({**NANO, name: torch.ones(3)}), '--to', 'mmseg', '--out', 'out'])
     assert status in (0, 2)
     assert len(capsys.readouterr().err.splitlines()) == (1 if status else 0)

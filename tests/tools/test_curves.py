@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,20 +32,17 @@ def epochs(first: int, last: int, length: int, interval: int, loss: float = 1.0)
     return records
 
 
-def test_epochs_become_iterations(tmp_path) -> None:
-    write_log(tmp_path / '20260101_000000', epochs(1, 4, 77, 10))
-    curves = tool.read_curves(tmp_path)
+def test_epochs_become_iterations_and_iterations_stay(tmp_path) -> None:
+    write_log(tmp_path / 'epochs/20260101_000000', epochs(1, 4, 77, 10))
+    curves = tool.read_curves(tmp_path / 'epochs')
     assert curves.epoch_length == 77 and not curves.resumed
     assert curves.metrics == {'coco/bbox_mAP': {77: 0.01, 154: 0.02, 231: 0.03, 308: 0.04}}
     assert sorted(curves.losses) == ['loss', 'loss_cls'] and len(curves.losses['loss']) == 28
-
-
-def test_iterations_stay_iterations(tmp_path) -> None:
     records = [train_record(step, iter=step) for step in range(50, 201, 50)]
     records.insert(2, {'mIoU': 20.0, 'step': 100})
     records.append({'mIoU': 30.0, 'step': 0})  # where nobody counts epochs, mmengine may say 0
-    write_log(tmp_path / '20260101_000000', records)
-    curves = tool.read_curves(tmp_path)
+    write_log(tmp_path / 'iterations/20260101_000000', records)
+    curves = tool.read_curves(tmp_path / 'iterations')
     assert curves.epoch_length is None and curves.metrics == {'mIoU': {100: 20.0, 200: 30.0}}
 
 
@@ -71,13 +69,13 @@ def test_logs_of_mmengine_itself(tmp_path, monkeypatch, by_epoch: bool) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(1))
 
-        def forward(self, inputs, data_samples=None, mode: str = 'tensor'):
+        def forward(self, inputs, mode: str):
             return {'loss': (self.weight**2).sum()} if mode == 'loss' else [{}]
 
     validated = []
 
     class Metric(BaseMetric):
-        def process(self, data_batch, data_samples) -> None:
+        def process(self, *_) -> None:
             self.results.append(0)
 
         def compute_metrics(self, results: list) -> dict:
@@ -109,39 +107,34 @@ def test_logs_of_mmengine_itself(tmp_path, monkeypatch, by_epoch: bool) -> None:
 
 
 def test_curves_are_drawn(tmp_path, capsys) -> None:
-    folder = tmp_path / '20260101_000000'
-    write_log(folder, [train_record(10, math.nan), train_record(20), train_record(30, 0.5)])
+    records = [train_record(10, math.nan), train_record(20), train_record(30, 0.5)]
+    write_log(tmp_path / 'alone', records)
+    write_log(tmp_path / 'both', epochs(1, 3, 20, 5))
+    assert tool.main([str(tmp_path), '--out', str(tmp_path / 'both.jpg')]) == 0
+    shutil.rmtree(tmp_path / 'both')
     assert tool.main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / 'curves.png')
-    alone = Image.open(tmp_path / 'curves.png').size
-    (folder / 'vis_data' / 'scalars.json').unlink()
-    (folder / 'vis_data').rmdir()
-    write_log(folder, epochs(1, 3, 20, 5))
-    out = tmp_path / 'both.jpg'
-    assert tool.main([str(tmp_path), '--out', str(out)]) == 0
-    both = Image.open(out)
-    assert both.size[0] == alone[0] and both.size[1] > 1.5 * alone[1]  # a second panel
-    assert sorted(p.name for p in tmp_path.iterdir()) == [folder.name, 'both.jpg', 'curves.png']
-
-
-def test_smoothing() -> None:
+    assert capsys.readouterr().out.splitlines()[1] == str(tmp_path / 'curves.png')
+    alone, both = (Image.open(tmp_path / name).size for name in ('curves.png', 'both.jpg'))
+    assert both[0] == alone[0] and both[1] > 1.5 * alone[1]  # a second panel
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['alone', 'both.jpg', 'curves.png']
     assert tool.smoothed([1, 2, 6, 3], 1) == [1.5, 3, 11 / 3, 4.5]
     assert tool.smoothed([1, math.nan, 3], 1) == [1, 2, 3]
-    assert tool.smoothed([5], 0) == [5]
 
 
-@pytest.mark.parametrize('mistake', ['no folder', 'no loss', 'no such', "Format 'xyz'"])
-def test_mistakes(tmp_path, capsys, mistake: str) -> None:
-    work_dir, out = tmp_path / 'work', tmp_path / 'curves.png'
-    if mistake != 'no folder':
-        records = [] if mistake == 'no loss' else epochs(1, 1, 20, 5)
-        write_log(work_dir / '20260101_000000', records)
-    if mistake == 'no such':
-        out = tmp_path / 'nowhere' / 'curves.png'
-    if mistake == "Format 'xyz'":
-        out = tmp_path / 'curves.xyz'
+@pytest.mark.parametrize(
+    ('mistake', 'out', 'records'),
+    [
+        ('no folder', 'curves.png', None),
+        ('no loss', 'curves.png', []),
+        ('no such', 'nowhere/curves.png', epochs(1, 1, 20, 5)),
+        ("Format 'xyz'", 'curves.xyz', epochs(1, 1, 20, 5)),
+    ],
+)
+def test_mistakes(tmp_path, capsys, mistake: str, out: str, records) -> None:
+    if records is not None:
+        write_log(tmp_path / 'work/20260101_000000', records)
     before = sorted(tmp_path.rglob('*'))
-    assert tool.main([str(work_dir), '--out', str(out)]) == 2
+    assert tool.main([str(tmp_path / 'work'), '--out', str(tmp_path / out)]) == 2
     line = capsys.readouterr().err
     assert line.startswith('curves: ') and line.count('\n') == 1
     assert mistake.lower() in line.lower()

@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -26,16 +26,15 @@ def assert_same(first, second):
 
 @pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
 def test_boxes_are_in_pixels_of_the_image(model, photos, backend):
-    found = Predictor(model('detection'), backend)(photos[0])
+    both = Predictor(model('detection'), backend, score_thr=0.1)(photos[0])
     height, width = photos[0].shape[:2]
     small = resize_image(photos[0], rescaled_size((height, width), 40, 60))
-    np.testing.assert_allclose(found.boxes, [[0, 0, width, height]], rtol=1e-6)
-    np.testing.assert_allclose(found.scores, [small.max() / 255], rtol=1e-6)
-    assert found.labels.tolist() == [1] and found.masks is None and len(found) == 1
-    both = Predictor(model('detection'), backend, score_thr=0.1)(photos[0])
     centre = [width / 4, height / 4, width * 3 / 4, height / 2]
-    np.testing.assert_allclose(both.boxes[1], centre, rtol=1e-6)
-    assert both.labels.tolist() == [1, 0]
+    np.testing.assert_allclose(both.boxes, [[0, 0, width, height], centre], rtol=1e-6)
+    np.testing.assert_allclose(both.scores, small.max() / 255 * np.array([1, 0.4]), rtol=1e-6)
+    assert both.labels.tolist() == [1, 0] and both.masks is None
+    found = Predictor(model('detection'), backend)(photos[0])  # the threshold in the file
+    assert len(found) == 1
     assert_same(both.above(found.scores[0]), found)
 
 
@@ -157,37 +156,28 @@ def test_masks(model, photos):
     np.testing.assert_array_equal(found.masks, np.moveaxis(photo, -1, 0)[:2] > 0)
 
 
-def test_coco_results(model, photos):
+def test_results_for_coco_and_supervision(model, photos, monkeypatch):
     found = Predictor(model('box'), score_thr=0.1)(photos[0])
+    labels = Predictor(model('labels'))(photos[0])
     first, second = found.to_coco(image_id=7, category_ids=(4, 5, 6))
     assert (first['image_id'], first['category_id'], second['category_id']) == (7, 5, 4)
-    assert found.to_coco()[0]['category_id'] == 2
+    assert [result['category_id'] for result in found.to_coco()] == [2, 1]
     height, width = photos[0].shape[:2]
     np.testing.assert_allclose(second['bbox'], [width / 4, height / 4, width / 2, height / 4])
     assert second['score'] == pytest.approx(found.scores[1])
-    for result, mask in zip((first, second), found.masks):
+    assert [result['category_id'] for result in labels.to_coco()] == [1, 2, 3]
+    masks = [*found.masks, *(labels.labels == i for i in range(3))]
+    for result, mask in zip([first, second, *labels.to_coco()], masks):
         np.testing.assert_array_equal(coco_mask.decode(result['segmentation']), mask)
-    labels = Predictor(model('labels'))(photos[0])
-    results = labels.to_coco()
-    assert [result['category_id'] for result in results] == [1, 2, 3]
-    for i, result in enumerate(results):
-        decoded = coco_mask.decode(result['segmentation'])
-        np.testing.assert_array_equal(decoded, labels.labels == i)
 
-
-def test_supervision(model, photos, monkeypatch):
     monkeypatch.setitem(sys.modules, 'supervision', None)
     with pytest.raises(UserError, match='pip install supervision'):
-        Predictor(model('detection'))(photos[0]).to_supervision()
-    stand_in = ModuleType('supervision')
-    stand_in.Detections = SimpleNamespace
-    monkeypatch.setitem(sys.modules, 'supervision', stand_in)
-    found = Predictor(model('box'))(photos[0])
+        found.to_supervision()
+    monkeypatch.setitem(sys.modules, 'supervision', SimpleNamespace(Detections=SimpleNamespace))
     given = found.to_supervision()
     for field, expected in (('xyxy', found.boxes), ('mask', found.masks)):
         np.testing.assert_array_equal(getattr(given, field), expected)
-    assert given.data['class_name'].tolist() == ['one']
-    labels = Predictor(model('labels'))(photos[0])
+    assert given.data['class_name'].tolist() == ['one', 'zero']
     given = labels.to_supervision()
     assert given.class_id.tolist() == [0, 1, 2] and given.mask.sum() == labels.labels.size
     for (x1, y1, x2, y2), mask in zip(given.xyxy.astype(int), given.mask):
@@ -206,14 +196,11 @@ EDITED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('key', EDITED)
-def test_edited_metadata(model, key):
-    for value in EDITED[key]:
-        with pytest.raises(UserError, match=f'^detection.onnx: .*{key} must be .*, got '):
-            Predictor(model('detection', **{key: value}))
-
-
 def test_damaged_metadata(model):
+    for key, values in EDITED.items():
+        for value in values:
+            with pytest.raises(UserError, match=f'^detection.onnx: .*{key} must be .*, got '):
+                Predictor(model('detection', **{key: value}))
     file = onnx.load(model('detection'))
     whole = json.loads(file.metadata_props[0].value)
     missing = [json.dumps({k: v for k, v in whole.items() if k != key}) for key in whole]
@@ -224,15 +211,15 @@ def test_damaged_metadata(model):
             Predictor('damaged.onnx')
 
 
-@pytest.mark.parametrize('name', ['detection', 'box', 'labels', 'probabilities'])
-def test_a_missing_output(model, name):
-    path = model(name)
-    graph = onnx.load(path)
-    graph.graph.output[-1].name = graph.graph.node[0].output[0]
-    graph.graph.output[-1].ClearField('type')
-    onnx.save(graph, path)
-    with pytest.raises(UserError, match=f'^{path} must have the outputs .*, got '):
-        Predictor(path)
+def test_a_missing_output(model):
+    for name in ('detection', 'box', 'labels', 'probabilities'):
+        path = model(name)
+        graph = onnx.load(path)
+        graph.graph.output[-1].name = graph.graph.node[0].output[0]
+        graph.graph.output[-1].ClearField('type')
+        onnx.save(graph, path)
+        with pytest.raises(UserError, match=f'^{path} must have the outputs .*, got '):
+            Predictor(path)
 
 
 @pytest.mark.parametrize(
@@ -269,21 +256,17 @@ def test_nan_is_reported(model, photos, name, output):
         assert len(told) == warns and all(output in text for text in told)
 
 
-@pytest.mark.parametrize(
-    'options, complaint',
-    [({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
-     ({'workers': 0}, 'workers must be at least 1, got 0'),
-     ({'size': -1}, 'size must be at least 1, got -1'),
-     ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
-     ({'score_thr': 0.5, 'model': 'labels'}, 'the model predicts labels; leave it out'),
-     ({'backend': 'tensorrt'}, "one of onnxruntime, openvino, got 'tensorrt'")],
-)  # fmt: skip
-def test_options_that_make_no_sense(model, options, complaint):
-    with pytest.raises(UserError, match=complaint):
-        Predictor(model(options.pop('model', 'detection')), **options)
-
-
-def test_a_model_that_fails_on_an_image(model, photos):
+def test_mistakes(model, photos):
+    for options, complaint in (
+        ({'batch_size': 0}, 'batch_size must be at least 1, got 0'),
+        ({'workers': 0}, 'workers must be at least 1, got 0'),
+        ({'size': -1}, 'size must be at least 1, got -1'),
+        ({'score_thr': float('nan')}, r'score_thr must be in \[0, 1\], got nan'),
+        ({'score_thr': 0.5}, 'the model predicts labels; leave it out'),
+        ({'backend': 'tensorrt'}, "one of onnxruntime, openvino, got 'tensorrt'"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            Predictor(model('labels'), **options)
     path = model('fixed')
     predictor = Predictor(path)
     predictor.model.session.shapes['images'] = [None, 3, None, None]  # believes in any size

@@ -19,21 +19,14 @@ def images(tmp_path_factory):
     return [str(folder / f'{name}.png') for name in ('small', 'large')]
 
 
-@pytest.fixture(scope='module')
-def measured(images, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('drift')
-    status = batch_drift.main([
-        '--images', *images, '--archs', 'pcpvt_nano', 'svt_small', 'pvt_tiny',
-        '--out', str(folder / 'drift.png'), '--json', str(folder / 'drift.json'),
-    ])  # fmt: skip
-    assert status == 0
-    return folder, json.loads((folder / 'drift.json').read_text())
-
-
-def test_features(measured):
-    results = measured[1]
+def test_features(images, tmp_path):
+    files = tmp_path / 'drift.png', tmp_path / 'drift.json'
+    archs = 'pcpvt_nano', 'svt_small', 'pvt_tiny'
+    options = [*images, '--archs', *archs, '--out', str(files[0]), '--json', str(files[1])]
+    assert batch_drift.main(['--images', *options]) == 0
+    results = json.loads(files[1].read_text())
     assert results['images'] == [[75, 90], [192, 128]]
-    picture = np.asarray(Image.open(measured[0] / 'drift.png').convert('RGB')).astype(float)
+    picture = np.asarray(Image.open(files[0]).convert('RGB')).astype(float)
     # Black where nothing drifts, bright where much does, on white.
     black, bright = (picture < 20).all(-1), (picture[..., 0] > 240) & (picture[..., 2] < 100)
     assert black.mean() > 0.05 and bright.mean() > 0.05

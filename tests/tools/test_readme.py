@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 import timm
@@ -41,23 +42,20 @@ def test_plain_pytorch(tmp_path, monkeypatch, capsys):
     assert '(1, 64, 107, 160), (1, 128, 54, 80), (1, 320, 27, 40), (1, 512, 14, 20)' in out
 
 
-def test_torchvision():
+def test_other_libraries():
+    """torchvision's detectors and timm's models."""
     (block,) = [b for b in blocks('python') if 'torchvision_models' in b]
     names = {}
     exec(block, names)
     names['model'].transform.min_size = (64,)  # instead of 800
+    (block,) = [b for b in blocks('python') if 'timm.create_model' in b]
+    timms = {}
+    exec(block.replace('pretrained=True', 'pretrained=False'), timms)  # its weights are on a hub
     with torch.no_grad():
         (found,) = names['model'].eval()([torch.rand(3, 64, 90)])
-    assert set(found) == {'boxes', 'scores', 'labels'}
-
-
-def test_timm():
-    (block,) = [b for b in blocks('python') if 'timm.create_model' in b]
-    names = {}
-    exec(block.replace('pretrained=True', 'pretrained=False'), names)  # its weights are on a hub
-    with torch.no_grad():
-        assert names['model'].eval()(torch.randn(1, 3, 64, 64)).shape == (1, 1000)
-        assert len(names['backbone'].eval()(torch.randn(1, 3, 64, 64))) == 4
+        assert set(found) == {'boxes', 'scores', 'labels'}
+        assert timms['model'].eval()(torch.randn(1, 3, 64, 64)).shape == (1, 1000)
+        assert len(timms['backbone'].eval()(torch.randn(1, 3, 64, 64))) == 4
 
 
 def test_every_command_is_tested():
@@ -121,19 +119,15 @@ def test_badges():
         assert f'>{re.search(pattern, setup)[1]}' in badges[f'badge-{name}']
 
 
-def test_first_command(tmp_path, monkeypatch):
-    (command,) = [c for c in commands() if 'cpvt_pyramid.runtime examples/' in c]
+def test_exported_models(tmp_path, monkeypatch):
+    """The commands that need no torch: `cpvt run`, and the web page."""
     monkeypatch.chdir(ROOT)
-    words = shlex.split(command)[3:]
-    assert runtime.main([*words, '--out-dir', str(tmp_path)]) == 0
+    (command,) = [c for c in commands() if 'cpvt_pyramid.runtime examples/' in c]
+    assert runtime.main([*shlex.split(command)[3:], '--out-dir', str(tmp_path)]) == 0
     found = json.loads((tmp_path / '1.detections.json').read_text())['detections']
     assert len(found) > 1 and (tmp_path / '1.overlay.png').is_file()
-
-
-def test_web_page_understands():
     (command,) = [c for c in commands() if 'cpvt_pyramid.app' in c]
-    options = parser_of(app.serve).parse_args(shlex.split(command)[3:])
-    assert (ROOT / options.model).is_file()
+    assert Path(parser_of(app.serve).parse_args(shlex.split(command)[3:]).model).is_file()
 
 
 def test_tables_of_models_are_current():

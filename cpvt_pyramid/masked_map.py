@@ -234,9 +234,7 @@ def call(function: Callable, args: tuple, kwargs: dict) -> Any:
             return y  # as it was given
         if rule is constant or (rule is cast and not is_map(tensors[0])):
             return y
-        if rule is not None and extent_of(y) is not None:
-            return wrapped(y)
-        if rule is overwrite:
+        if rule is overwrite or (rule is not None and extent_of(y) is not None):
             return wrapped(y)
         lost.append(y)
         return lost_from(origin, y)
@@ -282,18 +280,16 @@ def changes(x: Tensor) -> Optional[int]:
 
 def current_extent(x: Any) -> Optional[Extent]:
     """The extent of a map, or None if it has none, or was changed since it was set."""
-    extent, before = x.extent, x.same_as
-    if extent is None:
+    if x.extent is None:
         return None
     counted, history = x.state
     unchanged = counted == changes(x)
-    if not (unchanged and x.grad_fn is history):
-        if unchanged and is_transparent(x.grad_fn, before is not None):
-            x.state = counted, x.grad_fn
-        else:
-            drop_region(x, weakref.ref(extent.region))
-            if unchanged:
-                report(getattr(type(x.grad_fn), '_forward_cls', x.grad_fn))
+    if unchanged and (x.grad_fn is history or returned_as_given(x)):
+        x.state = counted, x.grad_fn
+    else:
+        drop_region(x, weakref.ref(x.extent.region))
+        if unchanged:
+            report(getattr(type(x.grad_fn), '_forward_cls', x.grad_fn))
     return x.extent
 
 
@@ -313,17 +309,12 @@ def drop_region(x: Any, origin: Any) -> None:
     x.extent, x.origin = None, origin
 
 
-def is_transparent(node: Any, returned_as_given: bool) -> bool:
-    """True if a node of autograd's graph passes each image's gradient on as it is.
-
-    Hooks, FSDP and DeepSpeed insert functions that return what they are given.
-    """
-    function = getattr(type(node), '_forward_cls', None)
-    return (
-        returned_as_given
-        and function is not None
-        and function.__module__.split('.')[0] in ('torch', 'deepspeed')
-    )
+def returned_as_given(x: Any) -> bool:
+    """True if a map is a view as a whole, by an `autograd.Function` that passes each image's
+    gradient on as it is. Hooks, FSDP and DeepSpeed insert such functions."""
+    function = getattr(type(x.grad_fn), '_forward_cls', None)
+    by = '' if function is None else function.__module__.split('.')[0]
+    return x.same_as is not None and by in ('torch', 'deepspeed')
 
 
 GETS_REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]

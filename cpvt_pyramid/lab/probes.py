@@ -56,10 +56,8 @@ class Subject:
     @torch.no_grad()
     def maps(self, image: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
         """The maps (B, C, h, w) of images, 8 at a time."""
-        parts = []
-        for i in range(0, len(image), 8):
-            sizes = None if valid is None else valid[i : i + 8]
-            parts.append(self.call(image[i : i + 8], sizes))
+        sizes = [None] * len(image) if valid is None else valid.split(8)
+        parts = map(self.call, image.split(8), sizes)
         maps = [torch.cat(stage).float() for stage in zip(*parts)]
         last = any(channels_last(map_, image) for map_ in maps)
         return [map_.permute(0, 3, 1, 2) for map_ in maps] if last else maps
@@ -76,9 +74,8 @@ class Subject:
             ) from error
         maps = [map_ for map_ in tree_flatten(found)[0] if map_ is not None]
         for map_ in maps or [None]:
-            is_map = isinstance(map_, Tensor) and map_.ndim == 4 and len(map_) == len(image)
-            if not is_map or not map_.isfinite().all():
-                shape = tuple(map_.shape) if isinstance(map_, Tensor) else type(map_).__name__
+            shape = tuple(map_.shape) if isinstance(map_, Tensor) else ()
+            if len(shape) != 4 or len(map_) != len(image) or not map_.isfinite().all():
                 raise ValueError(
                     f'{self.name} must return maps (B, C, h, w) of finite numbers, got {shape}'
                 )
@@ -89,11 +86,11 @@ def channels_last(map_: Tensor, image: Tensor) -> bool:
     """True if a map must be (B, h, w, C): read as (B, C, h, w) its sides are not in the ratio of
     the image's, up to a token, and read as (B, h, w, C) they are."""
     height, width = image.shape[2:]
-
-    def fits(h: int, w: int) -> bool:
-        return abs(h * width - w * height) <= max(height, width)
-
-    return not fits(*map_.shape[2:]) and fits(*map_.shape[1:3])
+    first, last = (
+        abs(h * width - w * height) <= max(height, width)
+        for h, w in (map_.shape[2:], map_.shape[1:3])
+    )
+    return last and not first
 
 
 def maps_of(model: nn.Module, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -143,13 +140,11 @@ def photographs(count: int, side: int, seed: int, split: str) -> Tensor:
 def whole_photographs(split: str) -> list[Tensor]:
     """The photographs of a split, (3, H, W) from 0 to 1."""
     import skimage.data
-    from skimage.color import gray2rgb
 
     found = []
     for name in PHOTOGRAPHS[split]:
-        pixels = getattr(skimage.data, name)()
-        pixels = gray2rgb(pixels) if pixels.ndim == 2 else pixels
-        found.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+        pixels = torch.tensor(getattr(skimage.data, name)()) / 255
+        found.append(pixels.expand(3, -1, -1) if pixels.ndim == 2 else pixels.permute(2, 0, 1))
     return found
 
 
@@ -249,12 +244,9 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
 
     The features of an image's center, cropped, so that the model pads it in its own way, minus the
     features at the same place of the whole image, where real pixels are in place of the padding.
-    Averaged over images, what depends on them vanishes and the pattern remains. We read the paper's
-    two metrics as: MAE, the mean absolute value of the pattern, here in units of the features'
-    standard deviation so that models can be compared; SNR, the energy of the pattern over the
-    variance across images of the same difference, where the part of the energy that the finite
-    number of images explains is subtracted. With global attention the whole image has other keys,
-    too, and an absolute encoding other values: then the pattern holds more than padding.
+    With global attention the whole image has other keys, too, and an absolute encoding other
+    values: then the pattern holds more than padding. docs/position_protocol.md says how we read the
+    paper's two metrics, MAE and SNR.
 
     Args:
         subject: the model.
@@ -308,17 +300,13 @@ def stride_of(side: int, tokens: int) -> int:
 def with_replicated_borders(model: nn.Module) -> nn.Module:
     """A copy whose padded convolutions repeat the border instead of adding zeros."""
     model = copy.deepcopy(model)
-    for module in model.modules():
+    for module in model.modules():  # a PEG comes before its convolutions
         if isinstance(module, PosCNN):
-            convolution = module.proj[0]
-            first = convolution[0] if isinstance(convolution, nn.Sequential) else convolution
-            module.border = first.kernel_size[0] // 2
-            for part in module.proj.modules():
-                if isinstance(part, nn.Conv2d):
-                    part.padding = (0, 0)
-    inside_pegs = {part for m in model.modules() if isinstance(m, PosCNN) for part in m.modules()}
-    for module in model.modules():
-        if is_zero_padded(module) and module not in inside_pegs:
+            convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+            module.border = convolutions[0].kernel_size[0] // 2
+            for convolution in convolutions:
+                convolution.padding = (0, 0)
+        elif is_zero_padded(module):
             module.padding_mode = 'replicate'
     return model
 
@@ -421,7 +409,7 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
     for a, b in zip(first, second):
         cells = a.shape[2]
         offset = shift / stride_of(side, cells)  # in tokens
-        common = math.floor(cells - offset + 1e-9)
+        common = math.floor(cells - offset)
         if common < 1:
             results.append(ShiftDrift(math.nan, math.nan))
             continue
@@ -440,14 +428,10 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
 
 def read_at(map_: Tensor, offset: float, count: int) -> Tensor:
     """(B, C, count, count): a map from `offset` tokens on, interpolated bilinearly."""
-    whole = math.floor(offset + 1e-9)
-    part = offset - whole
-    if part < 1e-9:
-        return map_[:, :, whole : whole + count, whole : whole + count]
+    whole, part = int(offset), offset % 1
     for axis in (2, 3):
         low = map_.narrow(axis, whole, count)
-        high = map_.narrow(axis, whole + 1, count)
-        map_ = low * (1 - part) + high * part
+        map_ = low * (1 - part) + map_.narrow(axis, whole + 1, count) * part if part else low
     return map_
 
 

@@ -32,7 +32,6 @@ from cpvt_pyramid.lab.probes import (
     token_norms,
     with_replicated_borders,
 )  # fmt: skip
-from cpvt_pyramid.position import PosCNN
 
 from . import figures
 from .laboratory import Lab, Variant, metric_of
@@ -159,7 +158,7 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         stages = group.stages()
         header = header if len(header) > len(stages) else stages
         arms = {group.name: lambda s: s}
-        if has_padded_convolutions(group.subjects[0].model) or has_zero_pegs(group.subjects[0]):
+        if has_padded_convolutions(group.subjects[0].model):
             arms[f'{group.name}, border replaced'] = lambda s: Subject(
                 s.name, with_replicated_borders(s.model)
             )
@@ -209,10 +208,6 @@ def probe_group(group: Group, change: Callable, subject: Subject, seed: int) -> 
     images = {kind: images_of(kind, group.images, group.side, seed) for kind in KINDS}
     found = {kind: probe_position(subject, images[kind], seed) for kind in KINDS}
     return {**found, 'ppp': padding_pattern(subject, large, margin)}
-
-
-def has_zero_pegs(subject: Subject) -> bool:
-    return any(isinstance(m, PosCNN) and not m.border for m in subject.model.modules())
 
 
 def draw_probe(path: Path, rows: Sequence[tuple[str, list]]) -> None:

@@ -76,7 +76,7 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    'smoke': Preset(2, (1e-3, 2e-3), 3, 5, (1,), (REFERENCE, 'ours, without', 'ResNet-18')),
+    'smoke': Preset(2, (1e-3, 2e-3), 1, 2, (1,), (REFERENCE, 'ours, without', 'ResNet-18')),
     'small': Preset(3, (2e-3,), arms=(REFERENCE, 'ours, without', 'ResNet-18')),
     'full': Preset(5, (1e-3, 2e-3)),
 }

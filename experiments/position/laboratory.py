@@ -32,8 +32,8 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    'smoke': Preset(3, 2, (2e-3, 5e-3), batch=8, pictures=16, scales=(1, 2),
-                    scaled_pictures=8, images=6,
+    'smoke': Preset(2, 2, (2e-3, 5e-3), batch=4, pictures=8, scales=(1, 2),
+                    scaled_pictures=4, images=4,
                     encodings=('none', 'peg'),
                     placements=('after block 0', 'random and frozen'),
                     canvases=('peg', 'peg, random canvas')),

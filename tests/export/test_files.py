@@ -20,41 +20,37 @@ from cpvt_pyramid.archs import Arch
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.base import Batch, Exportable, Preprocessing
 from cpvt_pyramid.export.files import CPU, Settings, check_passed, write_verified
-from cpvt_pyramid.export.models import exportable
+from cpvt_pyramid.export.models import BackboneGraph, exportable
 from cpvt_pyramid.export.nms import batched_nms, best
 from cpvt_pyramid.export.onnx_file import capture, translate
 from cpvt_pyramid.runtime.__main__ import main as run
 from cpvt_pyramid.runtime.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.command import UserError
 
-# One stage, of a block with windows and a global one.
-SVT = Arch((16,), (2,), (2,), (2,), sr_ratios=(8,), window=7, stage_norm=True)
+PHOTOGRAPHS = [np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)]
 
 
-def photographs() -> list[np.ndarray]:
-    return [np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)]
-
-
-def small_model() -> Exportable:
+def small_model(blocks: int = 1) -> Exportable:
+    """One stage, of a block with windows and perhaps a global one."""
     torch.manual_seed(0)
-    return exportable(randomize(CPVTPyramid(SVT, out_indices=(0,))).eval())
+    arch = Arch((16,), (blocks,), (2,), (2,), sr_ratios=(8,), window=7, stage_norm=True)
+    return exportable(randomize(CPVTPyramid(arch, out_indices=(0,))).eval())
 
 
-def write(path: Path, **settings: object) -> list[Path]:
-    model = small_model()
-    about = {'arch': 'svt', 'classes': ['a', 'b']}
-    return write_verified(path, model, model.backbone, about, photographs(), Settings(**settings))
+def write(path: Path, blocks: int = 1, **settings: object) -> list[Path]:
+    model, about = small_model(blocks), {'arch': 'svt', 'classes': ['a', 'b']}
+    return write_verified(path, model, model.backbone, about, PHOTOGRAPHS, Settings(**settings))
 
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write(tmp_path_factory.mktemp('exported') / 'model.onnx')
+    return write(tmp_path_factory.mktemp('exported') / 'model.onnx', blocks=2)
 
 
 # Of 7 x 4 pixels are a window: one window, less than one, a multiple, no multiple, one row.
 @pytest.mark.parametrize('size', [(28, 28), (5, 3), (112, 56), (75, 90), (20, 300), (33, 1)])
 def test_every_number_of_windows(exported, size):
-    model, run = small_model(), OnnxRuntime(exported[0], CPU).run
+    model, run = small_model(2), OnnxRuntime(exported[0], CPU).run
     images = torch.rand(3, 3, *size) * 255
     valid = torch.tensor([size, (size[0] // 2 + 1, size[1]), (1, 1)])
     (found,) = run({'images': images.numpy(), 'valid': valid.numpy()}).values()
@@ -66,7 +62,7 @@ def test_every_number_of_windows(exported, size):
             assert row.count_nonzero() == inside.count_nonzero()  # zero outside
 
 
-def test_the_file_describes_itself(exported):
+def test_the_file_describes_itself_and_the_report_every_comparison(exported):
     session = onnxruntime.InferenceSession(str(exported[0]), providers=['CPUExecutionProvider'])
     shapes = {value.name: value.shape for value in session.get_inputs()}
     assert shapes == {'images': ['batch', 3, 'height', 'width'], 'valid': ['batch', 2]}
@@ -78,6 +74,13 @@ def test_the_file_describes_itself(exported):
     assert {node.domain for node in model.graph.node} == {''}
     assert [(opset.domain, opset.version >= 18) for opset in model.opset_import] == [('', True)]
     assert b'/' + Path(__file__).parts[1].encode() not in exported[0].read_bytes()  # no paths
+
+    report = json.loads(exported[1].read_text())
+    assert report['passed'] and len(report['checks']) >= len(verification.BATCHES)
+    done = {(check['runtime'], *check['sizes']) for check in report['checks']}
+    for runtime in ('onnxruntime', 'openvino'):
+        assert {(runtime, '160x213', '213x160', '97x130'), (runtime, '211x1341')} <= done
+    assert exported[2].read_text().count('| yes ') == len(report['checks'])
 
 
 def test_quantization_as_documented(exported, tmp_path, monkeypatch):
@@ -94,12 +97,11 @@ def test_quantization_as_documented(exported, tmp_path, monkeypatch):
         # Without VNNI, onnxruntime adds two products of uint8 and int8 in 16 bits.
         weight = weights[node.input[1]]
         assert weight.dtype == np.uint8 or 2 * 255 * abs(weight.astype(int)).max() < 2**15
-    about = next(x for x in onnx.load('model.onnx').metadata_props if x.key == 'cpvt_pyramid')
-    assert about in model.metadata_props  # with a mark of onnxruntime
-    inputs = {'images': np.random.default_rng(0).random((1, 3, 75, 90), np.float32) * 255}
-    inputs['valid'] = np.array([[75, 90]])
+    for entry in onnx.load('model.onnx').metadata_props:
+        assert entry in model.metadata_props  # with a mark of onnxruntime
+    images = np.random.default_rng(0).random((1, 3, 75, 90), np.float32) * 255
     exact, found = (
-        OnnxRuntime(Path(name), CPU).run(inputs)['map_0']
+        OnnxRuntime(Path(name), CPU).run({'images': images, 'valid': np.array([[75, 90]])})['map_0']
         for name in ('model.onnx', 'model-int8.onnx')
     )
     error = np.abs(found - exact).max() / np.abs(exact).max()
@@ -133,26 +135,16 @@ def test_a_failure_of_openvino_is_a_warning(fails, exported, monkeypatch):
 
     monkeypatch.setattr(verification, 'BATCHES', verification.BATCHES[3:4])
     runners = {'openvino': wrong, 'onnxruntime': right}
-    checks = verification.verify(small_model(), runners, photographs(), Settings())
+    checks = verification.verify(small_model(2), runners, PHOTOGRAPHS, Settings())
     with pytest.warns(UserWarning, match=f'do not use the file in OpenVINO: .*{fails}'):
         check_passed(checks, '')
     assert {check.runtime for check in checks if not check.passed} == {'openvino'}
 
 
-def test_the_report_lists_every_comparison(exported):
-    data, table = exported[1:]
-    report = json.loads(data.read_text())
-    assert report['passed'] and len(report['checks']) >= len(verification.BATCHES)
-    done = {(check['runtime'], *check['sizes']) for check in report['checks']}
-    for runtime in ('onnxruntime', 'openvino'):
-        assert {(runtime, '160x213', '213x160', '97x130'), (runtime, '211x1341')} <= done
-    assert table.read_text().count('| yes ') == len(report['checks'])
-
-
 @pytest.mark.parametrize(
     'settings',
     [
-        {'size': (50, 70)},
+        {'size': (50, 70), 'format': 'torch'},
         {'size': (64, 96), 'has_valid': False, 'half': True},
         # Compiles for half a minute.
         pytest.param({'format': 'aotinductor'}, marks=pytest.mark.foreign),
@@ -164,23 +156,30 @@ def test_other_files(settings, tmp_path):
     assert all(file.stat().st_size for file in files)
 
 
+def test_images_that_test_a_file_of_fixed_size():
+    """They are not larger; without `valid` they have its size."""
+    for has_valid, maps in (True, [(38, 25), (33, 25), (26, 25)]), (False, [(38, 25)]):
+        settings = Settings(size=(150, 100), has_valid=has_valid)
+        samples = verification.make_samples(small_model(), settings)
+        assert [tuple(sample['shapes']['map_0'][1:]) for sample in samples] == maps
+
+
 def test_a_difference_is_found_and_leaves_no_file(tmp_path, monkeypatch):
     """A difference in one image of a padded batch, in a file of torch."""
     path = tmp_path / 'model.onnx'
-    reference = type(small_model()).reference
+    reference = BackboneGraph.reference
 
     def wrong(self: Exportable, image: Tensor, original: None) -> dict[str, Tensor]:
         found = reference(self, image)
-        return {k: x * (1 + 0.01 * (image.shape[2:] == (97, 130))) for k, x in found.items()}
+        return {k: x * (1 + 0.01 * (image.shape[2:] == (50, 35))) for k, x in found.items()}
 
-    monkeypatch.setattr(type(small_model()), 'reference', wrong)
-    monkeypatch.setattr(verification, 'BATCHES', verification.BATCHES[4:])
+    monkeypatch.setattr(BackboneGraph, 'reference', wrong)
     with pytest.raises(UserError, match='was not written; comparison: map_0 differs by'):
-        write(path, format='torch')
+        write(path, format='torch', size=(50, 70))
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {'model.report.json', 'model.report.md'}
     checks = json.loads(path.with_suffix('.report.json').read_text())['checks']
-    assert [check['sizes'][-1] for check in checks if check['passed']] == ['224x192']
+    assert [check['sizes'][-1] for check in checks if not check['passed']] == ['50x35']
 
 
 def test_failures_name_their_stage(tmp_path, monkeypatch):
@@ -188,7 +187,7 @@ def test_failures_name_their_stage(tmp_path, monkeypatch):
         x = batch.images
         return {'map_0': x * 2 if x.sum() > 0 else x}
 
-    monkeypatch.setattr(type(small_model()), 'stages', branches)
+    monkeypatch.setattr(BackboneGraph, 'stages', branches)
     with pytest.raises(UserError, match='model.onnx was not written; torch.export: '):
         write(tmp_path / 'model.onnx')
     assert not list(tmp_path.iterdir())

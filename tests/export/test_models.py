@@ -15,14 +15,7 @@ from models.small import (
     semantic_fpn,
     upernet,
 )
-from tiny_export import (
-    SIZES,
-    Compare,
-    Outputs,
-    assert_each_alone,
-    assert_graphs,
-    padded,
-)
+from tiny_export import SIZES, Compare, Outputs, assert_each_alone, assert_graphs, padded
 from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
@@ -73,17 +66,10 @@ def test_retinanet(marks_padding):
     assert_each_alone(model, same(1e-3, 1e-3, rtol=1e-4, neighbours=True))
 
 
-@pytest.mark.parametrize(
-    'make, kind, compare',
-    [
-        (mask_rcnn, 'SingleRoIExtractor', BOXES),
-        (mask_rcnn, 'ValidRegionSingleRoIExtractor', BOXES),
-        (dino, 'ValidRegionDINO', BOXES),
-        (dino, 'DINO', BOXES),
-    ],
-)
-def test_detectors(make, kind, compare):
-    assert_each_alone(exportable(make(4, kind)), compare)
+@pytest.mark.parametrize('own', [True, False])
+@pytest.mark.parametrize('make, kind', [(mask_rcnn, 'SingleRoIExtractor'), (dino, 'DINO')])
+def test_detectors(make, kind, own):
+    assert_each_alone(exportable(make(4, f'ValidRegion{kind}' if own else kind)), BOXES)
 
 
 def test_masks_of_queries():
@@ -104,12 +90,19 @@ def test_masks_of_queries():
     assert_each_alone(exportable(mask2former_detector()), compare)
 
 
+BLUE_FIRST = {'data_preprocessor.bgr_to_rgb': False, 'data_preprocessor.std': [50.0, 60.0, 70.0]}
+
+
 @pytest.mark.parametrize(
-    'make, compare',
-    [(semantic_fpn, SAME), (upernet, SAME), (mask2former_segmentor, same(0, 1e-5))],
+    'make, changes, compare',
+    [
+        (semantic_fpn, BLUE_FIRST, SAME),
+        (upernet, {}, SAME),
+        (mask2former_segmentor, {}, same(0, 1e-5)),
+    ],
 )
-def test_segmentors(make, compare):
-    original = make()
+def test_segmentors(make, changes, compare):
+    original = make(**changes)
     resized = 'probabilities' if make == mask2former_segmentor else 'logits'
     for probabilities in (False, True):
         model = exportable(original, probabilities=probabilities)
@@ -135,8 +128,7 @@ def assert_original_sizes(model: Exportable) -> None:
 @pytest.mark.parametrize(
     'changes',
     [
-        {'decode_head.num_classes': 40},
-        {'decode_head.align_corners': True},
+        {'decode_head.num_classes': 40, 'decode_head.align_corners': True},
         {'decode_head.num_classes': 2, 'decode_head.out_channels': 1},
     ],
 )
@@ -231,13 +223,6 @@ def test_backbone_of_a_detector():
     assert_each_alone(exportable(retinanet(), backbone=True), SAME)
 
 
-def test_channels_of_a_model_that_takes_blue_first():
-    changes = {'data_preprocessor.bgr_to_rgb': False, 'data_preprocessor.std': [50.0, 60.0, 70.0]}
-    model = exportable(semantic_fpn(**changes), probabilities=True)
-    assert list(model.preprocessing.std) == [70.0, 60.0, 50.0]  # of red, green, blue
-    assert_each_alone(model, SAME)
-
-
 def of_class(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     model = make()
     model.__class__ = type(name, (type(model),), {})
@@ -260,22 +245,21 @@ def without(part: str, model: nn.Module) -> nn.Module:
         (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
         (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
         (lambda: of_class('TwoStagePanopticSegmentor', mask_rcnn), {}, 'a TwoStagePanopticSeg'),
-        (mask_rcnn, {'raw': True}, '--raw needs a detector with one stage'),
+        (mask_rcnn, {'raw': True}, 'needs a detector'),
         (lambda: without('roi_head.bbox_roi_extractor', mask_rcnn()), {}, 'got Identity, RPNHead'),
-        (lambda: of_class('DDQDETR', dino), {}, 'only DINO and ValidRegionDINO .* got a DDQDETR'),
-        (lambda: mask2former_detector(1, '-panoptic'), {}, 'set test_cfg.instance_on=True'),
+        (lambda: of_class('DDQDETR', dino), {}, 'a DDQDETR cannot be exported; only .*, DINO'),
+        (
+            lambda: mask2former_detector(1, '-panoptic', **{'test_cfg.instance_on': False}),
+            {},
+            'set test_cfg.instance_on=True',
+        ),
+        (
+            lambda: mask2former_segmentor(1, **{'data_preprocessor.test_cfg': None}),
+            {},
+            'multiple of 32 to be exported, got 1; set size_divisor',
+        ),
     ],
 )
 def test_refusals(make, options, message):
-    model = make()
-    if 'instance_on' in message:
-        model.test_cfg.instance_on = False
     with pytest.raises(UserError, match=message):
-        exportable(model, **options)
-
-
-def test_a_mask2former_needs_padding():
-    model = mask2former_segmentor(1)
-    model.data_preprocessor.test_cfg = None
-    with pytest.raises(UserError, match='multiple of 32 to be exported, got 1; set size_divisor'):
-        exportable(model)
+        exportable(make(), **options)

@@ -17,15 +17,15 @@ from experiments.ports.settings import ARMS, REFERENCE, SVT, RunSettings
 TINY = RunSettings(seed=3, steps=3, batch=2, pictures=8, scales=(1,))
 
 
-def test_the_smallest_preset(tmp_path, monkeypatch):
+def test_the_smallest_preset(tmp_path, monkeypatch, capsys):
     command = ['--preset', 'smoke', '--work-dir', str(tmp_path), '--workers', '1', '--seed', '7']
+    assert main([*command, '--finished']) == 2
+    assert 'there is no finished run in' in capsys.readouterr().err
     assert main(command) == 0
     found = (tmp_path / 'training.json').read_text()
     data = json.loads(found)['data']
-    assert {arm: [run['settings']['seed'] for run in of_arm]
-            for arm, of_arm in data['runs'].items()} == {
-        arm: [7, 8] for arm in (REFERENCE, 'ours, without', 'ResNet-18')
-    }  # fmt: skip
+    seeds = {arm: [run['settings']['seed'] for run in done] for arm, done in data['runs'].items()}
+    assert seeds == dict.fromkeys((REFERENCE, 'ours, without', 'ResNet-18'), [7, 8])
     assert {run['settings']['split'] for run in data['tuning']} == {'tuning'}
     assert {run['settings']['seed'] for run in data['tuning']} == {500_007}
 
@@ -37,9 +37,7 @@ def test_the_smallest_preset(tmp_path, monkeypatch):
     runs.path_of(lost, tmp_path / 'runs').unlink()
     assert main([*command, '--finished']) == 0
     data = json.loads((tmp_path / 'training.json').read_text())['data']
-    assert {arm: len(of_arm) for arm, of_arm in data['runs'].items()} == {
-        REFERENCE: 1, 'ours, without': 2, 'ResNet-18': 2
-    }  # fmt: skip
+    assert [len(data['runs'][arm]) for arm in seeds] == [1, 2, 2]
 
 
 def test_all_models_start_alike():
@@ -53,16 +51,16 @@ def test_all_models_start_alike():
     }
     ours = models.pop(REFERENCE)
     for arm, weights in models.items():
-        heads = {key for key in ours if not key.startswith('backbone')}
-        assert heads == {key for key in weights if not key.startswith('backbone')}
-        torch.testing.assert_close({k: weights[k] for k in heads}, {k: ours[k] for k in heads})
+        equal, other = (
+            {key for key in of_model if not key.startswith('backbone')}
+            for of_model in (ours, weights)
+        )
+        assert equal == other
         if arm == 'ours, learned table':
-            position = {k for k in ours.keys() ^ weights.keys() if 'pos_' in k}
-            assert position == ours.keys() ^ weights.keys() != set()
-            shared = ours.keys() & weights.keys()
-            torch.testing.assert_close(
-                {k: weights[k] for k in shared}, {k: ours[k] for k in shared}
-            )
+            equal = ours.keys() & weights.keys()
+            position = ours.keys() ^ weights.keys()
+            assert position and all('pos_' in key for key in position)
+        torch.testing.assert_close({k: weights[k] for k in equal}, {k: ours[k] for k in equal})
 
 
 @pytest.mark.parametrize('region', [True, False])
@@ -140,8 +138,3 @@ def test_the_page_has_what_its_runs_say():
     assert minus.rows[0][2].startswith(f'{difference:+.1f} ± ')
     shown = float(minus.rows[0][2].rstrip(')').split('(')[1].lstrip('< '))
     assert shown >= round(p, 3) - 1e-9  # adjusted
-
-
-def test_nothing_is_finished(tmp_path, capsys):
-    assert main(['--finished', '--work-dir', str(tmp_path)]) == 2
-    assert 'there is no finished run in' in capsys.readouterr().err

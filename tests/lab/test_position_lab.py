@@ -24,15 +24,14 @@ from experiments.position.tasks import ceilings
 
 tool = load_tool('position_lab')
 PAGES = [ROOT / f'docs/position{name}.md' for name in ('', '_protocol', '_tables')]
+SMOKE = ['--preset', 'smoke', '--workers', '1', '--seed', '7', '--work-dir']
 
 
 @pytest.fixture(scope='module')
 def answered(tmp_path_factory):
     """All questions, with the smallest preset."""
     folder = tmp_path_factory.mktemp('lab')
-    questions = [*tool.TRAINED, *tool.MEASURED]
-    arguments = [*questions, '--preset', 'smoke', '--work-dir', str(folder), '--workers', '1']
-    assert tool.main([*arguments, '--seed', '7']) == 0
+    assert tool.main([*tool.TRAINED, *tool.MEASURED, *SMOKE, str(folder)]) == 0
     return folder
 
 
@@ -59,6 +58,13 @@ def test_answers_are_whole(answered):
     assert sizes[0]['rows'][0][:3] == ['bag of patches, ceiling', '35.0', '35.1']
     assert sizes[1]['rows'][0][1] == '100.0' and len(sizes[2]['rows']) == 2
 
+    page = (answered / 'report.html').read_text()
+    pictures = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)
+    assert len(pictures) == len(list(answered.glob('*.png'))) >= 9
+    assert all(base64.b64decode(data).startswith(b'\x89PNG') for data in pictures)
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)  # self-contained
+    assert page.count('<h2>') == len(tool.TRAINED + tool.MEASURED)
+
 
 def test_every_column_of_sizes_has_an_axis(tmp_path, monkeypatch):
     """Also where the last row is not full."""
@@ -82,24 +88,18 @@ def test_every_column_of_sizes_has_an_axis(tmp_path, monkeypatch):
     assert shown == [set(), {'1', '2'}, {'1', '2'}, {'1', '2'}, {'1', '2'}]
 
 
-def test_report_is_self_contained(answered):
-    page = (answered / 'report.html').read_text()
-    pictures = re.findall(r'<img src="data:image/png;base64,([^"]+)"', page)
-    assert len(pictures) == len(list(answered.glob('*.png'))) >= 9
-    assert all(base64.b64decode(data).startswith(b'\x89PNG') for data in pictures)
-    assert not re.findall(r'(?:src|href)="(?!data:)', page)
-    assert (
-        page.count('<h2>') == len(tool.TRAINED + tool.MEASURED)
-        and '<td>bag of patches, ceiling</td>' in page
-    )
+def test_asked_again_nothing_is_trained(answered, tmp_path, monkeypatch, capsys):
+    """Findings are written into a page. An interrupted training ends in one line."""
 
+    def interrupt(*args):
+        raise KeyboardInterrupt
 
-def test_findings_are_written_into_a_page(answered, tmp_path):
+    monkeypatch.setattr(runs, 'train', interrupt)
+    before = (answered / 'encodings.json').read_bytes()
     page = tmp_path / 'position.md'
     page.write_text('before\n<!-- findings -->\nold\n<!-- /findings -->\nafter\n')
-    arguments = ['encodings', '--preset', 'smoke', '--work-dir', str(answered), '--workers', '1']
     for _ in range(2):  # the second time it replaces what the first has written
-        assert tool.main([*arguments, '--seed', '7', '--page', str(page)]) == 0
+        assert tool.main(['encodings', *SMOKE, str(answered), '--page', str(page)]) == 0
         text = page.read_text()
         assert text.startswith('before\n<!-- findings -->') and text.endswith('-->\nafter\n')
         assert 'old' not in text and re.findall('^### (.*)', text, re.M) == ['Which encoding?']
@@ -107,6 +107,12 @@ def test_findings_are_written_into_a_page(answered, tmp_path):
         assert first.count('| --- |') == others.count('| --- |') == others.count('</details>') == 1
         for name in re.findall(r'!\[[^]]*\]\(([^)]+)\)', text):
             assert (tmp_path / name).is_file()
+    assert (answered / 'encodings.json').read_bytes() == before
+    out = capsys.readouterr().out
+    assert 'Is A above B? 50.0' in out and 'cannot tell' in out
+    assert tool.main(['encodings', *SMOKE, str(tmp_path)]) == 130
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == 'position_lab: interrupted; run the same command to continue'
 
 
 def test_the_docs(tmp_path, monkeypatch, capsys):
@@ -114,8 +120,7 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
     text = '\n'.join(page.read_text() for page in PAGES)
     (code,) = re.findall(r'```python\n(.*?)```', text, re.S)
     lines = ''.join(re.findall(r'```bash\n(.*?)```', text, re.S)).splitlines()
-    commands = [line.partition('#')[0] for line in lines]
-    commands = [shlex.split(c) for c in commands if 'position_lab.py' in c]
+    commands = [shlex.split(line, comments=True) for line in lines if 'position_lab.py' in line]
     assert len(commands) == 8
     parser = parser_of(tool.position_lab)
     for words in commands:
@@ -146,24 +151,6 @@ def test_the_page_of_canvases_has_what_its_runs_say():
     half = found.confidence_interval().high - (sum(large) - sum(small)) / 5
     assert f'{sum(large) / 5 - sum(small) / 5:+.1f} ± {half:.1f} (0.047)' in page
     assert found.pvalue < 0.047  # before it is adjusted
-
-
-def test_asked_again_nothing_is_trained(answered, tmp_path, monkeypatch, capsys):
-    """Where something must be, an interrupt ends in one line."""
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    before = (answered / 'encodings.json').read_bytes()
-    monkeypatch.setattr(runs, 'train', interrupt)
-    arguments = ['encodings', '--preset', 'smoke', '--workers', '1', '--seed', '7', '--work-dir']
-    assert tool.main([*arguments, str(answered)]) == 0
-    out = capsys.readouterr().out
-    assert (answered / 'encodings.json').read_bytes() == before
-    assert 'Is A above B? 50.0' in out and 'cannot tell' in out
-    assert tool.main([*arguments, str(tmp_path)]) == 130
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == 'position_lab: interrupted; run the same command to continue'
 
 
 def test_workers_give_the_results_in_order():
@@ -228,13 +215,6 @@ def test_state_dicts_of_timm(name, tmp_path):
     torch.testing.assert_close(subject.maps(x)[-1], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_report_says_which_weights_are_random(tmp_path):
-    subject = tool.load_subject('timm:resnet18', None, 64)
-    assert subject.name == 'timm:resnet18, random weights'
-    group = measures.groups_of(Lab(PRESETS['smoke'], tmp_path, seeds=1), [subject], 64)
-    assert 'all 0 (timm:resnet18, random weights: 8)' in measures.origin_of(group)
-
-
 def test_weights_must_fit(tmp_path):
     """mmengine's own loading only warns, and random weights would be measured."""
     config = tmp_path / 'config.py'
@@ -260,7 +240,8 @@ def test_weights_must_fit(tmp_path):
 
 
 def test_any_module_is_measured(tmp_path):
-    """The Python API, with a model that this package does not know."""
+    """The Python API, with a model that this package does not know. The report says which weights
+    are random."""
 
     class Own(nn.Module):
         def __init__(self):
@@ -276,6 +257,7 @@ def test_any_module_is_measured(tmp_path):
     for question in ('probe', 'padding', 'shift'):
         found = measures.MEASURED[question](lab, [Subject('own', Own())], 64)
         assert (tmp_path / found.figures[0]).stat().st_size > 5000
-        arms = {row[0] for row in found.tables[0].rows}
         if question == 'probe':
-            assert arms == {'own', 'own, border replaced'}
+            assert {row[0] for row in found.tables[0].rows} == {'own', 'own, border replaced'}
+    group = measures.groups_of(lab, [tool.load_subject('timm:resnet18', None, 64)], 64)
+    assert 'all 0 (timm:resnet18, random weights: 8)' in measures.origin_of(group)

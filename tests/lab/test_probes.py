@@ -6,25 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from cpvt_pyramid import CPVTPyramid, ops
-from cpvt_pyramid.lab.probes import (
-    AttentionRecorder,
-    Subject,
-    attention_weights,
-    fit_probe,
-    has_padded_convolutions,
-    images_of,
-    padded_size,
-    padding_drift,
-    padding_pattern,
-    photographs,
-    position_similarity,
-    positions_like,
-    probe_position,
-    shift_drift,
-    stride_of,
-    token_norms,
-    with_replicated_borders,
-)  # fmt: skip
+from cpvt_pyramid.lab import probes
+from cpvt_pyramid.lab.probes import Subject, images_of, photographs
 from experiments.position.models import LabModel
 
 
@@ -52,7 +35,7 @@ class Coordinates(nn.Module):
 
     def forward(self, image):
         x = pool(image)
-        where = positions_like(x).permute(0, 3, 1, 2).float() * self.strength
+        where = probes.positions_like(x).permute(0, 3, 1, 2).float() * self.strength
         return torch.cat([x, where + 0.01 * torch.randn_like(where)], dim=1)
 
 
@@ -71,8 +54,8 @@ class Convolution(nn.Module):
 @pytest.mark.parametrize('kind', ['noise', 'constant', 'natural'])
 def test_known_positions_are_found_and_nothing_else(kind):
     images = images_of(kind, 24, 64)
-    (knows,) = probe_position(Subject('knows', Coordinates(1.0)), images)
-    (does_not,) = probe_position(Subject('does not', Coordinates(0.0)), images)
+    (knows,) = probes.probe_position(Subject('knows', Coordinates(1.0)), images)
+    (does_not,) = probes.probe_position(Subject('does not', Coordinates(0.0)), images)
     assert knows.r2 > 0.99 and min(r for r in knows.rings if r == r) > 0.9
     assert abs(does_not.r2) < 0.1
 
@@ -80,19 +63,18 @@ def test_known_positions_are_found_and_nothing_else(kind):
 def test_r_squared_is_that_of_held_out_images():
     """More features than tokens fit any images. Photographs do not tell their orientation."""
     random = Returns(lambda image: torch.randn(len(image), 200, 4, 4))
-    (found,) = probe_position(Subject('random', random), images_of('noise', 12, 32))
+    (found,) = probes.probe_position(Subject('random', random), images_of('noise', 12, 32))
     assert found.r2 < 0.2
-    (found,) = probe_position(Subject('pixels', Returns(pool)), photographs(200, 48, 0, 'test'))
+    images = photographs(200, 48, 0, 'test')
+    (found,) = probes.probe_position(Subject('pixels', Returns(pool)), images)
     assert abs(found.r2) < 0.05
 
 
 def test_zero_padding_tells_position_and_replicated_does_not():
     # A border's sign is that of the color: with both signs a linear probe could not read it.
     images = images_of('constant', 40, 64).abs()
-    (zeros,) = probe_position(Subject('zeros', Convolution()), images)
-    (replicated,) = probe_position(
-        Subject('replicated', with_replicated_borders(Convolution())), images
-    )
+    models = Convolution(), probes.with_replicated_borders(Convolution())
+    (zeros,), (replicated,) = (probes.probe_position(Subject('', m), images) for m in models)
     assert zeros.r2 > 0.2 > 0.01 > abs(replicated.r2)
     # Only the outermost ring of 8 x 8 cells differs from the rest.
     assert zeros.rings[0] > 0.2 and abs(zeros.rings[2]) < 0.2
@@ -102,18 +84,20 @@ def test_replicated_borders_are_those_of_pytorch():
     image = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(
-            with_replicated_borders(Convolution())(image), Convolution('replicate')(image)
+            probes.with_replicated_borders(Convolution())(image), Convolution('replicate')(image)
         )
         model = LabModel(position='peg').eval()
         replicated = LabModel(position='peg', peg={'zero_padding': False}).eval()
         replicated.load_state_dict(model.state_dict())
         scene = torch.rand(2, 3, 48, 48)
         torch.testing.assert_close(
-            with_replicated_borders(model)(scene).readings, replicated(scene).readings
+            probes.with_replicated_borders(model)(scene).readings, replicated(scene).readings
         )
         assert (model(scene).readings - replicated(scene).readings).abs().max() > 1e-4
-    assert has_padded_convolutions(Convolution()) and model.backbone.pos_block['0'].border == 0
-    assert not has_padded_convolutions(Convolution('replicate'))
+    assert (
+        probes.has_padded_convolutions(Convolution()) and model.backbone.pos_block['0'].border == 0
+    )
+    assert not probes.has_padded_convolutions(Convolution('replicate'))
 
 
 def test_padding_pattern_by_hand():
@@ -121,7 +105,7 @@ def test_padding_pattern_by_hand():
     model = Convolution()
     color = torch.tensor([1.0, -2.0, 0.5])
     images = color.view(1, 3, 1, 1).expand(4, 3, 96, 96) + 1e-6 * torch.randn(4, 3, 96, 96)
-    (found,) = padding_pattern(Subject('conv', model), images, margin=32)
+    (found,) = probes.padding_pattern(Subject('conv', model), images, margin=32)
     assert found.map.shape == (4, 4)
     weight = model.conv.weight.detach()
     top = -(weight[:, :, 0] * color.view(1, 3, 1)).sum((1, 2))  # what row 0 of the kernel lacks
@@ -133,25 +117,27 @@ def test_padding_pattern_by_hand():
 
 
 def test_padding_pattern_is_empty_where_nothing_is_padded():
-    (found,) = padding_pattern(Subject('pool', Returns(pool)), torch.randn(6, 3, 96, 96), margin=32)
+    (found,) = probes.padding_pattern(
+        Subject('pool', Returns(pool)), torch.randn(6, 3, 96, 96), margin=32
+    )
     assert (found.mae, found.snr) == (0, 0)
     # A difference in every image, but not the same one: no pattern.
     noisy = Returns(lambda image: pool(image) + torch.randn_like(pool(image)))
-    (noise,) = padding_pattern(Subject('noise', noisy), torch.randn(100, 3, 144, 144), 8)
+    (noise,) = probes.padding_pattern(Subject('noise', noisy), torch.randn(100, 3, 144, 144), 8)
     assert noise.snr < 0.01 and noise.mae == pytest.approx(noise.chance, rel=0.15)
 
 
 def test_features_of_a_convolution_move_with_the_picture():
     images = photographs(4, 128 + 32, 0, 'test')
     subject = Subject('conv', Convolution())
-    (at_stride,) = shift_drift(subject, images, 128, 16)
-    (between,) = shift_drift(subject, images, 128, 12)
+    (at_stride,) = probes.shift_drift(subject, images, 128, 16)
+    (between,) = probes.shift_drift(subject, images, 128, 12)
     assert at_stride.interior < 1e-5 < 1e-2 < at_stride.border
     assert between.interior > 0.01
-    (still,) = shift_drift(subject, images, 128, 0)
+    (still,) = probes.shift_drift(subject, images, 128, 0)
     assert still == (0, 0)
     with pytest.raises(ValueError, match='side \\+ shift = 192'):
-        shift_drift(subject, images, 160, 32)
+        probes.shift_drift(subject, images, 160, 32)
 
 
 def test_masked_padding_changes_nothing_and_unmasked_does():
@@ -159,28 +145,27 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
     model = LabModel(position='peg').eval()
     subject = Subject('peg', model.backbone)
     images = photographs(4, 48, 0, 'test')
-    probes = [fit_probe(m) for m in subject.maps(images)]
-    masked = padding_drift(subject, images, (64, 80), True, probes)[-1]
-    unmasked = padding_drift(subject, images, (64, 80), False, probes)[-1]
+    fitted = [probes.fit_probe(m) for m in subject.maps(images)]
+    masked = probes.padding_drift(subject, images, (64, 80), True, fitted)[-1]
+    unmasked = probes.padding_drift(subject, images, (64, 80), False, fitted)[-1]
     assert masked.features < 1e-5 < 1e-3 < unmasked.features
     assert masked.displacement < 1e-4 < unmasked.displacement
     with pytest.raises(ValueError, match='does not take the valid sizes'):
-        padding_drift(Subject('conv', Convolution()), images, (64, 64), True, probes)
+        probes.padding_drift(Subject('conv', Convolution()), images, (64, 64), True, fitted)
 
 
 def test_padded_sizes_are_what_models_take():
-    shares = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     for side, step in ((224, 32), (48, 8), (64, 32)):
-        for share in shares:
-            size = padded_size((side, side), share, step)
+        for share in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+            size = probes.padded_size((side, side), share, step)
             assert not any((s - side) % step for s in size) and min(size) >= side
             assert 1 - side**2 / (size[0] * size[1]) == pytest.approx(share, abs=0.14)
-    assert padded_size((224, 224), 0.6, 32) == (352, 352)
+    assert probes.padded_size((224, 224), 0.6, 32) == (352, 352)
 
 
 def test_weights_of_every_block_are_recorded():
     subject = Subject('ours', LabModel(position='relative').backbone)
-    weights = attention_weights(subject, torch.randn(1, 3, 48, 48))
+    weights = probes.attention_weights(subject, torch.randn(1, 3, 48, 48))
     assert [w.shape for w in weights] == [(4, 37, 37)] * 4
     for of_block in weights:
         torch.testing.assert_close(of_block.sum(-1), torch.ones(4, 37))
@@ -191,7 +176,7 @@ def test_recorded_weights_give_what_the_attention_gives(masked):
     q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
     mask = torch.rand(2, 1, 1, 9) > 0.4 if masked else None
     mask = mask.index_fill(3, torch.tensor([0]), True) if masked else None
-    with AttentionRecorder() as recorder:
+    with probes.AttentionRecorder() as recorder:
         out = ops.attend(q, k, v, mask, 0.0)
     mixed = (recorder.found[0] @ v).transpose(1, 2).flatten(2)
     torch.testing.assert_close(mixed, out.view_as(mixed))
@@ -199,11 +184,13 @@ def test_recorded_weights_give_what_the_attention_gives(masked):
 
 def test_known_similarities_and_norms():
     rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(3, 1, 6, 6)
-    found = position_similarity(rows)
+    found = probes.position_similarity(rows)
     assert found[0, 0, 1, 5] == pytest.approx(1) and found[0, 0, 5, 0] == pytest.approx(-1)
     map_ = torch.ones(2, 4, 8, 8)
     map_[:, :, 2, 3] = 10
-    (found,) = token_norms(Subject('x', Returns(lambda image: map_)), torch.zeros(2, 3, 64, 64))
+    (found,) = probes.token_norms(
+        Subject('x', Returns(lambda image: map_)), torch.zeros(2, 3, 64, 64)
+    )
     assert found.largest == pytest.approx(10) and found.share == pytest.approx(1 / 64)
 
 
@@ -228,7 +215,7 @@ def test_what_models_return():
     maps = Subject('nested', Returns(lambda x: nested)).maps(image)
     assert [m.shape[1] for m in maps] == [3, 1, 3]
     for wrong, complaint in (
-        ([], r'must return maps \(B, C, h, w\) of finite numbers, got NoneType'),
+        ([], r'must return maps \(B, C, h, w\) of finite numbers, got \(\)'),
         (image[0], r'got \(3, 32, 32\)'),
         (image[:1], r'got \(1, 3, 32, 32\)'),
         (image / 0, 'wrong must return maps .* of finite numbers'),
@@ -244,11 +231,11 @@ def test_what_models_return():
 
 
 def test_strides():
-    assert [stride_of(64, n) for n in (32, 16, 4)] == [2, 4, 16]
-    assert stride_of(224, 16) == 14  # a patch
-    assert [stride_of(65, n) for n in (33, 17, 5)] == [2, 4, 16]  # rounded up
-    assert stride_of(224, 32) == 7
-    assert [stride_of(64, n) for n in (29, 14, 7)] == [2, 4, 8]  # without padding
+    assert [probes.stride_of(64, n) for n in (32, 16, 4)] == [2, 4, 16]
+    assert probes.stride_of(224, 16) == 14  # a patch
+    assert [probes.stride_of(65, n) for n in (33, 17, 5)] == [2, 4, 16]  # rounded up
+    assert probes.stride_of(224, 32) == 7
+    assert [probes.stride_of(64, n) for n in (29, 14, 7)] == [2, 4, 8]  # without padding
     fixed = Subject('fixed', nn.AdaptiveAvgPool2d(8))
     with pytest.raises(ValueError, match='larger images must have larger maps, got 8 and 8'):
-        padding_pattern(fixed, torch.randn(2, 3, 128, 128), 32)
+        probes.padding_pattern(fixed, torch.randn(2, 3, 128, 128), 32)

@@ -102,15 +102,15 @@ def mask2former_head(count: int) -> dict:
     )  # fmt: skip
 
 
-def mask2former_segmentor(count: int = 3) -> nn.Module:
+def mask2former_segmentor(count: int = 3, **changes: Any) -> nn.Module:
     import mmdet.models  # noqa: F401 registers the pixel decoder
 
     classes = dict(num_classes=7, loss_cls=dict(class_weight=[1.0] * 8))
     head = mask2former_head(count) | classes
-    return small('mask2former_cpvt_s', decode_head=head)
+    return small('mask2former_cpvt_s', decode_head=head, **changes)
 
 
-def mask2former_detector(count: int = 3, name: str = '') -> nn.Module:
+def mask2former_detector(count: int = 3, name: str = '', **more: Any) -> nn.Module:
     """MMDetection's own config with our backbone."""
     configs = Path(mmdet.__file__).parent / '.mim/configs/mask2former'
     changes = {
@@ -118,5 +118,6 @@ def mask2former_detector(count: int = 3, name: str = '') -> nn.Module:
         'backbone': dict(_delete_=True, type='CPVTPyramid', arch=TINY),
         'panoptic_head': mask2former_head(count),
         'test_cfg.max_per_image': 20,
+        **more,
     }
     return small(str(configs / f'mask2former_r50_8xb2-lsj-50e_coco{name}'), **changes)

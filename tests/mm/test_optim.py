@@ -74,14 +74,11 @@ def test_other_options_of_the_constructor_work():
     assert found['head.weight'] == (2, 0.1)
 
 
-def test_frozen_stages_are_left_out():
+def test_frozen_stages_are_left_out_and_mistakes_are_errors():
     model = Detector()
     model.backbone.frozen_stages = 1
     model.train()
     assert not any('blocks.0' in name for name in rates(model, layer_decay=0.5))
-
-
-def test_mistakes():
     for decay in (None, 0, 1.5, '0.8'):
         with pytest.raises(ValueError, match='layer_decay must be'):
             rates(Detector(), layer_decay=decay)

@@ -18,17 +18,17 @@ TOOLS = ROOT / 'tools'
 FAKE = '#!/bin/sh\necho "$0" "$@"\n'
 
 
-def fake_program(name: str) -> Path:
-    """A program that says how it was called."""
+def program(name: str, text: str = FAKE) -> Path:
+    """A program, by default one that says how it was called."""
     path = Path('bin', name).absolute()
     path.parent.mkdir(exist_ok=True)
-    path.write_text(FAKE)
+    path.write_text(text)
     path.chmod(0o755)
     return path
 
 
 def test_slurm(configs):
-    path = f'{fake_program("srun").parent}:{os.environ["PATH"]}'
+    path = f'{program("srun").parent}:{os.environ["PATH"]}'
     command = [TOOLS / 'slurm_train.sh', 'gpu', 'a job', configs['detector'], '--resume']
     said = run(*command, PATH=path, PYTHON='py', GPUS='4', SRUN_ARGS='--time=9 --qos=high').stdout
     assert said.split(maxsplit=1)[1].strip() == (
@@ -54,23 +54,13 @@ sys.exit(1)
 
 def test_processes_that_share_work_outlive_each_other():
     """The second machine of two; the tool's exit status is that of a process that finished."""
-    Path('py').write_text(f'#!{sys.executable}\n{LOSES_ONE}')
-    Path('py').chmod(0o755)
+    python = program('py', f'#!{sys.executable}\n{LOSES_ONE}')
     command = [TOOLS / 'dist_infer.sh', '2', 'model.onnx', 'in folder', '--tile', '64']
-    ended = run(*command, PYTHON='./py', NNODES='2', NODE_RANK='1')
+    ended = run(*command, PYTHON=str(python), NNODES='2', NODE_RANK='1')
     assert ended.returncode == 1
     assert ended.stdout == '3 4 1 model.onnx in folder --tile 64 --launcher pytorch\n'
     assert ended.stderr == 'dist_infer.sh: a process ended with exit status 137\n'
     assert run(*command, PYTHON='false').returncode == 1
-    assert run(*command[:1], 'two', *command[2:], PYTHON='false').returncode == 2
-
-
-def test_dist_test(configs):
-    config = configs['detector']
-    command = [TOOLS / 'dist_test.sh', config, 'weights.pth', '2', '--tta']
-    said = run(*command, PYTHON=str(fake_program('py'))).stdout
-    expected = f'{TOOLS}/test.py {config} weights.pth --tta --launcher pytorch'
-    assert [line.split(maxsplit=1)[1] for line in said.splitlines()] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -88,14 +78,17 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
     for name in ('dist_test.sh', 'launchers.sh'):
         Path('tools').mkdir(exist_ok=True)
         shutil.copy(TOOLS / name, 'tools')
-    folder = fake_program('python').parent
-    fake_program('py')
+    folder = program('python').parent
+    program('py')
     shutil.copytree(folder, '.venv/bin')
     environment = {'VIRTUAL_ENV': '', 'CONDA_DEFAULT_ENV': '', 'CONDA_PREFIX': '', 'PYTHON': ''}
     path = f'{folder}:{os.environ["PATH"]}'
-    command = ['tools/dist_test.sh', 'tools/launchers.sh', 'weights.pth', '2']
-    said = run(*command, **environment | active, PATH=path).stdout
-    assert Path(said.split()[0]).resolve() == Path(interpreter).resolve()
+    command = ['tools/dist_test.sh', 'tools/launchers.sh', 'weights.pth', '2', '--tta']
+    lines = run(*command, **environment | active, PATH=path).stdout.splitlines()
+    test = Path('tools/test.py').absolute()
+    called = f'{test} tools/launchers.sh weights.pth --tta --launcher pytorch'
+    assert [line.split(maxsplit=1)[1] for line in lines] == [called] * 2
+    assert Path(lines[0].split()[0]).resolve() == Path(interpreter).resolve()
 
 
 @pytest.mark.parametrize(
@@ -125,22 +118,19 @@ def test_two_machines(configs, tmp_path):
     """Two launchers on this machine meet; one of them gets its variables from Slurm."""
     names = 'RANK', 'LOCAL_RANK', 'GROUP_RANK', 'WORLD_SIZE'
     Path('ranks.py').write_text(f'import os\nprint(*(os.environ[name] for name in {names}))\n')
-    Path('py').write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" ranks.py')
-    Path('py').chmod(0o755)
-    scontrol = fake_program('scontrol')
-    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "127.0.0.1\\nn2"')
+    python = program('py', f'#!/bin/sh\nexec {sys.executable} "$1" "$2" ranks.py')
+    hosts = '#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "127.0.0.1\\nn2"'
+    path = f'{program("scontrol", hosts).parent}:{os.environ["PATH"]}'
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     first = {'NNODES': '2', 'NODE_RANK': '0', 'MASTER_ADDR': '127.0.0.1', 'PORT': str(port)}
-    second = {
-        'SLURM_STEP_NUM_NODES': '2', 'SLURM_NODEID': '1', 'SLURM_STEP_NODELIST': 'n[1-2]',
-        'PATH': f'{scontrol.parent}:{os.environ["PATH"]}', 'PORT': str(port),
-    }  # fmt: skip
+    second = dict(SLURM_STEP_NUM_NODES='2', SLURM_NODEID='1', SLURM_STEP_NODELIST='n[1-2]')
+    second |= dict(PATH=path, PORT=str(port))
     started = [
         subprocess.Popen(
             [TOOLS / 'dist_train.sh', configs['detector'], '1'],
-            env=os.environ | {'PYTHON': './py'} | node, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {'PYTHON': str(python)} | node, stdout=subprocess.PIPE, text=True,
         )
         for node in (first, second)
     ]  # fmt: skip
@@ -192,17 +182,12 @@ def test_outside_of_the_environment(command):
     assert f'run this tool with {ROOT}/.venv/bin/python' in ended.stderr
 
 
-@pytest.mark.parametrize('tool', ['train.py', 'test.py', 'infer.py'])
-def test_help_is_quick(tool):
-    ended = run(sys.executable, '-X', 'importtime', TOOLS / tool, '--help')
-    assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool[:-3]} ')
-    imported = set(re.findall(r'(\w+)\S*$', ended.stderr, re.M))
-    assert 'argparse' in imported and not imported & {'torch', 'mmengine', 'numpy'}
-
-
-@pytest.mark.parametrize(
-    'tool', [path.name for path in TOOLS.glob('*_*.sh') if path.name != 'setup_env.sh']
-)
-def test_help_of_the_shell_launchers(tool):
-    ended = run(TOOLS / tool, '--help')
-    assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool} ')
+def test_help_is_quick():
+    for tool in ('train', 'test', 'infer'):
+        ended = run(sys.executable, '-X', 'importtime', TOOLS / f'{tool}.py', '--help')
+        assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {tool} ')
+        imported = set(re.findall(r'(\w+)\S*$', ended.stderr, re.M))
+        assert 'argparse' in imported and not imported & {'torch', 'mmengine', 'numpy'}
+    for path in (*TOOLS.glob('dist_*.sh'), *TOOLS.glob('slurm_*.sh')):
+        ended = run(path, '--help')
+        assert ended.returncode == 0 and ended.stdout.startswith(f'usage: {path.name} ')

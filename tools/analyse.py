@@ -58,7 +58,7 @@ def analyse(
     found = analyse_results(cfg, Path(results), score_thr, worst)
     with atomic_write(out) as file:
         page = html_page(f'{Path(config).stem}: {Path(results).name}', config, found.sections)
-        file.write_text(page, encoding='utf-8', errors='replace')
+        file.write_text(page, encoding='utf-8')
     # null for what does not exist, which JSON has no nan for
     numbers = json.loads(json.dumps(found.numbers), parse_constant=lambda _: None)
     write_text(Path(out).with_suffix('.json'), json.dumps(numbers))

@@ -18,6 +18,7 @@ do duplicates, background and both; missed objects are not asked for.
 Shapes: D detections and G objects of an image; K classes.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def find_errors(images: Sequence[Compared], classes: int) -> Errors:
         for label in np.flatnonzero(objects):
             mine = kept & (labels == label)
             values.append(ap_at_one_iou(scores[mine], correct[mine], number[label]))
-        return float(np.mean(values)) if values else float('nan')
+        return float(np.mean(values)) if values else math.nan
 
     correct = types == CORRECT
     ap50 = mean_ap(labels, correct, np.ones(len(labels), bool), objects)
@@ -116,28 +117,21 @@ def ap_at_one_iou(scores: np.ndarray, correct: np.ndarray, objects: int) -> floa
     """COCO's AP at one IoU: the mean precision at 101 recalls; 0 without objects."""
     if not objects:
         return 0.0
-    recall, precision = recall_and_precision(scores, correct, objects)
+    hits = correct[np.argsort(-scores, kind='stable')].cumsum()
+    recall, precision = hits / objects, hits / np.arange(1, len(hits) + 1)
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     places = np.searchsorted(recall, RECALLS)
     return float(np.append(envelope, 0)[places].mean())
 
 
-def recall_and_precision(
-    scores: np.ndarray, correct: np.ndarray, objects: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """After each detection, best first."""
-    found = correct[np.argsort(-scores, kind='stable')].cumsum()
-    return found / objects, found / np.arange(1, len(found) + 1)
-
-
 def best_threshold(scores: np.ndarray, correct: np.ndarray, objects: int) -> tuple[float, float]:
     """The score threshold with the highest F1, and that F1; nan without detections or objects."""
     if not objects or not len(scores):
-        return float('nan'), float('nan')
-    recall, precision = recall_and_precision(scores, correct, objects)
-    f1 = 2 * recall * precision / np.maximum(recall + precision, 1e-12)
-    best = int(f1.argmax())
-    return float(np.sort(scores)[::-1][best]), float(f1[best])
+        return math.nan, math.nan
+    order = np.argsort(-scores, kind='stable')
+    f1 = 2 * correct[order].cumsum() / (objects + np.arange(1, len(order) + 1))
+    best = f1.argmax()
+    return float(scores[order][best]), float(f1[best])
 
 
 def confusion_of(images: Sequence[Compared], classes: int, score_thr: float) -> np.ndarray:

@@ -20,46 +20,24 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tqdm import tqdm
 
-from ..results.detection_errors import (
-    CORRECT,
-    ERRORS,
-    Compared,
-    Errors,
-    best_threshold,
-    confusion_of,
-    error_types,
-    find_errors,
-)
+from ..results import detection_errors
+from ..results.detection_errors import CORRECT, ERRORS, Compared, Errors
 from ..results.drawing import draw_boxes, draw_legend, draw_segmentation, painted_classes
+from ..results.records import coco_fields
 from ..runtime.predictor import check_score_thr
+from ..tooling import pages
 from ..tooling.command import UserError, as_called, one_line
-from ..tooling.pages import (
-    GRAY,
-    THUMBNAIL,
-    Curve,
-    bar_chart,
-    cards,
-    contact_sheet,
-    heat_map,
-    html_section,
-    html_table,
-    line_chart,
-    reduced,
-    side_by_side,
-    wide_picture,
-)
 from .config.load import as_list, kind_of
-from .datasets.checks import annotation_file, data_of
+from .datasets.checks import annotation_file, data_of, image_folder
 from .datasets.coco import indexed_coco, is_number, usable_content
 from .datasets.images import shown_image
-from .datasets.label_maps import label_map_reader
+from .datasets.label_maps import IGNORED_LABEL, label_map_reader
 from .inference.prediction import dataset_meta
 from .inference.raster import ReadError
 from .inference.trained import SCORE_THR
 
 COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves
 GREEN, ORANGE, CRIMSON = (40, 167, 69), (255, 159, 28), (230, 57, 70)
-IGNORED = 255
 SIZES = ('all', 'small', 'medium', 'large')  # COCO's areas: below 32 x 32 pixels, 96 x 96, above
 LISTED = 20  # confusions in a table
 
@@ -72,26 +50,16 @@ class Analysis(NamedTuple):
 
 
 def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: int) -> Analysis:
-    """Analyse the results of a test.
-
-    Args:
-        cfg: the config of the test.
-        path: what test.py --out wrote, or COCO results.
-        score_thr: of detections in the confusion matrix and in pictures; None is 0.3.
-        worst: number of images to show.
-    """
-    datasets = data_of(cfg, 'test')
-    if len(datasets) != 1:
-        raise UserError(f'the config must have one test data set, got {len(datasets)}')
+    """Analyse the results of a test, in a file of test.py --out or as COCO results; for the other
+    arguments, see tools/analyse.py."""
+    datasets, is_segmentor = data_of(cfg, 'test'), cfg.default_scope == 'mmseg'
+    kinds = [kind_of(dataset) for dataset in datasets]
+    if len(datasets) != 1 or not is_segmentor and kinds != ['CocoDataset']:
+        raise UserError(f'the test data must be one CocoDataset or one of label maps, got {kinds}')
     (dataset,) = datasets
-    if cfg.default_scope == 'mmseg':
+    if is_segmentor:
         check_score_thr(score_thr, 'labels')
         return analyse_label_maps(cfg, dataset, path, worst)
-    if kind_of(dataset) != 'CocoDataset':
-        raise UserError(
-            'the test data must be a CocoDataset or label maps to be analysed, got '
-            f'{kind_of(dataset)}'
-        )
     score_thr = SCORE_THR if score_thr is None else score_thr
     truth = ground_truth(dataset)
     meta = dataset_meta(cfg, {})
@@ -99,7 +67,6 @@ def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: 
     if absent := [name for name in meta['classes'] if name not in names]:
         raise UserError(f'{annotation_file(dataset)} has no category {absent[0]!r}')
     results = read_detections(path, truth, list(names.values()))
-    root = Path(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
     analysis = Analysis({}, [])
     for metric in metrics_of(cfg, results):
         evaluation = evaluate_detections(truth, results, names, metric)
@@ -108,8 +75,10 @@ def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: 
         f'Of detections with a score of at least {score_thr}: green is correct, red is wrong, '
         'orange is missed.'
     )
-    pictures = contact_sheet(worst_detections(evaluation, truth, root, score_thr, worst))
-    analysis.sections.append(html_section('The images with the most errors', note, pictures))
+    pictures = pages.contact_sheet(
+        worst_detections(evaluation, truth, image_folder(dataset), score_thr, worst)
+    )
+    analysis.sections.append(pages.html_section('The images with the most errors', note, pictures))
     return analysis
 
 
@@ -194,16 +163,10 @@ def as_coco(
     boxes, scores, labels = (found[key].tolist() for key in ('bboxes', 'scores', 'labels'))
     if labels and max(labels) >= len(categories):
         raise another_data_set(path, f'label {max(labels)}')
-    for (x1, y1, x2, y2), score, label, mask in zip(
-        boxes, scores, labels, found.get('masks') or [None] * len(scores)
-    ):
-        yield {
-            'image_id': number,
-            'category_id': categories[label],
-            'bbox': [x1, y1, x2 - x1, y2 - y1],
-            'score': score,
-            'segmentation': mask,
-        }
+    masks = found.get('masks') or [None] * len(scores)
+    for box, score, label, mask in zip(boxes, scores, labels, masks):
+        fields = coco_fields({'box': box, 'score': score, 'mask': mask})
+        yield {'image_id': number, 'category_id': categories[label], **fields}
 
 
 def prediction_in(sample: dict, key: str, path: Path) -> dict:
@@ -327,10 +290,10 @@ def add_detections(
     analysis: Analysis, evaluation: Evaluation, metric: str, score_thr: float
 ) -> None:
     """Add the numbers and sections of one metric."""
-    classes, precision, images, _ = evaluation
+    classes, precision, images, crowds = evaluation
     count = len(classes)
     kind = {'bbox': 'Boxes', 'segm': 'Masks'}[metric]
-    errors = find_errors(images, count)
+    errors = detection_errors.find_errors(images, count)
     overall = averages(precision)
     labels, scores, correct = (
         np.concatenate([[], *values])
@@ -340,11 +303,11 @@ def add_detections(
     rows = []
     for label, name in enumerate(classes):
         mine = labels == label
-        threshold, f1 = best_threshold(scores[mine], correct[mine], objects[label])
+        threshold, f1 = detection_errors.best_threshold(scores[mine], correct[mine], objects[label])
         row = {'class': name, 'objects': int(objects[label]), 'detections': int(mine.sum())}
         row |= averages(precision[:, :, label])
         rows.append({**row, 'best score': threshold, 'F1': f1})
-    matrix = confusion_of(images, count, score_thr)
+    matrix = detection_errors.confusion_of(images, count, score_thr)
     analysis.numbers[metric] = {
         **overall,
         'classes': rows,
@@ -353,7 +316,7 @@ def add_detections(
     }
     about = (
         f'{len(images)} images, {int(objects.sum())} objects, {len(scores)} detections; '
-        f'{evaluation.crowds} crowd annotations are ignored.'
+        f'{crowds} crowd annotations are ignored.'
     )
     shown = {name: '–' if math.isnan(v) else f'{100 * v:.1f}' for name, v in overall.items()}
     note = (
@@ -361,30 +324,27 @@ def add_detections(
         'above 96 × 96. The best score is the threshold with the highest F1 at an IoU of 0.5. '
         'Click on a head to sort.'
     )
+    table = pages.html_table(list(rows[0]), [list(row.values()) for row in rows])
     confused = (
         f'Detections with a score of at least {score_thr} and an IoU of at least 0.5. Last column: '
         'missed objects; last row: false detections.'
     )
     new = [
-        html_section(kind, about, cards(shown)),
-        html_section(f'{kind}: classes', note, table_of(rows)),
+        pages.html_section(kind, about, pages.cards(shown)),
+        pages.html_section(f'{kind}: classes', note, table),
         error_section(kind, errors, evaluation),
         confusion_section(f'{kind}: confusion', matrix, [*classes, 'nothing'], confused),
     ]
     analysis.sections.extend(new)
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> str:
-    return html_table(list(rows[0]), [list(row.values()) for row in rows])
-
-
 def error_section(kind: str, errors: Errors, evaluation: Evaluation) -> str:
-    recalls = np.linspace(0, 1, 101)
-
-    def curve(name: str, values: np.ndarray, color: str = GRAY, width: float = 1) -> Curve:
+    def curve(
+        name: str, values: np.ndarray, color: str = pages.GRAY, width: float = 1
+    ) -> pages.Curve:
         exists = values > -1  # (101, K)
         means = np.where(exists, values, 0).sum(1) / np.maximum(exists.sum(1), 1)
-        return Curve(name, list(zip(recalls, means)), color, width)
+        return pages.Curve(name, list(zip(detection_errors.RECALLS, means)), color, width)
 
     precision = evaluation.precision[..., 0]
     curves = [
@@ -395,29 +355,27 @@ def error_section(kind: str, errors: Errors, evaluation: Evaluation) -> str:
     for name, index, color in zip(('IoU 0.5', 'IoU 0.75', 'IoU 0.9'), (0, 5, 8), COLORS):
         curves.append(curve(name, precision[index], color, 2.5))
     costs = {f'{name} ({errors.counts[name]})': 100 * errors.costs[name] for name in ERRORS}
-    return html_section(
+    return pages.html_section(
         f'{kind}: errors',
         'Left: precision and recall, the mean over the classes; gray lines are single classes at '
         'an IoU of 0.5. Right: the kinds of errors of TIDE, by the AP50 (in points) that would be '
         'gained without them.',
-        side_by_side(
-            line_chart(curves, 'recall', 'precision'),
-            bar_chart(costs, 'AP50 lost by kind of error (number)', '{:.1f}'.format),
+        pages.side_by_side(
+            pages.line_chart(curves, 'recall', 'precision'),
+            pages.bar_chart(costs, 'AP50 lost by kind of error (number)', '{:.1f}'.format),
         ),
     )
 
 
 def confusion_section(title: str, matrix: np.ndarray, names: Sequence[str], note: str) -> str:
-    pairs = Counter(
-        {(i, j): int(n) for (i, j), n in np.ndenumerate(matrix) if n and i != j}
-    ).most_common(LISTED)
-    totals = matrix.sum(1)
-    rows = [(names[i], names[j], n, f'{n / totals[i]:.1%}') for (i, j), n in pairs]
-    table = html_table(['true', 'predicted', 'number', 'share of true'], rows)
-    return html_section(
-        title, note,
-        side_by_side(heat_map(matrix, names, names[: matrix.shape[1]], 'true', 'predicted'), table),
-    )  # fmt: skip
+    confused = Counter({at: int(n) for at, n in np.ndenumerate(matrix) if n and at[0] != at[1]})
+    rows = [
+        (names[i], names[j], n, f'{n / matrix[i].sum():.1%}')
+        for (i, j), n in confused.most_common(LISTED)
+    ]
+    table = pages.html_table(['true', 'predicted', 'number', 'share of true'], rows)
+    heat_map = pages.heat_map(matrix, names, names, 'true', 'predicted')
+    return pages.html_section(title, note, pages.side_by_side(heat_map, table))
 
 
 def worst_detections(
@@ -437,14 +395,11 @@ def worst_detections(
         wrong, missed = errors_in(compared)
         if not wrong.any() and not missed.any():
             break
-        types, _ = error_types(compared)
-        name = truth.imgs[compared.image]['file_name']
-        caption = f'{name}: {wrong.sum()} wrong, {missed.sum()} missed'
-        try:
-            image, factor = reduced(shown_image(root / name))
-        except ReadError as error:
-            pictures.append((Image.new('RGB', (THUMBNAIL, 60), GRAY), f'{caption}; {error}'))
-            continue
+        types, _ = detection_errors.error_types(compared)
+        record = truth.imgs[compared.image]
+        name, size = record['file_name'], (record['height'], record['width'])
+        image, problem = shown_or_blank(root / name, size)
+        image, factor = pages.reduced(image)
         frames = Image.fromarray(image)
         for box in compared.boxes[(compared.scores >= score_thr) & (types == CORRECT)]:
             ImageDraw.Draw(frames).rectangle(list(corners(box) * factor), None, GREEN, 2)
@@ -458,8 +413,17 @@ def worst_detections(
         colors = [CRIMSON] * wrong.sum() + [ORANGE] * missed.sum()
         numbers = np.arange(len(texts))
         drawn = draw_boxes(np.array(frames), boxes * factor, numbers, None, texts, colors)
+        caption = f'{name}: {wrong.sum()} wrong, {missed.sum()} missed{problem}'
         pictures.append((drawn, caption))
     return pictures
+
+
+def shown_or_blank(path: Path, size: tuple[int, int]) -> tuple[np.ndarray, str]:
+    """An image to draw on, or a black one of a size and why the image cannot be read."""
+    try:
+        return shown_image(path), ''
+    except ReadError as error:
+        return np.zeros((*size, 3), np.uint8), f'; {error}'
 
 
 def corners(boxes: np.ndarray) -> np.ndarray:
@@ -472,8 +436,6 @@ def corners(boxes: np.ndarray) -> np.ndarray:
 
 def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> Analysis:
     """Analyse the results of a semantic segmentor."""
-    if path.suffix == '.json':
-        raise UserError(f'{path}: the results of a segmentor must be a file of test.py --out')
     meta = dataset_meta(cfg, {})
     classes, palette = list(meta['classes']), meta['palette']
     count = len(classes)
@@ -500,24 +462,19 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     with np.errstate(invalid='ignore'):  # nan for classes that do not occur
         iou, recall, precision = hits / (truths + predicted - hits), hits / truths, hits / predicted
     overall = {'mIoU': nan_mean(iou), 'mAcc': nan_mean(recall), 'aAcc': accuracy(matrix)}
-    columns = {
-        'class': classes,
-        'IoU': iou.tolist(),
-        'Acc': recall.tolist(),
-        'precision': precision.tolist(),
-        'true pixels': truths.tolist(),
-        'predicted pixels': predicted.tolist(),
-    }
-    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    head = ['class', 'IoU', 'Acc', 'precision', 'true pixels', 'predicted pixels']
+    columns = [values.tolist() for values in (iou, recall, precision, truths, predicted)]
+    rows = list(zip(classes, *columns))
     shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
-    bars = {name: 100 * float(value) for name, value in zip(classes, np.nan_to_num(iou))}
-    bars = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
+    best = np.argsort(-np.nan_to_num(iou), kind='stable')
+    bars = {classes[i]: 100 * float(np.nan_to_num(iou[i])) for i in best}
+    chart = pages.bar_chart(bars, 'IoU', '{:.1f}'.format)
     about = f'{len(seen)} of the {len(infos)} images of the data set have a result'
     note = 'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.'
     sections = [
-        html_section('Label maps', about, cards(shown)),
-        html_section(
-            'Classes', note, side_by_side(table_of(rows), bar_chart(bars, 'IoU', '{:.1f}'.format))
+        pages.html_section('Label maps', about, pages.cards(shown)),
+        pages.html_section(
+            'Classes', note, pages.side_by_side(pages.html_table(head, rows), chart)
         ),
         confusion_section('Confusion', matrix, classes, 'Pixels of each class.'),
     ]
@@ -529,15 +486,16 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
         note = 'Image, truth, prediction, and wrong pixels in red.'
         used = sorted({i for _, _, labels in ranked for i in painted_classes(labels, classes)})
         legend = draw_legend([classes[i] for i in used], [palette[i] for i in used], 1000, 14)
-        parts = wide_picture(legend), contact_sheet(pictures)
-        sections.append(html_section('The worst images', note, *parts))
-    numbers = {**overall, 'classes': rows, 'confusion': matrix.tolist()}
+        parts = pages.wide_picture(legend), pages.contact_sheet(pictures)
+        sections.append(pages.html_section('The worst images', note, *parts))
+    by_class = [dict(zip(head, row)) for row in rows]
+    numbers = {**overall, 'classes': by_class, 'confusion': matrix.tolist()}
     return Analysis({'labels': numbers}, sections)
 
 
 def pixel_confusion(truth: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Pixels by true class (row) and predicted class (column), without ignored ones."""
-    valid = (truth != IGNORED) & (truth < classes) & (labels < classes)
+    valid = (truth != IGNORED_LABEL) & (truth < classes) & (labels < classes)
     pairs = truth[valid].astype(np.int64) * classes + labels[valid]
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
@@ -559,22 +517,17 @@ def worst_label_map(
     palette: Sequence[tuple[int, int, int]],
 ) -> tuple[Image.Image, str]:
     """Four pictures in one, with a caption."""
-    caption = f'{path.name}: {error:.1%} of the pixels are wrong'
-    try:
-        image = shown_image(path)
-    except ReadError as problem:
-        image = np.zeros((*truth.shape, 3), np.uint8)
-        caption += f'; {problem}'
-    small, _ = reduced(image)
+    image, problem = shown_or_blank(path, truth.shape)
+    small, _ = pages.reduced(image)
     height, width = small.shape[:2]
     rows = np.arange(height) * len(truth) // height
     columns = np.arange(width) * truth.shape[1] // width
     truth, labels = (values[rows][:, columns] for values in (truth, labels))
-    wrong = (truth != labels) & (truth != IGNORED)
+    wrong = (truth != labels) & (truth != IGNORED_LABEL)
     errors = np.where(wrong[..., None], CRIMSON, small * 0.4 + 140).astype(np.uint8)
     drawn = [
         np.asarray(draw_segmentation(small, values, classes, palette, legend=False, scale=1))
         for values in (truth, labels)
     ]
     both = np.concatenate([np.hstack([small, drawn[0]]), np.hstack([drawn[1], errors])])
-    return Image.fromarray(both), caption
+    return Image.fromarray(both), f'{path.name}: {error:.1%} of the pixels are wrong{problem}'

@@ -41,7 +41,7 @@ LACKS = {
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'the newest timm': 'core/test_position.py::test_rope_is_timms',
-    'a filelock that tells errors from locks': 'runner/inference/test_tiling.py::test_a_file_system_without_locks',
+    'errors of locks': 'runner/inference/test_tiling.py::test_a_file_system_without_locks',
 }
 
 

@@ -34,7 +34,7 @@ def print_band_statistics(inputs: Sequence[str], bands: Sequence[int] = ()) -> N
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     print(f'# {len(paths)} images')
-    for name, values in found._asdict().items():
+    for name, values in found.items():
         print(f'{name} = {list(values)}')
 
 

@@ -85,8 +85,8 @@ def infer(
             else 0.3.
         format: write the predictions in this format, too.
         processes (N): on a CPU, processes that each take an image at a time, with as many threads
-            as leave each a share of the cores; by default the number that finishes first and fits
-            into memory. Results do not depend on it, but for rounding by the number of threads.
+            as leave each a share of the cores; by default as many as there are cores, images and
+            memory for. Results do not depend on it, but for rounding by the number of threads.
         workers (N): threads that read images ahead of the model, and as many that write results.
         tile (PIXELS): split images into tiles of this size, for example 1024.
         overlap (PIXELS): overlap of neighbouring tiles; by default a quarter of a tile.
@@ -106,18 +106,25 @@ def infer(
 
     from cpvt_pyramid.results.formats import Output
     from cpvt_pyramid.runner.inference import sharing
-    from cpvt_pyramid.runner.inference.large_images import LargeImages, parse_bytes, tile_options
+    from cpvt_pyramid.runner.inference.large_images import (
+        LargeImage,
+        limit_gpu_memory,
+        parse_bytes,
+        tile_options,
+    )
     from cpvt_pyramid.runner.inference.workers import Cores
     from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
     from cpvt_pyramid.tooling.inputs import find_inputs, name_results
 
     check_score_thr(score_thr)
-    if workers < 0:
-        raise UserError(f'--workers must be at least 0, got {workers}')
-    if processes is not None and processes < 1:
-        raise UserError(f'--processes must be at least 1, got {processes}')
+    counts = ('workers', workers, 0), ('processes', processes, 1), ('batch-size', batch_size, 1)
+    for name, value, least in counts:
+        if value is not None and value < least:
+            raise UserError(f'--{name} must be at least {least}, got {value}')
     limit, gpu_limit = parse_bytes(memory, '--memory'), parse_bytes(gpu_memory, '--gpu-memory')
-    tiling = tile_options(batch_size, tile, overlap, limit, gpu_limit)
+    if tile is None and (overlap or gpu_memory):
+        raise UserError('--overlap and --gpu-memory need --tile')
+    tiling = None if tile is None else tile_options(tile, overlap, batch_size, limit)
     exported = Path(model).suffix in EXPORTED
     checkpoint, inputs = ('', inputs) if exported else (inputs[0], inputs[1:])
     if not inputs:
@@ -145,15 +152,19 @@ def infer(
         output.check(named, tiled=tiling is not None)
 
         def conclude(skipped: 'Skipped') -> None:
-            for path, reason in skipped:
+            for path, reason in skipped.items():
                 print(f'infer: skipped {path}: {reason}', file=sys.stderr)
-            done = [(path, name) for path, name in named if str(path) not in dict(skipped)]
+            done = [(path, name) for path, name in named if str(path) not in skipped]
             output.write(done)
             output.report(done, len(named))
 
         if tiling:
-            large = LargeImages(loaded.model, tiling, folder, loaded.score_thr)
-            tasks = sharing.tasks_of_tiles(large, named, launched.processes if launched else 1)
+            if gpu_limit:
+                limit_gpu_memory(gpu_limit, loaded.model.device)
+            count, tasks = launched.processes if launched else 1, []
+            for path, name in named:
+                image = LargeImage(path, name, loaded.model, tiling, folder, loaded.score_thr)
+                tasks += sharing.tasks_of_tiles(image, count)
         else:
             cores = None
             if not exported and not launched:
@@ -261,13 +272,13 @@ def write_whole(
     from cpvt_pyramid.tooling.inputs import is_video
 
     images = [(path, name) for path, name in named if not is_video(path)]
-    skipped = infer_images(loaded.model, images, folder, workers, cores) if images else []
+    skipped = infer_images(loaded.model, images, folder, workers, cores) if images else {}
     for path, name in named:
         if is_video(path):
             try:
                 infer_video(loaded.model, path, name, folder, loaded.kind, cores)
             except ReadError as error:
-                skipped.append((str(path), one_line(error)))
+                skipped[str(path)] = one_line(error)
     return skipped
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
-    from cpvt_pyramid.tooling.command import UserError, rank, run_command
+    from cpvt_pyramid.tooling.command import UserError, run_command
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
 
@@ -67,8 +67,8 @@ def test(
     from cpvt_pyramid.runner.config.load import load_config, work_dir_of
     from cpvt_pyramid.runner.config.unread import check_unread
     from cpvt_pyramid.runner.datasets.checks import check_before_run
-    from cpvt_pyramid.runner.inference import prediction
     from cpvt_pyramid.runner.inference.postprocessing import skip_unread_scores
+    from cpvt_pyramid.runner.inference.prediction import results_dump
     from cpvt_pyramid.runner.inference.shared_test import share_test
     from cpvt_pyramid.runner.inference.sharing import Sharing
     from cpvt_pyramid.runner.models import fetch_checkpoint, load_whole_model
@@ -99,7 +99,7 @@ def test(
     if not sharing and cfg.test_cfg.get('type', 'TestLoop') == 'TestLoop':
         cfg.test_cfg = {**cfg.test_cfg, 'type': 'ForkedTestLoop', 'processes': processes}
     if sharing:
-        share_test(cfg, weights, rank(), out, show_dir, dtype)
+        share_test(cfg, weights, out, show_dir, dtype)
     with explained(cfg, ('test',)):
         runner = ToolRunner.from_cfg(cfg)
         load_whole_model(runner.model, weights, checkpoint)
@@ -110,7 +110,7 @@ def test(
         if cfg.default_scope == 'mmseg':
             skip_unread_scores(runner)
         if out:
-            runner.test_evaluator.metrics.append(prediction.results_dump(cfg.default_scope, out))
+            runner.test_evaluator.metrics.append(results_dump(cfg.default_scope, out))
         metrics = runner.test()
     if not sharing or runner.test_loop.evaluated:
         width = max(map(len, metrics), default=0)

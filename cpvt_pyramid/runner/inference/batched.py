@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -39,7 +39,7 @@ SAMPLED = 200  # images whose sizes are read ahead
 WAITING = 64  # the most images that wait in memory for others of their size
 
 Named = tuple[Path, str]  # an input, and the name for its results
-Skipped = list[tuple[str, str]]  # paths of inputs that have no results, and why
+Skipped = dict[str, str]  # paths of inputs that have no results, and why
 
 
 class Prepared(NamedTuple):
@@ -51,17 +51,14 @@ class Prepared(NamedTuple):
 
 
 class ModelPredictor:
-    """A model with its test pipeline.
+    """A detector or a segmentor with the test pipeline of its config.
 
     A detector whose data preprocessor marks the padding takes images of different sizes in a batch.
     Otherwise all images of a batch have one size: segmentors resize their scores to the size of the
     batch, which would change the labels of a smaller image.
 
     Args:
-        model: a detector or a segmentor.
-        cfg: its config, for the test pipeline.
         meta: `classes` and `palette`.
-        batch_size: number of images that pass the model together.
         score_thr: boxes of a lower score are left out.
     """
 
@@ -137,17 +134,14 @@ def infer_images(
     workers: int = 0,
     cores: Optional[Cores] = None,
 ) -> Skipped:
-    """Write the results of images; returns those that cannot be read.
+    """Write the results of images into a folder; returns those that cannot be read.
 
     Args:
-        predictor: the model.
-        named: images, and names for their results.
-        folder: for the results.
         workers: threads that read images ahead, and as many that draw and write results while the
             model is at the next images; 0: neither. Not used by several processes.
         cores: divided among processes; by default, this one does the work.
     """
-    size, start = predictor.batch_size, time.monotonic()
+    size, start, skipped = predictor.batch_size, time.monotonic(), {}
     batches = [named[i : i + size] for i in range(0, len(named), size)]
     write, need = partial(write_images, predictor, folder), memory_of(named) if cores else 0
     with (
@@ -155,11 +149,10 @@ def infer_images(
         tqdm(total=len(named), unit='image', disable=None) as bar,
     ):
         if not len(forks):
-            skipped = write_images(predictor, folder, named, workers, bar.update)
+            skipped = write(named, workers, bar.update)
         else:
-            skipped = []
-            for batch, part in zip(batches, ahead(forks, batches, len(forks))):
-                skipped += part()
+            for batch, part in zip(batches, forks.map(batches)):
+                skipped |= part
                 bar.update(len(batch))
     if cores:
         speed = len(named) / (time.monotonic() - start)
@@ -168,8 +161,7 @@ def infer_images(
 
 
 def memory_of(named: Sequence[Named]) -> int:
-    """Bytes that a process takes at most for the largest of some images: for the model, and for
-    what is drawn at the size of the image."""
+    """Bytes that a process needs for the largest of some images, to run the model and to draw."""
     pixels = [0]
     for path, _ in named[:: len(named) // SAMPLED + 1]:
         with suppress(OSError, Image.DecompressionBombError), Image.open(path) as image:
@@ -185,7 +177,7 @@ def write_images(
     done: Callable[[], Any] = lambda: None,
 ) -> Skipped:
     """`infer_images` in this process; `done` is called after each image."""
-    skipped = []
+    skipped = {}
 
     def read() -> Iterator[Prepared]:
         paths = [path for path, _ in named]
@@ -193,7 +185,7 @@ def write_images(
             try:
                 yield predictor.prepare((path, name), image())
             except ReadError as error:
-                skipped.append((str(path), one_line(error)))
+                skipped[str(path)] = one_line(error)
                 done()
 
     def write(found: tuple[Named, Prediction]) -> None:
@@ -242,8 +234,7 @@ def infer_video(
         forks = stack.enter_context(Workers(predict, -(-(total or MANY) // size), cores))
         bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
         batches = iter(lambda: list(islice(frames, size)), [])
-        drawn = ahead(forks, batches, len(forks))
-        for picture, items in chain.from_iterable(batch() for batch in drawn):
+        for picture, items in (frame for batch in forks.map(batches) for frame in batch):
             if not done:
                 shape = picture.shape[1], picture.shape[0]
                 writer = video_writer(folder / f'{name}.overlay.mp4', shape, video.fps)

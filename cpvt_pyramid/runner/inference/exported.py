@@ -32,7 +32,6 @@ class ExportedPredictor:
         return source, image
 
     def predict(self, images: Iterable[Source]) -> Iterator[tuple[Any, Prediction]]:
-        """The source and prediction of each, in order."""
         images = iter(images)
         while batch := list(itertools.islice(images, self.batch_size)):
             rgb = [np.ascontiguousarray(image[..., ::-1]) for _, image in batch]
@@ -41,10 +40,8 @@ class ExportedPredictor:
 
 
 def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
-    """An exported model for tiled inference.
-
-    One that returns labels votes where tiles overlap, with the weights by which scores are blended.
-    """
+    """An exported model for tiled inference. One that returns labels votes, with the weights of
+    blended scores, where tiles overlap."""
     detects = model.about['task'] != 'segmentation'
     files = (path for path in (model.path, model.path.with_suffix('.bin')) if path.is_file())
     about = {

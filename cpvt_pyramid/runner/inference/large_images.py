@@ -8,8 +8,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -29,7 +29,7 @@ from ...tooling.command import UserError
 from ...tooling.files import atomic_write
 from . import tiling
 from .prediction import is_panoptic, loaded_bands
-from .raster import CACHE, ReadError, open_image, overview, row_reader, write_label_map
+from .raster import CACHE, open_image, overview, row_reader, write_label_map
 from .samples import data_sample
 from .tiling import Found, Journal, Run, Span, TileGrid
 
@@ -46,33 +46,19 @@ class Tiling(NamedTuple):
     overlap: int  # overlap of neighbouring tiles in pixels
     batch_size: int = 1  # tiles that are queued on a GPU
     memory: Optional[int] = None  # limit for the resident memory of the process, in bytes
-    gpu_memory: Optional[int] = None  # limit for what PyTorch allocates on the GPU, in bytes
 
 
 def tile_options(
-    batch_size: int,
-    tile: Optional[int],
-    overlap: Optional[int],
-    memory: Optional[int],
-    gpu_memory: Optional[int],
-) -> Optional[Tiling]:
-    """The tiling that the command-line options describe; None without --tile.
+    tile: int, overlap: Optional[int], batch_size: int, memory: Optional[int]
+) -> Tiling:
+    """The tiling that the command-line options describe.
 
     Raises:
-        UserError: the options contradict each other.
+        UserError: the tiles do not fit the strides of the models.
     """
-    if batch_size < 1:
-        raise UserError(f'--batch-size must be at least 1, got {batch_size}')
-    if tile is None:
-        if overlap or gpu_memory:
-            raise UserError('--overlap and --gpu-memory need --tile')
-        return None
     overlap = tile // 4 // 32 * 32 if overlap is None else overlap
-    try:
-        TileGrid((1, 1), tile, overlap)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    return Tiling(tile, overlap, batch_size, memory, gpu_memory)
+    TileGrid((1, 1), tile, overlap)
+    return Tiling(tile, overlap, batch_size, memory)
 
 
 def parse_bytes(text: Optional[str], option: str) -> Optional[int]:
@@ -102,16 +88,13 @@ class TileModel(NamedTuple):
 
 
 def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileModel:
-    """A detector or a segmentor of mm for tiled inference; for the others, see `TileModel`.
+    """A detector or a segmentor of mm for tiled inference; for `about` and `meta`, see `TileModel`.
 
     Raises:
         UserError: the model is panoptic.
     """
     if is_panoptic(model):
-        raise UserError(
-            f'--tile supports detectors and semantic segmentors, and {type(model).__name__} is '
-            f'panoptic; run it without --tile'
-        )
+        raise UserError(f'{type(model).__name__} is panoptic; run it without --tile')
     detects = cfg.default_scope == 'mmdet'
     predict = partial(detector_boxes if detects else segmentor_scores, model)
     device = next(model.parameters()).device
@@ -124,23 +107,20 @@ def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileMo
 
 @torch.no_grad()
 def segmentor_scores(model: nn.Module, tile: Tensor) -> Tensor:
-    """A segmentor's scores (K, h, w) of a tile, see `TileModel`."""
-    height, width = tile.shape[1:]
-    data = model.data_preprocessor(batch_of(tile, True), False)
+    """A segmentor's scores (K, h, w) of a tile."""
+    height, width = size = tuple(tile.shape[1:])
+    batch = {'inputs': [tile], 'data_samples': [data_sample(True, size)]}
+    data = model.data_preprocessor(batch, False)
     metas = [sample.metainfo for sample in data['data_samples']]
     return model.inference(data['inputs'], metas)[0, :, :height, :width].float()
 
 
 @torch.no_grad()
 def detector_boxes(model: nn.Module, tile: Tensor) -> Found:
-    """The detections in a tile, see `TileModel`."""
-    found = model.test_step(batch_of(tile, False))[0].pred_instances
+    """The detections in a tile."""
+    batch = {'inputs': [tile], 'data_samples': [data_sample(False, tuple(tile.shape[1:]))]}
+    found = model.test_step(batch)[0].pred_instances
     return Found(found.bboxes, found.scores, found.labels)
-
-
-def batch_of(tile: Tensor, segmentation: bool) -> dict:
-    """A tile as the data preprocessors of mm take it."""
-    return {'inputs': [tile], 'data_samples': [data_sample(segmentation, tuple(tile.shape[1:]))]}
 
 
 def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
@@ -155,7 +135,8 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
         'device': device.type,
         'version': __version__,
     }
-    return about | ({'bands': list(bands)} if (bands := loaded_bands(cfg)) else {})
+    bands = loaded_bands(cfg)
+    return {**about, 'bands': list(bands)} if bands else about
 
 
 def hashed(values: Any) -> str:
@@ -168,11 +149,8 @@ def hashed(values: Any) -> str:
 
 
 def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) -> None:
-    """Predict from two smaller tiles whether the tiles of an image fit into the memory limit.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Raise a UserError if the tiles of an image will not fit into the memory limit, to judge from
+    two smaller tiles."""
     pixel = torch.zeros(len(model.bands)) if model.bands else torch.zeros(3, dtype=torch.uint8)
     sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
     on_gpu = model.device.type != 'cpu'
@@ -202,11 +180,7 @@ def check_memory(size: float, tiles: Tiling) -> None:
 
 
 def limit_gpu_memory(size: int, device: torch.device) -> None:
-    """Let PyTorch raise an OutOfMemoryError before it allocates more than `size` bytes.
-
-    Raises:
-        UserError: the device is not a GPU.
-    """
+    """Let PyTorch raise an OutOfMemoryError before it allocates more than `size` bytes."""
     if device.type != 'cuda':
         raise UserError(f'--gpu-memory needs a GPU, but the model is on the device {device}')
     total = torch.cuda.get_device_properties(device).total_memory
@@ -216,69 +190,47 @@ def limit_gpu_memory(size: int, device: torch.device) -> None:
 # From file to file
 
 
-class LargeImages:
-    """Writes the predictions of a model for large images.
+class LargeImage:
+    """Writes the predictions of a model for a large image.
 
     For an image NAME: NAME.overlay.png, at most 2048 pixels a side, and NAME.detections.json or
     NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of the image, if it has
     one. Work in progress is kept in .NAME.partial.
-
-    Args:
-        model: the model.
-        tiles: how images are split.
-        folder: for the results.
-        score_thr: boxes of a lower score are left out.
-
-    Raises:
-        UserError: the model is not on a GPU whose memory is to be limited.
     """
 
-    def __init__(self, model: TileModel, tiles: Tiling, folder: Path, score_thr: float) -> None:
-        self.model, self.meta, self.tiles = model, model.meta, tiles
-        self.folder, self.score_thr = folder, score_thr
-        if tiles.gpu_memory:
-            limit_gpu_memory(tiles.gpu_memory, model.device)
+    def __init__(
+        self, path: Path, name: str, model: TileModel, tiles: Tiling, folder: Path, score_thr: float
+    ) -> None:
+        self.path, self.name, self.model, self.tiles = path, name, model, tiles
+        self.score_thr = score_thr
+        # What the results depend on
         self.about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
-        if model.detects:
-            self.about['score threshold'] = score_thr
+        self.about |= {'score threshold': score_thr} if model.detects else {}
+        self.about['image'] = identity(path)
+        self.run = hashed(self.about)
+        self.result = folder / f'{name}{".detections.json" if model.detects else ".labels.tif"}'
+        self.overlay = folder / f'{name}.overlay.png'
+        self.working_folder = self.result.with_name(f'.{Path(name).name}.partial')
+        self.label_type = np.uint8 if len(model.meta['classes']) <= 256 else np.uint16
 
-    def about_run(self, path: Union[str, Path]) -> dict:
-        """What the results for an image depend on."""
-        return {**self.about, 'image': identity(Path(path))}
-
-    def key(self, path: Union[str, Path]) -> str:
-        return hashed(self.about_run(path))
-
-    def result(self, name: str) -> Path:
-        ending = '.detections.json' if self.model.detects else '.labels.tif'
-        return self.folder / f'{name}{ending}'
-
-    def is_done(self, path: Path, name: str) -> bool:
-        """Whether the results of an image exist."""
-        result = self.result(name)
+    def is_done(self) -> bool:
+        """Whether the results exist."""
         # ReadError, as of a file that does not exist, is an OSError.
         with suppress(OSError, ValueError, AttributeError):
             if self.model.detects:
-                return json.loads(result.read_text()).get('run') == self.key(path)
-            with open_image(result) as labels:
-                return labels.tags().get('run') == self.key(path)
+                return json.loads(self.result.read_text()).get('run') == self.run
+            with open_image(self.result) as labels:
+                return labels.tags().get('run') == self.run
         return False
 
-    def working_folder(self, name: str) -> Path:
-        return (self.folder / name).with_name(f'.{Path(name).name}.partial')
-
-    def band_folder(self, name: str, band: Span) -> Path:
-        return self.working_folder(name) / f'rows-{band[0]}-{band[1]}'
+    def band_folder(self, band: Span) -> Path:
+        return self.working_folder / f'rows-{band[0]}-{band[1]}'
 
     def grid(self, image: 'DatasetReader') -> TileGrid:
         return TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
 
-    @property
-    def label_type(self) -> type:
-        return np.uint8 if len(self.meta['classes']) <= 256 else np.uint16
-
-    def bands(self, path: Path, processes: int) -> list[Span]:
-        """The spans of rows of tiles into which processes divide an image.
+    def bands(self, processes: int) -> list[Span]:
+        """The spans of rows of tiles into which processes divide the image.
 
         Of a detector, each is a row. Of a segmentor, which computes tiles twice where bands meet,
         there is one for each process.
@@ -286,77 +238,75 @@ class LargeImages:
         Raises:
             ReadError: not a complete image.
         """
-        with open_image(path) as image:
+        with open_image(self.path) as image:
             rows = len(self.grid(image).rows)
         length = 1 if self.model.detects and processes > 1 else math.ceil(rows / processes)
         return [(start, min(start + length, rows)) for start in range(0, rows, length)]
 
-    def write_band(self, path: Path, name: str, band: Span) -> None:
+    def write_band(self, band: Span) -> None:
         """Do the work for a band, with a progress bar; `join_bands` then writes the results.
 
         Raises:
             ReadError: not a complete image.
-            UserError: too little memory or disk space, or another run is at work on it.
+            UserError: too little memory, or another run is at work on it.
         """
-        with open_image(path) as image, disk_errors(image), ExitStack() as stack:
+        tiles = self.tiles
+        with open_image(self.path) as image, ExitStack() as stack:
             read, grid = row_reader(image, self.model.bands), self.grid(image)
-            if self.tiles.memory:
-                check_memory_ahead(image, self.tiles, self.model)
-            journal = Journal(self.band_folder(name, band), self.about_run(path))
+            if tiles.memory:
+                check_memory_ahead(image, tiles, self.model)
+            journal = Journal(self.band_folder(band), self.about)
             stack.callback(journal.close)
             total = (band[1] - band[0]) * len(grid.columns)
-            bar = stack.enter_context(tqdm(total=total, unit='tile', desc=name, disable=None))
+            bar = stack.enter_context(tqdm(total=total, unit='tile', desc=self.name, disable=None))
 
-            def progress(tiles: int) -> None:
-                if self.tiles.memory:
-                    check_memory(memory.peak(), self.tiles)
-                bar.update(tiles)
+            def progress(count: int) -> None:
+                if tiles.memory:
+                    check_memory(memory.peak(), tiles)
+                bar.update(count)
 
-            predict, batch_size = self.model.predict, self.tiles.batch_size
-            run = Run(read, grid, predict, journal, band, batch_size, progress)
+            run = Run(read, grid, self.model.predict, journal, band, tiles.batch_size, progress)
             if self.model.detects:
                 tiling.detect_in_tiles(run)
             else:
                 tiling.segment_in_tiles(run, self.label_type, self.model.decide)
 
-    def join_bands(self, path: Path, name: str, bands: Sequence[Span]) -> None:
-        """Write the results of an image whose bands are finished."""
-        folders = [self.band_folder(name, band) for band in bands]
-        classes, palette = self.meta['classes'], self.meta['palette']
-        key, result = self.key(path), self.result(name)
-        overlay = self.folder / f'{name}.overlay.png'  # before the result, which counts as done
-        with open_image(path) as image, disk_errors(image):
+    def join_bands(self, bands: Sequence[Span]) -> None:
+        """Write the results of bands that are finished.
+
+        Raises:
+            UserError: GDAL cannot write them, for example on a full disk.
+        """
+        from rasterio.errors import RasterioError
+
+        folders = list(map(self.band_folder, bands))
+        classes, palette = self.model.meta['classes'], self.model.meta['palette']
+        with open_image(self.path) as image:
             small, step = overview(image, self.model.bands)
+            # The overlay comes before the result, which counts as done.
             if not self.model.detects:
                 labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
                 shown = np.array(labels[::step, ::step])
-                save_picture(draw_segmentation(small, shown, classes, palette), overlay)
-                with atomic_write(result) as file:
-                    write_label_map(file, labels, image, self.meta, key)
+                save_picture(draw_segmentation(small, shown, classes, palette), self.overlay)
+                try:
+                    with atomic_write(self.result) as file:
+                        write_label_map(file, labels, image, self.model.meta, self.run)
+                except RasterioError as error:
+                    reason = error.__cause__ or error
+                    raise UserError(f'cannot write {self.result}: {reason}') from error
                 return
             found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
             boxes, scores, labels = (part.numpy() for part in found)
             best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
             picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-            save_picture(picture, overlay)
-            write_records(result, image.name, image.shape, best.kind, best.records(), run=key)
-
-
-@contextmanager
-def disk_errors(image: 'DatasetReader') -> Iterator[None]:
-    """Report that the results of an image cannot be written as a user's error."""
-    try:
-        yield
-    except ReadError:
-        raise
-    except OSError as error:
-        reason = error.__cause__ or error  # rasterio refers to the cause
-        raise UserError(
-            f'cannot write the results of {image.name}: {reason}; the same command resumes'
-        ) from error
+            save_picture(picture, self.overlay)
+            items = best.records()
+            write_records(self.result, image.name, image.shape, best.kind, items, run=self.run)
 
 
 def identity(path: Path) -> dict:
-    """Identifies an image file and its version."""
+    """Identifies a file and its version; empty if there is none."""
+    if not path.is_file():
+        return {}
     status = path.stat()
     return {'path': str(path.resolve()), 'bytes': status.st_size, 'changed': status.st_mtime_ns}

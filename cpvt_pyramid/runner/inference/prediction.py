@@ -65,14 +65,8 @@ def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
 def to_prediction(
     sample: BaseDataElement, image: np.ndarray, meta: dict, score_thr: float
 ) -> Prediction:
-    """A data sample of mm as a prediction that can be drawn and written.
-
-    Args:
-        sample: with `pred_instances`, `pred_sem_seg` or `pred_panoptic_seg`.
-        image: (H, W, 3) BGR.
-        meta: `classes` and `palette` of the data set.
-        score_thr: boxes of a lower score are left out.
-    """
+    """A data sample of mm, of an image (H, W, 3) BGR, as a prediction that can be drawn and
+    written. Boxes with a score below `score_thr` are left out."""
     common = {'image': np.ascontiguousarray(image[..., ::-1]), **meta}
     if 'pred_panoptic_seg' in sample:
         ids = as_map(sample.pred_panoptic_seg.sem_seg)
@@ -116,12 +110,7 @@ def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
 
 @HOOKS.register_module()
 class PictureHook(Hook):
-    """Writes every prediction of a test into a folder, as a picture and as infer.py writes it.
-
-    Args:
-        folder: an existing folder.
-        score_thr: boxes of a lower score are left out.
-    """
+    """Writes every prediction of a test into a folder, as a picture and as infer.py writes it."""
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         self.folder = Path(folder)

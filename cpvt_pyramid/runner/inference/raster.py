@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import torch
@@ -32,17 +32,11 @@ open_image = partial(open_raster, user='--tile', GDAL_CACHEMAX=CACHE)
 
 
 def check_kind(image: 'DatasetReader') -> None:
-    if image.driver not in DRIVERS:
-        raise ReadError(f'format must be one of {", ".join(DRIVERS)}, got {image.driver}')
-    if set(image.dtypes) != {'uint8'}:
+    if image.driver not in DRIVERS or set(image.dtypes) != {'uint8'} or image.count > 4:
         raise ReadError(
-            f'samples must have 8 bits, got {image.dtypes[0]}; convert them, for example with '
-            'gdal_translate -ot Byte -scale, or train with LoadBands (docs/bands.md)'
-        )
-    if image.count > 4:
-        raise ReadError(
-            f'at most 4 bands are supported, got {image.count}; choose 3, for example with '
-            'gdal_translate -b, or train with LoadBands (docs/bands.md)'
+            f'must have up to 4 bands of 8 bits in one of {", ".join(DRIVERS)}, got {image.count} '
+            f'of {image.dtypes[0]} in {image.driver}; convert it, for example with gdal_translate '
+            '-ot Byte -scale -b, or train with LoadBands (docs/bands.md)'
         )
     if not is_upright(Path(image.name)):
         raise ReadError('rotated by an EXIF tag; save it upright first')
@@ -70,10 +64,8 @@ def row_reader(
     (N, h, W) in float32.
 
     Raises:
-        ReadError: unsupported kind of image; while reading, not a complete image.
+        ReadError: unsupported kind of image.
     """
-    from rasterio.errors import RasterioError
-
     try:
         if bands is None:
             check_kind(image)
@@ -84,13 +76,10 @@ def row_reader(
 
     def read(start: int, stop: int) -> Tensor:
         window = (start, stop), (0, image.width)
-        try:
-            if bands is None:
-                lines = rgb(image, window=window)[::-1]
-            else:
-                lines = np.moveaxis(read_image_bands(image, bands, window=window), -1, 0)
-        except RasterioError as error:
-            raise ReadError(f'not a complete image: {error}') from error
+        if bands is None:
+            lines = rgb(image, window=window)[::-1]
+        else:
+            lines = np.moveaxis(read_image_bands(image, bands, window=window), -1, 0)
         return torch.from_numpy(np.ascontiguousarray(lines))
 
     return read
@@ -179,26 +168,14 @@ def labels_of_raster(path: Path) -> Optional[np.ndarray]:
         return labels.read(1)
 
 
-class BandStatistics(NamedTuple):
-    """Of each band of a set of images, without pixels that have no data."""
-
-    bands: tuple[int, ...]  # their numbers, from 1
-    mean: list[float]
-    std: list[float]
-    minimum: list[float]
-    maximum: list[float]
-
-
 def band_statistics(
     paths: Iterable[Union[str, Path]], bands: Optional[Sequence[int]] = None
-) -> BandStatistics:
-    """Mean and standard deviation of the bands of images, for the normalization of a model.
+) -> dict[str, Sequence[float]]:
+    """By name, the numbers of the bands of images and their mean, std, minimum and maximum, without
+    pixels that have no data, for the normalization of a model.
 
-    Of images with a longer side than `SAMPLE`, pixels in even distances are read.
-
-    Args:
-        paths: the images.
-        bands: numbers of the bands, from 1. None: all of the first image.
+    Of images with a longer side than `SAMPLE`, pixels in even distances are read. By default the
+    bands are all of the first image.
 
     Raises:
         OSError: not a complete image, or one without these bands.
@@ -221,5 +198,6 @@ def band_statistics(
         raise ValueError(f'no image has data in band {", ".join(empty)}')
     mean, (low, high) = total / count, np.min(limits, axis=0)
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    rounded = ([float(f'{v:.6g}') for v in values] for values in (mean, std, low, -high))
-    return BandStatistics(tuple(bands), *rounded)
+    found = {'mean': mean, 'std': std, 'minimum': low, 'maximum': -high}
+    rounded = {name: [float(f'{v:.6g}') for v in values] for name, values in found.items()}
+    return {'bands': bands, **rounded}

@@ -6,13 +6,8 @@ from mmengine.structures import BaseDataElement
 
 
 def data_sample(segmentation: bool, size: tuple[int, int], **data: Any) -> BaseDataElement:
-    """A data sample of mmseg or mmdet for an image that was neither resized nor padded.
-
-    Args:
-        segmentation: mmseg's; else mmdet's.
-        size: height and width of the image, in pixels.
-        **data: its data fields, for example `gt_instances`.
-    """
+    """A data sample of mmseg (`segmentation`) or mmdet for an image of a (height, width) that was
+    neither resized nor padded, with data fields such as `gt_instances`."""
     if segmentation:
         from mmseg.structures import SegDataSample as Sample
     else:

@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from ...tooling.command import rank
 from ...tooling.files import atomic_write
-from ...tooling.threads import ahead
-from ..config.load import leaves
+from ..datasets.checks import annotation_file, data_of
 from ..training.resume import loader_of
 from .large_images import fingerprint, identity
 from .sharing import FOLDER, MOST, PARTS, Task, finished, share
@@ -36,29 +35,21 @@ FEWEST = 8  # images in a part
 METRICS = {'mmdet', 'mmseg', 'mmengine', 'cpvt_pyramid'}
 
 
-def share_test(cfg: Config, weights: dict, process: int, *outputs: Any) -> None:
-    """Set a config up for an evaluation in several processes.
-
-    Args:
-        cfg: the config; its work dir is set.
-        weights: the checkpoint.
-        process: index of this process.
-        outputs: further files and folders to write to, and options that change the results.
-    """
+def share_test(cfg: Config, weights: dict, *outputs: Any) -> None:
+    """Set a config up for an evaluation in several processes, of which this is one. Its work dir is
+    set. `outputs` are further files to write to, and options that change the results."""
     settings = [repr(cfg.get(f'test_{name}')) for name in ('dataloader', 'evaluator')]
-    parts = leaves(cfg.test_dataloader.dataset)
-    files = [Path(part.get('data_root') or '', part.get('ann_file') or '') for part in parts]
     about = [
         fingerprint(cfg, weights, torch.device(get_device())),
         settings,
-        [identity(file) for file in files if file.is_file()],
+        [identity(annotation_file(dataset)) for dataset in data_of(cfg, 'test')],
         [str(output) for output in outputs],
     ]
     folder = str(Path(cfg.work_dir, FOLDER))
     options = {k: v for k, v in cfg.test_cfg.items() if k == 'fp16'}
     cfg.test_cfg = {'type': 'SharedTestLoop', 'folder': folder, 'about': about, **options}
-    if process:  # the logs of processes must not overwrite each other
-        cfg.work_dir, cfg.log_level = str(Path(folder, f'process{process}')), 'WARNING'
+    if rank():  # the logs of processes must not overwrite each other
+        cfg.work_dir, cfg.log_level = str(Path(folder, f'process{rank()}')), 'WARNING'
 
 
 class DividedTestLoop(TestLoop):
@@ -90,14 +81,11 @@ class DividedTestLoop(TestLoop):
 
 @LOOPS.register_module()
 class ForkedTestLoop(DividedTestLoop):
-    """A TestLoop in which forked processes do the batches on a CPU.
+    """A TestLoop in which forked processes do the batches on a CPU, by default as many as the cores
+    and the memory allow.
 
     One process does all where the order of the images may matter: in videos, and for metrics of
     other packages.
-
-    Args:
-        *args, **options: see `TestLoop`.
-        processes: their number; None takes what finishes first.
     """
 
     def __init__(self, *args: Any, processes: Optional[int], **options: Any) -> None:
@@ -124,8 +112,8 @@ class ForkedTestLoop(DividedTestLoop):
                     self.run_iter(i, batch)
                 return self.evaluator.evaluate(len(loader.dataset))
             with tqdm(total=len(loader.dataset), unit='image', disable=None) as bar:
-                for batch, part in zip(batches, ahead(forks, range(len(batches)), len(forks))):
-                    parts.append(part())
+                for batch, part in zip(batches, forks.map(range(len(batches)))):
+                    parts.append(part)
                     bar.update(len(batch))
         return self.evaluate(parts)
 
@@ -135,7 +123,6 @@ class SharedTestLoop(DividedTestLoop):
     """A TestLoop whose batches are shared by the processes of a launcher.
 
     Args:
-        *args, **options: see `TestLoop`.
         folder: for the parts of the results.
         about: what the results depend on, as JSON values.
 
@@ -155,8 +142,8 @@ class SharedTestLoop(DividedTestLoop):
 
         def write(start: int, name: str) -> str:
             loader = loader_of(self.dataloader, batches[start : start + size])
-            with atomic_write(self.folder / name) as partial_file:
-                partial_file.write_bytes(pickle.dumps(self.results_of(loader, start)))
+            with atomic_write(self.folder / name) as file:
+                file.write_bytes(pickle.dumps(self.results_of(loader, start)))
             return name
 
         def kept(name: str) -> bool:
@@ -170,11 +157,9 @@ class SharedTestLoop(DividedTestLoop):
             self.evaluated = True
             return {name: float(value) for name, value in metrics.items()}
 
-        about = [self.about, size]
-        parts = [
-            Task(name, about, partial(write, start, name), kept=kept)
-            for start, name in files.items()
-        ]
+        about, parts = [self.about, size], []
+        for start, name in files.items():
+            parts.append(Task(name, about, partial(write, start, name), kept=kept))
         last = Task('metrics', about, evaluate, list(files.values()))
         self.evaluated = rank() == 0 and finished(self.folder, last) is not None
         return share(self.folder, [*parts, last])['metrics'].outcome

@@ -12,9 +12,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -24,7 +23,7 @@ from ...tooling.command import RANKS, UserError, one_line, rank
 from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
 from .batched import Named, Skipped
-from .large_images import LargeImages, hashed, identity
+from .large_images import LargeImage, hashed, identity
 from .raster import ReadError
 from .tiling import Span
 
@@ -32,7 +31,7 @@ SIZES = {'pytorch': 'WORLD_SIZE', 'slurm': 'SLURM_NTASKS', 'mpi': 'OMPI_COMM_WOR
 LOCAL_RANKS = {
     'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK',
 }  # fmt: skip
-WAIT = 0.2, 2.0  # seconds after which a process looks again for a task to take over
+WAIT = 0.5  # seconds after which a process looks again for a task to take over
 REPORT = 30  # seconds between two lines about the progress
 PARTS, MOST = 64, 16  # parts that many images are divided into; batches of a part, at most
 FOLDER = '.shared'  # in the folder of the results
@@ -62,15 +61,11 @@ class Record(NamedTuple):
 
 def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
     """Finish tasks, in an order in which they can be done, together with the other processes that
-    call this with the same arguments. The folder is for locks and records.
-
-    Returns:
-        The records of all tasks by name, when all are finished.
-    """
+    call this with the same arguments; returns the records of all by name. The folder is for locks
+    and records."""
     folder.mkdir(parents=True, exist_ok=True)
-    records, waited, reported = {}, WAIT[0], time.monotonic()
-    while len(records) < len(tasks):
-        before = len(records)
+    records, reported = {}, time.monotonic()
+    while True:
         for task in tasks:
             if task.name in records or not records.keys() >= set(task.needs):
                 continue
@@ -81,10 +76,9 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
             if rank() == 0 and time.monotonic() - reported > REPORT:
                 print(f'{len(records)} of {len(tasks)} parts done', file=sys.stderr)
                 reported = time.monotonic()
-        if len(records) < len(tasks):
-            waited = WAIT[0] if len(records) > before else min(2 * waited, WAIT[1])
-            time.sleep(waited)
-    return records
+        if len(records) == len(tasks):
+            return records
+        time.sleep(WAIT)
 
 
 def finish(folder: Path, task: Task, *outcomes: Any) -> Optional[Record]:
@@ -158,11 +152,8 @@ def tasks_of_images(
     """Tasks for parts of images and for each video. The outcome of each are skipped inputs.
 
     Args:
-        write: writes the results of some of them.
-        named: all of them.
-        folder: for the results.
+        write: writes the results of some of them into the folder.
         about: what the results depend on but for the inputs, as JSON values.
-        batch_size: number of images that pass the model together.
     """
     images = [entry for entry in named if not is_video(entry[0])]
     size = batch_size * min(max(len(images) // (PARTS * batch_size), 1), MOST)
@@ -172,58 +163,53 @@ def tasks_of_images(
     def task(part: Sequence[Named]) -> Task:
         def kept(skipped: Skipped) -> bool:
             return all(
-                str(path) in dict(skipped) or any(folder.glob(f'{glob.escape(name)}.*'))
+                str(path) in skipped or any(folder.glob(f'{glob.escape(name)}.*'))
                 for path, name in part
             )
 
-        files = [(name, path.is_file() and identity(path)) for path, name in part]
+        files = [(name, identity(path)) for path, name in part]
         return Task(f'image {part[0][1]}', [about, files], partial(write, part), kept=kept)
 
     return [task(part) for part in parts]
 
 
-def tasks_of_tiles(large: LargeImages, named: Sequence[Named], processes: int) -> list[Task]:
-    """Tasks for images of any size: for each image one for each band of rows of tiles, and one for
-    the results. The outcome of each are skipped inputs. `large` is the model, the tiles and the
-    folder for the results."""
+def tasks_of_tiles(image: LargeImage, processes: int) -> list[Task]:
+    """Tasks for an image of any size: one for each band of rows of tiles, and one for the results.
+    The outcome of each are skipped inputs."""
+    path = str(image.path)
 
-    def tasks(path: Path, name: str) -> list[Task]:
-        is_done = partial(large.is_done, path, name)
-
-        def write_band(band: Span) -> Skipped:
-            try:
-                large.write_band(path, name, band)
-            except ReadError as error:
-                return [(str(path), one_line(error))]
-            return []
-
-        def has_band(band: Span, skipped: Skipped) -> bool:
-            return bool(skipped) or large.band_folder(name, band).exists() or is_done()
-
-        def write_image(*skipped: Skipped) -> Skipped:
-            if not bands:
-                print(f'{path}: already done')
-            elif not any(skipped):
-                large.join_bands(path, name, bands)
-            shutil.rmtree(large.working_folder(name), ignore_errors=True)
-            return next(filter(None, skipped), [])
-
+    def write_band(band: Span) -> Skipped:
         try:
-            bands = [] if is_done() else large.bands(path, processes)
+            image.write_band(band)
         except ReadError as error:
-            skipped = [(str(path), one_line(error))]
-            return [Task(f'image {name}', skipped, lambda: skipped)]
-        about = large.about_run(path)
-        parts = [
-            Task(f'{name} rows {band}', [about, band], partial(write_band, band),
-                 kept=partial(has_band, band))
-            for band in bands
-        ]  # fmt: skip
-        needs = [part.name for part in parts]
-        kept = lambda skipped: bool(skipped) or is_done()  # noqa: E731
-        return [*parts, Task(f'image {name}', about, write_image, needs, kept)]
+            return {path: one_line(error)}
+        return {}
 
-    return [task for entry in named for task in tasks(*entry)]
+    def has_band(band: Span, skipped: Skipped) -> bool:
+        return bool(skipped) or image.band_folder(band).exists() or image.is_done()
+
+    def write_image(*skipped: Skipped) -> Skipped:
+        if not bands:
+            print(f'{path}: already done')
+        elif not any(skipped):
+            image.join_bands(bands)
+        shutil.rmtree(image.working_folder, ignore_errors=True)
+        return next(filter(None, skipped), {})
+
+    def has_image(skipped: Skipped) -> bool:
+        return bool(skipped) or image.is_done()
+
+    try:
+        bands = [] if image.is_done() else image.bands(processes)
+    except ReadError as error:
+        skipped = {path: one_line(error)}
+        return [Task(f'image {image.name}', skipped, lambda: skipped)]
+    tasks = []
+    for band in bands:
+        name, work = f'{image.name} rows {band}', partial(write_band, band)
+        tasks.append(Task(name, [image.about, band], work, kept=partial(has_band, band)))
+    needs = [task.name for task in tasks]
+    return [*tasks, Task(f'image {image.name}', image.about, write_image, needs, has_image)]
 
 
 def in_order(tasks: Sequence[Task]) -> Skipped:
@@ -231,16 +217,20 @@ def in_order(tasks: Sequence[Task]) -> Skipped:
     outcomes: dict[str, Skipped] = {}
     for task in tasks:
         outcomes[task.name] = task.run(*(outcomes[name] for name in task.needs))
-    return list(dict(chain(*outcomes.values())).items())
+    return merged(outcomes.values())
 
 
 def conclude_once(tasks: Sequence[Task], folder: Path, conclude: Conclude) -> Skipped:
     """Share tasks, and let one process conclude; returns the inputs that were skipped."""
     records = share(folder / FOLDER, tasks)
-    skipped = list(dict(chain(*(records[task.name].outcome for task in tasks))).items())
+    skipped = merged(records[task.name].outcome for task in tasks)
     about = [records[task.name].time for task in tasks]
     last = Task('conclusion', about, partial(conclude, skipped))
     if rank() == 0 and finished(folder / FOLDER, last):
         print(f'already done: results in {folder}; to repeat it, remove {folder / FOLDER}')
     share(folder / FOLDER, [last])
     return skipped
+
+
+def merged(outcomes: Iterable[Skipped]) -> Skipped:
+    return {path: reason for skipped in outcomes for path, reason in skipped.items()}

@@ -12,16 +12,16 @@ Shapes: image (3, H, W); tile (3, h, w); scores (K, h, w) of K classes; boxes (N
 y2 in pixels. A span is a half-open range, [start, stop), of pixels or of rows of tiles.
 """
 
-import io
 import itertools
 import json
 import math
 import os
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import IO, BinaryIO, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -46,17 +46,13 @@ class Found(NamedTuple):
 
 
 def spans(length: int, tile: int, overlap: int) -> list[Span]:
-    """The fewest evenly spread tiles along an axis that overlap by at least `overlap`.
+    """The fewest evenly spread tiles along an axis of some length that overlap by at least
+    `overlap`.
 
     They start and stop at multiples of 32, except that the last one stops with the image.
-
-    Args:
-        length: length of the image, in pixels.
-        tile: length of a tile, a multiple of 32.
-        overlap: overlap of neighbouring tiles, a multiple of 32 below `tile`.
     """
     if tile <= 0 or tile % ALIGN or overlap % ALIGN or not 0 <= overlap < tile:
-        raise ValueError(
+        raise UserError(
             f'tile and overlap must be multiples of {ALIGN} with 0 <= overlap < tile, '
             f'got tile={tile} and overlap={overlap}'
         )
@@ -67,7 +63,7 @@ def spans(length: int, tile: int, overlap: int) -> list[Span]:
 
 
 def ramps(tiles: Sequence[Span]) -> list[Tensor]:
-    """The blending weights of each tile along an axis, one (stop - start,) tensor per tile.
+    """The blending weights of each tile along an axis, (stop - start,).
 
     They fall as a squared sine over the overlap with a neighbour, stay constant towards the ends of
     the image, and sum to 1 at each pixel.
@@ -93,7 +89,7 @@ def rise(x: Tensor) -> Tensor:
 
 
 class TileGrid:
-    """The tiles of an image of a height and width; see `spans` for the others."""
+    """The tiles of an image of a height and width, see `spans`."""
 
     def __init__(self, size: tuple[int, int], tile: int, overlap: int) -> None:
         self.size = size
@@ -102,19 +98,13 @@ class TileGrid:
 
 
 class Journal:
-    """The progress of a run, in a folder, so that the same run can resume after a kill.
+    """The number of finished rows of tiles of a run, in a folder for all of its files, so that the
+    same run can resume after a kill. What its result depends on is `about`, JSON values.
 
     Where there are no file locks, it warns that it cannot tell whether another run uses the folder.
 
-    Args:
-        folder: for all files of the run; created if needed.
-        about: what the result depends on, as JSON values.
-
     Raises:
         UserError: the folder belongs to a run about something else, or to one in progress.
-
-    Attributes:
-        rows: the number of finished rows of tiles.
     """
 
     def __init__(self, folder: Union[str, Path], about: dict) -> None:
@@ -141,14 +131,19 @@ class Journal:
         """Record that `rows` rows of tiles are finished and on disk."""
         with atomic_write(self.folder / 'state.json') as partial, partial.open('w') as file:
             json.dump({'about': self.about, 'rows': rows}, file)
-            file.flush()
-            os.fsync(file.fileno())
+            flush(file)
         self.rows = rows
 
     def close(self) -> None:
         """Let another run use the folder."""
         if self.lock is not None:
             self.lock.release()
+
+
+def flush(file: IO) -> None:
+    """Force an open file to disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 class Run(NamedTuple):
@@ -202,17 +197,16 @@ def blended(
     row: int,
     weights: tuple[Sequence[Tensor], Sequence[Tensor]],
     above: Optional[Path],
-    below: Path,
+    below: BinaryIO,
 ) -> Iterator[Tensor]:
     """The blended scores (K, h, w) that a row of tiles completes, block by block.
 
     Args:
         scores: (K, h, w) of each tile of the row, on any device; overwritten.
-        grid: the tiles.
-        row: index of the row.
+        grid, row: the tiles, and the index of the row.
         weights: blending weights of the rows and of the columns, see `ramps`.
         above: file of the partial sums of the previous row; None leaves them out.
-        below: file to append the partial sums for the next row to.
+        below: open file for the partial sums that the next row needs.
     """
     top, bottom = grid.rows[row]
     last = row + 1 == len(grid.rows)
@@ -234,9 +228,8 @@ def blended(
             sums = np.fromfile(above, np.float32, math.prod(shape), offset=offset)
             block[:, :shared] += torch.from_numpy(sums.reshape(shape))
         yield block[:, :finished]
-        if not last and finished < bottom - top:
-            with below.open('ab') as file:
-                file.write(block[:, finished:].contiguous().numpy())
+        if not last:
+            below.write(block[:, finished:].contiguous().numpy())
 
 
 def best_class(scores: Tensor) -> Tensor:
@@ -248,13 +241,7 @@ def segment_in_tiles(
     run: Run, dtype: np.dtype = np.uint8, decide: Callable[[Tensor], Tensor] = best_class
 ) -> None:
     """Write the labels of the lines that a band completes into the journal's folder. They are the
-    same as in the label map of the whole image.
-
-    Args:
-        run: the work.
-        dtype: dtype of the labels.
-        decide: labels (h, w) of blended scores (K, h, w).
-    """
+    same as in the label map of the whole image. `decide` turns blended scores into labels."""
     grid, folder, start = run.grid, run.journal.folder, run.band[0]
     weights = ramps(grid.rows), ramps(grid.columns)
     top = grid.rows[start][0]
@@ -264,19 +251,18 @@ def segment_in_tiles(
         for row, scores in run.outputs(first):
             old, above, below = (folder / f'sums-{i}' for i in (row - 1, row, row + 1))
             old.unlink(missing_ok=True)
-            below.unlink(missing_ok=True)
-            blocks, sums = [], above if row > first else None
-            for block in blended(scores, grid, row, weights, sums, below):
-                if row >= start:
-                    blocks.append(decide(block).numpy().astype(dtype))
-                run.progress(1)
+            blocks = []
+            with below.open('wb') as sums:
+                seen = above if row > first else None
+                for block in blended(scores, grid, row, weights, seen, sums):
+                    if row >= start:
+                        blocks.append(decide(block).numpy().astype(dtype))
+                    run.progress(1)
+                flush(sums)
             if blocks:
                 file.seek((grid.rows[row][0] - top) * grid.size[1] * blocks[0].itemsize)
                 file.write(np.concatenate(blocks, axis=1))
-                file.flush()
-                os.fsync(file.fileno())
-            if below.exists():
-                flush(below)
+                flush(file)
 
 
 def labels_in_tiles(folders: Sequence[Path], size: tuple[int, int], dtype: np.dtype) -> np.memmap:
@@ -290,34 +276,26 @@ def labels_in_tiles(folders: Sequence[Path], size: tuple[int, int], dtype: np.dt
     return np.memmap(path, dtype, 'r', shape=size)
 
 
-def flush(path: Path) -> None:
-    """Force a file to disk."""
-    with path.open('rb+') as file:
-        os.fsync(file.fileno())
-
-
 # Detection
 
 
 def detect_in_tiles(run: Run) -> None:
     """Write the detections of each row of tiles of a band into the journal's folder."""
     for row, outputs in run.outputs(run.band[0]):
-        path = run.journal.folder / f'found-{row}.pt'
         found = []
         for tile in outputs:
-            found.append(tuple(part.cpu() for part in tile))
+            found.append([part.cpu().numpy() for part in tile])
             run.progress(1)
-        contents = io.BytesIO()  # writing it raises OSError on a full disk, torch.save RuntimeError
-        torch.save(found, contents)
-        path.write_bytes(contents.getbuffer())
-        flush(path)
+        with (run.journal.folder / f'found-{row:06}.pkl').open('wb') as file:
+            pickle.dump(found, file)
+            flush(file)
 
 
 def found_in_tiles(folders: Iterable[Path]) -> list[Found]:
     """The detections of all tiles, row by row, that `detect_in_tiles` wrote into folders."""
-    paths = [path for folder in folders for path in folder.glob('found-*.pt')]
-    paths.sort(key=lambda path: int(path.stem.partition('-')[2]))
-    return [Found(*tile) for path in paths for tile in torch.load(path)]
+    paths = [path for folder in folders for path in sorted(folder.glob('found-*.pkl'))]
+    tiles = (tile for path in paths for tile in pickle.loads(path.read_bytes()))
+    return [Found(*map(torch.from_numpy, tile)) for tile in tiles]
 
 
 def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:

@@ -21,9 +21,6 @@ SCORE_THR = 0.3  # as in tools/infer.py
 class TrainedModel:
     """A detector or a semantic segmentor of mm, from a checkpoint that has its config inside.
 
-    Args:
-        path: the checkpoint.
-
     Raises:
         UserError: not a complete checkpoint, without a config, or of a panoptic model.
     """

@@ -6,14 +6,13 @@ in memory once, and nothing is loaded a second time. Not threads of one process,
 mm may write to themselves in a pass, and Python runs one thread at a time.
 """
 
-import math
 import multiprocessing
 import pickle
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,9 +23,8 @@ import torch
 
 from ...tooling import memory
 from ...tooling.command import UserError
-from ...tooling.threads import usable_cores
+from ...tooling.threads import ahead, usable_cores
 
-PARALLEL = 0.82  # share of a pass that threads divide: two take 0.59 of the time of one
 MEMORY = 3 * 2**29  # bytes that a process takes at most at 800 x 1333, in addition to the first
 KILL_FIRST = 500  # of the kernel's badness, 0 to 1000; see proc(5), oom_score_adj
 
@@ -54,31 +52,21 @@ class Cores(NamedTuple):
         return cls(cores, processes if possible else 1, limit)
 
     def divided(self, items: int, need: int = MEMORY) -> tuple[int, int]:
-        """The number of processes, and of threads of each, that finish `items` images first.
-
-        Args:
-            items: how many there are.
-            need: bytes that a process may take in addition to the first one.
-        """
-
-        def time(processes: int) -> float:
-            parallel = PARALLEL / (self.count // processes)
-            return math.ceil(items / processes) * (1 - PARALLEL + parallel)
-
+        """The number of processes, and of threads of each, for `items` images, if each takes up to
+        `need` bytes in addition to the first."""
         count = self.processes
         if count is None:
             room = self.memory or memory.available()
-            count = min(range(1, max(1, min(self.count, items, room // need)) + 1), key=time)
+            count = max(1, min(self.count, items, room // need))
         return count, max(self.count // count, 1)
 
 
 class Workers:
     """Calls a function in forked processes; each takes one item at a time.
 
-    Call an instance in as many threads as it has processes, as `ahead` does. If the function raises
-    in a process, or the process is killed, this process repeats the item: errors have their
-    traceback, and a lost process costs no result. When this process leaves the context or ends, the
-    others finish their items and end.
+    If the function raises in a process, or the process is killed, this process repeats the item:
+    errors have their traceback, and a lost process costs no result. When this process leaves the
+    context or ends, the others finish their items and end.
 
     Args:
         function: its arguments and results can be pickled.
@@ -131,7 +119,12 @@ class Workers:
         for process in self.processes:
             process.join()
 
+    def map(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The results of items, in order. They are taken as the processes need them."""
+        return (result() for result in ahead(self, items, len(self)))
+
     def __call__(self, item: Any) -> Any:
+        """The result of an item; called in as many threads as there are processes."""
         connection = self.free.get()
         try:
             if connection and not self.closed:

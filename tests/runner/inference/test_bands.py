@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, TRANSFORMS
 from PIL import Image
 from rasterio.transform import from_origin
-from support import ROOT, load_tool, save_tiff
+from support import ROOT, load_tool, photograph, save_tiff
 
 from cpvt_pyramid.mm.bands import LoadBands, LoadTileAnnotations, read_bands
 from cpvt_pyramid.runner.datasets.checks import check_dataset
@@ -117,6 +117,9 @@ def test_a_tile_and_its_labels_are_the_same_part(scenes):
     assert len(places) > 10
     wide = LoadBands([1], tile=(1000, 50))({'img_path': path})['img']
     assert wide.shape == (90, 50, 1)
+    with open_image(path) as image:
+        rows = row_reader(image, (4, 1))(20, 50)
+    assert np.array_equal(rows.permute(1, 2, 0).numpy(), whole[20:50, :, [3, 0]])
 
 
 def test_labels_are_reduced_and_mapped_as_mmseg_does(tmp_path):
@@ -133,7 +136,7 @@ def test_pixels_without_data(tmp_path):
     path = write(tmp_path / 'image.tif', image, nodata=-9)
     assert read_bands(path, [1])[..., 0].tolist() == [[7, 0, 0], [0, 1, 2]]
     found = band_statistics([path])
-    assert found.mean == [3.33333] and found.minimum == [1] and found.maximum == [7]
+    assert [found['mean'], found['minimum'], found['maximum']] == [[3.33333], [1], [7]]
     labels = write(tmp_path / 'labels.tif', np.array([[[0, 1, 2], [2, 1, 0]]], np.uint8), nodata=2)
     results = dict(img_path=path, seg_map_path=labels, seg_fields=[], reduce_zero_label=False)
     found = LoadTileAnnotations()(LoadBands([1])(results))['gt_seg_map']
@@ -144,21 +147,15 @@ def test_statistics(scenes, tmp_path):
     paths = sorted((scenes / 'scenes').rglob('*.tif'))
     pixels = np.concatenate([read_bands(path, [4, 2]).reshape(-1, 2) for path in paths])
     found = band_statistics(paths, [4, 2])
-    np.testing.assert_allclose(found.mean, pixels.mean(0, np.float64), rtol=1e-5)
-    np.testing.assert_allclose(found.std, pixels.std(0, np.float64), rtol=1e-5)
-    assert found.minimum == pixels.min(0).tolist() and found.maximum == pixels.max(0).tolist()
+    np.testing.assert_allclose(found['mean'], pixels.mean(0, np.float64), rtol=1e-5)
+    np.testing.assert_allclose(found['std'], pixels.std(0, np.float64), rtol=1e-5)
+    assert found['minimum'] == pixels.min(0).tolist()
+    assert found['maximum'] == pixels.max(0).tolist()
     ramp = np.tile(np.arange(5000, dtype=np.uint16), (1, 30, 1))  # of which pixels are left out
     found = band_statistics([write(tmp_path / 'wide.tif', ramp)])
-    np.testing.assert_allclose([found.mean[0], found.std[0]], [ramp.mean(), ramp.std()], rtol=5e-3)
+    np.testing.assert_allclose(found['mean'] + found['std'], [ramp.mean(), ramp.std()], rtol=5e-3)
     with pytest.raises(ValueError, match='no image has data in band 1'):
         band_statistics([write(tmp_path / 'empty.tif', ramp * 0, nodata=0)])
-
-
-def test_rows_are_those_of_the_pipeline(scenes):
-    path = scenes / 'scenes/val/s0.tif'
-    with open_image(path) as image:
-        rows = row_reader(image, (4, 1))(20, 50)
-    assert np.array_equal(rows.permute(1, 2, 0).numpy(), read_bands(path, (4, 1))[20:50])
 
 
 def test_pictures_of_bands():
@@ -184,32 +181,25 @@ def test_preprocessors_normalize_each_band(scope):
         MODELS.build(dict(config, std=[1, 2, 3]))
 
 
-def small_example(**backbone: object) -> Config:
-    cfg = Config.fromfile(ROOT / CONFIG)
-    cfg.merge_from_dict({
-        'model.backbone': dict(arch='pcpvt_nano', init_cfg=None, **backbone),
-        'model.neck': dict(in_channels=[32, 64, 128, 192]),
-    })  # fmt: skip
-    return cfg
-
-
 def test_grayscale(tmp_path):
     """A PNG of one channel, through the pipeline and the model of an edited example."""
-    cfg = small_example(in_channels=1, rgb_weights='mean')
+    cfg = Config.fromfile(ROOT / CONFIG)
+    backbone = dict(arch='pcpvt_nano', init_cfg=None, in_channels=1, rgb_weights='mean')
     cfg.merge_from_dict({
+        'model.backbone': backbone, 'model.neck': dict(in_channels=[32, 64, 128, 192]),
         'model.data_preprocessor': dict(mean=[120.0], std=[60.0]),
         'test_dataloader.dataset.pipeline.0.bands': [1],
     })  # fmt: skip
     model = build_model(cfg, 'cpu')
-    Image.fromarray(np.arange(70 * 60, dtype=np.uint32).astype(np.uint8).reshape(70, 60)).save(
-        tmp_path / 'grey.png'
-    )
+    Image.fromarray(photograph(70, 60)[..., 0]).save(tmp_path / 'grey.png')
     load = TRANSFORMS.build(cfg.test_dataloader.dataset.pipeline[0])
     image = load(dict(img_path=tmp_path / 'grey.png'))['img']
     data = image_pipeline(cfg)({'img': image, 'img_id': 0})
     with torch.no_grad():
         (sample,) = model.test_step({k: [v] for k, v in data.items()})
     assert sample.pred_sem_seg.data.shape == (1, 70, 60)
+    with pytest.raises(ReadError, match='takes 1 bands, got 3'):  # a frame of a video
+        ModelPredictor(model, cfg, {}, 1, 0.3).prepare('frame', np.zeros((8, 8, 3), np.uint8))
 
 
 def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
@@ -222,14 +212,6 @@ def test_checks_of_the_data_read_scenes_of_any_size(scenes, monkeypatch):
     dataset.metainfo = dict(classes=('one', 'two'))
     (problem,) = check_dataset(cfg, 'train', dataset).problems
     assert problem.kind == 'label maps with labels beyond the classes, 0 to 1'
-
-
-def test_a_frame_of_a_video_has_no_bands(scenes, monkeypatch):
-    monkeypatch.setenv('BANDS_ROOT', str(scenes))
-    cfg = small_example()
-    predictor = ModelPredictor(build_model(cfg, 'cpu'), cfg, {}, 1, 0.3)
-    with pytest.raises(ReadError, match='takes 4 bands, got 3'):
-        predictor.prepare('frame', np.zeros((8, 8, 3), np.uint8))
 
 
 def test_mistakes_are_named(scenes, tmp_path):

@@ -68,6 +68,7 @@ OPTIONS = {
     'whole': {},
     'aligned corners': {'decode_head.align_corners': True},
     'padded': {**PADDED, 'data_preprocessor.valid_region': False},
+    'marked padding': PADDED,
     'slide': {'test_cfg': {'mode': 'slide', 'crop_size': (64, 64), 'stride': (48, 48)}},
 }
 
@@ -77,14 +78,7 @@ def test_labels(configs, options):
     as_in_mm = segmentor(configs, **options)
     model = copy.deepcopy(as_in_mm)
     skip_class_scores(model)
-    assert_same_labels(model, as_in_mm, skipped=True)
-
-
-def test_labels_of_batches_that_mark_their_padding(configs):
-    as_in_mm = segmentor(configs, **PADDED)
-    model = copy.deepcopy(as_in_mm)
-    skip_class_scores(model)
-    assert_same_labels(model, as_in_mm, skipped=False)
+    assert_same_labels(model, as_in_mm, skipped=options is not PADDED)
 
 
 def test_classes_that_are_best_nowhere_are_left_out():

@@ -1,13 +1,8 @@
 """Tiled against untiled inference, with models that treat each pixel separately."""
 
 import errno
-import itertools
-import json
 import math
-import os
-import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import in_processes
 from torch import Tensor
 
 from cpvt_pyramid.runner.inference import tiling
-from cpvt_pyramid.runner.inference.tiling import (
-    Found,
-    Journal,
-    Run,
-    TileGrid,
-    merged,
-    ramps,
-    spans,
-)
+from cpvt_pyramid.runner.inference.tiling import Found, Journal, Run, TileGrid, merged, ramps, spans
 from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.command import UserError
 
@@ -69,7 +55,7 @@ def test_weights_fall_over_the_overlap_alone():
 
 @pytest.mark.parametrize('tile, overlap', [(100, 0), (64, 64), (64, 16), (0, 0), (64, -32)])
 def test_tiles_that_do_not_fit_the_strides(tile, overlap):
-    with pytest.raises(ValueError, match=f'got tile={tile} and overlap={overlap}'):
+    with pytest.raises(UserError, match=f'got tile={tile} and overlap={overlap}'):
         spans(500, tile, overlap)
 
 
@@ -105,73 +91,27 @@ def segmented(run: Run) -> np.ndarray:
     return np.array(tiling.labels_in_tiles([run.journal.folder], run.grid.size, np.uint8))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(axes(), st.integers(1, 400), st.integers(1, 3))
-def test_segmentation_is_the_untiled_one(tmp_path_factory, axis, width, batch_size):
+def test_scores_of_tiles_are_blended_by_their_weights(tmp_path_factory, axis, width, batch_size):
+    """Against weights times scores, added up over the whole image."""
     height, tile, overlap = axis
     image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
     grid = TileGrid((height, width), tile, overlap)
-    tiles, folder = [], tmp_path_factory.mktemp('run') / 'band'
-    labels = segmented(run_of(reader(image), grid, pointwise, folder, batch_size, tiles.append))
+    expected, noise = torch.zeros(4, height, width), []
+    for (top, bottom), v in zip(grid.rows, ramps(grid.rows)):
+        for (left, right), u in zip(grid.columns, ramps(grid.columns)):
+            noise.append(50 * torch.randn(4, bottom - top, right - left))
+            scores = pointwise(image[:, top:bottom, left:right]) + noise[-1]
+            expected[:, top:bottom, left:right] += v[:, None] * u * scores
+    unused, finished = iter(noise), []
+    predict = lambda tile: pointwise(tile) + next(unused)  # noqa: E731
+    folder = tmp_path_factory.mktemp('run') / 'band'
+    labels = segmented(run_of(reader(image), grid, predict, folder, batch_size, finished.append))
     # Where the two best are equal but for rounding, either is right.
-    scores = pointwise(image)
-    chosen = scores.gather(0, torch.from_numpy(labels).long()[None])[0]
-    torch.testing.assert_close(chosen, scores.amax(0), rtol=1e-5, atol=1e-4)
-    assert sum(tiles) == len(grid.rows) * len(grid.columns)
-
-
-def test_scores_are_blended_by_their_weights(tmp_path):
-    """Against weights times scores, added up over the whole image."""
-    image = torch.rand(3, 200, 330)
-    grid = TileGrid((200, 330), 96, 64)
-    rows, columns = ramps(grid.rows), ramps(grid.columns)
-    expected = torch.zeros(2, 200, 330)
-    calls = itertools.count()
-
-    def predict(tile: Tensor) -> Tensor:
-        torch.manual_seed(next(calls))
-        return torch.randn(2, *tile.shape[1:])
-
-    for i, (top, bottom) in enumerate(grid.rows):
-        for j, (left, right) in enumerate(grid.columns):
-            torch.manual_seed(i * len(grid.columns) + j)
-            scores = torch.randn(2, bottom - top, right - left)
-            expected[:, top:bottom, left:right] += rows[i][:, None] * columns[j] * scores
-
-    blended = torch.full((2, 200, 330), torch.nan)
-    for row, scores in run_of(reader(image), grid, predict, tmp_path).outputs(0):
-        sums = tmp_path / str(row) if row else None, tmp_path / str(row + 1)
-        blocks = list(tiling.blended(scores, grid, row, (rows, columns), *sums))
-        top, height = grid.rows[row][0], blocks[0].shape[1]
-        blended[:, top : top + height] = torch.cat(blocks, 2)
-    torch.testing.assert_close(blended, expected)
-
-
-def test_a_killed_run_resumes_to_the_same_labels(tmp_path):
-    """After kills in its first and in its third row of tiles, in batches of other sizes."""
-    image = torch.randint(0, 256, (3, 500, 300), dtype=torch.uint8)
-    grid = TileGrid((500, 300), 96, 32)
-
-    def labels(folder: Path, calls: int, batch_size: int) -> np.ndarray:
-        """Labels of the image, or SIGKILL in one of the calls of the model."""
-        left = [calls]
-
-        def predict(tile: Tensor) -> Tensor:
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            x = tile.float()
-            return x + x.mean((1, 2), keepdim=True)
-
-        return segmented(run_of(reader(image), grid, predict, folder, batch_size))
-
-    folder = tmp_path / 'killed/band'
-    for calls, batch_size, rows in ((3, 1, None), (12, 2, 2)):
-        work = partial(labels, folder, calls, batch_size)
-        assert in_processes(1, lambda rank, work=work: work().size)[0][0] == -signal.SIGKILL
-        state = folder / 'state.json'
-        assert (json.loads(state.read_text())['rows'] if state.exists() else None) == rows
-    np.testing.assert_array_equal(labels(folder, 0, 4), labels(tmp_path / 'whole/band', 0, 1))
+    chosen = expected.gather(0, torch.from_numpy(labels).long()[None])[0]
+    torch.testing.assert_close(chosen, expected.amax(0), rtol=1e-5, atol=1e-3)
+    assert sum(finished) == len(noise)
 
 
 def test_a_run_about_something_else_is_not_resumed(tmp_path):
@@ -185,29 +125,21 @@ def test_a_run_about_something_else_is_not_resumed(tmp_path):
     assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
 
 
-def labels_in(folder: Path) -> np.ndarray:
-    image = torch.randint(0, 256, (3, 90, 130), generator=torch.manual_seed(0), dtype=torch.uint8)
-    return segmented(run_of(reader(image), TileGrid((90, 130), 64, 32), pointwise, folder))
-
-
-@pytest.mark.parametrize('code', ['ENOLCK', 'EOPNOTSUPP', 'ENOTSUP'])
+@pytest.mark.parametrize('code', ['ENOLCK', 'EOPNOTSUPP', 'ENOTSUP', 'EIO'])
 def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
+    """Other errors of locks are raised."""
+
     def flock(*_: object) -> None:
         raise OSError(getattr(errno, code), 'not supported')
 
-    expected = labels_in(tmp_path / 'locked/band')
     monkeypatch.setattr('fcntl.flock', flock)
+    if code == 'EIO':
+        with pytest.raises(OSError, match='not supported'):
+            Journal(tmp_path, {})
+        return
     with pytest.warns(UserWarning, match='no file locks here: do not start a run twice'):
-        np.testing.assert_array_equal(labels_in(tmp_path / 'unlocked/band'), expected)
-
-
-def test_other_errors_of_locks_are_raised(tmp_path, monkeypatch):
-    def flock(*_: object) -> None:
-        raise OSError(errno.EIO, 'broken')
-
-    monkeypatch.setattr('fcntl.flock', flock)
-    with pytest.raises(OSError, match='broken'):
-        Journal(tmp_path, {})
+        Journal(tmp_path, {}).done(2)
+        assert Journal(tmp_path, {}).rows == 2
 
 
 def test_memory_is_not_measured_on_windows(monkeypatch):
@@ -221,21 +153,15 @@ def test_memory_is_not_measured_on_windows(monkeypatch):
     memory.limit()
 
 
-@pytest.mark.parametrize('name', ['labels', 'sums-1', 'found-0.pt'])
+@pytest.mark.parametrize('name', ['labels', 'sums-1', 'found-000000.pkl'])
 def test_a_full_disk_raises_an_error(name, tmp_path):
     """`name` is the file that cannot be written."""
-
-    def predict(tile: Tensor) -> object:
-        (tmp_path / name).unlink(missing_ok=True)
-        (tmp_path / name).symlink_to('/dev/full')
-        return found((1, 2, 3, 4, 0.5, 0)) if name == 'found-0.pt' else pointwise(tile)
-
-    if name == 'labels':
-        (tmp_path / name).symlink_to('/dev/full')
+    detects = name.startswith('found')
+    predict = (lambda tile: found((1, 2, 3, 4, 0.5, 0))) if detects else pointwise
+    (tmp_path / name).symlink_to('/dev/full')
     run = run_of(reader(torch.zeros(3, 90, 64)), TileGrid((90, 64), 64, 32), predict, tmp_path)
-    work = tiling.detect_in_tiles if name == 'found-0.pt' else tiling.segment_in_tiles
     with pytest.raises(OSError, match='No space'):
-        work(run)
+        (tiling.detect_in_tiles if detects else tiling.segment_in_tiles)(run)
 
 
 # Detection
@@ -256,9 +182,8 @@ def as_tiles_see(things: Found, grid: TileGrid, visible: float = 4) -> list[Foun
             boxes = tiling.intersection(things.boxes, tile)
             enough = ((boxes[:, 2:] - boxes[:, :2]) > visible).all(1)
             shift = tile[[0, 1, 0, 1]]
-            seen.append(
-                Found((boxes - shift)[enough], things.scores[enough], things.labels[enough])
-            )
+            parts = boxes - shift, things.scores, things.labels
+            seen.append(Found(*(part[enough] for part in parts)))
     return seen
 
 
@@ -301,11 +226,7 @@ def test_boxes_of_one_tile_are_not_merged():
     grid = TileGrid((64, 64), 64, 0)
     twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))
     assert len(merged([twice], grid).scores) == 2
-
-
-def test_nothing_found():
-    result = merged([found(), found()], TileGrid((64, 96), 64, 32))
-    assert result.boxes.shape == (0, 4) and len(result.labels) == 0
+    assert merged([found()], grid).boxes.shape == (0, 4)
 
 
 def test_detection_in_tiles(tmp_path):
@@ -320,8 +241,9 @@ def test_detection_in_tiles(tmp_path):
         if len(calls) == 8:
             raise KeyboardInterrupt
         ys, xs = (tile[0] > 0).nonzero().T
-        box = (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1, 0.5, 0) if len(ys) else ()
-        return found(*[box] if box else [])
+        if not len(ys):
+            return found()
+        return found((xs.min(), ys.min(), xs.max() + 1, ys.max() + 1, 0.5, 0))
 
     with pytest.raises(KeyboardInterrupt):
         tiling.detect_in_tiles(run_of(reader(image), grid, predict, tmp_path / 'run'))

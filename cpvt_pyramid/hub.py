@@ -79,21 +79,20 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         super().__init__()
         if kind not in list(KINDS):  # a list, because JSON can hold what cannot be hashed
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
-        options = json.loads(json.dumps(options))  # tuples become lists
+        options, classes = json.loads(json.dumps([options, classes]))  # tuples become lists
         module = import_module(f'.{KINDS[kind][0]}', __package__)
         build = getattr(module, kind)
         builders = [HubModel.__init__, build]
         if kind == 'classifier':
             builders += [module.PyramidClassifier, module.ColumnClassifier]
-        self.classes = None if classes is None else json.loads(json.dumps(classes))
-        check_types(options | dict(classes=self.classes), *builders)
+        check_types(options | dict(classes=classes), *builders)
         if isinstance(options.get('backbone'), dict):
             check_types(options['backbone'], CPVTPyramid, DenseCPVT, prefix='backbone.')
         labels = options.get('num_classes')
         if classes and labels is not None and len(classes) != labels:
             raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
         self.model = build(**options)
-        self.kind, self.options = kind, options
+        self.kind, self.classes, self.options = kind, classes, options
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -114,12 +113,12 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             ValueError: there is no such folder, or a file is damaged or not of a model of this
                 package.
         """
-        folder = Path(pretrained_model_name_or_path)
+        source = str(pretrained_model_name_or_path)
 
         def path_of(name: str) -> Path:
-            if folder.is_dir():
-                return folder / name
-            return Path(hf_hub_download(str(pretrained_model_name_or_path), name, **options))
+            if Path(source).is_dir():
+                return Path(source, name)
+            return Path(hf_hub_download(source, name, **options))
 
         path = path_of(CONFIG)
         try:
@@ -187,16 +186,9 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         """
         task = KINDS[self.kind][1]
         name = repo_id.rpartition('/')[2].strip('.') or self.kind
-        results = [
-            EvalResult(
-                task_type=task,
-                dataset_type=re.sub(r'\W+', '-', data or 'unknown').strip('-').lower(),
-                dataset_name=data or 'unknown',
-                metric_type=metric,
-                metric_value=value,
-            )
-            for metric, value in (metrics or {}).items()
-        ]
+        dataset = data or 'unknown'
+        kind = re.sub(r'\W+', '-', dataset).strip('-').lower()
+        results = [EvalResult(task, kind, dataset, *metric) for metric in (metrics or {}).items()]
         return ModelCard.from_template(
             ModelCardData(
                 library_name='cpvt_pyramid',

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Optional
 
-import numpy as np
-
 from ..results.formats import Named, Output
 from ..tooling.command import as_called, one_line, run_command
 from ..tooling.files import Format
@@ -76,32 +74,31 @@ def predict_files(
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
 
-    def write_results(batch: Named) -> dict[Path, OSError]:
-        """The errors of the images that cannot be read."""
-        images: list[np.ndarray] = []
-        errors: dict[Path, OSError] = {}
-        for path, _ in batch:
+    def write_results(batch: Named) -> tuple[list[tuple[Path, str]], list[str]]:
+        """The images that were read, and lines about the others."""
+        read, images, skipped = [], [], []
+        for path, name in batch:
             try:
                 if is_video(path):
                     infer = as_called('python tools/infer.py')
                     raise OSError(f'videos need OpenCV; give the model to {infer}')
                 images.append(load_image(path))
+                read.append((path, name))
             except OSError as error:
-                errors[path] = error
-        readable = [item for item in batch if item[0] not in errors]
-        for (path, name), result in zip(readable, predictor(images)):
+                skipped.append(f'runtime: skipped {path}: {one_line(error)}')
+        for (path, name), result in zip(read, predictor(images)):
             result.write(folder, name, str(path))
-        return errors
+        return read, skipped
 
     batches = [named[start : start + batch_size] for start in range(0, len(named), batch_size)]
     done: list[tuple[Path, str]] = []
     with tqdm(total=len(named), unit='image', disable=None) as bar:
-        for batch, errors in zip(batches, ahead(write_results, batches, predictor.threads)):
-            unread = errors()
-            for path, error in unread.items():
-                tqdm.write(f'runtime: skipped {path}: {one_line(error)}', file=sys.stderr)
-            done += [item for item in batch if item[0] not in unread]
-            bar.update(len(batch))
+        for result in ahead(write_results, batches, predictor.threads):
+            read, skipped = result()
+            for line in skipped:
+                tqdm.write(line, file=sys.stderr)
+            done += read
+            bar.update(len(read) + len(skipped))
     output.write(done)
     output.report(done, len(named))
     return int(len(done) < len(named))

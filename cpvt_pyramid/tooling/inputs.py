@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
@@ -126,29 +127,23 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Pa
     owners: dict[str, str] = {}
     with suppress(OSError, ValueError, TypeError):
         owners = dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
-    named = list(distinct_names(found, folder, owners))
-    for parent in {(folder / name).parent for _, name in named}:
-        make_folder(parent)
+    owner_of = {name.casefold(): source for name, source in owners.items()}
+    inputs = {path.resolve() for path in found}
+    sources = {path: os.path.relpath(path, folder) for path in found}
+
+    def conflicts(name: str, source: str) -> bool:
+        files = [folder / f'{name}{ending}' for ending in RESULTS]
+        owner = owner_of.get(name.casefold(), source)
+        if owner != source and (owner in sources.values() or any(f.exists() for f in files)):
+            return True
+        return any(file.resolve() in inputs for file in files)
+
+    named, taken = [], set()
+    for path, wanted in found.items():
+        name = distinct_name(wanted, taken, partial(conflicts, source=sources[path]))
+        named.append((path, name))
+        make_folder((folder / name).parent)
     if rank() == 0:
-        owners |= {name: os.path.relpath(path, folder) for path, name in named}
+        owners |= {name: sources[path] for path, name in named}
         write_text(folder / OWNERS, json.dumps(owners, indent=1))
     return named, folder
-
-
-def distinct_names(
-    found: Mapping[Path, str], folder: Path, owners: Mapping[str, str]
-) -> Iterator[tuple[Path, str]]:
-    inputs = {path.resolve() for path in found}
-    sources = {os.path.relpath(path, folder) for path in found}
-    owners = {name.casefold(): source for name, source in owners.items()}
-    taken: set[str] = set()
-    for path, wanted in found.items():
-
-        def conflicts(name: str, source: str = os.path.relpath(path, folder)) -> bool:
-            files = [folder / f'{name}{ending}' for ending in RESULTS]
-            owner = owners.get(name.casefold(), source)
-            if owner != source and (owner in sources or any(file.exists() for file in files)):
-                return True
-            return any(file.resolve() in inputs for file in files)
-
-        yield path, distinct_name(wanted, taken, conflicts)

@@ -4,7 +4,7 @@ import inspect
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -28,10 +28,13 @@ OF_RUNTIME = (
 )  # fmt: skip
 
 
-def class_in_registry(name: Any, root: registry.Registry, scope: str) -> Any:
-    with root.switch_scope_and_registry(scope) as inner:
-        with suppress(ImportError, RuntimeError, TypeError, ValueError):
-            return inner.get(name)  # imports what looks like a module
+def class_in_registries(name: Any, scope: str) -> Optional[type]:
+    for root in REGISTRIES:
+        with root.switch_scope_and_registry(scope) as inner:
+            with suppress(ImportError, RuntimeError, TypeError, ValueError):
+                found = inner.get(name)  # imports what looks like a module
+                if inspect.isclass(found):
+                    return found
     return None
 
 
@@ -46,11 +49,7 @@ def in_new_style(config: Path, *options: str) -> str:
     def with_classes(value: Any) -> Any:
         if isinstance(value, dict):
             value = {key: with_classes(inner) for key, inner in value.items()}
-            found = (
-                class_in_registry(value.get('type', 0), root, cfg.default_scope)
-                for root in REGISTRIES
-            )
-            if kind := next(filter(inspect.isclass, found), None):
+            if kind := class_in_registries(value.get('type', 0), cfg.default_scope):
                 imports.add(f'from {kind.__module__} import {kind.__name__}')
                 value['type'] = Code(kind.__name__)
         elif isinstance(value, (list, tuple)):
@@ -67,22 +66,9 @@ def in_new_style(config: Path, *options: str) -> str:
     return 'mine.py'
 
 
-@pytest.fixture
-def detector(configs: dict[str, Path]) -> str:
+def test_a_detector_trains_resumes_and_is_tested(configs, sample_dataset, capsys):
     splits = (f'{split}_dataloader.dataset.indices=2' for split in ('train', 'val', 'test'))
-    return in_new_style(configs['detector'], 'train_cfg.max_epochs=2', *splits)
-
-
-@pytest.fixture
-def segmentor(configs: dict[str, Path]) -> str:
-    settings = (
-        'backbone.init_cfg.type=Pretrained', 'backbone.init_cfg.checkpoint=nowhere.pth',
-        'decode_head.norm_cfg.type=SyncBN',
-    )  # fmt: skip
-    return in_new_style(configs['segmentor'], *(f'model.{setting}' for setting in settings))
-
-
-def test_a_detector_trains_resumes_and_is_tested(detector, sample_dataset, capsys):
+    detector = in_new_style(configs['detector'], 'train_cfg.max_epochs=2', *splits)
     command = [detector, '--work-dir', 'work']
     one_epoch = 'train_cfg.max_epochs=1'
     assert TOOLS['train'].main([*command, '--amp', '--cfg-options', one_epoch]) == 0
@@ -110,20 +96,22 @@ def test_a_detector_trains_resumes_and_is_tested(detector, sample_dataset, capsy
     assert all(box['class'] in DIGITS for box in found['detections'])
 
 
-def test_a_segmentor_is_counted(segmentor, capsys):
-    assert TOOLS['get_flops'].main([segmentor, '--size', '64', '64']) == 0
-    assert 'EncoderDecoder' in capsys.readouterr().out
-
-
-def test_names_are_those_of_the_classes(segmentor):
+def test_names_are_those_of_the_classes(configs):
+    settings = (
+        'backbone.init_cfg.type=Pretrained', 'backbone.init_cfg.checkpoint=nowhere.pth',
+        'decode_head.norm_cfg.type=SyncBN',
+    )  # fmt: skip
+    segmentor = in_new_style(configs['segmentor'], *(f'model.{setting}' for setting in settings))
     cfg = load_config(segmentor)
     assert cfg.default_scope == 'mmseg'
     with pytest.raises(UserError, match='no checkpoint at nowhere.pth'):
         check_checkpoints(cfg)
     replace_sync_batch_norms(cfg.model)
     assert cfg.model.decode_head.norm_cfg.type == 'BN'
+    for kind in ('RetinaNet', 'mmdet.RetinaNet', 'mmdet.models.RetinaNet'):
+        assert kind_of({'type': kind}) == 'RetinaNet'
 
 
-@pytest.mark.parametrize('kind', ['RetinaNet', 'mmdet.RetinaNet', 'mmdet.models.RetinaNet'])
-def test_a_string_may_have_a_scope_or_a_module(kind):
-    assert kind_of({'type': kind}) == 'RetinaNet'
+def test_a_segmentor_is_counted(configs, capsys):
+    assert TOOLS['get_flops'].main([in_new_style(configs['segmentor']), '--size', '64', '64']) == 0
+    assert 'EncoderDecoder' in capsys.readouterr().out

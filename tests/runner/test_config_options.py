@@ -22,11 +22,6 @@ ROWS = [
 EMA = next(options for _, options in ROWS if 'EMAHook' in options)
 
 
-@pytest.fixture
-def config(configs: dict[str, Path]) -> Path:
-    return configs['detector']
-
-
 def train_with(config: Path, options: str) -> Path:
     """Train two epochs of one step; returns the work dir."""
     command = [str(config), '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=2']
@@ -34,25 +29,20 @@ def train_with(config: Path, options: str) -> Path:
     return Path('work')
 
 
-def test_there_are_options():
-    assert len(ROWS) == 4
-
-
 @pytest.mark.parametrize('line, options', ROWS)
-def test_the_config_line_and_the_arguments_agree(line, options, config, tmp_path):
-    (tmp_path / 'mine.py').write_text(f"_base_ = '{config}'\n{line}\n")
-    by_arguments = load_config(config, shlex.split(options))
-    assert Config.fromfile(tmp_path / 'mine.py')._cfg_dict == by_arguments._cfg_dict
-
-
-@pytest.mark.parametrize('options', [options for _, options in ROWS])
-def test_takes_a_step(options, config):
-    model = torch.load(train_with(config, options) / 'epoch_2.pth', weights_only=False)
+def test_the_config_line_and_the_arguments_agree_and_train(line, options, configs):
+    assert len(ROWS) == 4
+    Path('mine.py').write_text(f"_base_ = '{configs['detector']}'\n{line}\n")
+    by_arguments = load_config(configs['detector'], shlex.split(options))
+    assert Config.fromfile('mine.py')._cfg_dict == by_arguments._cfg_dict
+    work_dir = train_with(configs['detector'], options)
+    model = torch.load(work_dir / 'epoch_2.pth', weights_only=False)
     assert all(tensor.isfinite().all() for tensor in model['state_dict'].values())
 
 
-def test_the_average_is_tested(config, monkeypatch):
+def test_the_average_is_tested(configs, monkeypatch):
     """That training resumes it is tested in training/test_preemption.py."""
+    config = configs['detector']
     options = EMA.replace('2e-4', '0.5')  # so that the two differ after a step or two
     saved = torch.load(train_with(config, options) / 'epoch_2.pth', weights_only=False)
     average, trained = saved['state_dict'], saved['ema_state_dict']  # mmengine has swapped them

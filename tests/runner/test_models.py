@@ -2,6 +2,7 @@
 
 import os
 from argparse import Namespace
+from unittest import mock
 from urllib.error import URLError
 
 import mmengine.runner.checkpoint
@@ -47,10 +48,7 @@ def test_a_file_executes_no_code():
     with pytest.raises(UserError, match='a.pth holds more than tensors: .*mkdir. Such a file can'):
         fetch_checkpoint('a.pth')
     assert not os.path.exists('executed')
-
-
-def test_tensors_alone_are_a_state_dict():
-    torch.save({'a': torch.ones(1)}, 'a.pth')
+    torch.save({'a': torch.ones(1)}, 'a.pth')  # tensors alone are a state dict
     assert fetch_checkpoint('a.pth') == {'state_dict': {'a': torch.ones(1)}}
 
 
@@ -64,9 +62,7 @@ def test_tensors_alone_are_a_state_dict():
     ],
 )  # fmt: skip
 def test_addresses(error, message, monkeypatch):
-    def load(*_: object, **__: object) -> None:
-        raise error
-
+    load = mock.Mock(side_effect=error)
     monkeypatch.setattr('cpvt_pyramid.runner.models.CheckpointLoader.load_checkpoint', load)
     with pytest.raises(UserError, match=message):
         fetch_checkpoint('s3://a/b.pth')

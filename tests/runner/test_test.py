@@ -21,59 +21,53 @@ from cpvt_pyramid.runner.tool_runner import ToolRunner
 test_tool, analyse = load_tool('test'), load_tool('analyse')
 
 
-def analysed(config: str) -> dict:
-    """What analyse.py says about the results of a test."""
-    assert analyse.main([config, 'found/all.pkl', '--out', 'found/page.html']) == 0
-    return json.loads(Path('found/page.json').read_text())
+# By the kind of model: the metric of analyse.py, its names of mm's metrics, and mm's unit.
+METRICS = {
+    'detector': ('bbox', {'mAP': 'AP', 'mAP_50': 'AP50', 'mAP_s': 'AP small'}, 1),
+    'segmentor': ('labels', {'mIoU': 'mIoU', 'mAcc': 'mAcc', 'aAcc': 'aAcc'}, 100),
+}
 
 
 @pytest.mark.parametrize('tta', [(), ('--tta',)])
-def test_evaluation_of_a_detector(untrained, tta, capsys):
+@pytest.mark.parametrize('kind', METRICS)
+def test_evaluation(untrained, kind, tta, capsys):
+    """Its metrics are those of analyse.py."""
     shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
-    assert test_tool.main([*untrained['detector'], *shown, *tta]) == 0
+    assert test_tool.main([*untrained[kind], *shown, *tta]) == 0
     table = capsys.readouterr().out
-    found = analysed(untrained['detector'][0])['bbox']
-    for name, ours in {'mAP': 'AP', 'mAP_50': 'AP50', 'mAP_s': 'AP small'}.items():
-        reported = float(re.search(f'coco/bbox_{name} +([\\d.e-]+)\\n', table)[1])
-        assert found[ours] == pytest.approx(reported, abs=6e-4)
-    assert re.search(r'Average Precision.*\n(.*\n)*coco/bbox_mAP_50 +[\d.e-]+\n', table)
-    found = pickle.loads(Path('found/all.pkl').read_bytes())
-    assert len(found) == 4 and all(len(sample['pred_instances']['bboxes']) for sample in found)
-    assert len(list(Path('shown').glob('*.overlay.png'))) == 4
-    assert len(list(Path('shown').glob('*.detections.json'))) == 4
-    assert list(Path('work_dirs/detector/test').glob('*/*.json'))
+    command = [untrained[kind][0], 'found/all.pkl', '--out', 'found/page.html']
+    assert analyse.main(command) == 0
+    metric, names, unit = METRICS[kind]
+    found = json.loads(Path('found/page.json').read_text())[metric]
+    for name, ours in names.items():
+        reported = float(re.search(rf'\n(?:coco/bbox_)?{name} +([\d.e-]+)\n', table)[1])
+        assert unit * found[ours] == pytest.approx(reported, abs=6e-4 if unit == 1 else 6e-3)
+    samples = pickle.loads(Path('found/all.pkl').read_bytes())
+    assert len(samples) == 4
+    for sample in samples:
+        if kind == 'detector':
+            assert len(sample['pred_instances']['bboxes'])
+        else:
+            with Image.open(sample['img_path']) as image:
+                assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
+            assert 'seg_logits' not in sample
+    for ending in ('overlay.png', 'detections.json' if kind == 'detector' else 'labels.png'):
+        assert len(list(Path('shown').glob(f'*.{ending}'))) == 4
+    assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
 
 
-@pytest.mark.parametrize('tta', [(), ('--tta',)])
-def test_evaluation_of_a_segmentor(untrained, tta, capsys, sample_dataset):
-    shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
-    assert test_tool.main([*untrained['segmentor'], *shown, *tta]) == 0
-    table, ours = capsys.readouterr().out, analysed(untrained['segmentor'][0])['labels']
-    for name in ('mIoU', 'mAcc', 'aAcc'):
-        reported = float(re.search(rf'\n{name} +([\d.]+)\n', table)[1])
-        assert 100 * ours[name] == pytest.approx(reported, abs=6e-3)
-    found = pickle.loads(Path('found/all.pkl').read_bytes())
-    assert len(found) == 4 and not any('seg_logits' in sample for sample in found)
-    for sample in found:
-        with Image.open(sample['img_path']) as image:
-            assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
-    assert len(list(Path('shown').glob('*.overlay.png'))) == 4
-    assert len(list(Path('shown').glob('*.labels.png'))) == 4
-
-
-@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+@pytest.mark.parametrize('kind', METRICS)
 def test_evaluation_in_bfloat16(untrained, kind):
     """Where the model is of bfloat16, scores are slightly different; boxes are float32."""
-    found = {}
+    found = []
     for dtype in ('float32', 'bfloat16'):
-        assert test_tool.main([*untrained[kind], '--out', f'{dtype}.pkl', '--dtype', dtype]) == 0
-        first = pickle.loads(Path(f'{dtype}.pkl').read_bytes())[0]
-        found[dtype] = first['pred_instances' if kind == 'detector' else 'pred_sem_seg']
-    exact, rounded = found['float32'], found['bfloat16']
+        assert test_tool.main([*untrained[kind], '--out', 'all.pkl', '--dtype', dtype]) == 0
+        found.append(pickle.loads(Path('all.pkl').read_bytes())[0])
     if kind == 'segmentor':
-        differ = (exact['data'] != rounded['data']).float().mean()
-        assert 0 < differ < 0.2
+        exact, rounded = (sample['pred_sem_seg']['data'] for sample in found)
+        assert 0 < (exact != rounded).float().mean() < 0.2
         return
+    exact, rounded = (sample['pred_instances'] for sample in found)
     assert rounded['bboxes'].dtype == rounded['scores'].dtype == torch.float32
     best = exact['scores'].max().item(), rounded['scores'].max().item()
     assert best[0] != best[1] and best[1] == pytest.approx(best[0], rel=0.05)

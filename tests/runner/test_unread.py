@@ -13,21 +13,16 @@ from cpvt_pyramid.runner.config.unread import check_unread, warn_of_custom_keys
 from cpvt_pyramid.tooling.command import UserError
 
 
-@pytest.mark.parametrize(
-    'name, settings, warning',
-    [
-        ('segmentor', {'data_preprocessor': {'size': (32, 32)}},
-         'nothing reads data_preprocessor, since model.data_preprocessor is set'),
-        ('segmentor', {'default_hooks.checkpoint.by_epoch': True},
-         'default_hooks.checkpoint counts epochs'),
-        ('segmentor', {'param_scheduler.0.by_epoch': True}, 'param_scheduler.0 counts epochs'),
-        ('segmentor',
-         {'param_scheduler': [
-             {'type': 'CosineAnnealingLR', 'T_max': 2, 'convert_to_iter_based': True}]}, ''),
-    ],
-)  # fmt: skip
-def test_warnings(name, settings, warning, configs, capsys):
-    cfg = load_config(configs[name])
+@pytest.mark.parametrize('settings, warning', [
+    ({'data_preprocessor': {'size': (32, 32)}},
+     'nothing reads data_preprocessor, since model.data_preprocessor is set'),
+    ({'default_hooks.checkpoint.by_epoch': True}, 'default_hooks.checkpoint counts epochs'),
+    ({'param_scheduler.0.by_epoch': True}, 'param_scheduler.0 counts epochs'),
+    ({'param_scheduler': [
+        {'type': 'CosineAnnealingLR', 'T_max': 2, 'convert_to_iter_based': True}]}, ''),
+])  # fmt: skip
+def test_warnings(settings, warning, configs, capsys):
+    cfg = load_config(configs['segmentor'])
     cfg.merge_from_dict(settings)
     check_unread(cfg, 'train', 'val')
     out = capsys.readouterr().out
@@ -69,14 +64,11 @@ def test_top_level(text, complaint, configs, tmp_path, capsys):
     assert bool(error) == ('did you mean' in complaint)
 
 
-@pytest.mark.parametrize(
-    'package, config, warning',
-    [
-        (mmdet, 'rtmdet/rtmdet_l_convnext_b_4xb32-100e_coco.py', ''),
-        (mmseg, 'bisenetv2/bisenetv2_fcn_4xb4-ohem-160k_cityscapes-1024x1024.py',
-         'nothing reads models'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize('package, config, warning', [
+    (mmdet, 'rtmdet/rtmdet_l_convnext_b_4xb32-100e_coco.py', ''),
+    (mmseg, 'bisenetv2/bisenetv2_fcn_4xb4-ohem-160k_cityscapes-1024x1024.py',
+     'nothing reads models'),
+])  # fmt: skip
 def test_configs_of_mm(package, config, warning, capsys):
     cfg = load_config(Path(package.__file__).parent / '.mim/configs' / config)
     check_unread(cfg, 'train', 'val', 'test')

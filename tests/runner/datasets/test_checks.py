@@ -10,12 +10,13 @@ import imagehash
 import numpy as np
 import pytest
 import rasterio
+from layouts import small_coco
 from mmengine.config import Config
 from PIL import Image
 from support import load_tool
 
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.datasets.checks import check_contents, use_good_parts
+from cpvt_pyramid.runner.datasets.checks import check_contents
 from cpvt_pyramid.runner.datasets.coco import check_coco
 from cpvt_pyramid.runner.datasets.duplicates import image_print, shared_images
 from cpvt_pyramid.runner.datasets.images import Effort, inspect, shown_image
@@ -39,20 +40,7 @@ def coco(tmp_path):
     names = ['a.jpg', 'b.jpg', 'c ä.jpg', 'd.jpg']
     for name in names:
         picture(tmp_path / name)
-    content = {
-        'images': [
-            {'id': i, 'file_name': name, 'width': SIZE[1], 'height': SIZE[0]}
-            for i, name in enumerate(names)
-        ],
-        'categories': [{'id': 7, 'name': 'cat'}, {'id': 9, 'name': 'dog'}],
-        'annotations': [
-            dict(id=10 * i + j, image_id=i, category_id=7 + 2 * j, bbox=[2, 3, 8 + j, 9], area=72,
-                 iscrowd=0)
-            for i in range(4)
-            for j in range(2)
-        ],
-    }  # fmt: skip
-    return tmp_path, content
+    return tmp_path, small_coco(names, *SIZE)
 
 
 def found(folder: Path, content: object, **options):
@@ -70,28 +58,23 @@ def test_a_good_file(coco):
         assert not checked.problems and checked.images == checked.decoded == 4
 
 
-@pytest.mark.parametrize(
-    'text, complaint',
-    [
-        ('', 'is empty'),
-        ('{"images": [{"id": 1', 'is not complete JSON'),
-        ('[1, 2]', 'must hold a JSON object, got a list'),
-        ('{"images": [{}], "annotations": []}', "must have a list 'categories' of objects"),
-        ('{"images": [], "annotations": [], "categories": []}', 'has no images'),
-        ('{"images": [3], "annotations": [], "categories": []}', "a list 'images' of objects"),
-        ('[' * 100_000, 'is not complete JSON'),
-        ('{"images": [{}], "annotations": [], "categories": [{"id": 1}]}',
-         'each category must have a number as id and a name, and both only once'),
-        ('{"images": [{}], "annotations": [], "categories": '
-         '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', 'both only once'),
-    ],
+NOT_COCO = (
+    '', '[' * 100_000, '{"images": [{"id": 1', '[1, 2]', '{"images": [{}], "annotations": []}',
+    '{"images": [], "annotations": [], "categories": []}',
+    '{"images": [3], "annotations": [], "categories": []}',
+    '{"images": [{}], "annotations": [], "categories": [{"id": 1}]}',
+    '{"images": [{}], "annotations": [], "categories": '
+    '[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
 )  # fmt: skip
-def test_not_a_coco_file(text, complaint, tmp_path):
-    (tmp_path / 'coco.json').write_text(text)
-    with pytest.raises(UserError, match=complaint):
-        check_coco(tmp_path / 'coco.json', tmp_path)
+
+
+def test_not_a_coco_file(tmp_path):
     with pytest.raises(UserError, match='cannot read'):
-        check_coco(tmp_path / 'absent.json', tmp_path)
+        check_coco(tmp_path / 'coco.json', tmp_path)
+    for text in NOT_COCO:
+        (tmp_path / 'coco.json').write_text(text)
+        with pytest.raises(UserError, match='coco.json'):
+            check_coco(tmp_path / 'coco.json', tmp_path)
 
 
 def change(record: str, index: int, **values):
@@ -176,9 +159,6 @@ def test_warnings(coco, apply, problem):
     assert any(p.kind.startswith(problem) for p in problems) if problem else not problems
 
 
-MASK = {'size': [24, 32], 'counts': [760, 8]}
-
-
 @pytest.mark.parametrize(
     'mask, is_error',
     [
@@ -194,8 +174,7 @@ MASK = {'size': [24, 32], 'counts': [760, 8]}
 def test_masks_that_training_cannot_use(coco, mask, is_error, tmp_path):
     """They are errors where masks are trained, else warnings; none at all is no defect there."""
     folder, content = coco
-    for annotation in content['annotations']:
-        annotation['segmentation'] = MASK
+    content['annotations'][2]['segmentation'] = {'size': [24, 32], 'counts': [760, 8]}
     assert not found(folder, content, masks=True).problems
     content['annotations'][3]['segmentation'] = mask
     problems = found(folder, content).problems
@@ -276,40 +255,6 @@ def test_no_images_with_the_suffix(labelled):
 # Configs
 
 
-def damaged(config: Path, tmp_path: Path) -> Config:
-    """A tiny detector's config whose training data have one bad image and one bad box."""
-    cfg = load_config(config)
-    dataset = cfg.train_dataloader.dataset
-    root = Path(dataset.data_root)
-    content = json.loads((root / dataset.ann_file).read_text())
-    content['images'][0]['width'] += 1
-    content['annotations'][-1]['bbox'][2] = math.nan
-    (tmp_path / 'train.json').write_text(json.dumps(content))
-    dataset.ann_file = str(tmp_path / 'train.json')
-    return cfg
-
-
-def test_config(configs, tmp_path, capsys):
-    """The good part of a damaged data set has no errors."""
-    for name in ('detector', 'segmentor'):
-        cfg = load_config(configs[name])
-        assert check_contents(cfg, 'train', 'val', folder=tmp_path)[0] == 0
-    assert ' data: ' not in capsys.readouterr().out
-    cfg = damaged(configs['detector'], tmp_path)
-    images = len(json.loads((tmp_path / 'train.json').read_text())['images'])
-    errors, good = check_contents(cfg, 'train', 'val', folder=tmp_path / 'good', write_good=True)
-    assert errors == 2
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith('train data: error: ') for line in lines) == 2
-    report = (tmp_path / 'good/data_report.txt').read_text()
-    assert lines[-1].endswith('data_report.txt') and '    annotation ' in report
-    use_good_parts(cfg, good)
-    dataset = cfg.train_dataloader.dataset
-    assert Path(dataset.ann_file) == tmp_path / 'good/good_train.json'
-    assert len(json.loads(Path(dataset.ann_file).read_text())['images']) == images - 1
-    assert check_contents(cfg, 'train', 'val', folder=tmp_path)[0] == 0
-
-
 def test_metrics_that_read_another_file(configs, tmp_path):
     cfg = load_config(configs['detector'])
     cfg.val_evaluator.ann_file = str(tmp_path / 'other.json')
@@ -318,9 +263,17 @@ def test_metrics_that_read_another_file(configs, tmp_path):
 
 
 def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
+    """The training data have an image of another size and a bad box: they are refused, or what is
+    good is used."""
     train, test = load_tool('train'), load_tool('test')
-    damaged(configs['detector'], tmp_path).dump(tmp_path / 'config.py')
-    path = str(tmp_path / 'train.json')
+    cfg = load_config(configs['detector'])
+    dataset, path = cfg.train_dataloader.dataset, tmp_path / 'train.json'
+    content = json.loads(Path(dataset.data_root, dataset.ann_file).read_text())
+    content['images'][0]['width'] += 1
+    content['annotations'][-1]['bbox'][2] = math.nan
+    path.write_text(json.dumps(content))
+    dataset.ann_file = str(path)
+    cfg.dump(tmp_path / 'config.py')
     run = [str(tmp_path / 'config.py'), '--cfg-options', 'train_cfg.max_epochs=1']
     for split in ('val', 'test'):
         run += [f'{split}_dataloader.dataset.ann_file={path}', f'{split}_evaluator.ann_file={path}']
@@ -328,11 +281,12 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
     printed = capsys.readouterr()
     assert printed.out.count('data: error:') == 4
-    assert printed.err == (
-        'train: the data have the errors above; correct them, or leave out what has errors with '
-        '--skip-bad\n'
-    )
+    assert printed.err.startswith('train: the data have the errors above; correct them, or leave')
+    assert '    annotation ' in (tmp_path / 'a/data_report.txt').read_text()
     assert train.main([*run, '--work-dir', str(tmp_path / 'b'), '--skip-bad']) == 0
+    good = check_coco(tmp_path / 'b/good_train.json', Path(dataset.data_root, 'train2017'))
+    assert good.images == len(content['images']) - 1
+    assert not any(problem.is_error for problem in good.problems)
     run.insert(1, (tmp_path / 'b/last_checkpoint').read_text())
     assert test.main([*run, '--work-dir', str(tmp_path / 'c')]) == 2
     assert test.main([*run, '--work-dir', str(tmp_path / 'c'), '--skip-bad']) == 0
@@ -344,8 +298,8 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
 def test_hashes_are_those_of_imagehash(sample_dataset):
     for path in sorted((sample_dataset / 'coco/val2017').iterdir()):
         with Image.open(path) as image:
-            print_ = image_print(b'', image)
-            np.testing.assert_array_equal(print_.bits, imagehash.phash(image).hash.ravel())
+            bits = imagehash.phash(image).hash.ravel()
+            np.testing.assert_array_equal(image_print(image).bits, bits)
 
 
 def test_images_in_two_splits(sample_dataset, tmp_path):
@@ -354,8 +308,8 @@ def test_images_in_two_splits(sample_dataset, tmp_path):
     images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
     for split in prints:
         for path in images[split]:
-            assert not inspect(path, True, prints[split])[1]
-    assert shared_images(prints['val'], prints['train']) == ([], [])
+            assert not inspect(path, Effort(prints=prints[split]))[1]
+    assert not shared_images(prints['val'], prints['train'])
     source = images['train'][2]
     copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))
     copy.write_bytes(source.read_bytes())
@@ -363,9 +317,9 @@ def test_images_in_two_splits(sample_dataset, tmp_path):
         image.save(again, quality=60)
         image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(small)
     for path in (copy, again, small):
-        inspect(path, True, prints['val'])
-    exact, near = shared_images(prints['val'], prints['train'])
-    assert exact == [(copy, source)] and near == [(again, source), (small, source)]
+        inspect(path, Effort(prints=prints['val']))
+    shared = shared_images(prints['val'], prints['train'])
+    assert shared == [(copy, source), (again, source), (small, source)]
 
 
 def test_check_data(configs, sample_dataset, tmp_path, capsys):
@@ -386,7 +340,8 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     path.write_text(json.dumps(content))
     assert load_tool('check_data').main([str(root), '--out-dir', 'report', '--samples', '3']) == 1
     said = capsys.readouterr().out
-    assert f'val images that are training images, too: a ü.jpg ({train}' in said
+    kind = 'val images that are training images, or look like one'
+    assert f'val data: warning: {kind}: a ü.jpg ({train}' in said
     kind = 'images that an EXIF tag turns; their annotations must be upright, too'
     assert f'val data: warning: {kind}: {turned["file_name"]}' in said
     assert 'images that are not complete images: ' in said
@@ -397,6 +352,7 @@ def test_check_data(configs, sample_dataset, tmp_path, capsys):
     assert page.count('data:image/jpeg') == 6 and 'aspect ratio' in page
     command = [str(configs['segmentor']), '--splits', 'train', '--out-dir', 'maps']
     assert load_tool('check_data').main(command) == 0
+    assert ' data: ' not in capsys.readouterr().out
     page = Path('maps/data.html').read_text()
     assert page.count('data:image/jpeg') == 8
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 import pytest
@@ -161,66 +162,114 @@ def voc_shared_image(root: Path) -> None:
     write(root / 'VOC2012/ImageSets/Main/val.txt', SCENES[0].name)
 
 
+def spoil_yolo(root: Path) -> None:
+    images, labels = (sorted((root / kind / 'train').iterdir()) for kind in ('images', 'labels'))
+    images[0].write_bytes(b'')
+    images[1].write_text('no image')
+    images[2].unlink()
+    with labels[3].open('a') as file:
+        file.write('\n0 0.5 0.5 0.2\n3 0.5 0.5 0.2 0.2\n0 nan 0.5 0.2 0.2\n0 20 30 5 5\n')
+
+
+def spoil_voc(root: Path) -> None:
+    files = sorted((root / 'VOC2007/Annotations').iterdir())
+    files[0].write_text('')
+    files[1].write_text(files[1].read_text()[:80])
+    for image in root.glob(f'*/JPEGImages/{files[2].stem}.png'):
+        image.unlink()
+    files[3].write_text(files[3].read_text().replace('xmin', 'left', 2))
+
+
+def maps_spoiled(root: Path) -> None:
+    fill(root, list(map(scene, range(8))), 'images/{}.png', label_map, 'masks/{}.png')
+    (root / 'masks/000.png').unlink()
+    for name in ('masks/001.png', 'masks/002.png', 'images/003.png'):
+        (root / name).write_bytes((root / name).read_bytes()[:50])
+
+
 def maps_as_jpeg(root: Path) -> None:
     fill(root, SCENES, 'images/{}.png', label_map, 'masks/{}.jpg')
 
 
 LISTED = '000\n001\n0077'  # the last does not exist
-MAP = 'SegmentationClass/001.png'
+MAP, TRAIN = 'SegmentationClass/001.png', 'instances_train2017.json'
 TEN_OF_CORNERS = [
     s._replace(boxes=[(c, x, y, x + w, y + h) for c, x, y, w, h in s.boxes])
     for s in map(scene, range(10))
 ]  # enough to be certain
 NC = f'train: images/train\nval: images/val\nnames: {list(CLASSES)}\nnc: 80'
 RLE = {'size': [8, 10], 'counts': [40, 40]}
-DAMAGED = [  # what is in the folder, whether it is refused, what is said
-    (changed(coco_of_splits, corners), False,
-     'boxes that reach beyond their image; bbox is x, y, width and height'),
-    (coco_of(TEN_OF_CORNERS), True, 'must be x, y, width and height, but these are x1, y1, x2, y2'),
-    (coco_of(SCENES, bbox=[3, 3, 10**400, 9]), True, 'bbox'),
-    (coco_of(SCENES, segmentation=[[3, 3, 9, 9]]), False, 'a polygon of less than 3 points'),
-    (coco_of(SCENES, segmentation=RLE), False, 'masks of another size than their image'),
-    (coco_of(SCENES, segmentation={'size': [60, 80], 'counts': 'XX0'}), False,
-     'run lengths are damaged'),
-    (coco_same_names, True, 'images whose name fits several files: 000.png (a/000.png and b/'),
+ALL = None  # are used: what is said is a warning
+DAMAGED = [  # what is in the folder, how many training images have no error, what is said
+    (changed(coco_of_splits, corners), ALL,
+     ['boxes that reach beyond their image; bbox is x, y, width and height']),
+    (coco_of(TEN_OF_CORNERS), 0, ['must be x, y, width and height, but these are x1, y1, x2, y2']),
+    (coco_of(SCENES, bbox=[3, 3, 10**400, 9]), 3, ['bbox']),
+    (coco_of(SCENES, segmentation=[[3, 3, 9, 9]]), ALL, ['a polygon of less than 3 points']),
+    (coco_of(SCENES, segmentation=RLE), ALL, ['masks of another size than their image']),
+    (coco_of(SCENES, segmentation={'size': [60, 80], 'counts': 'XX0'}), ALL,
+     ['run lengths are damaged']),
+    (coco_same_names, 0, ['images whose name fits several files: 000.png (a/000.png and b/']),
     # The other split has another image of this name.
-    (changed(coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()), True,
-     'images that are missing: 001.png'),
-    (changed(coco_of(SCENES), torn('images/001.png')), True,
-     'images that are not complete images: 001.png'),
-    (coco_of(SCENES, 'gif'), True, 'images that OpenCV cannot read (GIF)'),
-    (changed(yolo_of_splits, lambda root: write(root / 'data.yaml', NC)), False,
-     'nc is 80, and there are 3 names'),
-    (changed(yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')), False,
-     'label files of several images: labels/train/000.txt'),
-    (changed(yolo_of_splits, torn('images/*/*.png')), True,
-     'images that are not complete images: images/train/000.png'),
+    (changed(coco_of_splits, lambda root: (root / 'train2017/001.png').unlink()), 3,
+     ['images that are missing: 001.png']),
+    (changed(coco_of(SCENES), torn('images/001.png')), 2,
+     ['images that are not complete images: 001.png']),
+    (changed(coco_of_splits, lambda root: write(root / f'annotations/{TRAIN}', '{"images": [')), 0,
+     ['is not complete JSON']),
+    (changed(coco_of(SCENES), lambda root: write(root / 'all.json', '{"images": [')), 0,
+     ['is not complete JSON']),
+    (coco_of(SCENES, 'gif'), 0, ['images that OpenCV cannot read (GIF)']),
+    (changed(yolo_of_splits, lambda root: write(root / 'data.yaml', NC)), ALL,
+     ['nc is 80, and there are 3 names']),
+    (changed(yolo_of_splits, lambda root: MORE[0].write(root / 'images/train/000.bmp')), ALL,
+     ['label files of several images: labels/train/000.txt']),
+    (changed(yolo_of_splits, spoil_yolo), 1,
+     ['images that are not complete images: images/train/000.png', 'lines that are neither',
+      'the names, 0 to 2', 'objects beyond the image']),
     (changed(voc_of_2007, lambda root: write(root / 'VOC2007/ImageSets/Main/train.txt', LISTED)),
-     False, 'images in a list of ImageSets that do not exist: 0077'),
-    (changed(voc_of_folders, lambda root: voc(root / 'both.xml', MORE[0], 'both.png')), True,
-     'annotation files that fit several images: both.xml (c/both.png and d'),
-    (changed(voc_of_two_years, voc_shared_image), False,
-     'images with several annotation files, whose objects are all used'),
-    (maps_as_jpeg, False, 'label maps that are JPEGs'),
-    (changed(maps_of_voc, torn('JPEGImages/*')), True,
-     'images that are not complete images: JPEGImages/000.png'),
-    (changed(maps_of_voc, lambda root: Image.new('P', (9, 9)).save(root / MAP)), True,
-     'label maps of another size than their image: JPEGImages/001.png'),
+     ALL, ['images in a list of ImageSets that do not exist: 0077']),
+    # There is a label map of this name.
+    (changed(voc_of_2007, lambda root: (root / 'VOC2007/JPEGImages/000.png').unlink()), 1,
+     ['annotation files without an image: VOC2007/Annotations/000.xml']),
+    (changed(voc_of_folders, lambda root: voc(root / 'both.xml', MORE[0], 'both.png')), 7,
+     ['annotation files that fit several images: both.xml (c/both.png and d']),
+    (changed(voc_of_two_years, voc_shared_image), ALL,
+     ['images with several annotation files, whose objects are all used']),
+    (changed(voc_of_two_years, spoil_voc), 1,
+     ['not complete XML', 'annotation files without an image', 'without a bndbox']),
+    (maps_as_jpeg, ALL, ['label maps that are JPEGs']),
+    (changed(maps_of_voc, torn('JPEGImages/*')), 0,
+     ['images that are not complete images: JPEGImages/000.png']),
+    (changed(maps_of_voc, lambda root: Image.new('P', (9, 9)).save(root / MAP)), 1,
+     ['label maps of another size than their image: JPEGImages/001.png']),
     (changed(maps_of_voc, lambda root: write(root / 'ImageSets/Segmentation/train.txt', LISTED)),
-     False, 'images in a list of ImageSets that do not exist: 0077'),
-    (lambda root: SCENES[0].write(root / 'a.png'), True, 'none of the layouts'),
+     ALL, ['images in a list of ImageSets that do not exist: 0077']),
+    (maps_spoiled, 3,
+     ['images without a label map', 'maps that are not complete', 'images that are not complete']),
+    (lambda root: SCENES[0].write(root / 'a.png'), 0, ['must have boxes for a detector']),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('build, is_refused, said', DAMAGED)
-def test_damaged(build: Callable, is_refused: bool, said: str, tmp_path: Path, capsys):
-    """Both tools name the defect, and refuse what is certainly wrong."""
-    root = tmp_path / 'data'
+@pytest.mark.parametrize('build, left, said', DAMAGED)
+def test_damaged(build: Callable, left: Optional[int], said: list[str], tmp_path: Path, capsys):
+    """Both tools name the defects, and refuse what is certainly wrong; with --skip-bad, the rest is
+    used. Nothing is left of a config that is refused."""
+    root, out = tmp_path / 'data', tmp_path / 'my.py'
     build(root)
-    base = BASES['maps' if build.__name__.startswith('maps') else 'boxes']
-    command = [str(root), '--base', str(base), '--out', str(tmp_path / 'my.py')]
+    is_segmentor = build.__name__.startswith('maps')
+    command = [str(root), '--base', str(BASES['maps' if is_segmentor else 'boxes'])]
+    command += ['--out', str(out)]
     for tool, words in (('new_config', command), ('check_data', [str(root), '--samples', '0'])):
-        assert bool(load_tool(tool).main(words)) == is_refused, tool
+        assert bool(load_tool(tool).main(words)) == (left is not ALL), tool
         printed = capsys.readouterr()
-        assert said in printed.out + printed.err and 'Traceback' not in printed.err
-        assert not re.search('error', printed.err) or is_refused
+        assert all(kind in printed.out + printed.err for kind in said)
+        assert 'Traceback' not in printed.err and printed.err.count(f'{tool}: ') <= 1
+        assert not re.search('error', printed.err) or left is not ALL
+    if left is ALL:
+        return
+    assert {path.name for path in tmp_path.iterdir()} <= {'data', 'work_dirs'}
+    assert bool(load_tool('new_config').main([*command, '--skip-bad'])) == (left == 0)
+    if left:
+        text = (tmp_path / f'my_data/train.{"txt" if is_segmentor else "json"}').read_text()
+        assert left == len(text.splitlines() if is_segmentor else json.loads(text)['images'])

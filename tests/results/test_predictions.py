@@ -43,40 +43,34 @@ def test_text_and_sequence(found, text):
         found[len(found)]
 
 
-@pytest.mark.parametrize('masks', [False, True])
-def test_parts_of_detections(masks):
-    found = detections(masks=masks)
-    for index in (slice(1, 3), [2, 0], np.array([True, False, True])):
-        part = found[index]
-        assert part.image is found.image
-        assert list(part) == [found[i] for i in np.arange(3)[index]]
-    assert list(found.above(0.5)) == list(found[:2])
-    assert found[-1] == found[np.int64(2)] == found.items()[2]
+def test_parts_of_detections():
+    for found in (detections(), detections(masks=True)):
+        for index in (slice(1, 3), [2, 0], np.array([True, False, True])):
+            part = found[index]
+            assert part.image is found.image
+            assert list(part) == [found[i] for i in np.arange(3)[index]]
+        assert list(found.above(0.5)) == list(found[:2])
+        assert found[-1] == found[np.int64(2)] == found.items()[2]
 
 
-@pytest.mark.parametrize('found', [found for found, _ in ALL])
-def test_tables(found, monkeypatch):
-    table = found.to_pandas()
-    assert table['class'].tolist() == [item['class'] for item in found]
-    if isinstance(found, Detections):
-        np.testing.assert_array_equal(table[['x1', 'y1', 'x2', 'y2']], found.boxes)
-        np.testing.assert_array_equal(table['score'], found.scores)
-        areas = [100, 16, 400] if found.masks is None else found.masks.sum((1, 2))
-        np.testing.assert_array_equal(table['area'], areas[: len(found)])
-    else:
-        assert table['area'].tolist() == ([200, 600] if len(found) == 2 else [600])
+def test_tables(monkeypatch):
+    areas = [100, 16, 400], [], MASKS.sum((1, 2)), [200, 600], [600]
+    for (found, _), area in zip(ALL, areas):
+        table = found.to_pandas()
+        assert table['class'].tolist() == [item['class'] for item in found]
+        np.testing.assert_array_equal(table['area'], area)
+        if isinstance(found, Detections):
+            np.testing.assert_array_equal(table[['x1', 'y1', 'x2', 'y2']], found.boxes)
+            np.testing.assert_array_equal(table['score'], found.scores)
     monkeypatch.setitem(sys.modules, 'pandas', None)
     with pytest.raises(UserError, match='pip install pandas'):
         found.to_pandas()
 
 
-@pytest.mark.parametrize('found', [found for found, _ in ALL])
-def test_pictures_in_notebooks(found):
-    picture = Image.open(io.BytesIO(found._repr_png_()))
-    np.testing.assert_array_equal(np.array(picture), np.array(found.draw()))
-
-
-def test_pictures_in_notebooks_are_small():
+def test_pictures_in_notebooks():
+    for found, _ in ALL:
+        picture = Image.open(io.BytesIO(found._repr_png_()))
+        np.testing.assert_array_equal(np.array(picture), np.array(found.draw()))
     wide = LabelMap(np.zeros((10, 4000, 3), np.uint8), CLASSES, PALETTE, np.zeros((10, 4000), int))
     assert Image.open(io.BytesIO(wide._repr_png_())).width == 1600
 

@@ -203,16 +203,14 @@ def test_signals_after_several_models_of_openvino(model):
     assert (done.returncode, done.stdout) == (0, 'handled\n')
 
 
-@pytest.mark.parametrize(
-    'code, line',
-    [('import cpvt_pyramid; assert "CPVTPyramid" in dir(cpvt_pyramid)\n'
-      'from cpvt_pyramid import CPVTPyramid',
-      'ImportError: CPVTPyramid needs PyTorch, which is not installed; '
-      "pip install 'cpvt_pyramid[torch]'"),
-     ("open('a.pth', 'w').close()\n"
-      "from cpvt_pyramid.runtime import Predictor; Predictor('a.pth')",
-      'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model')],
-)  # fmt: skip
-def test_what_needs_torch(code, line):
-    told = bare(code).stderr.splitlines()[-1]
-    assert told.startswith(line) and "pip install 'cpvt_pyramid[" in told
+def test_what_needs_torch():
+    Path('a.pth').touch()
+    for code, line in (
+        ('import cpvt_pyramid; assert "CPVTPyramid" in dir(cpvt_pyramid)\n'
+         'from cpvt_pyramid import CPVTPyramid',
+         'ImportError: CPVTPyramid needs PyTorch, which is not installed'),
+        ("from cpvt_pyramid.runtime import Predictor; Predictor('a.pth')",
+         'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model'),
+    ):  # fmt: skip
+        told = bare(code).stderr.splitlines()[-1]
+        assert told.startswith(line) and "pip install 'cpvt_pyramid[" in told

@@ -26,22 +26,9 @@ def in_files(photos) -> list[np.ndarray]:
     return photos
 
 
-def written(folder: str) -> dict[str, object]:
-    """The predictions in a folder, by file name."""
-    return {
-        path.name: json.loads(path.read_text())
-        if path.suffix == '.json'
-        else np.array(Image.open(path))
-        for path in sorted(Path(folder).iterdir())
-        if path.name != 'inputs.json'
-    }
-
-
 def assert_same_files(first: str, second: str) -> None:
-    one, two = written(first), written(second)
-    assert one.keys() == two.keys() and one
-    for name in one:
-        np.testing.assert_equal(one[name], two[name])
+    one, two = ({p.name: p.read_bytes() for p in Path(f).iterdir()} for f in (first, second))
+    assert one == two and len(one) == 2 * 4 + 1
 
 
 @pytest.mark.parametrize('kind', ['detector', 'segmentor'])
@@ -115,17 +102,16 @@ def test_boxes_in_tiles(model, photos, capsys):
     assert 'already done' not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    'arguments, complaint',
-    [('no.onnx in', 'no model at no.onnx'),
-     ('labels.onnx in --score-thr 2', 'score_thr must be in [0, 1], got 2.0'),
-     ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
-     ('labels.onnx in --dtype bfloat16', '--dtype is not for exported models'),
-     ('config.py a.png', 'give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...'),
-     ('fixed.onnx in --tile 128', 'takes images of up to 64 x 96')],
-)  # fmt: skip
-def test_mistakes(model, in_files, arguments, complaint, capsys):
+def test_mistakes(model, in_files, capsys):
     model('labels'), model('fixed')
-    assert infer.main(arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('infer: ') and complaint in line
+    for arguments, complaint in (
+        ('no.onnx in', 'no model at no.onnx'),
+        ('labels.onnx in --score-thr 2', 'score_thr must be in [0, 1], got 2.0'),
+        ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
+        ('labels.onnx in --dtype bfloat16', '--dtype is not for exported models'),
+        ('config.py a.png', 'give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...'),
+        ('fixed.onnx in --tile 128', 'takes images of up to 64 x 96'),
+    ):
+        assert infer.main(arguments.split()) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith('infer: ') and complaint in line

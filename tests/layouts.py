@@ -1,7 +1,7 @@
 """Small data sets in every layout: pictures with objects, each in the colour of its class."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -64,6 +64,22 @@ def coco(path: Path, scenes: list[Scene], names: str = '{}.png', **changes: obje
     categories = [{'id': i, 'name': name} for i, name in enumerate(CLASSES, 1)]
     content = {'images': images, 'annotations': annotations, 'categories': categories}
     write(path, json.dumps(content))
+
+
+def small_coco(names: Sequence[str], height: int, width: int) -> dict:
+    """The content of a COCO file with two objects of two classes in each image."""
+    objects = dict(area=72, iscrowd=0, segmentation=[[2, 3, 10, 3, 10, 12]])
+    return {
+        'images': [
+            dict(id=i, file_name=name, width=width, height=height) for i, name in enumerate(names)
+        ],
+        'categories': [{'id': 7, 'name': 'cat'}, {'id': 9, 'name': 'dog'}],
+        'annotations': [
+            dict(id=10 * i + j, image_id=i, category_id=7 + 2 * j, bbox=[2, 3, 8 + j, 9], **objects)
+            for i in range(len(names))
+            for j in range(2)
+        ],
+    }
 
 
 def yolo(path: Path, picture: Scene, form: str = 'box') -> None:

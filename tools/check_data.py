@@ -11,8 +11,8 @@ docs/own_data.md.
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
@@ -46,9 +46,9 @@ def check_data(
     if samples < 0:
         raise UserError(f'--samples must be at least 0, got {samples}')
     folder = Path(out_dir)
-    with ExitStack() as stack:
+    with TemporaryDirectory() as temporary:
         if Path(source).is_dir():
-            cfg, found = stack.enter_context(config_of_folder(Path(source), folder))
+            cfg, found = config_of_folder(Path(source), temporary)
             splits = [split for split in splits if f'{split}_dataloader' in cfg]
         else:
             cfg, found = load_config(source, cfg_options), []

@@ -9,6 +9,7 @@ import pytest
 from damage import damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layouts import small_coco
 from mmdet.datasets import CocoDataset
 from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
@@ -21,26 +22,7 @@ from cpvt_pyramid.tooling.command import UserError
 FUZZ = settings.get_profile('fuzz')
 SIZE = (24, 32)
 NAMES = ['a.jpg', 'b.jpg', 'ü ö.jpg']
-COCO = {
-    'info': {},
-    'images': [
-        {'id': i, 'file_name': name, 'width': SIZE[1], 'height': SIZE[0]}
-        for i, name in enumerate(NAMES)
-    ],
-    'categories': [{'id': 7, 'name': 'cat'}, {'id': 9, 'name': 'dog'}],
-    'annotations': [
-        {
-            'id': i,
-            'image_id': i % 3,
-            'category_id': 7 + 2 * (i % 2),
-            'bbox': [2.5, 3, 8 + i, 9],
-            'area': 72,
-            'iscrowd': 0,
-            'segmentation': [[2, 3, 10, 3, 10, 12]],
-        }
-        for i in range(6)
-    ],
-}
+COCO = small_coco(NAMES, *SIZE)
 values = st.one_of(
     st.none(),
     st.booleans(),
@@ -64,26 +46,27 @@ def images(tmp_path_factory):
 def annotations(draw) -> dict:
     """A good COCO file after one to five changes of records or of its lists."""
     content = copy.deepcopy(COCO)
+    changes = st.sampled_from(['list', 'pop', 'repeat', 'replace', 'delete', *['set'] * 5])
     for _ in range(draw(st.integers(1, 5))):
         name = draw(st.sampled_from(['images', 'categories', 'annotations', 'annotations']))
-        records, change = content.get(name), draw(st.integers(0, 9))
-        if change == 0 and draw(st.booleans()):
-            content[name] = draw(values)
-        elif not isinstance(records, list) or not records:
+        records, change = content[name], draw(changes)
+        if not isinstance(records, list) or not records:
             continue
-        elif change == 1:
-            records.pop(draw(st.integers(0, len(records) - 1)))
-        elif change == 2:
-            records.append(copy.deepcopy(draw(st.sampled_from(records))))
-        elif change == 3:
-            records[draw(st.integers(0, len(records) - 1))] = draw(values)
+        index = draw(st.integers(0, len(records) - 1))
+        record = records[index]
+        if change == 'list' and draw(st.booleans()):
+            content[name] = draw(values)
+        elif change == 'pop':
+            del records[index]
+        elif change == 'repeat':
+            records.append(copy.deepcopy(record))
+        elif change == 'replace' or not isinstance(record, dict) or not record:
+            records[index] = draw(values)
         else:
-            record = draw(st.sampled_from(records))
-            if isinstance(record, dict) and record:
-                field = draw(st.sampled_from(sorted(record)))
-                record[field] = draw(values)
-                if change == 4:
-                    del record[field]
+            field = draw(st.sampled_from(sorted(record)))
+            record[field] = draw(values)
+            if change == 'delete':
+                del record[field]
     return content
 
 

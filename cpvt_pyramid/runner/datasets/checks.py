@@ -90,14 +90,9 @@ def check_contents(
 ) -> tuple[int, dict[tuple[str, int], str]]:
     """Check the contents of the data sets of a config, and print a line for each problem.
 
-    Args:
-        cfg: the config.
-        *splits: of train, val and test.
-        folder: for the report with all items of all problems, and for the lists of what is good.
-        seconds: for each data set, after which no further images are read completely.
-        write_good: write lists of what is good, for `use_good_parts`.
-        found: problems that are known, and printed, before.
-        compare: look for training images in the other splits.
+    `folder` gets a report with all items of all problems, those `found` before included. After
+    `seconds` of a data set, no further images are read completely. `compare` looks for training
+    images in the other splits. `write_good` writes lists of what is good, for `use_good_parts`.
 
     Returns:
         The number of kinds of errors, and the list of what is good in each data set with errors, by

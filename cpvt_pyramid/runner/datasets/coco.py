@@ -17,40 +17,34 @@ from pycocotools.coco import COCO
 from ...results.records import counts_of
 from ...tooling.command import UserError
 from .defects import Checked, Defects
-from .folder import SPLITS, Files, comparable, split_of, words
+from .folder import SPLITS, Files, split_of, stem_of, words
 from .images import ALL_IMAGES, Effort, check_images
-from .objects import BEYOND, Objects, Split, categories_of
+from .objects import BEYOND, Objects, Split, categories_of, content_of_images
 
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 
 
-def read_coco_files(
-    files: Files, defects: Defects, skip_bad: bool, torn: bool
-) -> Optional[Objects]:
-    """The objects of a folder in this layout, or None. `torn`: if none of the files is complete,
-    fail with what is wrong with one."""
+def read_coco_files(files: Files, defects: Defects) -> Optional[Objects]:
+    """The objects of a folder in this layout, or None if no such file is complete."""
     paths = [name for name in files.with_suffix('.json') if may_be_coco(files.root / name)]
-    if not paths or not torn and not any(is_closed(files.root / name) for name in paths):
+    if not any(is_closed(files.root / name) for name in paths):
         return None
     by_split = defaultdict(list)
     for path in paths:
         by_split[split_of(path)].append(path)
     chosen = {split: the_instances(names) for split, names in by_split.items()}
-    notes = []
+    splits, notes = {}, []
     if None in chosen and 'train' in chosen:
         notes.append(f'{chosen.pop(None)} is not used, its name says no split')
     elif None in chosen:
         chosen['train'] = chosen.pop(None)
-    contents = {split: read_coco(files.root / chosen[split]) for split in SPLITS if split in chosen}
-    if 'test' in contents and not contents['test']['annotations']:
-        notes.append(f'{chosen["test"]} is not used, it has no annotations')
-        del contents['test']
-    splits = {
-        split: coco_split(files, chosen[split], content, defects, skip_bad)
-        for split, content in contents.items()
-    }
-    defects.stop(skip_bad)
+    for split in filter(chosen.get, SPLITS):
+        content = read_coco(files.root / chosen[split])
+        if split == 'test' and not content['annotations']:
+            notes.append(f'{chosen[split]} is not used, it has no annotations')
+        else:
+            splits[split] = coco_split(files, chosen[split], content, defects)
     classes, splits = with_same_classes(splits)
     return Objects('COCO', splits, classes, notes)
 
@@ -80,9 +74,7 @@ def the_instances(paths: list[str]) -> str:
     return found[0]
 
 
-def coco_split(
-    files: Files, name: str, content: dict[str, Any], defects: Defects, skip_bad: bool
-) -> Split:
+def coco_split(files: Files, name: str, content: dict[str, Any], defects: Defects) -> Split:
     """The content of a COCO file, changed only if its images have no common folder, or errors."""
     path, folder = files.root / name, files.root
     images, folders = [], set()  # of all images; None: a name is no path below a folder
@@ -92,27 +84,22 @@ def coco_split(
             defects.add(kind, f'{image["file_name"]} ({" and ".join(places[:3])})')
             continue
         images.append({**image, 'file_name': places[0]} if places else image)
-        for place in places:
-            folders.add(folder_above(place, image['file_name']))
+        folders.update(folder_above(place, image['file_name']) for place in places)
     in_place = len(images) == len(content['images']) and len(folders) == 1 and None not in folders
     if in_place:
         folder /= folders.pop()
+    elif images:
+        content = content_of_images(content, images)
     else:
-        if not images:
-            defects.stop()
-        ids = {repr(image.get('id')) for image in images}
-        objects = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
-        content = {**content, 'images': images, 'annotations': objects}
+        defects.stop()
     checked = check_coco(path, folder, Effort(seconds=0), content)
-    errors = any(problem.is_error for problem in checked.problems)
     for problem in checked.problems:
+        in_place &= not problem.is_error
         for item in problem.items:
             defects.add(problem.kind, f'{item} ({name})', problem.is_error)
-    if errors and skip_bad:
-        content = checked.good
-        if not content['images']:
-            raise UserError(f'{path} has no images without errors')
-    return Split(content, folder, path if in_place and not errors else None)
+    if not checked.good['images']:
+        raise UserError(f'{path} has no images without errors')
+    return Split(checked.good, folder, path if in_place else None)
 
 
 def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> list[list[str]]:
@@ -120,29 +107,18 @@ def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> 
     fits several. Folders that have all of the images go first, of these the nearest to the file."""
     given = [image.get('file_name') for image in images]
     names = {name for name in given if isinstance(name, str) and name}
-    votes = Counter(
-        folder_above(path, name)
-        for name in names
-        for path in files.images_by_stem.get(comparable(PurePosixPath(name).stem), ())
-    )
-    here, split = {*PurePosixPath(annotations).parent.parts}, split_of(annotations)
-    near = {
-        folder: len(here & {*PurePosixPath(folder).parts})
-        for folder in votes
-        if folder is not None and votes[folder] == len(names)
-    }
-    first = [folder for folder in near if near[folder] == max(near.values())]
-    return [
-        files.find_images(
-            name,
-            split,
-            (image.get('height'), image.get('width')),
-            first=[folder + name for folder in first],
-        )
-        if name in names
-        else []
-        for name, image in zip(given, images)
+    folders = [
+        {folder_above(path, name) for path in files.images_by_stem[stem_of(name)]} for name in names
     ]
+    complete = set.intersection(*folders) - {None} if names else set()
+    here, split = {*PurePosixPath(annotations).parent.parts}, split_of(annotations)
+    near = {folder: len(here & {*PurePosixPath(folder).parts}) for folder in complete}
+    first = [folder for folder in near if near[folder] == max(near.values())]
+    places = []
+    for name, image in zip(given, images):
+        size, best = (image.get('height'), image.get('width')), [f'{f}{name}' for f in first]
+        places.append(files.find_images(name, split, size, first=best) if name in names else [])
+    return places
 
 
 def folder_above(path: str, name: str) -> Optional[str]:
@@ -197,15 +173,13 @@ def check_coco(
     sizes = {folder / i['file_name']: (i['height'], i['width']) for i in usable['images']}
     bad, decoded = check_images(sizes, defects, effort)
     images = [image for image in usable['images'] if folder / image['file_name'] not in bad]
-    ids = {image['id'] for image in images}
-    annotations = [a for a in usable['annotations'] if a['image_id'] in ids]
+    good = content_of_images(usable, images)
     if not content['annotations']:
         defects.add('annotation files without annotations', path.name)
-    annotated = {annotation['image_id'] for annotation in annotations}
+    annotated = {annotation['image_id'] for annotation in good['annotations']}
     for image in images:
         if image['id'] not in annotated:
             defects.warn('images without annotations', image['file_name'])
-    good = {**content, 'images': images, 'annotations': annotations}
     return Checked(defects.problems(), len(content['images']), decoded, good)
 
 
@@ -218,10 +192,7 @@ def usable_content(
     images = {}
     key_kind = str if isinstance(content['images'][0].get('id'), str) else int
     for index, image in enumerate(content['images']):
-        problem = image_record_problem(image, key_kind)
-        if problem is None and image['id'] in images:
-            problem = 'images with the id of another image'
-        if problem:
+        if problem := image_record_problem(image, key_kind, images):
             name = image.get('file_name')
             defects.add(problem, name if isinstance(name, str) and name else f'image {index}')
         else:
@@ -244,11 +215,9 @@ def good_annotations(
     for index, annotation in enumerate(annotations):
         key = annotation.get('image_id')
         image = images.get(key) if isinstance(key, (int, str)) else None
-        at = f'annotation {annotation.get("id", index)}'
-        at = f'{at} of {image["file_name"]}' if image else at
-        problem = annotation_problem(annotation, image, categories)
-        if problem is None and annotation['id'] in seen:
-            problem = 'annotations with the id of another annotation'
+        place = f' of {image["file_name"]}' if image else ''
+        at = f'annotation {annotation.get("id", index)}{place}'
+        problem = annotation_problem(annotation, image, categories, seen)
         if problem is None:
             mask_problem, is_fatal = problem_of_mask(annotation.get('segmentation'), image)
             if masks and is_fatal:
@@ -311,7 +280,7 @@ def category_ids(content: dict[str, Any], path: Path) -> set:
     return ids
 
 
-def image_record_problem(image: dict, key_kind: type) -> Optional[str]:
+def image_record_problem(image: dict, key_kind: type, known: dict) -> Optional[str]:
     if not isinstance(image.get('file_name'), str) or not image['file_name']:
         return 'images without file_name'
     if not is_key(image, 'id', key_kind):
@@ -319,10 +288,12 @@ def image_record_problem(image: dict, key_kind: type) -> Optional[str]:
     sides = image.get('width'), image.get('height')
     if not all(is_number(side) and side >= 1 for side in sides):
         return 'images without width and height'
-    return None
+    return 'images with the id of another image' if image['id'] in known else None
 
 
-def annotation_problem(annotation: dict, image: Optional[dict], categories: set) -> Optional[str]:
+def annotation_problem(
+    annotation: dict, image: Optional[dict], categories: set, known: set
+) -> Optional[str]:
     """What makes an annotation unusable, or None."""
     if not is_key(annotation, 'id'):
         return 'annotations without a number as id'
@@ -333,7 +304,7 @@ def annotation_problem(annotation: dict, image: Optional[dict], categories: set)
     box = annotation.get('bbox')
     if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
         return 'annotations without a bbox of 4 finite numbers'
-    return None
+    return 'annotations with the id of another annotation' if annotation['id'] in known else None
 
 
 def problem_of_mask(mask: Any, image: dict) -> tuple[Optional[str], bool]:
@@ -381,9 +352,7 @@ def warn_about_box(annotation: dict, image: dict, boxes: set, at: str, defects: 
         defects.warn('boxes narrower than a pixel', at)
     elif left >= image['width'] or top >= image['height'] or right <= 0 or bottom <= 0:
         defects.warn('boxes outside their image', at)
-    elif min(left, top) < -BEYOND or right > image['width'] + BEYOND or (
-        bottom > image['height'] + BEYOND
-    ):  # fmt: skip
+    elif max(-left, -top, right - image['width'], bottom - image['height']) > BEYOND:
         defects.warn('boxes that reach beyond their image; bbox is x, y, width and height', at)
     box = (annotation['image_id'], annotation['category_id'], left, top, width, height)
     if box in boxes:

@@ -1,19 +1,19 @@
 """Files of a folder with data: images by name, splits by words in names, names of classes."""
 
 import filecmp
-import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
+from os.path import dirname
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from ...tooling.command import UserError, one_line
 from ...tooling.files import files_below
 from .defects import Defects
-from .images import image_size
+from .images import HEADERS, inspect
 
 IMAGE_SUFFIXES = {
     '.jpg', '.jpeg', '.jfif', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif',
@@ -36,6 +36,7 @@ IMAGE_WORDS = {
     'image', 'images', 'img', 'imgs', 'jpeg', 'rgb', 'sat', 'photo', 'photos', 'leftimg8bit',
     'input', 'inputs', 'picture', 'pictures',
 }  # fmt: skip
+PIXEL_FOLDERS = {'SegmentationClass', 'SegmentationObject'}  # of VOC, with the names of images
 # Files with a class name in each line, as tools for YOLO and label maps write them.
 NAME_FILES = ('classes.txt', 'obj.names', 'labels.txt', 'names.txt', '_darknet.labels', 'codes.txt')
 # Results of Ultralytics' tools, which look like labelled images.
@@ -44,7 +45,14 @@ GENERATED = '_data'  # end of the name of the folder that is written next to a c
 
 
 class NotRecognized(UserError):
-    """A folder has none of the known layouts."""
+    """A folder has no boxes, or no label maps, in a known layout."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f'{root} must have boxes for a detector (COCO: a JSON file; YOLO: data.yaml or '
+            'labels/*.txt; Pascal VOC: *.xml) or label maps for a segmentor (images/ and masks/, '
+            'or a.jpg and a_mask.png)'
+        )
 
 
 class Files:
@@ -56,17 +64,17 @@ class Files:
         self.root = root
         names = [path.relative_to(root).as_posix() for path in files_below(root)]
         generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
-        skipped = tuple(f'{folder}/' for folder in [*generated, '__MACOSX'])
-        self.names = sorted(n for n in names if not n.startswith(skipped) and '/__MACOSX' not in n)
+        skipped = tuple(f'{folder}/' for folder in generated)
+        self.names = sorted(n for n in names if not n.startswith(skipped) and not RESULTS.search(n))
         if not self.names:
             raise UserError(f'{root} is empty')
         self.images = self.with_suffix(*IMAGE_SUFFIXES)
         self.images_by_stem = defaultdict(list)
         for name in self.images:
-            self.images_by_stem[comparable(PurePosixPath(name).stem)].append(name)
-        folders = {os.path.dirname(name) for name in self.images}
-        self.split_of_folder = {f: split_of(f'{f}/x', folders_only=True) for f in folders}
-        self.splits = set(self.split_of_folder.values())
+            if not PIXEL_FOLDERS & {*name.split('/')}:
+                self.images_by_stem[stem_of(name)].append(name)
+        folders = set(map(dirname, self.images))
+        self.splits = set(map(split_of, folders))
 
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [name for name in self.names if PurePosixPath(name).suffix.lower() in suffixes]
@@ -91,6 +99,12 @@ class Files:
         that of the split, then that of the (height, width) `size`, then the first of equal files.
         """
         wanted = PurePosixPath(comparable(name.replace('\\', '/')))
+        alike = self.images_by_stem[wanted.stem]
+        found = [path for path in alike if PurePosixPath(path).suffix == wanted.suffix]
+        found = found or alike * any_suffix
+        if split in self.splits:  # then no image of another split is meant
+            found = [path for path in found if split_of(dirname(path)) in (split, None)]
+        found = [path for path in found if path in first] or found
 
         def agreement(path: str) -> tuple[int, int]:
             there = PurePosixPath(comparable(path)).parent.parts
@@ -98,29 +112,14 @@ class Files:
             last = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             return last, len({*there} & {*wanted.parent.parts})
 
-        def has(path: str, kind: set[str]) -> bool:
-            return any(words(part) & kind for part in path.split('/')[:-1])
-
-        def place(path: str) -> Optional[str]:
-            return self.split_of_folder[os.path.dirname(path)]
-
-        found = [
-            path
-            for path in self.images_by_stem.get(wanted.stem, ())
-            if any_suffix or comparable(PurePosixPath(path).name) == wanted.name
-        ]
-        found = [path for path in found if path.endswith(wanted.suffix)] or found
-        if split in self.splits:  # then no image of another split is meant
-            found = [path for path in found if place(path) in (split, None)]
-        found = [path for path in found if path in first] or found
         most = max(map(agreement, found), default=None)
         for fits in (
             lambda path: agreement(path) == most,
-            lambda path: not has(path, LABEL_WORDS),
-            lambda path: has(path, IMAGE_WORDS),
-            lambda path: place(path) == split,
-            lambda path: place(path) is None,
-            lambda path: size is None or image_size(self.root / path) == size,
+            lambda path: not words(dirname(path)) & LABEL_WORDS,
+            lambda path: words(dirname(path)) & IMAGE_WORDS,
+            lambda path: split_of(dirname(path)) == split,
+            lambda path: split_of(dirname(path)) is None,
+            lambda path: size is None or inspect(self.root / path, HEADERS)[0] == size,
         ):
             if len(found) > 1:
                 found = list(filter(fits, found)) or found
@@ -135,17 +134,19 @@ def comparable(name: str) -> str:
     return unicodedata.normalize('NFC', name)
 
 
+def stem_of(path: str) -> str:
+    return comparable(PurePosixPath(path).stem)
+
+
 def words(name: str) -> set[str]:
     """The words of a name in small letters: instances_train2017, JPEGImages, valSet."""
     return {word.lower() for word in WORD.findall(name)}
 
 
-def split_of(path: str, folders_only: bool = False) -> Optional[str]:
-    """What a file is for, by the last part of its path that says so; its own name tells this for
-    annotations and not for images."""
-    pure = PurePosixPath(path)
-    parts = pure.parts[:-1] if folders_only else pure.with_suffix('').parts
-    for part in reversed(parts):
+def split_of(path: str) -> Optional[str]:
+    """What a file or folder is for, by the last part of its path that says so. The names of images
+    do not tell this."""
+    for part in reversed(path.split('/')):
         for split, names in SPLITS.items():
             if names & words(part):
                 return split
@@ -161,12 +162,16 @@ def text_of(path: Path) -> str:
         raise UserError(f'{path} must be text in UTF-8: {one_line(error, 100)}') from error
 
 
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file that are not empty, without space around them."""
+    return list(filter(None, map(str.strip, text_of(path).splitlines())))
+
+
 def named_classes(files: Files) -> list[str]:
     """The names in a classes.txt or a similar file; empty without one."""
     for name in files.by_depth():
         if PurePosixPath(name).name in NAME_FILES:
-            lines = [line.strip() for line in text_of(files.root / name).splitlines()]
-            return distinct(list(filter(None, lines)))
+            return distinct(lines_of(files.root / name))
     return []
 
 
@@ -186,8 +191,8 @@ class ImageSets:
         texts = [PurePosixPath(name) for name in files.with_suffix('.txt')]
         for split in ('trainval', *SPLITS):  # later ones are more precise
             for path in (p for p in texts if p.parts[-3:] == ('ImageSets', kind, f'{split}.txt')):
-                lines = map(str.strip, text_of(files.root / path).splitlines())
-                for name in map(PurePosixPath, filter(None, map(comparable, lines))):
+                for line in lines_of(files.root / path):
+                    name = PurePosixPath(comparable(line))
                     is_file = name.suffix.lower() in IMAGE_SUFFIXES
                     key = str(path.parents[2]), name.stem if is_file else name.name
                     self.splits[key] = split.replace('trainval', 'train')
@@ -205,7 +210,7 @@ class ImageSets:
     def warn(self, what: str, defects: Defects) -> None:
         """Warn about names that were not found; images of a test may be without `what`."""
         for key in filter(lambda key: key not in self.found, self.splits):
-            if key[1] not in self.files.images_by_stem:
+            if not self.files.images_by_stem[key[1]]:
                 defects.warn('images in a list of ImageSets that do not exist', key[1])
             elif self.splits[key] != 'test':
                 defects.warn(f'images in a list of ImageSets without {what}', key[1])

@@ -1,6 +1,5 @@
 """Checks of images: complete, of the size that is recorded, in a format that training reads."""
 
-import io
 import math
 import os
 import time
@@ -31,45 +30,52 @@ Size = tuple[int, int]  # height and width of an upright image
 Finding = tuple[str, bool]  # a kind of problem, and whether it is an error
 
 
+class Effort(NamedTuple):
+    """How the images of a data set are checked."""
+
+    seconds: float = math.inf  # then only the files' existence is checked; 0: only headers are read
+    prints: Optional[Prints] = None  # to fill
+    by_opencv: bool = True  # training reads them with OpenCV
+
+
+ALL_IMAGES, HEADERS = Effort(), Effort(seconds=0)
+
+
 def inspect(
-    path: Path, whole: bool = True, prints: Optional[Prints] = None, by_opencv: bool = True
+    path: Path, effort: Effort = ALL_IMAGES, in_time: bool = True
 ) -> tuple[Optional[Size], list[Finding]]:
-    """Read an image, or only its header if not `whole`; fills `prints`. Returns its size, and what
-    is wrong with it."""
+    """The size of an image, and what is wrong with it; if not `in_time`, only whether it exists."""
     if not path.is_file():
         return None, [('images that are missing', True)]
+    if not in_time:
+        return None, []
     try:
-        data = path.read_bytes() if whole else b''
-        with Image.open(io.BytesIO(data) if whole else path) as image:
+        with Image.open(path) as image:
             orientation = image.getexif().get(ORIENTATION, 1)
-            if whole:
+            if effort.seconds:
                 image.load()
             height, width = image.size[::-1]
-            if prints is not None:
+            if effort.prints is not None:
                 with suppress(ValueError):  # a mode that Pillow cannot convert to gray
-                    prints[path] = image_print(data, image)
+                    effort.prints[path] = image_print(image)
             kind = image.format
     except Exception:  # Pillow raises many kinds on a truncated file, or on many bands
         size = size_of_raster(path)
         return size, [] if size else [('images that are not complete images', True)]
     # Pillow turns a TIFF when it loads it.
-    if orientation in TRANSPOSED and not (whole and kind == 'TIFF'):
+    if orientation in TRANSPOSED and not (effort.seconds and kind == 'TIFF'):
         height, width = width, height
-    if by_opencv and kind not in COMMON and not getattr(cv2, 'haveImageReader', bool)(str(path)):
+    can_read = kind in COMMON or getattr(cv2, 'haveImageReader', bool)(str(path))
+    if effort.by_opencv and not can_read:
         problem = f'images that OpenCV cannot read ({kind}); convert them, for example to PNG'
         return None, [(problem, True)]
     return (height, width), [(TURNED, False)] if orientation > 1 else []
 
 
-def image_size(path: Path) -> Optional[Size]:
-    """The size of an image, from its header."""
-    return inspect(path, whole=False, by_opencv=False)[0]
-
-
 def sizes_of(root: Path, names: Iterable[str], defects: Defects) -> dict[str, Size]:
     """The sizes of images, from their headers; reports those without."""
     names = list(dict.fromkeys(names))
-    readings = in_threads(lambda name: inspect(root / name, whole=False), names, 'reading sizes')
+    readings = in_threads(lambda name: inspect(root / name, HEADERS), names, 'reading sizes')
     for name, (_, findings) in zip(names, readings):
         for kind in (kind for kind, is_error in findings if is_error):
             defects.add(kind, name)
@@ -81,17 +87,6 @@ def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str)
     return thread_map(function, items, desc=title, max_workers=CHECKERS, leave=False, delay=3)
 
 
-class Effort(NamedTuple):
-    """How the images of a data set are checked."""
-
-    seconds: float = math.inf  # then only the files' existence is checked; 0: only headers are read
-    prints: Optional[Prints] = None  # to fill
-    by_opencv: bool = True  # training reads them with OpenCV
-
-
-ALL_IMAGES = Effort()
-
-
 def check_images(
     sizes: dict[Path, Size], defects: Defects, effort: Effort
 ) -> tuple[set[Path], int]:
@@ -99,47 +94,41 @@ def check_images(
     how many were read completely."""
 
     def findings(path: Path, in_time: bool) -> list[Finding]:
-        if not in_time:
-            return [] if path.is_file() else [('images that are missing', True)]
-        size, found = inspect(path, effort.seconds > 0, effort.prints, effort.by_opencv)
+        size, found = inspect(path, effort, in_time)
         if size and size != tuple(sizes[path]):
             kind = 'images that have another size than the width and height of their records'
             found.append((kind, True))
         return found
 
-    paths = list(sizes)
-    names, seconds = [path.name for path in paths], effort.seconds or math.inf
-    is_good, decoded = check_each(paths, findings, names, seconds, defects)
-    return {path for path, good in zip(paths, is_good) if not good}, decoded
+    is_good, decoded = check_each(sizes, findings, [path.name for path in sizes], effort, defects)
+    return {path for path, good in zip(sizes, is_good) if not good}, decoded
 
 
 def check_each(
-    items: Sequence[Any],
+    items: Iterable[Any],
     findings: Callable[[Any, bool], list[Finding]],
     names: Sequence[str],
-    seconds: float,
+    effort: Effort,
     defects: Defects,
 ) -> tuple[list[bool], int]:
-    """Check items, in an order that spreads those in time over all of them.
+    """Check items with `findings`, which is told whether there is time for more than a glance, in
+    an order that spreads those in time over all of them. `names` are those of the items, for
+    messages. Returns whether each item is without errors, and how many were checked in time."""
+    deadline = time.monotonic() + (effort.seconds or math.inf)
 
-    `findings` is called with an item, and whether there is time for more than a glance; `names` are
-    those of the items, for messages. Returns whether each item is without errors, and how many were
-    checked in time.
-    """
-    deadline = time.monotonic() + seconds
-
-    def check(index: int) -> tuple[list[Finding], bool]:
+    def check(item: Any) -> tuple[list[Finding], bool]:
         in_time = time.monotonic() < deadline
-        return findings(items[index], in_time), in_time
+        return findings(item, in_time), in_time
 
-    order = np.random.default_rng(0).permutation(len(items)).tolist()
-    checked = dict(zip(order, in_threads(check, order, 'checking images')))
-    found = [checked[index][0] for index in range(len(items))]
-    for name, kinds in zip(names, found):
-        for kind, is_error in kinds:
+    items = list(items)
+    order = np.random.default_rng(0).permutation(len(items))
+    shuffled = in_threads(check, [items[index] for index in order], 'checking images')
+    checked = [shuffled[place] for place in order.argsort()]
+    for name, (found, _) in zip(names, checked):
+        for kind, is_error in found:
             defects.add(kind, name, is_error)
-    is_good = [not any(is_error for _, is_error in kinds) for kinds in found]
-    return is_good, sum(in_time for _, in_time in checked.values())
+    is_good = [not any(is_error for _, is_error in found) for found, _ in checked]
+    return is_good, sum(in_time for _, in_time in checked)
 
 
 def shown_image(path: Path) -> np.ndarray:

@@ -7,6 +7,7 @@ values of a map are indices of classes, or gray values or colours that stand for
 
 import csv
 import io
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 
-from ...results.drawing import class_palette
+from ...results.drawing import Color, class_palette
 from ...tooling.command import UserError
 from ..config.load import dataset_class, kind_of
 from ..inference.raster import labels_of_raster
@@ -38,8 +39,6 @@ from .folder import (
     words,
 )
 from .images import ALL_IMAGES, Effort, Finding, Size, check_each, in_threads, inspect, sizes_of
-
-Color = tuple[int, int, int]
 
 IGNORED_LABEL = 255
 OTHER_WORDS = {'object', 'instance', 'instances', 'panoptic'}  # of maps of instances
@@ -64,8 +63,8 @@ class Values(NamedTuple):
     counts: dict[int, int]  # pixels by value, or by 0xRRGGBB
     is_color: bool
     palette: dict[int, Color]  # of its values, if it has one
-    size: Size = (0, 0)
-    kind: Optional[str] = None  # Pillow's name of the format
+    size: Size
+    is_jpeg: bool
 
 
 class LabelMaps(NamedTuple):
@@ -137,10 +136,11 @@ def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]
         if unknown := set(counts) - set(codes):
             share = sum(counts[code] for code in unknown) / sum(counts.values())
             notes = [f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored']
+    elif codes == [0, 255] and not names:
+        names = ['background', 'foreground']
     elif not names:
-        names = [color_name(code, by_color) for code in codes]
-        if codes == [0, 255]:
-            names = ['background', 'foreground']
+        kind = 'color_{:06x}' if by_color else 'gray_{}'
+        names = [kind.format(code) if code else 'background' for code in codes]
     if len(codes) > MOST_COLORS or len(names) != len(codes):
         raise UserError(
             f'the label maps have {len(codes)} colours, and {len(names)} classes have names; there '
@@ -186,21 +186,16 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
     """The images with their label maps of each split, and notes."""
     lists = ImageSets(files, 'Segmentation')
     images, labels, notes = {}, {}, []
-    for name in files.images:
+    # Of Cityscapes' label maps of an image, labelTrainIds goes first.
+    for name in sorted(files.images, key=lambda name: 'labelTrainIds' not in name):
         kind, key = kind_and_key(name)
         known = {'image': images, 'label': labels}.get(kind, {})
-        if key in known:
-            if 'labelTrainIds' in name:  # of Cityscapes, next to labelIds
-                known[key] = name
-            elif 'labelTrainIds' not in known[key]:
-                what = f'{"images" if kind == "image" else "label maps"} with the name of another'
-                defects.add(what, f'{name} ({known[key]})', is_error=kind == 'image')
-        known.setdefault(key, name)
+        other = known.setdefault(key, name)
+        if other != name and 'labelTrainIds' not in other:
+            what = f'{"images" if kind == "image" else "label maps"} with the name of another'
+            defects.add(what, f'{name} ({other})', is_error=kind == 'image')
     if not labels:
-        raise NotRecognized(
-            f'{files.root} has no label maps; expected pairs of folders such as images/ and masks/ '
-            'with a mask for each image, or names such as a.jpg and a_mask.png'
-        )
+        raise NotRecognized(files.root)
     match_by_name(images, labels)
     paired = {key: Pair(images[key], labels[key]) for key in labels if key in images}
     split_of_key = {key: key[0] or 'train' for key in paired}
@@ -245,7 +240,7 @@ def kind_and_key(name: str) -> tuple[str, tuple[Optional[str], ...]]:
             kept = WORD.sub(lambda m: '' if m[0].lower() in SKIPPED else m[0], part)
             rest += [comparable(kept.strip(' _.-'))] if kept.strip(' _.-') else []
     kind = kinds[0] if kinds else 'image'
-    return kind, (split_of(name, folders_only=True), *rest, comparable(stem))
+    return kind, (split_of(os.path.dirname(name)), *rest, comparable(stem))
 
 
 def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
@@ -265,37 +260,35 @@ def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
 def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, Values]:
     """What occurs in each label map."""
 
-    def values_or_none(name: str) -> Optional[Values]:
-        try:
-            with Image.open(root / name) as image:
-                return values_in(image)._replace(kind=image.format, size=image.size[::-1])
-        except Exception:  # Pillow raises many kinds on a truncated file
-            return None
-
-    found = dict(zip(names, in_threads(values_or_none, names, 'reading label maps')))
-    for name, values in list(found.items()):
-        if values and values.kind == 'JPEG':
+    readings = in_threads(lambda name: values_in(root / name), names, 'reading label maps')
+    found = {}
+    for name, values in zip(names, readings):
+        if values and values.is_jpeg:
             defects.warn(JPEG, name)
-        if values is None or len(values.counts) > 16 * MOST_COLORS:
-            kind = 'have thousands of colours' if values else 'are not complete images'
-            defects.add(f'label maps that {kind}', name)
-            del found[name]
+        if values is None:
+            defects.add('label maps that are not complete images', name)
+        elif len(values.counts) > 16 * MOST_COLORS:
+            defects.add('label maps that have thousands of colours', name)
+        else:
+            found[name] = values
     return found
 
 
-def values_in(image: Image.Image) -> Values:
-    palette = {}
-    if image.mode in ('1', 'L', 'P'):
-        unit = 255 if image.mode == '1' else 1
-        counts = {value // unit: count for count, value in image.getcolors()}
-        if image.mode == 'P':
-            colors = np.reshape(image.getpalette('RGB'), (-1, 3))
-            palette = {v: tuple(map(int, colors[v])) for v in counts if v < len(colors)}
-        return Values(counts, False, palette)
-    is_color = not image.mode.startswith('I')
-    pixels = packed_pixels(image) if is_color else np.asarray(image)
+def values_in(path: Path) -> Optional[Values]:
+    """What occurs in a label map; None if it is not a complete image."""
+    try:
+        with Image.open(path) as image:
+            is_color = image.mode not in ('1', 'L', 'P') and not image.mode.startswith('I')
+            pixels = packed_pixels(image) if is_color else np.asarray(image)
+            colors = np.reshape(image.getpalette('RGB') if image.mode == 'P' else [], (-1, 3))
+            is_jpeg = image.format == 'JPEG'
+    except Exception:  # Pillow raises many kinds on a truncated file
+        return None
     values, counts = np.unique(pixels, return_counts=True)
-    return Values(dict(zip(values.tolist(), counts.tolist())), is_color, palette)
+    palette = {v: tuple(colors[v].tolist()) for v in map(int, values) if v < len(colors)}
+    return Values(
+        dict(zip(map(int, values), counts.tolist())), is_color, palette, pixels.shape, is_jpeg
+    )
 
 
 def packed_pixels(image: Image.Image) -> np.ndarray:
@@ -328,12 +321,6 @@ def are_indices(counts: Counter, names: int) -> bool:
     if max(counts) > IGNORED_LABEL or values <= {0} and IGNORED_LABEL in counts:
         return False
     return max(values, default=0) <= (names or 3 * len(values) + 10)
-
-
-def color_name(code: int, by_color: bool) -> str:
-    if code == 0:
-        return 'background'
-    return f'color_{code:06x}' if by_color else f'gray_{code}'
 
 
 def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
@@ -404,9 +391,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
     valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
 
     def findings(info: dict, in_time: bool) -> list[Finding]:
-        size, found = None, []
-        if in_time:
-            size, found = inspect(Path(info['img_path']), True, effort.prints, effort.by_opencv)
+        size, found = inspect(Path(info['img_path']), effort, in_time)
         label_map = info.get('seg_map_path')
         if label_map and not Path(label_map).is_file():
             found.append(('images without a label map', True))
@@ -415,7 +400,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         return found
 
     names = [Path(info['img_path']).relative_to(images).as_posix() for info in listed]
-    is_good, decoded = check_each(listed, findings, names, effort.seconds, defects)
+    is_good, decoded = check_each(listed, findings, names, effort, defects)
     kept = [name.removesuffix(built.img_suffix) for name, good in zip(names, is_good) if good]
     return Checked(defects.problems(), len(listed), decoded, kept)
 
@@ -444,9 +429,14 @@ def label_findings(path: Path, size: Optional[Size], labels: int) -> list[Findin
     return [*found, (problem, True)]
 
 
+def is_segmentation(dataset: dict, scope: str) -> bool:
+    kinds = {base.__name__ for base in dataset_class(dataset, scope).__mro__}
+    return 'BaseSegDataset' in kinds
+
+
 def label_map_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
     """What a data set lists for each image, and a function that reads a label map for the test."""
-    if 'BaseSegDataset' not in {base.__name__ for base in dataset_class(dataset, scope).__mro__}:
+    if not is_segmentation(dataset, scope):
         raise UserError(f'the test data must be a BaseSegDataset, got {kind_of(dataset)}')
     built = built_dataset(dataset, scope)
     default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}

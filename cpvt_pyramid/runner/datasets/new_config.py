@@ -4,8 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path, PurePosixPath
@@ -15,35 +15,35 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 from mmengine.config import Config
 
-from ...results.drawing import class_palette
 from ...tooling.command import UserError, as_called
 from ...tooling.files import check_file, write_text
 from ..config.load import kind_of, load_config
-from .coco import read_coco_files
+from .coco import may_be_coco, read_coco, read_coco_files
 from .config_source import Code, text_of_settings
 from .defects import Defects, Problem
 from .folder import GENERATED, SPLITS, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
-from .objects import Objects, Split, divided, with_masks
+from .objects import Objects, Split, content_of_images, divided, with_masks
 from .recipes import Scales, adapted_recipe, pipeline_of, steps
 from .voc import read_voc
 from .yolo import read_yolo
 
 HERE = '{{ fileDirname }}'
+READERS = read_coco_files, read_yolo, read_voc  # the first that finds its layout counts
 
 
 class Data(NamedTuple):
     """The data sets of a config, and what is known about them."""
 
-    layout: str
-    classes: list[str]
-    palette: list[tuple[int, int, int]]
+    found: Union[Objects, LabelMaps]
     datasets: dict[str, dict]  # of train, val and test, without the settings they share
-    images: dict[str, int]  # number of images of train, val and test
+    lines: list[str]  # what was found, for people
     sizes: np.ndarray  # (N, 2) heights and widths of the training images
-    lines: list[str]  # what was found
     objects: np.ndarray = np.zeros((0, 3))  # (M, 3): root of the area, size of the image
-    reduce_zero_label: bool = False
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        return dict(classes=tuple(self.found.classes), palette=list(self.found.palette))
 
 
 class Generated(NamedTuple):
@@ -60,18 +60,8 @@ class Generated(NamedTuple):
 
 
 def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: bool) -> list[str]:
-    """Write a config for a folder with data, and the files that it needs next to it.
-
-    Args:
-        data: the folder.
-        base: config with the model and the recipe.
-        out: the config to write. Converted annotations go to a folder next to it, OUT_data.
-        skip_bad: leave out what has errors.
-        overwrite: replace files that exist.
-
-    Returns:
-        Lines for people: what was found and written.
-    """
+    """Write a config for a folder with data, and the files that it needs to a folder next to it;
+    returns lines for people. The arguments are those of tools/new_config.py."""
     folder = out.with_name(out.stem + GENERATED)
     check_output(out, folder, base, overwrite)
     cfg = load_config(base)
@@ -82,7 +72,7 @@ def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: boo
             if task == 'segmentation':
                 found = find_label_maps(data, defects)
             else:
-                found = find_objects(data, defects, skip_bad)
+                found = find_objects(data, defects)
                 found = with_masks(found, defects) if task == 'instance' else found
         described = describe(found, data, Generated(partial, f'{HERE}/{folder.name}'))
         text, lines = config_text(cfg, described, task, data, base, out)
@@ -135,56 +125,40 @@ def reported(defects: Defects, skip_bad: bool) -> Iterator[Defects]:
     defects.stop(skip_bad)
 
 
-def find_objects(root: Path, defects: Defects, skip_bad: bool = False) -> Objects:
-    """Read the boxes and polygons in a folder. What is returned is without what `defects` collects;
-    for COCO files, if `skip_bad`.
+def find_objects(root: Path, defects: Defects) -> Objects:
+    """Read the boxes and polygons in a folder, without what `defects` collects.
 
     Raises:
         NotRecognized: no layout is recognized.
         UserError: a file is broken as a whole.
     """
     files = Files(root)
-    found = (
-        read_coco_files(files, defects, skip_bad, torn=False)
-        or read_yolo(files, defects)
-        or read_voc(files, defects)
-        or read_coco_files(files, defects, skip_bad, torn=True)
-    )
-    if found:
-        return found
-    raise NotRecognized(
-        f'{root} has none of the layouts COCO (a JSON file), YOLO (data.yaml or labels/*.txt) and '
-        'Pascal VOC (*.xml). Label maps need a segmentor as base, such as '
-        'configs/semantic_fpn_cpvt_s.py'
-    )
+    for read in READERS:
+        if found := read(files, defects):
+            return found
+    for name in files.with_suffix('.json'):
+        if may_be_coco(files.root / name):
+            read_coco(files.root / name)  # raises an error: none is complete
+    raise NotRecognized(root)
 
 
-@contextmanager
-def config_of_folder(data: Path, out_dir: Path) -> Iterator[tuple[Config, list[Problem]]]:
-    """A config with the data in a folder, for their check, and what was found wrong so far."""
-    defects = Defects()
-    with TemporaryDirectory() as temporary:
-        with reported(defects, skip_bad=True):
-            try:
-                found = find_objects(data, defects, skip_bad=True)
-            except NotRecognized as error:
-                try:
-                    found = find_label_maps(data, defects)
-                except NotRecognized as other:
-                    raise UserError(f'{error}. {other}') from other
-            described = describe(found, data, Generated(Path(temporary), temporary))
-        print('\n'.join(described.lines))
-        scope = 'mmdet' if isinstance(found, Objects) else 'mmseg'
-        settings = {'default_scope': scope, 'work_dir': str(out_dir)}
-        common = dict(
-            data_root=os.path.abspath(data),
-            metainfo=dict(classes=tuple(described.classes), palette=list(described.palette)),
-        )
-        for split, dataset in described.datasets.items():
-            settings[f'{split}_dataloader'] = dict(dataset={**dataset, **common, 'pipeline': []})
-        # Warnings about a COCO file come again when the file is checked with its images.
-        known = [p for p in defects.problems() if p.is_error or described.layout != 'COCO']
-        yield Config(settings), known
+def config_of_folder(data: Path, generated: str) -> tuple[Config, list[Problem]]:
+    """A config with the data in a folder, for their check, and what was found wrong so far; writes
+    converted annotations to the folder `generated`."""
+    with reported(Defects(), skip_bad=True) as defects:
+        try:
+            found = find_objects(data, defects)
+        except NotRecognized:
+            found = find_label_maps(data, defects)
+        described = describe(found, data, Generated(Path(generated), generated))
+    print('\n'.join(described.lines))
+    settings = {'default_scope': 'mmdet' if isinstance(found, Objects) else 'mmseg'}
+    common = dict(data_root=os.path.abspath(data), metainfo=described.metainfo, pipeline=[])
+    for split, dataset in described.datasets.items():
+        settings[f'{split}_dataloader'] = dict(dataset={**dataset, **common})
+    # Warnings about a COCO file come again when the file is checked with its images.
+    known = [p for p in defects.problems() if p.is_error or found.layout != 'COCO']
+    return Config(settings), known
 
 
 def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) -> Data:
@@ -196,7 +170,7 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
     splits = {key: split for key, split in found.splits.items() if images_of(split)}
     notes = list(found.notes)
     if 'train' not in splits:
-        raise UserError(f'{data} has no training data, only {" and ".join(splits)}')
+        raise UserError(f'{data} has no training data without errors')
     if 'val' not in splits:
         train = splits.pop('train')
         parts = divided(images_of(train))
@@ -205,12 +179,13 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
             'are used for it. Divide frames of a video or views of one scene yourself'
         )
         if isinstance(train, Split):
-            parts = tuple(map(train.of_images, parts))
+            contents = [content_of_images(train.content, part) for part in parts]
+            parts = [Split(content, train.folder) for content in contents]
         splits = {'train': parts[0], 'val': parts[1], **splits}
     if isinstance(found, Objects):
         described = object_data(found, splits, data, target)
     else:
-        described = label_map_data(found, splits, data, target, notes)
+        described = label_map_data(found, splits, data, target)
     names = ', '.join(found.classes[:12]) + (' ...' if len(found.classes) > 12 else '')
     head = f'{data}: {found.layout}, {len(found.classes)} classes: {names}'
     notes = [f'note: {note}' for note in notes]
@@ -246,98 +221,65 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         )
     sizes = {image['id']: (image['height'], image['width']) for image in train['images']}
     sides = [max(a['bbox'][2] * a['bbox'][3], 0) ** 0.5 for a in train['annotations']]
-    return Data(
-        found.layout, found.classes, class_palette(found.classes), datasets,
-        {key: len(split.content['images']) for key, split in splits.items()},
-        sizes=np.array([*sizes.values()], float),
-        lines=lines,
-        objects=np.array([(s, *sizes[a['image_id']]) for s, a in zip(sides, train['annotations'])]),
-    )  # fmt: skip
+    objects = [(s, *sizes[a['image_id']]) for s, a in zip(sides, train['annotations'])]
+    return Data(found, datasets, lines, np.array([*sizes.values()], float), np.array(objects))
 
 
 def label_map_data(
-    found: LabelMaps,
-    splits: dict[str, list[Pair]],
-    data: Path,
-    target: Generated,
-    notes: list[str],
+    found: LabelMaps, splits: dict[str, list[Pair]], data: Path, target: Generated
 ) -> Data:
     """The data of a segmentor; writes lists of images, and label maps where the values of the files
     are no indices or the files are not as BaseSegDataset expects them."""
-    groups = {key: grouped(pairs) for key, pairs in splits.items()}
-    if found.codes or max(map(len, groups.values())) > 1:
-        notes.append('label maps were written as class indices next to the config')
-        for key, pairs in splits.items():
-            groups[key] = {('', '', f'{target.name}/labels', '.png'): [p.image for p in pairs]}
+    datasets, lines = {}, []
+    places = {key: [place_of(pair) for pair in pairs] for key, pairs in splits.items()}
+    ends = {key: {end for _, end in listed} for key, listed in places.items()}
+    is_converted = bool(found.codes) or max(map(len, ends.values())) > 1
+    for key, pairs in splits.items():
+        names = [name for name, _ in places[key]]
+        images, suffix, maps, map_suffix = ends[key].pop()
+        if is_converted:
+            names = [pair.image for pair in pairs]
+            images, suffix, maps, map_suffix = '', '', f'{target.name}/labels', '.png'
             for image, label in pairs:
                 path = target.path / f'labels/{image}.png'
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_indices(data / label, path, found)
-    datasets, lines = {}, []
-    for key, group in groups.items():
-        (((images, suffix, maps, map_suffix), names),) = group.items()
         datasets[key] = dict(
             type='BaseSegDataset',
+            ann_file=target.write(f'{key}.txt', ''.join(f'{name}\n' for name in names)),
             img_suffix=suffix,
             seg_map_suffix=map_suffix,
             data_prefix=dict(img_path=images, seg_map_path=maps),
             reduce_zero_label=found.reduce_zero_label,
         )
-        if not suffix or names != in_folder(data / images, suffix):
-            text = ''.join(f'{name}\n' for name in names)
-            datasets[key]['ann_file'] = target.write(f'{key}.txt', text)
         lines.append(f'{key}: {len(names)} images')
     counts = Counter(dict(zip(found.classes, found.pixels)))
     total = max(sum(found.pixels), 1)
     shares = [f'{name} {count / total:.1%}' for name, count in counts.most_common(8)]
     lines.append(f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else ''))
-    return Data(
-        found.layout, found.classes, found.palette, datasets,
-        {key: len(pairs) for key, pairs in splits.items()},
-        sizes=np.array([found.sizes[pair.image] for pair in splits['train']], float),
-        lines=lines,
-        reduce_zero_label=found.reduce_zero_label,
-    )  # fmt: skip
+    if is_converted:
+        lines.append('note: label maps were written as class indices next to the config')
+    sizes = np.array([found.sizes[pair.image] for pair in splits['train']], float)
+    return Data(found, datasets, lines, sizes)
+
+
+def place_of(pair: Pair) -> tuple[str, tuple[str, str, str, str]]:
+    """The name that an image and its label map share, with the last folders if they share them, and
+    what BaseSegDataset adds to it: folder and suffix of the image, and of the label map."""
+    image, label = PurePosixPath(pair.image), PurePosixPath(pair.label)
+    name = os.path.commonprefix([image.stem, label.stem])
+    if name not in (image.stem, label.stem):
+        name = re.sub('[ _.-]?[A-Za-z]*$', '', name)
+    suffix, map_suffix = image.name[len(name) :], label.name[len(name) :]
+    images, maps = image.parent, label.parent
+    while images.name and images.name == maps.name:
+        name = f'{images.name}/{name}'
+        images, maps = images.parent, maps.parent
+    return name, (str(images), suffix, str(maps), map_suffix)
 
 
 def relative(path: Path, start: Path) -> str:
     return Path(os.path.relpath(path, start)).as_posix()
-
-
-def grouped(pairs: Sequence[Pair]) -> dict[tuple[str, str, str, str], list[str]]:
-    """Names of images by what BaseSegDataset adds to them: folder and suffix of images and label
-    maps."""
-    by_ends = defaultdict(list)
-    for pair in pairs:
-        image, label = PurePosixPath(pair.image), PurePosixPath(pair.label)
-        name = os.path.commonprefix([image.stem, label.stem])
-        if name not in (image.stem, label.stem):
-            name = re.sub('[ _.-]?[A-Za-z]*$', '', name)
-        folders = [list(path.parts[:-1]) for path in (image, label)]
-        inner = []
-        while all(folders) and folders[0][-1] == folders[1][-1]:
-            inner.insert(0, folders[0].pop())
-            folders[1].pop()
-        ends = image.name[len(name) :], label.name[len(name) :]
-        key = '/'.join(folders[0]), ends[0], '/'.join(folders[1]), ends[1]
-        by_ends[key].append('/'.join([*inner, name]))
-    found = {}
-    for (images, suffix, maps, map_suffix), names in by_ends.items():
-        parts = os.path.commonprefix([name.split('/')[:-1] for name in names])
-        prefix = '/'.join(parts)
-        key = joined(images, prefix), suffix, joined(maps, prefix), map_suffix
-        found[key] = sorted(name[len(prefix) :].lstrip('/') for name in names)
-    return found
-
-
-def joined(*parts: str) -> str:
-    return '/'.join(filter(None, parts))
-
-
-def in_folder(folder: Path, suffix: str) -> list[str]:
-    """The names that BaseSegDataset finds in a folder of images."""
-    found = [p.relative_to(folder).as_posix() for p in folder.rglob(f'*{suffix}') if p.is_file()]
-    return sorted(name.removesuffix(suffix) for name in found)
 
 
 # The config
@@ -350,13 +292,13 @@ def config_text(
     the config at `base`."""
     here = Path(os.path.abspath(out)).parent
     scaled = Scales.of(cfg, data.sizes, task)
-    recipe = adapted_recipe(cfg, data.images['train'])
+    recipe = adapted_recipe(cfg, len(data.sizes))
     settings = {
         '_base_': relative(Path(os.path.abspath(base)), here),
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
-        'metainfo': dict(classes=tuple(data.classes), palette=list(data.palette)),
+        'metainfo': data.metainfo,
     }
-    if changes := model_changes(cfg.model, len(data.classes), scaled):
+    if changes := model_changes(cfg.model, len(data.found.classes), scaled):
         settings['model'] = changes
     for key, pipeline in (
         ('train_pipeline', pipeline_of(cfg, 'train')),
@@ -364,13 +306,13 @@ def config_text(
         ('tta_pipeline', cfg.get('tta_pipeline')),
     ):
         if pipeline:
-            settings[key] = scaled.pipeline(pipeline, data.reduce_zero_label)
-    settings |= loaders(cfg, data, recipe.batch) | evaluators(data, task) | recipe.settings
+            reduce_zero_label = data.datasets['train'].get('reduce_zero_label')
+            settings[key] = scaled.pipeline(pipeline, reduce_zero_label)
+    settings |= data_settings(cfg, data, task, recipe.batch) | recipe.settings
     comments = dict(recipe.comments)
     if scaled.scale != 1:
         comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
-    count = sum(data.images.values())
-    head = f'# {len(data.classes)} classes, {count} images ({data.layout}). ' + as_called(
+    head = f'# {len(data.found.classes)} classes ({data.found.layout}). ' + as_called(
         'Written by tools/new_config.py.\n'
         f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
     )
@@ -378,35 +320,30 @@ def config_text(
     return head + text_of_settings(settings, comments), lines
 
 
-def loaders(cfg: Config, data: Data, batch_size: int) -> dict[str, Any]:
-    """The settings of the data loaders."""
-    found = {}
+def data_settings(cfg: Config, data: Data, task: str, batch_size: int) -> dict[str, Any]:
+    """The settings of the data loaders and metrics."""
+    settings = {}
     workers = min(cfg.train_dataloader.get('num_workers', 2), os.cpu_count() or 1)
     common = dict(data_root=Code('data_root'), metainfo=Code('metainfo'))
     for split in SPLITS:
-        batch = dict(batch_size=batch_size) if split == 'train' else {}
+        found = data.datasets.get(split) or data.datasets['val']
         pipeline = Code('train_pipeline' if split == 'train' else 'test_pipeline')
-        dataset = data.datasets.get(split) or data.datasets['val']
         # Without _delete_ mmengine would merge it into the base's.
-        dataset = dict(_delete_=True, **dataset, **common, pipeline=pipeline)
-        found[f'{split}_dataloader'] = dict(**batch, num_workers=workers, dataset=dataset)
-    return found
-
-
-def evaluators(data: Data, task: str) -> dict[str, Any]:
-    """The settings of the metrics."""
-    found = {}
-    for split in ('val', 'test'):
+        dataset = dict(_delete_=True, **found, **common, pipeline=pipeline)
+        loader = settings[f'{split}_dataloader'] = dict(num_workers=workers, dataset=dataset)
+        if split == 'train':
+            loader['batch_size'] = batch_size
+            continue
         metric = dict(type='IoUMetric', iou_metrics=['mIoU'])
         if task != 'segmentation':
-            file = (data.datasets.get(split) or data.datasets['val'])['ann_file']
+            file = found['ann_file']
             metric = dict(
                 type='CocoMetric',
                 ann_file=file if file.startswith(HERE) else Code(f'data_root + {"/" + file!r}'),
                 metric=['bbox', 'segm'] if task == 'instance' else 'bbox',
             )
-        found[f'{split}_evaluator'] = dict(_delete_=True, **metric)
-    return found
+        settings[f'{split}_evaluator'] = dict(_delete_=True, **metric)
+    return settings
 
 
 def model_changes(model: Any, classes: int, scaled: Scales) -> dict:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ...results.drawing import Color, class_palette
 from ...tooling.command import UserError
 from .defects import Defects
 
@@ -21,13 +22,6 @@ class Split(NamedTuple):
     folder: Path  # that the images' names are relative to
     path: Optional[Path] = None  # the COCO file, if it has this content
 
-    def of_images(self, images: list[dict]) -> 'Split':
-        """The part with some of the images."""
-        ids = {image['id'] for image in images}
-        annotations = [a for a in self.content['annotations'] if a['image_id'] in ids]
-        content = {**self.content, 'images': images, 'annotations': annotations}
-        return Split(content, self.folder)
-
 
 class Objects(NamedTuple):
     """What was found in a folder with boxes or polygons."""
@@ -36,6 +30,10 @@ class Objects(NamedTuple):
     splits: dict[str, Split]  # by train, val and test
     classes: list[str]
     notes: list[str]  # what a person should know, one line each
+
+    @property
+    def palette(self) -> list[Color]:
+        return class_palette(self.classes)
 
 
 class Outline(NamedTuple):
@@ -61,6 +59,10 @@ def coco_content(
         height, width = sizes[name]
         images.append({'id': len(images) + 1, 'file_name': name, 'width': width, 'height': height})
         for outline in outlines:
+            if outline.label >= len(classes):
+                kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
+                defects.add(kind, f'class {outline.label} in {outline.at}')
+                continue
             points = outline.points.clip(0, (width, height))
             low, high = points.min(0), points.max(0)
             if not (high > low).all():
@@ -86,6 +88,13 @@ def coco_content(
     return {'images': images, 'annotations': annotations, 'categories': categories_of(classes)}
 
 
+def content_of_images(content: dict[str, Any], images: list[dict]) -> dict[str, Any]:
+    """The part of a COCO file with some of its images; their ids may be of any type."""
+    ids = {repr(image.get('id')) for image in images}
+    annotations = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
+    return {**content, 'images': images, 'annotations': annotations}
+
+
 def rounded(values: Iterable[float]) -> list[float]:
     return [round(float(value), 2) for value in values]
 
@@ -109,15 +118,15 @@ def with_masks(found: Objects, defects: Defects) -> Objects:
     """Report objects that have no mask, and leave them out."""
     splits = {}
     for name, split in found.splits.items():
-        good, bad = [], []
-        for annotation in split.content['annotations']:
-            has_mask = annotation.get('segmentation') or annotation.get('iscrowd')
-            (good if has_mask else bad).append(annotation)
-        for annotation in bad:
-            at = f'annotation {annotation["id"]} of the {name} data'
-            defects.add('objects without a mask', at)
+        annotations, good = split.content['annotations'], []
+        for annotation in annotations:
+            if annotation.get('segmentation') or annotation.get('iscrowd'):
+                good.append(annotation)
+            else:
+                at = f'annotation {annotation["id"]} of the {name} data'
+                defects.add('objects without a mask', at)
         content = {**split.content, 'annotations': good}
-        splits[name] = split._replace(content=content, path=None) if bad else split
+        splits[name] = split if len(good) == len(annotations) else Split(content, split.folder)
     if not any(split.content['annotations'] for split in splits.values()):
         raise UserError(
             f'the base trains masks, but the {found.layout} data have boxes only; choose a base '

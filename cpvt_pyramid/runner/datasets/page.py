@@ -23,10 +23,10 @@ from ...tooling.pages import (
 )
 from ..inference.prediction import dataset_meta
 from ..inference.raster import ReadError
-from .checks import annotation_file, distinct_data, image_folder, is_coco, is_segmentation
+from .checks import annotation_file, distinct_data, image_folder, is_coco
 from .coco import indexed_coco, usable_content
 from .images import shown_image
-from .label_maps import label_map_reader
+from .label_maps import is_segmentation, label_map_reader
 
 LABEL_MAPS = 500  # whose pixels are counted
 MOST_CLASSES = 60  # in a chart; the rarest of more are left out
@@ -39,10 +39,11 @@ def write_data_page(
     """Write a page about the data sets of a config, with a number of samples of each split."""
     parts, classes = [], []
     for split, number, dataset in distinct_data(cfg, splits):
-        meta, name = dataset_meta(cfg, {}, split), f'{split}{number or ""}'
+        name = f'{split}{number or ""}'
         if is_coco(dataset):
-            counts, *shown = facts_of_objects(dataset, meta, samples)
+            counts, *shown = facts_of_objects(dataset, samples)
         elif is_segmentation(dataset, cfg.default_scope):
+            meta = dataset_meta(cfg, {}, split)
             counts, *shown = facts_of_label_maps(dataset, cfg.default_scope, meta, samples)
         else:
             continue
@@ -57,7 +58,7 @@ def write_data_page(
     print(f'classes, sizes and samples: {path}')
 
 
-def facts_of_objects(dataset: dict, meta: dict, samples: int) -> tuple[dict, str, str]:
+def facts_of_objects(dataset: dict, samples: int) -> tuple[dict, str, str]:
     """The number of objects by class, and what the page shows."""
     truth = indexed_coco(usable_content(annotation_file(dataset))[0])
     names = {key: category['name'] for key, category in truth.cats.items()}
@@ -71,12 +72,20 @@ def facts_of_objects(dataset: dict, meta: dict, samples: int) -> tuple[dict, str
         histogram(sides[:, 0] / sides[:, 1], 'aspect ratio of objects (width / height)'),
         histogram(long, 'longer side of images, pixels'),
     )
-    pictures = drawn_samples(
-        [image_folder(dataset) / image['file_name'] for image in images],
-        samples,
-        lambda index, *small: draw_objects(truth, images[index], meta, *small),
-    )
-    return {name: counts[name] for name in names.values()}, side_by_side(*charts), pictures
+    labels, classes = {key: label for label, key in enumerate(names)}, list(names.values())
+
+    def draw(index: int, small: np.ndarray, factor: float) -> tuple[Image.Image, str]:
+        found = truth.imgToAnns[images[index]['id']]
+        boxes = np.reshape([annotation['bbox'] for annotation in found], (-1, 4)).astype(float)
+        boxes[:, 2:] += boxes[:, :2]
+        numbers = [labels[annotation['category_id']] for annotation in found]
+        masks = masks_of_objects(found, truth, small.shape[:2])
+        drawn = draw_boxes(small, boxes * factor, numbers, None, classes, masks=masks)
+        return drawn, f'{images[index]["file_name"]}: {len(found)} objects'
+
+    paths = [image_folder(dataset) / image['file_name'] for image in images]
+    pictures = drawn_samples(paths, samples, draw)
+    return {name: counts[name] for name in classes}, side_by_side(*charts), pictures
 
 
 def drawn_samples(
@@ -94,28 +103,6 @@ def drawn_samples(
             picture = Image.new('RGB', (400, 60), 'gray')
             found.append((picture, f'{paths[index].name}: {error}'))
     return contact_sheet(found)
-
-
-def draw_objects(
-    truth: Any, image: dict, meta: dict, small: np.ndarray, factor: float
-) -> tuple[Image.Image, str]:
-    """A reduced image with its annotations, and a caption."""
-    classes = [category['name'] for category in truth.cats.values()]
-    colors = dict(zip(meta['classes'], meta['palette']))
-    labels = {key: label for label, key in enumerate(truth.cats)}
-    found = truth.imgToAnns[image['id']]
-    boxes = np.reshape([annotation['bbox'] for annotation in found], (-1, 4)).astype(float)
-    boxes[:, 2:] += boxes[:, :2]
-    drawn = draw_boxes(
-        small,
-        boxes * factor,
-        [labels[annotation['category_id']] for annotation in found],
-        None,
-        classes,
-        [colors.get(name, (128, 128, 128)) for name in classes],
-        masks=masks_of_objects(found, truth, small.shape[:2]),
-    )
-    return drawn, f'{image["file_name"]}: {len(found)} objects'
 
 
 def masks_of_objects(

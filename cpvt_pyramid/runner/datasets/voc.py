@@ -1,8 +1,8 @@
 """Pascal VOC: an XML file for each image, with boxes in pixels that count from 1."""
 
-import os
 from collections import Counter, defaultdict
 from contextlib import suppress
+from os.path import dirname
 from pathlib import PurePosixPath
 from typing import Optional
 from xml.etree import ElementTree
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ...tooling.command import UserError
 from .defects import Defects
-from .folder import SPLITS, Files, ImageSets, comparable, split_of
+from .folder import SPLITS, Files, ImageSets, split_of, stem_of
 from .images import sizes_of
 from .objects import Objects, Outline, Split, coco_content
 
@@ -53,9 +53,9 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
         if users[image] > 1:
             kind = 'images with several annotation files, whose objects are all used'
             defects.warn(kind, f'{image} ({path})')
-        split = split_of(path, folders_only=True) or split_of(image, folders_only=True) or 'train'
+        split = split_of(dirname(path)) or split_of(dirname(image)) or 'train'
         if lists.splits:
-            split = lists.split(path, comparable(PurePosixPath(path).stem))
+            split = lists.split(path, stem_of(path))
         if split and image in sizes:
             outlines[split].setdefault(image, []).extend(
                 o._replace(label=classes.index(name), points=o.points - shift)
@@ -67,8 +67,8 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
         for split in SPLITS
         if split in outlines
     }
-    folders, used = {os.path.dirname(image) for image in images}, set().union(*outlines.values())
-    left = [n for n in files.images if os.path.dirname(n) in folders and n not in used]
+    folders, used = set(map(dirname, images)), set().union(*outlines.values())
+    left = [name for name in files.images if dirname(name) in folders and name not in used]
     note = f'{len(left)} images are left out: no annotation file, or no list of ImageSets has them'
     return Objects('Pascal VOC', splits, classes, [note] if left else [])
 
@@ -76,7 +76,7 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
 def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defects) -> list[str]:
     """The image of an annotation file: that of the same name, else the one that it names; [] or
     several if it is not clear."""
-    split = split_of(path, folders_only=True)
+    split = split_of(dirname(path))
     given = (tree.findtext('filename') or '').strip()
     suffix = PurePosixPath(given).suffix or '.jpg'
     size = None
@@ -85,13 +85,10 @@ def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defect
     named_alike = PurePosixPath(path).with_suffix(suffix).as_posix()
     found = files.find_images(named_alike, split, size, any_suffix=True)
     folder = (tree.findtext('folder') or '').strip()
-    if len(found) != 1 and given:
-        named = files.find_images(f'{folder}/{given}', split, size)
-        return named if len(named) == 1 or not found else found
-    others = files.find_images(f'{folder}/{given}', split, size) if given else []
-    if others and not set(found) & set(others):
+    named = files.find_images(f'{folder}/{given}', split, size) if given else []
+    if len(found) == 1 and named and found[0] not in named:
         defects.warn('annotation files that name another image', f'{path} ({given})')
-    return found
+    return min(filter(None, (found, named)), key=len, default=[])
 
 
 def voc_objects(

@@ -22,10 +22,10 @@ from .defects import Defects
 from .folder import (
     IMAGE_SUFFIXES,
     NAME_FILES,
-    RESULTS,
     SPLITS,
     Files,
     distinct,
+    lines_of,
     named_classes,
     split_of,
     text_of,
@@ -45,23 +45,16 @@ def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
     labels = {name: label_file(files, name) for names in images.values() for name in names}
     boxes_only = 'kpt_shape' in settings  # what follows a box are keypoints
     sizes = sizes_of(files.root, labels, defects)
-    objects = {}
-    for image, size in sizes.items():
-        found = objects_in(files.root, labels[image], size, boxes_only, defects)
-        if found is not None:
-            objects[image] = found
-    highest = max((o.label for found in objects.values() for o in found), default=-1)
+    objects = {
+        image: objects_in(files.root, labels[image], size, boxes_only, defects)
+        for image, size in sizes.items()
+    }
+    highest = max((o.label for found in objects.values() for o in found or ()), default=-1)
     classes, notes = yolo_classes(files, settings, path, highest, defects)
     warn_of_labels(files, labels, defects)
-    for image, found in objects.items():
-        for outline in found:
-            if outline.label >= len(classes):
-                kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
-                defects.add(kind, f'class {outline.label} in {labels[image]}')
-        objects[image] = [outline for outline in found if outline.label < len(classes)]
     splits = {}
     for split, names in images.items():
-        good = {name: objects[name] for name in names if name in objects}
+        good = {name: objects[name] for name in names if objects.get(name) is not None}
         splits[split] = Split(coco_content(good, sizes, classes, defects), files.root)
     return Objects('YOLO', splits, classes, notes)
 
@@ -70,7 +63,7 @@ def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
     """The content of data.yaml and its path; {} and None without one."""
     for name in files.by_depth():
         path = files.root / name
-        if path.suffix.lower() not in ('.yaml', '.yml') or RESULTS.search(name):
+        if path.suffix.lower() not in ('.yaml', '.yml'):
             continue
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
@@ -88,7 +81,7 @@ def listed_images(files: Files, settings: dict, path: Path) -> dict[str, list[st
     """The images of each split, relative to the root, that data.yaml names."""
     base = path.parent / str(settings.get('path') or '')
     found = {}
-    for split, keys in (('train', ['train']), ('val', ['val', 'valid']), ('test', ['test'])):
+    for split, keys in SPLITS.items():
         names = []
         for entry in (e for key in keys for e in as_list(settings.get(key))):
             inside = re.sub(r'^(\.\./)+', '', str(entry))  # Roboflow writes ../ too many
@@ -112,7 +105,7 @@ def images_at(source: Path, base: Path, files: Files) -> list[Path]:
     if source.is_dir():
         return [path for path in files_below(source) if path.suffix.lower() in IMAGE_SUFFIXES]
     found = []
-    for line in filter(None, map(str.strip, text_of(source).splitlines())):
+    for line in lines_of(source):
         places = [place / line for place in (source.parent, base) if (place / line).is_file()]
         if not places:  # a path of another machine
             places = [files.root / n for n in files.find_images(line, split_of(source.name))]
@@ -122,29 +115,24 @@ def images_at(source: Path, base: Path, files: Files) -> list[Path]:
 
 def labelled_images(files: Files) -> dict[str, list[str]]:
     """Without a data.yaml, the images of each split; of folders with labelled images only."""
-    names = [name for name in files.images if not RESULTS.search(name)]
-    labelled = {PurePosixPath(name).parent for name in names if label_file(files, name)}
+    labelled = {PurePosixPath(name).parent for name in files.images if label_file(files, name)}
     found = defaultdict(list)
-    for name in names:
+    for name in files.images:
         if PurePosixPath(name).parent in labelled:
-            found[split_of(name, folders_only=True) or 'train'].append(name)
+            found[split_of(os.path.dirname(name)) or 'train'].append(name)
     return {split: found[split] for split in SPLITS if split in found}
 
 
 def label_file(files: Files, image: str) -> Optional[str]:
     """The label file of an image, both relative to the root, or None."""
     path = PurePosixPath(image).with_suffix('.txt')
-    candidates = [
-        PurePosixPath(*path.parts[:i], 'labels', *path.parts[i + 1 :])
-        for i in reversed(range(len(path.parts) - 1))
-        if path.parts[i].lower() in IMAGE_FOLDERS
-    ]
-    candidates += [path, path.parent / 'labels' / path.name]
-    for candidate in map(str, candidates):
-        for name in (candidate, candidate.replace('labels/', 'Labels/')):
-            if (files.root / name).is_file() and PurePosixPath(name).name not in NAME_FILES:
-                return name
-    return None
+    folders, places = path.parent.parts, [path.parent, path.parent / 'labels']
+    for i, folder in enumerate(folders):
+        if folder.lower() in IMAGE_FOLDERS:
+            for labels in ('Labels', 'labels'):
+                places.insert(0, PurePosixPath(*folders[:i], labels, *folders[i + 1 :]))
+    found = (str(place / path.name) for place in places if path.name not in NAME_FILES)
+    return next((name for name in found if (files.root / name).is_file()), None)
 
 
 def warn_of_labels(files: Files, labels: dict[str, Optional[str]], defects: Defects) -> None:
@@ -156,7 +144,7 @@ def warn_of_labels(files: Files, labels: dict[str, Optional[str]], defects: Defe
     for name in files.with_suffix('.txt'):
         path = PurePosixPath(name.lower())
         is_label = 'labels' in path.parts[:-1] and path.name not in NAME_FILES
-        if is_label and name not in used and not RESULTS.search(name):
+        if is_label and name not in used:
             defects.warn('label files without an image', name)
 
 

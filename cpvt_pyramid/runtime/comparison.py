@@ -145,8 +145,7 @@ def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tup
         distance = np.abs(found['boxes'] - expected['boxes'][row]).max(-1)
         close = (distance <= tolerances.boxes) & (found['labels'] == expected['labels'][row])
         close &= np.abs(found['scores'] - expected['scores'][row]) <= tolerances.scores
-        candidates = [int(i) for i in np.flatnonzero(close) if i in free]
-        if candidates:
+        if candidates := [int(i) for i in np.flatnonzero(close) if i in free]:
             best = min(candidates, key=lambda i: float(distance[i]))
             free.remove(best)
             pairs.append((best, row))

@@ -12,15 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..tooling.command import UserError, one_line
-from .comparison import (
-    TOLERANCES,
-    Arrays,
-    Check,
-    compare_outputs,
-    inside,
-    is_detection,
-    worst,
-)
+from .comparison import TOLERANCES, Arrays, Check, compare_outputs, inside, is_detection, worst
 from .metadata import parse_metadata
 from .sessions import Session, padded_inputs, run_session
 

@@ -4,10 +4,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Callable
 
@@ -62,13 +61,13 @@ def ahead(
     if not threads:
         yield from (partial(function, item) for item in items)
         return
-    items = iter(items)
+    waiting: deque[Future] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        waiting = deque(pool.submit(function, item) for item in islice(items, 2 * threads))
         try:
             for item in items:
-                yield waiting.popleft().result
                 waiting.append(pool.submit(function, item))
+                if len(waiting) == 2 * threads:
+                    yield waiting.popleft().result
             while waiting:
                 yield waiting.popleft().result
         finally:

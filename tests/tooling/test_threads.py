@@ -1,5 +1,4 @@
-"""OpenMP threads of the tools spin for a short time, and the tools have large pages; memory that
-threads share."""
+"""The environment of the tools' threads, memory that threads share, and usable cores."""
 
 import os
 import subprocess
@@ -7,29 +6,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from support import ROOT
 
 from cpvt_pyramid.tooling import threads
 from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
 from cpvt_pyramid.tooling.threads import Budget, usable_cores
 
-# Processor time of ten parallel regions with pauses of 20 ms between them.
-SPUN = """
-import time, torch
-torch.set_num_threads(2)
-x = torch.zeros(2**18)
-
-def spun():
-    x.add_(1)
-    start = time.process_time()
-    for _ in range(10):
-        x.add_(1)
-        time.sleep(0.02)
-    return time.process_time() - start
-
-print(spun())
-"""
 # torch is never imported: what is tried is whether the tool would have been in time.
 TOOLS = """
 import os, pathlib, runpy, sys
@@ -41,6 +23,8 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 names = 'GOMP_SPINCOUNT', 'THP_MEM_ALLOC_ENABLE'
+os.environ.pop('OMP_WAIT_POLICY', None)
+os.environ.pop('KMP_BLOCKTIME', None)
 for path in sorted(pathlib.Path('tools').rglob('*.py')):
     if 'run_command(' not in path.read_text() and path.stem != 'timm_run':
         continue
@@ -55,27 +39,15 @@ for path in sorted(pathlib.Path('tools').rglob('*.py')):
 """
 
 
-def run(code: str, **environment: str) -> str:
-    names = WAIT_VARIABLES | {'OMP_NUM_THREADS'}
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run(
-        [sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
-        env=kept | environment | {'PYTHONPATH': str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(sys.platform != 'linux', reason='libgomp is what PyTorch for Linux ships')
-def test_threads_of_the_tools_hardly_spin():
-    assert float(run(SPUN, GOMP_SPINCOUNT=SPIN_COUNT)) < 0.03
-
-
 def test_every_tool_sets_up_its_environment_before_it_imports_torch(tmp_path):
     script = tmp_path / 'tools.py'
     script.write_text(TOOLS)
-    code = f'import runpy; runpy.run_path({str(script)!r})'
-    lines = [line.split()[1:] for line in run(code).splitlines() if line.startswith('TOOL')]
+    done = subprocess.run(
+        [sys.executable, '-c', f'import runpy; runpy.run_path({str(script)!r})'],
+        capture_output=True, text=True, cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith('TOOL')]
     assert {'train', 'infer', 'speed', 'timm_run'} < {name for name, *_ in lines}
     assert [name for name, *found in lines if found != [SPIN_COUNT, '1']] == []
 

@@ -259,50 +259,26 @@ def test_archs_are_told_from_their_tensors(arch):
 
 
 OTHER = 'the checkpoint is of another architecture'
+TINY_PCPVT = dict(arch=TINY['pcpvt'])
 
 
-@pytest.mark.parametrize(
-    'model, checkpoint, complaint',
-    [
-        (
-            dict(arch='pcpvt_small'),
-            dict(arch='pcpvt_base'),
-            f'{OTHER}, pcpvt_base; the model is pcpvt_small. Set its arch, or load another file',
-        ),
-        (
-            dict(arch='svt_small', out_indices=(1,)),
-            dict(arch=TINY['pcpvt']),
-            f'{OTHER}, of dims (8, 16) and depths (2, 1); the model is svt_small',
-        ),
-        (
-            dict(arch=TINY['pcpvt'], in_channels=4),
-            dict(arch=TINY['pcpvt']),
-            'patch_embeds.0.proj.weight is (8, 3, 4, 4) in the checkpoint and (8, 4, 4, 4) in the '
-            'model. in_channels=3 fits the checkpoint',
-        ),
-        (
-            dict(arch=TINY['pvt']),
-            dict(arch=TINY['pvt'], pretrain_img_size=384),
-            'pos_embeds.0.table is (1, 96, 96, 8) in the checkpoint and (1, 56, 56, 8) in the '
-            'model. Build the model with the pretrain_img_size of the checkpoint',
-        ),
-        (
-            dict(arch=TINY['pcpvt'], peg=dict(kernel_size=5)),
-            dict(arch=TINY['pcpvt']),
-            'pos_block.0.proj.0.weight is (8, 1, 3, 3) in the checkpoint and (8, 1, 5, 5)',
-        ),
-        (
-            dict(arch=TINY['pcpvt']),
-            dict(arch=TINY['svt']),
-            f'{OTHER} or damaged: it lacks blocks.0.0.attn.q.weight',
-        ),
-        (
-            dict(arch=TINY['pcpvt']),
-            dict(arch=TINY['pcpvt'], out_indices=(0, 1)),
-            f'{OTHER} or damaged: it lacks patch_embeds.2.proj.weight',
-        ),
-    ],
-)
+@pytest.mark.parametrize('model, checkpoint, complaint', [
+    (dict(arch='pcpvt_small'), dict(arch='pcpvt_base'),
+     f'{OTHER}, pcpvt_base; the model is pcpvt_small. Set its arch, or load another file'),
+    (dict(arch='svt_small', out_indices=(1,)), TINY_PCPVT,
+     f'{OTHER}, of dims (8, 16) and depths (2, 1); the model is svt_small'),
+    (TINY_PCPVT | dict(in_channels=4), TINY_PCPVT,
+     'patch_embeds.0.proj.weight is (8, 3, 4, 4) in the checkpoint and (8, 4, 4, 4) in the model. '
+     'in_channels=3 fits the checkpoint'),
+    (dict(arch=TINY['pvt']), dict(arch=TINY['pvt'], pretrain_img_size=384),
+     'pos_embeds.0.table is (1, 96, 96, 8) in the checkpoint and (1, 56, 56, 8) in the model. '
+     'Build the model with the pretrain_img_size of the checkpoint'),
+    (TINY_PCPVT | dict(peg=dict(kernel_size=5)), TINY_PCPVT,
+     'pos_block.0.proj.0.weight is (8, 1, 3, 3) in the checkpoint and (8, 1, 5, 5)'),
+    (TINY_PCPVT, dict(arch=TINY['svt']), f'{OTHER} or damaged: it lacks blocks.0.0.attn.q.weight'),
+    (TINY_PCPVT, TINY_PCPVT | dict(out_indices=(0, 1)),
+     f'{OTHER} or damaged: it lacks patch_embeds.2.proj.weight'),
+])  # fmt: skip
 def test_what_is_wrong_is_said_first(model, checkpoint, complaint):
     with torch.device('meta'):
         model, checkpoint = CPVTPyramid(**model), CPVTPyramid(**checkpoint).state_dict()

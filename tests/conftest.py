@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 import older_torch
 import pytest
 import torch
-from support import ROOT, clear_global_instances
+from support import clear_global_instances, load_tool
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -56,8 +54,7 @@ def _no_global_instances() -> Iterator[None]:
 def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small sample data set in both layouts: 8 training and 4 validation images."""
     root = tmp_path_factory.mktemp('data') / 'sample'
-    command = [sys.executable, ROOT / 'tools/demo/sample_dataset.py', '--root', root]
-    subprocess.run([*command, '--train', '8', '--val', '4'], check=True, capture_output=True)
+    load_tool('demo/sample_dataset').sample_dataset(root=str(root), train=8, val=4)
     return root
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / 'cpvt_pyramid'
-FILES = sorted(PACKAGE.rglob('*.py'))
+FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob('*.py'))}
 # From the bottom to the top: a file imports from its own layer and those below it.
 LAYERS = ('ops', '', 'tooling', 'results', 'runtime', 'mm', 'runner', 'export', 'app')
 
@@ -17,23 +17,10 @@ def layer(path: Path) -> str:
     return name if name in LAYERS else ''
 
 
-def definitions(path: Path) -> dict[str, ast.AST]:
-    """The public functions and classes of a file."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
-    return {node.name: node for node in nodes if not node.name.startswith('_')}
-
-
-def is_adapter(node: ast.AST) -> bool:
-    """Whether a class derives from one of the same name, as those registered in mm do."""
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
-    return any(isinstance(base, ast.Attribute) and base.attr == node.name for base in bases)
-
-
 def imported(path: Path) -> set[Path]:
     """The files and folders of the package that a file imports, also inside functions."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(FILES[path]):
         if not isinstance(node, ast.ImportFrom):
             continue
         if node.level:
@@ -50,11 +37,14 @@ def imported(path: Path) -> set[Path]:
 
 
 def test_public_names_are_unique():
+    """But for adapters, classes that derive from one of the same name, as those of mm do."""
     places = defaultdict(list)
-    for path in FILES:
-        for name, node in definitions(path).items():
-            if not is_adapter(node) and name != 'main':
-                places[name].append(str(path.relative_to(PACKAGE)))
+    for path, tree in FILES.items():
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != '_':
+                bases = [getattr(base, 'attr', None) for base in getattr(node, 'bases', ())]
+                if node.name not in (*bases, 'main'):
+                    places[node.name].append(str(path.relative_to(PACKAGE)))
     assert not {name: files for name, files in places.items() if len(files) > 1}
 
 
@@ -69,7 +59,7 @@ def test_imports_do_not_point_upwards(path):
 def test_exported_models_need_neither_torch_nor_mm():
     imports = (ast.Import, ast.ImportFrom)
     for path in (path for path in FILES if layer(path) in ('tooling', 'results', 'runtime')):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(FILES[path]):
             if isinstance(node, imports) and not getattr(node, 'level', 0):
                 names = [getattr(node, 'module', None) or a.name for a in node.names]
                 assert not {n.split('.')[0] for n in names} & {'torch', 'mmengine', 'mmcv'}, path

@@ -26,7 +26,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import cpvt_pyramid.mm.detection
 import cpvt_pyramid.mm.segmentation  # noqa: F401 (the registered data preprocessors)
@@ -63,6 +63,7 @@ _SETR = _LAST | {f'auxiliary_head.{i}.in_channels': CHANNELS[i] for i in range(3
 # Heads whose code says 32 groups, and DETRs whose code says 256 channels.
 _GROUPS = {'bbox_head.norm_cfg': dict(type='GN', num_groups=4, requires_grad=True)}
 _EMBED = {'bbox_head.embed_dims': 256 // SHRINK}
+_ONE = {'bbox_head.num_feat_levels': 1}
 
 DETECTORS = {
     # one stage, anchors
@@ -84,9 +85,7 @@ DETECTORS = {
     'DDOD': Family('ddod/ddod_r50_fpn_1x_coco', _GROUPS, sizes=((300, 384), (400, 450))),
     'YOLOF': Family('yolof/yolof_r50-c5_8xb8-1x_coco', out_indices=LAST),
     'YOLOv3': Family(
-        'yolo/yolov3_d53_8xb8-ms-608-273e_coco',
-        {'neck.in_channels': [256, 128, 64]},
-        THREE,
+        'yolo/yolov3_d53_8xb8-ms-608-273e_coco', {'neck.in_channels': [256, 128, 64]}, THREE
     ),
     # one stage, points
     'FCOS': Family('fcos/fcos_r50-caffe_fpn_gn-head_1x_coco', _GROUPS),
@@ -106,15 +105,9 @@ DETECTORS = {
         out_indices=LAST,
     ),
     'CenterNet, updated': Family('centernet/centernet-update_r50-caffe_fpn_ms-1x_coco', _GROUPS),
-    'CornerNet': Family(
-        'cornernet/cornernet_hourglass104_8xb6-210e-mstest_coco',
-        {'bbox_head.num_feat_levels': 1},
-        out_indices=(0,),
-    ),
+    'CornerNet': Family('cornernet/cornernet_hourglass104_8xb6-210e-mstest_coco', _ONE, (0,)),
     'CentripetalNet': Family(
-        'centripetalnet/centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco',
-        {'bbox_head.num_feat_levels': 1},
-        out_indices=(0,),
+        'centripetalnet/centripetalnet_hourglass104_16xb6-crop511-210e-mstest_coco', _ONE, (0,)
     ),
     'YOLOX': Family('yolox/yolox_s_8xb8-300e_coco', _LAST_THREE, out_indices=THREE),
     'RTMDet': Family('rtmdet/rtmdet_s_8xb32-300e_coco', _LAST_THREE, out_indices=THREE),
@@ -188,7 +181,7 @@ DETECTORS = {
     'Deformable DETR, two stages': Family(
         'deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco',
         _LAST_THREE,
-        out_indices=THREE,
+        THREE,
         shrink=1,
     ),
     'DINO': Family('dino/dino-4scale_r50_8xb2-12e_coco', _EMBED, out_indices=THREE),
@@ -347,21 +340,17 @@ CANNOT = {
 def model_config(family: Family) -> ConfigDict:
     """The shrunk `model` of a config, with our backbone, data preprocessor and RoI extractors."""
     cfg = read(family.config).model
-    segmentor = family.config.startswith('mmseg')
     cfg = ConfigDict(shrink(cfg.to_dict(), family.shrink))
     cfg.backbone = dict(type='CPVTPyramid', arch=ARCH, out_indices=family.out_indices)
     cfg.pop('pretrained', None)
-    cfg.data_preprocessor.pop('batch_augments', None)  # to sizes of their own
-    if segmentor:
-        cfg.data_preprocessor.update(
-            type='ValidRegionSegDataPreProcessor', size=None, size_divisor=32
-        )
-        cfg.data_preprocessor.test_cfg = dict(size_divisor=32)
+    data = cfg.data_preprocessor
+    data.pop('batch_augments', None)  # to sizes of their own
+    if family.config.startswith('mmseg'):
+        data.update(type='ValidRegionSegDataPreProcessor', size=None, size_divisor=32)
+        data.test_cfg = dict(size_divisor=32)
     else:
-        cfg.data_preprocessor.pad_size_divisor = max(
-            cfg.data_preprocessor.get('pad_size_divisor', 1), 32
-        )
-        cfg.data_preprocessor.type = family.preprocessor or 'ValidRegionDetDataPreprocessor'
+        data.pad_size_divisor = max(data.get('pad_size_divisor', 1), 32)
+        data.type = family.preprocessor or 'ValidRegionDetDataPreprocessor'
     whole = Config(dict(model=cfg))
     whole.merge_from_dict({f'model.{key}': value for key, value in family.options.items()})
     return whole.model
@@ -374,12 +363,6 @@ def read(config: str) -> Config:
     # By path: mmengine installs a package called mmsegmentation for `mmseg::...`.
     [root] = importlib.util.find_spec(package).submodule_search_locations
     return Config.fromfile(Path(root) / '.mim/configs' / path)
-
-
-def loads_masks(cfg: Config) -> bool:
-    """Whether a detector is trained with masks."""
-    steps = cfg.train_pipeline
-    return any(step.get('with_mask') or 'Panoptic' in step.type for step in steps)
 
 
 def shrink(config: Any, divisor: int, key: str = '') -> Any:
@@ -440,7 +423,8 @@ def batch(family: Family, model: nn.Module, count: int = 2, padded: bool = True)
     if not padded:
         sizes = [[math.ceil(side / 128) * 128 for side in sizes[0]]] * 2
     segmentor = family.config.startswith('mmseg')
-    masks = not segmentor and loads_masks(read(family.config))
+    steps = read(family.config).train_pipeline
+    masks = not segmentor and any(s.get('with_mask') or 'Panoptic' in s.type for s in steps)
     data = random_data(segmentor, sizes[:count], classes=CLASSES, masks=masks)
     for sample in data['data_samples']:  # CornerNet's
         sample.set_metainfo(dict(border=np.zeros(4, np.float32)))
@@ -497,9 +481,9 @@ def recorded(model: nn.Module) -> Iterator[list[Output]]:
         def forward(*args, module=module, name=name, part=part, **options):
             returned = type(module).forward(module, *args, **options)
             calls[name] += 1
-            for i, tensor in enumerate(tensors(returned)):
-                output = Output(part, f'{name} {calls[name]} {i}', tensor.detach().clone())
-                found.append(output)
+            leaves = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
+            for i, x in enumerate(x for x in leaves if x.is_floating_point()):
+                found.append(Output(part, f'{name} {calls[name]} {i}', x.detach().clone()))
             return returned
 
         # Heads call each other's `forward`, which runs no hooks.
@@ -525,12 +509,6 @@ def fixed_proposals(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """The floating-point tensors in nested containers."""
-    found = [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
-    return [x for x in found if x.is_floating_point()]
-
-
 # Drift
 
 
@@ -548,32 +526,19 @@ class Drift(NamedTuple):
 
 def drift(family: Family, model: nn.Module) -> Drift:
     """Of the family's first image, in a batch with its second."""
+    data = [batch(family, model, count) for count in (1, 2)]
+    small, large = (x['inputs'].shape[-2:] for x in data)
+    alone, joint = (outputs(model, x) for x in data)
+    joint = {output.name: output.tensor for output in joint}
     farthest = dict(backbone=0.0, neck=0.0, head=0.0)
-    for output, far in drifts(family, model):
-        farthest[output.part] = max(farthest[output.part], far)
+    for part, name, tensor in alone:
+        far = distance(tensor, joint[name], family.sizes[0], small, large)
+        farthest[part] = max(farthest[part], far)
     return Drift(**farthest)
 
 
-def drifts(family: Family, model: nn.Module) -> list[tuple[Output, float]]:
-    """All outputs for the first image alone, and their drift."""
-    runs = []
-    for count in (1, 2):
-        data = batch(family, model, count)
-        runs.append((outputs(model, data), data['inputs'].shape[-2:]))
-    (alone, small), (joint, large) = runs
-    joint = {output.name: output.tensor for output in joint}
-    return [
-        (output, distance(output.tensor, joint[output.name], family.sizes[0], small, large))
-        for output in alone
-    ]
-
-
 def distance(
-    alone: Tensor,
-    joint: Tensor,
-    image: Sequence[int],
-    small: Sequence[int],
-    large: Sequence[int],
+    alone: Tensor, joint: Tensor, image: Sequence[int], small: Sequence[int], large: Sequence[int]
 ) -> float:
     """Drift of a tensor whose cells, boxes or queries of the first image come first in the batch.
 

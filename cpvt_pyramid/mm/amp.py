@@ -51,8 +51,11 @@ def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable
     """Let the parts run in bfloat16, until `restore_forward`; returns them and their own `forward`,
     if not their class's."""
     parts = [part for name, part in model.named_modules() if PARTS.fullmatch(name)] or [model]
-    parts = [part for part in parts if not uses_mmcv_operations(part)]
-    replaced = [(part, vars(part).get('forward')) for part in parts]
+    replaced = [
+        (part, vars(part).get('forward'))
+        for part in parts
+        if not any(type(module).__module__.startswith('mmcv.ops.') for module in part.modules())
+    ]
     device = next(model.parameters()).device.type
     for part, own in replaced:
         if own is None and getattr(part, '_compiled_call_impl', None):
@@ -70,10 +73,6 @@ def restore_forward(replaced: list[tuple[nn.Module, Optional[Callable]]]) -> Non
             del part.forward
         else:
             part.forward = forward
-
-
-def uses_mmcv_operations(part: nn.Module) -> bool:
-    return any(type(module).__module__.startswith('mmcv.ops.') for module in part.modules())
 
 
 def in_bfloat16(function: Callable, device: str) -> Callable:

@@ -47,9 +47,7 @@ class AppendsValidity:
                 raise ValueError(f'std must have {len(mean)} values like mean, got {std}')
             self._enable_normalize = True
             for name, values in (('mean', mean), ('std', std)):
-                self.register_buffer(
-                    name, torch.tensor(values, dtype=torch.float32)[:, None, None], False
-                )
+                self.register_buffer(name, torch.tensor(values).float()[:, None, None], False)
         self.valid_region = valid_region
 
     def forward(self, data: dict, training: bool = False) -> dict:

@@ -22,7 +22,7 @@ from torch import nn
 
 from ..downloads import SCHEMES
 from ..tooling.command import UserError, one_line
-from ..weights import read_checkpoint
+from ..weights import listed, read_checkpoint
 from .config.explain import explained
 from .config.load import is_local
 
@@ -86,8 +86,7 @@ def load_whole_model(model: nn.Module, checkpoint: dict, path: Union[str, Path])
         raise UserError(f'{path} does not fit the model: {one_line(error)}') from error
     for what, names in (('missing', missing), ('not in the model', unknown)):
         if names:
-            others = f' and {len(names) - 1} more' if len(names) > 1 else ''
-            raise UserError(f'{path} does not fit the model; tensors {what}: {names[0]}{others}')
+            raise UserError(f'{path} does not fit the model; tensors {what}: {listed(names)}')
 
 
 @contextmanager

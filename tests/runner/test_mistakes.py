@@ -117,7 +117,7 @@ CLASSES = 'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six
      'test_dataloader.sampler must be one that ends, got InfiniteSampler'),
     ('train', f'{SET} model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name'),
     ('train', f'{SET} auto_scale_lr.enable=1 auto_scale_lr.base_batch_size=-1',
-     'auto_scale_lr.enable needs auto_scale_lr.base_batch_size in the config'),
+     'to scale a recipe, the config must set auto_scale_lr.base_batch_size to a number of images'),
     ('train', f'{SET} optim_wrapper.type=ApexOptimWrapper --amp', '--amp needs an OptimWrapper'),
     ('train', 'detector.py --launcher pytorch', '--launcher pytorch is for processes started'),
     ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),

@@ -98,21 +98,21 @@ def is_of_user(error: Exception) -> bool:
     library that did, here or in a data worker."""
     files = [frame.f_code.co_filename for frame in frames_of(error)]
     files += re.findall(r'^ *File "(.*?)"', worker_text(error), re.M)
-    owners = [owner for owner in map(owner_of, files) if owner != 'a library']
-    return bool(owners) and owners[-1] == 'the user'
+    callers = [is_users for is_users in map(is_users_file, files) if is_users is not None]
+    return bool(callers) and callers[-1]
 
 
-def owner_of(file: str) -> str:
+def is_users_file(file: str) -> Optional[bool]:
+    """False for this project and OpenMMLab; None for other libraries, which act for a caller."""
     path = Path(file)
-    if path.is_relative_to(PACKAGE) or path.is_relative_to(ROOT / 'tools'):
-        return 'this project'
-    if {*OPENMMLAB} & {*path.parts}:
-        return 'OpenMMLab'
+    is_ours = path.is_relative_to(PACKAGE) or path.is_relative_to(ROOT / 'tools')
+    if is_ours or {*OPENMMLAB} & {*path.parts}:
+        return False
     is_installed = {'site-packages', 'dist-packages'} & {*path.parts}
     # Relative: code that was compiled or made at run time.
     if is_installed or not path.is_absolute() or path.is_relative_to(sysconfig.get_path('stdlib')):
-        return 'a library'
-    return 'the user'
+        return None
+    return True
 
 
 def chain_of(error: Exception) -> list[BaseException]:

@@ -161,11 +161,11 @@ def merge_options(cfg: Config, options: Sequence[str]) -> None:
 def check_option(cfg: Config, key: str) -> None:
     """Check that an option changes a setting, and not a variable of the config file: settings have
     the values of variables already."""
-    name, _, rest = key.partition('.')
+    name = key.partition('.')[0]
     if name and is_setting(name):
         return
-    paths = [f'{path}.{name}' for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
-    paths = [f'{path}.{rest}'.rstrip('.') for path in paths if is_setting(path)]
+    parents = [path for path, inner in dicts_in(cfg.to_dict()) if path and name in inner]
+    paths = [f'{path}.{key}' for path in parents if is_setting(path)]
     if paths or name not in cfg:
         meant = paths[0] if paths else closest(name, SETTINGS, 0.6)
         hint = f'; did you mean {meant!r}?' if meant else ''

@@ -351,15 +351,10 @@ class SeededIndex(int):
 
 @DATA_SAMPLERS.register_module()
 class SeededSampler(Sampler):
-    """Wraps a sampler; adds to each index a seed from the run, the epoch and the position.
+    """Builds a sampler and adds to each index a seed from the run, the epoch and the position.
 
     Positions count through the batches of all processes, so that augmentations do not depend on
-    the number of processes or data workers.
-
-    Args:
-        dataset: the data set to sample.
-        sampler: config of the wrapped sampler.
-        seed: seed of the run; None takes that of the wrapped sampler.
+    the number of processes or data workers. Without a seed of the run it is that of the sampler.
     """
 
     def __init__(self, dataset: Dataset, sampler: dict, seed: Optional[int] = None) -> None:
@@ -390,12 +385,9 @@ class SeededSampler(Sampler):
 
 @DATASETS.register_module()
 class SeededDataset(Dataset):
-    """Wraps a data set; seeds the augmentations of a sample from its `SeededIndex`.
+    """Builds a data set and seeds the augmentations of a sample from its `SeededIndex`.
 
-    All other attributes are those of the wrapped data set, for hooks and samplers.
-
-    Args:
-        dataset: config of the wrapped data set.
+    All other attributes are those of that data set, for hooks and samplers.
     """
 
     def __init__(self, dataset: dict) -> None:

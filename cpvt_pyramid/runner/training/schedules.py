@@ -32,13 +32,11 @@ def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:
     """
     auto = cfg.get('auto_scale_lr') or {}
     base = auto.get('base_batch_size')
-    given = {'--auto-scale-lr': scale_lr, '--auto-scale-iters': scale_iters}
-    given['auto_scale_lr.enable'] = auto.get('enable')
-    option = next(filter(given.get, given), None)
-    if option and not (isinstance(base, int) and base > 0):
+    scales = scale_lr or scale_iters or auto.get('enable')
+    if scales and not (isinstance(base, int) and base > 0):
         raise UserError(
-            f'{option} needs auto_scale_lr.base_batch_size in the config, a number of images, got '
-            f'{base!r}'
+            'to scale a recipe, the config must set auto_scale_lr.base_batch_size to a number of '
+            f'images, got {base!r}'
         )
     if scale_lr:
         cfg.auto_scale_lr.enable = True

@@ -34,10 +34,8 @@ class ShardedDataParallel(nn.Module):
     """A model whose parameters are divided among the processes of a run.
 
     The parameters of each block of the backbone are gathered while it computes; those of the rest
-    of the model are gathered together. Loading converts whole tensors.
-
-    Args:
-        module: the model, with its initial weights.
+    of the model are gathered together. The model must have its initial weights. Loading converts
+    whole tensors.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -64,7 +64,7 @@ def test_a_run_says_what_is_not_scaled(changes, said, capsys):
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'auto_scale_lr': None}, '--auto-scale-iters needs auto_scale_lr.base_batch_size'),
+    ({'auto_scale_lr': None}, 'must set auto_scale_lr.base_batch_size to a number of images, got'),
     ({'train_cfg': {'max_epochs': 2}}, 'epochs have the same images'),
     ({'param_scheduler': {'type': 'ExponentialLR', 'gamma': 0.9, 'by_epoch': False}}, 'gamma'),
 ])  # fmt: skip

@@ -17,26 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..regions import (
-    RULES,
-    Region,
-    batch_norm,
-    cast,
-    conv2d,
-    conv_transpose2d,
-    element_wise,
-    element_wise_with_poles,
-    extent_of,
-    group_norm,
-    mark,
-    max_pool2d,
-    of_size,
-    pair,
-    pool_weights,
-    resample,
-    resize_weights,
-    vector_extent,
-)
+from .. import regions
 
 Sizes = Sequence[Union[int, torch.SymInt]]
 
@@ -57,9 +38,9 @@ class EachImage(TorchFunctionMode):
         self, maps: Sequence[Tensor], valid: Optional[Tensor], strides: Sequence[int]
     ) -> None:
         super().__init__()
-        region = None if valid is None else Region(valid)
+        region = None if valid is None else regions.Region(valid)
         for x, stride in zip(maps, strides) if region is not None else ():
-            mark(x, region.at_stride(stride))
+            regions.mark(x, region.at_stride(stride))
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
@@ -79,46 +60,45 @@ def resized_each(
     **more: Any,
 ) -> Tensor:
     """Nearest by the whole factor of the padded map; bilinear by that of each image."""
-    old, new = extent_of(input), None
-    factors = [] if scale_factor is None else [int(factor) for factor in pair(scale_factor)]
-    if factors and factors == list(pair(scale_factor)):  # a whole size, in a graph a symbol
+    old, new = regions.extent_of(input), None
+    given = () if scale_factor is None else regions.pair(scale_factor)
+    factors = tuple(map(int, given))
+    if factors and factors == given:  # a whole size, in a graph a symbol
         size, scale_factor = [n * f for n, f in zip(input.shape[2:], factors)], None
         new = old and old.changed(*((factor, 0, 1) for factor in factors))
     elif old is not None and size is not None:
-        new = of_size(old.region, size)
+        new = regions.of_size(old.region, size)
     if new is None:
         return function(input, size, scale_factor, mode, align_corners, *options, **more)
     if mode == 'nearest':
-        return mark(function(input, size, mode=mode), new)
+        return regions.mark(function(input, size, mode=mode), new)
     rows, columns = (
-        resize_weights(*sides, mode, align_corners)
+        regions.resize_weights(*sides, align_corners)
         for sides in zip(old.sides, input.shape[2:], new.sides, size)
     )
-    return mark(resample(rows, input, columns), new)
+    return regions.mark(regions.resample(rows, input, columns), new)
 
 
 def pooled_parts(
     function: Callable, input: Tensor, output_size: Union[int, Sequence[int]]
 ) -> Tensor:
     """Means over equal parts of each image."""
-    size, counts = input.shape[2:], pair(output_size)
-    extent = extent_of(input)
+    size, counts = input.shape[2:], regions.pair(output_size)
+    extent = regions.extent_of(input)
     sides = extent.sides if extent else [torch.full((1,), n, device=input.device) for n in size]
-    rows, columns = (
-        pool_weights(side, n, count, count) for side, n, count in zip(sides, size, counts)
-    )
-    result = resample(rows, input, columns)
-    return mark(result, vector_extent(extent, result)) if extent is not None else result
+    rows, columns = (regions.pool_weights(*axis) for axis in zip(sides, size, counts))
+    result = regions.resample(rows, input, columns)
+    return regions.mark(result, extent and regions.vector_extent(extent, result))
 
 
 # Rules that compute with the numbers of cells, such as those of slices, are not for symbols.
 SAME_IN_GRAPHS = (
-    batch_norm, cast, conv2d, conv_transpose2d, element_wise, element_wise_with_poles, group_norm,
-    max_pool2d,
+    regions.batch_norm, regions.cast, regions.conv2d, regions.conv_transpose2d,
+    regions.element_wise, regions.element_wise_with_poles, regions.group_norm, regions.max_pool2d,
 )  # fmt: skip
 GRAPH_RULES = {
-    **{function: rule for function, rule in RULES.items() if rule in SAME_IN_GRAPHS},
-    **{f: RULES[f] for f in (torch.cat, torch.concat, torch.mean, Tensor.mean)},
+    **{function: rule for function, rule in regions.RULES.items() if rule in SAME_IN_GRAPHS},
+    **{f: regions.RULES[f] for f in (torch.cat, torch.concat, torch.mean, Tensor.mean)},
     F.interpolate: resized_each,
     F.adaptive_avg_pool2d: pooled_parts,
 }

@@ -246,12 +246,8 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
     features at the same place of the whole image, where real pixels are in place of the padding.
     With global attention the whole image has other keys, too, and an absolute encoding other
     values: then the pattern holds more than padding. docs/position_protocol.md says how we read the
-    paper's two metrics, MAE and SNR.
-
-    Args:
-        subject: the model.
-        images: (B, 3, H, W), at least 2, larger than the crop by `margin` on all sides.
-        margin: in pixels, a multiple of every stride.
+    paper's two metrics, MAE and SNR. The images (B, 3, H, W), at least 2, are larger than the crop
+    by `margin` pixels on all sides, a multiple of every stride.
     """
     height, width = (side - 2 * margin for side in images.shape[2:])
     if len(images) < 2 or min(height, width) < 1:
@@ -354,8 +350,8 @@ def padding_drift(
     probes: Sequence[Probe],
 ) -> list[Drift]:
     """How batch padding at the right and bottom, up to this height and width, changes features,
-    stage by stage. `masked`: the model is told what is padding. The probes are of each stage, from
-    images without padding."""
+    stage by stage. `masked`: the model is told what is padding. The probes are those of each stage,
+    fitted without padding."""
     if masked and not subject.masks:
         raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
     height, width = images.shape[2:]
@@ -386,17 +382,11 @@ BORDER = 0.25  # share of the map's side that is border, on each side
 
 
 def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list[ShiftDrift]:
-    """Features of two crops of the same images, one `shift` pixels lower and further right,
-    compared where both see the same pixels.
+    """Features of two crops, `side` pixels high and wide, of the same images (B, 3, H, W), one
+    `shift` pixels lower and further right, compared where both see the same pixels.
 
     Where the shift is no multiple of a stride, the first crop's map is interpolated bilinearly at
     the shifted positions: then the drift contains what sub-sampling loses.
-
-    Args:
-        subject: the model.
-        images: (B, 3, H, W), at least side + shift high and wide.
-        side: of the crops, in pixels.
-        shift: in pixels, at least 0.
     """
     if min(images.shape[2:]) < side + shift or shift < 0:
         raise ValueError(

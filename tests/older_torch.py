@@ -22,9 +22,7 @@ LACKS = {
         core/test_export.py::test_torch_export core/test_position.py::test_inside_attention_exports
         core/test_torchvision_models.py::test_a_graph_of_semantic_fpn
         mm/test_backbone.py::test_exported_graphs""",
-    'symbolic traces through arithmetic with shapes': """
-        core/test_timm_models.py::test_graphs_of_other_tracers
-        core/test_timm_models.py::test_torch_fx_traces""",
+    'symbolic traces through arithmetic with shapes': 'core/test_timm_models.py::test_graphs_of_other_tracers',
     'a compiler for all that we do': """
         core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-alone-compiled
         core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-padded-compiled
@@ -37,7 +35,7 @@ LACKS = {
         runner/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal
         runner/test_mistakes.py::test_in_a_run[train-optim_wrapper.optimizer.lrr
         runner/test_mistakes.py::test_in_a_run[train-randomness.sede""",
-    'exports': 'core/test_downloads.py::test_tools_say_why_not_in_one_line',
+    'exports': 'core/test_downloads.py::test_tools_take_names_or_say_why_not',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'the newest timm': 'core/test_position.py::test_rope_is_timms',

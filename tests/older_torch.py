@@ -22,7 +22,8 @@ LACKS = {
         core/test_export.py::test_torch_export core/test_position.py::test_inside_attention_exports
         core/test_torchvision_models.py::test_a_graph_of_semantic_fpn
         mm/test_backbone.py::test_exported_graphs""",
-    'symbolic traces through arithmetic with shapes': 'core/test_timm_models.py::test_graphs_of_other_tracers',
+    'symbolic traces through arithmetic with shapes': """
+        core/test_timm_models.py::test_graphs_of_other_tracers""",
     'a compiler for all that we do': """
         core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-alone-compiled
         core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-padded-compiled

@@ -83,7 +83,8 @@ class ToolRunner(Runner):
         """Compile for fixed sizes, unless the config has `dynamic`. By default PyTorch compiles for
         all sizes once it has seen two, and PyTorch 2.13 cannot do so for the gradients of pyramids
         (docs/performance.md)."""
-        if options := self.cfg.get('compile'):
+        options = self.cfg.get('compile')
+        if options is True or isinstance(options, dict):
             self.cfg.compile = {'dynamic': False, **({} if options is True else options)}
         super()._maybe_compile(target)
 

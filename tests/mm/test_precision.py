@@ -17,11 +17,12 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from models.families import FAMILIES, batch, build, shrink, tensors
+from models.families import FAMILIES, batch, build, shrink
 from models.ports import randomize
 from models.samples import random_data
 from support import CONFIGS, ORIGINAL_MM, ROOT, load_tool
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
@@ -66,14 +67,18 @@ def watched(model: nn.Module) -> Iterator[set[str]]:
     operations, most of which have no bfloat16 kernel on a GPU, never may."""
     called = set()
 
+    def check(what: object, inputs: object) -> None:
+        dtypes = {getattr(value, 'dtype', None) for value in tree_flatten(inputs)[0]}
+        assert torch.bfloat16 not in dtypes, what
+
     def enter(name: str, *inputs: object) -> None:
         if torch.is_autocast_cpu_enabled():
             called.add(name)
         else:
-            assert all(x.dtype != torch.bfloat16 for x in tensors(inputs)), name
+            check(name, inputs)
 
     def refuse(function: object, *args: object, **options: object) -> object:
-        assert all(x.dtype != torch.bfloat16 for x in tensors([args, options])), function
+        check(function, [args, options])
         return function(*args, **options)
 
     operations = {k: v for k, v in vars(mmcv._ext).items() if callable(v) and k[0] != '_'}

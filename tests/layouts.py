@@ -50,8 +50,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def coco(path: Path, scenes: list[Scene], names: str = '{}.png', **changes: object) -> None:
-    """A COCO file; changes are fields of the first annotation."""
+def coco(path: Path, scenes: list[Scene], names: str = '{}.png') -> None:
     images, annotations = [], []
     for number, picture in enumerate(scenes):
         size = {'height': SIZE[0], 'width': SIZE[1]}
@@ -60,7 +59,6 @@ def coco(path: Path, scenes: list[Scene], names: str = '{}.png', **changes: obje
             annotation = {'id': len(annotations), 'image_id': number, 'category_id': label + 1}
             annotation |= {'bbox': box, 'area': box[2] * box[3], 'iscrowd': 0}
             annotations.append(annotation)
-    annotations[0].update(changes)
     categories = [{'id': i, 'name': name} for i, name in enumerate(CLASSES, 1)]
     content = {'images': images, 'annotations': annotations, 'categories': categories}
     write(path, json.dumps(content))

@@ -70,11 +70,11 @@ def annotations(draw) -> dict:
     return content
 
 
-def check_and_read(folder, content: str) -> None:
+def check_and_read(folder, content: bytes) -> None:
     """Check a COCO file. Without errors, mm's data set and metric read it; with errors, what is
     left has none."""
     path = folder / 'coco.json'
-    path.write_text(content)
+    path.write_bytes(content)
     try:
         checked = check_coco(path, folder)
     except UserError as error:
@@ -89,7 +89,7 @@ def check_and_read(folder, content: str) -> None:
         assert left in ([], ['annotation files without annotations'])
         if left:
             return
-    names = [category['name'] for category in json.loads(path.read_text())['categories']]
+    names = [category['name'] for category in json.loads(path.read_bytes())['categories']]
     metainfo = {'classes': tuple(names)}
     data = CocoDataset(
         ann_file=str(path), data_prefix={'img': str(folder)}, metainfo=metainfo, pipeline=[],
@@ -112,19 +112,13 @@ def check_and_read(folder, content: str) -> None:
 @settings(FUZZ)
 @given(content=annotations())
 def test_annotations(content, images):
-    check_and_read(images, json.dumps(content))
+    check_and_read(images, json.dumps(content).encode())
 
 
 @settings(FUZZ)
 @given(data=st.data())
 def test_damaged_annotation_files(data, images):
-    content = data.draw(damaged(json.dumps(COCO).encode()))
-    (images / 'coco.json').write_bytes(content)
-    try:
-        check_and_read(images, content.decode())
-    except UnicodeDecodeError:
-        with pytest.raises(UserError):
-            check_coco(images / 'coco.json', images)
+    check_and_read(images, data.draw(damaged(json.dumps(COCO).encode())))
 
 
 @settings(FUZZ)

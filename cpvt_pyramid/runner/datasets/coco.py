@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
+from itertools import compress
 from numbers import Real
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
@@ -18,7 +19,7 @@ from ...results.records import counts_of
 from ...tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, split_of, stem_of, words
-from .images import ALL_IMAGES, Effort, check_images
+from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect
 from .objects import BEYOND, Objects, Split, categories_of, content_of_images
 
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
@@ -92,7 +93,7 @@ def coco_split(files: Files, name: str, content: dict[str, Any], defects: Defect
         content = content_of_images(content, images)
     else:
         defects.stop()
-    checked = check_coco(path, folder, Effort(seconds=0), content)
+    checked = check_coco(path, folder, HEADERS, content)
     for problem in checked.problems:
         in_place &= not problem.is_error
         for item in problem.items:
@@ -170,9 +171,17 @@ def check_coco(
     """
     content = content or read_coco(path)
     usable, defects = usable_content(path, content, masks)
-    sizes = {folder / i['file_name']: (i['height'], i['width']) for i in usable['images']}
-    bad, decoded = check_images(sizes, defects, effort)
-    images = [image for image in usable['images'] if folder / image['file_name'] not in bad]
+
+    def findings(image: dict, in_time: bool) -> list[Finding]:
+        size, found = inspect(folder / image['file_name'], effort, in_time)
+        if size and size != (image['height'], image['width']):
+            kind = 'images that have another size than the width and height of their records'
+            found.append((kind, True))
+        return found
+
+    names = [PurePosixPath(image['file_name']).name for image in usable['images']]
+    is_good, decoded = check_each(usable['images'], findings, names, effort, defects)
+    images = list(compress(usable['images'], is_good))
     good = content_of_images(usable, images)
     if not content['annotations']:
         defects.add('annotation files without annotations', path.name)

@@ -87,25 +87,8 @@ def in_threads(function: Callable[[Any], Any], items: Sequence[Any], title: str)
     return thread_map(function, items, desc=title, max_workers=CHECKERS, leave=False, delay=3)
 
 
-def check_images(
-    sizes: dict[Path, Size], defects: Defects, effort: Effort
-) -> tuple[set[Path], int]:
-    """Check that images are complete and have the size of their record; returns the bad files, and
-    how many were read completely."""
-
-    def findings(path: Path, in_time: bool) -> list[Finding]:
-        size, found = inspect(path, effort, in_time)
-        if size and size != tuple(sizes[path]):
-            kind = 'images that have another size than the width and height of their records'
-            found.append((kind, True))
-        return found
-
-    is_good, decoded = check_each(sizes, findings, [path.name for path in sizes], effort, defects)
-    return {path for path, good in zip(sizes, is_good) if not good}, decoded
-
-
 def check_each(
-    items: Iterable[Any],
+    items: Sequence[Any],
     findings: Callable[[Any, bool], list[Finding]],
     names: Sequence[str],
     effort: Effort,
@@ -120,7 +103,6 @@ def check_each(
         in_time = time.monotonic() < deadline
         return findings(item, in_time), in_time
 
-    items = list(items)
     order = np.random.default_rng(0).permutation(len(items))
     shuffled = in_threads(check, [items[index] for index in order], 'checking images')
     checked = [shuffled[place] for place in order.argsort()]

@@ -106,7 +106,7 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
     names, colors = names_and_colors(files)
     has_palette = any(found.palette for found in values.values())
     in_color = any(found.is_color for found in values.values())
-    by_color = in_color or palettes_differ(values.values()) or bool(colors and has_palette)
+    by_color = in_color or palettes_differ(values.values()) or has_palette and bool(colors)
     counts = Counter()
     for found in values.values():
         for value, count in found.counts.items():

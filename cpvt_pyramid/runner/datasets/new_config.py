@@ -96,9 +96,8 @@ def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
 
 def task_of(cfg: Config, base: Path) -> str:
     """detection, instance or segmentation."""
-    loaders = [f'{split}_dataloader' for split in ('train', 'val', 'test')]
-    evaluators = ['val_evaluator', 'test_evaluator']
-    for key in ('train_cfg', 'optim_wrapper', *loaders, *evaluators):
+    parts = [f'{split}_dataloader' for split in SPLITS] + ['val_evaluator', 'test_evaluator']
+    for key in ('train_cfg', 'optim_wrapper', *parts):
         if not cfg.get(key):
             raise UserError(f'{base} must be the config of a training; it has no {key}')
     if cfg.default_scope == 'mmseg':
@@ -170,7 +169,8 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
     splits = {key: split for key, split in found.splits.items() if images_of(split)}
     notes = list(found.notes)
     if 'train' not in splits:
-        raise UserError(f'{data} has no training data without errors')
+        others = ' and '.join(splits) or 'images with errors'
+        raise UserError(f'{data} has no training data, only {others}')
     if 'val' not in splits:
         train = splits.pop('train')
         parts = divided(images_of(train))
@@ -385,11 +385,8 @@ def set_classes(config: Any, classes: int) -> int:
 
 def difference(before: dict, after: dict) -> dict:
     """The settings that turn one config into another."""
-    changes = {}
-    for key, value in after.items():
+    changes = {key: value for key, value in after.items() if value != before.get(key)}
+    for key, value in changes.items():
         if isinstance(value, dict) and isinstance(before.get(key), dict):
-            if inner := difference(before[key], value):
-                changes[key] = inner
-        elif key not in before or value != before[key]:
-            changes[key] = value
+            changes[key] = difference(before[key], value)
     return changes

@@ -18,7 +18,7 @@ from support import load_tool
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.datasets.checks import check_contents
 from cpvt_pyramid.runner.datasets.coco import check_coco
-from cpvt_pyramid.runner.datasets.duplicates import image_print, shared_images
+from cpvt_pyramid.runner.datasets.duplicates import shared_images
 from cpvt_pyramid.runner.datasets.images import Effort, inspect, shown_image
 from cpvt_pyramid.runner.datasets.label_maps import check_label_maps
 from cpvt_pyramid.runner.inference.raster import ReadError
@@ -104,6 +104,7 @@ def cut(name: str):
 DEFECTS = [  # what is done, the problem, its item, and how many images and annotations are left
     (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 10 of b', 4, 7),
     (change('annotations', 2, bbox=[1, 2, 3]), 'a bbox of 4 finite numbers', 'b.jpg', 4, 7),
+    (change('annotations', 2, bbox=[3, 3, 10**400, 9]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=8), 'categories that are not listed', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=[7]), 'categories that are not listed', 'b.jpg', 4, 7),
@@ -167,6 +168,7 @@ def test_warnings(coco, apply, problem):
         ([[1, 1, 5, 5], [1, 1, 5, 1, 5, 5]], True),
         ([[1, 1, 5, 1, 5, 5], [1, 1, 5, 5]], False),
         ({'size': [24, 31], 'counts': [744]}, True),
+        ({'size': [24, 32], 'counts': 'XX0'}, True),
         ({'size': [24, 32], 'counts': [3, 4]}, True),
         ({'size': [24, 32], 'counts': '0'}, True),
     ],
@@ -244,10 +246,7 @@ def test_label_maps(labelled, apply, problem, tmp_path):
     assert checked.write_clean(tmp_path / 'good.txt') == 2
     labelled.ann_file = 'good.txt'
     assert not check_label_maps(labelled, 'mmseg').problems
-
-
-def test_no_images_with_the_suffix(labelled):
-    labelled.img_suffix = '.tiff'
+    labelled.update(ann_file='', img_suffix='.tiff')
     with pytest.raises(UserError, match='no images with the suffix .tiff; it has .jpg'):
         check_label_maps(labelled, 'mmseg')
 
@@ -295,20 +294,16 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
 # The report of check_data.py
 
 
-def test_hashes_are_those_of_imagehash(sample_dataset):
-    for path in sorted((sample_dataset / 'coco/val2017').iterdir()):
-        with Image.open(path) as image:
-            bits = imagehash.phash(image).hash.ravel()
-            np.testing.assert_array_equal(image_print(image).bits, bits)
-
-
 def test_images_in_two_splits(sample_dataset, tmp_path):
-    """A copy of another name, recompressed and smaller ones; other images are other."""
+    """A copy of another name, recompressed and smaller ones; other images are other. The hashes are
+    those of imagehash."""
     prints = {'train': {}, 'val': {}}
     images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
     for split in prints:
         for path in images[split]:
             assert not inspect(path, Effort(prints=prints[split]))[1]
+            bits = imagehash.phash(Image.open(path)).hash.ravel()
+            np.testing.assert_array_equal(prints[split][path].bits, bits)
     assert not shared_images(prints['val'], prints['train'])
     source = images['train'][2]
     copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))

@@ -70,7 +70,7 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
             if task.name in records or not records.keys() >= set(task.needs):
                 continue
             outcomes = [records[name].outcome for name in task.needs]
-            record = finished(folder, task) or finish(folder, task, *outcomes)
+            record = finished(folder, task) or try_to_finish(folder, task, *outcomes)
             if record:
                 records[task.name] = record
             if rank() == 0 and time.monotonic() - reported > REPORT:
@@ -81,7 +81,7 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
         time.sleep(WAIT)
 
 
-def finish(folder: Path, task: Task, *outcomes: Any) -> Optional[Record]:
+def try_to_finish(folder: Path, task: Task, *outcomes: Any) -> Optional[Record]:
     """Run a task, unless another process is at work on it."""
     path = file_of(folder, task).with_suffix('.lock')
     try:
@@ -217,13 +217,13 @@ def in_order(tasks: Sequence[Task]) -> Skipped:
     outcomes: dict[str, Skipped] = {}
     for task in tasks:
         outcomes[task.name] = task.run(*(outcomes[name] for name in task.needs))
-    return merged(outcomes.values())
+    return all_skipped(outcomes.values())
 
 
 def conclude_once(tasks: Sequence[Task], folder: Path, conclude: Conclude) -> Skipped:
     """Share tasks, and let one process conclude; returns the inputs that were skipped."""
     records = share(folder / FOLDER, tasks)
-    skipped = merged(records[task.name].outcome for task in tasks)
+    skipped = all_skipped(records[task.name].outcome for task in tasks)
     about = [records[task.name].time for task in tasks]
     last = Task('conclusion', about, partial(conclude, skipped))
     if rank() == 0 and finished(folder / FOLDER, last):
@@ -232,5 +232,5 @@ def conclude_once(tasks: Sequence[Task], folder: Path, conclude: Conclude) -> Sk
     return skipped
 
 
-def merged(outcomes: Iterable[Skipped]) -> Skipped:
+def all_skipped(outcomes: Iterable[Skipped]) -> Skipped:
     return {path: reason for skipped in outcomes for path, reason in skipped.items()}

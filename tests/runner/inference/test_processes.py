@@ -222,7 +222,7 @@ def test_a_task_of_a_killed_process_is_taken_over(tmp_path):
             time.sleep(0.01)
         task = Task('a', 1, run)
         if rank == 1:
-            assert sharing.finish(tmp_path, task) is None
+            assert sharing.try_to_finish(tmp_path, task) is None
             (tmp_path / 'refused').touch()
         return sharing.share(tmp_path, [task])['a'].outcome != 'done'
 

@@ -710,6 +710,8 @@ def each_alone(
     Its arguments are the image's cells (1, C, h, w) and the size that its result should have. The
     map loses the region if that is another: 25 * 4.6 is less than 115.
     """
+    if 0 in (len(input), *size):  # PyTorch's result or error
+        return mark(call(input, size), new)
     images, claimed = [], True
     for x, (rows, columns), its_size in zip(input.split(1), old.lengths, new.lengths):
         if rows * columns * its_size[0] * its_size[1] == 0:

@@ -248,6 +248,13 @@ def test_inference_mode():
     nn.Conv2d(4, 4, 3, padding=1)(x).sum().backward()
 
 
+def test_sizes_without_cells():
+    pool, batch = nn.AvgPool2d(29), padded_batch(torch.ones(0, 1, 29, 40), torch.ones(0, 2))
+    assert pool(batch).shape == (0, 1, 1, 1)
+    with pytest.raises(RuntimeError, match='Output size is too small'):
+        pool(map_of())
+
+
 def test_batch_norm_in_training_has_statistics_of_the_images():
     x, ours, theirs = map_of(), nn.BatchNorm2d(4), nn.BatchNorm1d(4)
     cells = [own(x, x.extent, i).flatten(2) for i in range(len(x))]

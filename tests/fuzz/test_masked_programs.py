@@ -35,11 +35,15 @@ LEFT_OUT = """
     grad sparse __setstate__ numpy __array from_file is_shared quantize rnn lstm gru dlpack names
     rename align_ refine __deepcopy__ __reduce reinforce pin_memory version detach_ tolist item
     __contains__ __len__ __iter__ unflatten requires_ unsafe stft view_as_ map_ apply_ type_ to_
+    interpolate upsample
 """.split()
 
 
 def functions() -> list[Callable]:
-    """The functions of PyTorch that take tensors, but random ones and those not about values."""
+    """The functions of PyTorch that take tensors, but random ones and those not about values.
+
+    A size that is given to `F.interpolate` in numbers is meant to be that of a map.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         found = {}
@@ -64,41 +68,35 @@ LAYERS: list[Callable[[random.Random, int], nn.Module]] = [
     lambda r, c: nn.MaxPool2d(r.choice([2, 3]), r.choice([1, 2]), r.choice([0, 1]),
                               ceil_mode=r.random() < 0.5),
     lambda r, c: nn.AvgPool2d(r.choice([2, 3]), r.choice([1, 2]), r.choice([0, 1]),
-                              count_include_pad=r.random() < 0.5),
+                              r.random() < 0.5, r.random() < 0.5),
     lambda r, c: nn.AdaptiveAvgPool2d(r.choice([1, 2, (1, 2), (None, 1)])),
     lambda r, c: nn.AdaptiveMaxPool2d(r.choice([1, 2, 3])),
     lambda r, c: nn.GroupNorm(c, c),
     lambda r, c: nn.GroupNorm(1, c),
     lambda r, c: nn.InstanceNorm2d(c, affine=True),
     lambda r, c: nn.BatchNorm2d(c).eval(),
-    lambda r, c: nn.Upsample(scale_factor=r.choice([2, 3, 0.5, 1.5]),
-                             mode=r.choice(['nearest', 'bilinear', 'bicubic'])),
+    lambda r, c: nn.Upsample(scale_factor=r.choice([2, 3, 0.5, 1.5, 1.2]),
+                             mode=r.choice(['nearest', 'bilinear', 'bicubic', 'area'])),
     lambda r, c: nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True),
     lambda r, c: nn.ReLU(inplace=r.random() < 0.5),
     lambda r, c: nn.Sequential(nn.Conv2d(c, c, 1), nn.BatchNorm2d(c).eval(), nn.SiLU()),
     lambda r, c: nn.PReLU(),
     lambda r, c: nn.ZeroPad2d(r.choice([1, (0, 1, 0, 1), (1, 0, 2, 0), -1])),
     lambda r, c: nn.ConstantPad2d(1, 0.3),
-    lambda r, c: nn.ReplicationPad2d(1),
     lambda r, c: nn.PixelShuffle(2),
-    lambda r, c: nn.PixelUnshuffle(2),
     lambda r, c: nn.ChannelShuffle(2),
     lambda r, c: nn.Softmax2d(),
     lambda r, c: nn.LocalResponseNorm(2),
     lambda r, c: nn.LPPool2d(2, 2),
     lambda r, c: nn.Unfold(2),
-    lambda r, c: SqueezeExcitation(c),
-    lambda r, c: OwnBackward(c),
+    lambda r, c: SqueezeExcitation(c, c),
+    lambda r, c: OwnBackward(c, c, 3, bias=False),
 ]  # fmt: skip
 
 
-class SqueezeExcitation(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.fc = nn.Linear(channels, channels)
-
+class SqueezeExcitation(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.fc(x.mean((2, 3))).sigmoid()[:, :, None, None]
+        return x * super().forward(x.mean((2, 3))).sigmoid()[:, :, None, None]
 
 
 class OwnConv(torch.autograd.Function):
@@ -116,11 +114,7 @@ class OwnConv(torch.autograd.Function):
         return torch.autograd.grad(y, (x, weight), gradient)
 
 
-class OwnBackward(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(channels, channels, 3, 3))
-
+class OwnBackward(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return OwnConv.apply(x, self.weight)
 
@@ -159,7 +153,6 @@ HAND = [
     ('where', lambda x, y: torch.where(x > 0, x, y)),
     ('crop', lambda x, y: x[:, :, 1:]),
     ('crop to', lambda x, y: x[..., : y.shape[2], : y.shape[3]]),
-    ('crop end', lambda x, y: x[..., :-1]),
     ('every second', lambda x, y: x[..., ::2, 1::2]),
     ('channels', lambda x, y: x[:, 1:]),
     ('gate', lambda x, y: x * F.adaptive_avg_pool2d(y, 1).sigmoid()),
@@ -169,9 +162,7 @@ HAND = [
     ('std gate', lambda x, y: x / (1 + y.flatten(2).norm(dim=-1)[:, :, None, None])),
     ('GRN', lambda x, y: x * (g := x.norm(p=2, dim=(2, 3), keepdim=True)) / (g.mean(1, True) + 1)),
     ('strips', lambda x, y: x * x.mean(3, keepdim=True).sigmoid() + x.amax(2, keepdim=True)),
-    ('roll', lambda x, y: x + x.roll(1, 3)),
     ('flip', lambda x, y: x + x.flip(3)),
-    ('flip channels', lambda x, y: x + x.flip(1)),
     ('transposed', lambda x, y: x.transpose(2, 3).contiguous()),
     ('self-attention', lambda x, y: (x.flatten(2) @ x.flatten(2).mT).softmax(-1)[:, :, :1, None]),
     ('layer norm', lambda x, y: F.layer_norm(x.mT, x.shape[2:3]).mT),
@@ -180,18 +171,15 @@ HAND = [
     ('copy_', lambda x, y: (x * 1).copy_(y)),
     ('transpose_', lambda x, y: (x * 1).transpose_(2, 3)),
     ('setitem', lambda x, y: set_first(x * 1)),
-    ('clamp_', lambda x, y: (x * 1).clamp_(min=0.1).sqrt_()),
     ('out', lambda x, y: torch.add(x.detach(), y.detach(), out=x.detach() * 1)),
     ('view in place', lambda x, y: fill_view(x * 1)),
     ('half', lambda x, y: x.to(torch.bfloat16).to(x)),
     ('log', lambda x, y: (x * x).log() + x.sqrt().nan_to_num()),
     ('coordinates', lambda x, y: x + torch.linspace(-1, 1, x.shape[3]).double()),
-    ('detached gate', lambda x, y: x * y.std().detach()),
     ('grid', lambda x, y: x * torch.ones_like(x).cumsum(3)),
     ('expand', lambda x, y: x + y.mean((2, 3), keepdim=True).expand_as(x)),
     ('einsum', lambda x, y: torch.einsum('bchw,bc->bchw', x, y.mean((2, 3)))),
     ('batch', lambda x, y: x - x.mean(0, keepdim=True)),
-    ('unbind', lambda x, y: torch.stack(x.unbind(1), 1)),
     ('split', lambda x, y: torch.cat([part * 2 for part in x.split(1, dim=1)], 1)),
 ]  # fmt: skip
 

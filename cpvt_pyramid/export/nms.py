@@ -61,7 +61,7 @@ def best(
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows (B, K, ...) of x (B, N, ...) by index (B, K)."""
-    index = index.view(*index.shape, *[1] * (x.dim() - 2))
+    index = index[(..., *[None] * (x.dim() - 2))]
     return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
 
 

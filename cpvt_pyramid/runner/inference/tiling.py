@@ -12,11 +12,11 @@ Shapes: image (3, H, W); tile (3, h, w); scores (K, h, w) of K classes; boxes (N
 y2 in pixels. A span is a half-open range, [start, stop), of pixels or of rows of tiles.
 """
 
+import io
 import itertools
 import json
 import math
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -284,18 +284,19 @@ def detect_in_tiles(run: Run) -> None:
     for row, outputs in run.outputs(run.band[0]):
         found = []
         for tile in outputs:
-            found.append([part.cpu().numpy() for part in tile])
+            found.append([part.cpu() for part in tile])
             run.progress(1)
-        with (run.journal.folder / f'found-{row:06}.pkl').open('wb') as file:
-            pickle.dump(found, file)
+        contents = io.BytesIO()  # writing it raises OSError on a full disk, torch.save RuntimeError
+        torch.save(found, contents)
+        with (run.journal.folder / f'found-{row:06}.pt').open('wb') as file:
+            file.write(contents.getbuffer())
             flush(file)
 
 
 def found_in_tiles(folders: Iterable[Path]) -> list[Found]:
     """The detections of all tiles, row by row, that `detect_in_tiles` wrote into folders."""
-    paths = [path for folder in folders for path in sorted(folder.glob('found-*.pkl'))]
-    tiles = (tile for path in paths for tile in pickle.loads(path.read_bytes()))
-    return [Found(*map(torch.from_numpy, tile)) for tile in tiles]
+    paths = [path for folder in folders for path in sorted(folder.glob('found-*.pt'))]
+    return [Found(*tile) for path in paths for tile in torch.load(path, weights_only=True)]
 
 
 def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:

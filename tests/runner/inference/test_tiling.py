@@ -153,7 +153,7 @@ def test_memory_is_not_measured_on_windows(monkeypatch):
     memory.limit()
 
 
-@pytest.mark.parametrize('name', ['labels', 'sums-1', 'found-000000.pkl'])
+@pytest.mark.parametrize('name', ['labels', 'sums-1', 'found-000000.pt'])
 def test_a_full_disk_raises_an_error(name, tmp_path):
     """`name` is the file that cannot be written."""
     detects = name.startswith('found')

@@ -436,8 +436,7 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
             **published | options,
         )
         info = model.feature_info
-        maps = info.get_dicts() if isinstance(info, FeatureInfo) else info
-        stride = maps[-1]['reduction']
+        stride = (info.get_dicts() if isinstance(info, FeatureInfo) else info)[-1]['reduction']
         if output_stride not in (None, stride):
             raise ValueError(
                 f'output_stride must be {stride}, the stride of the last map, got {output_stride}: '

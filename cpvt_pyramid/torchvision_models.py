@@ -223,12 +223,11 @@ def build_body(backbone: Backbone, finest: int) -> Body:
         backbone = dict(arch=backbone)
     if isinstance(backbone, dict):
         arch = backbone.get('arch', 'pcpvt_small')
-        named = isinstance(arch, str)
-        if named and arch not in {**ARCHS, **COLUMNAR_ARCHS}:
-            known = ', '.join((*ARCHS, *COLUMNAR_ARCHS))
-            raise ValueError(f'unknown arch {arch!r}; one of {known}')
-        columnar = arch in COLUMNAR_ARCHS if named else hasattr(arch, 'dim') or 'dim' in arch
-        kind = DenseCPVT if columnar else CPVTPyramid
+        known = {**ARCHS, **COLUMNAR_ARCHS}
+        if isinstance(arch, str) and arch not in known:
+            raise ValueError(f'unknown arch {arch!r}; one of {", ".join(known)}')
+        arch = known[arch] if isinstance(arch, str) else arch
+        kind = DenseCPVT if hasattr(arch, 'dim') or 'dim' in arch else CPVTPyramid
         indices = (0, 1, 2, 3) if finest == 4 else (1, 2, 3)
         backbone = kind(**dict[str, Any](out_indices=indices) | backbone)
     strides = tuple(s for s in (4, 8, 16, 32) if s >= finest)
@@ -284,8 +283,8 @@ class ExtraLevels(ExtraFPNBlock):
             nn.Conv2d(out_channels if i else in_channels, out_channels, 3, 2, 1)
             for i in range(count)
         )
-        for name, parameter in self.named_parameters():
-            if name.endswith('weight'):
+        for parameter in self.parameters():
+            if parameter.dim() == 4:
                 nn.init.kaiming_uniform_(parameter, a=1)
             else:
                 nn.init.zeros_(parameter)

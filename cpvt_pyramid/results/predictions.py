@@ -208,7 +208,9 @@ class LabelMap(_Prediction):
     """The class of each pixel of an image. As a sequence, it holds a dict for each class in it.
 
     Args:
-        image, classes, palette: see `Detections`.
+        image: see `Detections`.
+        classes: see `Detections`.
+        palette: see `Detections`.
         labels: (H, W), indices into `classes`.
 
     Examples:
@@ -253,7 +255,9 @@ class Segments(_Prediction):
     """The panoptic segments of an image.
 
     Args:
-        image, classes, palette: see `Detections`.
+        image: see `Detections`.
+        classes: see `Detections`.
+        palette: see `Detections`.
         numbers: (H, W), from 1 on; 0 where there is no segment.
         labels: (N,), indices into `classes`, of segments 1 to N.
     """

@@ -492,7 +492,7 @@ def interpolate(function: Callable, input: Tensor, *args: Any, **kwargs: Any) ->
             one_factor |= new.changed((1, 1, 2), (1, 1, 2)) == old
     if old is None or new is None:
         return mark(function(input, **options), None)
-    if new == old:
+    if new == old and factor is None:
         return mark(input.clone(), old)
     if one_factor and options.get('mode', 'nearest') == 'nearest':
         return mark(function(input, **options), new)

@@ -88,6 +88,7 @@ def nothing_is_compiled():
         nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True),
         nn.Upsample(scale_factor=0.5, mode='bilinear'),
         nn.Upsample(scale_factor=1.5, mode='bicubic'),
+        nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Upsample(scale_factor=1.2, mode='bilinear')),
         nn.AdaptiveAvgPool2d((None, 2)),
         nn.AdaptiveAvgPool2d((5, 3)),
         lambda x: F.adaptive_max_pool2d(x + (x.round() - x).detach(), 3),  # equal maxima

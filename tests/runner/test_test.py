@@ -12,10 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from support import load_tool
-from tiny_mm import DIGITS
 
-from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.inference.prediction import dataset_meta, results_dump
+from cpvt_pyramid.runner.inference.prediction import results_dump
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 test_tool, analyse = load_tool('test'), load_tool('analyse')
@@ -31,7 +29,7 @@ METRICS = {
 @pytest.mark.parametrize('tta', [(), ('--tta',)])
 @pytest.mark.parametrize('kind', METRICS)
 def test_evaluation(untrained, kind, tta, capsys):
-    """Its metrics are those of analyse.py."""
+    """Its metrics are those of analyse.py. In bfloat16, scores are slightly different."""
     shown = ['--out', 'found/all.pkl', '--show-dir', 'shown']
     assert test_tool.main([*untrained[kind], *shown, *tta]) == 0
     table = capsys.readouterr().out
@@ -54,20 +52,16 @@ def test_evaluation(untrained, kind, tta, capsys):
     for ending in ('overlay.png', 'detections.json' if kind == 'detector' else 'labels.png'):
         assert len(list(Path('shown').glob(f'*.{ending}'))) == 4
     assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
-
-
-@pytest.mark.parametrize('kind', METRICS)
-def test_evaluation_in_bfloat16(untrained, kind):
-    """Where the model is of bfloat16, scores are slightly different; boxes are float32."""
-    found = []
-    for dtype in ('float32', 'bfloat16'):
-        assert test_tool.main([*untrained[kind], '--out', 'all.pkl', '--dtype', dtype]) == 0
-        found.append(pickle.loads(Path('all.pkl').read_bytes())[0])
+    if tta:
+        return
+    command = [*untrained[kind], '--out', 'rounded.pkl', '--dtype', 'bfloat16']
+    assert test_tool.main(command) == 0
+    exact, rounded = samples[0], pickle.loads(Path('rounded.pkl').read_bytes())[0]
     if kind == 'segmentor':
-        exact, rounded = (sample['pred_sem_seg']['data'] for sample in found)
+        exact, rounded = (sample['pred_sem_seg']['data'] for sample in (exact, rounded))
         assert 0 < (exact != rounded).float().mean() < 0.2
         return
-    exact, rounded = (sample['pred_instances'] for sample in found)
+    exact, rounded = (sample['pred_instances'] for sample in (exact, rounded))
     assert rounded['bboxes'].dtype == rounded['scores'].dtype == torch.float32
     best = exact['scores'].max().item(), rounded['scores'].max().item()
     assert best[0] != best[1] and best[1] == pytest.approx(best[0], rel=0.05)
@@ -77,14 +71,12 @@ def test_out_must_be_a_file(untrained, capsys):
     """Known before the test, and before its folder is made."""
     Path('all.pkl').mkdir()
     assert test_tool.main([*untrained['detector'], '--out', 'all.pkl']) == 2
-    error = 'test: all.pkl must be a file to write, but it is a folder\n'
-    assert capsys.readouterr().err == error
+    assert 'test: all.pkl must be a file to write' in capsys.readouterr().err
     assert not Path('work_dirs').exists()
 
 
-@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
-def test_predictions_are_written_whole_or_not_at_all(scope):
-    dump = results_dump(scope, 'all.pkl')
+def test_predictions_are_written_whole_or_not_at_all():
+    dump = results_dump('mmseg', 'all.pkl')
     assert dump.compute_metrics([{'a': 1}]) == {}
     with pytest.raises(Exception, match='pickle'):
         dump.compute_metrics([{'a': 2}, (i for i in ())])
@@ -116,9 +108,3 @@ def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped(
         [{'type': 'RandomFlip', 'prob': 0.0}, {'type': 'RandomFlip', 'prob': 1.0}],
         [{'type': 'PackDetInputs'}],
     ]
-
-
-def test_classes_come_from_the_config_where_the_checkpoint_has_none(configs):
-    cfg = load_config(configs['detector'])
-    assert dataset_meta(cfg, {'meta': {'dataset_meta': {'CLASSES': ('x',)}}})['classes'] == ('x',)
-    assert tuple(dataset_meta(cfg, {})['classes']) == DIGITS

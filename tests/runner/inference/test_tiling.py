@@ -4,6 +4,7 @@ import errno
 import math
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -143,11 +144,8 @@ def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
 
 
 def test_memory_is_not_measured_on_windows(monkeypatch):
-    def missing(*_: object) -> None:
-        raise FileNotFoundError
-
     monkeypatch.setattr(memory, 'resource', None)
-    monkeypatch.setattr(memory, 'in_bytes', missing)
+    monkeypatch.setattr(memory, 'in_bytes', mock.Mock(side_effect=FileNotFoundError))
     with pytest.raises(UserError, match='memory can be measured on Linux and macOS only'):
         memory.peak()
     memory.limit()
@@ -189,7 +187,7 @@ def as_tiles_see(things: Found, grid: TileGrid, visible: float = 4) -> list[Foun
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**31), st.integers(1, 500), st.integers(1, 500))
-def test_separate_objects_are_found_once_and_whole(seed, height, width):
+def test_separate_objects_are_found_once_and_whole(tmp_path_factory, seed, height, width):
     """Of any size: an object larger than a tile is assembled from its parts."""
     generator = torch.Generator().manual_seed(seed)
     random = lambda: float(torch.rand((), generator=generator))  # noqa: E731
@@ -202,7 +200,10 @@ def test_separate_objects_are_found_once_and_whole(seed, height, width):
                 boxes.append((*box, random(), 3 * random()))
     things = found(*boxes)
     grid = TileGrid((height, width), 128, 64)
-    result = merged(as_tiles_see(things, grid), grid)
+    seen, folder = iter(as_tiles_see(things, grid)), tmp_path_factory.mktemp('run')
+    image = reader(torch.zeros(3, height, width))
+    tiling.detect_in_tiles(run_of(image, grid, lambda tile: next(seen), folder, 2))
+    result = merged(tiling.found_in_tiles([folder]), grid)
     order = things.scores.argsort(descending=True)
     torch.testing.assert_close(result.boxes, things.boxes[order])
     assert torch.equal(result.scores, things.scores[order])
@@ -220,35 +221,7 @@ def test_a_box_cut_by_its_tile_is_replaced_by_the_whole_one():
         [71, 61, 101, 91], [90, 10, 140, 40], [10, 10, 30, 30], [90, 10, 140, 40],
     ]  # fmt: skip
     assert result.scores.tolist() == pytest.approx([0.7, 0.6, 0.3, 0.2])
-
-
-def test_boxes_of_one_tile_are_not_merged():
-    grid = TileGrid((64, 64), 64, 0)
+    grid = TileGrid((64, 64), 64, 0)  # boxes of one tile are not merged
     twice = found((1, 1, 20, 20, 0.9, 0), (2, 2, 20, 20, 0.8, 0))
     assert len(merged([twice], grid).scores) == 2
     assert merged([found()], grid).boxes.shape == (0, 4)
-
-
-def test_detection_in_tiles(tmp_path):
-    """A detector of the one bright rectangle, in a run that is interrupted and resumed."""
-    image = torch.zeros(3, 300, 400, dtype=torch.uint8)
-    image[:, 100:220, 50:330] = 255
-    grid = TileGrid((300, 400), 128, 64)
-    calls = []
-
-    def predict(tile: Tensor) -> Found:
-        calls.append(tile)
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-        ys, xs = (tile[0] > 0).nonzero().T
-        if not len(ys):
-            return found()
-        return found((xs.min(), ys.min(), xs.max() + 1, ys.max() + 1, 0.5, 0))
-
-    with pytest.raises(KeyboardInterrupt):
-        tiling.detect_in_tiles(run_of(reader(image), grid, predict, tmp_path / 'run'))
-    run = run_of(reader(image), grid, predict, tmp_path / 'run', 3)
-    assert run.journal.rows == 1
-    tiling.detect_in_tiles(run)
-    result = merged(tiling.found_in_tiles([tmp_path / 'run']), grid)
-    assert result.boxes.tolist() == [[50, 100, 330, 220]]

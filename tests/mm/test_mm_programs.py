@@ -66,15 +66,19 @@ WITHOUT_OPERATORS = """
 import sys
 
 sys.modules['mmcv._ext'] = None  # as where they are not compiled
+sys.modules['timm'] = None  # slow to import
 import torch
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, Registry, init_default_scope
 from mmengine.structures import PixelData
-from mmseg.structures import SegDataSample
+
+host = Registry('model', parent=MODELS, scope='host', locations=['json'])
+print(host.build(dict(type='cpvt_pyramid.CPVTPyramid', arch='pcpvt_nano')).channels)
 
 import cpvt_pyramid.mm.segmentation
 import mmseg.models
+from mmseg.structures import SegDataSample
 
 init_default_scope('mmseg')
 for path in sys.argv[1:]:
@@ -94,9 +98,10 @@ for path in sys.argv[1:]:
 """
 
 
-def test_segmentors_need_no_compiled_operators(tmp_path):
+def test_scoped_names_need_no_imports_and_segmentors_no_compiled_operators():
     paths = [ROOT / f'configs/{name}.py' for name in ('semantic_fpn_pvt_t', 'upernet_svt_s')]
     done = run(sys.executable, '-c', WITHOUT_OPERATORS, *paths)
+    assert '(32, 64, 128, 192)' in done.stdout, done.stderr
     if ORIGINAL_MM:  # imports them for some heads
         assert 'mmcv._ext' in done.stderr
     else:

@@ -1,7 +1,7 @@
 """Small data sets in every layout: pictures with objects, each in the colour of its class."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -50,34 +50,24 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def coco(path: Path, scenes: list[Scene], names: str = '{}.png') -> None:
-    images, annotations = [], []
+def coco_content(scenes: list[Scene], names: str = '{}.png') -> dict:
+    """The content of a COCO file with a box and a polygon for each object."""
+    size, images, annotations = {'height': SIZE[0], 'width': SIZE[1]}, [], []
     for number, picture in enumerate(scenes):
-        size = {'height': SIZE[0], 'width': SIZE[1]}
         images.append({'id': number, 'file_name': names.format(picture.name), **size})
-        for label, *box in picture.boxes:
-            annotation = {'id': len(annotations), 'image_id': number, 'category_id': label + 1}
-            annotation |= {'bbox': box, 'area': box[2] * box[3], 'iscrowd': 0}
-            annotations.append(annotation)
+        for label, x, y, width, height in picture.boxes:
+            right, bottom = x + width, y + height
+            annotations.append(
+                {'id': len(annotations), 'image_id': number, 'category_id': label + 1}
+                | {'bbox': [x, y, width, height], 'area': width * height, 'iscrowd': 0}
+                | {'segmentation': [[x, y, right, y, right, bottom, x, bottom]]}
+            )
     categories = [{'id': i, 'name': name} for i, name in enumerate(CLASSES, 1)]
-    content = {'images': images, 'annotations': annotations, 'categories': categories}
-    write(path, json.dumps(content))
+    return {'images': images, 'annotations': annotations, 'categories': categories}
 
 
-def small_coco(names: Sequence[str], height: int, width: int) -> dict:
-    """The content of a COCO file with two objects of two classes in each image."""
-    objects = dict(area=72, iscrowd=0, segmentation=[[2, 3, 10, 3, 10, 12]])
-    return {
-        'images': [
-            dict(id=i, file_name=name, width=width, height=height) for i, name in enumerate(names)
-        ],
-        'categories': [{'id': 7, 'name': 'cat'}, {'id': 9, 'name': 'dog'}],
-        'annotations': [
-            dict(id=10 * i + j, image_id=i, category_id=7 + 2 * j, bbox=[2, 3, 8 + j, 9], **objects)
-            for i in range(len(names))
-            for j in range(2)
-        ],
-    }
+def coco(path: Path, scenes: list[Scene], names: str = '{}.png') -> None:
+    write(path, json.dumps(coco_content(scenes, names)))
 
 
 def yolo(path: Path, picture: Scene, form: str = 'box') -> None:
@@ -138,9 +128,8 @@ def coco_of_splits(root: Path) -> None:
     for split, scenes in SPLITS:
         coco(root / f'annotations/instances_{split}2017.json', scenes)
         fill(root, scenes, f'{split}2017/{{}}.png')
-    path = root / 'annotations/instances_test2017.json'
-    coco(path, MORE)
-    path.write_text(json.dumps({**json.loads(path.read_text()), 'annotations': []}))
+    test = {**coco_content(MORE), 'annotations': []}
+    write(root / 'annotations/instances_test2017.json', json.dumps(test))
 
 
 def coco_of_roboflow(root: Path) -> None:
@@ -153,9 +142,8 @@ def coco_of_subfolders(root: Path) -> None:
     """Names with folders, of the same files in each, as Windows writes them."""
     scenes = [s._replace(name=f'a/{s.name}') for s in SCENES]
     scenes += [s._replace(name=f'b/{s.name}') for s in MORE]
-    coco(root / 'all.json', scenes, 'C:\\my data\\{}.png')
-    text = (root / 'all.json').read_text().replace('/', '\\\\')
-    (root / 'all.json').write_text(text)
+    content = json.dumps(coco_content(scenes, 'C:/my data/{}.png'))
+    write(root / 'all.json', content.replace('/', '\\\\'))
     fill(root, scenes, 'images/{}.png')
 
 

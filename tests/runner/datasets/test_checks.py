@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,13 +11,12 @@ import imagehash
 import numpy as np
 import pytest
 import rasterio
-from layouts import small_coco
+from layouts import CLASSES, SIZE, coco_content, fill, label_map, scene
 from mmengine.config import Config
 from PIL import Image
 from support import load_tool
 
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.datasets.checks import check_contents
 from cpvt_pyramid.runner.datasets.coco import check_coco
 from cpvt_pyramid.runner.datasets.duplicates import shared_images
 from cpvt_pyramid.runner.datasets.images import Effort, inspect, shown_image
@@ -24,7 +24,7 @@ from cpvt_pyramid.runner.datasets.label_maps import check_label_maps
 from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.tooling.command import UserError
 
-SIZE = (24, 32)  # height and width
+SCENES = [scene(i, name) for i, name in enumerate(('a', 'b', 'c ä', 'd'))]
 TURNED = Image.Exif()
 TURNED[0x0112] = 6
 
@@ -37,25 +37,13 @@ def picture(path: Path, mode: str = 'RGB', size=SIZE, **options) -> None:
 @pytest.fixture
 def coco(tmp_path):
     """A folder with a.jpg to d.jpg, and the content of a COCO file for them."""
-    names = ['a.jpg', 'b.jpg', 'c ä.jpg', 'd.jpg']
-    for name in names:
-        picture(tmp_path / name)
-    return tmp_path, small_coco(names, *SIZE)
+    fill(tmp_path, SCENES, '{}.jpg')
+    return tmp_path, coco_content(SCENES, '{}.jpg')
 
 
 def found(folder: Path, content: object, **options):
     (folder / 'coco.json').write_text(json.dumps(content))
     return check_coco(folder / 'coco.json', folder, **options)
-
-
-def test_a_good_file(coco):
-    """iscrowd may be a boolean."""
-    folder, content = coco
-    for value in (int, bool):
-        for index, annotation in enumerate(content['annotations']):
-            annotation['iscrowd'] = value(index % 2)
-        checked = found(folder, content)
-        assert not checked.problems and checked.images == checked.decoded == 4
 
 
 NOT_COCO = (
@@ -89,75 +77,55 @@ def change(record: str, index: int, **values):
     return apply
 
 
-def write(name: str, data: bytes):
-    return lambda folder, content: (folder / name).write_bytes(data)
-
-
 def cut(name: str):
-    def apply(folder, content):
-        whole = (folder / name).read_bytes()
-        (folder / name).write_bytes(whole[: len(whole) // 2])
-
-    return apply
+    return lambda folder, *_: os.truncate(folder / name, (folder / name).stat().st_size // 2)
 
 
 DEFECTS = [  # what is done, the problem, its item, and how many images and annotations are left
-    (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 10 of b', 4, 7),
+    (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 2 of b', 4, 7),
     (change('annotations', 2, bbox=[1, 2, 3]), 'a bbox of 4 finite numbers', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[3, 3, 10**400, 9]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=8), 'categories that are not listed', 'b.jpg', 4, 7),
-    (change('annotations', 2, category_id=[7]), 'categories that are not listed', 'b.jpg', 4, 7),
-    (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 10', 4, 7),
+    (change('annotations', 2, category_id=[1]), 'categories that are not listed', 'b.jpg', 4, 7),
+    (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 2', 4, 7),
     (change('annotations', 2, id=0), 'id of another annotation', 'annotation 0 of b.jpg', 4, 7),
     (change('annotations', 2, id=...), 'without a number as id', 'annotation 2 of b', 4, 7),
-    (change('annotations', 2, area=...), 'annotations without area', 'annotation 10', 4, 8),
-    (change('annotations', 2, iscrowd=...), 'iscrowd is missing or not', 'annotation 10', 4, 8),
-    (change('annotations', 2, iscrowd=-1), 'iscrowd is missing or not', 'annotation 10', 4, 8),
+    (change('annotations', 2, area=...), 'annotations without area', 'annotation 2', 4, 8),
+    (change('annotations', 2, iscrowd=-1), 'iscrowd is missing or not', 'annotation 2', 4, 8),
     (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, height=0), 'without width and height', 'b.jpg', 3, 6),
-    (change('images', 1, width=33), 'another size than the width and height of', 'b.jpg', 3, 6),
+    (change('images', 1, width=81), 'another size than the width and height of', 'b.jpg', 3, 6),
     (change('images', 1, file_name=...), 'images without file_name', 'image 1', 3, 6),
     (change('images', 1, id=0), 'id of another image', 'b.jpg', 3, 6),
     (change('images', 1, id='1'), 'images without an id of type int', 'b.jpg', 3, 6),
     (change('images', 1, id=2**70), 'images without an id of type int', 'b.jpg', 3, 6),
     (change('images', 1, file_name='x.jpg'), 'images that are missing', 'x.jpg', 3, 6),
-    (write('b.jpg', b''), 'images that are not complete', 'b.jpg', 3, 6),
+    (lambda folder, _: os.truncate(folder / 'b.jpg', 0), 'not complete images', 'b.jpg', 3, 6),
     (cut('c ä.jpg'), 'images that are not complete', 'c ä.jpg', 3, 6),
     # mm turns the image, but not its boxes.
     (lambda folder, _: picture(folder / 'b.jpg', exif=TURNED), 'another size than', 'b.jpg', 3, 6),
-]
+    (change('annotations', 2, bbox=[3, 3, 0.5, 9]), 'warning: boxes narrower', 'b.jpg', 4, 8),
+    (change('annotations', 2, bbox=[90, 3, 5, 9]), 'warning: boxes outside', 'b.jpg', 4, 8),
+    (lambda _, content: content['annotations'].append({**content['annotations'][0], 'id': 9}),
+     'warning: boxes that are there twice', 'annotation 9 of a.jpg', 4, 9),
+    (lambda _, content: content.update(annotations=content['annotations'][:6]),
+     'warning: images without annotations', 'd.jpg', 4, 6),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('apply, problem, item, images, annotations', DEFECTS)
-def test_errors(coco, apply, problem, item, images, annotations, tmp_path):
+def test_defects(coco, apply, problem, item, images, annotations, tmp_path):
     folder, content = coco
     apply(folder, content)
     checked = found(folder, content)
-    (error, *_) = [p for p in checked.problems if p.is_error]
-    assert problem in error.kind and item in str(error)
+    first = checked.problems[0]  # errors come first
+    assert problem in first.lines[0] and item in str(first)
+    assert first.is_error != problem.startswith('warning')
     assert checked.write_clean(tmp_path / 'clean.json') == images
     clean = json.loads((tmp_path / 'clean.json').read_text())
     assert len(clean['annotations']) == annotations
     assert not [p for p in found(folder, clean).problems if p.is_error]
-
-
-@pytest.mark.parametrize(
-    'apply, problem',
-    [
-        (change('annotations', 2, bbox=[3, 3, 0.5, 9]), 'boxes narrower than a pixel'),
-        (change('annotations', 2, bbox=[40, 3, 5, 9]), 'boxes outside their image'),
-        (change('annotations', 2, category_id=9, bbox=[2, 3, 9, 9]), 'boxes that are there twice'),
-        (lambda _, content: content['annotations'].pop(), ''),
-        (lambda _, content: content.update(annotations=content['annotations'][:6]),
-         'images without'),
-    ],
-)  # fmt: skip
-def test_warnings(coco, apply, problem):
-    apply(*coco)
-    problems = found(*coco).problems
-    assert not [p for p in problems if p.is_error]
-    assert any(p.kind.startswith(problem) for p in problems) if problem else not problems
 
 
 @pytest.mark.parametrize(
@@ -167,32 +135,33 @@ def test_warnings(coco, apply, problem):
         ([[1, 1, 5, 5]], True),
         ([[1, 1, 5, 5], [1, 1, 5, 1, 5, 5]], True),
         ([[1, 1, 5, 1, 5, 5], [1, 1, 5, 5]], False),
-        ({'size': [24, 31], 'counts': [744]}, True),
-        ({'size': [24, 32], 'counts': 'XX0'}, True),
-        ({'size': [24, 32], 'counts': [3, 4]}, True),
-        ({'size': [24, 32], 'counts': '0'}, True),
+        ({'size': [60, 79], 'counts': [4740]}, True),
+        ({'size': [60, 80], 'counts': 'XX0'}, True),
+        ({'size': [60, 80], 'counts': [3, 4]}, True),
+        ({'size': [60, 80], 'counts': '0'}, True),
     ],
 )
-def test_masks_that_training_cannot_use(coco, mask, is_error, tmp_path):
-    """They are errors where masks are trained, else warnings; none at all is no defect there."""
+def test_masks_that_training_cannot_use(coco, mask, is_error):
+    """They are errors where masks are trained, else warnings; none at all is no defect there. A
+    good file has no problems; its iscrowd may be a boolean."""
     folder, content = coco
-    content['annotations'][2]['segmentation'] = {'size': [24, 32], 'counts': [760, 8]}
-    assert not found(folder, content, masks=True).problems
+    rle = {'size': [60, 80], 'counts': [4792, 8]}
+    content['annotations'][2].update(segmentation=rle, iscrowd=True)
+    checked = found(folder, content, masks=True)
+    assert not checked.problems and checked.images == checked.decoded == 4
     content['annotations'][3]['segmentation'] = mask
     problems = found(folder, content).problems
     assert [problem.is_error for problem in problems] == ([False] if mask else [])
     checked = found(folder, content, masks=True)
     (problem,) = checked.problems
-    assert problem.is_error == is_error and 'annotation 11 of b' in str(problem)
-    checked.write_clean(tmp_path / 'clean.json')
-    left = json.loads((tmp_path / 'clean.json').read_text())['annotations']
-    assert len(left) == 8 - is_error
+    assert problem.is_error == is_error and 'annotation 3 of b' in str(problem)
+    assert len(checked.good['annotations']) == 8 - is_error
 
 
 def test_out_of_time_it_still_finds_missing_files(coco):
     folder, content = coco
     (folder / 'a.jpg').unlink()
-    cut('b.jpg')(folder, content)
+    cut('b.jpg')(folder)
     checked = found(folder, content, effort=Effort(seconds=-1))
     assert [p.items for p in checked.problems] == [['a.jpg']] and checked.decoded == 0
 
@@ -200,70 +169,45 @@ def test_out_of_time_it_still_finds_missing_files(coco):
 # Label maps
 
 
-@pytest.fixture
-def labelled(tmp_path):
-    """The config of a segmentation data set with images a to c and two classes."""
-    for folder in ('images', 'labels'):
-        (tmp_path / folder).mkdir()
-    for name in 'abc':
-        picture(tmp_path / f'images/{name}.jpg')
-        values = np.random.default_rng(0).choice([0, 1, 2, 255], SIZE).astype(np.uint8)
-        Image.fromarray(values).save(tmp_path / f'labels/{name}.png')
-    folders = dict(img_path='images', seg_map_path='labels')
-    common = dict(type='BaseSegDataset', metainfo=dict(classes=('sky', 'sea')), pipeline=[])
-    return Config(
-        dict(**common, data_root=str(tmp_path), data_prefix=folders, reduce_zero_label=True)
-    )
-
-
-def with_label(value):
-    def apply(root):
-        labels = np.array(Image.open(root / 'labels/b.png'))
-        labels[3, 4] = value
-        Image.fromarray(labels).save(root / 'labels/b.png')
-
-    return apply
+MAP = 'labels/b.png'
 
 
 @pytest.mark.parametrize(
     'apply, problem',
     [
-        (lambda root: (root / 'labels/b.png').unlink(), 'images without a label map'),
-        (lambda root: picture(root / 'labels/b.png', 'L', (24, 31)), 'of another size'),
-        (lambda root: picture(root / 'labels/b.png', 'RGB'), 'several channels'),
-        (lambda root: picture(root / 'labels/b.png', 'RGBA'), 'several channels'),
-        (lambda root: cut('labels/b.png')(root, None), 'label maps that are not complete'),
-        (lambda root: cut('images/b.jpg')(root, None), 'images that are not complete'),
-        (with_label(3), 'labels beyond the classes, 0 to 2'),
-        (with_label(254), 'labels beyond the classes, 0 to 2'),
+        (lambda root: (root / MAP).unlink(), 'images without a label map'),
+        (lambda root: picture(root / MAP, 'L', (60, 79)), 'of another size'),
+        (lambda root: picture(root / MAP, 'RGBA'), 'several channels'),
+        (cut(MAP), 'label maps that are not complete'),
+        (cut('images/b.jpg'), 'images that are not complete'),
+        (lambda root: Image.new('L', (80, 60), 4).save(root / MAP), 'beyond the classes, 0 to 3'),
     ],
-)  # fmt: skip
-def test_label_maps(labelled, apply, problem, tmp_path):
-    assert not check_label_maps(labelled, 'mmseg').problems
+)
+def test_label_maps(apply, problem, tmp_path):
+    fill(tmp_path, SCENES[:3], 'images/{}.jpg', label_map, 'labels/{}.png')
+    data = Config(
+        dict(type='BaseSegDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
+        | dict(data_prefix=dict(img_path='images', seg_map_path='labels'), reduce_zero_label=True)
+    )
+    Image.new('L', (80, 60), 255).save(tmp_path / 'labels/c.png')  # ignored
+    assert not check_label_maps(data, 'mmseg').problems
     apply(tmp_path)
-    checked = check_label_maps(labelled, 'mmseg')
+    checked = check_label_maps(data, 'mmseg')
     assert problem in checked.problems[0].kind and checked.problems[0].items == ['b.jpg']
     assert checked.write_clean(tmp_path / 'good.txt') == 2
-    labelled.ann_file = 'good.txt'
-    assert not check_label_maps(labelled, 'mmseg').problems
-    labelled.update(ann_file='', img_suffix='.tiff')
+    data.ann_file = 'good.txt'
+    assert not check_label_maps(data, 'mmseg').problems
+    data.update(ann_file='', img_suffix='.tiff')
     with pytest.raises(UserError, match='no images with the suffix .tiff; it has .jpg'):
-        check_label_maps(labelled, 'mmseg')
+        check_label_maps(data, 'mmseg')
 
 
 # Configs
 
 
-def test_metrics_that_read_another_file(configs, tmp_path):
-    cfg = load_config(configs['detector'])
-    cfg.val_evaluator.ann_file = str(tmp_path / 'other.json')
-    with pytest.raises(UserError, match='val_evaluator reads .*other.json, but the val data are'):
-        check_contents(cfg, 'val', folder=tmp_path)
-
-
 def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     """The training data have an image of another size and a bad box: they are refused, or what is
-    good is used."""
+    good is used. So are metrics that read another file than the data set."""
     train, test = load_tool('train'), load_tool('test')
     cfg = load_config(configs['detector'])
     dataset, path = cfg.train_dataloader.dataset, tmp_path / 'train.json'
@@ -274,9 +218,14 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     dataset.ann_file = str(path)
     cfg.dump(tmp_path / 'config.py')
     run = [str(tmp_path / 'config.py'), '--cfg-options', 'train_cfg.max_epochs=1']
+    evaluators = []
     for split in ('val', 'test'):
-        run += [f'{split}_dataloader.dataset.ann_file={path}', f'{split}_evaluator.ann_file={path}']
+        run += [f'{split}_dataloader.dataset.ann_file={path}']
         run += [f'{split}_dataloader.dataset.data_prefix.img=train2017/']
+        evaluators += [f'{split}_evaluator.ann_file={path}']
+    assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
+    assert re.search('val_evaluator reads .* but the val data are', capsys.readouterr().err)
+    run += evaluators
     assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
     printed = capsys.readouterr()
     assert printed.out.count('data: error:') == 4
@@ -297,24 +246,22 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
 def test_images_in_two_splits(sample_dataset, tmp_path):
     """A copy of another name, recompressed and smaller ones; other images are other. The hashes are
     those of imagehash."""
-    prints = {'train': {}, 'val': {}}
-    images = {split: sorted((sample_dataset / f'coco/{split}2017').iterdir()) for split in prints}
+    prints, folder = {'train': {}, 'val': {}}, sample_dataset / 'coco'
     for split in prints:
-        for path in images[split]:
+        for path in (folder / f'{split}2017').iterdir():
             assert not inspect(path, Effort(prints=prints[split]))[1]
             bits = imagehash.phash(Image.open(path)).hash.ravel()
             np.testing.assert_array_equal(prints[split][path].bits, bits)
     assert not shared_images(prints['val'], prints['train'])
-    source = images['train'][2]
-    copy, again, small = (tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png'))
-    copy.write_bytes(source.read_bytes())
+    source = next(iter(prints['train']))
+    copies = [tmp_path / name for name in ('copy.jpg', 'again.jpg', 'small.png')]
+    shutil.copy(source, copies[0])
     with Image.open(source) as image:
-        image.save(again, quality=60)
-        image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(small)
-    for path in (copy, again, small):
+        image.save(copies[1], quality=60)
+        image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(copies[2])
+    for path in copies:
         inspect(path, Effort(prints=prints['val']))
-    shared = shared_images(prints['val'], prints['train'])
-    assert shared == [(copy, source), (again, source), (small, source)]
+    assert shared_images(prints['val'], prints['train']) == [(path, source) for path in copies]
 
 
 def test_check_data(configs, sample_dataset, tmp_path, capsys):

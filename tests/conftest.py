@@ -7,7 +7,9 @@ from typing import Any
 import older_torch
 import pytest
 import torch
-from support import clear_global_instances, load_tool
+from support import ROOT, clear_global_instances, load_tool
+
+IN_EMPTY_FOLDERS = {'results', 'runner', 'runtime', 'tooling'}
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -41,6 +43,13 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test of these parts in an empty folder."""
+    if request.path.relative_to(ROOT / 'tests').parts[0] in IN_EMPTY_FOLDERS:
+        monkeypatch.chdir(request.getfixturevalue('tmp_path'))
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """One model, every way of running it: the same maps and the same gradients."""
 
 import contextlib
+import itertools
 from functools import partial
 
 import pytest
@@ -12,8 +13,6 @@ from support import PINNED_TORCH
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import set_checkpointing
 from cpvt_pyramid.ops import attention, products
-
-padded = pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
 
 
 @contextlib.contextmanager
@@ -37,9 +36,9 @@ def checkpointed(model):
     return model
 
 
-def compiled(model):
+def compiled(model, backend):
     torch._dynamo.reset()
-    return torch.compile(model, backend='aot_eager', dynamic=False)
+    return torch.compile(model, backend=backend, dynamic=False)
 
 
 def channels_last(x):
@@ -57,18 +56,20 @@ PATHS = {
     'with a slow MKL': (partial(patched, (products, 'MKL_IS_SLOW', True)),),
     'with a fast MKL': (partial(patched, (products, 'MKL_IS_SLOW', False)),),
     'channels-last': (contextlib.nullcontext, channels_last, channels_last),
-    'compiled': (contextlib.nullcontext, compiled),
+    'compiled': (contextlib.nullcontext, partial(compiled, backend='eager')),
+    'compiled backward': (contextlib.nullcontext, partial(compiled, backend='aot_eager')),
 }
+# Compiling takes seconds; `test_export.py` has unpadded ones. SVT has both kinds of attention.
+CASES = [
+    pytest.param(name, valid, path, id=f'{name}, {path}{"" if valid is None else ", padded"}')
+    for name, path, valid in itertools.product(BACKBONES, PATHS, (None, VALID))
+    if 'compiled' not in path or valid is not None and (path == 'compiled' or name == 'svt')
+]
 
 
-@pytest.mark.parametrize('path', PATHS)
-@padded
-@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('name, valid, path', CASES)
 def test_maps_and_gradients_are_the_same(name, valid, path):
-    # More stages are compiled in the same way and take longer; `test_export.py` has unpadded ones.
-    if path == 'compiled' and valid is None:
-        return
-    options = dict(out_indices=(0,)) if path == 'compiled' else {}
+    options = dict(out_indices=(0,)) if 'compiled' in path else {}
     model = BACKBONES[name](**options).train()
     with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's own products
         maps, grads = maps_and_gradients(model, images(), valid)
@@ -87,7 +88,7 @@ def test_maps_and_gradients_are_the_same(name, valid, path):
 
 
 @pytest.mark.parametrize('way', ['bfloat16', 'autocast'])
-@padded
+@pytest.mark.parametrize('valid', [None, VALID], ids=['alone', 'padded'])
 @pytest.mark.parametrize('name', BACKBONES)
 def test_bfloat16_is_near(name, valid, way):
     """Eight bits of mantissa: a percent of the maps after some ten layers, and a few percent of the

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +25,3 @@ def _one_thread() -> Iterator[None]:
         patch.setenv('PYTHON', sys.executable)
         yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)

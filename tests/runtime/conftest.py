@@ -143,11 +143,6 @@ def write_model(name: str, **changes: object) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def model() -> Callable[..., Path]:
     return write_model

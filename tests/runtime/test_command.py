@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
-from support import ROOT
+from support import ROOT, run
 
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
@@ -34,10 +33,15 @@ def folder(photos) -> Path:
     return Path('in')
 
 
-@pytest.mark.parametrize('name, kind', [('detection', 'detections.json'), ('labels', 'labels.png')])
-def test_files(model, folder, name, kind, capsys):
-    path = model(name)
-    assert main([str(path), 'in', '--batch-size', '3']) == 1
+@pytest.mark.parametrize(
+    'name, options',
+    [('detection', {'batch_size': 3}), ('labels', {'batch_size': 3}),
+     ('detection', {'backend': 'openvino', 'score_thr': 0.1, 'size': 20})],
+)  # fmt: skip
+def test_files(model, folder, name, options, capsys):
+    path, kind = model(name), 'labels.png' if name == 'labels' else 'detections.json'
+    words = (f'--{option.replace("_", "-")}={value}' for option, value in options.items())
+    assert main([str(path), 'in', *words]) == 1
     said = capsys.readouterr()
     assert 'runtime: skipped in/torn.jpg: not a complete image' in said.err
     assert 'runtime: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
@@ -49,7 +53,7 @@ def test_files(model, folder, name, kind, capsys):
     assert files_of('predictions').keys() == expected | {OWNERS}
     assert json.loads(Path('predictions', OWNERS).read_text())['a-2'] == '../in/a.png'
     for result, file in names.items():
-        expected = Predictor(path)(folder / file)
+        expected = Predictor(path, **options)(folder / file)
         picture = Image.open(f'predictions/{result}.overlay.png')
         np.testing.assert_array_equal(np.array(picture), np.array(expected.draw()))
         if name == 'labels':
@@ -113,19 +117,11 @@ def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
     assert error[-1].endswith('no kernel') and not any('skipped' in line for line in error)
 
 
-def test_options(model, folder):
-    command = [str(model('detection')), 'in/a.png', '--out-dir', 'out', '--score-thr', '0.1']
-    assert main([*command, '--backend', 'openvino', '--size', '20']) == 0
-    found = json.loads(Path('out/a.detections.json').read_text())['detections']
-    assert [item['class'] for item in found] == ['one', 'zero']
-
-
 @pytest.mark.parametrize(
     'arguments, complaint',
     [('no.onnx in', 'no model at no.onnx'),
      ('torn.onnx in', 'torn.onnx is not a complete model: '),
      ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
-     ('text.onnx in --backend openvino', 'text.onnx is not a complete model: '),
      ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
      ('detection.onnx nowhere', 'no image or folder at nowhere'),
      ('detection.onnx http://host/a.png', 'got the address http://host/a.png; download it'),
@@ -139,7 +135,6 @@ def test_mistakes(model, folder, arguments, complaint, capfd):
     model('labels')
     whole = model('detection').read_bytes()
     Path('torn.onnx').write_bytes(whole[: len(whole) // 2])
-    Path('text.onnx').write_text('hello')
     text = '<ir_version: 10, opset_import: ["" : 18]> m (float[1] x) => (float[1] y) {y = Abs(x)}'
     onnx.save(onnx.parser.parse_model(text), 'foreign.onnx')
     assert main(arguments.split()) == 2
@@ -166,22 +161,17 @@ for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm
 """
 
 
-def bare(code: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, '-c', BARE + code]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 def test_exported_models_run_without_torch(model, folder):
     Path('more').mkdir()
     Path('more/notes.txt').touch()
     deep = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))
     deep.save('more/b.png')
     path = str(model('box'))
-    done = bare(
-        'from cpvt_pyramid.runtime.__main__ import main\n'
+    done = run(
+        sys.executable, '-c', f'{BARE}from cpvt_pyramid.runtime.__main__ import main\n'
         f"print(main([{path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
-        f'sys.exit(main([{path!r}, "--verify"]))'
-    )
+        f'sys.exit(main([{path!r}, "--verify"]))',
+    )  # fmt: skip
     first, second, third = done.stderr.splitlines()  # a warning is one line
     assert first.startswith('runtime: more: left out what is no image') and 'notes.txt' in first
     assert second.startswith('runtime: more/b.png: its values fill at most 12 of 16 bits')
@@ -192,14 +182,14 @@ def test_exported_models_run_without_torch(model, folder):
 
 
 def test_signals_after_several_models_of_openvino(model):
-    done = bare(
-        'import signal; from cpvt_pyramid.runtime import Predictor\n'
+    done = run(
+        sys.executable, '-c', f'{BARE}import signal; from cpvt_pyramid.runtime import Predictor\n'
         "del sys.modules['openvino']\n"
         f'first, second = (Predictor({str(model("box"))!r}, "openvino") for _ in range(2))\n'
         'del first; del second\n'
         'signal.signal(signal.SIGINT, lambda *_: print("handled"))\n'
-        'signal.raise_signal(signal.SIGINT)'
-    )
+        'signal.raise_signal(signal.SIGINT)',
+    )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, 'handled\n')
 
 
@@ -212,5 +202,5 @@ def test_what_needs_torch():
         ("from cpvt_pyramid.runtime import Predictor; Predictor('a.pth')",
          'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model'),
     ):  # fmt: skip
-        told = bare(code).stderr.splitlines()[-1]
+        told = run(sys.executable, '-c', BARE + code).stderr.splitlines()[-1]
         assert told.startswith(line) and "pip install 'cpvt_pyramid[" in told

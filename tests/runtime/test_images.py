@@ -64,10 +64,6 @@ FILES = {
     'pages': encoded(PICTURE, 'TIFF', save_all=True, append_images=[PICTURE.rotate(180)]),
     'twelve bits': encoded(Image.fromarray(np.asarray(SIXTEEN) >> 4), 'PNG'),
     'twelve bits, rgb': bytes(cv2.imencode('.png', RNG.integers(0, 2**12, (30, 20, 3), 'H'))[1]),
-} | {
-    f'{kind}, orientation {n}': encoded(PICTURE, kind, exif=turned(n))
-    for kind in ('JPEG', 'PNG', 'TIFF')
-    for n in range(1, 9)
 }
 
 
@@ -113,7 +109,7 @@ def test_overviews_are_no_pages():
 def test_other_sources():
     np.testing.assert_array_equal(images.load_image(NOISE), NOISE)
     np.testing.assert_array_equal(images.load_image(PICTURE), np.array(PICTURE))
-    upright = Image.open(io.BytesIO(FILES['PNG, orientation 6']))
+    upright = Image.open(io.BytesIO(encoded(PICTURE, 'PNG', exif=turned(6))))
     assert images.load_image(upright).shape == (97, 130, 3)
     for wrong in (NOISE[..., 0], NOISE.astype(float), NOISE[:0]):
         with pytest.raises(ValueError, match=r'\(height, width, 3\) RGB uint8, got'):
@@ -122,28 +118,18 @@ def test_other_sources():
         images.load_image(SIXTEEN.convert('I'))
 
 
-@pytest.mark.parametrize(
-    'content, complaint',
-    [(b'', 'the file is empty'), (b'text', 'not an image of a kind that Pillow reads'),
-     (None, 'no such file'), (FILES['jpeg'][:2000], 'not a complete image: image file is trunc'),
-     (encoded(SIXTEEN.convert('I'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),
-     (encoded(SIXTEEN.convert('F'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32')],
-)  # fmt: skip
-def test_files_that_are_not_images(content, complaint):
-    if content is not None:
-        Path('file.jpg').write_bytes(content)
-    with pytest.raises(OSError, match=complaint):
-        images.load_image('file.jpg')
-
-
-def test_a_file_without_permission(monkeypatch):
-    def denied(self: Path, mode: str) -> None:
-        raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
-
-    Path('file.jpg').write_bytes(FILES['jpeg'])
-    monkeypatch.setattr(Path, 'open', denied)
-    with pytest.raises(OSError, match='^permission denied$'):
-        images.load_image('file.jpg')
+def test_files_that_are_not_images():
+    with pytest.raises(OSError, match='no such file'):
+        images.load_image('file')
+    for content, complaint in (
+        (b'', 'the file is empty'), (b'text', 'not an image of a kind that Pillow reads'),
+        (FILES['jpeg'][:2000], 'not a complete image: image file is truncated'),
+        (encoded(SIXTEEN.convert('I'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),
+        (encoded(SIXTEEN.convert('F'), 'TIFF'), 'must have 8 or 16 bits a channel, got 32'),
+    ):  # fmt: skip
+        Path('file').write_bytes(content)
+        with pytest.raises(OSError, match=complaint):
+            images.load_image('file')
 
 
 def test_scores_are_resized_as_torch_does():

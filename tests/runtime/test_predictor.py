@@ -69,14 +69,17 @@ def test_onnxruntime_sends_no_telemetry_unless_allowed(model, monkeypatch):
         assert os.environ['ORT_DISABLE_TELEMETRY'] == used
 
 
-def test_a_model_without_permission(model, monkeypatch):
+def test_files_without_permission(model, photos, monkeypatch):
     def denied(self: Path, mode: str) -> None:
         raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
 
-    path = model('labels')
+    Image.fromarray(photos[0]).save('a.png')
+    path, predictor = model('labels'), Predictor(model('labels'))
     monkeypatch.setattr(Path, 'open', denied)
     with pytest.raises(PermissionError, match='labels.onnx'):
         Predictor(path)
+    with pytest.raises(OSError, match='^a.png: permission denied$'):
+        predictor('a.png')
 
 
 def test_images_of_every_kind(model, photos):

@@ -363,7 +363,8 @@ def neck() -> nn.Module:
 
 
 def assert_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs):
         torch.testing.assert_close(
             a.as_subclass(Tensor), b.as_subclass(Tensor), rtol=1e-5, atol=1e-4
         )

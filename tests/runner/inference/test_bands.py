@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Optional
 
@@ -37,6 +38,12 @@ def write(path: Path, image: np.ndarray, nodata: Optional[float] = None) -> Path
     """A GeoTIFF of bands (N, h, w)."""
     place = dict(crs='EPSG:32633', transform=from_origin(500_000, 5_000_000, 10, 10))
     return save_tiff(path, np.moveaxis(image, 0, -1), nodata=nodata, **place)
+
+
+def load_both(bands: LoadBands, image: Path, labels: Path, **more: object) -> dict:
+    """What the pipeline makes of an image and its label map."""
+    files = dict(img_path=image, seg_map_path=labels, seg_fields=[], reduce_zero_label=False)
+    return LoadTileAnnotations()(bands({**files, **more}))
 
 
 @pytest.fixture(scope='module')
@@ -100,14 +107,10 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
 
 
 def test_a_tile_and_its_labels_are_the_same_part(scenes):
-    path = str(scenes / 'scenes/train/s0.tif')
-    whole = read_bands(path, [1, 2, 3, 4])
-    load, labels = LoadBands([3, 1], tile=(40, 50)), LoadTileAnnotations()
-    places = set()
+    path, labels = (scenes / kind / 'train/s0.tif' for kind in ('scenes', 'labels'))
+    whole, places = read_bands(path, [1, 2, 3, 4]), set()
     for _ in range(20):
-        results = dict(img_path=path, seg_fields=[], reduce_zero_label=False)
-        results['seg_map_path'] = path.replace('scenes/', 'labels/')
-        results = labels(load(results))
+        results = load_both(LoadBands([3, 1], tile=(40, 50)), path, labels)
         rows, columns = results['part'][1]
         places.add((rows, columns))
         expected = whole[slice(*rows), slice(*columns)][..., [2, 0]]
@@ -123,12 +126,11 @@ def test_a_tile_and_its_labels_are_the_same_part(scenes):
 
 
 def test_labels_are_reduced_and_mapped_as_mmseg_does(tmp_path):
-    values = np.array([[[0, 1, 2, 3, 254, 255]]], np.uint8)
-    image = write(tmp_path / 'image.tif', values)
-    results = dict(img_path=image, seg_map_path=image, seg_fields=[], label_map={0: 5, 1: 0})
+    image = write(tmp_path / 'image.tif', np.array([[[0, 1, 2, 3, 254, 255]]], np.uint8))
     for reduce, expected in ((False, [5, 0, 2, 3, 254, 255]), (True, [255, 5, 0, 2, 253, 255])):
-        loaded = LoadBands([1])(dict(results, reduce_zero_label=reduce))
-        assert LoadTileAnnotations()(loaded)['gt_seg_map'].tolist() == [expected]
+        options = dict(label_map={0: 5, 1: 0}, reduce_zero_label=reduce)
+        found = load_both(LoadBands([1]), image, image, **options)
+        assert found['gt_seg_map'].tolist() == [expected]
 
 
 def test_pixels_without_data(tmp_path):
@@ -138,8 +140,7 @@ def test_pixels_without_data(tmp_path):
     found = band_statistics([path])
     assert [found['mean'], found['minimum'], found['maximum']] == [[3.33333], [1], [7]]
     labels = write(tmp_path / 'labels.tif', np.array([[[0, 1, 2], [2, 1, 0]]], np.uint8), nodata=2)
-    results = dict(img_path=path, seg_map_path=labels, seg_fields=[], reduce_zero_label=False)
-    found = LoadTileAnnotations()(LoadBands([1])(results))['gt_seg_map']
+    found = load_both(LoadBands([1]), path, labels)['gt_seg_map']
     assert found.tolist() == [[0, 1, 255], [255, 1, 0]]
 
 
@@ -169,11 +170,10 @@ def test_pictures_of_bands():
     assert not picture(np.full((3, 3, 4), 7, np.float32)).any()
 
 
-@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
-def test_preprocessors_normalize_each_band(scope):
-    kind = {'mmdet': 'ValidRegionDetDataPreprocessor', 'mmseg': 'ValidRegionSegDataPreProcessor'}
-    __import__('cpvt_pyramid.mm.detection' if scope == 'mmdet' else 'cpvt_pyramid.mm.segmentation')
-    config = dict(type=kind[scope], mean=[1, 2, 3, 4], std=[1, 2, 4, 8])
+@pytest.mark.parametrize('kind', ['DetDataPreprocessor', 'SegDataPreProcessor'])
+def test_preprocessors_normalize_each_band(kind):
+    import_module(f'cpvt_pyramid.mm.{"detection" if "Det" in kind else "segmentation"}')
+    config = dict(type=f'ValidRegion{kind}', mean=[1, 2, 3, 4], std=[1, 2, 4, 8])
     image = torch.arange(4.0)[:, None, None].expand(4, 32, 32)
     made = MODELS.build(config)({'inputs': [image], 'data_samples': None})['inputs'][0]
     assert made[:, 0, 0].tolist() == [-1, -0.5, -0.25, -0.125]
@@ -224,19 +224,13 @@ def test_mistakes_are_named(scenes, tmp_path):
         with pytest.raises(OSError, match='not a complete image'):
             read_bands(file, [1])
     assert size_of_raster(torn) is None and size_of_raster(path) == (100, 75)
-    results = dict(img_path=path, seg_fields=[], reduce_zero_label=False)
     for labels, message in (
         (np.zeros((1, 100, 74), np.uint8), r'size of its image, \(100, 75\), got \(100, 74\)'),
         (np.full((1, 100, 75), 256, np.uint16), 'whole numbers from 0 to 255, got uint16'),
         (np.zeros((1, 100, 75), np.float32), 'whole numbers from 0 to 255, got float32'),
     ):
-        results['seg_map_path'] = write(tmp_path / 'labels.tif', labels)
         with pytest.raises(OSError, match=message):
-            LoadTileAnnotations()(LoadBands([1])(results))
-    for options, message in (
-        (dict(bands=[]), 'numbers from 1'),
-        (dict(bands=[0]), 'numbers from 1'),
-        (dict(bands=[1], tile=(5,)), 'a height and a width'),
-    ):
-        with pytest.raises(ValueError, match=message):
+            load_both(LoadBands([1]), path, write(tmp_path / 'labels.tif', labels))
+    for options in (dict(bands=[]), dict(bands=[0]), dict(bands=[1], tile=(5,))):
+        with pytest.raises(ValueError, match='must be'):
             LoadBands(**options)

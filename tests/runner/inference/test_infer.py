@@ -162,14 +162,12 @@ def test_images_are_read_ahead_in_order():
     assert 1 < most <= 6
 
 
-def out_of_memory(*_: object) -> None:
-    raise torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also ...')
-
-
 def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
     Image.fromarray(photograph(90, 130)).save('a.png')
-    monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', out_of_memory)
-    monkeypatch.setattr(large_images, 'segmentor_scores', out_of_memory)
+    error = torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nSee also')
+    fails = mock.Mock(side_effect=error)
+    monkeypatch.setattr('mmseg.models.EncoderDecoder.predict', fails)
+    monkeypatch.setattr(large_images, 'segmentor_scores', fails)
     for options in ([], ['--tile', '64']):
         assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 2
         assert 'infer: too little GPU memory; use a smaller' in capsys.readouterr().err
@@ -190,6 +188,13 @@ MASK_RCNN = {
 }  # fmt: skip
 
 
+def edited(path: Path, changes: dict) -> Config:
+    """A config with changes of its model."""
+    cfg = Config.fromfile(path)
+    cfg.merge_from_dict({f'model.{name}': value for name, value in changes.items()})
+    return cfg
+
+
 def masks_of(items: list[dict]) -> np.ndarray:
     return np.stack([coco.decode(item['mask']) for item in items]).astype(bool)
 
@@ -199,9 +204,9 @@ def box_of(mask: np.ndarray) -> list[int]:
     return [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
 
 
-def test_instance_masks(configs, sample_dataset, capsys):
-    data, cfg = map(Config.fromfile, (configs['detector'], ROOT / 'configs/mask_rcnn_cpvt_s.py'))
-    cfg.merge_from_dict({f'model.{name}': value for name, value in MASK_RCNN.items()})
+def test_instance_masks(configs, sample_dataset):
+    cfg = edited(ROOT / 'configs/mask_rcnn_cpvt_s.py', MASK_RCNN)
+    data = Config.fromfile(configs['detector'])
     cfg.test_dataloader = data.test_dataloader
     cfg.test_evaluator.ann_file = data.test_evaluator.ann_file
     cfg.test_dataloader.dataset.pipeline[2].with_mask = True
@@ -213,11 +218,6 @@ def test_instance_masks(configs, sample_dataset, capsys):
     command = ['mask_rcnn.py', 'mask_rcnn.pth']
     assert infer.main([*command, f'{sample_dataset}/coco/val2017', '--format', 'coco']) == 0
     assert test_tool.main([*command, '--out', 'all.pkl', '--show-dir', 'shown']) == 0
-    table = capsys.readouterr().out
-    assert load_tool('analyse').main(['mask_rcnn.py', 'all.pkl', '--worst', '1']) == 0
-    for kind, numbers in json.loads(Path('analysis.json').read_text()).items():
-        reported = float(re.search(rf'coco/{kind}_mAP_50 +([\d.e-]+)\n', table)[1])
-        assert numbers['AP50'] == pytest.approx(reported, abs=6e-4)
     data_set = COCO('predictions/coco.json')
     for sample in pickle.loads(Path('all.pkl').read_bytes()):
         name = Path(sample['img_path']).stem
@@ -242,43 +242,34 @@ def test_instance_masks(configs, sample_dataset, capsys):
 
 
 WHEEL = Path(mmdet.__file__).parent / '.mim/configs'
+WIDTHS = [32, 64, 128, 192]
 PANOPTIC = {
-    'panoptic_fpn': """
-_base_ = '{configs}/panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py'
-model = dict(
-    **common, neck=dict(in_channels=[32, 64, 128, 192]),
-    test_cfg=dict(
-        rcnn=dict(score_thr=0.0, max_per_img=10),
-        panoptic=dict(score_thr=0.0, mask_thr_binary=0.0, stuff_area_limit=20)))
-""",
-    'mask2former': """
-_base_ = '{configs}/mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
-model = dict(
-    **common, panoptic_head=dict(
-        in_channels=[32, 64, 128, 192], num_queries=20,
-        pixel_decoder=dict(encoder=dict(num_layers=1)), transformer_decoder=dict(num_layers=1)),
-    test_cfg=dict(object_mask_thr=0.0, iou_thr=0.0, filter_low_score=False))
-""",
+    'panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco': {
+        'neck.in_channels': WIDTHS,
+        'test_cfg.rcnn': dict(score_thr=0.0, max_per_img=10),
+        'test_cfg.panoptic': dict(score_thr=0.0, mask_thr_binary=0.0, stuff_area_limit=20),
+    },
+    'mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic': {
+        'panoptic_head': dict(in_channels=WIDTHS, num_queries=20),
+        'panoptic_head.pixel_decoder.encoder.num_layers': 1,
+        'panoptic_head.transformer_decoder.num_layers': 1,
+        'test_cfg': dict(object_mask_thr=0.0, iou_thr=0.0, filter_low_score=False),
+    },
 }
-COMMON = """
-common = dict(
-    data_preprocessor=dict(
-        _delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32),
-    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'))
-custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
-test_dataloader = dict(dataset=dict(pipeline=[
-    dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 96), keep_ratio=True),
-    dict(type='LoadPanopticAnnotations'), dict(type='PackDetInputs')]))
-"""
+PREPROCESSOR = dict(_delete_=True, type='ValidRegionDetDataPreprocessor', pad_size_divisor=32)
+BACKBONE = dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano')
 
 
 @pytest.mark.parametrize('kind', PANOPTIC)
 def test_a_panoptic_model(kind, capsys):
-    """Untrained, with many segments; without panopticapi, which mmdet needs to load annotations and
-    to evaluate."""
+    """Untrained, with many segments; without panopticapi, which mmdet needs to evaluate."""
     assert 'panopticapi' not in sys.modules
     panoptic = ['panoptic.py', 'panoptic.pth']
-    Path('panoptic.py').write_text(COMMON + PANOPTIC[kind].replace('{configs}', str(WHEEL)))
+    common = {'data_preprocessor': PREPROCESSOR, 'backbone': BACKBONE}
+    cfg = edited(WHEEL / f'{kind}.py', {**common, **PANOPTIC[kind]})
+    cfg.custom_imports = dict(imports=['cpvt_pyramid.mm', 'cpvt_pyramid.mm.detection'])
+    cfg.test_dataloader.dataset.pipeline[1].scale = (96, 96)
+    cfg.dump('panoptic.py')
     model = build_model(load_config('panoptic.py'), 'cpu')
     for name, module in model.named_modules():
         if name.endswith(('conv_logits', 'fc_cls', 'cls_embed', 'query_feat')):
@@ -302,16 +293,10 @@ def test_a_panoptic_model(kind, capsys):
     assert set(np.unique(numbers)) <= {0, *(segment['id'] for segment in segments)}
     lines = Path('predictions/b.segments.jsonl').read_text().splitlines()
     assert [json.loads(line)['frame'] for line in lines] == [0, 1]
-    for name in ('annotations/panoptic_val2017', 'val2017'):
-        Path('data/coco', name).mkdir(parents=True)
-    for kind in ('panoptic', 'instances'):
-        Path(f'data/coco/annotations/{kind}_val2017.json').write_text('{}')
     capsys.readouterr()
-    assert test_tool.main(panoptic) == 2
-    assert 'panopticapi' in capsys.readouterr().err
     assert infer.main([*panoptic, 'in/a.png', '--tile', '64']) == 2
     assert 'is panoptic; run it without --tile' in capsys.readouterr().err
-    if kind == 'mask2former':  # which can predict instances, too
+    if 'mask2former' in kind:  # which can predict instances, too
         instances = ['model.test_cfg.panoptic_on=False', 'model.test_cfg.instance_on=True']
         command = [*panoptic, 'in/a.png', '--score-thr', '0', '--cfg-options', *instances]
         assert infer.main(command) == 0
@@ -531,13 +516,11 @@ def test_what_cuda_loads_does_not_count_for_each_pixel(device, monkeypatch):
     Image.fromarray(photograph(90, 130)).save('a.png')
     peaks = iter([int(3.0 * 2**30), int(3.2 * 2**30)])
     monkeypatch.setattr(memory, 'peak', peaks.__next__)
-    model = large_images.TileModel(
-        False, lambda tile: torch.zeros(5, *tile.shape[1:]), {}, {}, torch.device(device)
-    )
-    tiles = large_images.Tiling(1024, 256, memory=int(3.5 * 2**30))
-    expected = contextlib.nullcontext()
-    if device == 'cpu':
-        expected = pytest.raises(UserError, match='tiles of 1024 need 4.* but --memory is 3.50')
+    predict = lambda tile: torch.zeros(5, *tile.shape[1:])  # noqa: E731
+    model = large_images.TileModel(False, predict, {}, {}, torch.device(device))
+    tiles, refused = large_images.Tiling(1024, 256, memory=int(3.5 * 2**30)), device == 'cpu'
+    message = 'tiles of 1024 need 4.* but --memory is 3.50'
+    expected = pytest.raises(UserError, match=message) if refused else contextlib.nullcontext()
     with large_images.open_image(Path('a.png')) as image, expected:
         large_images.check_memory_ahead(image, tiles, model)
 
@@ -568,6 +551,8 @@ def test_options_that_do_not_fit(untrained, capsys):
         ('--processes 2 --tile 64', '--processes is not for --tile'),
         ('--processes 2 --launcher pytorch', '--processes is not for --tile'),
         ('--launcher pytorch', '--launcher pytorch is for processes started by pytorch'),
+        ('--tile 100', 'tile and overlap must be multiples of 32 with 0 <= overlap < tile, got'),
+        ('--tile 64 --overlap 64', 'tile and overlap must be multiples of 32 with'),
         ('--gpu-memory 1G', '--overlap and --gpu-memory need --tile'),
         ('--gpu-memory 1G --tile 64 --device cpu', '--gpu-memory needs a GPU, but the model is on'),
     ):

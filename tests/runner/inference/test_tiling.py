@@ -54,12 +54,6 @@ def test_weights_fall_over_the_overlap_alone():
     torch.testing.assert_close(left[64:], right[:64].flip(0))
 
 
-@pytest.mark.parametrize('tile, overlap', [(100, 0), (64, 64), (64, 16), (0, 0), (64, -32)])
-def test_tiles_that_do_not_fit_the_strides(tile, overlap):
-    with pytest.raises(UserError, match=f'got tile={tile} and overlap={overlap}'):
-        spans(500, tile, overlap)
-
-
 # Segmentation
 
 

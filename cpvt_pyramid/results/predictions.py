@@ -90,7 +90,7 @@ class _Prediction:
         self, image_id: int = 0, category_ids: Optional[Sequence[int]] = None
     ) -> list[dict[str, Any]]:
         """As COCO results, which pycocotools' `loadRes` reads; a label map as those of the stuff
-        segmentation, one for each class in the image.
+        segmentation, one for each class in the image. Labels beyond the classes are left out.
 
         Args:
             image_id: of the image in the data set.
@@ -100,6 +100,7 @@ class _Prediction:
         return [
             {'image_id': image_id, 'category_id': ids[item['label']], **coco_fields(item)}
             for item in self.items()
+            if item['label'] < len(self.classes)
         ]
 
     def write(self, folder: Path, name: str, source: Union[str, Path]) -> None:
@@ -112,15 +113,11 @@ class _Prediction:
             source: the image's path, for the JSON file.
         """
         save_picture(self.draw(), folder / f'{name}.overlay.png', compress_level=1)
-        if picture := self._picture():
-            save_picture(picture, folder / f'{name}.{self.kind}.png')
+        if self.kind != 'detections':  # the pixels, without loss
+            save_picture(self._picture(), folder / f'{name}.{self.kind}.png')
         if self.kind != 'labels':
             path = folder / f'{name}.{self.kind}.json'
             write_records(path, source, self.image.shape[:2], self.kind, self.records())
-
-    def _picture(self) -> Optional[Image.Image]:
-        """The pixels of label maps and segments, without loss."""
-        return None
 
     def records(self) -> list[dict[str, Any]]:
         """What JSON files hold: the items with rounded numbers."""

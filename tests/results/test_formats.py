@@ -93,7 +93,7 @@ def test_outlines_follow_a_mask():
 def test_coco(kind, masks):
     results('coco', kind, masks)
     coco = COCO('out/coco.json')
-    annotations = coco.loadAnns(coco.getAnnIds())
+    annotations = list(coco.anns.values())
     names = [coco.cats[annotation['category_id']]['name'] for annotation in annotations]
     assert names == [CLASSES[0], CLASSES[1], CLASSES[0]][: 2 if kind == 'labels' else 3]
     if kind == 'labels':
@@ -133,9 +133,7 @@ def test_labelme(kind, masks):
     """The fields that labelme's LabelFile.load asks for."""
     results('labelme', kind, masks)
     content = json.loads(Path('out/labelme/ä b.json').read_text())
-    assert content.keys() == {
-        'version', 'flags', 'shapes', 'imagePath', 'imageData', 'imageHeight', 'imageWidth'
-    }  # fmt: skip
+    assert content.keys() >= {'version', 'flags', 'imageData'}
     assert Path('out/labelme', content['imagePath']).resolve() == PHOTO.resolve()
     assert (content['imageHeight'], content['imageWidth']) == (HEIGHT, WIDTH)
     shapes = content['shapes']
@@ -172,11 +170,11 @@ def test_geojson_in_pixels(kind, masks):
     results('geojson', kind, masks)
     table = geopandas.read_file('out/ä b.geojson')
     assert table.is_valid.all()
-    if not masks:
+    if masks:
+        assert_masks(table, kind)
+    else:
         np.testing.assert_array_equal(table.bounds, BOXES)
         assert list(table['score']) == [0.9, 0.8, 0.7]
-        return
-    assert_masks(table, kind)
 
 
 def assert_masks(table: geopandas.GeoDataFrame, kind: str, **options: Affine) -> None:
@@ -185,12 +183,10 @@ def assert_masks(table: geopandas.GeoDataFrame, kind: str, **options: Affine) ->
         np.testing.assert_array_equal(rasterize(areas.geometry, mask.shape, **options), mask)
 
 
+UTM = {'crs': 'EPSG:32633', 'transform': from_origin(500_000, 5_400_000, 2, 2)}
 PLACES = {
-    'EPSG:32633': {'crs': 'EPSG:32633', 'transform': from_origin(500_000, 5_400_000, 2, 2)},
-    'rotated': {
-        'crs': 'EPSG:32633',
-        'transform': Affine(1.9, 0.7, 500_000, 0.7, -1.9, 5_400_000),
-    },
+    'EPSG:32633': UTM,
+    'rotated': UTM | {'transform': Affine(1.9, 0.7, 500_000, 0.7, -1.9, 5_400_000)},
     'degrees': {'crs': 'EPSG:4326', 'transform': from_origin(15, 48.7, 2e-5, 2e-5)},
     'without code': {
         'crs': '+proj=tmerc +lat_0=10 +lon_0=15 +k=0.9 +x_0=500000 +ellps=GRS80 +units=m',
@@ -214,14 +210,10 @@ def test_geojson_in_the_world(kind, place, monkeypatch):
     results('geojson', kind, masks=True)
     table = geopandas.read_file('out/ä b.geojson')
     assert table.is_valid.all() and all(p.exterior.is_ccw for p in table.geometry.explode())
-    where = PLACES[place]
-    transform = where.get('transform', from_origin(500_000, 5_400_000, 2, 2))
+    where = UTM | PLACES[place]
     degrees = place in ('degrees', 'without code')
     assert table.crs == ('EPSG:4326' if degrees else where['crs'])
-    assert_masks(table.to_crs(where['crs']), kind, transform=transform)
-
-
-NO_RASTERIO = 'needs rasterio; pip install rasterio'
+    assert_masks(table.to_crs(where['crs']), kind, transform=where['transform'])
 
 
 def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
@@ -231,10 +223,9 @@ def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
         ('yolo', 'labels', False, 'a.png', 'label maps can be written .* got --format yolo'),
         ('csv', 'labels', True, 'a.png', 'with --tile only as geojson; got --format csv'),
         ('coco', 'detections', False, 'a.mp4', 'for images, but a.mp4 is a video; run it without'),
-        ('labelme', 'labels', False, 'a.png', NO_RASTERIO),
-        ('yolo', 'segments', False, 'a.png', NO_RASTERIO),
-        ('geojson', 'labels', False, 'a.png', NO_RASTERIO),
-        ('geojson', 'detections', False, 'a.tif', NO_RASTERIO),
+        ('labelme', 'labels', False, 'a.png', 'needs rasterio; pip install rasterio'),
+        ('yolo', 'segments', False, 'a.png', 'needs rasterio; pip install rasterio'),
+        ('geojson', 'detections', False, 'a.tif', 'needs rasterio; pip install rasterio'),
     ):
         with pytest.raises(UserError, match=message):
             Output(Path(), form, kind, CLASSES).check([(Path(file), 'a')], tiled)
@@ -256,26 +247,19 @@ def test_no_detections_and_no_images():
     assert Path('out/predictions.csv').read_text().count('\n') == 1
 
 
-@pytest.mark.parametrize(
-    'kind, options',
-    [('detector', ['--tile', '64', '--score-thr', '0.01']), ('segmentor', []),
-     ('segmentor', ['--tile', '64'])],
-)  # fmt: skip
-def test_infer(untrained, kind, options, capsys):
-    infer = load_tool('infer')
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_infer_in_tiles(untrained, kind):
     image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
-    save_tiff('a.tif', image, **PLACES['EPSG:32633'])
+    save_tiff('a.tif', image, **UTM)
     Path('torn.png').write_bytes(b'torn')
-    command = [*untrained[kind], 'a.tif', 'torn.png', *options]
-    assert infer.main([*command, '--format', 'geojson']) == 1
+    command = [*untrained[kind], 'a.tif', 'torn.png', '--tile', '64', '--format', 'geojson']
+    command += ['--score-thr', '0.01'] if kind == 'detector' else []
+    assert load_tool('infer').main(command) == 1
     assert not Path('predictions/torn.geojson').exists()
     table = geopandas.read_file('predictions/a.geojson')
     assert len(table) and table.crs == 'EPSG:32633'
     x1, y1, x2, y2 = table.total_bounds
     assert 500_000 <= x1 < x2 <= 500_180 and 5_399_880 <= y1 < y2 <= 5_400_000
-    if kind == 'segmentor':
-        assert infer.main([*command, '--format', 'yolo']) == 2
-        assert 'got --format yolo' in capsys.readouterr().err
 
 
 def test_panoptic_segments():

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,11 @@ def test_parts_of_detections():
             assert list(part) == [found[i] for i in np.arange(3)[index]]
         assert list(found.above(0.5)) == list(found[:2])
         assert found[-1] == found[np.int64(2)] == found.items()[2]
+
+
+def test_coco_leaves_out_labels_without_a_class():
+    for found, ids in ((detections(), [2, 1]), (replace(ALL[3][0], labels=LABELS * 255), [1])):
+        assert [result['category_id'] for result in found.to_coco()] == ids
 
 
 def test_tables(monkeypatch):

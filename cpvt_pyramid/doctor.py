@@ -244,8 +244,7 @@ def mmcv_built_for() -> str:
             'compiling for CUDA needs a torch for CUDA, an nvcc of the same major version (see '
             'CUDA_HOME), and a GPU or architectures in TORCH_CUDA_ARCH_LIST, such as 8.0;9.0; got '
             f'torch for CUDA {built}, nvcc {version or None} in {nvcc.parent}, and architectures '
-            f'{found or None}. Set TORCH (see tools/setup_env.sh --help) for another torch, or '
-            'hide the GPU with CUDA_VISIBLE_DEVICES='
+            f'{found or None}; see tools/setup_env.sh --help, or set CUDA_VISIBLE_DEVICES= for a CPU'
         )
     return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", found)}'
 
@@ -331,17 +330,13 @@ def known_fix(message: str) -> str:
         'pkg_resources': f'{pip("install")} "setuptools<81"',  # mmengine 0.10.7 uses it
         'libGL|libgthread|libSM|cv2': command_for('cv2'),  # no X11
         # A package was compiled for another major version of NumPy.
-        '_ARRAY_API|multiarray|numpy.dtype size': reinstall(
-            'numpy opencv-python-headless pycocotools'
-        ),
+        '_ARRAY_API|multiarray|numpy.dtype': reinstall('numpy opencv-python-headless pycocotools'),
         "torchvision::|No module named 'torchvision": torch_pair(),
         r"mmcv\._ext|/mmcv/|MMCV==|No module named 'mmcv\.ops": mm_command('mmcv'),
     }
-    for pattern, fix in causes.items():
-        if re.search(pattern, message):
-            return fix
     missing = re.search(r"No module named '(?!cpvt_pyramid)(\w+)'", message)
-    return command_for(missing[1]) if missing else ''
+    found = (fix for pattern, fix in causes.items() if re.search(pattern, message))
+    return next(found, command_for(missing[1]) if missing else '')
 
 
 def installed(*distributions: str) -> dict[str, str]:
@@ -395,9 +390,7 @@ def attempted(probe: Callable, package: str) -> Finding | None:
     """The probe's finding, or one about the error that it raised."""
     try:
         return probe()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  a package may call sys.exit on import
+    except (Exception, SystemExit) as error:  # a package may call sys.exit on import
         text = f'{type(error).__name__}: {error}'
         fix = known_fix(text) or command_for(package)
         return Finding('FAIL', text.partition('\n')[0][:200], fix)

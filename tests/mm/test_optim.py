@@ -7,12 +7,10 @@ from torch import nn
 from cpvt_pyramid.mm import CPVTPyramid, DenseCPVT
 
 
-class Detector(nn.Module):
-    def __init__(self, arch: str = 'pcpvt_nano') -> None:
-        super().__init__()
-        column = dict(arch=dict(dim=16, heads=2, depth=3), out_channels=8)
-        self.backbone = DenseCPVT(**column) if arch == 'column' else CPVTPyramid(arch)
-        self.head = nn.Conv2d(192, 3, 1)
+def detector(arch: str = 'pcpvt_nano') -> nn.ModuleDict:
+    column = dict(arch=dict(dim=16, heads=2, depth=3), out_channels=8)
+    backbone = DenseCPVT(**column) if arch == 'column' else CPVTPyramid(arch)
+    return nn.ModuleDict(dict(backbone=backbone, head=nn.Conv2d(192, 3, 1)))
 
 
 def rates(model: nn.Module, **paramwise: object) -> dict[str, tuple[float, float]]:
@@ -29,45 +27,29 @@ def rates(model: nn.Module, **paramwise: object) -> dict[str, tuple[float, float
     return {name: found[p] for name, p in model.named_parameters() if p in found}
 
 
-LAYERS_AFTER = {  # that of a parameter
-    'pcpvt_nano': {  # eight blocks, two in each stage
-        'blocks.3.1.mlp.fc2.weight': 1,
-        'blocks.3.0.attn.q.bias': 2,
-        'pos_block.3.proj.0.weight': 2,
-        'patch_embeds.3.proj.weight': 2,
-        'blocks.2.1.norm1.weight': 3,
-        'blocks.0.0.mlp.fc1.weight': 8,
-        'patch_embeds.0.norm.bias': 9,
-    },
-    'pvt_tiny': {'pos_embeds.0.table': 9, 'patch_embeds.0.proj.weight': 9},
-    'svt_small': {'norm_list.3.weight': 1, 'blocks.3.3.norm2.weight': 1},
-    'column': {
-        'levels.0.conv.weight': 0,
-        'blocks.2.attn.qkv.weight': 1,
-        'pos_block.0.proj.0.weight': 3,
-        'patch_embed.proj.weight': 4,
-        'cls_token': 4,
-    },
-}
-
-
-@pytest.mark.parametrize('arch', LAYERS_AFTER)
-def test_learning_rate_falls_layer_by_layer_towards_the_image(arch):
-    model = Detector(arch)
+@pytest.mark.parametrize('arch, layers_after', [
+    ('pcpvt_nano', {  # eight blocks, two in each stage
+        'blocks.3.1.mlp.fc2.weight': 1, 'blocks.3.0.attn.q.bias': 2, 'pos_block.3.proj.0.weight': 2,
+        'patch_embeds.3.proj.weight': 2, 'blocks.2.1.norm1.weight': 3,
+        'blocks.0.0.mlp.fc1.weight': 8, 'patch_embeds.0.norm.bias': 9}),
+    ('pvt_tiny', {'pos_embeds.0.table': 9}),
+    ('svt_small', {'norm_list.3.weight': 1}),
+    ('column', {
+        'levels.0.conv.weight': 0, 'blocks.2.attn.qkv.weight': 1, 'pos_block.0.proj.0.weight': 3,
+        'patch_embed.proj.weight': 4, 'cls_token': 4}),
+])  # fmt: skip
+def test_learning_rate_falls_layer_by_layer_towards_the_image(arch, layers_after):
+    model = detector(arch)
     lr = {name: rate for name, (rate, _) in rates(model, layer_decay=0.5).items()}
     assert lr['head.weight'] == lr['head.bias'] == 1
-    for name, layers_after in LAYERS_AFTER[arch].items():
-        assert lr[f'backbone.{name}'] == 0.5**layers_after, name
+    for name, after in layers_after.items():
+        assert lr[f'backbone.{name}'] == 0.5**after, name
     assert set(lr.values()) == {0.5**i for i in range(model.backbone.num_layers)}
 
 
 def test_other_options_of_the_constructor_work():
-    found = rates(
-        Detector(),
-        layer_decay=0.5,
-        norm_decay_mult=0.0,
-        custom_keys=dict(pos_block=dict(lr_mult=10.0, decay_mult=0.0), head=dict(lr_mult=2.0)),
-    )
+    custom_keys = dict(pos_block=dict(lr_mult=10.0, decay_mult=0.0), head=dict(lr_mult=2.0))
+    found = rates(detector(), layer_decay=0.5, norm_decay_mult=0.0, custom_keys=custom_keys)
     assert found['backbone.pos_block.3.proj.0.weight'] == (10 * 0.5**2, 0)
     assert found['backbone.blocks.3.1.norm1.weight'] == (0.5, 0)
     assert found['backbone.blocks.3.1.mlp.fc1.weight'] == (0.5, 0.1)
@@ -75,12 +57,12 @@ def test_other_options_of_the_constructor_work():
 
 
 def test_frozen_stages_are_left_out_and_mistakes_are_errors():
-    model = Detector()
+    model = detector()
     model.backbone.frozen_stages = 1
     model.train()
     assert not any('blocks.0' in name for name in rates(model, layer_decay=0.5))
     for decay in (None, 0, 1.5, '0.8'):
         with pytest.raises(ValueError, match='layer_decay must be'):
-            rates(Detector(), layer_decay=decay)
+            rates(detector(), layer_decay=decay)
     with pytest.raises(ValueError, match='CPVTPyramid'):
         rates(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from mmdet.models.detectors import DINO
 from mmdet.models.test_time_augs import DetTTAModel
 from mmdet.registry import MODELS as MMDET
 from mmdet.structures import DetDataSample
@@ -12,6 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmseg.structures import SegDataSample
 from models.ports import randomize
 from models.samples import annotated, random_images
+from models.small import dino
 from support import ROOT
 
 import cpvt_pyramid.mm.detection  # noqa: F401 registers the RoI extractors
@@ -173,3 +175,30 @@ def test_rois_read_the_image_alone(kind, aligned, scale):
     torch.testing.assert_close(found, expected)
     grads = (torch.autograd.grad(x.square().sum(), maps) for x in (found, expected))
     torch.testing.assert_close(*grads)
+
+
+def found(model: torch.nn.Module, batch: list) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Boxes and scores of each image."""
+    samples = [annotated(False, image.shape[1:]) for image in batch]
+    data = model.data_preprocessor(dict(inputs=batch, data_samples=samples))
+    with torch.no_grad():
+        results = model.predict(data['inputs'], data['data_samples'], rescale=False)
+    return [(r.pred_instances.bboxes, r.pred_instances.scores) for r in results]
+
+
+def test_boxes_of_dino_do_not_depend_on_the_batch():
+    """As they do in mmdet's own, which is the same without padding."""
+    # Among the proposals that become queries is no padding with these weights; see ValidRegionDINO.
+    ours, theirs = dino(), dino(kind='DINO')
+    assert type(theirs) is DINO and ours.state_dict().keys() == theirs.state_dict().keys()
+    images = random_images(((96, 128), (130, 70), (75, 190)))
+    for image, (boxes, scores) in zip(images, found(ours, images)):
+        ((own_boxes, own_scores),) = found(ours, [image])
+        torch.testing.assert_close(scores, own_scores, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(boxes, own_boxes, rtol=1e-4, atol=1e-2)  # of 190 pixels
+    (_, scores), *_ = found(theirs, images)
+    ((_, own_scores),) = found(theirs, images[:1])
+    assert (scores - own_scores).abs().max() > 1e-4
+
+    equal = random_images([(128, 160)] * 2)
+    torch.testing.assert_close(found(ours, equal), found(theirs, equal))

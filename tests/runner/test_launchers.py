@@ -95,15 +95,11 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
     'command, complaint',
     [
         (['dist_train.sh'], 'needs CONFIG and NPROC'),
-        (['dist_train.sh', 'nowhere.py', '2'], 'no config at nowhere.py'),
         (['dist_train.sh', __file__, 'two'], 'NPROC must be a number of processes, got two'),
         (['dist_test.sh', __file__, 'weights.pth'], 'needs CONFIG, CHECKPOINT and NPROC'),
-        (['dist_test.sh', __file__, 'weights.pth', '0'],
-         'NPROC must be a number of processes, got 0'),
         (['slurm_train.sh', 'gpu', 'job', 'nowhere.py'], 'no config at nowhere.py'),
         (['slurm_train.sh', 'gpu', 'job', __file__], 'srun not found'),
         (['launchers.sh'], 'nothing to run'),
-        (['torchrun.py', 'two', 'train.py'], 'argument NPROC: invalid int value'),
         (['torchrun.py', '0', 'train.py'], 'NPROC must be at least 1, got 0'),
     ],
 )  # fmt: skip
@@ -164,19 +160,11 @@ def test_torchrun_passes_signals_on():
 
 
 @pytest.mark.parametrize(
-    'command',
-    [
-        ['train.py', 'configs/retinanet_cpvt_s.py'],
-        ['get_flops.py', 'configs/retinanet_cpvt_s.py'],
-        ['convert_weights.py', 'weights.pth', '--to', 'timm'],
-        ['torchrun.py', '2', 'train.py'],
-        ['demo/sample_dataset.py'],
-        ['benchmarks/speed.py'],
-    ],
+    'command', ['train.py mine.py', 'torchrun.py 2 train.py', 'demo/sample_dataset.py']
 )
 def test_outside_of_the_environment(command):
     """-S leaves out site-packages."""
-    ended = run(sys.executable, '-S', TOOLS / command[0], *command[1:])
+    ended = run(sys.executable, '-S', *f'{TOOLS}/{command}'.split())
     assert ended.returncode == 2 and ended.stderr.count('\n') == 1
     assert 'is not installed for' in ended.stderr
     assert f'run this tool with {ROOT}/.venv/bin/python' in ended.stderr

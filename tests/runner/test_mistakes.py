@@ -13,7 +13,6 @@ from foreign import of_mmseg, of_timm
 from mmdet.models import FCNMaskHead
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
-from mmengine.model import BaseModule
 from mmengine.registry import DATA_SAMPLERS
 from mmengine.runner import Runner
 from support import ROOT, load_tool
@@ -45,7 +44,6 @@ def files(
     for name, tensors in {
         'nano.pth': of_timm('pcpvt_nano').state_dict(),
         'svt.pth': of_timm('svt').state_dict(),
-        'resnet.pth': {'conv1.weight': torch.ones(2, 2)},
         'mmseg.pth': {k: v for k, v in model.items() if not k.startswith('backbone.')} | mmseg,
         'classes.pth': model | layer,
         'svt_detector.pth': svt,
@@ -56,18 +54,12 @@ def files(
     (folder / 'torn.pth').write_bytes(Path(paths['detector.pth']).read_bytes()[:100_000])
     (folder / 'syntax.py').write_text('model = dict(\n')
     (folder / 'part.py').write_text('data_root = "/"\n')
-    (folder / 'empty').mkdir()
-    annotations = sample_dataset / 'coco/annotations/instances_train2017.json'
-    coco = json.loads(annotations.read_text())
+    coco = json.loads((sample_dataset / 'coco/annotations/instances_train2017.json').read_text())
     coco['categories'].reverse()
     (folder / 'reversed.json').write_text(json.dumps(coco))
     paths |= {path.name: str(path) for path in folder.iterdir()}
-    paths |= {'ANNOTATIONS': str(annotations), 'IMAGE': str(next(sample_dataset.rglob('*.jpg')))}
-
-    def fill_in(text: str) -> str:
-        return re.sub(r'[\w.]+', lambda name: paths.get(name[0], name[0]), text)
-
-    return fill_in
+    paths['IMAGE'] = str(next(sample_dataset.rglob('*.jpg')))
+    return lambda text: re.sub(r'[\w.]+', lambda name: paths.get(name[0], name[0]), text)
 
 
 class Began(Exception):
@@ -90,7 +82,6 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> list[ToolRunner]:
 
 SET = 'detector.py --cfg-options'
 INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint'
-CLASSES = 'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six,seven,eight,nine'
 
 
 @pytest.mark.parametrize('tool, command, complaint', [
@@ -101,23 +92,17 @@ CLASSES = 'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six
     ('train', f'{SET} default_scope=mmrotate', 'detector.py must set default_scope to mmdet'),
     ('train', f'{SET} custom_imports.imports=nothing.here', 'custom_imports of detector.py: Fail'),
     ('train', f'{SET} a', "--cfg-options takes key=value, not 'a'"),
-    ('train', f'{SET} =1', "--cfg-options : no setting has the name ''"),
     ('train', f'{SET} trian_cfg.max_epochs=1', '--cfg-options trian_cfg.max_epochs: no setting has '
      "the name 'trian_cfg'; did you mean 'train_cfg'?"),
     ('train', f'{SET} train_dataloader=None', 'the config must set train_dataloader'),
-    ('test', f'{DETECTOR} --cfg-options test_dataloader=None', 'the config must set test_data'),
     ('infer', f'{DETECTOR} IMAGE --cfg-options test_dataloader=None', 'the config must set test_d'),
-    ('train', f'{SET} train_cfg.max_epochs=0', 'train_cfg.max_epochs must be a whole number, at '
-     'least 1, got 0'),
+    ('train', f'{SET} train_cfg.max_epochs=0', 'train_cfg.max_epochs must be a whole number, at'),
     ('train', f'{SET} param_scheduler.0.milestones=a', 'param_scheduler.0.milestones must be a l'),
     ('train', f'{SET} optim_wrapper.accumulative_counts=1.5', 'optim_wrapper.accumulative_counts '),
     ('train', f'{SET} train_dataloader.sampler=None', 'train_dataloader.sampler must be a dict'),
-    ('train', f'{SET} train_dataloader.sampler.type=InfiniteSampler', 'train_dataloader.sampler m'),
     ('test', f'{DETECTOR} --cfg-options test_dataloader.sampler.type=InfiniteSampler',
      'test_dataloader.sampler must be one that ends, got InfiniteSampler'),
     ('train', f'{SET} model.bbox_head.loss_cls.loss_name=ce', 'model.bbox_head.loss_cls.loss_name'),
-    ('train', f'{SET} auto_scale_lr.enable=1 auto_scale_lr.base_batch_size=-1',
-     'to scale a recipe, the config must set auto_scale_lr.base_batch_size to a number of images'),
     ('train', f'{SET} optim_wrapper.type=ApexOptimWrapper --amp', '--amp needs an OptimWrapper'),
     ('train', 'detector.py --launcher pytorch', '--launcher pytorch is for processes started'),
     ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),
@@ -127,35 +112,26 @@ CLASSES = 'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six
      '--tta needs tta_pipeline, or a Resize with a scale in the test pipeline'),
     # Files
     ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
-    ('train', f'{INIT}=x.pth', 'no checkpoint at x.pth'),
     ('train', f'{INIT}=None', 'init_cfg.checkpoint must be a path or an address'),
-    ('train', f'{SET} train_dataloader.dataset.data_root=x', 'no train data at'),
     ('train', f'{SET} val_evaluator.ann_file=x', 'no annotations at '),
     ('train', 'detector.py --work-dir syntax.py/x', 'cannot create the folder syntax.py/x: '),
     ('train', 'detector.py --work-dir USED', 'USED already has checkpoints of a training'),
     ('train', 'detector.py --resume nowhere.pth', 'no checkpoint at nowhere.pth'),
     ('train', 'detector.py --resume torn.pth', 'torn.pth is not a complete checkpoint'),
-    ('test', 'detector.py nowhere.pth', 'no checkpoint at nowhere.pth'),
     ('test', 'detector.py torn.pth', 'torn.pth is not a complete checkpoint'),
     ('infer', 'detector.py nowhere.pth syntax.py', 'no checkpoint at nowhere.pth'),
     ('infer', f'{DETECTOR} nowhere.jpg', 'no image or folder at nowhere.jpg'),
-    ('infer', f'{DETECTOR} empty', 'no images or videos in the folder empty'),
-    ('infer', f'{DETECTOR} *.jpg', 'no files match *.jpg'),
-    ('infer', f'{DETECTOR} empty --batch-size 0', '--batch-size must be at least 1, got 0'),
-    ('infer', f'{DETECTOR} empty --gpu-memory 1G', '--overlap and --gpu-memory need --tile'),
-    ('infer', f'{DETECTOR} empty --tile 100', 'tile and overlap must be multiples of 32'),
-    ('infer', f'{DETECTOR} empty --tile 64 --memory much', "--memory must be a size such as 2GiB"),
+    ('infer', f'{DETECTOR} x --batch-size 0', '--batch-size must be at least 1, got 0'),
+    ('infer', f'{DETECTOR} x --gpu-memory 1G', '--overlap and --gpu-memory need --tile'),
+    ('infer', f'{DETECTOR} x --tile 100', 'tile and overlap must be multiples of 32'),
+    ('infer', f'{DETECTOR} x --tile 64 --memory much', "--memory must be a size such as 2GiB"),
     ('infer', f'{DETECTOR} syntax.py --device gpu', 'no device gpu: '),
     # Weights and classes
     ('train', f'{INIT}=svt.pth', 'svt.pth: the checkpoint is of another arch'),
-    ('train', f'{INIT}=resnet.pth', 'resnet.pth: the checkpoint has no tensor of'),
-    ('train', f'{INIT}=torn.pth', 'torn.pth is not a complete checkpoint'),
-    ('train', f'{SET} load_from=svt.pth', 'svt.pth: the checkpoint is of another arch'),
     ('train', f'{SET} load_from=svt_detector.pth', 'svt_detector.pth: the checkpoint is of'),
     ('train', f'{SET} load_from=torn.pth', 'torn.pth is not a complete checkpoint'),
     ('train', 'detector.py --resume training.pth', 'training.pth does not fit the model'),
     ('test', 'segmentor.py detector.pth', 'detector.pth does not fit the model'),
-    ('test', 'detector.py classes.pth', 'classes.pth does not fit the model'),
     ('infer', 'detector.py classes.pth IMAGE', 'classes.pth does not fit'),
     ('train', f'{SET} model.bbox_head.num_classes=80',
      'model.bbox_head has 80 classes but the train data have 10: set '
@@ -163,18 +139,12 @@ CLASSES = 'train_dataloader.dataset.metainfo.classes=a,b,two,three,four,five,six
      'check_classes=False'),
     ('train', 'segmentor.py --cfg-options model.decode_head.num_classes=150',
      'model.decode_head has 150 classes but the train data have 11'),
-    ('train', f'{SET} {CLASSES}',
-     'ANNOTATIONS must have the classes of the train data in their order, a, b, two, three, four, '
-     'five and 4 more; it has zero, one'),
     ('train', f'{SET} train_dataloader.dataset.ann_file=reversed.json',
      'reversed.json must have the classes of the train data in their order, zero, one'),
-    *((tool, f'{command} --cfg-options {options}', f'model.backbone (CPVTPyramid): {complaint}')
+    *((tool, f'{command} --cfg-options model.backbone.arch=pcpvt_smal',
+       "model.backbone (CPVTPyramid): unknown arch 'pcpvt_smal'; one of pcpvt_nano, ")
       for tool, command in (
-          ('train', 'detector.py'), ('test', DETECTOR), ('infer', f'{DETECTOR} IMAGE'))
-      for options, complaint in (
-          ('model.backbone.arch=pcpvt_smal', "unknown arch 'pcpvt_smal'; one of pcpvt_nano, "),
-          ('model.backbone.position=none model.backbone.peg.after=0',
-           "peg={'after': 0} needs a position with a PEG"))),
+          ('train', 'detector.py'), ('test', DETECTOR), ('infer', f'{DETECTOR} IMAGE'))),
 ])  # fmt: skip
 def test_before_a_run(tool, command, complaint, files, runners, capsys):
     assert TOOLS[tool].main(files(command).split()) == 2
@@ -195,11 +165,8 @@ RESIZE = 'test_dataloader.dataset.pipeline.1'
      'train_dataloader.dataset.pipeline.2 (Resize): TypeError: '),
     ('train', 'train_dataloader.dataset.filter_cfg.min_size=10000',
      'train_dataloader: there are no images'),
-    ('train', 'train_dataloader.batch_size=0', 'train_dataloader: batch_size should be a positive'),
-    ('train', 'optim_wrapper.optimizer.lrr=0.1', 'optim_wrapper.optimizer (AdamW): TypeError: '),
     ('train', 'model.type=RetinNet', "model (RetinNet): KeyError: 'RetinNet is not in the mmdet::"),
     ('train', 'model.train_cfg.assigner=None', 'model.bbox_head (RetinaHead): TypeError: cfg shou'),
-    ('train', 'randomness.sede=1', 'the config: TypeError: '),
     ('train', 'randomness.seed=a', 'the config: TypeError: '),  # of compiled code
     # While running
     ('train', 'default_hooks.checkpoint.out_dir=/proc/x',
@@ -219,7 +186,6 @@ RESIZE = 'test_dataloader.dataset.pipeline.1'
      'model.data_preprocessor (ValidRegionSegDataPreProcessor): AssertionError: The image '),
     ('infer', 'model.test_cfg.score_thr=a', 'model.bbox_head (RetinaHead): Type'),
     ('infer', f'{RESIZE}.scale=a', f'{RESIZE} (Resize): error: OpenCV'),
-    ('infer', f'{RESIZE}.type=Foo', f"{RESIZE} (Foo): KeyError: 'Foo is not in"),
     ('infer', 'test_dataloader.dataset.pipeline=[]',
      "model.data_preprocessor (ValidRegionDetDataPreprocessor): KeyError: 'inputs'"),
 ])  # fmt: skip
@@ -323,17 +289,6 @@ def test_the_part_is_the_most_similar_one_of_the_splits_that_are_read(splits, pa
 # What keeps its traceback
 
 
-class Buggy(BaseModule):
-    def __init__(self, raises: Callable[[], object]) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 1)
-        self.raises = raises
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        self.raises()
-        return self.conv(image)
-
-
 def of_a_library(kind: type, message: str) -> Callable[[], object]:
     """Raises an error in the building of a sampler, as if it came from torch."""
 
@@ -364,20 +319,16 @@ def interrupted() -> None:
 @pytest.mark.parametrize(
     'raises, kind',
     [
-        (lambda: int('a'), ValueError),
-        (lambda: Buggy(lambda: {}['work_dir'])(torch.ones(1, 3, 2, 2)), KeyError),
-        (lambda: Buggy(lambda: None)(torch.ones(1, 3, 2, 2, dtype=torch.float64)), RuntimeError),
+        (lambda: torch.nn.Conv2d(3, 4, 1)(torch.ones(1, 3, 2, 2).double()), RuntimeError),
         (lambda: DATA_SAMPLERS.build({'type': lambda: int('a')}), ValueError),
         (in_a_worker, ValueError),
         (interrupted, RuntimeError),
         (of_a_library(torch.cuda.OutOfMemoryError, 'no memory'), torch.cuda.OutOfMemoryError),
-        (of_a_library(RuntimeError, 'CUDA error: device-side assert triggered'), RuntimeError),
         (of_a_library(torch.distributed.DistBackendError, 'NCCL error'), RuntimeError),
     ],
 )  # fmt: skip
 def test_errors_of_users_code_and_of_devices_keep_their_traceback(raises, kind, tmp_path):
-    cfg = Config({'work_dir': str(tmp_path), 'model': {'type': 'Buggy', 'depth': 3}})
-    with pytest.raises(kind) as raised, explained(cfg):
+    with pytest.raises(kind) as raised, explained(Config({'work_dir': str(tmp_path)})):
         raises()
     assert raised.type is not UserError and not list(tmp_path.iterdir())
 

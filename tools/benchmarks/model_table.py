@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from mmengine.config import Config
 
+    from cpvt_pyramid import Arch, ColumnarArch
+    from cpvt_pyramid.flops import Counter
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
 from cpvt_pyramid.tooling.report import markdown_table  # noqa: E402
@@ -150,38 +153,71 @@ def readme_table() -> str:
     """The README's table in Markdown, a row per pyramid."""
     from cpvt_pyramid import ARCHS
 
+    rows = [
+        pyramid_row(arch)
+        + [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
+        for arch in ARCHS
+    ]
     head = ['`arch`', 'published as', *HEAD, 'RetinaNet 1x AP', 'Semantic FPN mIoU']
-    rows = []
-    for arch in ARCHS:
-        name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
-        results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
-        rows.append([f'`{arch}`', name, *pyramid_costs(arch), top1, *results])
     return markdown_table(head, rows)
 
 
 @functools.cache
-def pyramid_costs(arch: str) -> list[str]:
+def pyramid_row(arch: str) -> list[object]:
+    """Names, parameters, GFLOPs (billions of multiply-additions) of an image, and accuracy.
+
+    The blocks of a stage cost the same, in pairs: a model with one pair per stage is counted.
+    """
+    from cpvt_pyramid import ARCHS, CPVTPyramid
+
+    name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
+    row, costs = ARCHS[arch], [millions(CPVTPyramid, arch)]
+    for counter in count_pyramid(row._replace(depths=(2, 2, 2, 2))):
+        pairs = [counter.by_module[f'CPVTPyramid.blocks.{stage}'] for stage in range(4)]
+        more = sum(pair * (depth / 2 - 1) for pair, depth in zip(pairs, row.depths))
+        costs.append(f'{(counter.total + more) / 1e9:.1f}')
+    return [f'`{arch}`', name, *costs, top1]
+
+
+@functools.cache
+def count_pyramid(arch: Arch) -> list[Counter]:
     from cpvt_pyramid import CPVTPyramid
 
-    return costs(CPVTPyramid, arch)
+    return list(count(CPVTPyramid, arch))
 
 
-def costs(model_class: type, *arguments: object, **options: object) -> list[str]:
-    """Parameters, and GFLOPs (billions of multiply-additions) of one image at each of SIZES."""
+def column_costs(arch: str, **options: object) -> list[str]:
+    """Parameters and GFLOPs of a classifier, whose blocks after the last PEG cost the same."""
+    from cpvt_pyramid import COLUMNAR_ARCHS, CPVT
+
+    row, costs = COLUMNAR_ARCHS[arch], [millions(CPVT, arch, **options)]
+    for counter in count(CPVT, row._replace(depth=7), **options):
+        total = counter.total + (row.depth - 7) * counter.by_module['CPVT.blocks.6']
+        costs.append(f'{total / 1e9:.1f}')
+    return costs
+
+
+def count(model_class: type, arch: Arch | ColumnarArch, **options: object) -> Iterator[Counter]:
+    """Counts a pass of one image of each of SIZES."""
     import torch
 
     from cpvt_pyramid import ops
     from cpvt_pyramid.flops import Counter
 
     with torch.device('meta'):
-        model = model_class(*arguments, **options)
-    cells = [f'{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M']
-    for size in SIZES:
-        image = torch.empty(1, 3, *size, device='meta')
+        model, images = model_class(arch, **options), [torch.empty(1, 3, *size) for size in SIZES]
+    for image in images:
         with Counter() as counter, torch.no_grad(), ops.plain():  # which is quicker to count
             model(image)
-        cells.append(f'{counter.total / 1e9:.1f}')
-    return cells
+        yield counter
+
+
+def millions(model_class: type, arch: str, **options: object) -> str:
+    """Parameters of a model."""
+    import torch
+
+    with torch.device('meta'):
+        return f'{sum(p.numel() for p in model_class(arch, **options).parameters()) / 1e6:.1f}M'
 
 
 MODELS_PAGE_TEXT = """\
@@ -243,37 +279,23 @@ backbone alone or within a detector or segmentor. The format is recognized by it
 
 def models_page() -> str:
     """The text of docs/models.md: models, costs, results and checkpoint formats."""
-    from cpvt_pyramid import ARCHS, CPVT
-    from cpvt_pyramid.archs import COLUMNAR_ARCHS
+    from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS
 
-    pyramids, columns, recipes = [], [], []
-    for arch in ARCHS:
-        name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
-        pyramids.append([f'`{arch}`', name, *pyramid_costs(arch), top1])
+    columns = []
     for name, options, results in COLUMNS:
-        for (arch, letter), top1 in zip(zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B')), results):
+        for arch, letter, top1 in zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B'), results):
             code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
-            cost = costs(CPVT, arch, **options)
+            cost = column_costs(arch, **options)
             columns.append([f'`CPVT({code})`', name.format(letter), *cost, top1])
+    recipes = []
     for model in models():
-        meta = model['Metadata']
-        found = [
-            f'{value} {metric}'
-            for result in model.get('Results', ())
-            for metric, value in result['Metrics'].items()
-        ]
-        recipes.append(
-            [
-                f'[{model["Name"]}](../{model["Config"]})',
-                ', '.join(meta['Architecture'][:-1]),
-                model['In Collection'],
-                meta['Training Data'],
-                f'{meta["Parameters"] / 1e6:.1f}M',
-                ', '.join(found) or 'none',
-            ]
-        )
+        meta, results = model['Metadata'], model.get('Results', ())
+        found = [f'{value} {name}' for each in results for name, value in each['Metrics'].items()]
+        link, backbone = f'[{model["Name"]}](../{model["Config"]})', meta['Architecture'][:-1]
+        row = [link, ', '.join(backbone), model['In Collection'], meta['Training Data']]
+        recipes.append([*row, f'{meta["Parameters"] / 1e6:.1f}M', ', '.join(found) or 'none'])
     return MODELS_PAGE_TEXT.format(
-        pyramids=markdown_table(['`arch`', 'published as', *HEAD], pyramids),
+        pyramids=markdown_table(['`arch`', 'published as', *HEAD], map(pyramid_row, ARCHS)),
         weights=markdown_table(
             ['name', 'model', 'source', 'licence', 'size', 'format'], published_weights()
         ),
@@ -289,12 +311,11 @@ def published_weights() -> Iterator[list[str]]:
     """For each file that a config starts from: name, model, source, licence, size and format."""
     import timm
     import torch
-    from mmengine.config import Config
 
     import cpvt_pyramid.timm_models  # noqa: F401  registers the models
 
     for arch, backbone in BACKBONES.items():
-        cfg = Config.fromfile(ROOT / 'configs' / f'semantic_fpn_{backbone.short}.py')
+        cfg = read(SEMANTIC_FPN.config.format(backbone.short))
         name, model = cfg.model.backbone.init_cfg.checkpoint, f'`{arch}`'
         source, form = ("PVT's authors", 'pvt') if arch.startswith('pvt') else ('timm', 'ours')
         if arch == 'cpvt_tiny':
@@ -307,6 +328,8 @@ def published_weights() -> Iterator[list[str]]:
 
 def formats() -> Iterator[list[str]]:
     """For each checkpoint format, who uses it and which models it can hold."""
+    import torch
+
     from cpvt_pyramid import CPVT, PEG, CPVTPyramid
     from cpvt_pyramid.weights import FORMATS, to_format
 
@@ -319,13 +342,14 @@ def formats() -> Iterator[list[str]]:
         'vit': 'the authors of DeiT; timm (`deit_*`, `vit_*`)',
         'mmpretrain_vit': 'mmpretrain (`VisionTransformer`)',
     }
-    samples = {
-        'PCPVT': CPVTPyramid('pcpvt_nano'),
-        'SVT': CPVTPyramid('svt_small'),
-        'PVT': CPVTPyramid('pvt_tiny'),
-        'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
-        'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEG(after=range(6))),
-    }
+    with torch.device('meta'):
+        samples = {
+            'PCPVT': CPVTPyramid('pcpvt_nano'),
+            'SVT': CPVTPyramid('svt_small'),
+            'PVT': CPVTPyramid('pvt_tiny'),
+            'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
+            'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEG(after=range(6))),
+        }
     for key in ('ours', *FORMATS):
         fitting = []
         for name, model in samples.items():
@@ -367,13 +391,11 @@ def metafile() -> str:
 @functools.cache
 def models() -> list[dict]:
     """The entries of the metafile."""
-    from mmengine.config import Config
-
     entries = []
     for recipe in RECIPES:
         for arch, values in recipe.results.items():
             name = recipe.config.format(BACKBONES[arch].short)
-            cfg = Config.fromfile(ROOT / 'configs' / f'{name}.py')
+            cfg = read(name)
             dataset = 'COCO' if cfg.default_scope == 'mmdet' else 'ADE20K'
             epochs, iterations = (cfg.train_cfg.get(key) for key in ('max_epochs', 'max_iters'))
             model = {
@@ -382,7 +404,7 @@ def models() -> list[dict]:
                 'Config': f'configs/{name}.py',
                 'Metadata': {
                     'Architecture': [*BACKBONES[arch].name.split(', '), recipe.head],
-                    'Parameters': count_parameters_of(cfg),
+                    'Parameters': parameters_of(name.removesuffix('_3x')),  # the same model
                     'Training Data': dataset,
                     'Batch Size': cfg.auto_scale_lr.base_batch_size,
                     **({'Epochs': epochs} if epochs else {'Iterations': iterations}),
@@ -401,11 +423,20 @@ def models() -> list[dict]:
     return entries
 
 
-def count_parameters_of(cfg: Config) -> int:
+@functools.cache
+def read(name: str) -> Config:
+    from mmengine.config import Config
+
+    return Config.fromfile(ROOT / 'configs' / f'{name}.py')
+
+
+@functools.cache
+def parameters_of(name: str) -> int:
     """The number of parameters of a config's model."""
     import torch
     from mmengine.registry import MODELS, init_default_scope
 
+    cfg = read(name)
     init_default_scope(cfg.default_scope)
     with torch.device('meta'):
         return sum(p.numel() for p in MODELS.build(cfg.model).parameters())

@@ -244,7 +244,7 @@ def mmcv_built_for() -> str:
             'compiling for CUDA needs a torch for CUDA, an nvcc of the same major version (see '
             'CUDA_HOME), and a GPU or architectures in TORCH_CUDA_ARCH_LIST, such as 8.0;9.0; got '
             f'torch for CUDA {built}, nvcc {version or None} in {nvcc.parent}, and architectures '
-            f'{found or None}; see tools/setup_env.sh --help, or set CUDA_VISIBLE_DEVICES= for a CPU'
+            f'{found or None}; see tools/setup_env.sh --help, or set CUDA_VISIBLE_DEVICES='
         )
     return f'{name}-cuda-{re.sub("[^0-9A-Za-z.+]+", "_", found)}'
 

@@ -106,9 +106,8 @@ class OpenVino:
 
 @cache
 def openvino_core() -> Any:
-    """The only `openvino.Core` of this process: of two, the second one's CPU plugin restores, when
-    it ends, the stack of signal handlers that the first one has freed, and the next signal that
-    Python handles, such as Ctrl-C, crashes the process (OpenVINO 2026.4)."""
+    """The only `openvino.Core` of this process: when a second one ends, it restores signal handlers
+    that the first one has freed, and the next Ctrl-C crashes the process (OpenVINO 2026.4)."""
     import openvino
 
     return openvino.Core()

@@ -1,20 +1,11 @@
 """A command-line tool from a plain function: its options, its errors, its exit status.
 
-A tool declares each option once, in the signature and the docstring of a function:
+A tool declares each option once, in the signature and the `Args:` of the docstring of a function.
+`run_command(measure, argv)` calls
 
     def measure(image: str, size: tuple[int, int] = (512, 512), *, out: str) -> None:
-        '''Measure an image.
 
-        Args:
-            image: the image file.
-            size: height and width in pixels.
-            out: file to write the figures to.
-        '''
-
-    def main(argv: Optional[Sequence[str]] = None) -> int:
-        return run_command(measure, argv)
-
-`measure.py IMAGE --out OUT [--size SIZE SIZE]` then calls `measure`. The description of `--help` is
+with the options of `measure.py IMAGE --out OUT [--size SIZE SIZE]`. The description of `--help` is
 the docstring of the module. A parameter becomes:
 
     no default                            a positional argument
@@ -105,12 +96,10 @@ def run_command(
 def prepare_for_torch() -> None:
     """Set what torch, OpenMP and onnxruntime read when they start, unless the environment sets it.
 
-    On Linux PyTorch's wheels ship libgomp, whose threads spin for about 10 ms at the end of each
-    of a pass's hundreds of parallel regions before they sleep. On a busy machine they keep others
-    from the core that they wait for. If they sleep at once (OMP_WAIT_POLICY=passive), they must be
-    woken for each region, up to a fifth of a pass. In between is GOMP_SPINCOUNT=10000, about
-    0.3 ms. Linux may give tensors of 2 MiB and more large pages, which are faster to touch first.
-    onnxruntime would report its use.
+    The threads of libgomp spin for about 10 ms after each of a pass's hundreds of parallel regions,
+    and on a busy machine keep others from the core that they wait for. If they sleep at once, they
+    must be woken for each region, up to a fifth of a pass. In between is GOMP_SPINCOUNT=10000,
+    about 0.3 ms. Large pages are faster to touch first. onnxruntime would report its use.
     """
     if not WAIT_VARIABLES & os.environ.keys():
         os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
@@ -121,8 +110,7 @@ def prepare_for_torch() -> None:
 def run_tool(
     name: str, function: Callable[..., Optional[int]], options: dict, interrupted: str
 ) -> int:
-    """Call a tool's function; turn errors of the user, interrupts, a full disk, denied permission
-    and missing packages into one line on stderr, which begins with `name`."""
+    """Call a tool's function; the line of an error, see `run_command`, begins with `name`."""
     default = signal.signal(signal.SIGTERM, exit_on_signal)
     plain = warnings.formatwarning
     own = str(Path(__file__).parents[1])

@@ -29,6 +29,7 @@ from cpvt_pyramid.tooling.command import UserError
 CLASSES = ('cat, small', 'Hündchen', 'never')
 PALETTE = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
 HEIGHT, WIDTH = 60, 90
+BLACK = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
 PHOTO = Path('in put/ä b.png')
 
 
@@ -50,15 +51,14 @@ def results(form: str, kind: str = 'detections', masks: bool = False) -> None:
     """Write the results for one image, in a format."""
     PHOTO.parent.mkdir(exist_ok=True)
     Path('out').mkdir(exist_ok=True)
-    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     if not PHOTO.exists():
-        Image.fromarray(image).save(PHOTO)
+        Image.fromarray(BLACK).save(PHOTO)
     labels, scores = np.array([0, 1, 0]), np.array([0.9, 0.8, 0.7], np.float32)
     given = MASKS if masks else None
-    found = Detections(image, CLASSES, PALETTE, BOXES, scores, labels, given)
+    found = Detections(BLACK, CLASSES, PALETTE, BOXES, scores, labels, given)
     if kind == 'labels':
         labels = (MASKS[0] + 2 * MASKS[1]).astype(np.uint8)
-        found = LabelMap(image, ('background', *CLASSES), [(0, 0, 0), *PALETTE], labels)
+        found = LabelMap(BLACK, ('background', *CLASSES), [(0, 0, 0), *PALETTE], labels)
     found.write(Path('out'), PHOTO.stem, str(PHOTO))
     output = Output(Path('out'), form, kind, found.classes)
     output.check([(PHOTO, PHOTO.stem)])
@@ -81,8 +81,7 @@ def test_outlines_follow_a_mask():
         (0, np.ones((5, 7), bool)), (0, np.eye(9) > 0),
     ):  # fmt: skip
         assert (filled(*outlines(mask), shape=mask.shape) != mask | hole).mean() < 0.02
-    circle = outlines(ellipse(45, 30, 28, 28))[0]
-    assert len(circle) < 40  # and not two for each row
+    assert len(outlines(ellipse(45, 30, 28, 28))[0]) < 40  # and not two for each row
     parts = outlines(MASKS[1])
     whole = one_polygon(parts)
     assert len(parts) == 2 and len(whole) == len(parts[0]) + len(parts[1]) + 2
@@ -206,7 +205,7 @@ PLACES = {
 @pytest.mark.parametrize('kind', ['detections', 'labels'])
 def test_geojson_in_the_world(kind, place, monkeypatch):
     monkeypatch.setattr(f'{__name__}.PHOTO', Path('in put/ä b.tif'))
-    save_tiff(PHOTO, np.zeros((HEIGHT, WIDTH, 3), np.uint8), **PLACES[place])
+    save_tiff(PHOTO, BLACK, **PLACES[place])
     results('geojson', kind, masks=True)
     table = geopandas.read_file('out/ä b.geojson')
     assert table.is_valid.all() and all(p.exterior.is_ccw for p in table.geometry.explode())
@@ -235,9 +234,7 @@ def test_a_run_that_cannot_be_written_does_not_begin(monkeypatch):
 
 def test_no_detections_and_no_images():
     Path('out').mkdir()
-    empty = Detections(
-        np.zeros((9, 9, 3), np.uint8), CLASSES, PALETTE, np.zeros((0, 4)), np.zeros(0), np.zeros(0)
-    )
+    empty = Detections(BLACK, CLASSES, PALETTE, np.zeros((0, 4)), np.zeros(0), np.zeros(0))
     empty.write(Path('out'), 'a', 'a.png')
     for named in ([(Path('a.png'), 'a')], []):
         for form in ('coco', 'yolo', 'labelme', 'csv', 'geojson'):
@@ -264,11 +261,10 @@ def test_infer_in_tiles(untrained, kind):
 
 def test_panoptic_segments():
     ids = torch.from_numpy(np.where(MASKS[0], 1 + INSTANCE_OFFSET, 2)[None])
-    Path('out').mkdir()
     sample = BaseDataElement(pred_panoptic_seg=PixelData(sem_seg=ids))
     meta = {'classes': CLASSES, 'palette': PALETTE}
-    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-    to_prediction(sample, image, meta, 0.3).write(Path('out'), 'a', 'a.png')
+    Path('out').mkdir()
+    to_prediction(sample, BLACK, meta, 0.3).write(Path('out'), 'a', 'a.png')
     Output(Path('out'), 'coco', 'segments', CLASSES).write([(Path('a.png'), 'a')])
     coco = COCO('out/coco.json')
     found = {coco.cats[a['category_id']]['name']: coco.annToMask(a) for a in coco.anns.values()}

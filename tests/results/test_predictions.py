@@ -2,15 +2,20 @@
 
 import io
 import re
+import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from support import ROOT
+from pycocotools import mask as coco
+from support import ROOT, load_tool
 
 from cpvt_pyramid.results.predictions import Detections, LabelMap, Segments
+from cpvt_pyramid.results.records import mask_of, run_lengths
+from cpvt_pyramid.runtime import __main__ as runtime
 from cpvt_pyramid.tooling.command import UserError
 
 CLASSES, PALETTE = ('cat', 'dog'), [(255, 0, 0), (0, 255, 0)]
@@ -54,6 +59,18 @@ def test_parts_of_detections():
         assert found[-1] == found[np.int64(2)] == found.items()[2]
 
 
+def test_masks_are_run_lengths_as_pycocotools_writes_them():
+    random = np.random.default_rng(0)
+    for shape in ((1, 1), (3, 3), (1, 500), (90, 130), (700, 900)):
+        stripes, noise = sum(np.indices(shape)) % 17, random.random(shape) < 0.5
+        for mask in (stripes > 17, stripes < 17, stripes < 9, noise):
+            expected = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+            assert run_lengths(mask) == {**expected, 'counts': expected['counts'].decode()}
+            np.testing.assert_array_equal(mask_of(run_lengths(mask)), mask)
+    (record,) = replace(detections(1), boxes=BOXES[1:2] + 0.001).records()
+    assert record == {'box': [5.0, 5.0, 9.0, 9.0], 'label': 1, 'class': 'dog', 'score': 0.9}
+
+
 def test_coco_leaves_out_labels_without_a_class():
     for found, ids in ((detections(), [2, 1]), (replace(ALL[3][0], labels=LABELS * 255), [1])):
         assert [result['category_id'] for result in found.to_coco()] == ids
@@ -81,11 +98,34 @@ def test_pictures_in_notebooks():
     assert Image.open(io.BytesIO(wide._repr_png_())).width == 1600
 
 
+PAGE = (ROOT / 'docs/results.md').read_text()
+
+
 def test_the_documented_example(capsys, monkeypatch):
-    (code,) = re.findall('```python\n(.*?)```', (ROOT / 'docs/results.md').read_text(), re.S)
+    (code,) = re.findall('```python\n(.*?)```', PAGE, re.S)
     monkeypatch.setattr(Image.Image, 'save', lambda self, path: None)
     monkeypatch.chdir(ROOT)
     exec(code, {})
     text, *items = capsys.readouterr().out.splitlines()
     assert text.startswith(re.search(r'# (Detections\(.*?), \.\.\.', code)[1])
     assert len(items) == 2
+
+
+def test_the_documented_commands(untrained, sample_dataset):
+    config, checkpoint = untrained['detector']
+    given = {
+        'CONFIG': config, 'CHECKPOINT': checkpoint,
+        'IMAGES': str(min((sample_dataset / 'coco/val2017').iterdir())),
+        'MODEL.onnx': str(ROOT / 'examples/digits-detection.onnx'),
+    }  # fmt: skip
+    for command in re.findall(r'^    (python .*)$', PAGE, re.M):
+        tool, *words = [given.get(word, word) for word in shlex.split(command)[1:]]
+        if tool == '-m':
+            assert words.pop(0) == 'cpvt_pyramid.runtime'
+        main = runtime.main if tool == '-m' else load_tool(Path(tool).stem).main
+        assert main(words) == 0, command
+    written = {path.suffix for path in Path('predictions').iterdir()}
+    assert written >= {'.csv', '.json', '.geojson', '.png'}
+    assert {path.name for path in Path('predictions/yolo').iterdir()} == {'labels', 'classes.txt'}
+    assert Path('predictions/labelme').is_dir() and Path('predictions/coco.json').is_file()
+    assert Path('analysis.html').is_file() and Path('analysis.json').is_file()

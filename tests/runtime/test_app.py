@@ -31,18 +31,14 @@ def test_an_image_alone_and_in_a_batch(model, pictures):
         '. In a batch with the second image, padded to 29 x 30: '
         'the same boxes to within 0 pixels, and scores to within 0.'
     )
-    nothing = app.alone_and_together(boxes, *pictures[:2], 20, 1.0)
-    assert nothing[2].endswith('and scores to within 0.')
+    _, _, text = app.alone_and_together(boxes, *pictures[:2], 20, 1.0)
+    assert text.startswith('nothing. ') and text.endswith('and scores to within 0.')
     _, _, text = app.alone_and_together(labels, *pictures[:2], 40, 0.3)
     assert text.count('%') == 3 and text.endswith(': 0 of 12103 pixels have another class.')
-
-
-def test_a_batch_that_changes_something_is_noticed(model, pictures):
-    model = ExportedModel(model('box'))
-    honest = model.predict([np.array(pictures[3])], 0.1)[0]
+    # A batch that changes something is noticed.
+    honest, moved = (Predictor(model('box'), score_thr=0.1)(pictures[3]) for _ in range(2))
     fewer = app.difference_in_words(honest, honest.above(honest.scores[0]))
     assert fewer == 'other boxes, 1 instead of 2'
-    moved = model.predict([np.array(pictures[3])], 0.1)[0]
     moved.boxes[0, 2] += 0.5
     moved.masks[1, :2, :2] ^= True
     expected = 'the same boxes to within 0.5 pixels, and scores to within 0; 4 mask pixels differ'
@@ -73,19 +69,16 @@ def test_the_page_is_served(model, pictures):
 
 def test_mistakes(model, monkeypatch, capsys):
     path = str(model('detection'))
-    with socket.socket() as other:
-        other.bind(('127.0.0.1', 0))
-        other.listen()
+    with socket.create_server(('127.0.0.1', 0)) as other:
         port = str(other.getsockname()[1])
         for arguments, complaint in (
             (['no.onnx'], 'no model at no.onnx'),
             ([path, '--samples', 'nowhere'], 'no folder at nowhere'),
             ([path, '--port', port], f'cannot listen on 127.0.0.1:{port}: '),
+            ([path], "pip install 'cpvt_pyramid[app]'"),
         ):
+            if arguments == [path]:
+                monkeypatch.setitem(sys.modules, 'gradio', None)
             assert app.main(arguments) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert complaint in line
-    monkeypatch.setitem(sys.modules, 'gradio', None)
-    assert app.main([path]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "pip install 'cpvt_pyramid[app]'" in line

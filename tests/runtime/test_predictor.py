@@ -69,28 +69,24 @@ def test_onnxruntime_sends_no_telemetry_unless_allowed(model, monkeypatch):
         assert os.environ['ORT_DISABLE_TELEMETRY'] == used
 
 
-def test_files_without_permission(model, photos, monkeypatch):
-    def denied(self: Path, mode: str) -> None:
-        raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
-
+def test_images_of_every_kind_and_files_without_permission(model, photos, monkeypatch):
     Image.fromarray(photos[0]).save('a.png')
     path, predictor = model('labels'), Predictor(model('labels'))
-    monkeypatch.setattr(Path, 'open', denied)
-    with pytest.raises(PermissionError, match='labels.onnx'):
-        Predictor(path)
-    with pytest.raises(OSError, match='^a.png: permission denied$'):
-        predictor('a.png')
-
-
-def test_images_of_every_kind(model, photos):
-    Image.fromarray(photos[0]).save('a.png')
-    predictor = Predictor(model('labels'))
     expected = predictor(photos[0])
     for source in ('a.png', Image.open('a.png')):
         assert_same(predictor(source), expected)
     assert predictor([]) == []
     with pytest.raises(OSError, match='^b.png: no such file'):
         predictor(['a.png', 'b.png'])
+
+    def denied(self: Path, mode: str) -> None:
+        raise PermissionError(13, 'Permission denied', str(self))  # root is never denied
+
+    monkeypatch.setattr(Path, 'open', denied)
+    with pytest.raises(PermissionError, match='labels.onnx'):
+        Predictor(path)
+    with pytest.raises(OSError, match='^a.png: permission denied$'):
+        predictor('a.png')
 
 
 def test_the_size_of_the_input(model, photos):

@@ -13,7 +13,7 @@ from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
 from cpvt_pyramid.runtime.comparison import TOLERANCES, compare_outputs, is_detection
 from cpvt_pyramid.runtime.predictor import ExportedModel
-from cpvt_pyramid.runtime.self_test import SIZES, draw, pack, thinned, unpack
+from cpvt_pyramid.runtime.self_test import SIZES, draw, pack, thinned
 from cpvt_pyramid.runtime.sessions import open_session
 
 NAMES = ['detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid']
@@ -79,10 +79,8 @@ def test_right_results_pass_and_a_wrong_constant_fails(model, name, backend, cap
     assert ('192x256 131x97 101x213' in str(table)) == ('without' not in name)
     page = self_test(ExportedModel(Path(path), backend))
     assert page.startswith(f'{backend} on CPU') and ': passed, all ' in page
-    path = changed(path, damage)
-    assert main([path, '--verify', '--backend', backend]) == 1
+    assert main([changed(path, damage), '--verify', '--backend', backend]) == 1
     assert 'FAILED, ' in capsys.readouterr().out
-    assert not all(check.passed for check in Predictor(path, backend).verify())
 
 
 def test_a_batch_that_is_wrong_fails(model):
@@ -142,15 +140,12 @@ def test_ties_pass_and_others_do_not():
         assert check.error == wrong
 
 
-def test_packed_samples_are_small_and_whole():
+def test_packed_samples_are_small():
     """The largest: 300 results with masks, of three images."""
     random = np.random.default_rng(0)
-    outputs = {
+    boxes = {
         'boxes': random.random((300, 4), np.float32), 'scores': random.random(300, np.float32),
-        'labels': random.integers(0, 80, 300), 'masks': random.random((300, 28, 28)) > 0.5,
+        'labels': random.integers(0, 80, 300),
     }  # fmt: skip
-    boxes = {name: outputs[name] for name in ('boxes', 'scores', 'labels')}
-    text = pack([{'outputs': thinned(outputs), 'ties': boxes}] * 3)
-    assert len(text) < 200_000
-    for sample in unpack(text):
-        np.testing.assert_array_equal(sample['outputs']['boxes'], outputs['boxes'])
+    outputs = thinned(boxes | {'masks': random.random((300, 28, 28)) > 0.5})
+    assert len(pack([{'outputs': outputs, 'ties': boxes}] * 3)) < 200_000

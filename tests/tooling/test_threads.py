@@ -1,12 +1,12 @@
 """The environment of the tools' threads, memory that threads share, and usable cores."""
 
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from support import ROOT
+from support import ROOT, run
 
 from cpvt_pyramid.tooling import threads
 from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
@@ -23,12 +23,10 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 names = 'GOMP_SPINCOUNT', 'THP_MEM_ALLOC_ENABLE'
-os.environ.pop('OMP_WAIT_POLICY', None)
-os.environ.pop('KMP_BLOCKTIME', None)
-for path in sorted(pathlib.Path('tools').rglob('*.py')):
+for path in sorted(pathlib.Path(os.environ['PYTHONPATH'], 'tools').rglob('*.py')):
     if 'run_command(' not in path.read_text() and path.stem != 'timm_run':
         continue
-    for name in names:
+    for name in (*names, 'OMP_WAIT_POLICY', 'KMP_BLOCKTIME'):
         os.environ.pop(name, None)
     sys.argv = [str(path), __file__ if path.stem == 'timm_run' else '--help']
     sys.path[0] = str(path.parent)
@@ -39,13 +37,9 @@ for path in sorted(pathlib.Path('tools').rglob('*.py')):
 """
 
 
-def test_every_tool_sets_up_its_environment_before_it_imports_torch(tmp_path):
-    script = tmp_path / 'tools.py'
-    script.write_text(TOOLS)
-    done = subprocess.run(
-        [sys.executable, '-c', f'import runpy; runpy.run_path({str(script)!r})'],
-        capture_output=True, text=True, cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)},
-    )  # fmt: skip
+def test_every_tool_sets_up_its_environment_before_it_imports_torch():
+    Path('script.py').write_text(TOOLS)
+    done = run(sys.executable, 'script.py', PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith('TOOL')]
     assert {'train', 'infer', 'speed', 'timm_run'} < {name for name, *_ in lines}

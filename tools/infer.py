@@ -27,6 +27,7 @@ For several GPUs, processes or machines, see dist_infer.sh.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -105,13 +106,8 @@ def infer(
     import torch
 
     from cpvt_pyramid.results.formats import Output
-    from cpvt_pyramid.runner.inference import sharing
-    from cpvt_pyramid.runner.inference.large_images import (
-        LargeImage,
-        limit_gpu_memory,
-        parse_bytes,
-        tile_options,
-    )
+    from cpvt_pyramid.runner.inference import large_images, sharing
+    from cpvt_pyramid.runner.inference.tiling import spans
     from cpvt_pyramid.runner.inference.workers import Cores
     from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
     from cpvt_pyramid.tooling.inputs import find_inputs, name_results
@@ -121,10 +117,13 @@ def infer(
     for name, value, least in counts:
         if value is not None and value < least:
             raise UserError(f'--{name} must be at least {least}, got {value}')
-    limit, gpu_limit = parse_bytes(memory, '--memory'), parse_bytes(gpu_memory, '--gpu-memory')
+    limit = large_images.parse_bytes(memory, '--memory')
+    gpu_limit = large_images.parse_bytes(gpu_memory, '--gpu-memory')
     if tile is None and (overlap or gpu_memory):
         raise UserError('--overlap and --gpu-memory need --tile')
-    tiling = None if tile is None else tile_options(tile, overlap, batch_size, limit)
+    if tile is not None:
+        overlap = tile // 4 // 32 * 32 if overlap is None else overlap
+        spans(1, tile, overlap)  # fails if they do not fit the strides
     exported = Path(model).suffix in EXPORTED
     checkpoint, inputs = ('', inputs) if exported else (inputs[0], inputs[1:])
     if not inputs:
@@ -149,7 +148,7 @@ def infer(
         check_score_thr(score_thr, loaded.kind)
         named, folder = name_results(found, out_dir)
         output = Output(folder, format, loaded.kind, loaded.model.meta['classes'])
-        output.check(named, tiled=tiling is not None)
+        output.check(named, tiled=bool(tile))
 
         def conclude(skipped: 'Skipped') -> None:
             for path, reason in skipped.items():
@@ -158,12 +157,14 @@ def infer(
             output.write(done)
             output.report(done, len(named))
 
-        if tiling:
+        if tile:
             if gpu_limit:
-                limit_gpu_memory(gpu_limit, loaded.model.device)
+                large_images.limit_gpu_memory(gpu_limit, loaded.model.device)
+            tiles = large_images.Tiling(tile, overlap, batch_size, limit)
+            settings = loaded.model, tiles, folder, loaded.score_thr
             count, tasks = launched.processes if launched else 1, []
             for path, name in named:
-                image = LargeImage(path, name, loaded.model, tiling, folder, loaded.score_thr)
+                image = large_images.LargeImage(path, name, *settings)
                 tasks += sharing.tasks_of_tiles(image, count)
         else:
             cores = None
@@ -178,7 +179,8 @@ def infer(
         try:
             if launched:
                 return min(len(sharing.conclude_once(tasks, folder, conclude)), 1)
-            sharing.forget(folder)
+            # The results that the records of a shared run stand for are about to be overwritten.
+            shutil.rmtree(folder / sharing.FOLDER, ignore_errors=True)
             skipped = sharing.in_order(tasks)
         except torch.cuda.OutOfMemoryError as error:
             advice = 'use a smaller --batch-size or --tile'

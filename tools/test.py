@@ -6,7 +6,7 @@ For several GPUs, processes or machines, see dist_test.sh.
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional
 
@@ -123,17 +123,13 @@ def use_augmentation(cfg: 'Config') -> None:
     from cpvt_pyramid.runner.config.load import kind_of, leaves
 
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
-    if kind_of(wrapper) == 'DetTTAModel' and has_masks(cfg.model):
+    heads = {**cfg.model, **(cfg.model.get('roi_head') or {})}
+    masks = heads.get('mask_head') or heads.get('panoptic_head')
+    if kind_of(wrapper) == 'DetTTAModel' and masks:
         raise UserError('--tta merges boxes, and mmdet cannot merge masks: test without --tta')
     cfg.model = {**wrapper, 'module': cfg.model}
     for dataset in leaves(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.get('tta_pipeline') or augmented(dataset.pipeline)
-
-
-def has_masks(model: Mapping) -> bool:
-    """Whether a detector's config has a head for instance masks or panoptic segments."""
-    heads = ('mask_head', 'panoptic_head')
-    return any(model.get(name) or (model.get('roi_head') or {}).get(name) for name in heads)
 
 
 def augmented(pipeline: Sequence[dict]) -> list[dict]:

@@ -48,19 +48,6 @@ class Tiling(NamedTuple):
     memory: Optional[int] = None  # limit for the resident memory of the process, in bytes
 
 
-def tile_options(
-    tile: int, overlap: Optional[int], batch_size: int, memory: Optional[int]
-) -> Tiling:
-    """The tiling that the command-line options describe.
-
-    Raises:
-        UserError: the tiles do not fit the strides of the models.
-    """
-    overlap = tile // 4 // 32 * 32 if overlap is None else overlap
-    TileGrid((1, 1), tile, overlap)
-    return Tiling(tile, overlap, batch_size, memory)
-
-
 def parse_bytes(text: Optional[str], option: str) -> Optional[int]:
     """The number of bytes in `2GiB`, `1500M` or `2G`; units are powers of 1024."""
     if text is None:
@@ -129,14 +116,13 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
     for name, tensor in weights['state_dict'].items():
         digest.update(name.encode())
         digest.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
-    about = {
+    return {
         'model': hashed(cfg.model),
+        'bands': loaded_bands(cfg),
         'checkpoint': digest.hexdigest(),
         'device': device.type,
         'version': __version__,
     }
-    bands = loaded_bands(cfg)
-    return {**about, 'bands': list(bands)} if bands else about
 
 
 def hashed(values: Any) -> str:

@@ -120,20 +120,14 @@ class ForkedTestLoop(DividedTestLoop):
 
 @LOOPS.register_module()
 class SharedTestLoop(DividedTestLoop):
-    """A TestLoop whose batches are shared by the processes of a launcher.
-
-    Args:
-        folder: for the parts of the results.
-        about: what the results depend on, as JSON values.
-
-    Attributes:
-        evaluated: whether this process computed the metrics or, if they were known before, is the
-            first.
-    """
+    """A TestLoop whose batches are shared by the processes of a launcher, through a folder. The
+    results depend on `about`, JSON values."""
 
     def __init__(self, *args: Any, folder: str, about: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.folder, self.about, self.evaluated = Path(folder), about, False
+        self.folder, self.about = Path(folder), about
+        # Whether this process computed the metrics or, if they were known before, is the first
+        self.evaluated = False
 
     def metrics(self, batches: Sequence[list[int]]) -> dict:
         size = -(-FEWEST // len(batches[0]))

@@ -110,11 +110,6 @@ def finished(folder: Path, task: Task) -> Optional[Record]:
     return record if record.about == hashed(task.about) and task.kept(record.outcome) else None
 
 
-def forget(folder: Path) -> None:
-    """Remove the records of a shared run, whose results are about to be overwritten."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
-
-
 def file_of(folder: Path, task: Task) -> Path:
     return folder / f'{hashed(task.name)[:20]}.json'
 
@@ -186,7 +181,7 @@ def tasks_of_tiles(image: LargeImage, processes: int) -> list[Task]:
         return {}
 
     def has_band(band: Span, skipped: Skipped) -> bool:
-        return bool(skipped) or image.band_folder(band).exists() or image.is_done()
+        return image.band_folder(band).exists() or has_image(skipped)
 
     def write_image(*skipped: Skipped) -> Skipped:
         if not bands:

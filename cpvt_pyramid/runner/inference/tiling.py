@@ -20,6 +20,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple, Optional, Union
 
@@ -177,7 +178,7 @@ class Run(NamedTuple):
             yield from [self.predict(tile) for tile in batch]  # a GPU does not wait for the first
 
 
-def strips(read: ReadRows, rows: Sequence[Span], first: int = 0) -> Iterator[Tensor]:
+def strips(read: ReadRows, rows: Sequence[Span], first: int) -> Iterator[Tensor]:
     """The image under each row of tiles from `first` on, (3, h, W). Each line is read once."""
     strip, bottom = None, 0
     for start, stop in rows[first:]:
@@ -232,9 +233,7 @@ def blended(
             below.write(block[:, finished:].contiguous().numpy())
 
 
-def best_class(scores: Tensor) -> Tensor:
-    """The class of the highest score: (K, h, w) -> (h, w)."""
-    return scores.argmax(0)
+best_class = partial(torch.argmax, dim=0)  # scores (K, h, w) -> labels (h, w)
 
 
 def segment_in_tiles(
@@ -299,17 +298,14 @@ def found_in_tiles(folders: Iterable[Path]) -> list[Found]:
     return [Found(*tile) for path in paths for tile in torch.load(path, weights_only=True)]
 
 
-def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:
-    """The detections of all tiles, best first, each object once.
+def merged(found: Sequence[Found], grid: TileGrid) -> Found:
+    """The detections of all tiles, best first, each object once; from those of each tile, row by
+    row, in pixels of the tile.
 
-    Two boxes of a class from two tiles are the same object if they agree within the pixels that the
-    tiles share. If some tile contains the object whole, the best whole box is kept. An object too
-    large for that has only boxes cut by tile borders; it gets their bounding box and best score.
-
-    Args:
-        found: the detections of each tile, row by row, in pixels of the tile.
-        grid: the tiles.
-        iou: intersection over union, within the shared pixels, above which boxes agree.
+    Two boxes of a class from two tiles are the same object if their IoU within the pixels that the
+    tiles share is above 0.5. If some tile contains the object whole, the best whole box is kept. An
+    object too large for that has only boxes cut by tile borders; it gets their bounding box and
+    best score.
     """
     tiles = torch.tensor(
         [(left, top, right, bottom) for top, bottom in grid.rows for left, right in grid.columns]
@@ -336,7 +332,7 @@ def merged(found: Sequence[Found], grid: TileGrid, iou: float = 0.5) -> Found:
         first, second = (intersection(boxes[each], shared) for each in (a, b))
         first = first[:, None]
         common = area(intersection(first, second))
-        same = common > iou * (area(first) + area(second) - common)
+        same = common > 0.5 * (area(first) + area(second) - common)
         for i, j in (same & (labels[a][:, None] == labels[b])).nonzero().tolist():
             others.setdefault(a.start + i, []).append(b.start + j)
             others.setdefault(b.start + j, []).append(a.start + i)

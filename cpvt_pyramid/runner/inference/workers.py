@@ -78,18 +78,13 @@ class Workers:
 
     Args:
         function: its arguments and results can be pickled.
-        items: how many there are.
+        items, need: see `Cores.divided`.
         cores: divided among the processes; None: this process does the work, as it does if it is
             the only one. Then `len()` is 0.
-        need: see `Cores.divided`.
     """
 
     def __init__(
-        self,
-        function: Callable[[Any], Any],
-        items: int,
-        cores: Optional[Cores],
-        need: int = MEMORY,
+        self, function: Callable, items: int, cores: Optional[Cores], need: int = MEMORY
     ) -> None:
         self.function, self.processes = function, []
         self.connections: list[Connection] = []

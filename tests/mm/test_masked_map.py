@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from models import families
@@ -35,11 +36,6 @@ def batch_of(images: Sequence[Tensor], divisor: int = 32) -> Tensor:
 
 def images_of(sizes: Sequence[tuple[int, int]] = SIZES) -> list[Tensor]:
     return [torch.randn(3, *size) for size in sizes]
-
-
-def build(part: dict, scope: str) -> nn.Module:
-    init_default_scope(scope)
-    return randomize(MODELS.build(part)).eval()
 
 
 def flat(outputs: object) -> list[Tensor]:
@@ -123,35 +119,25 @@ def data_for(sizes: Sequence[tuple[int, int]], seed: int = 0, segmentor: bool = 
     return random_data(segmentor, sizes, seed, boxes=[(2, 3, 18, 16)], classes=5)
 
 
-ONE_BLOCK_EACH = dict(  # compiles in seconds
-    dims=(8, 16, 24), heads=(1, 2, 3), mlp_ratios=(2, 2, 2), depths=(1, 1, 1), sr_ratios=(8, 4, 1),
-)  # fmt: skip
-
-
-def small_config(name: str) -> ConfigDict:
-    """The model of a config, on a backbone of three blocks."""
-    cfg = Config.fromfile(ROOT / f'configs/{name}.py')
-    init_default_scope(cfg.default_scope)
-    cfg.model.backbone.update(arch=ONE_BLOCK_EACH, out_indices=[0, 1, 2], init_cfg=None)
-    cfg.model.backbone.drop_path_rate = 0.0
-    cfg.model.neck.in_channels = list(ONE_BLOCK_EACH['dims'])
-    return cfg.model
-
-
 @pytest.fixture
 def retinanet() -> nn.Module:
-    model = small_config('retinanet_cpvt_s')
-    model.neck.out_channels = 16
+    cfg = Config.fromfile(ROOT / 'configs/retinanet_cpvt_s.py')
+    init_default_scope(cfg.default_scope)
+    model = cfg.model
+    ones = (1, 1, 1)
+    arch = dict(dims=(8, 16, 24), heads=ones, mlp_ratios=ones, depths=ones, sr_ratios=(8, 4, 1))
+    model.backbone.update(arch=arch, out_indices=[0, 1, 2], init_cfg=None, drop_path_rate=0.0)
+    model.neck.update(in_channels=[8, 16, 24], out_channels=16)
     model.bbox_head.update(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3)
     return randomize(MODELS.build(model)).eval()
 
 
-@pytest.mark.parametrize('part', ['neck', 'head'])
-def test_compiled_parts_of_a_detector(part, retinanet):
+def test_compiled_parts_of_a_detector(retinanet):
     """On padded batches one after the other; a thread-local region was silently the last one's."""
     torch._dynamo.reset()
     compiled = copy.deepcopy(retinanet)
-    (compiled.neck if part == 'neck' else compiled.bbox_head).compile(backend='aot_eager')
+    for part in (compiled.neck, compiled.bbox_head):
+        part.compile(backend='aot_eager')
     with torch.no_grad():
         for sizes in (SIZES, OTHER):
             data = retinanet.data_preprocessor(data_for(sizes))
@@ -159,23 +145,29 @@ def test_compiled_parts_of_a_detector(part, retinanet):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+class OneBlock(BaseModel):
+    """A model that compiles in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(dict(type='ValidRegionSegDataPreProcessor', size=(128, 96)))
+        arch = dict(dims=(8,), heads=(1,), mlp_ratios=(2,), depths=(1,), sr_ratios=(4,))
+        self.backbone = MODELS.build(dict(type='CPVTPyramid', arch=arch, out_indices=(0,)))
+        self.neck = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, inputs: Tensor, data_samples: list, mode: str) -> dict[str, Tensor]:
+        return dict(loss=self.neck(self.backbone(inputs)[0]).square().mean())
+
+
 def test_compiled_training_steps():
     """`train_step` is what mmengine's `compile` key compiles."""
     torch._dynamo.reset()
-    config = small_config('semantic_fpn_cpvt_s')
-    config.data_preprocessor.size = (128, 96)
-    config.neck.update(out_channels=8, num_outs=3)
-    config.decode_head.update(in_channels=[8] * 3, in_index=[0, 1, 2], feature_strides=[4, 8, 16])
-    config.decode_head.update(channels=8, num_classes=5, dropout_ratio=0)
-    segmentor = randomize(MODELS.build(config))
-    losses = []
+    init_default_scope('mmseg')
+    first, losses = randomize(OneBlock()), []
     for compiled in (False, True):
-        model = copy.deepcopy(segmentor)
-        wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=1e-2))
-        step = model.train_step
-        if compiled:
-            step = torch.compile(step, backend='eager')
-        for seed, sizes in enumerate((SIZES, OTHER)):
+        model = copy.deepcopy(first)
+        wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+        step = torch.compile(model.train_step, backend='eager', disable=not compiled)
+        for seed, sizes in enumerate((SIZES[:2], OTHER[:2])):
             losses.append(step(data_for(sizes, seed, segmentor=True), wrapper)['loss'].item())
     assert losses[0] != losses[1]
     assert losses[2:] == pytest.approx(losses[:2], rel=1e-4)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import mmdet
-import mmseg
 import pytest
 from support import load_tool
 from torch import nn
@@ -30,25 +29,16 @@ def test_warnings(settings, warning, configs, capsys):
     assert out.count('\n') == bool(warning)
 
 
-@pytest.mark.parametrize(
-    'text, complaint',
-    [
-        ('train_dataloder = dict(batch_size=4)', "'train_dataloder'; did you mean 'train_datalo"),
-        ('find_unused_parameter = True', 'nothing reads find_unused_parameter\n'),
-        ('train_config = dict(max_epochs=1)', "'train_config'; did you mean 'train_cfg'?"),
-        ('custom_hook = [dict(type="A")]', "'custom_hook'; did you mean 'custom_hooks'?"),
-        ('optimizer = dict(lr=1)', 'nothing reads optimizer\n'),  # of MMDetection 2
-        ('img_scale = 3\nx = 4\ny = dict(img_scale=x)', 'img_scale\nwarning: nothing reads y\n'),
-        # A base config has read it before.
-        ('early = dict(lr=2)', 'nothing reads early\n'),
-        # Read
-        ('lr = 1\noptim_wrapper = dict(optimizer=dict(lr=lr))', ''),
-        ('optim_wrapper = dict(optimizer={{_base_.early}})', ''),
-        ('_private = 1', ''),
-        ('import os', ''),
-        ('def kind(): ...', ''),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize('text, complaint', [
+    ('train_dataloder = dict(batch_size=4)', "'train_dataloder'; did you mean 'train_datalo"),
+    ('optimizer = dict(lr=1)', 'nothing reads optimizer\n'),  # of MMDetection 2
+    ('img_scale = 3\nx = 4\ny = dict(img_scale=x)', 'img_scale\nwarning: nothing reads y\n'),
+    ('early = dict(lr=2)', 'nothing reads early\n'),  # a base config has read it before
+    # Read
+    ('lr = 1\noptim_wrapper = dict(optimizer=dict(lr=lr))', ''),
+    ('optim_wrapper = dict(optimizer={{_base_.early}})', ''),
+    ('_private = 1\nimport os\ndef kind(): ...', ''),
+])  # fmt: skip
 def test_top_level(text, complaint, configs, tmp_path, capsys):
     base = 'early = dict(lr=1)\noptim_wrapper = dict(optimizer=early)\n'
     (tmp_path / 'base.py').write_text(f"_base_ = '{configs['detector']}'\n{base}")
@@ -64,16 +54,11 @@ def test_top_level(text, complaint, configs, tmp_path, capsys):
     assert bool(error) == ('did you mean' in complaint)
 
 
-@pytest.mark.parametrize('package, config, warning', [
-    (mmdet, 'rtmdet/rtmdet_l_convnext_b_4xb32-100e_coco.py', ''),
-    (mmseg, 'bisenetv2/bisenetv2_fcn_4xb4-ohem-160k_cityscapes-1024x1024.py',
-     'nothing reads models'),
-])  # fmt: skip
-def test_configs_of_mm(package, config, warning, capsys):
-    cfg = load_config(Path(package.__file__).parent / '.mim/configs' / config)
+def test_a_config_of_mm(capsys):
+    config = 'rtmdet/rtmdet_l_convnext_b_4xb32-100e_coco.py'
+    cfg = load_config(Path(mmdet.__file__).parent / '.mim/configs' / config)
     check_unread(cfg, 'train', 'val', 'test')
-    out = capsys.readouterr().out
-    assert out.startswith(f'warning: {warning}') if warning else not out
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize('option, meant', [

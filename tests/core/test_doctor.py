@@ -25,13 +25,11 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     def pretend(**versions: str) -> None:
         versions = {name.replace('_', '-'): version for name, version in versions.items()}
 
-        def version(name: str) -> str:
-            if name not in versions:
-                raise metadata.PackageNotFoundError(name)
-            return versions[name]
+        def installed(*names: str) -> dict[str, str]:
+            return {name: versions[name] for name in names if name in versions}
 
         found = {modules.get(name, name) for name in versions}
-        monkeypatch.setattr(metadata, 'version', version)
+        monkeypatch.setattr(doctor, 'installed', installed)
         monkeypatch.setattr(metadata, 'distributions', lambda name: ())
         monkeypatch.setattr(doctor, 'present', found.__contains__)
         monkeypatch.setattr(doctor, 'set_up', lambda torch='': '')

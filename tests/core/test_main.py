@@ -1,6 +1,7 @@
 """python -m cpvt_pyramid, and its tools."""
 
 import sys
+from functools import partial
 
 import pytest
 from support import ROOT, run
@@ -8,9 +9,7 @@ from support import ROOT, run
 import cpvt_pyramid
 from cpvt_pyramid.__main__ import find_tools, first_sentence, main
 
-
-def cpvt(*arguments: object, **environment: str):
-    return run(sys.executable, '-m', 'cpvt_pyramid', *arguments, **environment)
+cpvt = partial(run, sys.executable, '-m', 'cpvt_pyramid')
 
 
 def test_the_list_is_one_line_for_each_tool(tmp_path):

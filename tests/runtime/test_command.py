@@ -123,8 +123,6 @@ def test_a_model_that_fails_in_a_worker(model, folder, monkeypatch, capsys):
      ('torn.onnx in', 'torn.onnx is not a complete model: '),
      ('torn.onnx in --backend openvino', 'torn.onnx is not a complete model: '),
      ('foreign.onnx in', 'foreign.onnx has no metadata cpvt_pyramid; export'),
-     ('detection.onnx nowhere', 'no image or folder at nowhere'),
-     ('detection.onnx http://host/a.png', 'got the address http://host/a.png; download it'),
      ('https://host/a.onnx in', 'got the address https://host/a.onnx; download it'),
      ('in/a.png in', 'in/a.png is an image; the model comes first'),
      ('nowhere.pth in', 'no model at nowhere.pth'),

@@ -46,6 +46,8 @@ def turned(orientation: int) -> Image.Exif:
     return exif
 
 
+OVERVIEW = PICTURE.resize((48, 65))  # of a cloud-optimized GeoTIFF
+OVERVIEW.encoderinfo = {'tiffinfo': {254: 1}}
 SIXTEEN = Image.fromarray(RNG.integers(0, 2**16, (30, 20), dtype=np.uint16))
 FILES = {
     'jpeg': encoded(PICTURE, 'JPEG', quality=90),
@@ -61,6 +63,7 @@ FILES = {
     'webp': encoded(PICTURE, 'WEBP'),
     'frames, png': encoded(PICTURE, 'PNG', save_all=True, append_images=[PICTURE.rotate(180)]),
     'frames, webp': encoded(PICTURE, 'WEBP', save_all=True, append_images=[PICTURE.rotate(180)]),
+    'overview': encoded(PICTURE, 'TIFF', save_all=True, append_images=[OVERVIEW]),
     'pages': encoded(PICTURE, 'TIFF', save_all=True, append_images=[PICTURE.rotate(180)]),
     'twelve bits': encoded(Image.fromarray(np.asarray(SIXTEEN) >> 4), 'PNG'),
     'twelve bits, rgb': bytes(cv2.imencode('.png', RNG.integers(0, 2**12, (30, 20, 3), 'H'))[1]),
@@ -94,16 +97,6 @@ def test_files_are_read_as_mmcv_reads_them():
         told += ['file: its values fill at most 12 of 16 bits'] * ('twelve' in kind)
         assert len(caught) == len(told)
         assert all(str(w.message).startswith(text) for w, text in zip(caught, told)), kind
-
-
-def test_overviews_are_no_pages():
-    """As in a cloud-optimized GeoTIFF."""
-    small = PICTURE.resize((48, 65))
-    small.encoderinfo = {'tiffinfo': {254: 1}}
-    PICTURE.save('file.tif', save_all=True, append_images=[small])
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        images.load_image('file.tif')
 
 
 def test_other_sources():

@@ -19,10 +19,7 @@ import cpvt_pyramid.timm_models  # noqa: F401 registers the models
 ROOT = Path(__file__).parents[1]
 OURS = timm.list_models(module='timm_models')
 # Models of tests that are not parametrized by `list_models`, and ours instead of them.
-INSTEAD = {
-    'twins_svt_small': 'svt_small',
-    'resnet18': 'pcpvt_nano',
-}
+INSTEAD = {'twins_svt_small': 'svt_small', 'resnet18': 'pcpvt_nano'}
 LEFT_OUT = {
     'test_model_load_pretrained': 'downloads the published weights',
     'test_model_features_pretrained': 'downloads the published weights',
@@ -49,13 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    items[:] = [item for item in items if is_for_ours(item)]
+    def is_for_ours(item: pytest.Function) -> bool:
+        params = item.callspec.params if hasattr(item, 'callspec') else {}
+        name = str(params.get('model_name')).partition('.')[0]
+        return name in OURS and item.originalname not in LEFT_OUT
 
-
-def is_for_ours(item: pytest.Function) -> bool:
-    params = item.callspec.params if hasattr(item, 'callspec') else {}
-    name = str(params.get('model_name')).partition('.')[0]
-    return name in OURS and item.originalname not in LEFT_OUT
+    items[:] = filter(is_for_ours, items)
 
 
 def timms_tests() -> Path:

@@ -3,6 +3,7 @@
 After an error the model is as it was, no file is new and none has changed.
 """
 
+import copy
 import io
 import math
 from pathlib import Path
@@ -22,7 +23,9 @@ from cpvt_pyramid import CPVTPyramid, load_weights
 FUZZ = settings.get_profile('fuzz')
 convert_weights = load_tool('convert_weights')
 SOURCES = {'timm': of_timm('svt').state_dict(), 'mmseg': of_mmseg('pcpvt').state_dict()}
-ARCHS = {'timm': 'svt', 'mmseg': 'pcpvt'}
+MODELS = {'timm': CPVTPyramid(TINY['svt']), 'mmseg': CPVTPyramid(TINY['pcpvt'])}
+INITIAL = copy.deepcopy({source: model.state_dict() for source, model in MODELS.items()})
+FORMATS = st.sampled_from(['timm', 'mmseg', 'official'])
 
 
 def pth_bytes(content: object) -> bytes:
@@ -34,11 +37,6 @@ def pth_bytes(content: object) -> bytes:
 FILES = {
     ('timm', 'a.safetensors'): safetensors_bytes(SOURCES['timm']),
     ('mmseg', 'a.pth'): pth_bytes({'state_dict': SOURCES['mmseg'], 'meta': {'epoch': 3}}),
-}
-MODELS = {source: CPVTPyramid(TINY[arch]) for source, arch in ARCHS.items()}
-INITIAL = {
-    source: {k: v.clone() for k, v in model.state_dict().items()}
-    for source, model in MODELS.items()
 }
 
 
@@ -76,9 +74,7 @@ def test_bytes(source, name, data, tmp_path_factory):
     path = folder / name
     path.write_bytes(data.draw(damaged(FILES[source, name])))
     loads_or_refuses(source, lambda model: load_weights(model, path))
-    converts_or_refuses(
-        path, data.draw(st.sampled_from(['timm', 'mmseg', 'official'])), folder / 'o'
-    )
+    converts_or_refuses(path, data.draw(FORMATS), folder / 'o')
 
 
 values = st.one_of(
@@ -96,9 +92,7 @@ names = st.one_of(
     st.text(max_size=20),
 )
 wrappers = st.sampled_from(['state_dict', 'model', 'model_ema', 'ema_state_dict', 'module', 'x', 3])
-prefixes = st.sampled_from(
-    ['', 'module.', 'backbone.', '_orig_mod.', 'module.backbone.', '.', 'x.']
-)
+prefixes = st.sampled_from(['', 'module.', 'backbone.', '_orig_mod.', 'module.backbone.', 'x.'])
 
 
 @st.composite
@@ -137,6 +131,4 @@ def test_structure(source, data, tmp_path_factory):
         torch.save(content, folder / 'a.pth')
     except (RuntimeError, NotImplementedError):  # a tensor that torch does not save
         return
-    converts_or_refuses(
-        folder / 'a.pth', data.draw(st.sampled_from(['timm', 'mmseg', 'official'])), folder / 'o'
-    )
+    converts_or_refuses(folder / 'a.pth', data.draw(FORMATS), folder / 'o')

@@ -33,6 +33,12 @@ MODES = {
 sides = st.sampled_from([1, 2, 3, 7, 16, 33, 64])
 
 
+def exif_of(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 @st.composite
 def image_files(draw) -> tuple[bytes, tuple[int, int] | None, bool]:
     """An image file, its upright (height, width), and whether OpenCV must see the same.
@@ -43,17 +49,14 @@ def image_files(draw) -> tuple[bytes, tuple[int, int] | None, bool]:
     mode = draw(st.sampled_from(MODES[kind]))
     height, width = draw(sides), draw(sides)
     noise = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
-    image = Image.fromarray(noise)
     if mode == 'I;16':
         image = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
     else:
-        image = image.convert(mode)
+        image = Image.fromarray(noise).convert(mode)
     options, turned = {}, False
     if kind in ('JPEG', 'PNG', 'WEBP', 'TIFF') and draw(st.booleans()):
         orientation = draw(st.integers(0, 9))  # 1 to 8 are orientations
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        options['exif'], turned = exif, 5 <= orientation <= 8
+        options['exif'], turned = exif_of(orientation), 5 <= orientation <= 8
     file = io.BytesIO()
     image.save(file, kind, **options)
     # OpenCV ignores the orientation of WebP; decoders differ in how they convert CMYK and alpha.
@@ -97,15 +100,13 @@ def test_damaged_files(reader, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize('mode', ['L', 'P', 'RGB', 'RGBA'])
-@pytest.mark.parametrize('orientation', [3, 6])
-def test_a_rotated_tiff_is_not_scrambled(mode, orientation, tmp_path):
+@pytest.mark.parametrize('orientation, turn', [(3, 'ROTATE_180'), (6, 'ROTATE_270')])
+def test_a_rotated_tiff_is_not_scrambled(mode, orientation, turn, tmp_path):
     """Pillow's own loading of a path scrambles all of these but RGB."""
     noise = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
-    image, exif = Image.fromarray(noise).convert(mode), Image.Exif()
-    exif[0x0112] = orientation
-    image.save(tmp_path / 'a.tif', exif=exif)
-    turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_270}[orientation]
-    expected = np.asarray(image.transpose(turn).convert('RGB'))
+    image = Image.fromarray(noise).convert(mode)
+    image.save(tmp_path / 'a.tif', exif=exif_of(orientation))
+    expected = np.asarray(image.transpose(Image.Transpose[turn]).convert('RGB'))
     np.testing.assert_array_equal(load_image(tmp_path / 'a.tif'), expected)
 
 
@@ -115,14 +116,11 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize('reader', READERS)
-@pytest.mark.parametrize(
-    'width, height', [(100_000, 100_000), (2**31 - 1, 1), (0, 5), (100_000, 1)]
-)
+@pytest.mark.parametrize('width, height', [(100_000, 100_000), (2**31 - 1, 1), (0, 5)])
 def test_a_file_that_declares_more_than_it_has(reader, width, height, tmp_path):
     """No attempt to allocate what a header of 60 bytes promises."""
     header = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
-    content = (
-        b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', zlib.compress(b'0' * 9))
-    )
-    (tmp_path / 'bomb.png').write_bytes(content + chunk(b'IEND', b''))
+    chunks = (b'IHDR', header), (b'IDAT', zlib.compress(b'0' * 9)), (b'IEND', b'')
+    content = b'\x89PNG\r\n\x1a\n' + b''.join(chunk(*each) for each in chunks)
+    (tmp_path / 'bomb.png').write_bytes(content)
     assert pixels_or_error(reader, tmp_path / 'bomb.png') is None

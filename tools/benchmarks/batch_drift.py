@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]  # a checkout that is not installed
@@ -67,8 +67,8 @@ class Backbone(NamedTuple):
 def batch_drift(
     *,
     images: Sequence[str] = (),
-    archs: Sequence[str] = MEASURED,
-    backbones: Sequence[str] = BACKBONES,
+    archs: Sequence[Literal[tuple(ARCHS)]] = MEASURED,
+    backbones: Sequence[Literal[BACKBONES]] = BACKBONES,
     weights: Sequence[str] = (),
     out: str = 'batch_drift.png',
     json: str | None = None,
@@ -83,11 +83,6 @@ def batch_drift(
         out: the picture, a .png file
         json: also write the numbers to this file
     """
-    for arch in archs:
-        if arch not in ARCHS:
-            raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
-    if unknown := set(backbones) - set(BACKBONES):
-        raise UserError(f'unknown backbones {sorted(unknown)}; one of {BACKBONES}')
     files = dict(text.partition('=')[::2] for text in weights)
     for arch, path in files.items():
         if arch not in archs or not path:

@@ -26,13 +26,8 @@ BOXES = 7  # per training image of a detector
 
 
 def build(name: str, arch: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
-    """A model that makes four maps of an image.
-
-    Args:
-        name: one of NAMES.
-        arch: the architecture of ours and of ports.
-        tensors: the state dict of our model, for models with the same parameters.
-    """
+    """The model of NAMES that makes four maps of an image; `arch` is that of ours and of ports,
+    `tensors` the state dict of our model, for models with the same parameters."""
     if name in OURS:
         model = CPVTPyramid(arch, stage_norm=False, with_cp=name == 'ours_cp')
         if tensors:

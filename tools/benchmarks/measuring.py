@@ -92,12 +92,7 @@ def measure(
 ) -> list[dict]:
     """A row for each model; if one runs out of memory or rejects the size, the row says so.
 
-    Args:
-        contestants: models by name.
-        arch: the architecture of ours and of ports.
-        case: what they do.
-        rounds: timed steps of each model.
-        memory: whether to measure it.
+    `arch` is the architecture of ours and of ports.
     """
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
     image, steps, first, own = case.image(), {}, None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -186,17 +187,6 @@ def count_pyramid(arch: Arch) -> list[Counter]:
     return list(count(CPVTPyramid, arch))
 
 
-def column_costs(arch: str, **options: object) -> list[str]:
-    """Parameters and GFLOPs of a classifier, whose blocks after the last PEG cost the same."""
-    from cpvt_pyramid import COLUMNAR_ARCHS, CPVT
-
-    row, costs = COLUMNAR_ARCHS[arch], [millions(CPVT, arch, **options)]
-    for counter in count(CPVT, row._replace(depth=7), **options):
-        total = counter.total + (row.depth - 7) * counter.by_module['CPVT.blocks.6']
-        costs.append(f'{total / 1e9:.1f}')
-    return costs
-
-
 def count(model_class: type, arch: Arch | ColumnarArch, **options: object) -> Iterator[Counter]:
     """Counts a pass of one image of each of SIZES."""
     import torch
@@ -279,21 +269,25 @@ backbone alone or within a detector or segmentor. The format is recognized by it
 
 def models_page() -> str:
     """The text of docs/models.md: models, costs, results and checkpoint formats."""
-    from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS
+    from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVT
 
     columns = []
     for name, options, results in COLUMNS:
-        for arch, letter, top1 in zip(COLUMNAR_ARCHS, ('Ti', 'S', 'B'), results):
+        for (arch, row), letter, top1 in zip(COLUMNAR_ARCHS.items(), ('Ti', 'S', 'B'), results):
             code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
-            cost = column_costs(arch, **options)
-            columns.append([f'`CPVT({code})`', name.format(letter), *cost, top1])
+            costs = [millions(CPVT, arch, **options)]
+            for counter in count(CPVT, row._replace(depth=7), **options):
+                # The blocks after the last PEG cost the same.
+                total = counter.total + (row.depth - 7) * counter.by_module['CPVT.blocks.6']
+                costs.append(f'{total / 1e9:.1f}')
+            columns.append([f'`CPVT({code})`', name.format(letter), *costs, top1])
     recipes = []
     for model in models():
         meta, results = model['Metadata'], model.get('Results', ())
         found = [f'{value} {name}' for each in results for name, value in each['Metrics'].items()]
         link, backbone = f'[{model["Name"]}](../{model["Config"]})', meta['Architecture'][:-1]
-        row = [link, ', '.join(backbone), model['In Collection'], meta['Training Data']]
-        recipes.append([*row, f'{meta["Parameters"] / 1e6:.1f}M', ', '.join(found) or 'none'])
+        cells = [link, ', '.join(backbone), model['In Collection'], meta['Training Data']]
+        recipes.append([*cells, f'{meta["Parameters"] / 1e6:.1f}M', ', '.join(found) or 'none'])
     return MODELS_PAGE_TEXT.format(
         pyramids=markdown_table(['`arch`', 'published as', *HEAD], map(pyramid_row, ARCHS)),
         weights=markdown_table(
@@ -412,9 +406,9 @@ def models() -> list[dict]:
             }
             if values:
                 model['Metadata']['Results Source'] = 'published with the backbone, not reproduced'
-                metrics: dict[str, dict[str, float]] = {}
+                metrics = defaultdict(dict)  # by task
                 for (metric, task), value in zip(recipe.metrics.items(), values):
-                    metrics.setdefault(task, {})[metric] = value
+                    metrics[task][metric] = value
                 model['Results'] = [
                     {'Task': task, 'Dataset': dataset, 'Metrics': found}
                     for task, found in metrics.items()

@@ -156,14 +156,8 @@ def parts(
 
 
 class Steps:
-    """A model's inference and training on an image in a file, and the time of their parts.
-
-    Args:
-        model: a detector or segmentor; its methods are replaced by timed ones.
-        cfg: its config.
-        size: height and width of the image.
-        folder: for the files of the image.
-    """
+    """A model's inference and training on an image in a file, and the time of their parts. The
+    model's methods are replaced by timed ones; `size` is height and width."""
 
     def __init__(self, model: nn.Module, cfg: Config, size: tuple[int, int], folder: Path) -> None:
         self.model, self.size = model, size

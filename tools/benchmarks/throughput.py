@@ -36,6 +36,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from json import dumps
@@ -273,12 +274,11 @@ def run(command: Sequence[object], work: Path, cores: int, images: int) -> float
 
 def rows(runs: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     """The rows of the table, a line for each command on each number of cores."""
-    each: dict[tuple[int, str], list[float]] = {}
-    start: dict[tuple[int, str], list[float]] = {}
+    each, start = defaultdict(list), defaultdict(list)
     for entry in runs:
         key = entry['cores'], entry['command']
-        each.setdefault(key, []).append(entry['each'])
-        start.setdefault(key, []).append(entry['start'])
+        each[key].append(entry['each'])
+        start[key].append(entry['start'])
 
     def faster(key: tuple[int, str], than: tuple[int, str]) -> str:
         if than not in each:

@@ -73,7 +73,8 @@ def read_curves(work_dir: Path) -> Curves:
     """The runs of a work directory, in chronological order, as one."""
     if not work_dir.is_dir():
         raise FileNotFoundError(f'no folder at {work_dir}')
-    runs = [read_log(log) for log in find_logs(work_dir)]
+    # In chronological order: their folders are named by the time.
+    runs = [read_log(log) for log in sorted(work_dir.glob('*/vis_data/scalars.json'))]
     runs = [run for run in runs if any('loss' in record for record in run)]
     if not runs:
         raise ValueError(f'no loss was logged in {work_dir} yet')
@@ -100,11 +101,6 @@ def read_curves(work_dir: Path) -> Curves:
     curves.resumed = [step for step in curves.resumed if step in curves.losses['loss']]
     curves.metrics = {name: points for name, points in curves.metrics.items() if points}
     return curves
-
-
-def find_logs(work_dir: Path) -> list[Path]:
-    """The logs of the runs in chronological order: their folders are named by the time."""
-    return sorted(work_dir.glob('*/vis_data/scalars.json')) or sorted(work_dir.glob('*.json'))
 
 
 def read_log(path: Path) -> list[dict]:

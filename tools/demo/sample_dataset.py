@@ -369,11 +369,6 @@ def write_dataset(folder: Path, arguments: dict) -> None:
     lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
     (folder / ADE / 'objectInfo150.txt').write_text('\n'.join(['Idx\tName', *lines, '']))
     (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
-    (folder / MARKER).write_text(marker_text(arguments))
-
-
-def marker_text(arguments: dict) -> str:
-    return json.dumps(arguments) + '\n'
 
 
 def sample_dataset(
@@ -398,8 +393,8 @@ def sample_dataset(
         )
     folder = Path(root or ROOT / 'data' / 'sample').expanduser().resolve()
     arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
-    marker = folder / MARKER
-    if marker.is_file() and marker.read_bytes() == marker_text(arguments).encode():
+    marker, text = folder / MARKER, json.dumps(arguments) + '\n'
+    if marker.is_file() and marker.read_bytes() == text.encode():
         print(f'{folder}: {train} + {val} images, already complete')
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -412,6 +407,7 @@ def sample_dataset(
         new = Path(scratch, 'new')
         new.mkdir()
         write_dataset(new, arguments)
+        (new / MARKER).write_text(text)
         new.rename(folder)
     print(f'{folder}: {train} + {val} images, created')
 

@@ -9,21 +9,12 @@ from cpvt_pyramid import CPVTPyramid
 Counter = pytest.importorskip('cpvt_pyramid.flops', exc_type=ImportError).Counter
 
 
-@pytest.mark.parametrize(
-    ('build', 'published'),
-    [
-        (lambda: CPVTPyramid('pcpvt_small'), 3.8),
-        (lambda: CPVTPyramid('svt_small'), 2.9),
-        (resnet50, 4.1),
-    ],
-    ids=['pcpvt_small', 'svt_small', 'resnet50'],
-)
-def test_published_flops(build, published):
-    model = build().to('meta')
-    with Counter() as counter:
-        model(torch.empty(1, 3, 224, 224, device='meta'))
-    assert counter.total / 1e9 == pytest.approx(published, abs=0.05)
-    assert counter.by_module[type(model).__name__] == counter.total
+def test_published_flops():
+    for model, published in ((CPVTPyramid('svt_small'), 2.9), (resnet50(), 4.1)):
+        with Counter() as counter:
+            model.to('meta')(torch.empty(1, 3, 224, 224, device='meta'))
+        assert counter.total / 1e9 == pytest.approx(published, abs=0.05)
+        assert counter.by_module[type(model).__name__] == counter.total
 
 
 @pytest.mark.parametrize('device', ['meta', 'cpu'])

@@ -34,19 +34,17 @@ NORMALIZED = {
     'mixed, normalized': dict(position='rope-mixed', position_options=dict(normalized=True)),
 }
 # Patches of 4 pixels make maps on which distances are clipped.
-COLUMN_POSITIONS = (
-    POSITIONS
-    | NORMALIZED
-    | {
-        'peg of queries and keys': dict(peg=PEG(after=(-1, 1), qk_only=True)),
-        'relative': dict(position='relative'),
-        'relative+peg': dict(position='relative+peg'),
-        'fire': dict(position='fire'),
-        'alibi+peg': dict(position='alibi+peg'),
-        'lookhere': dict(position='lookhere'),
-        'lookhere+peg': dict(position='lookhere+peg', position_options=dict(view=180)),
-    }
-)
+COLUMN_POSITIONS = {
+    **POSITIONS,
+    **NORMALIZED,
+    'peg of queries and keys': dict(peg=PEG(after=(-1, 1), qk_only=True)),
+    'relative': dict(position='relative'),
+    'relative+peg': dict(position='relative+peg'),
+    'fire': dict(position='fire'),
+    'alibi+peg': dict(position='alibi+peg'),
+    'lookhere': dict(position='lookhere'),
+    'lookhere+peg': dict(position='lookhere+peg', position_options=dict(view=180)),
+}
 
 
 def pcpvt(**options: object) -> nn.Module:

@@ -128,9 +128,7 @@ def classifier_of_mmpretrain(arch: str | Arch, num_classes: int) -> nn.Module:
     from mmpretrain.models import ImageClassifier
 
     backbone = of_mmpretrain(arch, [False, False, False, True], (3,))
-    head = dict(
-        type='LinearClsHead', num_classes=num_classes, in_channels=find(arch).dims[-1]
-    )  # fmt: skip
+    head = dict(type='LinearClsHead', num_classes=num_classes, in_channels=find(arch).dims[-1])
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         model = ImageClassifier(backbone, neck=dict(type='GlobalAveragePooling'), head=head)
     return model.eval()

@@ -48,7 +48,6 @@ def test_features(images, tmp_path):
 @pytest.mark.parametrize(
     'arguments, complaint',
     [
-        (['--archs', 'resnet'], "unknown arch 'resnet'"),
         (['--images', 'one.png'], '--images must be two files, the second image larger; got 1'),
         (['--images', '{large}', '{small}'], 'must be larger than'),
         (['--weights', 'vit=x.pth'], 'ARCH=FILE'),

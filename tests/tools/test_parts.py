@@ -30,8 +30,3 @@ def test_every_part_is_measured(untrained, name, capsys, monkeypatch):
     for seconds in (inference, training):
         assert min(seconds.values()) > 0
         assert sum(seconds.values()) == pytest.approx(2 * seconds['whole'])
-
-
-def test_mistakes(untrained, capsys):
-    assert tool.main([untrained['segmentor'][0], '--size', '31']) == 2
-    assert 'of at least 32 pixels, got 31' in capsys.readouterr().err

@@ -93,14 +93,6 @@ def test_mistakes(checkout, arguments, environment, complaint):
     assert line.startswith('setup: ') and complaint in line
 
 
-def test_a_complete_environment_is_kept_and_a_broken_one_is_replaced(checkout):
-    assert compiled(complete(checkout))
-    assert complete(checkout) == ['-c ']  # only whether the interpreter starts
-    (checkout / '.venv/bin/python').unlink()
-    calls = complete(checkout)
-    assert '-m venv .venv' in calls and not compiled(calls)  # the wheel is in the cache
-
-
 def test_operators_are_compiled_for_the_gpu_that_appears(checkout):
     wheel, smi = checkout / '.venv/wheel', checkout / 'bin/nvidia-smi'
     complete(checkout, DEVICE='cpu')
@@ -121,8 +113,12 @@ def test_operators_are_compiled_for_the_gpu_that_appears(checkout):
     assert wheel.read_text() == 'cuda-7.5\n'
 
 
-def test_builds_of_torch(checkout):
+def test_an_environment_is_kept_unless_it_is_broken_or_of_another_build(checkout):
     default = complete(checkout)
+    assert compiled(default) and complete(checkout) == ['-c ']  # only whether Python starts
+    (checkout / '.venv/bin/python').unlink()
+    calls = complete(checkout)
+    assert '-m venv .venv' in calls and not compiled(calls)  # the wheel is in the cache
     assert not any('--torch-backend' in call for call in default)
     assert any(' nvidia-cublas==' in call for call in default)
     cpu = complete(checkout, TORCH='cpu')

@@ -31,6 +31,12 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, 'machine_rates', lambda *_: {'square, torch': 100.0, 'copy': 10})
 
 
+@pytest.fixture
+def one_block_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    shallow = tool.ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
+    monkeypatch.setitem(tool.ARCHS, 'pcpvt_nano', shallow)
+
+
 def rows_of(path: Path, **options) -> list[dict]:
     """The rows of a round, by default of a small backbone."""
     settings = dict(arch='' if 'config' in options else 'pcpvt_nano', rounds=1, no_memory=True)
@@ -38,11 +44,12 @@ def rows_of(path: Path, **options) -> list[dict]:
     return json.loads((path / 'speed.json').read_text())['rows']
 
 
-def test_rows_and_picture(tmp_path, monkeypatch):
+def test_rows_and_picture(one_block_each, tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, 'machine_rates', functools.cache(tool.machine_rates))
     monkeypatch.setattr(machine, 'least', measuring.elapsed)  # of one call, which is enough here
     picture, steps = tmp_path / 'speed.png', ['forward', 'train']
     rows = rows_of(
-        tmp_path, sizes=['64', '50x70'], steps=steps, rounds=2, plain=True, plot=str(picture)
+        tmp_path, sizes=['32', '50x70'], steps=steps, rounds=2, plain=True, plot=str(picture)
     )
     results = json.loads((tmp_path / 'speed.json').read_text())
     assert set(results) == {'machine', 'options', 'rates', 'rows'}
@@ -55,7 +62,7 @@ def test_rows_and_picture(tmp_path, monkeypatch):
         assert 0 < low <= high
         if row['model'] == 'ours':
             assert row['ratio'] == low == high == 1
-        elif row['height'] == 64 or row['model'] == 'ours_plain':
+        elif row['height'] == 32 or row['model'] == 'ours_plain':
             assert row['difference'] < measuring.TOLERANCE
         else:  # libraries may differ
             assert 'difference' in row
@@ -76,11 +83,9 @@ def test_floor_is_of_the_highest_rates_so_far(tmp_path, monkeypatch):
         assert row['floor_ms'] == 1e3 * machine.floor(row, best)
 
 
-def test_compiled_models_follow_their_own(rates, monkeypatch, tmp_path):
+def test_compiled_models_follow_their_own(rates, one_block_each, monkeypatch, tmp_path):
     """In training there is a graph for each size, and one to compare the maps."""
     monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend='eager'))
-    one_block_each = tool.ARCHS['pcpvt_nano']._replace(depths=(1, 1, 1, 1))
-    monkeypatch.setitem(tool.ARCHS, 'pcpvt_nano', one_block_each)
     torch._dynamo.reset()
     options = dict(models=['ours'], sizes=['96x128', '128x160'], steps=['train'], compile=True)
     rows = rows_of(tmp_path, **options)
@@ -139,34 +144,25 @@ def test_memory_of_a_process():
     assert image < measuring.peak_memory('ours', 'pcpvt_nano', case, None, None) < 1000
 
 
-def test_a_model_that_fails_is_a_row(rates, monkeypatch, capsys, tmp_path):
-    def fails(name, *_):
+def test_failures_are_rows_and_an_interrupt_keeps_finished_results(
+    rates, monkeypatch, capsys, tmp_path
+):
+    def peak_memory(name, arch, case, *_):
+        if case.height == 64:
+            raise KeyboardInterrupt
         if name == 'timm':
             raise MemoryError('too large')
         return 7.0
 
-    monkeypatch.setattr(measuring, 'peak_memory', fails)
-    rows = rows_of(tmp_path, models=['ours', 'timm'], sizes=['64'], no_memory=False)
-    assert rows[0]['peak_mib'] == 7 and 'ms' in rows[0]
-    assert rows[1]['failed'] == 'too large' and 'ms' not in rows[1]
-    assert 'too large' in capsys.readouterr().out
-
-
-def test_an_interrupted_run_keeps_finished_results(rates, monkeypatch, capsys, tmp_path):
-    measured, measure = [], tool.measure
-
-    def measure_once(*arguments):
-        if measured:
-            raise KeyboardInterrupt
-        measured.append(arguments)
-        return measure(*arguments)
-
-    monkeypatch.setattr(tool, 'measure', measure_once)
+    monkeypatch.setattr(measuring, 'peak_memory', peak_memory)
     monkeypatch.chdir(tmp_path)
-    arguments = '--arch pcpvt_nano --models ours --sizes 32 64 --rounds 1 --no-memory'
-    assert tool.main([*arguments.split(), '--json', 'a.json', '--plot', 'a.png']) == 130
-    assert 'interrupted' in capsys.readouterr().err
-    assert len(json.loads(Path('a.json').read_text())['rows']) == 1 and Path('a.png').exists()
+    options = '--arch pcpvt_nano --models ours timm --sizes 32 64 --rounds 1'
+    assert tool.main([*options.split(), '--json', 'a.json', '--plot', 'a.png']) == 130
+    out, err = capsys.readouterr()
+    assert 'too large' in out and 'interrupted' in err and Path('a.png').exists()
+    ours, timm = json.loads(Path('a.json').read_text())['rows']
+    assert ours['peak_mib'] == 7 and 'ms' in ours
+    assert timm['failed'] == 'too large' and 'ms' not in timm
 
 
 @pytest.mark.parametrize('config', [RETINANET, SEMANTIC_FPN])
@@ -189,9 +185,6 @@ def test_models_of_configs(config, rates, capsys, tmp_path):
             if isinstance(module, nn.Dropout2d):  # of the segmentor's head
                 module.p = 0
         losses.append(measuring.loss(model, image))
-        losses[-1].backward()
-        gradients = [p.grad for p in model.model.backbone.parameters()]
-        assert sum(gradient is not None and bool(gradient.any()) for gradient in gradients) > 50
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=0)
     with torch.no_grad():
         for p in model.model.backbone.parameters():
@@ -233,6 +226,7 @@ def test_waiting_on_busy_cores(monkeypatch, capsys):
         ('--config fcn.py', 'fcn.py: the backbone must be CPVTPyramid, got ResNetV1c'),
         ('--arch pcpvt_tiny', "unknown arch 'pcpvt_tiny'; one of pcpvt_nano"),
         ('--arch svt_small --models ours mmdet', 'mmdet has no svt_small'),
+        ('--sizes 31', 'of at least 32 pixels, got 31'),
         ('--device cuda:99', 'no device cuda:99'),
         ('--json there.json', 'there.json already exists'),
         ('--plot nowhere/a.png', 'no such directory'),

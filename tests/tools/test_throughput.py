@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_starts_and_rates(photographs, tmp_path, monkeypatch, capsys):
     assert [float(row[4]) for row in rows] == pytest.approx([1, 4, 8], abs=0.1)
 
 
-def test_commands(photographs, tmp_path):
+def test_commands(photographs, tmp_path, monkeypatch):
     """mmdetection's inferencer with the backbone of mmsegmentation, and a runtime."""
     work = tmp_path / 'work'
     work.mkdir()
@@ -56,8 +57,12 @@ def test_commands(photographs, tmp_path):
     shutil.copy(ROOT / 'examples/digits-detection.onnx', work / 'model.onnx')
     folder = tool.link(sorted(photographs.iterdir()), 4, work)
     assert (folder / '0003.jpg').resolve() == photographs / '0.jpg'
-    for name in ('mm', 'onnxruntime'):
-        command = tool.command_line(name, work, folder, threshold, None)
-        assert tool.run(command, work, 1, 4) > 0
+    command = tool.command_line('onnxruntime', work, folder, threshold, None)
+    assert tool.run(command, work, 1, 4) > 0
     with pytest.raises(tool.UserError, match='wrote 4 of 5 pictures'):
         tool.run(command, work, 1, 5)
+    # In this process, which has imported mm.
+    _, _, code, *arguments = map(str, tool.command_line('mm', work, folder, threshold, None))
+    monkeypatch.setattr(sys, 'argv', ['-c', *arguments])
+    exec(code, {})
+    assert len(list((work / 'results/vis').iterdir())) == 4

@@ -79,16 +79,14 @@ def pythons() -> dict[tuple[int, int], str]:
 
 def check_contents(names: set[str], root: str, wanted: Iterable[str]) -> None:
     """Exit unless an archive has these files in its folder `root`."""
-    lacking = [name for name in wanted if f'{root}{name}' not in names]
-    if lacking:
+    if lacking := [name for name in wanted if f'{root}{name}' not in names]:
         sys.exit(f'not in the archive: {", ".join(lacking)}')
 
 
 def check_paths(texts: Iterable[tuple[str, bytes]]) -> None:
     """Exit if a file names the checkout or the home directory."""
     ours = [str(path).encode() for path in (ROOT, Path.home())]
-    named = [name for name, data in texts if any(path + b'/' in data for path in ours)]
-    if named:
+    if named := [name for name, data in texts if any(path + b'/' in data for path in ours)]:
         sys.exit(f'names a path of this machine: {", ".join(named)}')
 
 
@@ -128,11 +126,9 @@ def check_archives(wheel: Path, archive: Path, folder: Path) -> Path:
         check_contents(names, '', [n for n in tracked if n.startswith('cpvt_pyramid/')])
         configs = [name for name in tracked if name.startswith('configs/')]
         check_contents(names, 'cpvt_pyramid/.mim/', configs)
-        of_checkout = [
-            n for n in names if re.search(r'(benchmarks|tools/demo|experiments|tests)/', n)
-        ]
-        if of_checkout:
-            sys.exit(f'must not be in the wheel: {", ".join(sorted(of_checkout))}')
+        checkout = re.compile('(benchmarks|tools/demo|experiments|tests)/')
+        if found := sorted(filter(checkout.search, names)):
+            sys.exit(f'must not be in the wheel: {", ".join(found)}')
         check_paths((name, file.read(name)) for name in names)
     with tarfile.open(archive) as file:
         check_contents(set(file.getnames()), f'{root}/', tracked)

@@ -1,5 +1,7 @@
 """The columnar CPVT against timm's ViTs, and what it alone has; see `test_contract.py`."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -40,15 +42,13 @@ def test_with_rope_it_is_timms_rope_vit(mixed, size):
         f'vit_small_patch16_rope{"_mixed" * mixed}_224',
         depth=2, embed_dim=32, num_heads=4, num_classes=7, img_size=size,
     )  # fmt: skip
-    weights = randomize(theirs).eval().state_dict()
+    weights = copy.deepcopy(randomize(theirs).eval().state_dict())
     frequencies = weights.pop('rope.freqs', None)
     for i in range(2):
         for name, last in (('gamma_1', 'attn.proj'), ('gamma_2', 'mlp.fc2')):
             scale = weights.pop(f'blocks.{i}.{name}')
-            weights[f'blocks.{i}.{last}.weight'] = (
-                scale[:, None] * weights[f'blocks.{i}.{last}.weight']
-            )
-            weights[f'blocks.{i}.{last}.bias'] = scale * weights[f'blocks.{i}.{last}.bias']
+            weights[f'blocks.{i}.{last}.weight'] *= scale[:, None]
+            weights[f'blocks.{i}.{last}.bias'] *= scale
         if mixed:
             weights[f'blocks.{i}.attn.position.frequencies'] = frequencies[:, i]
     arch = ColumnarArch(dim=32, heads=4, depth=2)

@@ -33,15 +33,12 @@ def test_patch_conv_is_a_convolution(size, dtype):
     """With its gradient."""
     conv = randomize(PatchConv(3, 5, size)).to(dtype)
     x = torch.randn(2, 3, 4 * size - size // 2, 3 * size, dtype=dtype, requires_grad=True)
-    results = []
-    for function in (
-        lambda: conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
-        lambda: F.conv2d(F.pad(x, (0, 0, 0, size // 2)), conv.weight, conv.bias, size),
-    ):
-        out = function()
-        inputs = [x, conv.weight, conv.bias]
-        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    found = conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    expected = F.conv2d(F.pad(x, (0, 0, 0, size // 2)), conv.weight, conv.bias, size)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    grads = (torch.autograd.grad(out.square().sum(), [x, conv.weight, conv.bias])
+             for out in (found, expected))  # fmt: skip
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('trains', ['tokens', 'weight', 'bias', 'nothing'])

@@ -11,20 +11,7 @@ from reference import same_maps
 from timm.layers import apply_rot_embed_cat
 
 from cpvt_pyramid import PEG, PosCNN
-from cpvt_pyramid.position import (
-    FIRE,
-    ALiBi,
-    Grid,
-    LookHere,
-    RelativePosition,
-    RoPE,
-)
-
-
-def convolved(x: torch.Tensor, conv: torch.nn.Conv2d, **options: int) -> torch.Tensor:
-    """`F.conv2d` of (B, H, W, C)."""
-    x = F.conv2d(x.permute(0, 3, 1, 2), conv.weight, conv.bias, groups=conv.groups, **options)
-    return x.permute(0, 2, 3, 1)
+from cpvt_pyramid.position import FIRE, ALiBi, Grid, LookHere, RelativePosition, RoPE
 
 
 @pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
@@ -46,8 +33,9 @@ def test_stride_gives_position_alone_at_ceil_size(stride, zero_padding):
         out = peg(x)
         assert out.shape == (2, math.ceil(height / stride), math.ceil(width / stride), 8)
         mode = 'constant' if zero_padding else 'replicate'
-        padded = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), mode).permute(0, 2, 3, 1)
-        torch.testing.assert_close(out, convolved(padded, peg.proj[0], stride=stride))
+        padded, conv = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), mode), peg.proj[0]
+        expected = F.conv2d(padded, conv.weight, conv.bias, stride, groups=8)
+        torch.testing.assert_close(out, expected.permute(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize('height, width', [(1, 1), (5, 7), (14, 3)])
@@ -109,9 +97,8 @@ def test_inside_attention_in_half_precision(name, dtype):
     """Angles and distances are computed in single precision: at the far end of a long map an angle
     in half precision would be anywhere."""
     encoding = randomize(ENCODINGS[name]())
-    with torch.no_grad():
-        for parameter in encoding.parameters():  # representable in both
-            parameter.copy_(parameter.to(dtype))
+    for parameter in encoding.parameters():
+        parameter.data = parameter.data.to(dtype).float()  # representable in both
     q, k = torch.randn(2, 1, 4, 600, 8).to(dtype)
     grid = Grid(2, 300)
     exact = encoding(q.float(), k.float(), grid)

@@ -33,26 +33,18 @@ def test_window_padding_is_masked_when_one_side_alone_needs_it(size):
 # --- against timm ------------------------------------------------------------------------------
 
 
-def timm_pair(name: str, **options: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+@pytest.mark.parametrize('name', [name for name in TWINS if name in SHALLOW.values()])
+@torch.no_grad()
+def test_equals_timm(name):
     arch = shallow(name)
     theirs = randomize(timm.create_model(f'twins_{name}', depths=arch.depths)).eval()
-    ours = CPVTPyramid(arch, stage_norm=False, **options).eval()
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
-
-
-def assert_same_as_timm(ours, theirs, size):
-    image = torch.randn(2, 3, *size)
-    with torch.no_grad():
-        maps = theirs.forward_intermediates(image, intermediates_only=True)
-        same_maps(ours(image), maps)
-
-
-@pytest.mark.parametrize('arch', [name for name in TWINS if name in SHALLOW.values()])
-def test_equals_timm(arch):
     # timm's Twins has no stage norm, and pads windows with zeros: at 224 nothing is padded.
-    assert_same_as_timm(*timm_pair(arch), (96, 160) if arch.startswith('pcpvt') else (224, 224))
-    assert_same_as_timm(*timm_pair(arch, window_padding='zero'), (96, 64))
+    whole = (96, 160) if name.startswith('pcpvt') else (224, 224)
+    for options, size in (({}, whole), (dict(window_padding='zero'), (96, 64))):
+        ours = CPVTPyramid(arch, stage_norm=False, **options).eval()
+        image = torch.randn(2, 3, *size)
+        ours.load_state_dict(theirs.state_dict())
+        same_maps(ours(image), theirs.forward_intermediates(image, intermediates_only=True))
 
 
 @pytest.mark.parametrize(

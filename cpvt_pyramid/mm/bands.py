@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rasterio.io import DatasetReader
 
 IGNORED = 255  # the label of pixels that do not count
-Window = tuple[tuple[int, int], tuple[int, int]]  # rows and columns of a part, half-open
 
 
 def read_bands(
@@ -77,16 +76,6 @@ def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
         raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
 
 
-def random_window(size: tuple[int, int], tile: Optional[tuple[int, int]]) -> Window:
-    """A part of a tile's size at a random place of an image, or all of it."""
-    spans = []
-    for side, length in zip(size, tile or size):
-        length = min(side, length)
-        start = np.random.randint(side - length + 1)
-        spans.append((start, start + length))
-    return tuple(spans)
-
-
 @TRANSFORMS.register_module()
 class LoadBands(BaseTransform):
     """Load bands of the image at `img_path` as float32, instead of `LoadImageFromFile`.
@@ -110,8 +99,11 @@ class LoadBands(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         with opened(results['img_path']) as file:
-            part = file.shape, random_window(file.shape, self.tile)
-            image = read_image_bands(file, self.bands, window=part[1])
+            lengths = np.minimum(file.shape, self.tile or file.shape)
+            starts = np.random.randint(file.shape - lengths + 1)
+            window = tuple(zip(starts, starts + lengths))  # half-open
+            image = read_image_bands(file, self.bands, window=window)
+            part = file.shape, window
         shape = image.shape[:2]
         return results | {'img': image, 'img_shape': shape, 'ori_shape': shape, 'part': part}
 
@@ -132,7 +124,18 @@ class LoadTileAnnotations(BaseTransform):
         self.reduce_zero_label = reduce_zero_label
 
     def transform(self, results: dict) -> dict:
-        labels = read_labels(results['seg_map_path'], *results['part'])
+        path, (size, window) = results['seg_map_path'], results['part']
+        with opened(path) as file:
+            if file.shape != size:
+                raise OSError(
+                    f'a label map must have the size of its image, {size}, got {file.shape}: {path}'
+                )
+            labels, nodata = file.read(1, window=window), file.nodatavals[0]
+        if nodata is not None:
+            labels = np.where(labels == nodata, IGNORED, labels)
+        if labels.dtype.kind == 'f' or labels.min() < 0 or labels.max() > IGNORED:
+            raise OSError(f'labels must be whole numbers from 0 to 255, got {labels.dtype}: {path}')
+        labels = labels.astype(np.uint8)
         reduces = self.reduce_zero_label
         if results['reduce_zero_label'] if reduces is None else reduces:
             labels = np.where((labels == 0) | (labels == IGNORED), IGNORED, labels - 1)
@@ -142,22 +145,3 @@ class LoadTileAnnotations(BaseTransform):
         results['gt_seg_map'] = mapped
         results['seg_fields'].append('gt_seg_map')
         return results
-
-
-def read_labels(path: Union[str, Path], size: tuple[int, int], window: Window) -> np.ndarray:
-    """A part of the label map of an image of some size, (h, w) uint8.
-
-    Raises:
-        OSError: not a complete image, not of the image's size, or with other values.
-    """
-    with opened(path) as labels:
-        if labels.shape != size:
-            raise OSError(
-                f'a label map must have the size of its image, {size}, got {labels.shape}: {path}'
-            )
-        values, nodata = labels.read(1, window=window), labels.nodatavals[0]
-    if nodata is not None:
-        values = np.where(values == nodata, IGNORED, values)
-    if values.dtype.kind == 'f' or values.min() < 0 or values.max() > IGNORED:
-        raise OSError(f'labels must be whole numbers from 0 to 255, got {values.dtype}: {path}')
-    return values.astype(np.uint8)

@@ -27,8 +27,8 @@ from ..results.records import coco_fields
 from ..runtime.predictor import check_score_thr
 from ..tooling import pages
 from ..tooling.command import UserError, as_called, one_line
-from .config.load import as_list, kind_of
-from .datasets.checks import annotation_file, data_of, image_folder
+from .config.load import as_list, data_of, kind_of
+from .datasets.checks import annotation_file, image_folder
 from .datasets.coco import indexed_coco, is_number, usable_content
 from .datasets.images import shown_image
 from .datasets.label_maps import IGNORED_LABEL, label_map_reader
@@ -200,16 +200,14 @@ def evaluate_detections(
     truth: COCO, results: Sequence[dict], names: dict[str, int], metric: str
 ) -> Evaluation:
     """Evaluate COCO results by a metric, bbox or segm; `names` has the category of each class."""
-    annotations = []
-    for number, result in enumerate(results, 1):
-        annotation = {**result, 'id': number, 'iscrowd': 0}
+    annotations = [{**r, 'id': i, 'iscrowd': 0} for i, r in enumerate(results, 1)]
+    for number, annotation in enumerate(annotations):
         if metric == 'segm':
-            mask = run_lengths_of(truth, annotation, f'result {number - 1}')
+            mask = run_lengths_of(truth, annotation, f'result {number}')
             annotation |= {'segmentation': mask, 'area': float(mask_utils.area(mask))}
             annotation['bbox'] = mask_utils.toBbox(mask).tolist()
         else:
-            annotation['area'] = result['bbox'][2] * result['bbox'][3]
-        annotations.append(annotation)
+            annotation['area'] = annotation['bbox'][2] * annotation['bbox'][3]
     for annotation in truth.anns.values() if metric == 'segm' else ():
         run_lengths_of(truth, annotation, f'annotation {annotation["id"]}')
     found = indexed_coco({**truth.dataset, 'annotations': annotations})

@@ -36,8 +36,7 @@ FILE_ONLY = re.compile(
 
 
 def raise_active(record: logging.LogRecord) -> None:
-    """What a log file does on a full disk; by default it would print a traceback for each line."""
-    raise  # logging calls this while it handles the error
+    raise  # logging calls this while it handles an error
 
 
 class ToolRunner(Runner):
@@ -48,7 +47,7 @@ class ToolRunner(Runner):
         logger = super().build_logger(*args, **options)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
-                handler.handleError = raise_active
+                handler.handleError = raise_active  # else a full disk is a traceback for each line
             else:
                 handler.addFilter(lambda record: not FILE_ONLY.match(record.getMessage()))
         return logger
@@ -127,14 +126,11 @@ def one_cycles_by_group(
     result = []
     for config in as_list(schedulers):
         peak = config.get('eta_max') if isinstance(config, dict) else None
-        if isinstance(peak, (int, float)) and is_one_cycle(config) and set(ratios) != {1.0}:
-            config = {**config, 'eta_max': [peak * ratio for ratio in ratios]}
-            logger.info('eta_max is scaled by the learning rate of each parameter group')
+        if isinstance(peak, (int, float)) and set(ratios) != {1.0}:
+            kind = config['type']
+            kind = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind
+            if issubclass(kind, OneCycleParamScheduler):
+                config = {**config, 'eta_max': [peak * ratio for ratio in ratios]}
+                logger.info('eta_max is scaled by the learning rate of each parameter group')
         result.append(config)
     return result
-
-
-def is_one_cycle(config: dict) -> bool:
-    kind = config['type']
-    kind = PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind
-    return issubclass(kind, OneCycleParamScheduler)

@@ -57,8 +57,8 @@ def explained(cfg: Config, splits: Sequence[str] = SPLITS) -> Iterator[None]:
         of_device = DEVICE.search(f'{type(error).__name__}: {error}')
         if is_clear or ended or of_device or is_of_user(error) or missing_package(error):
             raise
-        part, path = part_of(error, settings_of(cfg, splits)), write_traceback(error, cfg)
-        line = ': '.join(filter(None, [part, message_of(error)]))
+        path = write_traceback(error, cfg)
+        line = ': '.join(filter(None, [part_of(error, cfg, splits), message_of(error)]))
         raise UserError(f'{line} (traceback: {path})') from error
 
 
@@ -81,13 +81,6 @@ def message_of(error: Exception) -> str:
     origin = chain_of(error)[-1]
     text = one_line(origin) or traceback.extract_tb(origin.__traceback__)[-1].line or ''
     return text if ' ' in text and type(error) is ValueError else f'{type(error).__name__}: {text}'
-
-
-def settings_of(cfg: Config, splits: Sequence[str]) -> list[tuple[str, dict]]:
-    """The dicts of a config, with their paths, without those of the other splits' data."""
-    others = tuple(f'{split}_' for split in SPLITS if split not in splits)
-    pairs = [(path, settings) for path, settings in dicts_in(cfg.to_dict()) if path]
-    return [pair for pair in pairs if is_setting(pair[0]) and not pair[0].startswith(others)]
 
 
 # Whose error it is
@@ -123,8 +116,8 @@ def chain_of(error: Exception) -> list[BaseException]:
 
 def frames_of(error: Exception) -> list[FrameType]:
     """The calls that led to an error, outermost first."""
-    tracebacks = [cause.__traceback__ for cause in chain_of(error)]
-    return [frame for trace in tracebacks for frame, _ in traceback.walk_tb(trace)]
+    causes = chain_of(error)
+    return [frame for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
 
 
 def worker_text(error: Exception) -> str:
@@ -136,14 +129,20 @@ def worker_text(error: Exception) -> str:
 # The part of the config
 
 
-def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
+def part_of(error: Exception, cfg: Config, splits: Sequence[str]) -> str:
     """The innermost part of a config that was being built or called, such as
-    `model.backbone (CPVTPyramid)`; '' if there is none. `settings` are from `settings_of`.
-    """
+    `model.backbone (CPVTPyramid)`; '' if there is none."""
+    others = tuple(f'{split}_' for split in SPLITS if split not in splits)  # whose data is not read
+    settings = [
+        (path, inner)
+        for path, inner in dicts_in(cfg.to_dict())
+        if path and is_setting(path) and not path.startswith(others)
+    ]
     part, names, building = '', {}, False
     for frame in frames_of(error):
         owner, found = frame.f_locals.get('self'), None
-        if is_builder(frame):
+        builds = re.match('_?(build_|from_cfg$)', frame.f_code.co_name)
+        if builds and frame.f_globals.get('__name__') in BUILDERS:  # from its first argument
             building = True
             arguments = [v for k, v in frame.f_locals.items() if k not in ('self', 'cls')]
             found = best_match(arguments[0], settings, part)
@@ -160,12 +159,6 @@ def part_of(error: Exception, settings: Sequence[tuple[str, dict]]) -> str:
     if worker_text(error):  # of the data of a loop, such as train_cfg
         part = re.sub('_cfg.*', '_dataloader', part)
     return part or ('the config' if building else '')
-
-
-def is_builder(frame: FrameType) -> bool:
-    """Whether a call is one in which mmengine builds an object from its first argument."""
-    builds = re.match('_?(build_|from_cfg$)', frame.f_code.co_name)
-    return bool(builds) and frame.f_globals.get('__name__') in BUILDERS
 
 
 def best_match(value: Any, settings: Sequence[tuple[str, dict]], outer: str = '') -> Optional[str]:

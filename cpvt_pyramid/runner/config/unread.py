@@ -1,11 +1,6 @@
 """Settings without an effect: warnings, and an error for a misspelled one of mmengine's Runner.
 
-mm checks the arguments of what it builds, but not the names at the top level of a config. With
-these, for example, a training runs to its end in another way than its config says:
-
-    train_dataloder=...                  nothing reads it
-    optimizer=...                        nor this, in a config that sets optim_wrapper
-    param_scheduler.0.by_epoch=True      the learning rate never changes, in iterations
+mm checks the arguments of what it builds, but not the names at the top level of a config.
 """
 
 import re
@@ -24,9 +19,7 @@ def check_unread(cfg: Config, *splits: str) -> None:
     Raises:
         UserError: an argument of mmengine's Runner is misspelled.
     """
-    for line in unread_at_top(cfg):
-        warn(line)
-    for line in schedules_in_epochs(cfg) if 'train' in splits else ():
+    for line in (*unread_at_top(cfg), *(schedules_in_epochs(cfg) if 'train' in splits else ())):
         warn(line)
 
 
@@ -39,13 +32,12 @@ def unread_at_top(cfg: Config) -> Iterator[str]:
     """Lines for variables of the config's files that no later line of them reads."""
     text = re.sub('#.*', '', cfg.text)  # of the base configs first
     for key, value in cfg.items():
-        assigned = [*re.finditer(rf'^{re.escape(key)}\s*=(?!=)', text, re.M)]
-        if key in SETTINGS or callable(value) or key[0] == '_' or not assigned:
+        *_, after = re.split(rf'^{re.escape(key)}\s*=(?!=)', text, flags=re.M)
+        if key in SETTINGS or callable(value) or key[0] == '_' or after == text:
             continue
-        if re.search(rf'(?<![\w\'"]){key}\b(?!\s*=(?!=))', text[assigned[-1].end() :]):
+        if re.search(rf'(?<![\w\'"]){key}\b(?!\s*=(?!=))', after):
             continue
-        meant = closest(key, [name for name in RUNNER_KEYS if len(name) > 6], 0.8)
-        if meant:
+        if meant := closest(key, [name for name in RUNNER_KEYS if len(name) > 6], 0.8):
             raise UserError(f'nothing reads the setting {key!r}; did you mean {meant!r}?')
         yield f'nothing reads {key}'
     inner, outer = cfg.model.get('data_preprocessor'), cfg.get('data_preprocessor')

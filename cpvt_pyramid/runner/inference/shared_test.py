@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from ...tooling.command import rank
 from ...tooling.files import atomic_write
-from ..datasets.checks import annotation_file, data_of
+from ..config.load import data_of
+from ..datasets.checks import annotation_file
 from ..training.resume import loader_of
 from .large_images import fingerprint, identity
 from .sharing import FOLDER, MOST, PARTS, Task, finished, share
@@ -38,12 +39,11 @@ METRICS = {'mmdet', 'mmseg', 'mmengine', 'cpvt_pyramid'}
 def share_test(cfg: Config, weights: dict, *outputs: Any) -> None:
     """Set a config up for an evaluation in several processes, of which this is one. Its work dir is
     set. `outputs` are further files to write to, and options that change the results."""
-    settings = [repr(cfg.get(f'test_{name}')) for name in ('dataloader', 'evaluator')]
     about = [
         fingerprint(cfg, weights, torch.device(get_device())),
-        settings,
-        [identity(annotation_file(dataset)) for dataset in data_of(cfg, 'test')],
-        [str(output) for output in outputs],
+        *(repr(cfg.get(f'test_{name}')) for name in ('dataloader', 'evaluator')),
+        *(identity(annotation_file(dataset)) for dataset in data_of(cfg, 'test')),
+        *map(str, outputs),
     ]
     folder = str(Path(cfg.work_dir, FOLDER))
     options = {k: v for k, v in cfg.test_cfg.items() if k == 'fp16'}

@@ -21,28 +21,18 @@ model = dict(
     neck=dict(in_channels=[32, 64, 128, 192], out_channels=16),
     bbox_head=dict(num_classes=10, in_channels=16, feat_channels=16, stacked_convs=1),
     test_cfg=dict(score_thr=0.001))
-load, resize, pack = (
-    [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True)],
-    [dict(type='Resize', scale=(96, 96), keep_ratio=False)],
-    [dict(type='PackDetInputs')])
+load = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True)]
+resize = [dict(type='Resize', scale=(96, 96), keep_ratio=False)]
+pack = [dict(type='PackDetInputs')]
 common = dict(
     serialize_data=False, data_root='{data}/coco', metainfo=dict(classes={classes}))
-train_dataloader = dict(
-    num_workers=0, persistent_workers=False, batch_sampler=None,
-    dataset=dict(
-        **common, pipeline=load + resize + [dict(type='RandomFlip', prob=0.5)] + pack))
-val_dataloader = dict(
-    num_workers=0, persistent_workers=False,
-    dataset=dict(**common, pipeline=load[:1] + resize + load[1:] + pack))
-test_dataloader = val_dataloader
+augment = [dict(type='RandomFlip', prob=0.5)]
+batches = dict(batch_sampler=None)
 val_evaluator = dict(ann_file='{data}/coco/annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 train_cfg = dict(max_epochs=3, val_interval=100)
 param_scheduler = [dict(type='MultiStepLR', milestones=[2])]
-optim_wrapper = dict(optimizer=dict(lr=1e-3))
 default_hooks = dict(logger=dict(interval=1))
-tta_pipeline = None
-randomness = dict(seed=3)
 """
 SEGMENTOR = """
 _base_ = [
@@ -63,17 +53,20 @@ common = dict(
     type='BaseSegDataset', reduce_zero_label=True, serialize_data=False,
     data_root='{data}/ade/ADEChallengeData2016',
     metainfo=dict(classes=('background',) + {classes}))
+batches = dict(batch_size=2)
+train_cfg = dict(max_iters=12, val_interval=100)
+param_scheduler = [dict(type='PolyLR', power=0.9, by_epoch=False, end=12)]
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=5))
+"""
+OF_BOTH = """
 train_dataloader = dict(
-    num_workers=0, persistent_workers=False, batch_size=2,
+    **batches, num_workers=0, persistent_workers=False,
     dataset=dict(**common, pipeline=load + resize + augment + pack))
 val_dataloader = dict(
     num_workers=0, persistent_workers=False,
     dataset=dict(**common, pipeline=load[:1] + resize + load[1:] + pack))
 test_dataloader = val_dataloader
-train_cfg = dict(max_iters=12, val_interval=100)
-param_scheduler = [dict(type='PolyLR', power=0.9, by_epoch=False, end=12)]
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
-default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=5))
 tta_pipeline = None
 randomness = dict(seed=3)
 """
@@ -83,7 +76,7 @@ def write_configs(folder: Path, data: Path) -> dict[str, Path]:
     """Write detector.py and segmentor.py for a sample data set; returns their paths by name."""
     paths = {}
     for name, text in (('detector', DETECTOR), ('segmentor', SEGMENTOR)):
-        text = text.replace('{configs}', str(ROOT / 'configs/_base_'))
+        text = (text + OF_BOTH).replace('{configs}', str(ROOT / 'configs/_base_'))
         text = text.replace('{data}', str(data)).replace('{classes}', repr(DIGITS))
         paths[name] = folder / f'{name}.py'
         paths[name].write_text(text)

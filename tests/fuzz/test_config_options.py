@@ -42,13 +42,11 @@ def known(configs) -> dict[str, list[str]]:
 def test_the_checks_pass_or_say_what_is_wrong(
     tool, name, data, configs, untrained, known, tmp_path_factory, capsys
 ):
-    keys = st.one_of(
-        st.sampled_from(known[name]),
-        st.sampled_from(known[name]).map(lambda key: key.rpartition('.')[0] or key),
-        st.sampled_from(known[name]).map(lambda key: f'{key}.typo'),
-        st.sampled_from(known[name]).map(lambda key: f'{key}.0'),
-        st.sampled_from(['', '.', 'model.', '.model', 'custom_hooks', 'compile', 'load_from']),
-    )
+    known_keys = st.sampled_from(known[name])
+    parents = known_keys.map(lambda key: key.rpartition('.')[0] or key)
+    children = st.tuples(known_keys, st.sampled_from(['typo', '0'])).map('.'.join)
+    odd = st.sampled_from(['', '.', 'model.', '.model', 'custom_hooks', 'compile', 'load_from'])
+    keys = known_keys | parents | children | odd
     options = data.draw(st.lists(st.tuples(keys, VALUES).map('='.join), min_size=1, max_size=3))
     work_dir = tmp_path_factory.mktemp('work')
     checkpoint = untrained[name][1:] if tool is test else []

@@ -1,4 +1,4 @@
-"""The programs of the mm packages themselves, with a config of theirs that names our backbone."""
+"""The programs of the mm packages themselves, with configs that name our backbone."""
 
 import runpy
 import sys
@@ -10,58 +10,14 @@ import pytest
 from mmdet.apis import DetInferencer
 from mmseg.apis import MMSegInferencer
 from support import ORIGINAL_MM, ROOT, clear_global_instances, run
-from tiny_mm import DIGITS
 
-PACKAGES = {'detection': Path(mmdet.__file__).parent, 'segmentation': Path(mmseg.__file__).parent}
-BASES = {
-    'detection': 'retinanet/retinanet_r50_fpn_1x_coco.py',
-    'segmentation': 'sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py',
-}
-CONFIG = """
-_base_ = '{base}'
-custom_imports = dict(imports=['cpvt_pyramid.mm.{task}'])
-model = dict(
-    backbone=dict(_delete_=True, type='CPVTPyramid', arch='pcpvt_nano'),
-    neck=dict(in_channels=[32, 64, 128, 192]))
-optim_wrapper = dict(optimizer=dict(_delete_=True, type='AdamW', lr=1e-3))
-default_hooks = dict(logger=dict(interval=1))
-here = dict(data_root='{data}', indices={indices})
-loader = dict(num_workers=0, persistent_workers=False)
-train_dataloader = dict(batch_size=2, **loader, dataset=here)
-val_dataloader = dict(**loader, dataset=here)
-test_dataloader = val_dataloader
-"""
-OF_TASK = {
-    'detection': """
-size = [dict(type='Resize', scale=(160, 96), keep_ratio=True)]
-load = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True)]
-pack = [dict(type='PackDetInputs')]
-names = dict(metainfo=dict(classes={classes}))
-model.update(
-    data_preprocessor=dict(type='ValidRegionDetDataPreprocessor'), bbox_head=dict(num_classes=10),
-    test_cfg=dict(score_thr=0.0))
-train_dataloader['dataset'] = dict(**here, **names, pipeline=load + size + pack)
-val_dataloader['dataset'] = dict(**here, **names, pipeline=load[:1] + size + load[1:] + pack)
-val_evaluator = dict(ann_file='{data}/annotations/instances_val2017.json')
-test_evaluator = val_evaluator
-train_cfg = dict(max_epochs=1)
-""",
-    'segmentation': """
-load = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', reduce_zero_label=True)]
-size = [dict(type='Resize', scale=(160, 96), keep_ratio=False)]
-pack = [dict(type='PackSegInputs')]
-norm = dict(type='BN', requires_grad=True)
-model.update(
-    pretrained=None, data_preprocessor=dict(type='ValidRegionSegDataPreProcessor', size=(96, 160)),
-    decode_head=dict(norm_cfg=norm))
-train_dataloader['dataset'] = dict(**here, pipeline=load + size + pack)
-val_dataloader['dataset'] = dict(**here, pipeline=load[:1] + size + load[1:] + pack)
+PACKAGES = {'detector': Path(mmdet.__file__).parent, 'segmentor': Path(mmseg.__file__).parent}
+SHORT = {
+    'detector': 'train_cfg = dict(max_epochs=1, val_interval=1)',
+    'segmentor': """
 train_cfg = dict(max_iters=2, val_interval=2)
-default_hooks['checkpoint'] = dict(interval=2)
-""",
+default_hooks = dict(checkpoint=dict(interval=2))""",
 }
-
-
 WITHOUT_OPERATORS = """
 import sys
 
@@ -108,30 +64,26 @@ def test_scoped_names_need_no_imports_and_segmentors_no_compiled_operators():
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize('task', list(PACKAGES))
-def test_train_test_and_infer(task, sample_dataset, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize('name', PACKAGES)
+def test_train_test_and_infer(name, configs, sample_dataset, tmp_path, monkeypatch, capfd):
     """A training with evaluation, a test of its checkpoint, and an inference."""
     monkeypatch.chdir(tmp_path)
     # mmengine formats the config, which takes longer than this training.
     monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
-    package, data = PACKAGES[task] / '.mim', sample_dataset / 'coco'
-    if task == 'segmentation':
-        data = sample_dataset / 'ade/ADEChallengeData2016'
-    values = dict(base=package / 'configs' / BASES[task], task=task, data=data, indices=4)
-    Path('config.py').write_text((CONFIG + OF_TASK[task]).format(**values, classes=DIGITS))
+    Path('config.py').write_text(f"_base_ = '{configs[name]}'\n{SHORT[name]}\n")
 
-    def run_program(name: str, *arguments: str) -> str:
-        path = str(package / 'tools' / name)
+    def run_program(program: str, *arguments: str) -> str:
+        path = str(PACKAGES[name] / '.mim/tools' / program)
         monkeypatch.setattr(sys, 'argv', [path, 'config.py', *arguments])
         runpy.run_path(path, run_name='__main__')
         clear_global_instances()
         return capfd.readouterr().out
 
-    measure = {'detection': 'coco/bbox_mAP', 'segmentation': 'mIoU'}[task]
+    measure = {'detector': 'coco/bbox_mAP', 'segmentor': 'mIoU'}[name]
     assert measure in run_program('train.py', '--work-dir', 'out')
     weights = Path('out/last_checkpoint').read_text()
     assert measure in run_program('test.py', weights, '--work-dir', 'tested')
-    image = str(next(data.rglob('*.jpg')))
-    inferencer = {'detection': DetInferencer, 'segmentation': MMSegInferencer}[task]
+    inferencer = {'detector': DetInferencer, 'segmentor': MMSegInferencer}[name]
     model = inferencer('config.py', weights, device='cpu')
+    image = str(next(sample_dataset.rglob('*.jpg')))
     assert len(model([image, image], batch_size=2)['predictions']) == 2

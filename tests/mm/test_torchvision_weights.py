@@ -56,13 +56,10 @@ def test_semantic_fpn_predicts_what_mms_does(untrained):
     torch.testing.assert_close(ours(image)['out'], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ('sizes', 'message'),
-    [
-        (dict(head_convs=2), 'lacks: head.classification_head.conv.1.0.weight'),
-        (dict(head_convs=1, num_classes=9), 'has other shapes: head.classification_head.cls_log'),
-    ],
-)
+@pytest.mark.parametrize('sizes, message', [
+    (dict(head_convs=2), 'lacks: head.classification_head.conv.1.0.weight'),
+    (dict(head_convs=1, num_classes=9), 'has other shapes: head.classification_head.cls_log'),
+])  # fmt: skip
 def test_other_sizes_are_refused_and_nothing_is_loaded(untrained, sizes, message):
     model = retinanet('pcpvt_nano', **dict(num_classes=10, out_channels=16) | sizes)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -63,17 +63,13 @@ def test_processes_that_share_work_outlive_each_other():
     assert run(*command, PYTHON='false').returncode == 1
 
 
-@pytest.mark.parametrize(
-    'active, interpreter',
-    [
-        ({}, '.venv/bin/python'),
-        # Conda activates its base environment in every shell.
-        ({'CONDA_DEFAULT_ENV': 'base', 'CONDA_PREFIX': '/conda'}, '.venv/bin/python'),
-        ({'CONDA_DEFAULT_ENV': 'mine', 'CONDA_PREFIX': '/conda/envs/mine'}, 'bin/python'),
-        ({'VIRTUAL_ENV': '/mine'}, 'bin/python'),
-        ({'PYTHON': 'bin/py'}, 'bin/py'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize('active, interpreter', [
+    # Conda activates its base environment in every shell.
+    ({'CONDA_DEFAULT_ENV': 'base', 'CONDA_PREFIX': '/conda'}, '.venv/bin/python'),
+    ({'CONDA_DEFAULT_ENV': 'mine', 'CONDA_PREFIX': '/conda/envs/mine'}, 'bin/python'),
+    ({'VIRTUAL_ENV': '/mine'}, 'bin/python'),
+    ({'PYTHON': 'bin/py'}, 'bin/py'),
+])  # fmt: skip
 def test_interpreter_of_the_shell_launchers(active, interpreter):
     for name in ('dist_test.sh', 'launchers.sh'):
         Path('tools').mkdir(exist_ok=True)
@@ -91,21 +87,17 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
     assert Path(lines[0].split()[0]).resolve() == Path(interpreter).resolve()
 
 
-@pytest.mark.parametrize(
-    'command, complaint',
-    [
-        (['dist_train.sh'], 'needs CONFIG and NPROC'),
-        (['dist_train.sh', __file__, 'two'], 'NPROC must be a number of processes, got two'),
-        (['dist_test.sh', __file__, 'weights.pth'], 'needs CONFIG, CHECKPOINT and NPROC'),
-        (['slurm_train.sh', 'gpu', 'job', 'nowhere.py'], 'no config at nowhere.py'),
-        (['slurm_train.sh', 'gpu', 'job', __file__], 'srun not found'),
-        (['launchers.sh'], 'nothing to run'),
-        (['torchrun.py', '0', 'train.py'], 'NPROC must be at least 1, got 0'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize('command, complaint', [
+    (f'dist_train.sh {__file__} two', 'NPROC must be a number of processes, got two'),
+    (f'dist_test.sh {__file__} weights.pth', 'needs CONFIG, CHECKPOINT and NPROC'),
+    ('slurm_train.sh gpu job nowhere.py', 'no config at nowhere.py'),
+    (f'slurm_train.sh gpu job {__file__}', 'srun not found'),
+    ('launchers.sh', 'nothing to run'),
+    ('torchrun.py 0 train.py', 'NPROC must be at least 1, got 0'),
+])  # fmt: skip
 def test_mistakes_with_the_launchers(command, complaint):
-    interpreter = sys.executable if command[0].endswith('.py') else 'bash'
-    ended = run(interpreter, TOOLS / command[0], *command[1:])
+    interpreter = sys.executable if command.startswith('torchrun') else 'bash'
+    ended = run(interpreter, *f'{TOOLS}/{command}'.split())
     assert ended.returncode == 2 and complaint in ended.stderr.splitlines()[-1]
     assert 'Traceback' not in ended.stderr
 

@@ -118,8 +118,8 @@ class MaskedMap(Tensor):
             if not runs_backward and all(t in (MaskedMap, Tensor) for t in types):
                 return call(function, args, kwargs)
             tensors = tensors_among(args, kwargs)
-            if not runs_backward:  # another subclass defines the function
-                report(function, tensors)
+            if not runs_backward and any(map(cells_of, tensors)):
+                report(function)  # which another subclass defines
             origin = next(filter(None, map(origin_of, filter(is_map, tensors))), None)
         with plain_inputs(function, args, kwargs) if runs_backward else nullcontext():
             with DisableTorchFunctionSubclass():
@@ -207,7 +207,7 @@ def tensors_among(*values: Any) -> list[Tensor]:
 def call(function: Callable, args: tuple, kwargs: dict) -> Any:
     """The result of a function, by its rule if it has one."""
     tensors = tensors_among(args, kwargs)
-    maps = [x for x in tensors if is_map(x)]
+    maps: list[Any] = [x for x in tensors if is_map(x)]
     had_extent = [x for x in maps if current_extent(x) is not None]
     origin = next(filter(None, map(origin_of, maps)), None)
     before = {id(x): changes(x) for x in tensors}
@@ -219,7 +219,7 @@ def call(function: Callable, args: tuple, kwargs: dict) -> Any:
             stack.enter_context(torch.no_grad())
         result = function(*args, **kwargs) if rule is None else rule(function, *args, **kwargs)
     if function in EXPOSES:
-        drop_region(maps[0], origin)
+        maps[0].extent, maps[0].origin = None, origin
     if origin is None:
         return result
     if _action != 'ignore' and had_extent and function == GETS_REQUIRES_GRAD and loses_in_hook():
@@ -287,7 +287,7 @@ def current_extent(x: Any) -> Optional[Extent]:
     if unchanged and (x.grad_fn is history or returned_as_given(x)):
         x.state = counted, x.grad_fn
     else:
-        drop_region(x, weakref.ref(x.extent.region))
+        x.extent, x.origin = None, weakref.ref(x.extent.region)
         if unchanged:
             report(getattr(type(x.grad_fn), '_forward_cls', x.grad_fn))
     return x.extent
@@ -303,10 +303,6 @@ def origin_of(x: Any) -> Any:
         vars(x).pop(name, None)
     x.__class__ = Tensor
     return None
-
-
-def drop_region(x: Any, origin: Any) -> None:
-    x.extent, x.origin = None, origin
 
 
 def returned_as_given(x: Any) -> bool:
@@ -340,18 +336,15 @@ def hooks_keep_regions() -> bool:
         return is_map(y)
 
 
-GRAPH_MODES = {'ProxyTorchDispatchMode', 'FakeTensorMode'}
-
-
 def graph_is_made() -> bool:
     """True in `torch.jit.trace`, `make_fx` and export, whose graphs must serve other batches."""
     modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
-    return torch.jit.is_tracing() or not modes.isdisjoint(GRAPH_MODES)
+    return torch.jit.is_tracing() or bool(modes & {'ProxyTorchDispatchMode', 'FakeTensorMode'})
 
 
-def report(function: Any, operands: Optional[Sequence[Tensor]] = None) -> None:
-    """Warn or raise, as `on_region_loss` says, if one of the operands has a region."""
-    if _action == 'ignore' or (operands is not None and not any(map(cells_of, operands))):
+def report(function: Any) -> None:
+    """Warn or raise, as `on_region_loss` says."""
+    if _action == 'ignore':
         return
     home = getattr(function, '__module__', None) or 'torch'
     name = getattr(function, '__qualname__', None) or getattr(function, '__name__', str(function))

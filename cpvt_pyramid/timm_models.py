@@ -160,7 +160,10 @@ class Classifier(nn.Module):
                 break
         if intermediates_only:
             return maps
-        return join(*tap, self.norm if i == len(self.blocks) - 1 else nn.Identity()), maps
+        first, y = tap
+        y = y if first is None else torch.cat([first, y.flatten(1, 2)], dim=1)
+        y = self.norm(y) if i == len(self.blocks) - 1 else y
+        return (y.permute(0, 3, 1, 2) if first is None else y), maps
 
     def prune_intermediate_layers(
         self, indices: Union[int, list[int]] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -395,13 +398,6 @@ class Traced(nn.Module):
         return self.model(x)
 
 
-def join(first: Optional[Tensor], x: Tensor, norm: nn.Module) -> Tensor:
-    """A normed map (B, H, W, C) as (B, C, H, W) or, with a class token, as (B, 1 + N, C)."""
-    if first is None:
-        return norm(x).permute(0, 3, 1, 2)
-    return norm(torch.cat([first, x.flatten(1, 2)], dim=1))
-
-
 def build(
     model_cls: type[Classifier],
     device: Optional[torch.device] = None,
@@ -462,24 +458,22 @@ def classifier(model_name: str, **options: Any) -> nn.Module:
     return timm.create_model(model_name, **options)
 
 
-def pretrained_cfg(**source: Any) -> dict[str, Any]:
-    """How timm prepares images for a model and where its weights are; timm's own for Twins."""
-    return dict(
-        num_classes=1000,
-        input_size=(3, 224, 224),
-        fixed_input_size=False,
-        crop_pct=0.9,
-        interpolation='bicubic',
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
-        classifier='head',
-        license='apache-2.0',
-        **source,
-    )
+# How timm prepares images, as for its own Twins.
+CFG: dict[str, Any] = dict(
+    num_classes=1000,
+    input_size=(3, 224, 224),
+    fixed_input_size=False,
+    crop_pct=0.9,
+    interpolation='bicubic',
+    mean=IMAGENET_DEFAULT_MEAN,
+    std=IMAGENET_DEFAULT_STD,
+    classifier='head',
+    license='apache-2.0',
+)
 
 
-def published_weights(name: str) -> tuple[str, dict[str, Any]]:
-    """The key of a pyramid in `default_cfgs`, and what `pretrained_cfg` needs to know of it."""
+def source_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The key of a pyramid in `default_cfgs`, and the size of its map and where its weights are."""
     family, size = name.split('_')
     if family == 'pvt':
         return f'{name}.in1k', dict(pool_size=None, url=PVT_WEIGHTS.format(name))
@@ -496,12 +490,12 @@ COLUMNS = {
     for pool, global_pool in (('', 'token'), ('_gap', 'avg'))
 }
 _cfgs: dict[str, Any] = {
-    key: pretrained_cfg(first_conv='patch_embeds.0.proj', **source)
-    for key, source in map(published_weights, ARCHS)
+    key: dict(CFG, first_conv='patch_embeds.0.proj', **source)
+    for key, source in map(source_of, ARCHS)
 }
 for _name, _options in COLUMNS.items():
     _size = None if _options['global_pool'] == 'token' else (14, 14)
-    _cfgs[_name] = pretrained_cfg(pool_size=_size, first_conv='patch_embed.proj')
+    _cfgs[_name] = dict(CFG, pool_size=_size, first_conv='patch_embed.proj')
 default_cfgs = generate_default_cfgs(_cfgs)
 for _name, _arch in ARCHS.items():
     _pool = 'token' if _arch.position == 'learned' else 'avg'

@@ -366,8 +366,9 @@ class RegionRoIAlign(MultiScaleRoIAlign):
         images = split_images([x[name] for name in self.featmap_names])
         if images is None:
             return super().forward(x, boxes, image_shapes)
+        align = super().forward
         found = [
-            super(RegionRoIAlign, self).forward(dict(zip(self.featmap_names, maps)), [box], [shape])
+            align(dict(zip(self.featmap_names, maps)), [box], [shape])
             for maps, box, shape in zip(images, boxes, image_shapes)
         ]
         return torch.cat(found)
@@ -424,13 +425,12 @@ class SemanticFPN(nn.Module):
             image = padded_batch(image, valid)
         levels = list(self.backbone(image).values())
         results = []
-        for i, branch in enumerate(self.branches):
-            x, finer = levels[i], i
+        for i, (x, branch) in enumerate(zip(levels, self.branches)):
             for layer in branch.children():
                 x = layer(x)
                 if isinstance(layer, nn.Upsample):
-                    finer -= 1
-                    x = top_left(x, levels[finer].shape[2:])
+                    i -= 1
+                    x = top_left(x, levels[i].shape[2:])
             results.append(x)
         logits = self.classifier(self.dropout(sum(results[1:], results[0])))
         logits = F.interpolate(logits, scale_factor=self.backbone.strides[0], mode='bilinear')

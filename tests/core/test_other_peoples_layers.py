@@ -31,8 +31,11 @@ def loss_of(model: nn.Module) -> Tensor:
 
 
 def grads_of(model: nn.Module) -> dict[str, Tensor]:
+    """Of two backward passes over one graph."""
     model.zero_grad(set_to_none=True)
-    loss_of(model).backward()
+    loss = loss_of(model)
+    loss.square().backward(retain_graph=True)
+    loss.backward()
     return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
 
 
@@ -41,19 +44,11 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {k: m for k, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Dropout))}
 
 
-HOOKS = {
-    'forward': lambda m, call: m.register_forward_hook(call),
-    'forward_pre': lambda m, call: m.register_forward_pre_hook(call),
-    'full_backward': lambda m, call: m.register_full_backward_hook(call),
-    'full_backward_pre': lambda m, call: m.register_full_backward_pre_hook(call),
-}
-
-
-@pytest.mark.parametrize('kind', HOOKS)
+@pytest.mark.parametrize('kind', ['forward', 'forward_pre', 'full_backward', 'full_backward_pre'])
 def test_hooks_fire_on_every_layer(model, kind):
     fired = set()
     for name, module in layers_of(model).items():
-        HOOKS[kind](module, lambda *_, name=name: fired.add(name))
+        getattr(module, f'register_{kind}_hook')(lambda *_, name=name: fired.add(name))
     everywhere = set()
     with nn.modules.module.register_module_forward_hook(lambda m, *_: everywhere.add(m)):
         grads_of(model)
@@ -148,26 +143,16 @@ CHANGES = {
 }
 
 
-def grads_of_two_losses(model: nn.Module) -> dict[str, Tensor]:
-    """Of two backward passes over one graph."""
-    model.zero_grad(set_to_none=True)
-    loss = loss_of(model)
-    loss.square().backward(retain_graph=True)
-    loss.backward()
-    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize('model', ['svt'], indirect=True)
 @pytest.mark.parametrize('change', CHANGES)
 def test_checkpointing_of_changed_blocks(model, change):
-    blocks = [m for m in model.modules() if isinstance(m, Block)]
     expected = loss_of(model)
-    for block in blocks:
+    for block in [m for m in model.modules() if isinstance(m, Block)]:
         CHANGES[change](block)
     assert (loss_of(model) == expected) == (change == 'mlp.drop removed')
-    expected = grads_of_two_losses(model)
+    expected = grads_of(model)
     set_checkpointing(model, True)
-    torch.testing.assert_close(grads_of_two_losses(model), expected)
+    torch.testing.assert_close(grads_of(model), expected)
 
 
 def test_hooks_in_a_compiled_model():

@@ -137,12 +137,13 @@ def augmented(pipeline: Sequence[dict]) -> list[dict]:
     from cpvt_pyramid.runner.config.load import kind_of
 
     resize = next((i for i, step in enumerate(pipeline) if kind_of(step) == 'Resize'), None)
-    if resize is None or 'scale' not in pipeline[resize]:
-        raise UserError('--tta needs tta_pipeline, or a Resize with a scale in the test pipeline')
-    scale = pipeline[resize]['scale']
+    scale = None if resize is None else pipeline[resize].get('scale')
     width_height = scale if isinstance(scale, (list, tuple)) else (scale, scale)
     if not all(isinstance(side, (int, float)) for side in width_height):
-        raise UserError(f'the scale of Resize in the test pipeline must be numbers, got {scale!r}')
+        raise UserError(
+            '--tta needs tta_pipeline, or a Resize in the test pipeline with a scale of numbers, '
+            f'got {scale!r}'
+        )
     sizes = [
         {**pipeline[resize], 'scale': tuple(round(factor * s) for s in width_height)}
         for factor in TTA_SCALES

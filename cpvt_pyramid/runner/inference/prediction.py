@@ -142,10 +142,8 @@ def results_dump(scope: str, path: str) -> DumpResults:
     class AtomicDump(Dump):
         def process(self, data_batch: Any, predictions: Sequence[dict]) -> None:
             left_out = 'gt_sem_seg', 'seg_logits'  # the latter: 150 floats per pixel for ADE20K
-            super().process(
-                data_batch,
-                [{k: v for k, v in each.items() if k not in left_out} for each in predictions],
-            )
+            kept = [{k: v for k, v in x.items() if k not in left_out} for x in predictions]
+            super().process(data_batch, kept)
 
         def compute_metrics(self, results: list) -> dict:
             with atomic_write(path) as partial, partial.open('wb') as file:

@@ -31,17 +31,6 @@ SAMPLE = 1024  # pixels of the longer side, to which images are reduced for stat
 open_image = partial(open_raster, user='--tile', GDAL_CACHEMAX=CACHE)
 
 
-def check_kind(image: 'DatasetReader') -> None:
-    if image.driver not in DRIVERS or set(image.dtypes) != {'uint8'} or image.count > 4:
-        raise ReadError(
-            f'must have up to 4 bands of 8 bits in one of {", ".join(DRIVERS)}, got {image.count} '
-            f'of {image.dtypes[0]} in {image.driver}; convert it, for example with gdal_translate '
-            '-ot Byte -scale -b, or train with LoadBands (docs/bands.md)'
-        )
-    if not is_upright(Path(image.name)):
-        raise ReadError('rotated by an EXIF tag; save it upright first')
-
-
 def rgb(image: 'DatasetReader', **options: Any) -> np.ndarray:
     """An RGB array (3, h, w) from a grey, palette or RGB image, with or without alpha."""
     from rasterio.enums import ColorInterp
@@ -66,13 +55,19 @@ def row_reader(
     Raises:
         ReadError: unsupported kind of image.
     """
-    try:
-        if bands is None:
-            check_kind(image)
-        else:
+    if bands is not None:
+        try:
             check_bands(image, bands)
-    except OSError as error:
-        raise ReadError(str(error)) from error
+        except OSError as error:
+            raise ReadError(str(error)) from error
+    elif image.driver not in DRIVERS or set(image.dtypes) != {'uint8'} or image.count > 4:
+        raise ReadError(
+            f'must have up to 4 bands of 8 bits in one of {", ".join(DRIVERS)}, got {image.count} '
+            f'of {image.dtypes[0]} in {image.driver}; convert it, for example with gdal_translate '
+            '-ot Byte -scale -b, or train with LoadBands (docs/bands.md)'
+        )
+    elif not is_upright(Path(image.name)):
+        raise ReadError('rotated by an EXIF tag; save it upright first')
 
     def read(start: int, stop: int) -> Tensor:
         window = (start, stop), (0, image.width)

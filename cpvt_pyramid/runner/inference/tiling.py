@@ -108,8 +108,8 @@ class Journal:
         UserError: the folder belongs to a run about something else, or to one in progress.
     """
 
-    def __init__(self, folder: Union[str, Path], about: dict) -> None:
-        self.folder, self.about, self.rows = Path(folder), json.loads(json.dumps(about)), 0
+    def __init__(self, folder: Path, about: dict) -> None:
+        self.folder, self.about, self.rows = folder, json.loads(json.dumps(about)), 0
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self.lock = locked(self.folder / 'lock')
@@ -352,12 +352,10 @@ def merged(found: Sequence[Found], grid: TileGrid) -> Found:
     if not things:
         return Found(boxes.float(), scores, labels)
     best = {max(members, key=lambda i: score[i]): members for members in things.values()}
-    best = dict(sorted(best.items(), key=lambda item: (-score[item[0]], item[0])))
-    hulls = [
-        torch.cat([boxes[members, :2].amin(0), boxes[members, 2:].amax(0)])
-        for members in best.values()
-    ]
-    return Found(torch.stack(hulls).float(), scores[list(best)], labels[list(best)])
+    order = sorted(best, key=lambda i: (-score[i], i))
+    parts = [boxes[best[i]] for i in order]
+    hulls = [torch.cat([part[:, :2].amin(0), part[:, 2:].amax(0)]) for part in parts]
+    return Found(torch.stack(hulls).float(), scores[order], labels[order])
 
 
 def root(parent: dict[int, int], i: int) -> int:

@@ -136,12 +136,12 @@ def test_labels_are_reduced_and_mapped_as_mmseg_does(tmp_path):
 def test_pixels_without_data(tmp_path):
     image = np.array([[[7, -9, np.nan], [np.inf, 1, 2]]], np.float32)
     path = write(tmp_path / 'image.tif', image, nodata=-9)
-    assert read_bands(path, [1])[..., 0].tolist() == [[7, 0, 0], [0, 1, 2]]
+    labels = write(tmp_path / 'labels.tif', np.array([[[0, 1, 2], [2, 1, 0]]], np.uint8), nodata=2)
+    found = load_both(LoadBands([1]), path, labels)
+    assert found['img'][..., 0].tolist() == [[7, 0, 0], [0, 1, 2]]
+    assert found['gt_seg_map'].tolist() == [[0, 1, 255], [255, 1, 0]]
     found = band_statistics([path])
     assert [found['mean'], found['minimum'], found['maximum']] == [[3.33333], [1], [7]]
-    labels = write(tmp_path / 'labels.tif', np.array([[[0, 1, 2], [2, 1, 0]]], np.uint8), nodata=2)
-    found = load_both(LoadBands([1]), path, labels)['gt_seg_map']
-    assert found.tolist() == [[0, 1, 255], [255, 1, 0]]
 
 
 def test_statistics(scenes, tmp_path):

@@ -104,7 +104,7 @@ def train_all(
         return [{k: v for k, v in one._asdict().items() if k != 'minutes'} for one in found]
 
     def settings(arm: str, **options: object) -> RunSettings:
-        rest = dict(steps=preset.steps, pictures=preset.pictures)
+        rest = dict(steps=preset.steps, batch=preset.batch, pictures=preset.pictures)
         return RunSettings(**{**ARMS[arm], **rest, **options})
 
     if not workers and not any(folder.glob('*.json')):

@@ -73,10 +73,11 @@ class Preset(NamedTuple):
     pictures: int = 104
     scales: tuple[float, ...] = (0.5, 1, 1.5, 2)
     arms: tuple[str, ...] = tuple(ARMS)
+    batch: int = 8
 
 
 PRESETS = {
-    'smoke': Preset(2, (1e-3, 2e-3), 1, 2, (1,), (REFERENCE, 'ours, without', 'ResNet-18')),
+    'smoke': Preset(2, (1e-3, 2e-3), 1, 2, (1,), (REFERENCE, 'ours, without', 'ResNet-18'), 2),
     'small': Preset(3, (2e-3,), arms=(REFERENCE, 'ours, without', 'ResNet-18')),
     'full': Preset(5, (1e-3, 2e-3)),
 }

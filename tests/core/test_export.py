@@ -10,7 +10,7 @@ from support import PINNED_TORCH
 from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch
 
-SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 224, 224), (2, 3, 33, 129)]
+SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 128, 128), (2, 3, 33, 129)]
 # More stages are captured in the same way and take longer; `tests/export` has whole models.
 TWO_STAGES = Arch((32, 64), (1, 2), (4, 4), (1, 1), sr_ratios=(8, 1))
 MODELS = {
@@ -43,18 +43,19 @@ def test_torch_export(name):
     assert not whole_functions(graph)
 
 
+def compiled_into_graphs(model):
+    graphs = []
+    torch._dynamo.reset()
+    backend = lambda graph, _inputs: graphs.append(graph) or graph  # noqa: E731
+    return torch.compile(model, backend=backend, dynamic=True, fullgraph=True), graphs
+
+
 @pytest.mark.parametrize('name', ['pcpvt', 'column'])
 def test_compiled_once_for_all_sizes(name):
     """No graph break, and no new graph from size to size; a batch of one is a graph of its own."""
     model = randomize(MODELS[name]()).eval()
-    graphs = []
-
-    def count(graph, _inputs):
-        graphs.append(graph)
-        return graph
-
-    torch._dynamo.reset()
-    assert_same(model, torch.compile(model, backend=count, dynamic=True, fullgraph=True))
+    compiled, graphs = compiled_into_graphs(model)
+    assert_same(model, compiled)
     if PINNED_TORCH:  # PyTorch 2.7 makes a third one for the columnar model
         assert len(graphs) <= 2
 
@@ -62,14 +63,7 @@ def test_compiled_once_for_all_sizes(name):
 @pytest.mark.parametrize('infers', [True, False])
 def test_compiled_for_inference_on_a_cpu_keeps_functions_whole(infers):
     """In training they are taken apart: as operators they have no gradient."""
-    graphs = []
-    torch._dynamo.reset()
-    model = torch.compile(
-        MODELS['pcpvt'](),
-        backend=lambda graph, _inputs: graphs.append(graph) or graph,
-        dynamic=True,
-        fullgraph=True,
-    )
+    model, graphs = compiled_into_graphs(MODELS['pcpvt']())
     with torch.set_grad_enabled(not infers):
         model(torch.randn(1, 3, 64, 96))
     (graph,) = graphs

@@ -2,15 +2,12 @@
 
 import runpy
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-import rasterio
 import skimage.data
 import torch
 from rasterio.transform import from_origin
-from support import ROOT
+from support import ROOT, save_tiff
 from torchgeo.trainers import SemanticSegmentationTask
 
 
@@ -44,21 +41,13 @@ def test_lightning(run, sample_dataset, capsys):
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 
-def write_scene(folder: Path, bands: np.ndarray, **options: object) -> None:
-    """A GeoTIFF of bands (C, H, W), of half a metre per pixel."""
-    folder.mkdir(parents=True)
-    count, height, width = bands.shape
-    place = dict(crs='EPSG:32632', transform=from_origin(500_000, 5_000_000, 0.5, 0.5))
-    shape = dict(count=count, height=height, width=width, dtype='uint8')
-    with rasterio.open(folder / 'scene.tif', 'w', **place, **shape, **options) as file:
-        file.write(bands)
-
-
 def test_torchgeo(run, tmp_path):
-    photograph = skimage.data.coffee()[:64, :80].transpose(2, 0, 1)
+    photograph = skimage.data.coffee()[:64, :80]
+    labels = (photograph[..., 0] > 120).astype('uint8')
+    place = dict(crs='EPSG:32632', transform=from_origin(500_000, 5_000_000, 0.5, 0.5))
     for split in ('train', 'val'):
-        write_scene(tmp_path / split / 'images', photograph)
-        write_scene(tmp_path / split / 'labels', (photograph[:1] > 120).astype('uint8'), nodata=255)
+        save_tiff(tmp_path / split / 'images/scene.tif', photograph, **place)
+        save_tiff(tmp_path / split / 'labels/scene.tif', labels, nodata=255, **place)
     run(
         'torchgeo_segmentation.py', str(tmp_path), '--num-classes', '2', '--arch', 'pcpvt_nano',
         '--size', '64', '--tiles', '4', '--batch-size', '2', '--epochs', '1',

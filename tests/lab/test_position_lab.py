@@ -5,18 +5,17 @@ import json
 import math
 import re
 import shlex
-from contextlib import contextmanager
 
 import pytest
 import timm
 import torch
-from scipy.stats import ttest_rel
+from matplotlib import pyplot as plt
 from support import ROOT, load_tool
 from torch import nn
 
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.tooling.command import UserError, parser_of
-from experiments.position import figures, measures, questions, runs
+from experiments.position import measures, questions, runs
 from experiments.position.laboratory import PRESETS, Lab, metric_of
 from experiments.position.parallel import in_parallel
 from experiments.position.statistics import estimate
@@ -47,12 +46,10 @@ def test_answers_are_whole(answered):
     assert [row[0] for row in table] == ['bag of patches, ceiling', 'none', 'peg']
     assert table[0][1:7] == ['35.0', '33.3', '33.3', '50.0', '25.0', '33.3']
     assert [row[-1] for row in table] == ['', '68.2', '72.4']
-    assert {run['settings']['seed'] for one in encodings['data']['column']
-            for run in one['runs']} == {7, 8}  # fmt: skip
+    trained = [run for one in encodings['data']['column'] for run in one['runs']]
+    assert {run['settings']['seed'] for run in trained} == {7, 8}
     # Only what the settings determine: a command that was killed gives the same file.
-    assert set(encodings['data']['column'][0]['runs'][0]) == {
-        'settings', 'metrics', 'losses', 'failure',
-    }  # fmt: skip
+    assert {*trained[0]} == {'settings', 'metrics', 'losses', 'failure'}
     sizes = json.loads((answered / 'resolution.json').read_text())['tables']
     assert sizes[0]['header'][1:3] == ['canvas 1', 'canvas 2']
     assert sizes[0]['rows'][0][:3] == ['bag of patches, ceiling', '35.0', '35.1']
@@ -68,24 +65,17 @@ def test_answers_are_whole(answered):
 
 def test_every_column_of_sizes_has_an_axis(tmp_path, monkeypatch):
     """Also where the last row is not full."""
-    shown = []
-
-    @contextmanager
-    def figure(*arguments, **options):
-        with figures_of_lab(*arguments, **options) as (fig, axes):
-            yield fig, axes
-            shown.extend(
-                {text.get_text() for text in axis.get_xticklabels() if text.get_visible()}
-                for axis in axes.flat
-                if axis.get_visible()
-            )
-
-    figures_of_lab = figures.figure
-    monkeypatch.setattr(figures, 'figure', figure)
+    saved = []
+    monkeypatch.setattr(plt, 'close', saved.append)
     metrics = dict.fromkeys((*ceilings(), 'mIoU', 'AP'), 0.5)
     tests = {f'{kind} {scale}': metrics for kind in ('canvas', 'zoom') for scale in (1, 2)}
     questions.draw_sizes(tmp_path / 'a.png', {str(i): [tests, tests] for i in range(5)}, (1, 2))
-    assert shown == [set(), {'1', '2'}, {'1', '2'}, {'1', '2'}, {'1', '2'}]
+    labels = [
+        {text.get_text() for text in axis.get_xticklabels() if text.get_visible()}
+        for axis in saved[0].axes
+        if axis.get_visible()
+    ]
+    assert labels == [set(), {'1', '2'}, {'1', '2'}, {'1', '2'}, {'1', '2'}]
 
 
 def test_asked_again_nothing_is_trained(answered, tmp_path, monkeypatch, capsys):
@@ -135,7 +125,6 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_of_canvases_has_what_its_runs_say():
-    """Means and intervals from the runs in the JSON file, and a difference by scipy."""
     page = (ROOT / 'docs/position_canvas.md').read_text()
     tests = json.loads((ROOT / 'docs/position_canvas.json').read_text())['data']['tests']
     for metric in ('position', 'control'):
@@ -143,14 +132,6 @@ def test_the_page_of_canvases_has_what_its_runs_say():
             cells = [estimate([metric_of(seed[test], metric) for seed in seeds]).show()
                      for test in seeds[0]]  # fmt: skip
             assert f'| {name} | {" | ".join(cells)} | {len(seeds)} |' in page
-    large, small = (
-        [100 * metric_of(seed['canvas 4'], 'position') for seed in tests[name]]
-        for name in ('peg of 11x11', 'peg')
-    )
-    found = ttest_rel(large, small)
-    half = found.confidence_interval().high - (sum(large) - sum(small)) / 5
-    assert f'{sum(large) / 5 - sum(small) / 5:+.1f} ± {half:.1f} (0.047)' in page
-    assert found.pvalue < 0.047  # before it is adjusted
 
 
 def test_workers_give_the_results_in_order():
@@ -162,7 +143,6 @@ def test_workers_give_the_results_in_order():
 @pytest.mark.parametrize(
     ('arguments', 'complaint'),
     [
-        (['colors'], "invalid choice: 'colors'"),
         (['encodings', '--seed', '-1'], '--seed must be at least 0, got -1'),
         (['probe', '--size', '100'], '--size must be a multiple of 32, got 100'),
         (['encodings', '--model', 'pcpvt_nano'], 'encodings trains models of its own'),
@@ -176,36 +156,30 @@ def test_workers_give_the_results_in_order():
 )
 def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    try:
-        status = tool.main(arguments)
-    except SystemExit as end:  # of argparse
-        status = end.code
-    error = capsys.readouterr().err
-    assert status == 2 and complaint in error and 'Traceback' not in error
+    assert tool.main(arguments) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert complaint in error
     assert not list(tmp_path.rglob('*.json'))
 
 
+# Swin's maps have channels last, and torchvision's are more than resolutions.
+@pytest.mark.parametrize('name', ['pcpvt_nano', 'torchvision:swin_t', 'timm:resnet10t'])
+def test_names_of_models(name):
+    maps = tool.load_subject(name, None, 64).maps(torch.zeros(1, 3, 64, 64))
+    sides = [32] * (name == 'timm:resnet10t') + [16, 8, 4, 2]
+    assert [tuple(m.shape[2:]) for m in maps] == [(n, n) for n in sides]
+
+
 @pytest.mark.parametrize(
-    'name',
+    'name, options',
     [
-        'pcpvt_nano',
-        'torchvision:swin_t',  # channels last, and more maps than resolutions
-        'timm:resnet10t',
-        'timm:swin_tiny_patch4_window7_224',
+        ('convnext_atto', {}),
+        ('vit_tiny_patch16_224', {'img_size': 64}),
+        ('swin_tiny_patch4_window7_224', {'img_size': 64}),
     ],
 )
-def test_names_of_models(name):
-    subject = tool.load_subject(name, None, 64)
-    maps = subject.maps(torch.zeros(1, 3, 64, 64))
-    sides = [16, 8, 4, 2]
-    assert [tuple(m.shape[2:]) for m in maps][-4:] == [(n, n) for n in sides]
-    assert len(maps) == (5 if name == 'timm:resnet10t' else 4)
-
-
-@pytest.mark.parametrize('name', ['convnext_atto', 'vit_tiny_patch16_224', 'resnet18'])
-def test_state_dicts_of_timm(name, tmp_path):
+def test_state_dicts_of_timm(name, options, tmp_path):
     torch.manual_seed(1)
-    options = {'img_size': 64} if name.startswith('vit') else {}
     model = timm.create_model(name, num_classes=3, **options).eval()
     torch.save({'state_dict': model.state_dict()}, tmp_path / 'a.pth')
     subject = tool.load_subject(f'timm:{name}', str(tmp_path / 'a.pth'), 64)
@@ -218,13 +192,11 @@ def test_state_dicts_of_timm(name, tmp_path):
 def test_weights_must_fit(tmp_path):
     """mmengine's own loading only warns, and random weights would be measured."""
     config = tmp_path / 'config.py'
-    config.write_text(
-        "default_scope = 'mmseg'\n"
-        "backbone = dict(type='mmseg.ResNet', depth=18, num_stages=1, strides=(1,), "
-        'dilations=(1,), out_indices=(0,))\n'
-        "head = dict(type='mmseg.FCNHead', in_channels=64, channels=4, num_classes=2)\n"
-        "model = dict(type='mmseg.EncoderDecoder', backbone=backbone, decode_head=head)\n"
-    )
+    backbone = dict(type='mmseg.ResNet', depth=18, num_stages=1, strides=(1,), dilations=(1,),
+                    out_indices=(0,))  # fmt: skip
+    head = dict(type='mmseg.FCNHead', in_channels=64, channels=4, num_classes=2)
+    model = dict(type='mmseg.EncoderDecoder', backbone=backbone, decode_head=head)
+    config.write_text(f"default_scope = 'mmseg'\nmodel = {model}\n")
     (maps,) = tool.load_subject(str(config), None, 64).maps(torch.zeros(1, 3, 64, 64))
     assert maps.shape == (1, 64, 16, 16)
     torch.save({'state_dict': {'backbone.nothing': torch.zeros(1)}}, tmp_path / 'other.pth')
@@ -232,32 +204,19 @@ def test_weights_must_fit(tmp_path):
     weights = timm.create_model('resnet10t').state_dict()
     weights.pop('layer4.0.conv1.weight')
     torch.save(weights, tmp_path / 'part.pth')
-    for name, file in (
-        (str(config), 'other.pth'), ('timm:resnet10t', 'text.pth'), ('timm:resnet10t', 'part.pth')
-    ):  # fmt: skip
+    for file in ('other.pth', 'text.pth', 'part.pth'):
         with pytest.raises(UserError, match=file):
+            name = str(config) if file == 'other.pth' else 'timm:resnet10t'
             tool.load_subject(name, str(tmp_path / file), 64)
 
 
 def test_any_module_is_measured(tmp_path):
-    """The Python API, with a model that this package does not know. The report says which weights
-    are random."""
-
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem = nn.Conv2d(3, 8, 5, 4, padding=2)
-            self.body = nn.Conv2d(8, 8, 3, 2, padding=1)
-
-        def forward(self, image):
-            x = self.stem(image)
-            return {'high': x, 'low': self.body(x.relu())}
-
+    """The Python API. The report says which weights are random."""
     lab = Lab(PRESETS['smoke'], tmp_path, seeds=2)
-    for question in ('probe', 'padding', 'shift'):
-        found = measures.MEASURED[question](lab, [Subject('own', Own())], 64)
+    for question in ('shift', 'padding', 'probe'):
+        own = Subject('own', nn.Conv2d(3, 8, 5, 4, padding=2))
+        found = measures.MEASURED[question](lab, [own], 64)
         assert (tmp_path / found.figures[0]).stat().st_size > 5000
-        if question == 'probe':
-            assert {row[0] for row in found.tables[0].rows} == {'own', 'own, border replaced'}
+    assert {row[0] for row in found.tables[0].rows} == {'own', 'own, border replaced'}
     group = measures.groups_of(lab, [tool.load_subject('timm:resnet18', None, 64)], 64)
     assert 'all 0 (timm:resnet18, random weights: 8)' in measures.origin_of(group)

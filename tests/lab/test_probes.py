@@ -1,5 +1,8 @@
 """Probes on models whose knowledge of position is known."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,17 +29,11 @@ def pool(image):
     return F.avg_pool2d(image, 8)
 
 
-class Coordinates(nn.Module):
-    """Pooled images, and where each cell is, scaled by `strength`."""
-
-    def __init__(self, strength: float) -> None:
-        super().__init__()
-        self.strength = strength
-
-    def forward(self, image):
-        x = pool(image)
-        where = probes.positions_like(x).permute(0, 3, 1, 2).float() * self.strength
-        return torch.cat([x, where + 0.01 * torch.randn_like(where)], dim=1)
+def coordinates(image, strength):
+    """Pooled images, and where each cell is, scaled."""
+    x = pool(image)
+    where = probes.positions_like(x).permute(0, 3, 1, 2).float() * strength
+    return torch.cat([x, where + 0.01 * torch.randn_like(where)], dim=1)
 
 
 class Convolution(nn.Module):
@@ -54,8 +51,8 @@ class Convolution(nn.Module):
 @pytest.mark.parametrize('kind', ['noise', 'constant', 'natural'])
 def test_known_positions_are_found_and_nothing_else(kind):
     images = images_of(kind, 24, 64)
-    (knows,) = probes.probe_position(Subject('knows', Coordinates(1.0)), images)
-    (does_not,) = probes.probe_position(Subject('does not', Coordinates(0.0)), images)
+    models = (Returns(partial(coordinates, strength=strength)) for strength in (1, 0))
+    (knows,), (does_not,) = (probes.probe_position(Subject('', m), images) for m in models)
     assert knows.r2 > 0.99 and min(r for r in knows.rings if r == r) > 0.9
     assert abs(does_not.r2) < 0.1
 
@@ -73,31 +70,30 @@ def test_r_squared_is_that_of_held_out_images():
 def test_zero_padding_tells_position_and_replicated_does_not():
     # A border's sign is that of the color: with both signs a linear probe could not read it.
     images = images_of('constant', 40, 64).abs()
-    models = Convolution(), probes.with_replicated_borders(Convolution())
-    (zeros,), (replicated,) = (probes.probe_position(Subject('', m), images) for m in models)
+    zero_padded, expected = Convolution(), Convolution('replicate')
+    model = probes.with_replicated_borders(zero_padded)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), expected(images))
+    (zeros,), (replicated,) = (
+        probes.probe_position(Subject('', m), images) for m in (zero_padded, model)
+    )
     assert zeros.r2 > 0.2 > 0.01 > abs(replicated.r2)
     # Only the outermost ring of 8 x 8 cells differs from the rest.
     assert zeros.rings[0] > 0.2 and abs(zeros.rings[2]) < 0.2
+    assert probes.has_padded_convolutions(zero_padded)
+    assert not probes.has_padded_convolutions(expected)
 
 
-def test_replicated_borders_are_those_of_pytorch():
-    image = torch.rand(2, 3, 64, 64)
+def test_replicated_borders_of_a_peg_are_its_own():
+    model = LabModel(position='peg').eval()
+    replicated = LabModel(position='peg', peg={'zero_padding': False}).eval()
+    replicated.load_state_dict(model.state_dict())
+    models = model, replicated, probes.with_replicated_borders(model)
+    scene = torch.rand(2, 3, 48, 48)
     with torch.no_grad():
-        torch.testing.assert_close(
-            probes.with_replicated_borders(Convolution())(image), Convolution('replicate')(image)
-        )
-        model = LabModel(position='peg').eval()
-        replicated = LabModel(position='peg', peg={'zero_padding': False}).eval()
-        replicated.load_state_dict(model.state_dict())
-        scene = torch.rand(2, 3, 48, 48)
-        torch.testing.assert_close(
-            probes.with_replicated_borders(model)(scene).readings, replicated(scene).readings
-        )
-        assert (model(scene).readings - replicated(scene).readings).abs().max() > 1e-4
-    assert (
-        probes.has_padded_convolutions(Convolution()) and model.backbone.pos_block['0'].border == 0
-    )
-    assert not probes.has_padded_convolutions(Convolution('replicate'))
+        zeros, expected, found = (each(scene).readings for each in models)
+    torch.testing.assert_close(found, expected)
+    assert (zeros - expected).abs().max() > 1e-4
 
 
 def test_padding_pattern_by_hand():
@@ -114,13 +110,8 @@ def test_padding_pattern_by_hand():
     assert found.map[0, 1] == pytest.approx(float(top.square().mean().sqrt() / spread), rel=1e-3)
     assert found.map[1:3, 1:3].max() < 1e-3 * found.map[0, 1]
     assert found.snr > 1e6  # the same in every image
-
-
-def test_padding_pattern_is_empty_where_nothing_is_padded():
-    (found,) = probes.padding_pattern(
-        Subject('pool', Returns(pool)), torch.randn(6, 3, 96, 96), margin=32
-    )
-    assert (found.mae, found.snr) == (0, 0)
+    (found,) = probes.padding_pattern(Subject('pool', Returns(pool)), images, margin=32)
+    assert (found.mae, found.snr) == (0, 0)  # nothing is padded
     # A difference in every image, but not the same one: no pattern.
     noisy = Returns(lambda image: pool(image) + torch.randn_like(pool(image)))
     (noise,) = probes.padding_pattern(Subject('noise', noisy), torch.randn(100, 3, 144, 144), 8)
@@ -156,30 +147,23 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
 
 def test_padded_sizes_are_what_models_take():
     for side, step in ((224, 32), (48, 8), (64, 32)):
-        for share in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        for share in np.linspace(0, 0.6, 7):
             size = probes.padded_size((side, side), share, step)
             assert not any((s - side) % step for s in size) and min(size) >= side
             assert 1 - side**2 / (size[0] * size[1]) == pytest.approx(share, abs=0.14)
     assert probes.padded_size((224, 224), 0.6, 32) == (352, 352)
 
 
-def test_weights_of_every_block_are_recorded():
+def test_recorded_weights_give_what_the_attention_gives():
     subject = Subject('ours', LabModel(position='relative').backbone)
     weights = probes.attention_weights(subject, torch.randn(1, 3, 48, 48))
-    assert [w.shape for w in weights] == [(4, 37, 37)] * 4
-    for of_block in weights:
-        torch.testing.assert_close(of_block.sum(-1), torch.ones(4, 37))
-
-
-@pytest.mark.parametrize('masked', [False, True])
-def test_recorded_weights_give_what_the_attention_gives(masked):
+    assert [w.shape for w in weights] == [(4, 37, 37)] * 4  # of every block
     q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
-    mask = torch.rand(2, 1, 1, 9) > 0.4 if masked else None
-    mask = mask.index_fill(3, torch.tensor([0]), True) if masked else None
-    with probes.AttentionRecorder() as recorder:
-        out = ops.attend(q, k, v, mask, 0.0)
-    mixed = (recorder.found[0] @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(mixed, out.view_as(mixed))
+    for mask in (None, torch.arange(9) < torch.tensor([4, 9]).view(2, 1, 1, 1)):
+        with probes.AttentionRecorder() as recorder:
+            out = ops.attend(q, k, v, mask, 0.0)
+        mixed = (recorder.found[0] @ v).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(mixed, out.view_as(mixed))
 
 
 def test_known_similarities_and_norms():
@@ -188,9 +172,8 @@ def test_known_similarities_and_norms():
     assert found[0, 0, 1, 5] == pytest.approx(1) and found[0, 0, 5, 0] == pytest.approx(-1)
     map_ = torch.ones(2, 4, 8, 8)
     map_[:, :, 2, 3] = 10
-    (found,) = probes.token_norms(
-        Subject('x', Returns(lambda image: map_)), torch.zeros(2, 3, 64, 64)
-    )
+    subject = Subject('x', Returns(lambda image: map_))
+    (found,) = probes.token_norms(subject, torch.zeros(2, 3, 64, 64))
     assert found.largest == pytest.approx(10) and found.share == pytest.approx(1 / 64)
 
 
@@ -198,15 +181,14 @@ def test_known_similarities_and_norms():
 def test_maps_with_channels_last_are_recognized(size):
     """Also where one map has as many channels as rows and columns; odd sizes are rounded up."""
 
-    def last(image):
+    def first(image):
         pooled = [F.avg_pool2d(image, s, ceil_mode=True) for s in (4, 8)]
-        return [x.mean(1)[..., None].expand(*x.shape[:1], *x.shape[2:], 16) for x in pooled]
+        return [x.mean(1, keepdim=True).expand(-1, 16, -1, -1) for x in pooled]
 
     images = torch.randn(2, 3, *size)
-    found = Subject('last', Returns(last)).maps(images)
-    first = Subject('first', Returns(lambda x: [m.permute(0, 3, 1, 2) for m in last(x)]))
-    for a, b in zip(found, first.maps(images)):
-        assert a.shape[1] == 16 and torch.equal(a, b)
+    last = Subject('last', Returns(lambda x: [m.permute(0, 2, 3, 1) for m in first(x)]))
+    for model in (last, Subject('first', Returns(first))):
+        assert all(torch.equal(*pair) for pair in zip(model.maps(images), first(images)))
 
 
 def test_what_models_return():

@@ -1,10 +1,14 @@
 """Trainings: the same settings give the same result, however often they were interrupted."""
 
+import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from scipy.stats import ttest_rel
 
 from cpvt_pyramid.position import POSITIONS, RoPE
 from experiments.position import runs
@@ -18,28 +22,21 @@ from experiments.position.runs import (
     tuned,
     tuning_seed,
 )
+from experiments.position.statistics import estimate, holm, paired_difference
 
 TINY = RunSettings(steps=3, batch=4, pictures=8)
 
 
-@pytest.mark.parametrize('when', ['training', 'weights', 'result'])
-def test_an_interrupted_run_gives_the_same_result(tmp_path, monkeypatch, when):
-    whole = run(TINY, tmp_path / 'whole')
-    folder = tmp_path / 'interrupted'
-    with monkeypatch.context() as patch:
-        target = {'training': 'loss_of', 'weights': 'atomic_write', 'result': 'write_text'}
-        calls = []
-
-        def interrupt(*args):
-            calls.append(args)
-            if when != 'training' or len(calls) == 2:
-                raise KeyboardInterrupt
-            return original(*args)
-
-        original = getattr(runs, target[when])
-        patch.setattr(runs, target[when], interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(TINY, folder)
+@pytest.mark.parametrize('when', ['loss_of', 'atomic_write', 'write_text'])
+def test_an_interrupted_run_gives_the_same_result(tmp_path, when):
+    """In the second step, as its weights are written, or as its result is."""
+    whole, folder = run(TINY, tmp_path / 'whole'), tmp_path / 'interrupted'
+    calls = [*[mock.DEFAULT] * (when == 'loss_of'), KeyboardInterrupt]
+    with (
+        mock.patch.object(runs, when, wraps=getattr(runs, when), side_effect=calls),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run(TINY, folder)
     assert not list(folder.glob('*.json')) and not list(folder.glob('.*'))
     again = run(TINY, folder)
     assert again.metrics == whole.metrics and again.losses == whole.losses
@@ -48,8 +45,7 @@ def test_an_interrupted_run_gives_the_same_result(tmp_path, monkeypatch, when):
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path):
-    before = torch.get_num_threads()
-    results = []
+    before, results = torch.get_num_threads(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         results.append(run(TINY, tmp_path / str(threads)).losses)
@@ -64,10 +60,8 @@ def test_tuning_uses_its_own_pictures_and_seeds(tmp_path, monkeypatch):
     def fake(todo, *rest):
         asked.extend(todo)
         best = {2e-3: 0.1, 5e-3: 0.3, 1e-2: 0.3}
-        return [
-            runs.Result(s, {t: best[s.lr] for t in runs.TASKS}, [1.0], '', 0.0, tmp_path)
-            for s in todo
-        ]
+        metrics = [dict.fromkeys(runs.TASKS, best[one.lr]) for one in todo]
+        return [runs.Result(one, m, [1.0], '', 0.0, tmp_path) for one, m in zip(todo, metrics)]
 
     monkeypatch.setattr(runs, 'run_all', fake)
     variants = [TINY, replace(TINY, position='none')]
@@ -87,25 +81,39 @@ def test_failed_runs_are_counted(tmp_path):
 def test_every_encoding_and_placement_trains(tmp_path):
     assert {v.position for v in ENCODINGS.values()} >= set(POSITIONS)
     lab = Lab(PRESETS['smoke'], tmp_path)
-    variants = [('column', *one) for one in {**ENCODINGS, **placements(4)}.items()]
-    variants += [('pyramid', *one) for one in lab.encodings('pyramid').items()]
-    for kind, name, variant in variants:
-        settings = lab.settings(variant, kind)
-        model, scenes = settings.build(), settings.draw('train', 2, 1)
-        runs.loss_of(model(scenes.image), scenes, model.cell).backward()
-        idle = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-        assert not idle, name
+    columns, pyramids = {**ENCODINGS, **placements(4)}, lab.encodings('pyramid')
+    for kind, variants in (('column', columns), ('pyramid', pyramids)):
+        for name, variant in variants.items():
+            settings = lab.settings(variant, kind)
+            model, scenes = settings.build(), settings.draw('train', 2, 1)
+            runs.loss_of(model(scenes.image), scenes, model.cell).backward()
+            assert all(p.grad is not None for p in model.parameters() if p.requires_grad), name
 
-    # Options reach the encoding.
-    found = {
-        name: {m.normalized for m in lab.settings(ENCODINGS[name]).build().modules()
-               if isinstance(m, RoPE)}
-        for name in ('rope', 'rope, normalized')
-    }  # fmt: skip
-    assert found == {'rope': {False}, 'rope, normalized': {True}}
+    for name in ('rope', 'rope, normalized'):  # options reach the encoding
+        ropes = (m for m in lab.settings(ENCODINGS[name]).build().modules() if isinstance(m, RoPE))
+        assert {rope.normalized for rope in ropes} == {name == 'rope, normalized'}
 
 
 # Metrics
+
+
+def test_estimates_by_hand():
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2
+    # The 97.5% quantile of t with 2 degrees of freedom is 4.3027; deviation 1, error 1 / sqrt(3).
+    assert found.half == pytest.approx(4.302653 / math.sqrt(3), abs=1e-5)
+    assert found.show(percent=False) == '2.000 ± 2.484'
+    one = estimate([0.5])
+    assert math.isnan(one.half) and math.isnan(one.p) and one.show() == '50.0'
+    values, others = [0.3, 0.8, 0.1, 0.5], [0.1, 0.9, 0.4, 0.2]
+    assert paired_difference(values, others).p == pytest.approx(ttest_rel(values, others).pvalue)
+    constant = paired_difference([0.3, 0.2, 0.4], [0.2, 0.1, 0.3])  # but for rounding
+    assert constant.mean == pytest.approx(0.1)
+    assert constant.half == 0 and math.isnan(constant.p)
+    # Sorted 0.01 0.02 0.04, times 3, 2, 1; then never decreasing.
+    adjusted = holm([0.04, math.nan, 0.01, 0.02])
+    assert adjusted == pytest.approx([0.04, math.nan, 0.03, 0.04], nan_ok=True)
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
 
 
 def test_mean_iou_by_hand():
@@ -135,10 +143,9 @@ def test_perfect_answers_have_perfect_metrics():
         cell = 8
 
         def forward(self, image, valid=None):
-            labels = runs.answers_of(scenes)
             logits = {
-                name: torch.nn.functional.one_hot(torch.from_numpy(labels[name]), task.classes)
-                for name, task in runs.TASKS.items()
+                name: F.one_hot(torch.from_numpy(labels), runs.TASKS[name].classes)
+                for name, labels in runs.answers_of(scenes).items()
             }
             readings = torch.zeros(6, 6, 6, 11)
             readings[..., 0] = 20
@@ -148,17 +155,16 @@ def test_perfect_answers_have_perfect_metrics():
                     r, c = scenes.rows[i, j], scenes.columns[i, j]
                     readings[i, r, c, scenes.digits[i, j] + 1] = 40
                     boxes[i, r, c] = scenes.boxes[i, j] / 8 - torch.tensor([c, r, c, r])
-            pixels = torch.nn.functional.one_hot(scenes.pixels, 3).permute(0, 3, 1, 2).float()
+            pixels = F.one_hot(scenes.pixels, 3).permute(0, 3, 1, 2).float()
             # In batch padding it reads a 3 everywhere.
             down, right = (side // 8 - 6 for side in image.shape[2:])
-            grow = torch.nn.functional.pad
-            readings = grow(readings, (0, 0, 0, right, 0, down))
+            readings = F.pad(readings, (0, 0, 0, right, 0, down))
             readings[:, 6:, :, 4] = readings[:, :, 6:, 4] = 50
-            boxes = grow(boxes, (0, 0, 0, right, 0, down), value=0.5)
-            pixels = grow(pixels, (0, 8 * right, 0, 8 * down), value=1)
+            boxes = F.pad(boxes, (0, 0, 0, right, 0, down), value=0.5)
+            pixels = F.pad(pixels, (0, 8 * right, 0, 8 * down), value=1)
             return Answers(logits, readings, boxes, pixels)
 
-    assert set(runs.evaluate_answers(Oracle(), scenes).values()) == {1.0}
-    assert set(runs.evaluate_answers(Oracle(), scenes, pad=(64, 56)).values()) == {1.0}
+    for pad in ({}, {'pad': (64, 56)}):
+        assert set(runs.evaluate_answers(Oracle(), scenes, **pad).values()) == {1.0}
     zoomed = runs.evaluate_answers(TINY.build(), scenes, size=(96, 72))  # it is untrained
     assert zoomed['AP'] < 0.2 and np.isfinite(list(zoomed.values())).all()

@@ -1,7 +1,9 @@
 """Pictures, questions, and what a bag of patches can answer."""
 
+import math
 from collections import Counter, defaultdict
-from itertools import permutations, product
+from collections.abc import Sequence
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -12,19 +14,16 @@ from experiments.position.scenes import INKS, LEFTMOST, OTHER, draw_scenes, mate
 from experiments.position.tasks import TASKS, answers_of, ceilings
 
 
-def slow_answers(places: list, digits: tuple, grid: tuple) -> dict:
+def slow_answers(places: Sequence, digits: tuple, grid: tuple) -> dict:
     """The answers of one picture, in plain Python; `places` are (row, column) of A, B and C."""
     (ra, ca), (rb, _), _ = places
-    distances = {
-        i: (places[i][0] - places[j][0]) ** 2 + (places[i][1] - places[j][1]) ** 2
-        for i, j in ((0, 1), (1, 2), (2, 0))
-    }
+    distances = [math.dist(places[i], places[j]) for i, j in ((0, 1), (1, 2), (2, 0))]
     return {
         'leftmost': digits[min(range(3), key=lambda i: places[i][1])],
         'topmost': digits[min(range(3), key=lambda i: places[i][0])],
         'above': int(ra < rb),
         'quadrant': 2 * (ra >= grid[0] / 2) + (ca >= grid[1] / 2),
-        'pattern': min(distances, key=distances.get),
+        'pattern': distances.index(min(distances)),
         'control': max(digits),
     }
 
@@ -37,12 +36,9 @@ def slow_scenes(grid: tuple, digits: list[tuple]):
             continue
         if 2 * rows[0] + 1 == grid[0] or 2 * columns[0] + 1 == grid[1]:
             continue
-        gaps = sorted((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2
-                      for a, b in zip(places, (*places[1:], places[0])))  # fmt: skip
-        if gaps[0] == gaps[1]:
-            continue
-        for of_picture in digits:
-            yield list(places), of_picture
+        gaps = sorted(math.dist(a, b) for a, b in combinations(places, 2))
+        if gaps[0] != gaps[1]:
+            yield from product([places], digits)
 
 
 @pytest.mark.parametrize('grid', [(4, 4), (3, 5)])
@@ -68,18 +64,13 @@ def test_digits_keep_away_from_edges():
             draw_scenes('test', 1, 3, grid, inset=inset)
 
 
-def test_pictures_have_the_answers_that_are_asked_for():
-    scenes = draw_scenes('test', 50, 3)
-    labels = answers_of(scenes)
+def test_pictures_are_what_their_labels_say():
+    scenes = draw_scenes('train', 50, 3, cell=16)
+    labels, inside = answers_of(scenes), 0
     for i in range(50):
         places = list(zip(scenes.rows[i].tolist(), scenes.columns[i].tolist()))
         slow = slow_answers(places, tuple(scenes.digits[i].tolist()), scenes.grid)
         assert {name: int(labels[name][i]) for name in TASKS} == slow
-
-
-def test_ink_is_where_the_labels_say():
-    scenes = draw_scenes('train', 20, 0, cell=16)
-    for i in range(20):
         for digit, ink in enumerate(INKS):
             x1, y1, x2, y2 = scenes.boxes[i, digit].tolist()
             kinds = scenes.pixels[i, y1:y2, x1:x2]
@@ -87,22 +78,15 @@ def test_ink_is_where_the_labels_say():
             assert set(kinds.unique().tolist()) <= {0, wanted}
             inked = scenes.image[i, :, y1:y2, x1:x2][:, kinds == wanted].mean(1)
             assert inked.argmax() == int(np.argmax(ink))
-    assert (scenes.pixels > 0).sum() == sum(
-        (scenes.pixels[i, y1:y2, x1:x2] > 0).sum()
-        for i in range(20)
-        for x1, y1, x2, y2 in scenes.boxes[i].tolist()
-    )
+            inside += (kinds > 0).sum()
+    assert (scenes.pixels > 0).sum() == inside
 
 
 def test_splits_share_nothing():
-    tiles, scans = {}, {}
-    for split in ('train', 'tuning', 'test'):
-        tiles[split], scans[split], _ = material(split, 8)
-    for a, b in (('train', 'tuning'), ('train', 'test'), ('tuning', 'test')):
-        # Some plain dark crops look alike, whatever they are from; scans do not.
-        distance = torch.cdist(scans[a].flatten(1), scans[b].flatten(1))
-        assert distance.min() > 0.3
-    assert len(scans['train']) + len(scans['tuning']) + len(scans['test']) == 1797
+    # Some plain dark crops look alike, whatever they are from; scans do not.
+    scans = [material(split, 8)[1].flatten(1) for split in ('train', 'tuning', 'test')]
+    assert all(torch.cdist(a, b).min() > 0.3 for a, b in combinations(scans, 2))
+    assert sum(map(len, scans)) == 1797
 
 
 @pytest.mark.parametrize('kind', ['column', 'pyramid'])

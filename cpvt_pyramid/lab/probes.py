@@ -29,6 +29,7 @@ PENALTIES = (1e-4, 1e-2, 1.0)  # of the ridge regression, for a sample and stand
 RINGS = 4  # from the border to the center
 SAMPLES = 6000  # tokens of a regression
 HIGH_NORM = 4.0  # times the median
+BORDER = 0.25  # share of a map's side that is border, on each side
 PHOTOGRAPHS = {  # of scikit-image
     'train': ('astronaut', 'coffee', 'rocket', 'brick'),
     'tuning': ('chelsea', 'gravel'),
@@ -49,9 +50,8 @@ class Subject:
         self.name = name
         self.model = model
         model.eval()  # of mm's ResNet it returns None
-        self.masks = 'valid' in inspect.signature(model.forward).parameters or isinstance(
-            model, Column
-        )
+        parameters = inspect.signature(model.forward).parameters
+        self.masks = 'valid' in parameters or isinstance(model, Column)
 
     @torch.no_grad()
     def maps(self, image: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
@@ -148,9 +148,6 @@ def whole_photographs(split: str) -> list[Tensor]:
     return found
 
 
-# Ridge regression from features to positions
-
-
 class Probe(NamedTuple):
     """A linear map from standardized features to row and column, each from -1 to 1."""
 
@@ -227,9 +224,6 @@ def probe_position(subject: Subject, images: Tensor, seed: int = 0) -> list[Prob
     return results
 
 
-# The position-information pattern from padding (arXiv 2206.01202)
-
-
 class Pattern(NamedTuple):
     """What padding adds to a stage's features wherever it is, whatever the image shows."""
 
@@ -240,7 +234,7 @@ class Pattern(NamedTuple):
 
 
 def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Pattern]:
-    """PPP: the mean over images of the difference that padding makes.
+    """PPP (arXiv 2206.01202): the mean over images of the difference that padding makes.
 
     The features of an image's center, cropped, so that the model pads it in its own way, minus the
     features at the same place of the whole image, where real pixels are in place of the padding.
@@ -290,9 +284,6 @@ def stride_of(side: int, tokens: int) -> int:
     return side // tokens
 
 
-# Borders
-
-
 def with_replicated_borders(model: nn.Module) -> nn.Module:
     """A copy whose padded convolutions repeat the border instead of adding zeros."""
     model = copy.deepcopy(model)
@@ -318,9 +309,6 @@ def is_zero_padded(module: nn.Module) -> bool:
     return is_plain and module.padding != 'valid' and any(np.atleast_1d(module.padding) != 0)
 
 
-# Batch padding
-
-
 class Drift(NamedTuple):
     """What batch padding does to a stage's features inside the images."""
 
@@ -343,11 +331,7 @@ def padded_size(size: tuple[int, int], share: float, step: int) -> tuple[int, in
 
 
 def padding_drift(
-    subject: Subject,
-    images: Tensor,
-    size: tuple[int, int],
-    masked: bool,
-    probes: Sequence[Probe],
+    subject: Subject, images: Tensor, size: tuple[int, int], masked: bool, probes: Sequence[Probe]
 ) -> list[Drift]:
     """How batch padding at the right and bottom, up to this height and width, changes features,
     stage by stage. `masked`: the model is told what is padding. The probes are those of each stage,
@@ -368,17 +352,11 @@ def padding_drift(
     return results
 
 
-# Shifts
-
-
 class ShiftDrift(NamedTuple):
     """How features that should move with the picture differ."""
 
     interior: float  # mean norm of the difference / mean norm, away from the border
     border: float  # the same within `BORDER` of the border
-
-
-BORDER = 0.25  # share of the map's side that is border, on each side
 
 
 def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list[ShiftDrift]:
@@ -425,9 +403,6 @@ def read_at(map_: Tensor, offset: float, count: int) -> Tensor:
     return map_
 
 
-# Attention
-
-
 class AttentionRecorder(TorchFunctionMode):
     """Inside this context, `found` gets the weights (B, heads, queries, keys) of every
     `scaled_dot_product_attention`, in order."""
@@ -470,9 +445,6 @@ def position_similarity(map_: Tensor) -> Tensor:
     flat = F.normalize(signal.flatten(1), dim=0)
     h, w = map_.shape[2:]
     return (flat.T @ flat).view(h, w, h, w)
-
-
-# Registers
 
 
 class Norms(NamedTuple):

@@ -18,8 +18,7 @@ from ..config.load import as_list, data_of, dataset_class, is_local, kind_of
 from ..distributed import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors
-from .duplicates import shared_images
-from .images import Effort, Prints
+from .images import Effort, Prints, shared_images
 from .label_maps import check_label_maps, is_segmentation
 
 SECONDS = 20  # for each data set of a run; larger ones are not read completely
@@ -65,14 +64,9 @@ def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
     Raises:
         UserError: there are errors, which have been printed.
     """
+    seconds, folder = math.inf if skip_bad else SECONDS, Path(cfg.work_dir)
     errors, good_parts = of_first_process(
-        lambda: check_contents(
-            cfg,
-            *splits,
-            folder=Path(cfg.work_dir),
-            seconds=math.inf if skip_bad else SECONDS,
-            write_good=skip_bad,
-        )
+        lambda: check_contents(cfg, *splits, folder=folder, seconds=seconds, write_good=skip_bad)
     )
     if errors and not skip_bad:
         stop_with_errors()
@@ -125,10 +119,11 @@ def check_contents(
             if not checked.write_clean(path):
                 raise UserError(f'none of the images of the {split} data is without error')
             good[split, number] = str(path)
-    for other in [split for split in prints if split != 'train' and 'train' in prints]:
-        if shared := shared_images(prints[other], prints['train']):
-            kind = f'{other} images that are training images, or look like one'
-            report(other, [Problem(kind, [f'{p.name} ({same})' for p, same in shared], False)])
+    training = prints.pop('train', {})
+    for split, images in prints.items():
+        if shared := shared_images(images, training):
+            kind = f'{split} images that are training images, or look like one'
+            report(split, [Problem(kind, [f'{p.name} ({same})' for p, same in shared], False)])
     if every:
         path = make_folder(folder) / 'data_report.txt'
         lines = [name + '\n'.join(problem.lines) for name, problem in every]

@@ -1,29 +1,64 @@
-"""COCO: a JSON file with images, categories and objects for each split."""
+"""COCO: a JSON file with images, categories and objects for each split.
+
+The boxes and polygons of all formats are read as the content of such files.
+"""
 
 import io
 import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from itertools import compress
 from numbers import Real
 from pathlib import Path, PurePosixPath
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from pycocotools.coco import COCO
 
+from ...results.drawing import Color, class_palette
 from ...results.records import counts_of
 from ...tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, split_of, stem_of, words
 from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect
-from .objects import BEYOND, Objects, Split, categories_of, content_of_images
 
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
+BEYOND = 1  # pixels by which a box may reach beyond its image: rounding
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+
+
+class Split(NamedTuple):
+    """The images and objects for training, validation or testing."""
+
+    content: dict[str, Any]  # as in a COCO file
+    folder: Path  # that the images' names are relative to
+    path: Optional[Path] = None  # the COCO file, if it has this content
+
+
+class Objects(NamedTuple):
+    """What was found in a folder with boxes or polygons."""
+
+    layout: str  # for people
+    splits: dict[str, Split]  # by train, val and test
+    classes: list[str]
+    notes: list[str]  # what a person should know, one line each
+
+    @property
+    def palette(self) -> list[Color]:
+        return class_palette(self.classes)
+
+
+class Outline(NamedTuple):
+    """An object as YOLO and VOC files have it."""
+
+    label: int
+    points: np.ndarray  # (N, 2) corners of the box or polygon, in pixels
+    at: str  # its place, for messages
+    is_polygon: bool = False
+    is_ignored: bool = False
 
 
 def read_coco_files(files: Files, defects: Defects) -> Optional[Objects]:
@@ -153,6 +188,63 @@ def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Sp
             content = {'annotations': annotations, 'categories': categories_of(classes)}
             splits[key] = Split({**split.content, **content}, split.folder)
     return classes, splits
+
+
+def coco_content(
+    objects: dict[str, list[Outline]],
+    sizes: dict[str, tuple[int, int]],
+    classes: Sequence[str],
+    defects: Defects,
+) -> dict[str, Any]:
+    """The content of a COCO file, from the objects and the (height, width) of each image. What
+    reaches beyond an image is cut off."""
+    images, annotations = [], []
+    for name, outlines in objects.items():
+        height, width = sizes[name]
+        images.append({'id': len(images) + 1, 'file_name': name, 'width': width, 'height': height})
+        for outline in outlines:
+            if outline.label >= len(classes):
+                kind = f'objects of classes beyond the names, 0 to {len(classes) - 1}'
+                defects.add(kind, f'class {outline.label} in {outline.at}')
+                continue
+            points = outline.points.clip(0, (width, height))
+            low, high = points.min(0), points.max(0)
+            if not (high > low).all():
+                outside = (outline.points.max(0) > outline.points.min(0)).all()
+                kind = 'boxes outside their image' if outside else 'objects without width or height'
+                defects.add(kind, outline.at, is_error=outside)
+                continue
+            if np.abs(points - outline.points).max() > BEYOND:
+                defects.warn('objects that reach beyond their image: cut off', outline.at)
+            x, y = points.T
+            area = 0.5 * abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) if outline.is_polygon else 0
+            annotation = {
+                'id': len(annotations) + 1,
+                'image_id': len(images),
+                'category_id': outline.label + 1,
+                'bbox': rounded([*low, *(high - low)]),
+                'area': round(float(area or (high - low).prod()), 2),
+                'iscrowd': int(outline.is_ignored),
+            }
+            if outline.is_polygon:
+                annotation['segmentation'] = [rounded(points.ravel())]
+            annotations.append(annotation)
+    return {'images': images, 'annotations': annotations, 'categories': categories_of(classes)}
+
+
+def content_of_images(content: dict[str, Any], images: list[dict]) -> dict[str, Any]:
+    """The part of a COCO file with some of its images; their ids may be of any type."""
+    ids = {repr(image.get('id')) for image in images}
+    annotations = [a for a in content['annotations'] if repr(a.get('image_id')) in ids]
+    return {**content, 'images': images, 'annotations': annotations}
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    return [round(float(value), 2) for value in values]
+
+
+def categories_of(classes: Sequence[str]) -> list[dict]:
+    return [{'id': i, 'name': name} for i, name in enumerate(classes, 1)]
 
 
 # Checks

@@ -65,8 +65,9 @@ class Files:
         names = [path.relative_to(root).as_posix() for path in files_below(root)]
         generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
         skipped = tuple(f'{folder}/' for folder in generated)
-        self.names = sorted(n for n in names if not n.startswith(skipped) and not RESULTS.search(n))
-        if not self.names:
+        names = [n for n in names if not n.startswith(skipped) and not RESULTS.search(n)]
+        self.names = sorted(names, key=lambda name: (name.count('/'), name))  # the root's first
+        if not names:
             raise UserError(f'{root} is empty')
         self.images = self.with_suffix(*IMAGE_SUFFIXES)
         self.images_by_stem = defaultdict(list)
@@ -78,10 +79,6 @@ class Files:
 
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [name for name in self.names if PurePosixPath(name).suffix.lower() in suffixes]
-
-    def by_depth(self) -> list[str]:
-        """The files, those in the root first."""
-        return sorted(self.names, key=lambda name: (name.count('/'), name))
 
     def find_images(
         self,
@@ -156,9 +153,7 @@ def split_of(path: str) -> Optional[str]:
 def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding='utf-8-sig')
-    except OSError as error:
-        raise UserError(f'cannot read {path}: {error.strerror}') from error
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path} must be text in UTF-8: {one_line(error, 100)}') from error
 
 
@@ -169,7 +164,7 @@ def lines_of(path: Path) -> list[str]:
 
 def named_classes(files: Files) -> list[str]:
     """The names in a classes.txt or a similar file; empty without one."""
-    for name in files.by_depth():
+    for name in files.names:
         if PurePosixPath(name).name in NAME_FILES:
             return distinct(lines_of(files.root / name))
     return []

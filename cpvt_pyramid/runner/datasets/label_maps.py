@@ -104,9 +104,11 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
     if not any(splits.values()):
         raise UserError(f'{root}: no label map is readable and has a readable image of its name')
     names, colors = names_and_colors(files)
-    has_palette = any(found.palette for found in values.values())
     in_color = any(found.is_color for found in values.values())
-    by_color = in_color or palettes_differ(values.values()) or has_palette and bool(colors)
+    in_palettes = {item for found in values.values() for item in found.palette.items()}
+    palette = dict(in_palettes)
+    # If an index has several colours, the colours and not the indices are the classes.
+    by_color = in_color or len(in_palettes) > len(palette) or bool(palette and colors)
     counts = Counter()
     for found in values.values():
         for value, count in found.counts.items():
@@ -114,14 +116,13 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
                 value = packed(found.palette.get(value, (value,) * 3))
             counts[value] += count
     is_gray = all(len(set(unpacked(code))) == 1 for code in counts)
-    if by_color and is_gray and not (has_palette or colors):  # gray values in three channels
+    if by_color and is_gray and not (palette or colors):  # gray values in three channels
         by_color, counts = False, Counter({code & 255: n for code, n in counts.items()})
     if not by_color and any(len(set(color)) > 1 for color in colors):
         colors = []  # names of indices, then
     if by_color or colors or not are_indices(counts, len(names)):
         found = coded(counts, by_color, names, colors)
     else:
-        palette = {k: c for found in values.values() for k, c in found.palette.items()}
         is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
         found = indexed(is_ade, counts, palette, names)
         found = found._replace(codes=list(range(256))) if in_color else found
@@ -259,7 +260,6 @@ def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
 
 def values_of(root: Path, names: Sequence[str], defects: Defects) -> dict[str, Values]:
     """What occurs in each label map."""
-
     readings = in_threads(lambda name: values_in(root / name), names, 'reading label maps')
     found = {}
     for name, values in zip(names, readings):
@@ -298,8 +298,7 @@ def values_in(path: Path) -> Optional[Values]:
 
 def packed_pixels(image: Image.Image) -> np.ndarray:
     """(H, W) 0xRRGGBB."""
-    red, green, blue = np.moveaxis(np.asarray(image.convert('RGB')).astype(np.int64), -1, 0)
-    return red << 16 | green << 8 | blue
+    return np.asarray(image.convert('RGB')) @ np.array([1 << 16, 1 << 8, 1])
 
 
 def packed(color: Color) -> int:
@@ -308,16 +307,6 @@ def packed(color: Color) -> int:
 
 def unpacked(code: int) -> Color:
     return code >> 16, code >> 8 & 255, code & 255
-
-
-def palettes_differ(values: Sequence[Values]) -> bool:
-    """Whether an index has several colours, so that the colours and not the indices are classes."""
-    colors = {}
-    return any(
-        colors.setdefault(index, color) != color
-        for found in values
-        for index, color in found.palette.items()
-    )
 
 
 def are_indices(counts: Counter, names: int) -> bool:
@@ -330,14 +319,13 @@ def are_indices(counts: Counter, names: int) -> bool:
 
 def names_and_colors(files: Files) -> tuple[list[str], list[Color]]:
     """The names of the classes, and their colours, from a file that lists them; or nothing."""
-    for name in files.by_depth():
+    for name in files.names:
         path = files.root / name
         if path.name == 'objectInfo150.txt':
-            rows = [line.split('\t') for line in text_of(path).splitlines()]
-            if not rows or 'Name' not in rows[0]:
+            table = csv.DictReader(io.StringIO(text_of(path)), delimiter='\t')
+            names = [row.get('Name') or '' for row in table]
+            if not all(names):
                 raise UserError(f'{path} must have a column Name')
-            column = rows[0].index('Name')
-            names = [row[column] for row in rows[1:] if len(row) > column]
             return distinct([name.split(',')[0].strip() for name in names]), []
         if path.name == 'labelmap.txt':  # CVAT: name:r,g,b:parts:actions
             rows = [line.split(':') for line in text_of(path).splitlines() if line[:1] != '#']
@@ -435,8 +423,7 @@ def label_findings(path: Path, size: Optional[Size], labels: int) -> list[Findin
 
 
 def is_segmentation(dataset: dict, scope: str) -> bool:
-    kinds = {base.__name__ for base in dataset_class(dataset, scope).__mro__}
-    return 'BaseSegDataset' in kinds
+    return 'BaseSegDataset' in {base.__name__ for base in dataset_class(dataset, scope).__mro__}
 
 
 def label_map_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:

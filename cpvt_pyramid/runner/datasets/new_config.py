@@ -5,31 +5,37 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import compress
+from keyword import iskeyword
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from mmengine.config import Config
+from yapf.yapflib import yapf_api  # a requirement of mmengine
 
-from ...tooling.command import UserError, as_called
+from ...tooling.command import UserError, as_called, one_line
 from ...tooling.files import check_file, write_text
 from ..config.load import kind_of, load_config
-from .coco import may_be_coco, read_coco, read_coco_files
-from .config_source import Code, text_of_settings
+from .coco import Objects, Split, content_of_images, may_be_coco, read_coco, read_coco_files
 from .defects import Defects, Problem
 from .folder import GENERATED, SPLITS, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
-from .objects import Objects, Split, content_of_images, divided, with_masks
 from .recipes import Scales, adapted_recipe, pipeline_of, steps
 from .voc import read_voc
 from .yolo import read_yolo
 
 HERE = '{{ fileDirname }}'
+SEED = 0  # of the validation split
 READERS = read_coco_files, read_yolo, read_voc  # the first that finds its layout counts
+
+
+class Code(str):
+    """A piece of Python in a config."""
 
 
 class Data(NamedTuple):
@@ -192,6 +198,38 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
     return described._replace(lines=[head, *described.lines, *notes])
 
 
+def divided(items: Sequence) -> tuple[list, list]:
+    """Training and validation items where there are no validation data: of these a fifth, at most
+    2,000."""
+    if len(items) < 2:
+        raise UserError('there must be at least 2 training images, one of them for validation')
+    count = min(max(len(items) // 5, 1), 2000)
+    chosen = np.zeros(len(items), bool)
+    chosen[np.random.default_rng(SEED).permutation(len(items))[:count]] = True
+    return list(compress(items, ~chosen)), list(compress(items, chosen))
+
+
+def with_masks(found: Objects, defects: Defects) -> Objects:
+    """Report objects that have no mask, and leave them out."""
+    splits = dict(found.splits)
+    for name, (content, folder, _) in found.splits.items():
+        good = []
+        for annotation in content['annotations']:
+            if annotation.get('segmentation') or annotation.get('iscrowd'):
+                good.append(annotation)
+            else:
+                at = f'annotation {annotation["id"]} of the {name} data'
+                defects.add('objects without a mask', at)
+        if len(good) < len(content['annotations']):
+            splits[name] = Split({**content, 'annotations': good}, folder)
+    if not any(split.content['annotations'] for split in splits.values()):
+        raise UserError(
+            f'the base trains masks, but the {found.layout} data have boxes only; choose a base '
+            'such as retinanet_cpvt_s.py'
+        )
+    return found._replace(splits=splits)
+
+
 def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Generated) -> Data:
     """The data of a detector; writes annotations that are no COCO file of the folder."""
     train = splits['train'].content
@@ -230,14 +268,12 @@ def label_map_data(
 ) -> Data:
     """The data of a segmentor; writes lists of images, and label maps where the values of the files
     are no indices or the files are not as BaseSegDataset expects them."""
-    datasets, lines = {}, []
-    places = {key: [place_of(pair) for pair in pairs] for key, pairs in splits.items()}
-    ends = {key: {end for _, end in listed} for key, listed in places.items()}
-    is_converted = bool(found.codes) or max(map(len, ends.values())) > 1
+    datasets, lines, is_converted = {}, [], False
     for key, pairs in splits.items():
-        names = [name for name, _ in places[key]]
-        images, suffix, maps, map_suffix = ends[key].pop()
-        if is_converted:
+        names, ends = zip(*map(place_of, pairs))
+        images, suffix, maps, map_suffix = ends[0]
+        if found.codes or len({*ends}) > 1:
+            is_converted = True
             names = [pair.image for pair in pairs]
             images, suffix, maps, map_suffix = '', '', f'{target.name}/labels', '.png'
             for image, label in pairs:
@@ -390,3 +426,31 @@ def difference(before: dict, after: dict) -> dict:
         if isinstance(value, dict) and isinstance(before.get(key), dict):
             changes[key] = difference(before[key], value)
     return changes
+
+
+def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]] = None) -> str:
+    """The text of a config with comments above some settings."""
+    lines = []
+    for key, value in settings.items():
+        if comments and key in comments:
+            lines.append(f'\n# {comments[key]}')
+        lines.append(f'{key} = {source(value)}')
+    text = '\n'.join(lines) + '\n'
+    return yapf_api.FormatCode(text, style_config='{based_on_style: pep8, column_limit: 100}')[0]
+
+
+def source(value: Any) -> str:
+    """Python source of a setting of dicts, lists, tuples, strings and numbers."""
+    if isinstance(value, Code):
+        return str(value)
+    if isinstance(value, type):
+        raise UserError(f'the base must name types with strings, got {one_line(repr(value))}')
+    if isinstance(value, dict):
+        if all(isinstance(k, str) and k.isidentifier() and not iskeyword(k) for k in value):
+            return f'dict({", ".join(f"{k}={source(v)}" for k, v in value.items())})'
+        return f'{{{", ".join(f"{k!r}: {source(v)}" for k, v in value.items())}}}'
+    if isinstance(value, (list, tuple)):
+        items = ', '.join(map(source, value))
+        end = ',' if len(value) == 1 else ''
+        return f'[{items}]' if isinstance(value, list) else f'({items}{end})'
+    return repr(value)

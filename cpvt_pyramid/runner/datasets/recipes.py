@@ -141,10 +141,8 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
             momentum = max(hook.get('momentum', 2e-4), 10 / iterations)
             settings['default_hooks'][name] = dict(momentum=float(f'{momentum:.2g}'))
     epochs = f'{length} epochs, ' if by_epoch else ''
-    line = (
-        f'training: {epochs}{iterations} iterations of {batch} images on {machine}, learning rate '
-    )
-    return Recipe(settings, comments, batch, f'{line}{lr}')
+    line = f'training: {epochs}{iterations} iterations of {batch} images on {machine}'
+    return Recipe(settings, comments, batch, f'{line}, learning rate {lr}')
 
 
 def adapted_scheduler(

@@ -11,10 +11,10 @@ import numpy as np
 from tqdm import tqdm
 
 from ...tooling.command import UserError
+from .coco import Objects, Outline, Split, coco_content
 from .defects import Defects
 from .folder import SPLITS, Files, ImageSets, split_of, stem_of
 from .images import sizes_of
-from .objects import Objects, Outline, Split, coco_content
 
 
 def read_voc(files: Files, defects: Defects) -> Optional[Objects]:

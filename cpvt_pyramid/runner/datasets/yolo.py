@@ -1,7 +1,6 @@
 """YOLO: a text file with a class and a box or polygon in each line, for each image.
 
-Read here and not with supervision: it would be a large new dependency, it draws each polygon as a
-mask of the whole image and traces it again, and it skips or raises where a file has errors.
+Read here and not with supervision, which skips or raises where a file has errors.
 """
 
 import math
@@ -18,6 +17,7 @@ import yaml
 from ...tooling.command import UserError, one_line
 from ...tooling.files import files_below
 from ..config.load import as_list
+from .coco import Objects, Outline, Split, coco_content
 from .defects import Defects
 from .folder import (
     IMAGE_SUFFIXES,
@@ -31,7 +31,6 @@ from .folder import (
     text_of,
 )
 from .images import sizes_of
-from .objects import Objects, Outline, Split, coco_content
 
 IMAGE_FOLDERS = ('images', 'jpegimages', 'img', 'imgs')
 
@@ -61,10 +60,8 @@ def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
 
 def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
     """The content of data.yaml and its path; {} and None without one."""
-    for name in files.by_depth():
+    for name in files.with_suffix('.yaml', '.yml'):
         path = files.root / name
-        if path.suffix.lower() not in ('.yaml', '.yml'):
-            continue
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8-sig'))
         except (yaml.YAMLError, UnicodeDecodeError) as error:

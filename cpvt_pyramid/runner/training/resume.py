@@ -286,26 +286,22 @@ class ResumeHook(Hook):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def before_train(self, runner: Runner) -> None:
-        if evaluation_is_due(runner):
+        """Evaluate the model if the training stopped before an evaluation or in it."""
+        loop = runner.train_loop
+        if isinstance(loop, EpochBasedTrainLoop):
+            step, last = loop.epoch, loop.max_epochs
+        elif isinstance(loop, IterBasedTrainLoop):
+            step, last = loop.iter, loop.max_iters
+        else:
+            return
+        evaluated = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
+        in_mid_epoch = getattr(loop, 'batches_done', 0)
+        if evaluated or in_mid_epoch or runner.val_loop is None or step < max(loop.val_begin, 1):
+            return
+        loop._decide_current_val_interval()
+        if step % loop.val_interval == 0 or step == last:
             runner.logger.info('evaluating the model of the checkpoint first')
             runner.val_loop.run()
-
-
-def evaluation_is_due(runner: Runner) -> bool:
-    """Whether a resumed training stopped before an evaluation or in it."""
-    loop = runner.train_loop
-    if isinstance(loop, EpochBasedTrainLoop):
-        step, last = loop.epoch, loop.max_epochs
-    elif isinstance(loop, IterBasedTrainLoop):
-        step, last = loop.iter, loop.max_iters
-    else:
-        return False
-    evaluated = runner.message_hub.runtime_info.get(EVALUATED) == loop.iter
-    in_mid_epoch = getattr(loop, 'batches_done', 0)
-    if evaluated or in_mid_epoch or runner.val_loop is None or step < max(loop.val_begin, 1):
-        return False
-    loop._decide_current_val_interval()
-    return step % loop.val_interval == 0 or step == last
 
 
 def runner_counts(runner: Runner) -> dict[str, Optional[int]]:
@@ -340,13 +336,7 @@ def seed_generators(*numbers: int) -> None:
 class SeededIndex(int):
     """The index of a sample, with the seed of its augmentations."""
 
-    def __new__(cls, index: int, numbers: tuple[int, ...]) -> 'SeededIndex':
-        self = super().__new__(cls, index)
-        self.numbers = numbers
-        return self
-
-    def __reduce__(self) -> tuple:  # pickled to the data workers
-        return SeededIndex, (int(self), self.numbers)
+    numbers: tuple[int, ...]
 
 
 @DATA_SAMPLERS.register_module()
@@ -372,8 +362,9 @@ class SeededSampler(Sampler):
         rank, world_size = get_dist_info()
         indices = itertools.islice(self.sampler, self.start, None)
         for position, index in enumerate(indices, self.start):
-            numbers = (SAMPLE, self.seed, self.epoch, position * world_size + rank)
-            yield SeededIndex(index, numbers)
+            seeded = SeededIndex(index)
+            seeded.numbers = SAMPLE, self.seed, self.epoch, position * world_size + rank
+            yield seeded
 
     def __len__(self) -> int:
         return len(self.sampler)

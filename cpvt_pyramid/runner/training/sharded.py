@@ -12,7 +12,7 @@ To turn it on::
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Union
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,19 +53,11 @@ class ShardedDataParallel(nn.Module):
     def forward(self, *args: Any, **options: Any) -> Any:
         return self.module(*args, **options)
 
-    def train_step(
-        self, data: Union[dict, tuple, list], optim_wrapper: OptimWrapper
-    ) -> dict[str, Tensor]:
-        with optim_wrapper.optim_context(self):
-            data = self.module.data_preprocessor(data, True)
-            losses = self.module(**data, mode='loss')
-        loss, log = self.module.parse_losses(losses)
-        optim_wrapper.update_params(loss)
-        return log
+    def train_step(self, data: dict, optim_wrapper: OptimWrapper) -> dict[str, Tensor]:
+        return self.module.train_step(data, optim_wrapper)
 
-    def val_step(self, data: Union[dict, tuple, list]) -> list:
-        data = self.module.data_preprocessor(data, False)
-        return self.module(**data, mode='predict')
+    def val_step(self, data: dict) -> list:
+        return self.module.val_step(data)
 
     test_step = val_step
 

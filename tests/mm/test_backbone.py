@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -137,25 +136,6 @@ def test_report_of_what_loaded(tmp_path, monkeypatch):
     torch.save({'conv1.weight': torch.ones(3), 'fc.bias': torch.ones(2)}, tmp_path / 'a.pth')
     with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight, fc.bias'):
         CPVTPyramid('pcpvt_nano', init_cfg=init_cfg).init_weights()
-
-
-@pytest.mark.parametrize(
-    'name',
-    ['timm://a', 'hf://timm/a/model.safetensors', 'https://a.invalid/timm/a/model.safetensors'],
-)
-def test_weights_by_name(name, tmp_path, monkeypatch):
-    weights = nano_weights()
-    save_file(weights, tmp_path / 'model.safetensors')
-    asked = []
-
-    def download(*args: str) -> Path:
-        asked.append('/'.join(args))
-        return tmp_path / 'model.safetensors'
-
-    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', download)
-    monkeypatch.setattr('cpvt_pyramid.downloads.from_address', download)
-    assert_initialized(dict(type='Pretrained', checkpoint=name), weights)
-    assert asked[0].endswith('timm/a/model.safetensors')
 
 
 SNAPSHOT = """

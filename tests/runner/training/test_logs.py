@@ -13,22 +13,15 @@ from cpvt_pyramid.tooling.command import UserError
 
 train = load_tool('train')
 
-SHORT = """
-_base_ = '{base}'
-train_cfg = dict(max_epochs=1)
-train_dataloader = dict(dataset=dict(indices=6))
-val_dataloader = dict(dataset=dict(indices=2))
-"""
-
 
 def test_a_training_logs_to_everything(configs, monkeypatch):
     """3 iterations and an evaluation."""
     monkeypatch.setenv('WANDB_MODE', 'offline')
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', '')
     monkeypatch.delenv('MLFLOW_ALLOW_FILE_STORE')  # also what the training sets is undone
-    Path('short.py').write_text(SHORT.format(base=configs['detector']))
-    command = ['short.py', '--work-dir', 'work', '--log-to', 'tensorboard', 'wandb', 'mlflow']
-    assert train.main(command) == 0
+    command = [str(configs['detector']), '--work-dir', 'work', '--log-to', *logs.LOGS]
+    short = ['train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=6']
+    assert train.main([*command, '--cfg-options', *short, 'val_dataloader.dataset.indices=2']) == 0
     work = Path('work').absolute()
 
     (path,) = work.glob('*/*.log')

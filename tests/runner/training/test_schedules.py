@@ -13,9 +13,7 @@ END = float('inf')  # mmengine's default
 
 def training(**changes) -> Config:
     cfg = dict(
-        train_cfg=dict(
-            type='IterBasedTrainLoop', max_iters=100, dynamic_intervals=[(0, 5), (90, 1)]
-        ),
+        train_cfg=dict(max_iters=100, dynamic_intervals=[(0, 5), (90, 1)]),
         train_dataloader=dict(batch_size=4),
         optim_wrapper=dict(type='OptimWrapper'),
         auto_scale_lr=dict(base_batch_size=8),

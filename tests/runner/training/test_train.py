@@ -10,7 +10,6 @@ import torch
 from mmengine.config import Config
 from support import ROOT, in_processes, load_tool
 
-from cpvt_pyramid.runner import distributed
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.tooling.files import make_folder
 
@@ -115,12 +114,3 @@ def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
         one, two = (logged(Path(f, 'epoch_2.pth'), name) for f in ('one', 'work_dirs/demo'))
         assert len(one) == 4 and len(set(one)) == 4
         np.testing.assert_allclose(one, two, rtol=1e-5)  # of float32 sums in another order
-
-
-def test_several_processes_get_no_hook_that_the_config_does_not_name(configs, monkeypatch):
-    monkeypatch.setenv('RANK', '0')
-    monkeypatch.setattr(distributed, 'get_device', lambda: 'cuda')
-    monkeypatch.setattr(distributed, 'connect', lambda *_: None)
-    cfg = load_config(configs['detector'])
-    distributed.join_processes(cfg, 'pytorch')
-    assert cfg.launcher == 'pytorch' and not cfg.get('custom_hooks')

@@ -38,10 +38,6 @@ def operands(batch, heads, queries, keys, masked, dim=8):
     return (q, kv), (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
 
 
-# Every attention by oneDNN, some queries at a time.
-in_parts = mock.patch.multiple(attention, WORTH_ONEDNN=1, AT_A_TIME=32)
-
-
 sizes = dict(
     batch=st.integers(1, 3),
     heads=st.integers(1, 3),
@@ -60,7 +56,8 @@ def assert_formula(ours, leaves, inputs):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@in_parts
+# Every attention by oneDNN, some queries at a time.
+@mock.patch.multiple(attention, WORTH_ONEDNN=1, AT_A_TIME=32)
 @settings(deadline=None, max_examples=40)
 @given(**sizes)
 def test_equals_the_formula(**size):
@@ -74,18 +71,15 @@ def test_equals_the_formula(**size):
 @given(**sizes, threads=st.integers(1, 9), least=st.integers(1, 9))
 def test_groups_of_queries_equal_the_formula(threads, least, **size):
     leaves, inputs = operands(**size)
-    calls = []
-    fused = attention.plain_attention
+    fused = mock.Mock(wraps=attention.plain_attention)
     with (
-        mock.patch.object(attention, 'MIN_GROUP', least),
+        mock.patch.multiple(attention, MIN_GROUP=least, plain_attention=fused),
         mock.patch.object(torch, 'get_num_threads', lambda: threads),
-        mock.patch.object(
-            attention, 'plain_attention', lambda *a: calls.append(a[0].shape) or fused(*a)
-        ),
     ):
         ours = attend(*inputs, 0.0)
         groups = attention.groups_for(size['batch'] * size['heads'], size['queries'], threads)
-    assert [shape[0] for shape in calls] == [size['batch'] * groups]
+    fused.assert_called_once()
+    assert len(fused.call_args.args[0]) == size['batch'] * groups
     assert_formula(ours, leaves, inputs)
 
 
@@ -180,10 +174,9 @@ def test_in_several_calls(monkeypatch, masked):
     x = torch.randn(2, 10 if masked else 9, 12, 8)
     grid = Grid(*x.shape[1:3])
     whole = windows(x, grid)
-    calls = []
-    fused = torch.nn.functional.scaled_dot_product_attention
-    count = lambda *a: calls.append(a[0].shape) or fused(*a)  # noqa: E731
-    monkeypatch.setattr(attention.F, 'scaled_dot_product_attention', count)
+    fused = mock.Mock(wraps=attention.F.scaled_dot_product_attention)
+    monkeypatch.setattr(attention.F, 'scaled_dot_product_attention', fused)
     monkeypatch.setattr(attention, 'MAX_BATCH', 5)
     torch.testing.assert_close(windows(x, grid), whole)
-    assert len(calls) > 1 and all(len(shape) == 4 and shape[0] <= 5 for shape in calls)
+    shapes = [call.args[0].shape for call in fused.call_args_list]
+    assert len(shapes) > 1 and all(len(shape) == 4 and shape[0] <= 5 for shape in shapes)

@@ -17,12 +17,7 @@ from cpvt_pyramid import ops
 from cpvt_pyramid.masked_map import cells_of, on_region_loss, padded_batch
 from cpvt_pyramid.ops import winograd
 from cpvt_pyramid.ops.winograd import FEWEST_CHANNELS as C
-from cpvt_pyramid.ops.winograd import (
-    WinogradConv2d,
-    transform_weight,
-    use_winograd,
-    winograd_conv,
-)
+from cpvt_pyramid.ops.winograd import WinogradConv2d, transform_weight, use_winograd, winograd_conv
 
 ran = mock.patch.object(winograd, 'winograd_conv', wraps=winograd_conv)
 
@@ -120,8 +115,7 @@ def test_steps_aside(why):
         if why == 'compiled':
             torch.export.export(conv, (x,))
         else:
-            out = conv(x)
-            expected = nn.Conv2d.forward(conv, x)
+            out, expected = conv(x), nn.Conv2d.forward(conv, x)
             assert torch.equal(out, expected) and out.requires_grad == expected.requires_grad
     call.assert_not_called()
 

@@ -15,6 +15,7 @@ from support import ROOT
 
 from cpvt_pyramid import ARCHS
 
+TESTS = ''.join(path.read_text() for path in (ROOT / 'tests').rglob('test_*.py'))
 PAGES = [p for folder in ('.', 'configs', 'docs', 'examples') for p in (ROOT / folder).glob('*.md')]
 
 
@@ -46,6 +47,8 @@ def test_pages_work_on_both(page):
     text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.M | re.S)
     for link in re.findall(r'\]\((?!\w+:)([^)#\s]+)', text):
         assert (page.parent / link).is_file(), link
+    for test in re.findall(r'`(test_\w+)`', text):
+        assert f'def {test}(' in TESTS, test
     # The site's Markdown needs an empty line before a list or a table, GitHub's does not.
     for before, line in pairwise(text.splitlines()):
         for start in (r'\s*(- |\d+\. )', r'\|'):

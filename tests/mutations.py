@@ -31,7 +31,6 @@ BAD = {
     'nan': nan_in,
     'infinite': lambda v: v * math.inf,
     'int': lambda v: v.long(),
-    'bool': lambda v: v.bool(),
     'complex': lambda v: v.to(torch.complex64),
     'float8': lambda v: v.to(torch.float8_e4m3fn),
     'sparse': lambda v: v.to_sparse(),
@@ -41,5 +40,4 @@ BAD = {
     'stride 0, 4-D': lambda v: torch.zeros(1, 1, 1, 1).expand(2**15, 2**15, 2**10, 2**5),
     'none': lambda v: None,
     'text': lambda v: 'weights',
-    'list': lambda v: v.tolist(),
 }

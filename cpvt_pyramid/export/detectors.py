@@ -4,7 +4,7 @@ Shapes: B batch, N candidates, K results.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Optional
 
 import torch
@@ -84,13 +84,9 @@ class Detector(MMModel):
         def disturb(x: Tensor) -> Tensor:
             return x + share * x.abs().max() * torch.randn(x.shape, generator=random)
 
-        with ExitStack() as hooks:
-            for name, part in self.model.named_children():
-                if name in ('rpn_head', 'bbox_head'):
-                    hook = part.register_forward_hook(
-                        lambda *call: tree_map_only(Tensor, disturb, call[2])
-                    )
-                    hooks.enter_context(hook)
+        parts = dict(self.model.named_children())
+        head = parts.get('rpn_head') or parts.get('bbox_head') or nn.Identity()  # of a Mask2Former
+        with head.register_forward_hook(lambda *call: tree_map_only(Tensor, disturb, call[2])):
             yield
 
 

@@ -19,8 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from .. import regions
 
-Sizes = Sequence[Union[int, torch.SymInt]]
-
 
 class EachImage(TorchFunctionMode):
     """Inside this context, functions of maps with an extent give each image its own result.
@@ -52,7 +50,7 @@ class EachImage(TorchFunctionMode):
 def resized_each(
     function: Callable,
     input: Tensor,
-    size: Optional[Sizes] = None,
+    size: Optional[Sequence[Union[int, torch.SymInt]]] = None,
     scale_factor: Union[float, Sequence[float], None] = None,
     mode: str = 'nearest',
     align_corners: Optional[bool] = None,

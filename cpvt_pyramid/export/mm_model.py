@@ -18,11 +18,9 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
     padding = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
     divisor = padding.get('size_divisor') or getattr(own, 'pad_size_divisor', 1)
     bgr = not own._channel_conversion  # which turns OpenCV's blue first into red first
-    if not own._enable_normalize:
-        return Preprocessing((0.0,) * 3, (1.0,) * 3, divisor, bgr, marks)
-    mean, std = (
-        [float(v) for v in values.flatten()][:: -1 if bgr else 1] for values in (own.mean, own.std)
-    )
+    mean, std = [0.0] * 3, [1.0] * 3
+    if own._enable_normalize:
+        mean, std = (x.flatten().tolist()[:: -1 if bgr else 1] for x in (own.mean, own.std))
     return Preprocessing(mean, std, divisor, bgr, marks)
 
 

@@ -33,7 +33,7 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiSc
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
-from .archs import ARCHS, COLUMNAR_ARCHS
+from .archs import COLUMNAR_ARCHS
 from .columnar import DenseCPVT, crop
 from .masked_map import cells_of, masked_maps, padded_batch, split_images
 from .ops.dispatch import graph_is_exported
@@ -223,10 +223,7 @@ def build_body(backbone: Backbone, finest: int) -> Body:
         backbone = dict(arch=backbone)
     if isinstance(backbone, dict):
         arch = backbone.get('arch', 'pcpvt_small')
-        known = {**ARCHS, **COLUMNAR_ARCHS}
-        if isinstance(arch, str) and arch not in known:
-            raise ValueError(f'unknown arch {arch!r}; one of {", ".join(known)}')
-        arch = known[arch] if isinstance(arch, str) else arch
+        arch = COLUMNAR_ARCHS.get(arch, arch) if isinstance(arch, str) else arch
         kind = DenseCPVT if hasattr(arch, 'dim') or 'dim' in arch else CPVTPyramid
         indices = (0, 1, 2, 3) if finest == 4 else (1, 2, 3)
         backbone = kind(**dict[str, Any](out_indices=indices) | backbone)

@@ -207,9 +207,6 @@ class Inert:
 def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadReport:
     """Load a checkpoint into a model of this package.
 
-        model = CPVTPyramid('pcpvt_small')
-        print(load_weights(model, 'timm://twins_pcpvt_small.in1k'))
-
     Args:
         model: a backbone or a classifier, of timm's registry, too.
         path: a `.pth` or `.safetensors` file in any format that this module reads: a path, name
@@ -548,10 +545,8 @@ def check_names(names: Iterable) -> None:
 def format_of(names: Iterable[str]) -> str:
     """The key in `FORMATS` of a checkpoint with these names, or 'ours'."""
     names = list(names)
-    for key, form in FORMATS.items():
-        if any(re.match(form.mark, name) for name in names):
-            return key
-    return 'ours'
+    found = (k for k, form in FORMATS.items() if any(re.match(form.mark, n) for n in names))
+    return next(found, 'ours')
 
 
 def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

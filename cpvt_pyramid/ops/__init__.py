@@ -13,20 +13,3 @@ from .norm import LayerNorm
 from .patches import ceil_div, map_windows, pad_to_multiple, patch_conv
 from .products import Linear, autocast, mlp
 from .resize import resize_table, resize_table_each
-
-__all__ = [
-    'LayerNorm',
-    'Linear',
-    'attend',
-    'autocast',
-    'ceil_div',
-    'checkpoint',
-    'convolve',
-    'map_windows',
-    'mlp',
-    'pad_to_multiple',
-    'patch_conv',
-    'plain',
-    'resize_table',
-    'resize_table_each',
-]

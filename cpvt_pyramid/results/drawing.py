@@ -81,7 +81,9 @@ def draw_boxes(
     for i in order:
         x1, y1, _, y2 = chips[i]
         draw.rectangle(chips[i], colors[i])
-        draw.text((x1 + 4, (y1 + y2) / 2), names[i], _ink_on(colors[i]), letters, anchor='lm')
+        bright = np.dot(colors[i], (0.299, 0.587, 0.114)) > 140
+        ink = INK if bright else WHITE  # whichever has more contrast
+        draw.text((x1 + 4, (y1 + y2) / 2), names[i], ink, letters, anchor='lm')
     return picture
 
 
@@ -284,8 +286,3 @@ def _free_place(
         return all(right <= t[0] or left >= t[2] or bottom <= t[1] or top >= t[3] for t in taken)
 
     return next(filter(is_free, places), places[0])
-
-
-def _ink_on(color: Color) -> Color:
-    """Dark or white text, whichever has more contrast to the colour."""
-    return INK if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140 else WHITE

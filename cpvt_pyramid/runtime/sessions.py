@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol
 
 import numpy as np
 
@@ -30,12 +30,10 @@ class Session(Protocol):
 
 
 class OnnxRuntime:
-    """A session of onnxruntime, from a file or its bytes. The device is an execution provider, by
-    default a GPU if onnxruntime-gpu finds one, which serves one thread."""
+    """A session of onnxruntime. The device is an execution provider, by default a GPU if
+    onnxruntime-gpu finds one, which serves one thread."""
 
-    def __init__(
-        self, model: Union[Path, bytes], device: Optional[str] = None, requests: int = 1
-    ) -> None:
+    def __init__(self, path: Path, device: Optional[str] = None, requests: int = 1) -> None:
         os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')  # else onnxruntime reports its use
         import onnxruntime
 
@@ -47,8 +45,7 @@ class OnnxRuntime:
         self.requests = requests if providers == ['CPUExecutionProvider'] else 1
         if self.requests > 1:  # which compute, too, and share the session's other threads
             options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
-        given = model if isinstance(model, bytes) else str(model)
-        self.session = onnxruntime.InferenceSession(given, options, providers)
+        self.session = onnxruntime.InferenceSession(str(path), options, providers)
         used = self.session.get_providers()  # without those that could not be started
         check_device('onnxruntime', device or used[0], used if device in available else available)
         entries = self.session.get_modelmeta().custom_metadata_map

@@ -1,7 +1,5 @@
 """Memory of this process, in bytes. Exact on Linux; on macOS an upper bound; not on Windows."""
 
-import ctypes
-import gc
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +18,7 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """Peak resident memory since `restart_peak`, or since the process started (outside Linux,
-    always)."""
+    """Peak resident memory since the process started or, on Linux, since `restart_peak`."""
     return of_process('VmHWM')
 
 
@@ -51,22 +48,6 @@ def available() -> int:
         numbers = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
         free = min(free, int((group / 'memory.max').read_text()) - int(numbers['anon']))
     return free
-
-
-def trim() -> None:
-    """Return freed heap to the OS, so that reuse shows up in the resident memory. With a C library
-    other than glibc, this only runs Python's garbage collector."""
-    gc.collect()
-    malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)
-    if malloc_trim:
-        malloc_trim(0)
-
-
-def limit() -> None:
-    """Make allocations fail before the machine runs out of memory. No effect outside Linux."""
-    with suppress(OSError, ValueError):
-        most = in_bytes('/proc/meminfo', 'MemAvailable') + of_process('VmSize')
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def in_bytes(path: str, field: str) -> int:

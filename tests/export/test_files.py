@@ -202,12 +202,13 @@ class Suppression(Exportable):
         return dict(zip(self.output_names, best(scores, boxes, labels, 20)))
 
 
-def test_suppression_in_onnx_is_that_of_mmcv():
+def test_suppression_in_onnx_is_that_of_mmcv(tmp_path):
     from mmcv.ops import batched_nms as mmcv_nms
 
     model = Suppression(Preprocessing())
     graph = translate(capture(model, False, (10, 30)), model.output_names)
-    run = OnnxRuntime(graph.SerializeToString(), CPU).run
+    onnx.save(graph, tmp_path / 'nms.onnx')
+    run = OnnxRuntime(tmp_path / 'nms.onnx', CPU).run
     images = torch.rand(3, 3, 10, 30) * torch.tensor([60, 60, 1.0])[:, None, None]
     images[2, 2] = 0  # an image without candidates
     found = run({'images': images.numpy()})

@@ -24,18 +24,12 @@ LACKS = {
         mm/test_backbone.py::test_exported_graphs""",
     'symbolic traces through arithmetic with shapes': """
         core/test_timm_models.py::test_graphs_of_other_tracers""",
-    'a compiler for all that we do': """
-        core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-alone-compiled
-        core/test_paths.py::test_maps_and_gradients_are_the_same[columnar-padded-compiled
-        mm/test_masked_map.py::test_compiled""",
+    'a compiler for all that we do': 'mm/test_masked_map.py::test_compiled',
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
     'files of more than tensors, read safely': """
         runner/test_models.py::test_checkpoints_with_options""",
-    'flop counts': 'runner/test_class_types.py::test_a_segmentor_is_counted',
     "names of classes in Python's errors of arguments": """
-        runner/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal
-        runner/test_mistakes.py::test_in_a_run[train-optim_wrapper.optimizer.lrr
-        runner/test_mistakes.py::test_in_a_run[train-randomness.sede""",
+        runner/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
     'exports': 'core/test_downloads.py::test_tools_take_names_or_say_why_not',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',

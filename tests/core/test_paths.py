@@ -61,7 +61,7 @@ PATHS = {
 }
 # Compiling takes seconds; `test_export.py` has unpadded ones. SVT has both kinds of attention.
 CASES = [
-    pytest.param(name, valid, path, id=f'{name}, {path}{"" if valid is None else ", padded"}')
+    pytest.param(name, valid, path, id=f'{name}-{path}{"" if valid is None else "-padded"}')
     for name, path, valid in itertools.product(BACKBONES, PATHS, (None, VALID))
     if 'compiled' not in path or valid is not None and (path == 'compiled' or name == 'svt')
 ]

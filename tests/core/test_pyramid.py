@@ -16,9 +16,6 @@ from cpvt_pyramid.position import Grid
 TWINS = [name for name in ARCHS if name.startswith(('pcpvt', 'svt')) and name != 'pcpvt_nano']
 
 
-# --- against the slow version ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize('size', [(224, 240), (240, 224), (56, 56)], ids=str)
 def test_window_padding_is_masked_when_one_side_alone_needs_it(size):
     """56 x 60 tokens: the mask of Twins' segmentation code, mmseg and mmpretrain hides nothing
@@ -47,21 +44,15 @@ def test_equals_timm(name):
         same_maps(ours(image), theirs.forward_intermediates(image, intermediates_only=True))
 
 
-@pytest.mark.parametrize(
-    'arch, parameters',
-    [
-        ('pcpvt_small', 23_592_192),
-        ('pcpvt_base', 43_314_432),
-        ('pcpvt_large', 60_475_648),
-        ('svt_small', 23_546_752),
-        ('svt_base', 55_300_416),
-        ('svt_large', 98_244_352),
-        # The tables of PVT, (56^2 * 64 + 28^2 * 128 + 14^2 * 320 + 7^2 * 512 values), for the PEGs.
-        ('pvt_small', 23_592_192 - 10_240 + 388_864),
-        ('pvt_medium', 43_314_432 - 10_240 + 388_864),
-        ('pvt_large', 60_475_648 - 10_240 + 388_864),
-    ],
-)
+@pytest.mark.parametrize('arch, parameters', [
+    ('pcpvt_small', 23_592_192), ('svt_small', 23_546_752),
+    ('pcpvt_base', 43_314_432), ('svt_base', 55_300_416),
+    ('pcpvt_large', 60_475_648), ('svt_large', 98_244_352),
+    # The tables of PVT, (56^2 * 64 + 28^2 * 128 + 14^2 * 320 + 7^2 * 512 values), for the PEGs.
+    ('pvt_small', 23_592_192 - 10_240 + 388_864),
+    ('pvt_medium', 43_314_432 - 10_240 + 388_864),
+    ('pvt_large', 60_475_648 - 10_240 + 388_864),
+])  # fmt: skip
 def test_number_of_parameters_is_the_published_one(arch, parameters):
     with torch.device('meta'):
         model = CPVTPyramid(arch, stage_norm=False)

@@ -58,10 +58,8 @@ def test_digits_keep_away_from_edges():
     scenes = draw_scenes('test', 100, 3, (8, 9), inset=2)
     assert (scenes.rows.min(), scenes.rows.max()) == (2, 5)
     assert (scenes.columns.min(), scenes.columns.max()) == (2, 6)
-    for grid, inset in (((6, 8), 2), ((2, 6), 0)):
-        got = f'{grid[0]} x {grid[1]} and inset={inset}'
-        with pytest.raises(ValueError, match=f'3 x 3 cells within the inset, got {got}'):
-            draw_scenes('test', 1, 3, grid, inset=inset)
+    with pytest.raises(ValueError, match='3 x 3 cells within the inset, got 6 x 8 and inset=2'):
+        draw_scenes('test', 1, 3, (6, 8), inset=2)
 
 
 def test_pictures_are_what_their_labels_say():

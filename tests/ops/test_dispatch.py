@@ -91,7 +91,7 @@ def test_the_environment_selects_plain():
             assert with_torch(torch.__version__).plain_selected() == (value == '1')
 
 
-def test_below_27_the_plain_operations_run():
+def test_older_torch():
     older = with_torch('2.1.2+cpu')
     with older.plain(False):
         assert older.plain_selected()
@@ -99,10 +99,7 @@ def test_below_27_the_plain_operations_run():
     older.require_torch((2, 1), 'this')
     with pytest.raises(ImportError, match='^that needs torch 2.4 or newer, found .*; pip install '):
         older.require_torch((2, 4), 'that')
-
-
-def test_a_torch_that_is_too_old_is_named():
-    """In place of "cannot import name"."""
+    # One that is too old is named, in place of "cannot import name".
     with pytest.raises(ImportError, match=r'cpvt_pyramid needs torch 2.1 .*, found 1.13.1\+cu'):
         with_torch('1.13.1+cu117')
     error = AttributeError("module 'torch' has no attribute 'compiler'")

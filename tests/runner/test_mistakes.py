@@ -104,8 +104,6 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
     ('test', f'{DETECTOR} --out all.json', '--out must end in .pkl or .pickle'),
     ('test', f'{DETECTOR} --tta --cfg-options test_dataloader.dataset.pipeline.1.scale=a',
      '--tta needs tta_pipeline, or a Resize in the test pipeline with a scale'),
-    ('test', f'{DETECTOR} --tta --cfg-options test_dataloader.dataset.pipeline.1.type=Pad',
-     '--tta needs tta_pipeline, or a Resize in the test pipeline with a scale'),
     # Files
     ('train', f'{SET} load_from=x.pth', 'no checkpoint at x.pth'),
     ('train', f'{INIT}=None', 'init_cfg.checkpoint must be a path or an address'),

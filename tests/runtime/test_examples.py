@@ -20,16 +20,13 @@ def opened(name: str, **options: float) -> Predictor:
     return predictor
 
 
-def test_the_detector():
+def test_digits_are_found():
     predictor = opened('digits-detection.onnx', score_thr=0.5, batch_size=2)
     for found, digits in zip(predictor([EXAMPLES / name for name in DIGITS]), DIGITS.values()):
         names = [found.classes[label] for label in found.labels]
         for digit, (x, y) in digits.items():
             x1, y1, x2, y2 = found.boxes[names.index(digit)]
             assert x1 < x < x2 and y1 < y < y2
-
-
-def test_the_segmentor():
     found = opened('digits-segmentation.onnx')(EXAMPLES / '2.jpg')
     # Points on the strokes of a nine and a zero, and on the fur.
     names = [found.classes[found.labels[y, x]] for x, y in ((70, 63), (52, 110), (30, 30))]

@@ -47,13 +47,6 @@ def test_workflows_call_targets(path):
     assert called <= set(TARGETS)
 
 
-def test_extras_exist():
-    dependencies = yaml.safe_load((ROOT / 'environment.yml').read_text())['dependencies']
-    (packages,) = [d['pip'] for d in dependencies if isinstance(d, dict)]
-    names = re.findall(r'\w+', re.search(r'\[(.*)\]', packages[0])[1])
-    assert names and all(f"'{name}': " in SETUP for name in names)
-
-
 def test_containers_set_up():
     files = list((ROOT / 'docker').glob('*.Dockerfile'))
     assert len(files) == 2
@@ -65,7 +58,7 @@ def test_containers_set_up():
         assert re.search(r'make setup(\s|$)', text)
 
 
-def test_versions():
+def test_versions_and_extras():
     """tests/release.py knows the oldest Python, as setup.py does; actions run on a new Node."""
     workflow = WORKFLOWS[0].read_text()
     oldest = re.search(r"python_requires='>=3\.(\d+)'", SETUP)[1]
@@ -73,3 +66,7 @@ def test_versions():
     assert re.search(rf'\b3\.{oldest}\b', workflow)
     used = re.findall(r'uses: actions/([\w-]+)@v(\d+)', workflow)
     assert used and all(int(version) >= ACTIONS[name] for name, version in used)
+    dependencies = yaml.safe_load((ROOT / 'environment.yml').read_text())['dependencies']
+    (packages,) = [d['pip'] for d in dependencies if isinstance(d, dict)]
+    names = re.findall(r'\w+', re.search(r'\[(.*)\]', packages[0])[1])
+    assert names and all(f"'{name}': " in SETUP for name in names)

@@ -55,7 +55,8 @@ def test_commands(photographs, tmp_path, monkeypatch):
     threshold = tool.prepare(RETINANET, work, photographs / '0.jpg', exported=False)
     assert 0 < float(threshold) < 1
     shutil.copy(ROOT / 'examples/digits-detection.onnx', work / 'model.onnx')
-    folder = tool.link(sorted(photographs.iterdir()), 4, work)
+    monkeypatch.chdir(tmp_path)  # the default folder is relative
+    folder = tool.link(sorted(Path('photographs').iterdir()), 4, work)
     assert (folder / '0003.jpg').resolve() == photographs / '0.jpg'
     command = tool.command_line('onnxruntime', work, folder, threshold, None)
     assert tool.run(command, work, 1, 4) > 0

@@ -196,7 +196,7 @@ def find_photographs(images: str | None, folder: Path) -> list[Path]:
     if images:
         from cpvt_pyramid.tooling.inputs import find_inputs
 
-        return [path.resolve() for path in find_inputs([images])]
+        return list(find_inputs([images]))
     if not any(folder.iterdir()):
         with imports_of('throughput'):
             import skimage.data
@@ -216,7 +216,7 @@ def link(photographs: Sequence[Path], count: int, work: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for i, path in zip(range(count), itertools.cycle(photographs)):
-        (folder / f'{i:04}{path.suffix}').symlink_to(path)
+        (folder / f'{i:04}{path.suffix}').symlink_to(path.resolve())
     return folder
 
 

@@ -47,7 +47,7 @@ def test_learning_rate_falls_layer_by_layer_towards_the_image(arch, layers_after
     assert set(lr.values()) == {0.5**i for i in range(model.backbone.num_layers)}
 
 
-def test_other_options_of_the_constructor_work():
+def test_custom_keys_reach_the_peg():
     custom_keys = dict(pos_block=dict(lr_mult=10.0, decay_mult=0.0), head=dict(lr_mult=2.0))
     found = rates(detector(), layer_decay=0.5, norm_decay_mult=0.0, custom_keys=custom_keys)
     assert found['backbone.pos_block.3.proj.0.weight'] == (10 * 0.5**2, 0)

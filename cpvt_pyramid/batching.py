@@ -1,0 +1,75 @@
+"""Batches in which no image is padded by another.
+
+A model pads each image to multiples of its stride, which depends on the image alone. In a batch of
+images whose padded sizes are equal, nothing else is padding, so that each image's results are those
+that it has alone, whatever the model. All programs of this package form their batches here.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+Item = TypeVar('Item')
+Result = TypeVar('Result')
+
+WAITING = 64
+
+
+def padded_size(size: Sequence[int], multiple: int) -> tuple[int, int]:
+    """Height and width of an image after padding to multiples, both in pixels."""
+    height, width = (-(-side // multiple) * multiple for side in size)
+    return height, width
+
+
+def map_in_batches(
+    function: Callable[[list[Item]], Iterable[Result]],
+    items: Iterable[Item],
+    key: Callable[[Item], Hashable],
+    batch_size: int,
+    waiting: int = WAITING,
+) -> Iterator[Result]:
+    """Call a function with batches of items that have one key; yields results in order of items.
+
+    Args:
+        function: takes a list of items, and returns a result for each of them.
+        items: read as they are needed.
+        key: what items of one batch have in common, such as the padded size of an image.
+        batch_size: items in a full batch.
+        waiting: how many items are held at most, those whose results wait for an earlier item
+            included. Where this is reached, a batch with the earliest item runs before it is full.
+
+    Examples:
+        >>> words = ['one', 'three', 'two', 'seven', 'six']
+        >>> list(map_in_batches(lambda batch: [(word, len(batch)) for word in batch], words, len, 2))
+        [('one', 2), ('three', 2), ('two', 2), ('seven', 2), ('six', 1)]
+    """
+    groups: defaultdict[Hashable, list[tuple[int, Item]]] = defaultdict(list)
+    results: dict[int, Result] = {}
+    first_held = 0  # index of the earliest item whose result has not been yielded
+    keys: dict[int, Hashable] = {}
+
+    def run(group_key: Hashable) -> None:
+        group = groups.pop(group_key)
+        found = function([item for _, item in group])
+        for (index, _), result in zip(group, found):
+            results[index] = result
+
+    def ready() -> Iterator[Result]:
+        nonlocal first_held
+        while first_held in results:
+            yield results.pop(first_held)
+            del keys[first_held]
+            first_held += 1
+
+    for index, item in enumerate(items):
+        keys[index] = key(item)
+        groups[keys[index]].append((index, item))
+        if len(groups[keys[index]]) == batch_size:
+            run(keys[index])
+            yield from ready()
+        while index + 1 - first_held >= max(waiting, batch_size):
+            run(keys[first_held])
+            yield from ready()
+    while keys:
+        run(keys[first_held])
+        yield from ready()

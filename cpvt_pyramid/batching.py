@@ -50,7 +50,9 @@ def map_in_batches(
 
     def run(group_key: Hashable) -> None:
         group = groups.pop(group_key)
-        found = function([item for _, item in group])
+        found = list(function([item for _, item in group]))
+        if len(found) != len(group):
+            raise ValueError(f'a batch of {len(group)} needs as many results, got {len(found)}')
         for (index, _), result in zip(group, found):
             results[index] = result
 

@@ -85,6 +85,7 @@ test-core: dist  ## try the core of the wheel with the newest torch and nothing 
 
 lint: setup  ## check the style, and the types of the public API
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 	.venv/bin/mypy --cache-dir build/mypy
 
 table: setup  ## update the README's table of models and docs/models.md

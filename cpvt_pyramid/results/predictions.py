@@ -103,7 +103,9 @@ class _Prediction:
             if item['label'] < len(self.classes)
         ]
 
-    def write(self, folder: Path, name: str, source: Union[str, Path]) -> None:
+    def write(
+        self, folder: Path, name: str, source: Union[str, Path], pictures: bool = True
+    ) -> None:
         """Write NAME.overlay.png, and NAME.detections.json, NAME.labels.png, or NAME.segments.json
         and .png.
 
@@ -111,8 +113,10 @@ class _Prediction:
             folder: an existing folder.
             name: begins the file names.
             source: the image's path, for the JSON file.
+            pictures: draw and write NAME.overlay.png.
         """
-        save_picture(self.draw(), folder / f'{name}.overlay.png', compress_level=1)
+        if pictures:
+            save_picture(self.draw(), folder / f'{name}.overlay.png', compress_level=1)
         if self.kind != 'detections':  # the pixels, without loss
             save_picture(self._picture(), folder / f'{name}.{self.kind}.png')
         if self.kind != 'labels':

@@ -98,6 +98,20 @@ def test_pictures_in_notebooks():
     assert Image.open(io.BytesIO(wide._repr_png_())).width == 1600
 
 
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize('found', [found for found, _ in ALL])
+def test_overlays_can_be_left_out(found):
+    for folder, pictures in (('all', True), ('some', False)):
+        Path(folder).mkdir()
+        found.write(Path(folder), 'a', 'a.png', pictures=pictures)
+    written = contents_of(Path('all'))
+    del written['a.overlay.png']
+    assert contents_of(Path('some')) == written
+
+
 PAGE = (ROOT / 'docs/results.md').read_text()
 
 

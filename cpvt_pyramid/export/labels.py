@@ -8,7 +8,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..regions import possible_classes, resample
+from ..ops.label_maps import possible_classes
+from ..regions import resample
 
 UINT8, INT32 = 2, 6  # ONNX's numbers
 DTYPES = {UINT8: torch.uint8, INT32: torch.int32}
@@ -17,8 +18,7 @@ DTYPES = {UINT8: torch.uint8, INT32: torch.int32}
 def resized_labels(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The class of each pixel (B, H, W) after scores (B, K, h, w) are resized by weights (B, H, h)
     and (B, W, w), those of one or two bilinear resizings."""
-    used = [weights.amax(1) > 0 for weights in (rows, columns)]
-    possible = possible_classes(scores, used[0][:, :, None] & used[1][:, None]).any(0)
+    possible = possible_classes(scores).any(0)
     dtype = UINT8 if scores.shape[1] <= 256 else INT32
     return best_of_classes(scores, rows, columns, possible, dtype)
 

@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement, PixelData
 from torch import Tensor, nn
 
-from ...regions import possible_classes
+from ...ops.label_maps import possible_classes
 
 upsample = torch.ops.aten.upsample_bilinear2d.out  # that of F.interpolate
 

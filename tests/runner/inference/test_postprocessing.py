@@ -20,7 +20,7 @@ from models.small import mask_rcnn
 from support import load_tool
 from torch import nn
 
-from cpvt_pyramid.regions import possible_classes
+from cpvt_pyramid.ops.label_maps import possible_classes
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference.postprocessing import (
     Unresized,

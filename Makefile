@@ -3,7 +3,7 @@ PY := .venv/bin/python
 DETECTION := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
-.PHONY: help setup demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
+.PHONY: help setup packages demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
 	test-transformers docs dist test-core lint lock table drift-table gpu-report cpu-report fuzz
 
 help:  ## this list
@@ -11,6 +11,10 @@ help:  ## this list
 
 setup:  ## create or complete the environment in .venv
 	@tools/setup_env.sh
+
+# Without mmcv, whose operators take minutes to compile.
+packages:
+	@tools/setup_env.sh packages
 
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
@@ -28,7 +32,7 @@ demo: setup  ## train a detector on handwritten digits, evaluate it, draw its pr
 demo-seg: demo  ## the same for a segmentor with the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
-lab: setup  ## test the papers' claims about position on small models, in half an hour on 2 cores
+lab: packages  ## test the papers' claims about position on small models, in half an hour on 2 cores
 	$(PY) tools/position_lab.py encodings placement resolution
 
 test: setup  ## run the tests
@@ -64,17 +68,17 @@ gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/rep
 cpu-report: setup  ## measure on an idle CPU; writes work_dirs/cpu-report/report.md
 	$(PY) tools/benchmarks/report.py --device cpu
 
-test-timm: setup  ## run timm's own tests of models over ours
+test-timm: packages  ## run timm's own tests of models over ours
 	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2
 
 drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
 	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write
 
-docs: setup  ## build the documentation in build/site; a broken link is an error
+docs: packages  ## build the documentation in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo 'Open build/site/index.html; to search it: python -m http.server --directory build/site'
 
-dist: setup  ## build the wheel and the source archive in dist/, and try them in bare environments
+dist: packages  ## build the wheel and the source archive in dist/, and try them in bare environments
 	rm -rf dist
 	$(PY) -m build --installer uv
 	$(PY) -m twine check --strict dist/*
@@ -83,7 +87,7 @@ dist: setup  ## build the wheel and the source archive in dist/, and try them in
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
 
-lint: setup  ## check the style, and the types of the public API
+lint: packages  ## check the style, and the types of the public API
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --cache-dir build/mypy
@@ -91,7 +95,7 @@ lint: setup  ## check the style, and the types of the public API
 table: setup  ## update the README's table of models and docs/models.md
 	$(PY) tools/benchmarks/model_table.py --write
 
-lock: setup  ## update the pinned versions of requirements/requirements.in
+lock: packages  ## update the pinned versions of requirements/requirements.in
 	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \
 	  --custom-compile-command 'make lock' --override requirements/overrides.txt \
 	  requirements/requirements.in --output-file requirements/requirements.txt

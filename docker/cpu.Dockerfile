@@ -7,7 +7,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/cpvt_pyramid
 COPY . .
-# Compiles mmcv's operators: 10 to 30 minutes on 2 cores.
+# Compiles mmcv's operators: 4 to 10 minutes on 2 cores.
 RUN UV_NO_CACHE=1 make setup TORCH=cpu && rm -rf ~/.cache
 ENV PATH=/opt/cpvt_pyramid/.venv/bin:$PATH
 CMD ["python", "-m", "cpvt_pyramid.doctor"]

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# usage: tools/setup_env.sh [original-mm | original-mm-new-torch | oldest-torch | transformers]
+# usage: tools/setup_env.sh [packages | original-mm | original-mm-new-torch | oldest-torch |
+#                            transformers]
 #
-# Create or complete an environment in the checkout: .venv with everything that is used here,
-# .venv-original-mm with the original OpenMMLab packages and torch 2.1, or the newest,
-# .venv-oldest-torch for the tests of the core with the oldest torch that has the fast operations, or
-# .venv-transformers for those with transformers. Safe to run at any time. Environment variables:
+# Create or complete an environment in the checkout: .venv with everything that is used here, or
+# with `packages` all but mmcv, whose operators must be compiled; .venv-original-mm with the original
+# OpenMMLab packages and torch 2.1, or the newest; .venv-oldest-torch for the tests of the core with
+# the oldest torch that has the fast operations; .venv-transformers for those with transformers.
+# Safe to run at any time. Environment variables:
 #   PYTHON=python3.12            the interpreter, 3.10 to 3.13 (default: 3.11, if there is one);
 #                                with torch 2.1, 3.9 to 3.11 (default: the oldest)
 #   TORCH=cpu                    the build of torch: cpu, a CUDA version such as cu126, auto (the
@@ -21,9 +23,15 @@ cd "$(dirname "$0")/.."
 fail() { echo "setup: $*" >&2; exit 1; }
 py() { "$venv/bin/python" "$@"; }
 
-constraints=/dev/null pythons="3.11 3.12 3.13 3.10"
+constraints=/dev/null
+pythons="3.11 3.12 3.13 3.10"
+stamp_file=complete
 case "${1:-}" in
   "") venv=.venv requirements=(requirements/requirements.txt requirements/mmcv.txt) ;;
+  packages)
+    venv=.venv requirements=(requirements/requirements.txt)
+    stamp_file=packages
+    ;;
   original-mm) venv=.venv-$1 requirements=(requirements/$1.txt) pythons="3.9 3.10 3.11" ;;
   original-mm-new-torch)
     venv=.venv-$1 requirements=(requirements/$1.txt)
@@ -48,19 +56,32 @@ torch=${TORCH:-$present}
 [[ $torch =~ ^(default|auto|cpu|cu[0-9]+)$ ]] ||
   fail "TORCH must be cpu, a CUDA version such as cu126, auto or default, got $torch"
 
-# Nothing to do if neither these files nor what the builds depend on have changed.
-inputs() {
-  cat "${requirements[@]}" "$constraints" requirements/overrides.txt tools/setup_env.sh setup.py
-  echo "$torch ${FORCE_CUDA:-} ${TORCH_CUDA_ARCH_LIST:-} ${CUDA_HOME:-} ${CUDA_VISIBLE_DEVICES--}"
+mmcv=$(cat "${requirements[@]}" | grep -E '^(onedl-)?mmcv==' || true)
+
+# Nothing to do if neither these files nor what the operators are compiled for have changed.
+packages_from() {
+  cat "${requirements[0]}" "$constraints" requirements/overrides.txt tools/setup_env.sh setup.py
+  echo "$torch"
+}
+operators_from() {
+  echo "$mmcv"
+  echo "${FORCE_CUDA:-} ${TORCH_CUDA_ARCH_LIST:-} ${CUDA_HOME:-} ${CUDA_VISIBLE_DEVICES--}"
   command -v nvcc || true
   nvidia-smi -L 2>/dev/null | sed 's/(UUID.*//' || ls /dev/nvidia[0-9]* 2>/dev/null || true
 }
-stamp=$(inputs | sha256sum)
-if [ "$(cat "$venv/complete" 2>/dev/null)" = "$stamp" ] && [ -z "${MMCV_WHEEL:-}" ]; then
-  py -c '' 2>/dev/null && exit 0
+packages_stamp=$(packages_from | sha256sum)
+if [ -n "$mmcv" ]; then
+  stamp=$({ packages_from; operators_from; } | sha256sum)
+else
+  stamp=$packages_stamp
+fi
+up_to_date() {
+  [ "$(cat "$venv/$stamp_file" 2>/dev/null)" = "$stamp" ] && py -c '' 2>/dev/null
+}
+if [ -z "${MMCV_WHEEL:-}" ] && up_to_date; then
+  exit 0
 fi
 
-mmcv=$(cat "${requirements[@]}" | grep -E '^(onedl-)?mmcv==' || true)
 # The first of these versions that runs, on the PATH or in pyenv.
 find_python() {
   local version path
@@ -79,11 +100,14 @@ version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 [ -z "$mmcv" ] || [ -n "${MMCV_WHEEL:-}" ] || command -v g++ >/dev/null ||
   fail "g++ not found; install a C++ compiler for mmcv's operators, or set MMCV_WHEEL=... to a wheel"
 
-# One set-up of an environment at a time; a second one waits.
+# One set-up of an environment at a time. A second one waits until it finds what it would do done:
+# `packages` does not wait for the operators.
 exec 9>"$venv.lock"
 if ! flock -n 9; then
   echo "setup: waiting for another set-up of $venv"
-  flock 9
+  until flock --timeout 1 9; do
+    if up_to_date; then exit 0; fi
+  done
 fi
 
 if [ -e "$venv" ] && [ "$torch" != "$present" ]; then
@@ -111,6 +135,8 @@ install "${backend[@]}" --compile-bytecode --override requirements/overrides.txt
   --constraint <(pins "$constraints") -r <(pins "${requirements[0]}") ||
   fail "cannot install the packages with TORCH=$torch"
 echo "$torch" >"$venv/torch"
+install --no-deps --no-build-isolation --editable .
+printf '%s\n' "$packages_stamp" >"$venv/packages"
 
 install_wheel() { install --no-deps --reinstall "$1"; }
 # For CUDA, on this machine's GPU if there is one. A build for CUDA also works without one.
@@ -151,7 +177,7 @@ elif [ -n "$mmcv" ] && ! operators_work; then
   flock -n 8 || { echo "setup: waiting for another set-up to compile mmcv"; flock 8; }
   wheel() { find "$folder" -maxdepth 1 -name "*_$(uname -m).whl" -print -quit; }
   if [ -z "$(wheel)" ]; then
-    echo "setup: compiling mmcv's operators, only this once (for a CPU 15 to 30 minutes on 2 cores; log: $folder/build.log)"
+    echo "setup: compiling mmcv's operators, only this once (for a CPU 4 to 10 minutes on 2 cores; log: $folder/build.log)"
     # The sources are kept until the wheel is complete, so that an interrupted build can continue.
     if [ ! -d "$folder/source" ]; then
       rm -rf "$folder/download"
@@ -162,9 +188,10 @@ elif [ -n "$mmcv" ] && ! operators_work; then
       mv "$folder/download/source" "$folder/source"
     fi
     # An isolated build finds no torch and silently leaves out the operators. mmcv compiles for
-    # any GPU that torch sees, even without nvcc.
+    # any GPU that torch sees, even without nvcc. Python adds -g, which takes half of the time.
     {
       [[ $built_for != *-cpu ]] || export CUDA_VISIBLE_DEVICES=
+      export CFLAGS="-g0 ${CFLAGS:-}"
       PATH=$PWD/$venv/bin:$PATH MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} \
         py -m pip wheel -v --disable-pip-version-check --no-deps --no-build-isolation \
         --wheel-dir "$folder/built" "$folder/source" 2>&1
@@ -179,10 +206,11 @@ elif [ -n "$mmcv" ] && ! operators_work; then
   exec 8>&-
 fi
 
-install --no-deps --no-build-isolation --editable .
 # What torch and mmcv were built for, and whether they can use this machine's GPU.
-py -m cpvt_pyramid.doctor device 'mmcv operators' || true
-printf '%s\n' "$stamp" >"$venv/complete"
+rows=(device)
+[ -z "$mmcv" ] || rows+=('mmcv operators')
+py -m cpvt_pyramid.doctor "${rows[@]}" || true
+printf '%s\n' "$stamp" >"$venv/$stamp_file"
 echo "setup: complete"
 exit
 }

@@ -1,5 +1,6 @@
 """The set-up script, without installing anything: the interpreter is a fake."""
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +24,7 @@ case "$*" in
     mkdir "$folder" && tar -czf "$folder/mmcv.tar.gz" --files-from /dev/null ;;
   "-m pip wheel "*) flag=--wheel-dir; folder=$(after "$@")
     mkdir "$folder" && echo "${CUDA_VISIBLE_DEVICES-$DEVICE}" > "$folder/mmcv_$(uname -m).whl"
+    echo "CFLAGS $CFLAGS" >> log
     echo "[1/1]" ;;
   *.whl) for wheel; do :; done; cp "$wheel" "$venv/wheel" ;;
   "-") echo "torch-cp311-${DEVICE:-cpu}" ;;
@@ -130,6 +132,32 @@ def test_an_environment_is_kept_unless_it_is_broken_or_of_another_build(checkout
     (checkout / 'requirements/mmcv.txt').write_text('onedl-mmcv==9.9\n')
     assert any('--torch-backend cpu' in call for call in complete(checkout))
     assert '-m venv .venv' in complete(checkout, TORCH='default')
+
+
+def test_the_packages_come_before_the_operators_and_are_enough(checkout):
+    calls = complete(checkout, 'packages')
+    assert not compiled(calls) and not (checkout / '.venv/wheel').exists()
+    assert complete(checkout, 'packages') == ['-c ']
+    assert compiled(complete(checkout)) and complete(checkout) == ['-c ']
+    assert complete(checkout, 'packages') == ['-c ']  # also those of a complete environment
+    # While another set-up compiles.
+    stamp = (checkout / '.venv/packages').rename(checkout / 'stamp')
+    with (checkout / '.venv.lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(
+            ['tools/setup_env.sh', 'packages'],
+            cwd=checkout,
+            env={'PATH': f'{checkout}/bin:/usr/bin:/bin', 'HOME': str(checkout)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert waiting.stdout.readline() == 'setup: waiting for another set-up of .venv\n'
+        shutil.copy(stamp, checkout / '.venv/packages')
+        assert waiting.wait(30) == 0
+
+
+def test_operators_are_compiled_without_debugging_information(checkout):
+    assert 'CFLAGS -g0 -O1' in complete(checkout, CFLAGS='-O1')
 
 
 def test_other_environments(checkout):

@@ -71,7 +71,13 @@ setup(
             'onedl-mmengine>=0.10.12',
             'onedl-mmdetection>=3.5.1',
             'onedl-mmsegmentation>=1.4.2',
+            'filelock',
+            'huggingface_hub>=0.31',  # configs start from timm:// weights
+            'matplotlib',
+            'pycocotools',
+            'pyyaml',
             'safetensors',
+            'yapf',
         ],
         'large': ['rasterio'],  # infer.py --tile and --format, bands other than RGB
         # train.py --log-to
@@ -81,7 +87,7 @@ setup(
         'timm': [*TORCH, 'timm>=1.0'],
         'torchvision': [*TORCH, 'torchvision>=0.16'],
         'hub': [*TORCH, 'huggingface_hub>=0.31', 'safetensors'],
-        'export': ['torch>=2.7', *RUNTIME, 'onnx', 'onnxscript'],
+        'export': ['torch>=2.7', *RUNTIME, 'onnx', 'onnxscript', 'scikit-image'],
         'lab': [*TORCH, 'matplotlib', 'scikit-image', 'scikit-learn'],  # experiments/position
         'dev': [
             'hypothesis',

@@ -1,0 +1,124 @@
+"""What each part of the package imports is in the extras that its users install (setup.py)."""
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The extras for each part of the package, by the beginning of its path. The first one counts.
+EXTRAS = {
+    'cpvt_pyramid/app.py': ['app'],
+    'cpvt_pyramid/doctor.py': [],
+    'cpvt_pyramid/export/': ['export'],
+    'cpvt_pyramid/hub.py': ['hub'],
+    'cpvt_pyramid/lab/': ['lab'],
+    'cpvt_pyramid/mm/': ['mm'],
+    'cpvt_pyramid/registry.py': ['mm'],
+    'cpvt_pyramid/results/': [],
+    'cpvt_pyramid/runner/': ['mm'],
+    'cpvt_pyramid/runtime/': ['runtime', 'openvino'],
+    'cpvt_pyramid/timm_models.py': ['timm'],
+    'cpvt_pyramid/tooling/': [],
+    'cpvt_pyramid/torchvision_models.py': ['torchvision'],
+    'cpvt_pyramid/': ['torch'],
+    'tools/export.py': ['export'],
+    'tools/timm_run.py': ['timm'],
+    'tools/': ['mm'],
+}
+# Not in these extras: the user is told what to install, or a plain version works without it.
+OPTIONAL = {
+    'cpvt_pyramid/doctor.py': {'cv2', 'mmcv', 'numpy', 'torch', 'torchvision'},  # looks for them
+    'cpvt_pyramid/downloads.py': {'huggingface_hub'},
+    'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
+    'cpvt_pyramid/hub.py': {'timm'},
+    'cpvt_pyramid/mm/bands.py': {'rasterio'},
+    'cpvt_pyramid/results/drawing.py': {'matplotlib'},
+    'cpvt_pyramid/results/formats.py': {'rasterio'},
+    'cpvt_pyramid/results/predictions.py': {'pandas', 'supervision'},
+    'cpvt_pyramid/runner/inference/': {'rasterio'},
+    'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
+    'cpvt_pyramid/tooling/pages.py': {'matplotlib'},
+    'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
+    'cpvt_pyramid/weights.py': {'safetensors'},
+    'tools/position_lab.py': {'experiments', 'timm', 'torchvision'},
+}
+# mmcv is in no extra, see setup.py. It requires opencv-python, and another distribution of cv2
+# must not be installed over that one.
+COMPILED_LATER = {'mmcv', 'cv2'}
+# The import names of distributions that are called otherwise.
+IMPORT_NAMES = {
+    'mlflow-skinny': 'mlflow',
+    'onedl-mmdetection': 'mmdet',
+    'onedl-mmengine': 'mmengine',
+    'onedl-mmsegmentation': 'mmseg',
+    'pillow': 'PIL',
+    'pyyaml': 'yaml',
+    'scikit-image': 'skimage',
+    'scikit-learn': 'sklearn',
+}
+FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*(ROOT / 'cpvt_pyramid').rglob('*.py'), *(ROOT / 'tools').glob('*.py'))
+)
+
+
+@pytest.fixture(scope='module')
+def declared() -> dict[str, set[str]]:
+    """The import names that each extra brings; '' is every installation."""
+    with mock.patch('setuptools.setup') as setup:
+        runpy.run_path(str(ROOT / 'setup.py'))
+    requirements = {'': setup.call_args.kwargs['install_requires']}
+    requirements |= setup.call_args.kwargs['extras_require']
+    return {extra: set(map(import_name, names)) for extra, names in requirements.items()}
+
+
+def import_name(requirement: str) -> str:
+    name = re.match(r'[\w-]+', requirement)[0]
+    return IMPORT_NAMES.get(name, name)
+
+
+def foreign_imports(path: str) -> set[str]:
+    """The packages that a file imports, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition('.')[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(node.module.partition('.')[0])
+    return names - sys.stdlib_module_names - {'cpvt_pyramid'}
+
+
+def test_imports_are_declared(declared):
+    undeclared = {}
+    for path in FILES:
+        (extras, *_) = [extras for start, extras in EXTRAS.items() if path.startswith(start)]
+        allowed = declared[''].union(*(declared[extra] for extra in extras))
+        if 'mm' in extras:
+            allowed |= COMPILED_LATER
+        for start, names in OPTIONAL.items():
+            if path.startswith(start):
+                allowed |= names
+        if missing := foreign_imports(path) - allowed:
+            undeclared[path] = missing
+    assert not undeclared, 'add them to extras in setup.py, or to OPTIONAL with what users are told'
+
+
+def test_the_tables_name_what_exists(declared):
+    for table in (EXTRAS, OPTIONAL):
+        for start in table:
+            assert any(path.startswith(start) for path in FILES), start
+    for start, names in OPTIONAL.items():
+        imported = set().union(*(foreign_imports(p) for p in FILES if p.startswith(start)))
+        assert names <= imported, start
+    assert {extra for extras in EXTRAS.values() for extra in extras} <= declared.keys()
+
+
+def test_weights_that_configs_name_can_be_downloaded(declared):
+    configs = (path.read_text() for path in (ROOT / 'configs').rglob('*.py'))
+    assert any('timm://' in text for text in configs)
+    assert 'huggingface_hub' in declared['mm']

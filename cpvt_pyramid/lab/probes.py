@@ -316,7 +316,7 @@ class Drift(NamedTuple):
     displacement: float  # mean distance between the probed positions, in shares of the side
 
 
-def padded_size(size: tuple[int, int], share: float, step: int) -> tuple[int, int]:
+def canvas_size(size: tuple[int, int], share: float, step: int) -> tuple[int, int]:
     """Height and width of a padded batch of which this share of the area, or nearly, is padding.
 
     Many models take no size that their stride does not divide: sides grow by multiples of `step`.

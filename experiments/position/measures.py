@@ -21,7 +21,7 @@ from cpvt_pyramid.lab.probes import (
     fit_probe,
     has_padded_convolutions,
     images_of,
-    padded_size,
+    canvas_size,
     padding_drift,
     padding_pattern,
     photographs,
@@ -329,7 +329,7 @@ def pad_group(
 def padded_sizes(group: Group) -> list[tuple[int, int]]:
     """Heights and widths of padded images, one for each share that can be had."""
     side = group.side
-    return list(dict.fromkeys(padded_size((side, side), share, group.step) for share in SHARES))
+    return list(dict.fromkeys(canvas_size((side, side), share, group.step) for share in SHARES))
 
 
 def padded_metrics(

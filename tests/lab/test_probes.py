@@ -148,10 +148,10 @@ def test_masked_padding_changes_nothing_and_unmasked_does():
 def test_padded_sizes_are_what_models_take():
     for side, step in ((224, 32), (48, 8), (64, 32)):
         for share in np.linspace(0, 0.6, 7):
-            size = probes.padded_size((side, side), share, step)
+            size = probes.canvas_size((side, side), share, step)
             assert not any((s - side) % step for s in size) and min(size) >= side
             assert 1 - side**2 / (size[0] * size[1]) == pytest.approx(share, abs=0.14)
-    assert probes.padded_size((224, 224), 0.6, 32) == (352, 352)
+    assert probes.canvas_size((224, 224), 0.6, 32) == (352, 352)
 
 
 def test_recorded_weights_give_what_the_attention_gives():

@@ -13,15 +13,22 @@ PyTorch on this device. The exit status is 1 if they differ.
 
 import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Optional
 
-from ..results.formats import Named, Output
-from ..tooling.command import as_called, one_line, run_command
+import numpy as np
+
+from ..results.formats import Output
+from ..tooling.command import as_called, one_line, program_name, run_command
 from ..tooling.files import Format
 from ..tooling.report import text_table
-from ..tooling.threads import ahead, usable_cores
+from ..tooling.threads import map_in_threads, usable_cores
+
+PROGRESS = (
+    '{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]'
+)
 
 
 def predict_files(
@@ -36,6 +43,7 @@ def predict_files(
     device: Optional[str] = None,
     provider: Optional[str] = None,
     workers: Optional[int] = None,
+    no_pictures: bool = False,
 ) -> int:
     """Run an exported model on images.
 
@@ -46,7 +54,7 @@ def predict_files(
             'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir (DIR): folder for the results.
         backend: what runs the model.
-        batch_size (N): images at a time.
+        batch_size (N): images that pass the model together, if their padded sizes are equal.
         score_thr (SCORE): leave out boxes with a lower score; by default the model's threshold.
         format: write the predictions in this format, too.
         size (PIXELS): shorter side of the model's input; by default that of the training.
@@ -55,6 +63,7 @@ def predict_files(
             if it is installed.
         workers (N): threads that read, predict, draw and write, each with its share of the cores;
             by default one for each core, of which some wait where memory is short. A GPU has one.
+        no_pictures: write no NAME.overlay.png, which takes longer than a small model.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
@@ -74,33 +83,47 @@ def predict_files(
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
 
-    def write_results(batch: Named) -> tuple[list[tuple[Path, str]], list[str]]:
-        """The images that were read, and lines about the others."""
-        read, images, skipped = [], [], []
+    def read(path: Path) -> np.ndarray:
+        if is_video(path):
+            infer = as_called('python tools/infer.py')
+            raise OSError(f'videos need OpenCV; give the model to {infer}')
+        return load_image(path)
+
+    def write_results(batch: list[tuple[Path, str]]) -> list[Optional[str]]:
+        """For each image, why it was skipped, or None."""
+        images: list[np.ndarray] = []
+        names: list[tuple[Path, str]] = []
+        outcomes: list[Optional[str]] = []
         for path, name in batch:
             try:
-                if is_video(path):
-                    infer = as_called('python tools/infer.py')
-                    raise OSError(f'videos need OpenCV; give the model to {infer}')
-                images.append(load_image(path))
-                read.append((path, name))
+                images.append(read(path))
+                names.append((path, name))
+                outcomes.append(None)
             except OSError as error:
-                skipped.append(f'runtime: skipped {path}: {one_line(error)}')
-        for (path, name), result in zip(read, predictor(images)):
-            result.write(folder, name, str(path))
-        return read, skipped
+                outcomes.append(one_line(error))
+        for (path, name), result in zip(names, predictor.predict_together(images)):
+            result.write(folder, name, str(path), pictures=not no_pictures)
+        return outcomes
 
-    batches = [named[start : start + batch_size] for start in range(0, len(named), batch_size)]
+    def batch_key(entry: tuple[Path, str]) -> Optional[tuple[int, int]]:
+        return predictor.batch_key(entry[0])
+
     done: list[tuple[Path, str]] = []
-    with tqdm(total=len(named), unit='image', disable=None) as bar:
-        for result in ahead(write_results, batches, predictor.threads):
-            read, skipped = result()
-            for line in skipped:
+    start = time.monotonic()
+    outcomes = map_in_threads(write_results, named, batch_key, batch_size, predictor.threads)
+    with tqdm(total=len(named), unit=' images', disable=None, bar_format=PROGRESS) as bar:
+        for entry, reason in zip(named, outcomes):
+            if reason is None:
+                done.append(entry)
+            else:
+                line = f'{program_name(predict_files)}: skipped {entry[0]}: {reason}'
                 tqdm.write(line, file=sys.stderr)
-            done += read
-            bar.update(len(read) + len(skipped))
+            bar.update()
+    seconds = time.monotonic() - start
     output.write(done)
     output.report(done, len(named))
+    if done:
+        print(f'{len(done) / seconds:.3g} images per second, reading and writing included')
     return int(len(done) < len(named))
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
@@ -17,6 +17,7 @@ TOO_DEEP = 'an image must have 8 or 16 bits a channel, got 32; scale it to 8 bit
 ROWS = 32  # that are resized at a time
 DARK = 16  # of 256: values below fill at most 12 of 16 bits
 ORIENTATION = 0x0112  # EXIF tag
+ON_THEIR_SIDE = range(5, 9)  # orientations that turn rows into columns
 SUBFILE_TYPE, PART = 254, 0b101  # TIFF tag, and its bits of overviews and masks
 
 
@@ -63,13 +64,37 @@ def load_image(source: Source) -> np.ndarray:
         raise OSError('permission denied') from error
     except Image.DecompressionBombError as error:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        advice = as_called('use python tools/infer.py --tile')
-        raise OSError(f'more than {most} million pixels; {advice}') from error
+        tiles = as_called('python tools/infer.py --tile')
+        raise OSError(
+            f'more than {most} million pixels; cut or reduce it, or use {tiles}, which needs torch '
+            'and mm'
+        ) from error
     except UnidentifiedImageError as error:
         raise OSError('not an image of a kind that Pillow reads') from error
     except Exception as error:  # Pillow raises many kinds on a truncated file
         raise OSError(f'not a complete image: {error}') from error
     raise OSError(TOO_DEEP)
+
+
+def size_of(source: Source) -> Optional[tuple[int, int]]:
+    """Height and width of an image, of a file those in its header; None if it cannot be read."""
+    if isinstance(source, np.ndarray):
+        return source.shape[:2]
+    if isinstance(source, Image.Image):
+        return upright_size(source)
+    try:
+        with Image.open(source) as image:
+            return upright_size(image)
+    except Exception:  # Pillow raises many kinds; `load_image` tells what is wrong
+        return None
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    width, height = image.size
+    if image.format == 'PNG':  # in which Pillow looks for an orientation after the pixels
+        return height, width
+    is_on_its_side = image.getexif().get(ORIENTATION) in ON_THEIR_SIDE
+    return (width, height) if is_on_its_side else (height, width)
 
 
 def _to_rgb(image: Image.Image, name: object) -> np.ndarray:

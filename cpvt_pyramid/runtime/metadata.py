@@ -34,7 +34,10 @@ def items(check: Callable[[Any], bool], count: Optional[int] = None) -> Callable
 
 def sides(v: Any) -> bool:
     """Whether a value holds the longest shorter and longer side of an image."""
-    return isinstance(v, Mapping) and items(number(1, LONGEST))([v.get('short'), v.get('long')])
+    if not isinstance(v, Mapping):
+        return False
+    pair = [v.get('short'), v.get('long')]
+    return items(number(1, LONGEST))(pair) and pair == sorted(pair)
 
 
 def null_or(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -45,7 +48,8 @@ def null_or(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     'classes': (items(lambda v: isinstance(v, str)), 'a list of names'),
     'palette': (items(items(number(0, 255), 3)), 'a list of colours, 3 numbers from 0 to 255'),
-    'resize': (null_or(sides), 'null or short and long, numbers from 1'),
+    'resize': (null_or(sides), 'null or short and long, numbers from 1, short <= long'),
+    'stride': (lambda v: type(v) is int and v >= 1, 'a whole number from 1'),
     'masks': (lambda v: v in (None, 'box', 'image'), 'null, box or image'),
     'raw': (lambda v: isinstance(v, bool), 'true or false'),
     'score_thr': (number(0, 1), 'a number in [0, 1]'),

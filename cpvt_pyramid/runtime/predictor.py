@@ -1,35 +1,38 @@
 """From images to predictions at their own size.
 
 Shapes: images (B, C, H, W), padded at the right and bottom; `valid` (B, 2), the true height and
-width of each in pixels.
+width of each in pixels. The padded sizes of a batch are equal: no image is padded by another.
 """
 
 import copy
 import importlib
 import math
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union, overload
 
 import numpy as np
 
+from ..batching import map_in_batches
 from ..results.drawing import class_palette
 from ..results.predictions import Detections, Kind, LabelMap, Prediction
 from ..tooling import memory
 from ..tooling.command import UserError
 from ..tooling.inputs import IMAGES, local_path
-from ..tooling.threads import Budget, ahead
+from ..tooling.threads import Budget, map_in_threads
 from .comparison import Check
-from .images import Source, load_image, rescaled_size, resize_image, resize_scores
+from .images import Source, load_image, rescaled_size, resize_image, resize_scores, size_of
 from .masks import enlarge_masks, paste_masks
 from .metadata import read_metadata
 from .self_test import verify_session
-from .sessions import Session, open_session, padded_inputs, run_session
+from .sessions import Session, open_session, padded_input, padded_inputs, run_session
 
 # Of memory for a pixel of the input, and of a label map; see `ExportedModel.needed`.
 INPUT_BYTES, LABEL_BYTES = 1000, 80
+PIXEL_BYTES = 15  # of an input pixel at the very least: three floats, and three bytes before
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
 TRAINED = '..runner.inference.trained'  # wraps checkpoints; needs torch and mm, which this does not
@@ -42,7 +45,7 @@ class Predictor:
         model: a file written by tools/export.py, or, where torch and the mm packages are
             installed, a checkpoint of a training, whose config is inside.
         backend: 'onnxruntime' or 'openvino'; not used for a checkpoint.
-        batch_size: images of a list that pass the model together.
+        batch_size: images of a list that pass the model together, if their padded sizes are equal.
         score_thr: leave out boxes with a lower score; None takes the model's own threshold.
         size: shorter side of the model's input in pixels; None takes that of the training.
         device: an execution provider of onnxruntime, such as 'CUDAExecutionProvider', or a device
@@ -84,7 +87,7 @@ class Predictor:
             workers = exported.session.requests
         else:
             self.model, workers = _trained(path, size), 1  # with `predict`, `classes` and so on
-        self.threads = workers if workers > 1 else 0  # besides the caller's, see `ahead`
+        self.threads = workers if workers > 1 else 0  # besides the caller's, see `map_in_threads`
         check_score_thr(score_thr, self.model.kind_of_results)
 
     @overload
@@ -115,12 +118,22 @@ class Predictor:
                 raise OSError(f'{source}: {error}') from error
 
         def predict(batch: Sequence[Source]) -> list[Prediction]:
-            return self.model.predict(list(map(load, batch)), self.score_thr)
+            return self.predict_together([load(source) for source in batch])
 
-        starts = range(0, len(images), self.batch_size)
-        batches = [images[start : start + self.batch_size] for start in starts]
-        threads = self.threads if len(batches) > 1 else 0
-        return [found for results in ahead(predict, batches, threads) for found in results()]
+        threads = self.threads if len(images) > self.batch_size else 0
+        found = map_in_threads(predict, images, self.batch_key, self.batch_size, threads)
+        return list(found)
+
+    def predict_together(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        """The results of images (H, W, 3) RGB uint8, in one batch for each padded size."""
+        return self.model.predict(images, self.score_thr) if images else []
+
+    def batch_key(self, source: Source) -> Optional[tuple[int, int]]:
+        """What the images of a full batch have in common, as far as an image's header tells."""
+        size = size_of(source) if self.batch_size > 1 else None
+        if size is None or not isinstance(self.model, ExportedModel):
+            return size
+        return self.model.canvas(size)
 
     def verify(self) -> list[Check]:
         """Compare the outputs for the synthetic images in the file with PyTorch's, on this device.
@@ -199,15 +212,45 @@ class ExportedModel:
         return other
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
-        """The results of images (H, W, 3) RGB uint8 that pass the model together."""
+        """The results of images (H, W, 3) RGB uint8. Those with the same canvas pass the model
+        together."""
+
+        def canvas(image: np.ndarray) -> tuple[int, int]:
+            return self.canvas(image.shape[:2])
+
+        predict = partial(self.predict_batch, score_thr=score_thr)
+        return list(map_in_batches(predict, images, canvas, self.batch_size(len(images))))
+
+    def predict_batch(
+        self, images: Sequence[np.ndarray], score_thr: Optional[float]
+    ) -> list[Prediction]:
+        """The results of images with the same canvas, in one batch; see `predict`."""
         score_thr = self.about['score_thr'] if score_thr is None else score_thr
-        with self.memory.take(self.needed(images)):
+        with self.memory.take(self.needed(images)), self.one_line_if_too_large(images):
             resized = [self.to_input_size(image) for image in images]
-            outputs = self.run(resized, [image.shape[:2] for image in images])
+            outputs = self.run_batch(resized, [image.shape[:2] for image in images])
             each = zip(outputs, images, [image.shape[:2] for image in resized])
             if self.kind_of_results == 'labels':
                 return [self.label_map(*given) for given in each]
             return [self.detections(*given, score_thr) for given in each]
+
+    @contextmanager
+    def one_line_if_too_large(self, images: Sequence[np.ndarray]) -> Iterator[None]:
+        """Raise a UserError if images in the input size do not fit into memory."""
+        sizes = [self.input_size(image.shape[:2]) for image in images]
+        height, width = max(sizes, key=math.prod)
+        error = UserError(
+            f'{self.path}: an input of {width} x {height} pixels does not fit into memory; '
+            'reduce the size or the batch'
+        )
+        pixels = sum(math.prod(size) for size in sizes)
+        with suppress(OSError):  # known on Linux only
+            if PIXEL_BYTES * pixels > memory.available():
+                raise error
+        try:
+            yield
+        except MemoryError:
+            raise error from None
 
     def needed(self, images: Sequence[np.ndarray]) -> float:
         """An estimate of the bytes of a prediction: maps at the size of the input and, at that of
@@ -259,13 +302,31 @@ class ExportedModel:
             masks = enlarge_masks(output['masks'][keep], scale, size)
         return Detections(image, self.classes, self.palette, boxes, scores, labels, masks)
 
-    def to_input_size(self, image: np.ndarray) -> np.ndarray:
-        """Resize an image (H, W, 3) for the model."""
-        size = rescaled_size(image.shape[:2], *self.resize) if self.resize else image.shape[:2]
+    def input_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width that an image is resized to for the model."""
+        if self.resize:
+            size = rescaled_size(size, *self.resize)
         room = [fixed or math.inf for fixed in self.session.shapes['images'][2:]]
         scale = min(1, *(limit / length for limit, length in zip(room, size)))
         height, width = (max(int(length * scale), 1) for length in size)
-        return resize_image(image, (height, width))
+        return height, width
+
+    def to_input_size(self, image: np.ndarray) -> np.ndarray:
+        """Resize an image (H, W, 3) for the model."""
+        return resize_image(image, self.input_size(image.shape[:2]))
+
+    def canvas(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the padded input of an image of this size, which is resized first."""
+        return self.padded(self.input_size(size))
+
+    def padded(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of an input of this size after padding in the file."""
+        return padded_input(size, self.session.shapes, self.about['stride'])
+
+    def batch_size(self, wanted: int) -> int:
+        """Images that pass the model together: at most those of a file with a fixed batch."""
+        fixed = self.session.shapes['images'][0]
+        return max(min(wanted, fixed or wanted), 1)
 
     def class_scores(self, probabilities: np.ndarray, label: int) -> np.ndarray:
         """What is resized and averaged, of one class: logits, up to a constant of each pixel, as in
@@ -276,35 +337,42 @@ class ExportedModel:
         odds = (1 - threshold, threshold)[label] if len(self.classes) == 2 else 1
         return np.log(np.maximum(probabilities, SMALLEST) / np.float32(odds))
 
-    def run(
-        self, images: Sequence[np.ndarray], originals: Optional[Sequence[tuple[int, int]]] = None
-    ) -> list[dict[str, np.ndarray]]:
-        """The outputs for each image, in one batch if possible; maps without padding.
+    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """The outputs for images (H, W, 3) RGB uint8 in the input size; maps without padding, label
+        maps in the size of the image. Those with the same padded size pass the model together."""
 
-        The images are (H, W, 3) RGB uint8; the label maps have the heights and widths of the
-        images, or those of `originals`.
-        """
-        count, _, *room = self.session.shapes['images']
+        def run(batch: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
+            return self.run_batch(batch, [image.shape[:2] for image in batch])
+
+        def key(image: np.ndarray) -> tuple[int, int]:
+            return self.padded(image.shape[:2])
+
+        return list(map_in_batches(run, images, key, self.batch_size(len(images))))
+
+    def run_batch(
+        self, images: Sequence[np.ndarray], originals: Sequence[tuple[int, int]]
+    ) -> list[dict[str, np.ndarray]]:
+        """The outputs for a batch of one padded size, see `run`; label maps have the heights and
+        widths of `originals`."""
         sizes = [image.shape[:2] for image in images]
-        originals = originals or sizes
-        together = 'valid' in self.session.shapes or len(set(sizes)) == 1
-        if len(images) > (count or len(images) if together else 1):
-            return [self.run([image], [own])[0] for image, own in zip(images, originals)]
-        largest = np.max(sizes, axis=0)
-        if any(n and side > n for n, side in zip(room, largest)):
+        room = self.session.shapes['images'][2:]
+        height, width = np.max(sizes, axis=0)
+        if any(n and side > n for n, side in zip(room, (height, width))):
             raise UserError(
-                f'{self.path} takes images of up to {room[0]} x {room[1]}, got {largest[0]} x '
-                f'{largest[1]}; export it without --size, or reduce --tile'
+                f'{self.path} takes images of up to {room[0]} x {room[1]}, got {height} x '
+                f'{width}; export it without --size, or reduce --tile'
             )
         inputs = padded_inputs(images, self.session.shapes, originals)
         outputs = run_session(self.path, self.session, inputs)
-        found = [{name: x[i] for name, x in outputs.items()} for i in range(len(images))]
-        for output, size, original in zip(found, sizes, originals):
+        found = []
+        for i, (size, original) in enumerate(zip(sizes, originals)):
+            output = {name: x[i] for name, x in outputs.items()}
             if self.kind_of_results == 'labels':  # values in the padding are arbitrary
                 for name, x in output.items():
-                    height, width = original if name == 'labels' else size
-                    output[name] = x[..., :height, :width]
+                    rows, columns = original if name == 'labels' else size
+                    output[name] = x[..., :rows, :columns]
             self.check(output)
+            found.append(output)
         return found
 
     def check(self, output: dict[str, np.ndarray]) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 from ..tooling.command import UserError, one_line
 from .comparison import TOLERANCES, Arrays, Check, compare_outputs, inside, is_detection, worst
 from .metadata import parse_metadata
-from .sessions import Session, padded_inputs, run_session
+from .sessions import Session, padded_input, padded_inputs, run_session
 
-SIZES = ((192, 256), (131, 97), (101, 213))  # height and width of the images; odd ones, too
+# Height and width of the images. The last two are padded to one size, and so make a batch.
+SIZES = ((192, 256), (131, 97), (150, 123))
 VALUES = 2048  # of each output that are compared at most
 CELLS = 512  # of each mask
 
@@ -84,7 +85,8 @@ def unpack(text: str) -> list[Sample]:
 
 
 def verify_session(path: Path, session: Session) -> list[Check]:
-    """Compare the outputs of an opened file with those of PyTorch: of each image, and of a batch.
+    """Compare the outputs of an opened file with those of PyTorch: of each image alone, and of each
+    batch of images whose padded sizes are equal.
 
     Raises:
         UserError: the file has no test data, or cannot be run.
@@ -94,12 +96,16 @@ def verify_session(path: Path, session: Session) -> list[Check]:
         raise UserError(f'{path} has no test data; export it again')
     try:
         samples, tolerances = unpack(session.test), TOLERANCES[about['dtype']]
+        stride = int(about['stride'])
         images = [draw(int(s['image']['seed']), *s['image']['size'].tolist()) for s in samples]
     except Exception as error:  # of base64, zipfile, zlib and NumPy
         raise UserError(f'{path}: damaged test data: {one_line(error)}') from error
     batches = [[i] for i in range(len(samples))]
-    if 'valid' in session.shapes and not about['raw'] and session.shapes['images'][0] is None:
-        batches.append([*range(len(samples))])  # padded; raw candidates are those of the batch
+    if session.shapes['images'][0] is None:
+        together: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, image in enumerate(images):
+            together[padded_input(image.shape[:2], session.shapes, stride)].append(i)
+        batches += [batch for batch in together.values() if len(batch) > 1]
     checks = []
     for batch in batches:
         given = [images[i] for i in batch]

@@ -9,6 +9,7 @@ from typing import Any, Optional, Protocol
 
 import numpy as np
 
+from ..batching import padded_size
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
 
@@ -146,6 +147,19 @@ def open_session(
         raise UserError(f'cannot import {backend}; pip install {backend} ({error})') from error
     except Exception as error:  # the backends' own kinds
         raise UserError(f'{path} is not a complete model: {one_line(error)}') from error
+
+
+def padded_input(
+    size: tuple[int, int], shapes: Mapping[str, Sequence[Optional[int]]], stride: int
+) -> tuple[int, int]:
+    """Height and width of an image after padding to multiples of the stride, or to the fixed size
+    of a file's input. A file that is not told the true sizes would take padding for image, so that
+    its batches have images of one size."""
+    if 'valid' not in shapes:
+        return size
+    height, width = padded_size(size, stride)
+    fixed_height, fixed_width = shapes['images'][2:]
+    return fixed_height or height, fixed_width or width
 
 
 def padded_inputs(

@@ -230,11 +230,9 @@ def one_line(error: Exception, length: int = 300) -> str:
 
 def parser_of(function: Callable) -> ArgumentParser:
     """The parser of the options that a function declares."""
-    file, module = Path(inspect.getfile(function)), function.__globals__
-    name = file.parent.name if file.stem == '__main__' else file.stem
     parser = ArgumentParser(
-        prog=module.get('PROG', name),  # set by cpvt_pyramid/__main__.py: what the user typed
-        description=as_called(module['__doc__'] or ''),
+        prog=program_name(function),
+        description=as_called(function.__globals__['__doc__'] or ''),
         formatter_class=RawDescriptionHelpFormatter,
     )
     documented = documented_arguments(function)
@@ -261,6 +259,13 @@ def parser_of(function: Callable) -> ArgumentParser:
         # torch.distributed.launch passes this number, which it also puts into the environment.
         parser.add_argument('--local_rank', '--local-rank', default=SUPPRESS, help=SUPPRESS)
     return parser
+
+
+def program_name(function: Callable) -> str:
+    """The name of a tool, with which its lines begin: what the user typed, or its file's name."""
+    file = Path(inspect.getfile(function))
+    name = file.parent.name if file.stem == '__main__' else file.stem
+    return function.__globals__.get('PROG', name)  # set by cpvt_pyramid/__main__.py
 
 
 def argparse_settings(kind: Any) -> dict:

@@ -134,6 +134,7 @@ def write_model(name: str, **changes: object) -> Path:
         'classes': DIGITS,
         'palette': [[255, 0, 0], [0, 255, 0], [0, 0, 255]],
         'resize': {'short': 40, 'long': 60},
+        'stride': 32,
         'masks': name if name in ('box', 'image') else None,
         'raw': False,
         'score_thr': 0.3,

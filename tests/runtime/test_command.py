@@ -17,6 +17,7 @@ from support import ROOT, run
 
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
+from cpvt_pyramid.runtime.images import ORIENTATION
 from cpvt_pyramid.runtime.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.inputs import OWNERS
 
@@ -45,9 +46,10 @@ def test_files(model, folder, name, options, capsys):
     said = capsys.readouterr()
     assert 'runtime: skipped in/torn.jpg: not a complete image' in said.err
     assert 'runtime: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
-    done, found = said.out.splitlines()
+    done, found, speed = said.out.splitlines()
     assert done == '4 of 6 done: results in predictions'
     assert found.startswith('found in images: ') and ('%' in found) == (name == 'labels')
+    assert float(speed.split(' images per second')[0]) > 0
     names = {'a': 'a.jpg', 'a-2': 'a.png', 'b': 'b.png', 'c': 'c.png'}
     expected = {f'{n}.{end}' for n in names for end in ('overlay.png', kind)}
     assert files_of('predictions').keys() == expected | {OWNERS}
@@ -83,6 +85,40 @@ def test_workers_change_nothing(model, folder, name, size, backend, capsys):
         said[workers] = capsys.readouterr().err
     assert said[1] == said[3] and said[1].count('skipped') == 2
     assert len(files_of('out-1')) == 9 and files_of('out-1') == files_of('out-3')
+
+
+def test_without_pictures(model, folder, capsys):
+    assert main([str(model('box')), 'in/a.png', '--no-pictures']) == 0
+    assert files_of('predictions').keys() == {'a.detections.json', OWNERS}
+
+
+def test_batches_have_one_padded_size(model, monkeypatch):
+    """Those of images that are far apart, too; results are in order."""
+    sizes = [(50, 90), (90, 50), (96, 30), (45, 88), (20, 20), (91, 40), (33, 65), (64, 90)]
+    Path('in').mkdir()
+    for i, size in enumerate(sizes):
+        Image.fromarray(np.full((*size, 3), 50 + i, np.uint8)).save(f'in/{i}.png')
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6
+    Image.fromarray(np.full((90, 50, 3), 200, np.uint8)).save('in/9.jpg', exif=turned)
+    given, run = [], OnnxRuntime.run
+
+    def recorded(session, inputs):
+        given.append(inputs)
+        return run(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', recorded)
+    path = str(model('detection', resize=None, score_thr=0.1))
+    for workers in ('1', '3'):
+        given.clear()
+        assert main([path, 'in', '--batch-size', '3', '--workers', workers]) == 0
+        assert sorted(len(inputs['images']) for inputs in given) == [1, 1, 2, 2, 3]
+        for inputs in given:
+            assert len({tuple(-(-side // 32) for side in size) for size in inputs['valid']}) == 1
+    for i, size in enumerate(sizes):
+        found = json.loads(Path(f'predictions/{i}.detections.json').read_text())['detections'][0]
+        assert found['box'] == [0, 0, *size[::-1]]
+        assert found['score'] == pytest.approx((50 + i) / 255, abs=1e-4)
 
 
 def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys, request):

@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -15,8 +16,11 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from cpvt_pyramid.runtime import Predictor, UserError
+from cpvt_pyramid.runtime import predictor as predictor_module
 from cpvt_pyramid.runtime.images import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.runtime.masks import paste_masks
+from cpvt_pyramid.runtime.sessions import OnnxRuntime
+from cpvt_pyramid.tooling import memory
 
 
 def assert_same(first, second):
@@ -188,7 +192,8 @@ EDITED = {
     'classes': [None, [], 'one', [1, 2, 3]],
     'palette': [None, [['red', 0, 0]], [[0, 0, 256]]],
     'resize': [{'short': 0, 'long': 60}, {'short': '40', 'long': 60}, [40, 60],
-               {'short': float('nan'), 'long': 60}],
+               {'short': float('nan'), 'long': 60}, {'short': 61, 'long': 60}],
+    'stride': [0, 32.0, None, True],
     'score_thr': ['0.3', None, 2], 'raw': ['no', None], 'masks': ['pixels', {}],
     'size': [[0, 0]], 'resized': ['labels'], 'threshold': ['0.5', 1],
     'task': ['features', [], {}], 'format': [2, '1', None],
@@ -274,3 +279,38 @@ def test_openvinos_own_format(model, photos):
 
     openvino.save_model(openvino.Core().read_model(model('box')), 'box.xml', False)
     assert_same(Predictor('box.xml')(photos[0]), Predictor(model('box'), 'openvino')(photos[0]))
+
+
+def test_inputs_that_do_not_fit_into_memory(model, photos, monkeypatch):
+    path = model('labels', resize={'short': 1e6, 'long': 1e6})
+    told = 'an input of 1000000 x 684211 pixels does not fit into memory; reduce the size'
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr(memory, 'available', Mock(side_effect=OSError))  # not on Linux
+            monkeypatch.setattr(predictor_module, 'resize_image', Mock(side_effect=MemoryError))
+        with pytest.raises(UserError, match=told):
+            Predictor(path)(photos[0])
+    with pytest.raises(UserError, match='an input of 100000 x 68421 pixels does not fit'):
+        Predictor(path, size=100_000)(photos[0])
+
+
+def test_who_shares_a_batch(model, photos, monkeypatch):
+    """Images of one padded size; of one size where the file is not told the true ones; all where
+    its size is fixed."""
+    images = [photos[2], photos[2][:40, :50], photos[0][:60, :90], photos[2]]
+    given, run = [], OnnxRuntime.run
+
+    def recorded(session, inputs):
+        given.append(len(inputs['images']))
+        return run(session, inputs)
+
+    monkeypatch.setattr(OnnxRuntime, 'run', recorded)
+    for name, expected in (
+        ('detection', [1, 3]), ('labels without valid', [1, 1, 2]), ('fixed', [2, 2]),
+    ):  # fmt: skip
+        predictor = Predictor(model(name, resize=None), batch_size=4)
+        given.clear()
+        found = predictor(images)
+        assert sorted(given) == expected
+        for image, result in zip(images, found):
+            assert_same(predictor(image), result)

@@ -67,6 +67,7 @@ def test(
     from cpvt_pyramid.runner.config.load import load_config, work_dir_of
     from cpvt_pyramid.runner.config.unread import check_unread
     from cpvt_pyramid.runner.datasets.checks import check_before_run
+    from cpvt_pyramid.runner.inference.grouping import divide_batches
     from cpvt_pyramid.runner.inference.postprocessing import skip_unread_scores
     from cpvt_pyramid.runner.inference.prediction import results_dump
     from cpvt_pyramid.runner.inference.shared_test import share_test
@@ -107,6 +108,7 @@ def test(
         check.check_classes(cfg, runner.model, 'test')
         if dtype == 'bfloat16':
             replace_forward(runner.model)
+        divide_batches(runner.model)
         if cfg.default_scope == 'mmseg':
             skip_unread_scores(runner)
         if out:

@@ -68,6 +68,29 @@ def test_evaluation(untrained, kind, tta, capsys):
     assert best[0] != best[1] and best[1] == pytest.approx(best[0], rel=0.05)
 
 
+@pytest.mark.parametrize('tta', [(), ('--tta',)])
+@pytest.mark.parametrize('kind', METRICS)
+def test_metrics_do_not_depend_on_the_batch_size(untrained, kind, tta, capsys):
+    """Of images of several sizes."""
+    resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
+    tables, samples = [], []
+    for size in (1, 4):
+        command = [*untrained[kind], *tta, '--out', f'{size}.pkl', '--cfg-options', resize]
+        assert test_tool.main([*command, f'test_dataloader.batch_size={size}']) == 0
+        tables.append(capsys.readouterr().out.splitlines()[-3:])
+        samples.append(pickle.loads(Path(f'{size}.pkl').read_bytes()))
+    assert tables[0] == tables[1]
+    for alone, found in zip(*samples):
+        assert alone['img_path'] == found['img_path']
+        if kind == 'segmentor':
+            pixels = [sample['pred_sem_seg']['data'] for sample in (alone, found)]
+            assert torch.equal(*pixels) and len(pixels[0].unique()) > 1
+            continue
+        alone, found = (sample['pred_instances'] for sample in (alone, found))
+        assert len(found['labels']) and torch.equal(found['labels'], alone['labels'])
+        torch.testing.assert_close(found['bboxes'], alone['bboxes'], rtol=0, atol=1e-2)
+
+
 def test_predictions_are_written_whole_or_not_at_all(untrained, capsys):
     dump = results_dump('mmseg', 'all.pkl')
     assert dump.compute_metrics([{'a': 1}]) == {}

@@ -21,12 +21,13 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from ...mm.valid_region import AppendsValidity
+from ...batching import map_in_batches
 from ...results.predictions import Kind, Prediction
 from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write
 from ...tooling.threads import ahead
 from ..config.load import kind_of, leaves
+from .grouping import size_in_batch
 from .postprocessing import skip_unused
 from .prediction import loaded_bands, read_image, to_prediction
 from .raster import ReadError, picture
@@ -36,7 +37,6 @@ FRAME_RATE = 25  # for videos that do not declare one
 MANY = 1000  # frames of a video that does not declare how many
 DRAWN = 128  # bytes per pixel of an image, for its labels and pictures
 SAMPLED = 200  # images whose sizes are read ahead
-WAITING = 64  # the most images that wait in memory for others of their size
 
 Named = tuple[Path, str]  # an input, and the name for its results
 Skipped = dict[str, str]  # paths of inputs that have no results, and why
@@ -53,11 +53,8 @@ class Prepared(NamedTuple):
 class ModelPredictor:
     """A detector or a segmentor with the test pipeline of its config.
 
-    A detector whose data preprocessor marks the padding takes images of different sizes in a batch.
-    Otherwise all images of a batch have one size: segmentors resize their scores to the size of the
-    batch, which would change the labels of a smaller image.
-
     Args:
+        batch_size: images that pass the model together, of which none is padded by another.
         meta: `classes` and `palette`.
         score_thr: boxes of a lower score are left out.
     """
@@ -68,9 +65,6 @@ class ModelPredictor:
         self.model, self.meta = model, meta
         self.batch_size, self.score_thr = batch_size, score_thr
         self.bands, self.pipeline = loaded_bands(cfg), image_pipeline(cfg)
-        preprocessor = model.data_preprocessor
-        marks_padding = isinstance(preprocessor, AppendsValidity) and preprocessor.valid_region
-        self.pads = marks_padding and cfg.default_scope == 'mmdet'
         skip_unused(model)
 
     def read(self, path: Path) -> np.ndarray:
@@ -91,17 +85,11 @@ class ModelPredictor:
         return Prepared(source, picture(image), data)
 
     def predict(self, images: Iterable[Prepared]) -> Iterator[tuple[Any, Prediction]]:
-        """The source and prediction of each; images of one size stay in order."""
-        waiting = {}  # size: incomplete batch
-        for prepared in images:
-            size = None if self.pads else prepared.data['inputs'].shape
-            waiting.setdefault(size, []).append(prepared)
-            fullest = max(waiting, key=lambda size: len(waiting[size]))
-            full = len(waiting[fullest]) == self.batch_size
-            if full or sum(map(len, waiting.values())) >= max(WAITING, self.batch_size):
-                yield from self._predict(waiting.pop(fullest))
-        for batch in waiting.values():
-            yield from self._predict(batch)
+        """The source and prediction of each, in order."""
+        return map_in_batches(self._predict, images, self._size_in_batch, self.batch_size)
+
+    def _size_in_batch(self, image: Prepared) -> tuple[int, int]:
+        return size_in_batch(self.model, image.data['inputs'])
 
     def _predict(self, batch: Sequence[Prepared]) -> Iterator[tuple[Any, Prediction]]:
         for image in batch:

@@ -43,6 +43,6 @@ class TrainedModel:
         self.predictor.batch_size = len(images)
         self.predictor.score_thr = SCORE_THR if score_thr is None else score_thr
         prepare = self.predictor.prepare
-        inputs = (prepare(i, np.ascontiguousarray(im[..., ::-1])) for i, im in enumerate(images))
-        found = dict(self.predictor.predict(inputs))
-        return [replace(found[i], image=image) for i, image in enumerate(images)]
+        inputs = (prepare(None, np.ascontiguousarray(image[..., ::-1])) for image in images)
+        found = self.predictor.predict(inputs)
+        return [replace(result, image=image) for (_, result), image in zip(found, images)]

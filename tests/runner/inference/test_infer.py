@@ -112,7 +112,7 @@ def test_a_segmentor_and_a_list_on_stdin(untrained, images, monkeypatch, capsys)
 
 @pytest.mark.parametrize('kind', ['detector', 'segmentor'])
 def test_batches_give_what_single_images_give(untrained, kind, sample_dataset):
-    """Of several sizes: padded for the detector, sorted by size for the segmentor."""
+    """Of several sizes."""
     resize = 'test_dataloader.dataset.pipeline.1.keep_ratio=True'
     Path('in').mkdir()
     for i, size in enumerate([(90, 130), (64, 130), (90, 130), (120, 90), (64, 130), (90, 130)]):
@@ -127,18 +127,18 @@ def test_batches_give_what_single_images_give(untrained, kind, sample_dataset):
             assert len(np.unique(one)) > 1 and (one == four).mean() > 0.9999
         else:
             one, four = (boxes(f'{n}/{i}.detections.json') for n in (1, 4))
-            assert one[0]['box'] == pytest.approx(four[0]['box'], abs=0.5)
-            assert one[0]['score'] == pytest.approx(four[0]['score'], abs=0.02)
+            assert one[0]['box'] == pytest.approx(four[0]['box'], abs=0.02)
+            assert one[0]['score'] == pytest.approx(four[0]['score'], abs=2e-4)
 
 
-def test_a_limited_number_of_images_waits_for_others_of_their_size(untrained, monkeypatch):
-    monkeypatch.setattr(batched, 'WAITING', 3)
+def test_images_of_one_size_pass_the_model_together(untrained):
     cfg = load_config(untrained['segmentor'][0])
     model, batches = build_model(cfg, 'cpu'), []
-    predictor = batched.ModelPredictor(model, cfg, {'classes': DIGITS}, 3, 0.3)
-    predictor._predict = lambda batch: batches.append([p.source for p in batch]) or []
+    predictor = batched.ModelPredictor(model, cfg, {'classes': DIGITS}, 2, 0.3)
+    predictor._predict = lambda batch: batches.append([p.source for p in batch]) or batch
     images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
-    list(predictor.predict(predictor.prepare(i, image) for i, image in enumerate(images)))
+    prepared = (predictor.prepare(i, image) for i, image in enumerate(images))
+    assert [image.source for image in predictor.predict(prepared)] == [0, 1, 2, 3, 4]
     assert batches == [[0, 2], [1, 3], [4]]
 
 

@@ -11,7 +11,6 @@ the docstring of the module. A parameter becomes:
     no default                            a positional argument
     a default, or keyword-only            an option; without a default it is required
     bool = False                          a flag
-    bool = True                           a flag --no-NAME, and --NAME
     bool | str = False                    a flag with an optional value; True without a value
     Sequence[T]                           one or more values
     tuple[T, T]                           as many values
@@ -31,12 +30,7 @@ import signal
 import sys
 import types
 import warnings
-from argparse import (
-    SUPPRESS,
-    ArgumentParser,
-    BooleanOptionalAction,
-    RawDescriptionHelpFormatter,
-)
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -255,8 +249,6 @@ def parser_of(function: Callable) -> ArgumentParser:
             continue
         if not required:
             settings['default'] = parameter.default
-            if parameter.default is True:
-                settings['action'] = BooleanOptionalAction
             if parameter.default and not isinstance(parameter.default, bool):
                 several = isinstance(parameter.default, (list, tuple))
                 shown = map(str, parameter.default if several else [parameter.default])

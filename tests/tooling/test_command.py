@@ -81,7 +81,6 @@ def measure(
     size: tuple[int, int] = (512, 640),
     resume: Union[bool, str] = False,
     amp: bool = False,
-    picture: bool = True,
     scale: Optional[float] = None,
     launcher: Literal['none', 'mpi'] = 'none',
     *,
@@ -96,7 +95,6 @@ def measure(
         size (H W): height and width.
         resume (PATH): resume: from PATH, if given.
         amp: mixed precision.
-        picture: draw one.
         scale: factor.
         launcher: starts the processes.
         to_file (FILE): where to write to.
@@ -108,11 +106,10 @@ def measure(
 
 def test_options_come_from_the_signature(capsys):
     given = dict(image='x', kinds=['b'], to_file='y', resume=False, amp=False, scale=None,
-                 size=(512, 640), launcher='none', picture=True)  # fmt: skip
+                 size=(512, 640), launcher='none')  # fmt: skip
     for line, options in (
         ('x a b --to-file y', dict(kinds=['a', 'b'])),
         ('x b --to-file y --size 3 4 --amp --scale 2', dict(size=[3, 4], amp=True, scale=2.0)),
-        ('x b --to-file y --no-picture', dict(picture=False)),
         ('x b --to-file y --resume --launcher mpi', dict(resume=True, launcher='mpi')),
         ('x b --to-file y --resume p --local_rank=1', dict(resume='p', local_rank='1')),
     ):
@@ -131,9 +128,7 @@ def test_help_comes_from_the_docstrings(capsys):
     for text in (
         'IMAGE an image, 100% of it',
         'height and width (default: 512 640)',
-        '--resume [PATH] resume: from PATH, if given --amp mixed precision',
-        '--picture, --no-picture draw one',
-        '--scale SCALE factor',
+        '--resume [PATH] resume: from PATH, if given --amp mixed precision --scale SCALE factor',
         'starts the processes (default: none)',
     ):
         assert text in said

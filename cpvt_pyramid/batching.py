@@ -40,8 +40,8 @@ def map_in_batches(
 
     Examples:
         >>> words = ['one', 'three', 'two', 'seven', 'six']
-        >>> list(map_in_batches(lambda batch: [(word, len(batch)) for word in batch], words, len, 2))
-        [('one', 2), ('three', 2), ('two', 2), ('seven', 2), ('six', 1)]
+        >>> list(map_in_batches(lambda batch: ['+'.join(batch)] * len(batch), words, len, 2))
+        ['one+two', 'three+seven', 'one+two', 'three+seven', 'six']
     """
     groups: defaultdict[Hashable, list[tuple[int, Item]]] = defaultdict(list)
     results: dict[int, Result] = {}

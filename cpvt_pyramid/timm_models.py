@@ -38,7 +38,6 @@ from .archs import ARCHS, COLUMNAR_ARCHS, Arch
 from .columnar import Column, token, with_class_token
 from .layers import Block, Grid, LayerNorm, PatchEmbed, set_checkpointing
 from .mask import fill_outside, pixel_mask
-from .masked_map import cells_of, masked_maps
 from .position import Conv, LearnedPosition, PosCNN, SinCosPosition
 from .pyramid import CPVTPyramid, init_weights
 from .weights import tensors_of, to_ours
@@ -345,23 +344,20 @@ class ColumnClassifier(Classifier, Column):
 class Features(FeatureGetterNet):
     """What `features_only` returns: the maps of a classifier without its head.
 
-    For a `padded_batch`, the maps are `MaskedMap`s, and the features of each image are those that
-    it has alone.
+    `valid`, the size of each image in a padded batch, is that of `CPVTPyramid.forward`.
     """
 
     model: Classifier
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        cells = cells_of(x)
-        if cells is None:
-            return super().forward(x)
-        wanted = self.out_indices if isinstance(self.out_indices, int) else list(self.out_indices)
-        size, valid = x.shape[2:], cells.region.valid
-        maps = self.model.forward_intermediates(
-            x.as_subclass(Tensor), wanted, intermediates_only=True, valid=valid
+    def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
+        return self.model.forward_intermediates(
+            x,
+            self.out_indices,
+            norm=self.norm,
+            output_fmt=self.output_fmt,
+            intermediates_only=True,
+            valid=valid,
         )
-        # timm returns the maps in the order of the model, whatever the order of `out_indices`.
-        return list(masked_maps(maps, valid, size, sorted(self.feature_info.reduction())))
 
     def init_weights(self) -> None:
         self.model.init_weights()

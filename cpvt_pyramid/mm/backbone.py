@@ -10,8 +10,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .. import columnar, pyramid
-from ..masked_map import masked_maps
-from ..ops.dispatch import graph_is_captured, graph_is_exported
+from ..ops.dispatch import graph_is_captured
 from ..weights import LoadReport
 from .valid_region import check_validity, split_validity
 
@@ -34,7 +33,7 @@ class Configured:
         self.validity_checked = False
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        """The core class's maps, contiguous. For a padded batch, each is a `MaskedMap`.
+        """The core class's maps, contiguous; zero in the padding of a padded batch.
 
         Args:
             image: (B, in_channels, H, W), optionally with the validity channel as the last one.
@@ -58,10 +57,7 @@ class Configured:
                 check_validity(channel, valid, self.in_channels)
                 self.validity_checked = not channel.all()
         # mmcv's RoIAlign and deformable convolution read raw NCHW memory, whatever the strides.
-        maps = tuple(x.contiguous() for x in super().forward(image, valid))
-        if valid is None or graph_is_exported() or torch.jit.is_tracing():
-            return maps
-        return masked_maps(maps, valid, image.shape[2:], self.strides)
+        return tuple(x.contiguous() for x in super().forward(image, valid))
 
     def log_load_report(self, report: LoadReport) -> None:
         print_log(f'backbone: {report}', logger='current')

@@ -2,15 +2,21 @@
 
 A data preprocessor appends a channel to the images, 1 inside an image and 0 in the padding, and the
 backbone splits it off. The channel survives sliding windows, wrappers and DDP. A batch without
-padding has no such channel and runs at full speed. After the backbone, `MaskedMap` takes over.
+padding has no such channel and runs at full speed.
+
+Necks and heads read the padding. It matters in inference, where an image that is padded by another
+one would get other results than alone: the data preprocessor warns of such batches, and the
+programs of this package form none (`cpvt_pyramid.batching`).
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from ..batching import padded_size
 from ..mask import pixel_mask
 
 
@@ -56,6 +62,15 @@ class AppendsValidity:
         if training and self.batch_augments is not None:  # which may resize or pad
             samples = zip(data['data_samples'], sizes)
             sizes = [sample.get('img_shape', size) for sample, size in samples]
+        divisor = getattr(self, 'pad_size_divisor', 1)  # mmseg refuses mixed sizes in inference
+        if not training and len({padded_size(size, divisor) for size in sizes}) > 1:
+            warnings.warn(
+                'images of different sizes are in one batch: the backbone ignores the padding, but '
+                'necks and heads read it, so that the results for an image depend on the others. '
+                'Use batches of one image, or of one padded size, as tools/test.py and '
+                'tools/infer.py do',
+                stacklevel=2,
+            )
         if self.valid_region:
             data['inputs'] = with_validity(data['inputs'], sizes)
         return data

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, CPVT, PEG, Arch, CPVTPyramid, DenseCPVT, PosCNN, ops
 from cpvt_pyramid.layers import Block
-from cpvt_pyramid.masked_map import padded_batch
 
 KINDS = {build.__name__: build for build in (pcpvt, svt, classifier, dense)}
 every_kind = pytest.mark.parametrize('build', KINDS.values(), ids=KINDS)
@@ -195,7 +194,7 @@ def test_in_single_precision_they_agree_to_1e5(build):
 def test_sizes_must_be_those_of_each_image():
     images = torch.randn(2, 3, 64, 64)
     wrong = (torch.ones(1, 2), r'\(1, 2\)'), (torch.ones(2), r'\(2,\)'), ([(3, 4), (6, 6)], 'list')
-    for use, (valid, got) in product((pcpvt(), classifier(), padded_batch), wrong):
+    for use, (valid, got) in product((pcpvt(), classifier()), wrong):
         with pytest.raises(ValueError, match=rf'valid must be .* \(2, 2\), .* got {got}'):
             use(images, valid)
 

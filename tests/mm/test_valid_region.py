@@ -1,9 +1,10 @@
 """An image's features in MMDetection and MMSegmentation: the same alone and in a padded batch."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
-from mmdet.models.detectors import DINO
 from mmdet.registry import MODELS as MMDET
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
@@ -12,11 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmseg.structures import SegDataSample
 from models.ports import randomize
 from models.samples import annotated, random_images
-from models.small import dino
 from support import ROOT
-
-import cpvt_pyramid.mm.detection  # noqa: F401 registers the RoI extractors
-from cpvt_pyramid.masked_map import masked_maps
 
 CONFIGS = ROOT / 'configs'
 DEMOS = ['demo/retinanet_cpvt_nano.py', 'demo/semantic_fpn_cpvt_nano.py']
@@ -110,57 +107,12 @@ def test_batch_augmentations(augmentation, sizes, insides):
         assert (channel[:height, :width] == 1).all() and channel.sum() == height * width
 
 
-@pytest.mark.parametrize('kind', ['SingleRoIExtractor', 'GenericRoIExtractor'])
-@pytest.mark.parametrize('aligned, scale', [(True, None), (True, 1.3), (False, None)])
-def test_rois_read_the_image_alone(kind, aligned, scale):
-    """At the edge, narrower than a cell, and enlarged; values and gradients."""
-    layer = dict(type='RoIAlign', output_size=3, sampling_ratio=0, aligned=aligned)
-    options = dict(roi_layer=layer, out_channels=2, featmap_strides=[4, 8])
-    init_default_scope('mmdet')
-    ours, theirs = (MMDET.build(dict(type=f'{x}{kind}', **options)) for x in ('ValidRegion', ''))
-    maps = [torch.randn(3, 2, 96 // s, 96 // s, requires_grad=True) for s in (4, 8)]
-    rois = [
-        [i, *box]
-        for i, (h, w) in enumerate(SIZES)
-        for box in ([w - 2.5, 5, w, 30], [w - 0.1, h - 0.1, w, h], [0, 0, w, h], [3, 4, 20, 9])
-    ]
-    rois, valid = torch.tensor(rois)[torch.randperm(len(rois))], torch.tensor(SIZES).clamp(max=96)
-    together = masked_maps([x.view_as(x) for x in maps], valid, (96, 96), (4, 8))
-    found, expected = ours(together, rois, roi_scale_factor=scale), torch.zeros(len(rois), 2, 3, 3)
-    for i, (h, w) in enumerate(valid.tolist()):
-        at = rois[:, 0] == i
-        alone = [x[i : i + 1, :, : -(-h // s), : -(-w // s)] for x, s in zip(maps, (4, 8))]
-        boxes = torch.cat([torch.zeros(at.sum(), 1), rois[at, 1:]], dim=1)
-        contiguous = [x.contiguous() for x in alone]
-        expected[at] = theirs(contiguous, boxes, roi_scale_factor=scale)
-    assert not torch.allclose(theirs(maps, rois, roi_scale_factor=scale), expected, atol=0.1)
-    torch.testing.assert_close(found, expected)
-    grads = (torch.autograd.grad(x.square().sum(), maps) for x in (found, expected))
-    torch.testing.assert_close(*grads)
-
-
-def found(model: torch.nn.Module, batch: list) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Boxes and scores of each image."""
-    samples = [annotated(False, image.shape[1:]) for image in batch]
-    data = model.data_preprocessor(dict(inputs=batch, data_samples=samples))
-    with torch.no_grad():
-        results = model.predict(data['inputs'], data['data_samples'], rescale=False)
-    return [(r.pred_instances.bboxes, r.pred_instances.scores) for r in results]
-
-
-def test_boxes_of_dino_do_not_depend_on_the_batch():
-    """As they do in mmdet's own, which is the same without padding."""
-    # Among the proposals that become queries is no padding with these weights; see ValidRegionDINO.
-    ours, theirs = dino(), dino(kind='DINO')
-    assert type(theirs) is DINO and ours.state_dict().keys() == theirs.state_dict().keys()
-    images = random_images(((96, 128), (130, 70), (75, 190)))
-    for image, (boxes, scores) in zip(images, found(ours, images)):
-        ((own_boxes, own_scores),) = found(ours, [image])
-        torch.testing.assert_close(scores, own_scores, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(boxes, own_boxes, rtol=1e-4, atol=1e-2)  # of 190 pixels
-    (_, scores), *_ = found(theirs, images)
-    ((_, own_scores),) = found(theirs, images[:1])
-    assert (scores - own_scores).abs().max() > 1e-4
-
-    equal = random_images([(128, 160)] * 2)
-    torch.testing.assert_close(found(ours, equal), found(theirs, equal))
+def test_inference_on_mixed_sizes_warns():
+    """Of images that others pad, and not in training."""
+    preprocessor = build(DEMOS[0]).data_preprocessor
+    mixed, one_size = random_images([(50, 70), (97, 41)]), random_images([(50, 70), (64, 96)])
+    with warnings.catch_warnings(action='error'):
+        preprocessor({'inputs': one_size, 'data_samples': labelled(one_size)})
+        preprocessor({'inputs': mixed, 'data_samples': labelled(mixed)}, training=True)
+    with pytest.warns(UserWarning, match='images of different sizes are in one batch'):
+        preprocessor({'inputs': mixed, 'data_samples': labelled(mixed)})

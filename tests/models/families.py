@@ -1,9 +1,8 @@
 """Tiny detectors and segmentors of MMDetection and MMSegmentation with our backbone.
 
 A row of FAMILIES is a config that mmdet or mmseg ships. `build` changes what a user of our backbone
-would change: the backbone, the data preprocessor, the RoI extractors and, where the config is not
-for a ResNet, the channels. It also makes the model small: fewer channels, classes, queries, layers
-and boxes.
+would change: the backbone, the data preprocessor and, where the config is not for a ResNet, the
+channels. It also makes the model small: fewer channels, classes, queries, layers and boxes.
 """
 
 from __future__ import annotations
@@ -267,59 +266,6 @@ for package, families in (('mmdet', DETECTORS), ('mmseg', SEGMENTORS)):
 FAMILIES = {**DETECTORS, **SEGMENTORS}
 
 
-class Reason(NamedTuple):
-    """Why families drift."""
-
-    text: str
-    families: tuple[str, ...]
-
-
-REASONS = {
-    'deformable convolution': Reason(
-        'It reads the padding, and what follows it does not know the padding.',
-        (
-            'DyHead', 'TOOD', 'DDOD', 'FCOS, center', 'NAS-FCOS', 'VFNet', 'VFNet, DCN',
-            'FoveaBox, aligned', 'RepPoints', 'SOLOv2, DCN', 'Cascade RPN',
-        ),
-    ),
-    'corner pooling': Reason(
-        'It takes maxima up to the border of the batch.', ('CornerNet', 'CentripetalNet')
-    ),
-    'attention without padding mask': Reason(
-        'Padding is among the keys.',
-        (
-            'CCNet', 'DANet', 'DNLNet', 'EMANet', 'EncNet', 'FastFCN, EncNet', 'GCNet', 'ISANet',
-            'K-Net', 'K-Net, UPerNet', 'Non-local', 'OCRNet', 'OCRNet, one map', 'PSANet',
-            'Segmenter', 'SegNeXt head',
-        ),
-    ),
-    'positions in the padded batch': Reason(
-        'Coordinates, grids or position encodings span the padded size. `ValidRegionDINO` is a '
-        'DINO without this. Mask2Former also has attention without padding mask.',
-        (
-            'SOLO', 'Decoupled SOLO', 'Decoupled SOLO, light', 'SOLOv2', 'DINO', 'DDQ',
-            'Mask2Former', 'Mask2Former, panoptic', 'Mask2Former (segmentation)',
-            'MaskFormer (segmentation)', 'MaskFormer, UPerNet',
-        ),
-    ),
-    'resizing': Reason(
-        'By transposed convolutions that overlap, after padding of its own, or to a size that is '
-        'not the size of the map at a stride of a power of two, it mixes padding into the image.',
-        ('Libra RetinaNet', 'Libra Faster R-CNN', 'CenterNet', 'CondInst'),
-    ),
-    'tokens': Reason(
-        'The map becomes a list of tokens and a map again, and forgets the padding.',
-        ('ANN', 'APCNet', 'MaskFormer', 'SETR, naive', 'SETR, PUP'),
-    ),
-    'own operations': Reason(
-        'Kernels for each image, or samples at points, that read the padding.',
-        ('DMNet', 'PointRend (segmentation)'),
-    ),
-    'own data preprocessor': Reason(
-        'Ours cannot take its place, so that the backbone does not know the padding either.',
-        ('BoxInst',),
-    ),
-}  # fmt: skip
 CANNOT = {
     'GA-RetinaNet, GA-Faster R-CNN, GA-RPN': 'their masked convolution has no CPU kernel.',
     'CARAFE': 'its operator has no CPU kernel.',
@@ -338,7 +284,7 @@ CANNOT = {
 
 
 def model_config(family: Family) -> ConfigDict:
-    """The shrunk `model` of a config, with our backbone, data preprocessor and RoI extractors."""
+    """The shrunk `model` of a config, with our backbone and data preprocessor."""
     cfg = read(family.config).model
     cfg = ConfigDict(shrink(cfg.to_dict(), family.shrink))
     cfg.backbone = dict(type='CPVTPyramid', arch=ARCH, out_indices=family.out_indices)
@@ -376,8 +322,6 @@ def shrink(config: Any, divisor: int, key: str = '') -> Any:
             return [side // 4 for side in config]
         return type(config)(shrink(value, divisor, key) for value in config)
     if isinstance(config, str):
-        if key == 'type' and config in ('SingleRoIExtractor', 'GenericRoIExtractor'):
-            return f'ValidRegion{config}'
         return 'BN' if config in ('SyncBN', 'MMSyncBN') else config  # which needs GPUs
     if isinstance(config, bool) or not isinstance(config, (int, float)):
         return config
@@ -513,7 +457,7 @@ def fixed_proposals(model: nn.Module) -> Iterator[None]:
 
 
 class Drift(NamedTuple):
-    """How far an image's outputs are from its own when it is batched with a larger image.
+    """How far an image's outputs are from its own when it is batched with another image.
 
     Each is the largest over all cells, boxes or queries: the length of the change as a share of the
     mean length.
@@ -524,10 +468,15 @@ class Drift(NamedTuple):
     head: float
 
 
-def drift(family: Family, model: nn.Module) -> Drift:
-    """Of the family's first image, in a batch with its second."""
+def drift(family: Family, model: nn.Module, one_size: bool = False) -> Drift:
+    """Of the family's first image, in a batch with its second, larger one; or with one whose padded
+    size is the same."""
+    if one_size:
+        height, width = (math.ceil(side / 32) * 32 for side in family.sizes[0])
+        family = family._replace(sizes=(family.sizes[0], (height, width - 28)))
     data = [batch(family, model, count) for count in (1, 2)]
     small, large = (x['inputs'].shape[-2:] for x in data)
+    assert (small == large) or not one_size
     alone, joint = (outputs(model, x) for x in data)
     joint = {output.name: output.tensor for output in joint}
     farthest = dict(backbone=0.0, neck=0.0, head=0.0)

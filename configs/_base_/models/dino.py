@@ -1,7 +1,7 @@
 # DINO (arXiv 2203.03605), four scales, on the three coarser maps of the pyramid.
 _base_ = 'detector.py'
 model = dict(
-    type='ValidRegionDINO',
+    type='DINO',
     num_queries=900,
     with_box_refine=True,
     as_two_stage=True,

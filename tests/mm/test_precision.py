@@ -50,7 +50,7 @@ def tiny(cfg: Config) -> dict:
         backbone['arch'] = arch._replace(dims=dims, depths=(2, 1, 1, 1))._asdict()
     if cfg.default_scope == 'mmseg':
         model['data_preprocessor']['size'] = (SIDE, SIDE)
-    if model['type'] == 'ValidRegionDINO':
+    if model['type'] == 'DINO':
         model['bbox_head']['embed_dims'] = 256 // 8  # it takes them from no other setting
     return model
 

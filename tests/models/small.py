@@ -53,7 +53,7 @@ def upernet() -> nn.Module:
     return small('upernet_svt_s', decode_head=head, **changes)
 
 
-def mask_rcnn(levels: int = 4, extractor: str = 'ValidRegionSingleRoIExtractor') -> nn.Module:
+def mask_rcnn(levels: int = 4, extractor: str = 'SingleRoIExtractor') -> nn.Module:
     """With maps of the first stages."""
     strides = [4, 8, 16, 32, 64]
     regions = dict(type=extractor, out_channels=16, featmap_strides=strides[:levels])
@@ -71,7 +71,7 @@ def mask_rcnn(levels: int = 4, extractor: str = 'ValidRegionSingleRoIExtractor')
     return small('mask_rcnn_cpvt_s', **changes)
 
 
-def dino(levels: int = 4, kind: str = 'ValidRegionDINO') -> nn.Module:
+def dino(levels: int = 4, kind: str = 'DINO') -> nn.Module:
     """With maps of the last stages and one more."""
     stages, maps = range(5 - levels, 4), dict(num_levels=levels)
     changes = {

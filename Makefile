@@ -4,7 +4,7 @@ DETECTION := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
 .PHONY: help setup packages demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
-	test-transformers docs dist test-core lint lock table drift-table gpu-report cpu-report fuzz
+	test-transformers test-page docs dist test-core lint lock table drift-table gpu-report cpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,11 @@ test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 
 test-transformers:  ## test with transformers, in .venv-transformers
 	@tools/setup_env.sh transformers
 	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest tests/with_transformers
+
+test-page: setup  ## test the web page in Chromium; leaves pictures of it in build/page
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { echo 'test-page: Chromium is needed; on Debian, apt-get install chromium chromium-driver'; exit 1; }
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m page tests/page
 
 fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz

@@ -56,7 +56,7 @@ setup(
         'Typing :: Typed',
     ],
     packages=find_packages(include=['cpvt_pyramid*']),
-    package_data={'cpvt_pyramid': ['py.typed']},
+    package_data={'cpvt_pyramid': ['py.typed', 'page/*']},
     cmdclass={'build_py': BuildWithConfigs},
     entry_points={'console_scripts': ['cpvt = cpvt_pyramid.__main__:main']},
     python_requires='>=3.9',
@@ -65,7 +65,6 @@ setup(
         'torch': TORCH,
         'runtime': RUNTIME,
         'openvino': ['openvino'],
-        'app': [*RUNTIME, 'gradio'],
         'mm': [
             *TORCH,
             'onedl-mmengine>=0.10.12',

@@ -39,7 +39,6 @@ PACKAGES = {  # by import name: distributions, purpose; of mm, the maintained fo
     'onnx': (('onnx',), 'export to ONNX'),
     'onnxruntime': (('onnxruntime', 'onnxruntime-gpu'), 'running exported models'),
     'openvino': (('openvino',), 'running exported models in OpenVINO'),
-    'gradio': (('gradio',), 'the web page of an exported model'),
     'mmengine': (('onedl-mmengine', 'mmengine', 'mmengine-lite'), 'mmdet and mmseg'),
     'mmcv': (('onedl-mmcv', 'mmcv', 'mmcv-full', 'mmcv-lite'), 'mmdet and mmseg'),
     'mmdet': (('onedl-mmdetection', 'mmdet'), 'detection'),

@@ -21,6 +21,7 @@ OLDEST_PYTHON = (3, 9)  # setup.py's python_requires
 OF_SERVICES = ('.ci/', '.devcontainer/', '.github/', '.gitignore')
 PROBE = """
 import sys
+from pathlib import Path
 import cpvt_pyramid
 from cpvt_pyramid.runtime import Predictor
 assert not {'torch', 'mmengine', 'timm'} & sys.modules.keys()
@@ -30,6 +31,9 @@ except ImportError as error:
     assert "pip install 'cpvt_pyramid[torch]'" in str(error)
 (found,) = Predictor(sys.argv[1])([sys.argv[2]])
 assert len(found.boxes) > 1
+from cpvt_pyramid.app import ExportedModel, Page, Server
+with Server(Page(ExportedModel(Path(sys.argv[1]))), '127.0.0.1', 0) as server:
+    assert {'/', '/page.css', '/page.js'} == server.files.keys()
 """
 
 

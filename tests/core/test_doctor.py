@@ -84,7 +84,7 @@ LOOKS = [  # what is installed, the row, its state, and a pattern in its detail 
     ({'timm': '1.0'}, 'torchvision', 'FAIL', 'torchvision==0.28.0'),
     ({'timm': '1.0', 'torchvision': '0.28.0'}, 'torchvision', 'ok', '0.28.0'),
     ({'onnxruntime_gpu': '1.31'}, 'onnxruntime', 'ok', '1.31'),
-    *(({}, name, 'note', f'pip install {name}$') for name in ('timm', 'openvino', 'gradio')),
+    *(({}, name, 'note', f'pip install {name}$') for name in ('timm', 'openvino')),
 ]
 
 

@@ -1,73 +1,396 @@
-"""The web page: its function, the page as a client sees it, and mistakes on the command line."""
+"""The web page: what its server answers, what it refuses, and mistakes on the command line.
 
+tests/page has what a person sees in a browser.
+"""
+
+import base64
+import http.client
+import io
+import json
+import os
+import random
 import socket
-import sys
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, Optional
+from urllib.parse import quote
 
 import numpy as np
 import pytest
-from gradio_client import Client, handle_file
-from gradio_client.exceptions import AppError
 from PIL import Image
 
 from cpvt_pyramid import app
 from cpvt_pyramid.runtime import Predictor
+from cpvt_pyramid.runtime.__main__ import main as run_main
 from cpvt_pyramid.runtime.predictor import ExportedModel
+
+SECRET = b'-----BEGIN OPENSSH PRIVATE KEY-----'
+
+
+class Answer(NamedTuple):
+    """What the server sends."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """Asks a server, each time with a new connection."""
+
+    def __init__(self, server: app.Server) -> None:
+        self.server, self.address = server, server.server_address[:2]
+
+    def ask(
+        self, method: str, path: str, body: bytes = b'', headers: Optional[dict] = None
+    ) -> Answer:
+        connection = http.client.HTTPConnection(*self.address, timeout=30)
+        connection.request(method, path, body or None, headers or {})
+        response = connection.getresponse()
+        answer = Answer(response.status, response.read(), dict(response.headers))
+        connection.close()
+        return answer
+
+    def get(self, path: str) -> Answer:
+        return self.ask('GET', path)
+
+    def predict(self, image: bytes = b'', query: str = '') -> Answer:
+        return self.ask('POST', f'/predict?{query}', image)
+
+    def send_raw(self, data: bytes, closes: bool = True) -> bytes:
+        """Send bytes as they are; returns all that comes back."""
+        with socket.create_connection(self.address, timeout=30) as connection:
+            connection.sendall(data)
+            if closes:
+                connection.shutdown(socket.SHUT_WR)
+            return b''.join(iter(lambda: connection.recv(65536), b''))
+
+
+@contextmanager
+def serving(model: Path, folder: Path = Path(), host: str = '127.0.0.1') -> Iterator[Client]:
+    page = app.Page(ExportedModel(model), app.read_samples(folder))
+    with app.Server(page, host, 0) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield Client(server)
+        finally:
+            server.shutdown()
 
 
 @pytest.fixture
-def pictures(photos) -> list[Image.Image]:
-    return [Image.fromarray(photo) for photo in photos]
+def client(model, photos) -> Iterator[Client]:
+    """Of a detector in a folder with one sample, in which colours are smooth."""
+    Image.fromarray(photos[0]).save('sample.png')
+    with serving(model('detection')) as client:
+        yield client
 
 
-def test_an_image_alone_and_in_a_batch(model, pictures):
-    boxes, labels = ExportedModel(model('detection')), ExportedModel(model('labels'))
-    assert app.alone_and_together(boxes, None, pictures[0], 40, 0.3) == (None, None, '')
-    expected = Predictor('detection.onnx')(pictures[0])
-    alone, together, text = app.alone_and_together(boxes, pictures[0], None, 40, 0.3)
-    assert (alone, together, text) == (expected.draw(), None, f'{expected.summary()}.')
-    alone, together, text = app.alone_and_together(boxes, *pictures[:2], 20, 0.1)
-    assert alone == together and text.endswith(
-        '. In a batch with the second image, padded to 29 x 30: '
-        'the same boxes to within 0 pixels, and scores to within 0.'
+def encoded(image: Image.Image, kind: str = 'PNG', **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def picture_of(answer: Answer) -> bytes:
+    head, _, data = answer.json['picture'].partition(',')
+    assert answer.status == 200 and head == 'data:image/jpeg;base64'
+    return base64.b64decode(data)
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """A PNG of a few bytes whose header claims a large image."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
+        )
+
+    header = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
+    chunks = [(b'IHDR', header), (b'IDAT', zlib.compress(b'\0' * 99)), (b'IEND', b'')]
+    return b'\x89PNG\r\n\x1a\n' + b''.join(chunk(*each) for each in chunks)
+
+
+@pytest.mark.filterwarnings('ignore:dark.png', 'ignore:pages.tif')
+def test_predictions_are_those_of_the_predictor(model, photos):
+    images = [Image.fromarray(photo) for photo in photos]
+    grey = np.array(images[0].convert('L')).astype(np.uint16)
+    files = {
+        'plain.png': encoded(images[0]),
+        'dark.png': encoded(Image.fromarray(grey)),
+        'pages.tif': encoded(images[0], 'TIFF', save_all=True, append_images=images[1:2]),
+    }
+    for name, data in files.items():
+        Path(name).write_bytes(data)
+    Path('nothing').mkdir()
+    for kind in ('detection', 'box', 'labels', 'two'):
+        path, detects = model(kind), kind in ('detection', 'box')
+        with serving(path, Path('nothing')) as client:
+            about = client.get('/about').json
+            assert about['name'] == path.name and about['classes'] == ['zero', 'one', 'two']
+            assert about['size'] == 40 and about['sizes'] == [32, 1333]
+            assert about['score_thr'] == (0.3 if detects else None)
+            for name, data in files.items():
+                answer, expected = client.predict(data), Predictor(path)(name)
+                assert answer.json['summary'] == (expected.summary() or 'nothing')
+                assert picture_of(answer) == app.jpeg(expected.draw())
+                assert answer.json.get('detections') == (expected.records() if detects else None)
+            if detects:
+                expected = Predictor(path, score_thr=0.05, size=50)('plain.png')
+                answer = client.predict(files['plain.png'], 'size=50&score_thr=0.05')
+                assert answer.json['detections'] == expected.records() != []
+            (dark,) = client.predict(files['dark.png']).json['warnings']
+            (pages,) = client.predict(files['pages.tif']).json['warnings']
+            assert dark.startswith('its values fill at most 12 of 16 bits')
+            assert pages == 'only the first of 2 frames is read'
+    assert not list(Path(tempfile.gettempdir()).glob('cpvt_page_*'))
+
+
+@pytest.mark.filterwarnings('ignore:left out the sample')
+def test_nothing_is_served_but_the_page_and_small_pictures_of_samples(model, photos, tmp_path):
+    home = tmp_path / 'home of "me" ü 数'
+    for folder in (home / '.ssh', home / 'sub', tmp_path / 'outside'):
+        folder.mkdir(parents=True)
+    photo = Image.fromarray(photos[0].repeat(4, 0).repeat(4, 1))
+    location = Image.Exif()
+    location[0x010E] = 'taken at home'
+    for name in ('a b.jpg', 'q\'"#?&%41.JPG', 'ü数.png', '.hidden.jpg', 'sub/inner.jpg'):
+        photo.save(home / name, exif=location)
+    photo.save(tmp_path / 'outside/photo.jpg')
+    (home / '.ssh/id_rsa').write_bytes(SECRET)
+    (home / 'text.jpg').write_bytes(SECRET)
+    (home / 'bomb.png').write_bytes(huge_png(60000, 60000))
+    (home / 'key.jpg').symlink_to('.ssh/id_rsa')
+    (home / 'link.jpg').symlink_to(tmp_path / 'outside/photo.jpg')
+    (home / 'inner.jpg').symlink_to('sub/inner.jpg')
+    (home / 'inside.jpg').symlink_to('a b.jpg')
+    (home / 'loop.jpg').symlink_to('loop.jpg')
+    (home / 'folder.jpg').symlink_to('sub')
+    (home / 'broken.jpg').symlink_to('nothing.jpg')
+    os.mkfifo(home / 'pipe.jpg')
+    path = model('detection').rename(home / 'model.onnx')
+    (tmp_path / 'link to home').symlink_to(home)
+
+    names = ['a b.jpg', 'inside.jpg', 'q\'"#?&%41.JPG', 'ü数.png']
+    with pytest.warns(UserWarning, match='left out the sample') as notes:
+        samples = app.read_samples(tmp_path / 'link to home')
+    left_out = {str(note.message).partition(': ')[0].rpartition('/')[2] for note in notes}
+    assert left_out == {'bomb.png', 'inner.jpg', 'key.jpg', 'link.jpg', 'text.jpg'}
+    assert [sample.path.name for sample in samples] == names
+
+    inside = [str(file) for file in home.rglob('*')] + [str(tmp_path / 'outside/photo.jpg')]
+    inside += ['/etc/passwd', str(Path(app.__file__)), tempfile.gettempdir()]
+    forms = (
+        '{}',
+        '/gradio_api/file={}',
+        '/file={}',
+        '/samples{}',
+        '/samples/..{}',
+        '/page{}',
+        '//{}',
     )
-    _, _, text = app.alone_and_together(boxes, *pictures[:2], 20, 1.0)
-    assert text.startswith('nothing. ') and text.endswith('and scores to within 0.')
-    _, _, text = app.alone_and_together(labels, *pictures[:2], 40, 0.3)
-    assert text.count('%') == 3 and text.endswith(': 0 of 12103 pixels have another class.')
-    # A batch that changes something is noticed.
-    honest, moved = (Predictor(model('box'), score_thr=0.1)(pictures[3]) for _ in range(2))
-    fewer = app.difference_in_words(honest, honest.above(honest.scores[0]))
-    assert fewer == 'other boxes, 1 instead of 2'
-    moved.boxes[0, 2] += 0.5
-    moved.masks[1, :2, :2] ^= True
-    expected = 'the same boxes to within 0.5 pixels, and scores to within 0; 4 mask pixels differ'
-    assert app.difference_in_words(honest, moved) == expected
+    attacks = [form.format(quote(file)) for form in forms for file in inside]
+    attacks += [form.format(quote(file, safe='')) for form in forms for file in inside]
+    attacks += [f'{where}/{up * 9}etc/passwd' for where in ('', '/samples', '/page', '/about')
+                for up in ('../', '%2e%2e/', '..%2f', '%252e%252e/', '..\\')]  # fmt: skip
+    attacks += [
+        '/.', '/..', '/page/', '/page/page.js', '/page.py', '/app.py', '/samples', '/samples/',
+        '/samples/4', '/samples/-1', '/samples/0/', '/samples/00000', '/samples/0.0', '/samples/a',
+        '/samples/0/../../model.onnx', '/model.onnx', '/a%20b.jpg', '/upload', '/tmp', '/proxy=http://x',
+        '/gradio_api/file=http://127.0.0.1/', '/gradio_api/upload', '/config', '/about/', '/ABOUT',
+    ]  # fmt: skip
+    with serving(path, tmp_path / 'link to home') as client:
+        for attack in attacks:
+            for method in ('GET', 'POST'):
+                answer = client.ask(method, attack)
+                assert answer.status == 404, attack
+                assert SECRET not in answer.body and str(tmp_path) not in answer.body.decode()
+        for address in ('/', '/page.css', '/page.js', '/about'):
+            answer = client.get(address)
+            assert answer.status == 200 and str(tmp_path) not in answer.body.decode()
+            assert "default-src 'self'" in answer.headers['Content-Security-Policy']
+        assert client.get('/about').json['samples'] == names
+        for number, name in enumerate(names):
+            answer = client.get(f'/samples/{number}')
+            small = Image.open(io.BytesIO(answer.body))
+            assert answer.headers['Content-Type'] == 'image/jpeg' and max(small.size) == 240
+            assert not small.getexif()
+            answer = client.predict(query=f'sample={number}')
+            expected = Predictor(path)(home / name)
+            assert picture_of(answer) == app.jpeg(expected.draw())
+        # A path in the place of an image is not opened.
+        for body in (b'/etc/passwd', b'{"path": "/etc/passwd"}', b'http://127.0.0.1/'):
+            assert 'not an image' in client.predict(body).json['error']
+        for number in ('4', '-1', '/etc/passwd', '..', '1e0'):
+            assert client.predict(query=f'sample={number}').status == 400
+        # The folder of the model, which another person need not know.
+        answer = client.ask('POST', '/verify')
+        assert answer.json['error'].startswith('model.onnx has no test data')
 
 
-def test_the_page_is_served(model, pictures):
-    pictures[0].save('0.png')
-    pictures[1].save('1.png')
-    pictures[0].convert('F').save('float.tif')
-    deep = np.array(pictures[0].convert('L')).astype(np.uint16) * 256
-    Image.fromarray(deep).save('deep.png')
-    page = app.build_page(ExportedModel(model('detection')), [Path('0.png'), Path('1.png')])
+def test_at_most_24_samples_are_read():
+    for number in range(30):
+        Image.new('RGB', (8, 8)).save(f'{number:02}.png')
+    Path('24.png').write_bytes(b'')  # would give a warning
+    assert [sample.path.name for sample in app.read_samples(Path())][-1] == '23.png'
+
+
+def test_mistakes_are_answered_with_the_line_of_the_command(client, photos, capsys):
+    photo = Image.fromarray(photos[0])
+    whole = encoded(photo)
+    bad = {
+        'text.jpg': b'no image', 'empty.jpg': b'', 'bomb.png': huge_png(60000, 60000),
+        'cut.png': whole[: len(whole) // 2], 'float.tif': encoded(photo.convert('F'), 'TIFF'),
+        'noise.jpg': encoded(photo, 'JPEG')[:200] + b'\0' * 99, 'svg.jpg': b'<svg></svg>',
+        'wide.png': huge_png(2**31 - 1, 1), 'thin.png': huge_png(0, 1),
+    }  # fmt: skip
+    for name, data in bad.items():
+        Path(name).write_bytes(data)
+    assert run_main(['detection.onnx', *bad]) == 1
+    lines = dict(
+        line.partition('skipped ')[2].split(': ', 1)
+        for line in capsys.readouterr().err.splitlines()
+        if 'skipped ' in line
+    )
+    assert lines.keys() == bad.keys()
+    for name, data in bad.items():
+        answer = client.predict(data)
+        assert (answer.status, answer.json) == (400, {'error': lines[name]})
+    for query, line in (
+        ('size=', "size must be a whole number, got ''"),
+        ('size=null', "size must be a whole number, got 'null'"),
+        ('size=40.5', "size must be a whole number, got '40.5'"),
+        ('size=0', 'size must be from 32 to 1333, got 0'),
+        ('size=100000', 'size must be from 32 to 1333, got 100000'),
+        ('size=' + '9' * 5000, 'size must be '),
+        ('score_thr=null', "score_thr must be a number, got 'null'"),
+        ('score_thr=nan', 'score_thr must be in [0, 1], got nan'),
+        ('score_thr=2', 'score_thr must be in [0, 1], got 2.0'),
+        ('size=40&size=50', 'size is given twice'),
+        ('sise=40', "unknown parameter 'sise'; one of size, score_thr, sample"),
+        ('sample=1', 'no sample 1; there are 1'),
+    ):
+        answer = client.predict(whole, query)
+        assert answer.status == 400 and answer.json['error'].startswith(line)
+        assert '\n' not in answer.json['error'] and len(answer.json['error']) < 320
+    captured = capsys.readouterr()
+    assert not captured.out and not captured.err  # no tracebacks
+    assert client.predict(whole).status == 200
+
+
+def test_an_error_of_the_program_is_shown_in_the_terminal_only(client, monkeypatch, capsys):
+    def fail(*_given: object) -> None:
+        raise RuntimeError('/home/me/secret')
+
+    monkeypatch.setattr(client.server.page.model, 'predict', fail)
+    answer = client.predict(Path('sample.png').read_bytes())
+    assert answer.status == 500 and answer.json == {
+        'error': 'an error of the program; its terminal shows more'
+    }
+    assert 'RuntimeError: /home/me/secret' in capsys.readouterr().err
+
+
+def test_requests_out_of_the_ordinary(client, capsys):
+    port, image = client.address[1], Path('sample.png').read_bytes()
+    for host, status in (
+        ('127.0.0.1', 200), (f'localhost:{port}', 200), ('[::1]:9', 200), ('', 403),
+        ('evil.example', 403), ('127.0.0.1.evil.example', 403), ('[', 403), ('0.0.0.0', 403),
+    ):  # fmt: skip
+        assert client.ask('GET', '/about', headers={'Host': host}).status == status
+    head = client.ask('HEAD', '/')
+    assert head.status == 200 and not head.body and int(head.headers['Content-Length']) > 1000
+    for method, path, status in (
+        ('GET', '/predict', 405), ('GET', '/verify', 405), ('POST', '/', 404), ('PUT', '/', 501),
+        ('DELETE', '/samples/0', 501), ('OPTIONS', '/predict', 501), ('TRACE', '/', 501),
+    ):  # fmt: skip
+        answer = client.ask(method, path)
+        assert answer.status == status and answer.json['error']
+    head = b'POST /predict HTTP/1.1\r\nHost: localhost\r\n'
+    for request, status in (
+        (head + b'Content-Length: 268435457\r\n\r\n', b' 413 '),
+        (head + b'Content-Length: -1\r\n\r\n', b' 411 '),
+        (head + b'Content-Length: ' + b'9' * 5000 + b'\r\n\r\n', b' 411 '),
+        (head + b'Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n', b' 411 '),
+        (b'GET / HTTP/9.9\r\n\r\n', b'Invalid HTTP version'),
+        (b'GET ' + b'a' * 70000 + b' HTTP/1.1\r\n\r\n', b' 414 '),
+        (b'GET / HTTP/1.1\r\n' + b'a: b\r\n' * 200 + b'\r\n', b' 431 '),
+        (b'GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n', b' 404 '),
+        (b'GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n', b' 400 '),
+        (b'\x16\x03\x01\x02\x00\x01\x00\r\n\r\n', b'"error"'),
+    ):
+        assert status in client.send_raw(request), request[:99]
+    assert client.send_raw(head + b'Content-Length: 100\r\n\r\nabc') == b''  # it hung up
+    # Several requests on one connection.
+    connection = http.client.HTTPConnection(*client.address, timeout=30)
+    for path, status in (('/predict', 200), ('/nothing', 404), ('/predict?size=1', 400)) * 2:
+        connection.request('POST', path, image)
+        response = connection.getresponse()
+        assert response.status == status and response.read()
+    connection.close()
+    chance = random.Random(0)
+    for _ in range(50):
+        client.send_raw(chance.randbytes(chance.randrange(200)) + b'\r\n\r\n')
+    assert client.predict(image).status == 200
+    assert not capsys.readouterr().err
+
+
+def test_names_of_other_machines_are_answered_with_host(model):
+    with serving(model('detection'), host='0.0.0.0') as client:
+        assert client.ask('GET', '/about', headers={'Host': 'gpu-server:7860'}).status == 200
+
+
+def test_ipv6(model):
     try:
-        _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name='127.0.0.1')
-        client = Client(address, verbose=False, httpx_kwargs={'trust_env': False})
-        files = handle_file('0.png'), handle_file('1.png')
-        alone, together, text = client.predict(*files, 40, 0.1, api_name='/predict')
-        drawn, _, _ = client.predict(handle_file('deep.png'), None, 40, 0.1, api_name='/predict')
-        with pytest.raises(AppError, match='must have 8 or 16 bits a channel, got 32'):
-            client.predict(handle_file('float.tif'), None, 40, 0.1, api_name='/predict')
-    finally:
-        page.close()
-    assert '. In a batch' in text and Path(alone).read_bytes() == Path(together).read_bytes()
-    expected = Predictor('detection.onnx', score_thr=0.1)('deep.png').draw()
-    np.testing.assert_array_equal(np.array(Image.open(drawn)), np.array(expected))
+        socket.create_server(('::1', 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip('this machine has no IPv6')
+    with serving(model('detection'), host='::1') as client:
+        assert client.get('/about').status == 200
+        assert client.server.url == f'http://[::1]:{client.address[1]}'
 
 
-def test_mistakes(model, monkeypatch, capsys):
+def test_requests_at_the_same_time(client, photos):
+    images = [encoded(Image.fromarray(photo)) for photo in photos]
+    for number, data in enumerate(images):
+        Path(f'{number}.png').write_bytes(data)
+    expected = [
+        Predictor('detection.onnx', size=size, score_thr=0.05)(f'{number}.png').records()
+        for number in range(4)
+        for size in (32, 50, 64)
+    ]
+    assert len({json.dumps(each) for each in expected}) > 3
+
+    def ask(index: int) -> Answer:
+        size = (32, 50, 64)[index % 3]
+        return client.predict(images[index // 3], f'size={size}&score_thr=0.05')
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(ask, range(12)))
+    assert [answer.json['detections'] for answer in answers] == expected
+
+
+def test_serving_until_it_is_interrupted(model, monkeypatch, capsys):
+    def interrupt(server: app.Server) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app.Server, 'serve_forever', interrupt)
+    assert app.main([str(model('detection')), '--port', '0']) == 130
+    captured = capsys.readouterr()
+    assert captured.out.startswith('http://127.0.0.1:')
+    assert captured.out.endswith(', with 0 samples of .; stop it with Ctrl-C\n')
+    assert captured.err.endswith('interrupted; the page is closed\n')
+
+
+def test_mistakes_on_the_command_line(model, capsys):
     path = str(model('detection'))
     with socket.create_server(('127.0.0.1', 0)) as other:
         port = str(other.getsockname()[1])
@@ -75,10 +398,9 @@ def test_mistakes(model, monkeypatch, capsys):
             (['no.onnx'], 'no model at no.onnx'),
             ([path, '--samples', 'nowhere'], 'no folder at nowhere'),
             ([path, '--port', port], f'cannot listen on 127.0.0.1:{port}: '),
-            ([path], "pip install 'cpvt_pyramid[app]'"),
+            ([path, '--port', '99999'], 'cannot listen on 127.0.0.1:99999: '),
+            ([path, '--host', '203.0.113.1'], 'cannot listen on 203.0.113.1:7860: '),
         ):
-            if arguments == [path]:
-                monkeypatch.setitem(sys.modules, 'gradio', None)
             assert app.main(arguments) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert complaint in line

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from cpvt_pyramid.app import self_test
+from cpvt_pyramid.app import Page
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
 from cpvt_pyramid.runtime.comparison import TOLERANCES, compare_outputs, is_detection
@@ -77,8 +77,9 @@ def test_right_results_pass_and_a_wrong_constant_fails(model, name, backend, cap
     assert verdict.startswith(f'{path}, {backend} on CPU') and ': passed, all ' in verdict
     # Each image alone and, if the file takes padding, two images that are padded to one size.
     assert ('131x97 150x123' in str(table)) == ('without' not in name)
-    page = self_test(ExportedModel(Path(path), backend))
-    assert page.startswith(f'{backend} on CPU') and ': passed, all ' in page
+    page = Page(ExportedModel(Path(path), backend)).verify()
+    assert page['verdict'].startswith(f'{backend} on CPU') and ': passed, all ' in page['verdict']
+    assert all(len(row) == len(page['head']) for row in page['rows'])
     assert main([changed(path, damage), '--verify', '--backend', backend]) == 1
     assert 'FAILED, ' in capsys.readouterr().out
 

@@ -1,0 +1,201 @@
+"""The web page in Chromium, which shows what a person sees: run by `make test-page`.
+
+Each test leaves pictures of the page in build/page.
+"""
+
+import base64
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+from support import ROOT
+
+from cpvt_pyramid.app import Page, Server, read_samples
+from cpvt_pyramid.runtime.predictor import ExportedModel
+from cpvt_pyramid.tooling.command import UserError
+
+pytestmark = pytest.mark.page
+
+PICTURES = ROOT / 'build/page'
+EXAMPLES = ROOT / 'examples'
+SCREENS = {'desktop': (1280, 900), 'phone': (390, 844)}
+DROP = """
+    const bytes = Uint8Array.from(atob(arguments[0]), (letter) => letter.charCodeAt(0));
+    const files = new DataTransfer();
+    files.items.add(new File([bytes], arguments[1]));
+    document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: files, bubbles: true}));
+"""
+
+
+class Browser:
+    """A page in Chromium, of the size of a screen."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str, screen: str) -> None:
+        self.driver, self.screen = driver, screen
+        width, height = SCREENS[screen]
+        # A window of Chromium cannot be as narrow as a phone.
+        metrics = dict(width=width, height=height, deviceScaleFactor=1, mobile=screen == 'phone')
+        driver.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', metrics)
+        driver.get(url)
+        self.wait(lambda: self.driver.title != 'cpvt_pyramid')
+
+    def find(self, name: str) -> WebElement:
+        return self.driver.find_element(By.ID, name)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, name: str) -> str:
+        return self.find(name).text
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        WebDriverWait(self.driver, 60).until(lambda _: condition())
+
+    def wait_for_result(self) -> None:
+        self.wait(lambda: 'busy' not in self.find('result').get_attribute('class'))
+
+    def drop(self, path: Path) -> None:
+        """Drop a file onto the page, as from a file manager."""
+        content = base64.b64encode(path.read_bytes()).decode()
+        self.driver.execute_script(DROP, content, path.name)
+        self.wait_for_result()
+
+    def set_slider(self, name: str, value: float) -> None:
+        script = """
+            arguments[0].value = arguments[1];
+            arguments[0].dispatchEvent(new Event('input'));
+            arguments[0].dispatchEvent(new Event('change'));
+        """
+        self.driver.execute_script(script, self.find(name), value)
+        self.wait_for_result()
+
+    def shoot(self, name: str) -> None:
+        """Write a picture of the whole page."""
+        shot = self.driver.execute_cdp_cmd(
+            'Page.captureScreenshot', {'captureBeyondViewport': True, 'format': 'png'}
+        )
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        path = PICTURES / f'{name}-{self.screen}.png'
+        path.write_bytes(base64.b64decode(shot['data']))
+
+    def complaints(self) -> list[str]:
+        """What the console of the page says, but for the statuses of answers."""
+        lines = [entry['message'] for entry in self.driver.get_log('browser')]
+        return [line for line in lines if 'status of 400' not in line]
+
+    def overflows(self) -> bool:
+        """Whether the page is wider than the screen."""
+        script = 'return document.documentElement.scrollWidth > window.innerWidth'
+        return self.driver.execute_script(script)
+
+
+@pytest.fixture(scope='module')
+def driver() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which('chromium')
+    for option in ('headless=new', 'no-sandbox', 'disable-dev-shm-usage', 'disable-gpu'):
+        options.add_argument(f'--{option}')
+    options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
+    driver = webdriver.Chrome(options, Service(shutil.which('chromedriver')))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope='module', params=['detection', 'segmentation'])
+def page(request: pytest.FixtureRequest) -> Iterator[Server]:
+    model = ExportedModel(EXAMPLES / f'digits-{request.param}.onnx')
+    with Server(Page(model, read_samples(EXAMPLES)), '127.0.0.1', 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(params=SCREENS)
+def browser(
+    driver: webdriver.Chrome, page: Server, request: pytest.FixtureRequest
+) -> Iterator[Browser]:
+    browser = Browser(driver, page.url, request.param)
+    yield browser
+    assert browser.complaints() == []
+
+
+def test_a_dropped_image_is_shown_with_its_results(browser, page, tmp_path):
+    model = page.page.model
+    assert browser.text('name') == model.path.name and not browser.overflows()
+    browser.drop(EXAMPLES / '2.jpg')
+    expected = page.page.predict(EXAMPLES / '2.jpg')
+    picture = browser.find('picture')
+    assert browser.text('status') == f'2.jpg: {expected["summary"]}'
+    assert picture.get_attribute('src') == expected['picture']
+    assert picture.get_attribute('alt') == expected['summary']
+    assert picture.is_displayed() and browser.find('preview').is_displayed()
+    assert browser.find('save').get_attribute('download') == '2.overlay.jpg'
+    browser.set_slider('size', 320)
+    assert browser.text('size-value') == '320 pixels'
+    expected = page.page.predict(EXAMPLES / '2.jpg', 320)
+    assert picture.get_attribute('src') == expected['picture']
+    score = browser.find('score')
+    assert score.is_displayed() == (model.kind_of_results == 'detections')
+    if score.is_displayed():
+        browser.set_slider('score', 1)
+        assert browser.text('status') == '2.jpg: nothing'
+        browser.set_slider('score', 0.5)
+    browser.set_slider('size', model.resize[0])
+    browser.shoot(model.about['task'])
+    assert not browser.overflows()
+
+
+def test_the_button_compares_the_device_with_pytorch(browser, page):
+    try:
+        expected = page.page.verify()['verdict']
+    except UserError as error:  # a file without test data
+        expected = page.page.without_folders(str(error))
+    button = browser.find('verify')
+    button.click()
+    browser.wait(lambda: button.is_enabled() and browser.text('verdict') not in ('', '...'))
+    assert browser.text('verdict') == expected
+    assert bool(browser.all('#checks td')) == ('comparisons' in expected)
+    browser.shoot(f'{page.page.model.about["task"]}-compared')
+    assert not browser.overflows()
+
+
+def test_samples_and_files_are_chosen_with_a_click(browser, page):
+    samples = browser.all('#samples button')
+    assert [sample.get_attribute('title') for sample in samples] == [
+        '1.jpg', '2.jpg', '3.jpg', '4.jpg'
+    ]  # fmt: skip
+    assert all(image.get_property('naturalWidth') for image in browser.all('#samples img'))
+    samples[2].click()
+    browser.wait_for_result()
+    expected = page.page.predict(EXAMPLES / '3.jpg')
+    assert browser.find('picture').get_attribute('src') == expected['picture']
+    assert [sample.get_attribute('aria-pressed') for sample in samples].index('true') == 2
+    browser.find('file').send_keys(str(EXAMPLES / '4.jpg'))
+    browser.wait(lambda: browser.text('status').startswith('4.jpg'))
+    browser.wait_for_result()
+    expected = page.page.predict(EXAMPLES / '4.jpg')
+    assert browser.find('picture').get_attribute('src') == expected['picture']
+    assert 'true' not in [sample.get_attribute('aria-pressed') for sample in samples]
+
+
+def test_mistakes_are_told_in_one_line_and_the_page_goes_on(browser, page, tmp_path):
+    name = 'a "b" & <i>c</i> ü 数.jpg'
+    path = tmp_path / 'text'
+    path.write_text('no image')
+    path = path.rename(tmp_path / name.replace('/', '∕'))
+    browser.drop(path)
+    assert browser.text('status') == f'{path.name}: not an image of a kind that Pillow reads'
+    assert not browser.find('picture').is_displayed()
+    browser.shoot(f'{page.page.model.about["task"]}-mistake')
+    empty = "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: new DataTransfer()}))"
+    browser.driver.execute_script(empty.replace('})', ', bubbles: true})'))
+    assert browser.text('status') == 'Drop a file; this was none.'
+    browser.drop(EXAMPLES / '1.jpg')
+    assert browser.find('picture').is_displayed()

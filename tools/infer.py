@@ -29,11 +29,11 @@ For several GPUs, processes or machines, see dist_infer.sh.
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from cpvt_pyramid.results.predictions import Kind
     from cpvt_pyramid.runner.inference.batched import ModelPredictor, Named, Skipped
     from cpvt_pyramid.runner.inference.exported import ExportedPredictor
-    from cpvt_pyramid.runner.inference.large_images import TileModel
+    from cpvt_pyramid.runner.inference.large_images import TileModel, Tiling
+    from cpvt_pyramid.runner.inference.sharing import Sharing, Task
     from cpvt_pyramid.runner.inference.workers import Cores
 
 
@@ -60,6 +61,7 @@ def infer(
     batch_size: int = 1,
     score_thr: Optional[float] = None,
     format: Optional[Format] = None,
+    no_pictures: bool = False,
     processes: Optional[int] = None,
     workers: int = 2,
     tile: Optional[int] = None,
@@ -81,10 +83,12 @@ def infer(
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
         dtype: of the backbone, the neck and the heads of segmentors, by default float32; boxes are
             float32.
-        batch_size (N): images or frames at a time; tiles that are queued on a GPU.
+        batch_size (N): images or frames at a time, of which none is padded by another, so that
+            results do not depend on it, but for rounding; tiles that are queued on a GPU.
         score_thr (SCORE): leave out boxes with a lower score; by default that of an exported model,
             else 0.3.
         format: write the predictions in this format, too.
+        no_pictures: write no NAME.overlay.png or .mp4, which take longer than a small model.
         processes (N): on a CPU, processes that each take an image at a time, with as many threads
             as leave each a share of the cores; by default as many as there are cores, images and
             memory for. Results do not depend on it, but for rounding by the number of threads.
@@ -103,52 +107,55 @@ def infer(
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    import torch
-
     from cpvt_pyramid.results.formats import Output
-    from cpvt_pyramid.runner.inference import large_images, sharing
-    from cpvt_pyramid.runner.inference.tiling import spans
-    from cpvt_pyramid.runner.inference.workers import Cores
+    from cpvt_pyramid.runner.inference.large_images import parse_bytes
+    from cpvt_pyramid.runner.inference.sharing import Sharing
     from cpvt_pyramid.runtime.predictor import EXPORTED, check_score_thr
-    from cpvt_pyramid.tooling.inputs import find_inputs, name_results
+    from cpvt_pyramid.tooling.inputs import find_inputs, is_video, name_results
 
+    exported = Path(model).suffix in EXPORTED
     check_score_thr(score_thr)
-    counts = ('workers', workers, 0), ('processes', processes, 1), ('batch-size', batch_size, 1)
-    for name, value, least in counts:
-        if value is not None and value < least:
-            raise UserError(f'--{name} must be at least {least}, got {value}')
-    limit = large_images.parse_bytes(memory, '--memory')
-    gpu_limit = large_images.parse_bytes(gpu_memory, '--gpu-memory')
+    check_at_least('workers', workers, 0)
+    check_at_least('processes', processes, 1)
+    check_at_least('batch-size', batch_size, 1)
+    memory_limit = parse_bytes(memory, '--memory')
+    gpu_limit = parse_bytes(gpu_memory, '--gpu-memory')
     if tile is None and (overlap or gpu_memory):
         raise UserError('--overlap and --gpu-memory need --tile')
-    if tile is not None:
-        overlap = tile // 4 // 32 * 32 if overlap is None else overlap
-        spans(1, tile, overlap)  # fails if they do not fit the strides
-    exported = Path(model).suffix in EXPORTED
-    checkpoint, inputs = ('', inputs) if exported else (inputs[0], inputs[1:])
+    tiles = tiling_of(tile, overlap, batch_size, memory_limit) if tile is not None else None
+    if exported:
+        refuse('exported models', device=device, dtype=dtype, processes=processes)
+        refuse('exported models', gpu_memory=gpu_memory, cfg_options=cfg_options)
+    else:
+        refuse('checkpoints', backend=backend)
+        checkpoint, *inputs = inputs
     if not inputs:
         raise UserError('give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...')
-    if processes and (tile or launcher != 'none'):
+    if processes and (tiles or launcher != 'none'):
         raise UserError('--processes is not for --tile and --launcher; see dist_infer.sh')
-    others = {'device': device, 'dtype': dtype, 'gpu-memory': gpu_memory, 'processes': processes}
-    others |= {'cfg-options': cfg_options}
-    for name, value in (others if exported else {'backend': backend}).items():
-        if value:
-            kind = 'exported models' if exported else 'checkpoints'
-            raise UserError(f'--{name} is not for {kind}; leave it out')
     found = find_inputs(inputs, out_dir=out_dir)
-    launched = sharing.Sharing.among(launcher)
-    with ExitStack() as stack:
-        if exported:
-            loaded = load_exported(model, backend or 'onnxruntime', batch_size, score_thr, tile)
-        else:
-            device, dtype = device or (launched and launched.device), dtype or 'float32'
-            files = model, checkpoint, cfg_options, device, dtype, out_dir
-            loaded = load_trained(stack, *files, batch_size, score_thr, tile)
+    launched = Sharing.among(launcher)
+    if exported:
+        loaded = load_exported(model, backend or 'onnxruntime', batch_size, score_thr, tiles)
+    else:
+        loaded = load_trained(
+            model,
+            checkpoint,
+            cfg_options=cfg_options,
+            device=device or (launched.device if launched else None),
+            dtype=dtype or 'float32',
+            out_dir=out_dir,
+            batch_size=batch_size,
+            score_thr=score_thr,
+            tiles=tiles,
+        )
+    with loaded.errors:
         check_score_thr(score_thr, loaded.kind)
+        if no_pictures and loaded.kind == 'labels' and any(map(is_video, found)):
+            raise UserError('of a video, a segmentor writes a picture only; drop --no-pictures')
         named, folder = name_results(found, out_dir)
         output = Output(folder, format, loaded.kind, loaded.model.meta['classes'])
-        output.check(named, tiled=bool(tile))
+        output.check(named, tiled=tiles is not None)
 
         def conclude(skipped: 'Skipped') -> None:
             for path, reason in skipped.items():
@@ -157,36 +164,48 @@ def infer(
             output.write(done)
             output.report(done, len(named))
 
-        if tile:
-            if gpu_limit:
-                large_images.limit_gpu_memory(gpu_limit, loaded.model.device)
-            tiles = large_images.Tiling(tile, overlap, batch_size, limit)
-            settings = loaded.model, tiles, folder, loaded.score_thr
-            count, tasks = launched.processes if launched else 1, []
-            for path, name in named:
-                image = large_images.LargeImage(path, name, *settings)
-                tasks += sharing.tasks_of_tiles(image, count)
+        pictures = not no_pictures
+        if tiles:
+            tasks = tasks_for_tiles(loaded, tiles, named, folder, gpu_limit, launched, pictures)
         else:
             cores = None
             if not exported and not launched:
-                device = next(loaded.model.model.parameters()).device
-                cores = Cores.for_model(device, processes, limit)
-            write = partial(write_whole, loaded, folder, workers, cores)
-            about = [loaded.about, batch_size, loaded.score_thr]
-            tasks = [sharing.Task('all', about, partial(write, named))]
-            if launched:
-                tasks = sharing.tasks_of_images(write, named, folder, about, batch_size)
-        try:
-            if launched:
-                return min(len(sharing.conclude_once(tasks, folder, conclude)), 1)
-            # The results that the records of a shared run stand for are about to be overwritten.
-            shutil.rmtree(folder / sharing.FOLDER, ignore_errors=True)
-            skipped = sharing.in_order(tasks)
-        except torch.cuda.OutOfMemoryError as error:
-            advice = 'use a smaller --batch-size or --tile'
-            raise UserError(f'too little GPU memory; {advice}') from error
-        conclude(skipped)
-        return min(len(skipped), 1)
+                cores = cores_for(loaded, processes, memory_limit)
+            write = partial(write_whole, loaded, folder, workers, cores, pictures)
+            about = [loaded.about, batch_size, loaded.score_thr, pictures]
+            tasks = tasks_for_images(write, about, named, folder, batch_size, launched)
+        return finish(tasks, folder, launched, conclude)
+
+
+# Options
+
+
+def check_at_least(name: str, value: Optional[int], least: int) -> None:
+    if value is not None and value < least:
+        raise UserError(f'--{name} must be at least {least}, got {value}')
+
+
+def refuse(kind: str, **options: Any) -> None:
+    """Raise a UserError if one of the options, which a kind of models does not have, is given."""
+    for name, value in options.items():
+        if value:
+            raise UserError(f'--{name.replace("_", "-")} is not for {kind}; leave it out')
+
+
+def tiling_of(
+    tile: int, overlap: Optional[int], batch_size: int, memory: Optional[int]
+) -> 'Tiling':
+    """How images are split into tiles; for the arguments, see `infer`."""
+    from cpvt_pyramid.runner.inference.large_images import Tiling
+    from cpvt_pyramid.runner.inference.tiling import spans
+
+    if overlap is None:
+        overlap = tile // 4 // 32 * 32
+    spans(1, tile, overlap)  # fails if they do not fit the strides
+    return Tiling(tile, overlap, batch_size, memory)
+
+
+# Models
 
 
 class Loaded(NamedTuple):
@@ -196,10 +215,15 @@ class Loaded(NamedTuple):
     kind: 'Kind'
     score_thr: float
     about: dict  # identifies the model
+    errors: AbstractContextManager  # in it, what is wrong with a config becomes the user's error
 
 
 def load_exported(
-    path: str, backend: str, batch_size: int, score_thr: Optional[float], tile: Optional[int]
+    path: str,
+    backend: str,
+    batch_size: int,
+    score_thr: Optional[float],
+    tiles: Optional['Tiling'],
 ) -> Loaded:
     """Open an exported model; for the arguments, see `infer`."""
     from cpvt_pyramid.runner.inference.exported import ExportedPredictor, exported_tiles
@@ -207,14 +231,14 @@ def load_exported(
     from cpvt_pyramid.tooling.inputs import local_path
 
     exported = ExportedModel(local_path(path), backend)
-    score_thr = exported.about['score_thr'] if score_thr is None else score_thr
-    tiles = exported_tiles(exported, backend)
-    model = tiles if tile else ExportedPredictor(exported, batch_size, score_thr)
-    return Loaded(model, exported.kind_of_results, score_thr, tiles.about)
+    if score_thr is None:
+        score_thr = exported.about['score_thr']
+    in_tiles = exported_tiles(exported, backend)
+    model = in_tiles if tiles else ExportedPredictor(exported, batch_size, score_thr)
+    return Loaded(model, exported.kind_of_results, score_thr, in_tiles.about, nullcontext())
 
 
 def load_trained(
-    stack: ExitStack,
     config: str,
     checkpoint: str,
     cfg_options: Sequence[str],
@@ -223,10 +247,9 @@ def load_trained(
     out_dir: str,
     batch_size: int,
     score_thr: Optional[float],
-    tile: Optional[int],
+    tiles: Optional['Tiling'],
 ) -> Loaded:
-    """Build a model of mm; for the arguments, see `infer`. In the `stack`, what is wrong with its
-    config becomes the user's error."""
+    """Build a model of mm; for the arguments, see `infer`."""
     from cpvt_pyramid.mm.amp import replace_forward
     from cpvt_pyramid.ops.winograd import use_winograd
     from cpvt_pyramid.runner.config.check import check_settings
@@ -240,6 +263,8 @@ def load_trained(
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
     from cpvt_pyramid.tooling.files import make_folder
 
+    if score_thr is None:
+        score_thr = SCORE_THR
     cfg = load_config(config, cfg_options)
     check_settings(cfg, 'test_dataloader')
     check_unread(cfg, 'test')
@@ -250,15 +275,67 @@ def load_trained(
     if dtype == 'bfloat16':
         replace_forward(model)
     cfg.work_dir = str(make_folder(out_dir))  # for the traceback of a mistake in the config
-    stack.enter_context(explained(cfg, ('test',)))
-    meta, kind = dataset_meta(cfg, weights), kind_of_results(model, cfg)
-    score_thr = SCORE_THR if score_thr is None else score_thr
     about = {**fingerprint(cfg, weights, next(model.parameters()).device), 'dtype': dtype}
-    if tile:
-        ready = tile_model(model, cfg, about, meta)
-    else:
-        ready = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-    return Loaded(ready, kind, score_thr, about)
+    with explained(cfg, ('test',)):
+        meta = dataset_meta(cfg, weights)
+        if tiles:
+            ready = tile_model(model, cfg, about, meta)
+        else:
+            ready = ModelPredictor(model, cfg, meta, batch_size, score_thr)
+        kind = kind_of_results(model, cfg)
+    return Loaded(ready, kind, score_thr, about, explained(cfg, ('test',)))
+
+
+# Work
+
+
+def cores_for(loaded: Loaded, processes: Optional[int], memory: Optional[int]) -> 'Cores':
+    """The cores that processes divide; for the arguments, see `infer`."""
+    from cpvt_pyramid.runner.inference.workers import Cores
+
+    device = next(loaded.model.model.parameters()).device
+    return Cores.for_model(device, processes, memory)
+
+
+def tasks_for_tiles(
+    loaded: Loaded,
+    tiles: 'Tiling',
+    named: Sequence['Named'],
+    folder: Path,
+    gpu_memory: Optional[int],
+    launched: Optional['Sharing'],
+    pictures: bool,
+) -> list['Task']:
+    """Tasks that write the results of images in tiles."""
+    from cpvt_pyramid.runner.inference.large_images import LargeImage, limit_gpu_memory
+    from cpvt_pyramid.runner.inference.sharing import tasks_of_tiles
+
+    if gpu_memory:
+        limit_gpu_memory(gpu_memory, loaded.model.device)
+    processes = launched.processes if launched else 1
+    tasks = []
+    for path, name in named:
+        image = LargeImage(
+            path, name, loaded.model, tiles, folder, loaded.score_thr, pictures=pictures
+        )
+        tasks += tasks_of_tiles(image, processes)
+    return tasks
+
+
+def tasks_for_images(
+    write: Callable[[Sequence['Named']], 'Skipped'],
+    about: Any,
+    named: Sequence['Named'],
+    folder: Path,
+    batch_size: int,
+    launched: Optional['Sharing'],
+) -> list['Task']:
+    """Tasks that write the results of whole images and videos: one, or several to be shared."""
+    from cpvt_pyramid.runner.inference.sharing import Task, tasks_of_images
+
+    if launched:
+        return tasks_of_images(write, named, folder, about, batch_size)
+    return [Task('all', about, partial(write, named))]
 
 
 def write_whole(
@@ -266,6 +343,7 @@ def write_whole(
     folder: Path,
     workers: int,
     cores: Optional['Cores'],
+    pictures: bool,
     named: Sequence['Named'],
 ) -> 'Skipped':
     """Write the results of images and videos; returns those that cannot be read."""
@@ -274,14 +352,41 @@ def write_whole(
     from cpvt_pyramid.tooling.inputs import is_video
 
     images = [(path, name) for path, name in named if not is_video(path)]
-    skipped = infer_images(loaded.model, images, folder, workers, cores) if images else {}
-    for path, name in named:
-        if is_video(path):
-            try:
-                infer_video(loaded.model, path, name, folder, loaded.kind, cores)
-            except ReadError as error:
-                skipped[str(path)] = one_line(error)
+    videos = [(path, name) for path, name in named if is_video(path)]
+    skipped: Skipped = {}
+    if images:
+        skipped = infer_images(loaded.model, images, folder, workers, cores, pictures)
+    for path, name in videos:
+        try:
+            infer_video(loaded.model, path, name, folder, loaded.kind, cores, pictures)
+        except ReadError as error:
+            skipped[str(path)] = one_line(error)
     return skipped
+
+
+def finish(
+    tasks: Sequence['Task'],
+    folder: Path,
+    launched: Optional['Sharing'],
+    conclude: Callable[['Skipped'], None],
+) -> int:
+    """Do the tasks, in this process or in several, and conclude once; returns the exit status."""
+    import torch
+
+    from cpvt_pyramid.runner.inference import sharing
+
+    try:
+        if launched:
+            skipped = sharing.conclude_once(tasks, folder, conclude)
+        else:
+            # The results that the records of a shared run stand for are about to be overwritten.
+            shutil.rmtree(folder / sharing.FOLDER, ignore_errors=True)
+            skipped = sharing.in_order(tasks)
+            conclude(skipped)
+    except torch.cuda.OutOfMemoryError as error:
+        advice = 'use a smaller --batch-size or --tile'
+        raise UserError(f'too little GPU memory; {advice}') from error
+    return min(len(skipped), 1)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

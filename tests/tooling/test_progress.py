@@ -22,7 +22,7 @@ def work(total: Optional[int], **options: Any) -> None:
 def test_a_log_has_a_line_every_30_seconds(capsys, monkeypatch):
     for seconds in (7, 16):  # for two images
         clock = itertools.count(0, seconds)
-        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=clock.__next__))
         work(8, name='a.tif')
     assert capsys.readouterr().err == (
         'a.tif: 4 of 8 images, 0.125 images/s\na.tif: 8 of 8 images, 0.125 images/s\n'

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -19,12 +19,12 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from PIL import Image
 from torch import nn
-from tqdm import tqdm
 
 from ...batching import map_in_batches
 from ...results.predictions import Kind, Prediction
 from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write
+from ...tooling.progress import progress
 from ...tooling.threads import ahead
 from ..config.load import kind_of, leaves
 from .grouping import size_in_batch
@@ -48,6 +48,13 @@ class Prepared(NamedTuple):
     source: Any  # the caller's reference to it
     image: np.ndarray  # (H, W, 3) BGR, to draw on
     data: dict  # the output of the pipeline
+
+
+class Frame(NamedTuple):
+    """The results of a frame of a video."""
+
+    picture: Optional[np.ndarray]  # (H, W, 3) BGR
+    items: list[dict]
 
 
 class ModelPredictor:
@@ -121,6 +128,7 @@ def infer_images(
     folder: Path,
     workers: int = 0,
     cores: Optional[Cores] = None,
+    pictures: bool = True,
 ) -> Skipped:
     """Write the results of images into a folder; returns those that cannot be read.
 
@@ -128,20 +136,24 @@ def infer_images(
         workers: threads that read images ahead, and as many that draw and write results while the
             model is at the next images; 0: neither. Not used by several processes.
         cores: divided among processes; by default, this one does the work.
+        pictures: also write an overlay for each image.
     """
-    size, start, skipped = predictor.batch_size, time.monotonic(), {}
+    start = time.monotonic()
+    skipped: Skipped = {}
+    size = predictor.batch_size
     batches = [named[i : i + size] for i in range(0, len(named), size)]
-    write, need = partial(write_images, predictor, folder), memory_of(named) if cores else 0
+    write = partial(write_images, predictor, folder, pictures=pictures)
+    need = memory_of(named) if cores else 0
     with (
         Workers(write, len(batches), cores, need) as forks,
-        tqdm(total=len(named), unit='image', disable=None) as bar,
+        progress(len(named), 'images') as done,
     ):
         if not len(forks):
-            skipped = write(named, workers, bar.update)
+            skipped = write(named, workers=workers, done=done)
         else:
             for batch, part in zip(batches, forks.map(batches)):
                 skipped |= part
-                bar.update(len(batch))
+                done(len(batch))
     if cores:
         speed = len(named) / (time.monotonic() - start)
         print(f'{speed:.3g} images per second with {max(len(forks), 1)} processes')
@@ -162,9 +174,10 @@ def write_images(
     folder: Path,
     named: Sequence[Named],
     workers: int = 0,
-    done: Callable[[], Any] = lambda: None,
+    done: Callable[[int], Any] = lambda count: None,
+    pictures: bool = True,
 ) -> Skipped:
-    """`infer_images` in this process; `done` is called after each image."""
+    """`infer_images` in this process; `done` is called with the number of images that are done."""
     skipped = {}
 
     def read() -> Iterator[Prepared]:
@@ -174,15 +187,15 @@ def write_images(
                 yield predictor.prepare((path, name), image())
             except ReadError as error:
                 skipped[str(path)] = one_line(error)
-                done()
+                done(1)
 
     def write(found: tuple[Named, Prediction]) -> None:
         (path, name), prediction = found
-        prediction.write(folder, name, path)
+        prediction.write(folder, name, path, pictures=pictures)
 
     for written in ahead(write, predictor.predict(read()), workers):
         written()
-        done()
+        done(1)
     return skipped
 
 
@@ -193,9 +206,10 @@ def infer_video(
     folder: Path,
     kind: Kind,
     cores: Optional[Cores] = None,
+    pictures: bool = True,
 ) -> None:
-    """Write NAME.overlay.mp4 and, except for semantic segmentors, one JSON line per frame to
-    NAME.detections.jsonl or NAME.segments.jsonl.
+    """Write NAME.overlay.mp4, unless without `pictures`, and, except for semantic segmentors, one
+    JSON line per frame to NAME.detections.jsonl or NAME.segments.jsonl.
 
     Frames are read when they are needed. For `cores`, see `infer_images`.
 
@@ -206,37 +220,45 @@ def infer_video(
     if not video.width:
         raise ReadError('OpenCV cannot read this video')
     total = max(video.frame_cnt, 0) or None
-    frames, size = (frame for frame in video), predictor.batch_size  # iter(video) starts again
+    batches = batched((frame for frame in video), predictor.batch_size)
+    count = math.ceil((total or MANY) / predictor.batch_size)
     records = kind != 'labels'
 
-    def predict(batch: Sequence[np.ndarray]) -> list[tuple[np.ndarray, list[dict]]]:
-        """Pictures (H, W, 3) BGR and what they show."""
+    def predict(batch: Sequence[np.ndarray]) -> list[Frame]:
         found = predictor.predict(predictor.prepare(None, frame) for frame in batch)
-        return [
-            (np.array(each.draw(legend=False))[..., ::-1], each.records() if records else [])
-            for _, each in found
-        ]
+        frames = []
+        for _, each in found:
+            drawn = np.array(each.draw(legend=False))[..., ::-1] if pictures else None
+            frames.append(Frame(drawn, each.records() if records else []))
+        return frames
 
     done = 0
     with ExitStack() as stack:
-        forks = stack.enter_context(Workers(predict, -(-(total or MANY) // size), cores))
-        bar = stack.enter_context(tqdm(total=total, unit='frame', desc=name, disable=None))
-        batches = iter(lambda: list(islice(frames, size)), [])
-        for picture, items in (frame for batch in forks.map(batches) for frame in batch):
-            if not done:
-                shape = picture.shape[1], picture.shape[0]
-                writer = video_writer(folder / f'{name}.overlay.mp4', shape, video.fps)
-                overlay = stack.enter_context(writer)
-                if records:
-                    result = atomic_write(folder / f'{name}.{kind}.jsonl')
-                    lines = stack.enter_context(stack.enter_context(result).open('w'))
-            overlay.write(picture)
+        forks = stack.enter_context(Workers(predict, count, cores))
+        update = stack.enter_context(progress(total, 'frames', name))
+        for frame in chain.from_iterable(forks.map(batches)):
+            if pictures:
+                if not done:
+                    shape = frame.picture.shape[1], frame.picture.shape[0]
+                    overlay = folder / f'{name}.overlay.mp4'
+                    writer = stack.enter_context(video_writer(overlay, shape, video.fps))
+                writer.write(frame.picture)
             if records:
-                lines.write(json.dumps({'frame': done, kind: items}) + '\n')
+                if not done:
+                    result = stack.enter_context(atomic_write(folder / f'{name}.{kind}.jsonl'))
+                    lines = stack.enter_context(result.open('w'))
+                lines.write(json.dumps({'frame': done, kind: frame.items}) + '\n')
             done += 1
-            bar.update()
+            update(1)
     if done < video.frame_cnt or not done:
         raise ReadError(f'ends after {done} of {video.frame_cnt} frames')
+
+
+def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of `size` items each, of which the last may be shorter. They are taken as needed."""
+    items = iter(items)
+    while batch := list(islice(items, size)):
+        yield batch
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ... import __version__
 from ...results.drawing import draw_frames, draw_segmentation
@@ -27,6 +26,7 @@ from ...results.records import write_records
 from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
+from ...tooling.progress import progress
 from . import tiling
 from .prediction import is_panoptic, loaded_bands
 from .raster import CACHE, open_image, overview, row_reader, write_label_map
@@ -179,16 +179,23 @@ def limit_gpu_memory(size: int, device: torch.device) -> None:
 class LargeImage:
     """Writes the predictions of a model for a large image.
 
-    For an image NAME: NAME.overlay.png, at most 2048 pixels a side, and NAME.detections.json or
-    NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of the image, if it has
-    one. Work in progress is kept in .NAME.partial.
+    For an image NAME: NAME.overlay.png, at most 2048 pixels a side, unless without `pictures`, and
+    NAME.detections.json or NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of
+    the image, if it has one. Work in progress is kept in .NAME.partial.
     """
 
     def __init__(
-        self, path: Path, name: str, model: TileModel, tiles: Tiling, folder: Path, score_thr: float
+        self,
+        path: Path,
+        name: str,
+        model: TileModel,
+        tiles: Tiling,
+        folder: Path,
+        score_thr: float,
+        pictures: bool = True,
     ) -> None:
         self.path, self.name, self.model, self.tiles = path, name, model, tiles
-        self.score_thr = score_thr
+        self.score_thr, self.pictures = score_thr, pictures
         # What the results depend on
         self.about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
         self.about |= {'score threshold': score_thr} if model.detects else {}
@@ -201,6 +208,8 @@ class LargeImage:
 
     def is_done(self) -> bool:
         """Whether the results exist."""
+        if self.pictures and not self.overlay.exists():
+            return False
         # ReadError, as of a file that does not exist, is an OSError.
         with suppress(OSError, ValueError, AttributeError):
             if self.model.detects:
@@ -244,14 +253,14 @@ class LargeImage:
             journal = Journal(self.band_folder(band), self.about)
             stack.callback(journal.close)
             total = (band[1] - band[0]) * len(grid.columns)
-            bar = stack.enter_context(tqdm(total=total, unit='tile', desc=self.name, disable=None))
+            update = stack.enter_context(progress(total, 'tiles', self.name))
 
-            def progress(count: int) -> None:
+            def done(count: int) -> None:
                 if tiles.memory:
                     check_memory(memory.peak(), tiles)
-                bar.update(count)
+                update(count)
 
-            run = Run(read, grid, self.model.predict, journal, band, tiles.batch_size, progress)
+            run = Run(read, grid, self.model.predict, journal, band, tiles.batch_size, done)
             if self.model.detects:
                 tiling.detect_in_tiles(run)
             else:
@@ -272,8 +281,9 @@ class LargeImage:
             # The overlay comes before the result, which counts as done.
             if not self.model.detects:
                 labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
-                shown = np.array(labels[::step, ::step])
-                save_picture(draw_segmentation(small, shown, classes, palette), self.overlay)
+                if self.pictures:
+                    shown = np.array(labels[::step, ::step])
+                    save_picture(draw_segmentation(small, shown, classes, palette), self.overlay)
                 try:
                     with atomic_write(self.result) as file:
                         write_label_map(file, labels, image, self.model.meta, self.run)
@@ -284,8 +294,9 @@ class LargeImage:
             found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
             boxes, scores, labels = (part.numpy() for part in found)
             best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
-            picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-            save_picture(picture, self.overlay)
+            if self.pictures:
+                picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
+                save_picture(picture, self.overlay)
             items = best.records()
             write_records(self.result, image.name, image.shape, best.kind, items, run=self.run)
 

@@ -1,8 +1,7 @@
 """Exported models in the place of mm's, for the videos and the tiles of tools/infer.py."""
 
 import hashlib
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import __version__
+from ...batching import map_in_batches
 from ...results.predictions import Prediction
 from ...runtime.predictor import ExportedModel
 from .large_images import TileModel, hashed
@@ -32,11 +32,16 @@ class ExportedPredictor:
         return source, image
 
     def predict(self, images: Iterable[Source]) -> Iterator[tuple[Any, Prediction]]:
-        images = iter(images)
-        while batch := list(itertools.islice(images, self.batch_size)):
-            rgb = [np.ascontiguousarray(image[..., ::-1]) for _, image in batch]
-            found = self.model.predict(rgb, self.score_thr)
-            yield from zip((source for source, _ in batch), found)
+        """The source and prediction of each, in order."""
+        return map_in_batches(self._predict, images, self._canvas, self.batch_size)
+
+    def _canvas(self, image: Source) -> tuple[int, int]:
+        return self.model.canvas(image[1].shape[:2])
+
+    def _predict(self, batch: Sequence[Source]) -> list[tuple[Any, Prediction]]:
+        rgb = [np.ascontiguousarray(image[..., ::-1]) for _, image in batch]
+        found = self.model.predict(rgb, self.score_thr)
+        return [(source, prediction) for (source, _), prediction in zip(batch, found)]
 
 
 def exported_tiles(model: ExportedModel, backend: str) -> TileModel:

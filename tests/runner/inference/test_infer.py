@@ -131,6 +131,24 @@ def test_batches_give_what_single_images_give(untrained, kind, sample_dataset):
             assert one[0]['score'] == pytest.approx(four[0]['score'], abs=2e-4)
 
 
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_without_pictures(untrained, kind, capsys):
+    """Of images, whole and in tiles, and of a video, of which a segmentor's is a picture only."""
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    film('b.avi', frames(2, 96, 128))
+    assert infer.main([*untrained[kind], 'a.png', '--no-pictures', '--out-dir', 'whole']) == 0
+    assert written('whole') == ['a.detections.json' if kind == 'detector' else 'a.labels.png']
+    for options in (['--no-pictures'], []):  # pictures are made up for
+        assert infer.main([*untrained[kind], 'a.png', '--tile', '64', *options]) == 0
+        assert Path('predictions/a.overlay.png').exists() == (not options)
+    capsys.readouterr()
+    status = infer.main([*untrained[kind], 'b.avi', '--no-pictures', '--out-dir', 'film'])
+    if kind == 'detector':
+        assert status == 0 and written('film') == ['b.detections.jsonl']
+    else:
+        assert status == 2 and 'drop --no-pictures' in capsys.readouterr().err
+
+
 def test_images_of_one_size_pass_the_model_together(untrained):
     cfg = load_config(untrained['segmentor'][0])
     model, batches = build_model(cfg, 'cpu'), []

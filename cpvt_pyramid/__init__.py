@@ -47,7 +47,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != 'torch':
             raise
-        text = f"{name} needs PyTorch, which is not installed; pip install '{__name__}[torch]'"
+        text = f'{name} needs PyTorch, which is not installed; pip install torch'
         raise ImportError(text) from None
     except AttributeError as error:  # Python would say "cannot import name", without the cause
         raise ImportError(f'{name} cannot be imported: {error}') from error

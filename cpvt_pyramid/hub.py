@@ -47,6 +47,12 @@ KINDS = {
     'semantic_fpn': ('torchvision_models', 'image-segmentation'),
 }
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
+# Options of `from_pretrained`, and of `push_to_hub`.
+DOWNLOADING = ('revision', 'token', 'cache_dir', 'local_files_only', 'force_download')
+PUSHING = (
+    'commit_message', 'private', 'token', 'branch', 'create_pr', 'allow_patterns',
+    'ignore_patterns', 'delete_patterns', 'model_card_kwargs',
+)  # fmt: skip
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
@@ -111,9 +117,14 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         Raises:
             FileNotFoundError: the folder lacks a file.
             ValueError: there is no such folder, or a file is damaged or not of a model of this
-                package.
+                package; a revision of a folder.
+            TypeError: another option, such as one of the model. Those are in `config.json`.
         """
         source = str(pretrained_model_name_or_path)
+        advice = f'; options of the model are those in its {CONFIG}'
+        check_names('from_pretrained', options, DOWNLOADING, advice)
+        if Path(source).is_dir() and options.get('revision') is not None:
+            raise ValueError(f'{source} is a folder, which has no revision')
 
         def path_of(name: str) -> Path:
             if Path(source).is_dir():
@@ -146,6 +157,30 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         model.model.load_state_dict(weights)
         return model.eval()
 
+    def save_pretrained(
+        self,
+        save_directory: Union[str, Path],
+        *,
+        config: object = None,
+        push_to_hub: bool = False,
+        **options: Any,
+    ) -> Optional[str]:
+        """Write the files of a repository to a folder. See the mixin.
+
+        Args:
+            save_directory: the folder.
+            config: not used; the mixin's methods pass it to each other.
+            push_to_hub: also upload the files.
+            **options: `model_card_kwargs` and, with `push_to_hub`, `repo_id` and the options of the
+                method of that name.
+
+        Raises:
+            TypeError: another option.
+        """
+        known = ('repo_id', *PUSHING) if push_to_hub else ('push_to_hub', 'model_card_kwargs')
+        check_names('save_pretrained', options, known)
+        return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
+
     def _save_pretrained(self, save_directory: Path) -> None:
         config = dict(kind=self.kind, options=self.options, classes=self.classes)
         if self.kind == 'classifier':  # in timm's form, for timm.create_model('hf-hub:...')
@@ -159,9 +194,25 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         (save_directory / CONFIG).write_text(json.dumps(config, indent=2), encoding='utf-8')
 
     def push_to_hub(
-        self, repo_id: str, *, model_card_kwargs: Optional[dict] = None, **options: Any
+        self,
+        repo_id: str,
+        *,
+        config: object = None,
+        model_card_kwargs: Optional[dict] = None,
+        **options: Any,
     ) -> str:
-        """Create the repository if there is none, and upload the model. See the mixin."""
+        """Create the repository if there is none, and upload the model. See the mixin.
+
+        Args:
+            repo_id: 'OWNER/NAME', or a name.
+            config: not used; the mixin's methods pass it to each other.
+            model_card_kwargs: see `generate_model_card`.
+            **options: `commit_message`, `private`, `token` and so on, of the mixin.
+
+        Raises:
+            TypeError: another option.
+        """
+        check_names('push_to_hub', options, PUSHING)
         api = HfApi(token=options.get('token'))
         # The code in the card needs the full name, with the owner.
         repo_id = api.create_repo(repo_id, private=options.get('private'), exist_ok=True).repo_id
@@ -213,6 +264,17 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         )
 
 
+def check_names(
+    method: str, options: dict[str, Any], known: Sequence[str], advice: str = ''
+) -> None:
+    """Raise a TypeError if a method does not know an option."""
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise TypeError(
+            f'{method} has no option {listed(unknown)}, only {", ".join(known)}{advice}'
+        )
+
+
 def check_types(options: dict[str, Any], *builders: Callable, prefix: str = '') -> None:
     """Raise a ValueError if an option of JSON has another type than is annotated in the classes and
     functions that take it. The prefix is that of names in the message."""
@@ -256,8 +318,10 @@ CARD = """---
 `HubModel({{ built }})` of cpvt_pyramid ([CPVT](https://arxiv.org/abs/2102.10882)), {{ parameters }}
 parameters. It takes images of any size.
 
+In a checkout of cpvt_pyramid:
+
 ```bash
-pip install 'cpvt_pyramid[hub,{{ extra }}]'
+pip install '.[hub,{{ extra }}]'
 ```
 
 ```python

@@ -28,7 +28,7 @@ assert not {'torch', 'mmengine', 'timm'} & sys.modules.keys()
 try:
     cpvt_pyramid.CPVTPyramid
 except ImportError as error:
-    assert "pip install 'cpvt_pyramid[torch]'" in str(error)
+    assert 'pip install torch' in str(error)
 (found,) = Predictor(sys.argv[1])([sys.argv[2]])
 assert len(found.boxes) > 1
 from cpvt_pyramid.app import ExportedModel, Page, Server

@@ -101,6 +101,10 @@ def test_the_card_is_filled_in_and_its_code_works(hub, tmp_path, monkeypatch):
         text = hub.repos[f'me/{kind}']['README.md'].decode()
         (code,) = re.findall(r'```python\n(.*?)```', text, re.S)
         assert f"from_pretrained('me/{kind}')" in code
+        # No index has the package.
+        assert re.search(
+            r"In a checkout of cpvt_pyramid:\n\n```bash\npip install '\.\[hub,\w+\]'\n", text
+        )
         exec(code, {})
         data = yaml.safe_load(text.split('---')[1])
         assert data['license'] == 'cc0-1.0' and data['pipeline_tag'] == KINDS[kind][1]
@@ -212,6 +216,38 @@ def test_options_that_are_refused():
         HubModel('classifier', model_name='pcpvt_nano', pretrained=True)
     with pytest.raises(ValueError, match='unknown model .resnet18.; one of cpvt_base'):
         HubModel('classifier', model_name='resnet18')
+
+
+def test_options_that_nothing_reads_are_refused(hub, tmp_path):
+    model = HubModel('retinanet', **MODELS['retinanet'])
+    model.save_pretrained(tmp_path / 'own', model_card_kwargs=dict(license='mit'))
+    model.push_to_hub('digits', token='secret')
+    known = 'revision, token, cache_dir, local_files_only, force_download'
+    for source in (tmp_path / 'own', 'me/digits'):
+        for options in (dict(num_classes=5), dict(foo=1, strict=False), dict(config={})):
+            with pytest.raises(TypeError) as error:
+                HubModel.from_pretrained(source, **options)
+            assert str(error.value) == (
+                f'from_pretrained has no option {", ".join(options)}, only {known}; '
+                'options of the model are those in its config.json'
+            )
+    with pytest.raises(ValueError, match='own is a folder, which has no revision$'):
+        HubModel.from_pretrained(tmp_path / 'own', revision='v2')
+    HubModel.from_pretrained(tmp_path / 'own', revision=None, token='secret')
+    HubModel.from_pretrained('me/digits', force_download=True, cache_dir=tmp_path / 'cache')
+
+    for options in (dict(license='mit'), dict(repo_id='me/new'), dict(safe_serialization=False)):
+        (name,) = options
+        message = f'^save_pretrained has no option {name}, only push_to_hub, model_card_kwargs$'
+        with pytest.raises(TypeError, match=message):
+            model.save_pretrained(tmp_path / 'new', **options)
+    with pytest.raises(TypeError, match='^push_to_hub has no option license, only commit_message'):
+        model.push_to_hub('new', token='secret', license='mit')
+    assert not (tmp_path / 'new').exists() and 'me/new' not in hub.repos
+    with pytest.raises(TypeError, match='^save_pretrained has no option license, only repo_id, '):
+        model.save_pretrained(tmp_path / 'new', push_to_hub=True, license='mit')
+    model.save_pretrained(tmp_path / 'new', push_to_hub=True, repo_id='me/new', token='secret')
+    assert set(hub.repos['me/new']) == FILES
 
 
 def test_a_trained_model_moves_to_the_hub(tmp_path):

@@ -25,6 +25,7 @@ PAGES = {  # by page of the site, the file
     'security.md': 'SECURITY.md',
 }
 LINK = re.compile(r'(?<=\]\()(?!\w+:)([^)#\s]+)')
+PICTURES = ('.png', '.jpg', '.svg')
 LANGUAGES = {'.py': 'python', '.sh': 'bash', '.yml': 'yaml', '.yaml': 'yaml'}
 
 
@@ -40,6 +41,8 @@ def page_of(source: str) -> str:
             return page
     if source.startswith('docs/'):
         return source.removeprefix('docs/')
+    if Path(source).suffix in PICTURES:
+        return f'source/{source}'
     return f'source/{source}.md'
 
 
@@ -57,7 +60,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in list(files.documentation_pages()):
         for path in targets(file.content_string, source_of(file.src_uri)):
             page = page_of(path)
-            if page.startswith('source/') and page not in files.src_uris:
+            if not page.startswith('source/') or page in files.src_uris:
+                continue
+            if Path(path).suffix in PICTURES:
+                files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+            else:
                 language = LANGUAGES.get(Path(path).suffix, 'text')
                 text = (ROOT / path).read_text()
                 text = f'# {path}\n\n````{language}\n{text}\n````\n'

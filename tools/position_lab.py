@@ -8,7 +8,7 @@
 Each question prints its tables and writes WORK_DIR/QUESTION.json and figures. All answers in
 WORK_DIR together are report.html. Trainings are kept in WORK_DIR/runs: what is there
 is not computed twice, and an interrupted command continues where it was, with the same results.
-docs/position.md has our findings, docs/position_protocol.md explains the questions.
+docs/position.md has our findings, experiments/position/findings/protocol.md explains the questions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def position_lab(
         workers: processes that train (default: the number of cores)
         device: of the training
         page: Markdown page that takes the tables and figures of these questions, as
-            docs/position_tables.md does, between <!-- findings --> and <!-- /findings -->
+            experiments/position/findings/tables.md does, between <!-- findings --> and <!-- /findings -->
     """
     from cpvt_pyramid.tooling.command import UserError, one_line
     from cpvt_pyramid.tooling.threads import usable_cores

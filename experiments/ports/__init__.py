@@ -2,5 +2,5 @@
 
 `python -m experiments.ports` is the command line. `runs` trains a small detector and segmentor and
 evaluates it alone and in padded batches, `report` makes the tables and the figure of
-docs/training_evidence.md.
+experiments/ports/findings/training.md.
 """

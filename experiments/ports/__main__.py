@@ -1,7 +1,7 @@
 """Compare ports of PCPVT by training: is a detector or segmentor better for the valid region?
 
     python -m experiments.ports --preset small                            # 20 minutes of one core
-    python -m experiments.ports --preset full --page docs/training_evidence.md
+    python -m experiments.ports --preset full --page experiments/ports/findings/training.md
 
 Prints the tables and writes WORK_DIR/training.json, with every run, and a figure. Runs are kept in
 WORK_DIR/runs: an interrupted command continues where it was, with the same results.

@@ -48,7 +48,7 @@ def channels_last(x):
 
 
 def compiled(model):
-    """With fixed sizes; dynamic ones fail in torch 2.13 (docs/performance_notes.md)."""
+    """With fixed sizes; dynamic ones fail in torch 2.13 (tools/benchmarks/notes.md)."""
     torch._dynamo.reset()
     return torch.compile(model, dynamic=False)
 

@@ -16,7 +16,11 @@ from support import ROOT
 from cpvt_pyramid import ARCHS
 
 TESTS = ''.join(path.read_text() for path in (ROOT / 'tests').rglob('test_*.py'))
-PAGES = [p for folder in ('.', 'configs', 'docs', 'examples') for p in (ROOT / folder).glob('*.md')]
+FOLDERS = (
+    '.', 'configs', 'docs', 'examples', 'experiments/ports/findings',
+    'experiments/position/findings', 'tools/benchmarks',
+)  # fmt: skip
+PAGES = [page for folder in FOLDERS for page in (ROOT / folder).glob('*.md')]
 
 
 def build_site(folder: Path, **options: object) -> list[Path]:

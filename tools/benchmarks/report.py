@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Runs the commands of docs/performance_notes.md and writes what they print into one Markdown page.
+"""Runs the commands of tools/benchmarks/notes.md and writes what they print into one Markdown page.
 
     make gpu-report                                               # tests/cuda, too
     make cpu-report

@@ -35,6 +35,7 @@ def train(
     early_stop: Optional[int] = None,
     log_to: Sequence[Literal['tensorboard', 'wandb', 'mlflow']] = (),
     skip_bad: bool = False,
+    no_pictures: bool = False,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
@@ -52,6 +53,7 @@ def train(
         early_stop (N): stop after N evaluations without a better model.
         log_to: log to these, too, in folders of the work dir; see docs/logging.md.
         skip_bad: train without images and annotations that have errors; see check_data.py.
+        no_pictures: draw neither validation images nor, at the end, the curves.
         cfg_options (KEY=VALUE): override settings of the config, for example randomness.seed=0.
         launcher: what started the processes.
     """
@@ -64,6 +66,7 @@ def train(
     from cpvt_pyramid.runner.models import load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
     from cpvt_pyramid.runner.training.logs import set_up_logs
+    from cpvt_pyramid.runner.training.pictures import draw_results
     from cpvt_pyramid.runner.training.resume import make_resumable, read_training
     from cpvt_pyramid.runner.training.schedules import fit_to_batch
     from cpvt_pyramid.tooling.files import make_folder
@@ -76,7 +79,7 @@ def train(
         cfg = load_config(config, cfg_options)
         with explained(cfg, splits):
             check.check_settings(cfg, 'train_cfg', 'train_dataloader', 'optim_wrapper')
-            check_unread(cfg, *splits)
+            check_unread(cfg, *splits, options=cfg_options)
             check.check_samplers(cfg, *splits)
             check.check_data(cfg, *splits)
             check.check_checkpoints(cfg)
@@ -90,6 +93,8 @@ def train(
                 hook = {'type': 'StoppingHook', 'patience': early_stop, 'min_delta': 1e-9}
                 cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
             set_up_logs(cfg, log_to)
+            if not no_pictures:
+                draw_results(cfg)
             make_resumable(cfg)
             join_processes(cfg, launcher)
     with all_or_none(launcher), explained(cfg, splits):

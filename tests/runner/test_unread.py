@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-import mmdet
+import mmdet.datasets
 import pytest
 from support import load_tool
 from torch import nn
 
-from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.runner.config import load
+from cpvt_pyramid.runner.config.load import dataset_class, load_config, merge_options
 from cpvt_pyramid.runner.config.unread import check_unread, warn_of_custom_keys
 from cpvt_pyramid.tooling.command import UserError
 
@@ -27,6 +28,27 @@ def test_warnings(settings, warning, configs, capsys):
     out = capsys.readouterr().out
     assert out.startswith(f'warning: {warning}') if warning else not out
     assert out.count('\n') == bool(warning)
+
+
+def test_a_learning_rate_that_a_schedule_replaces(configs, capsys):
+    one_cycle = {'type': 'OneCycleLR', 'eta_max': 1e-3, 'total_steps': 9}
+    lr, eta_max = 'optim_wrapper.optimizer.lr=1e30', 'param_scheduler.0.eta_max=0.1'
+    for schedules, options, is_replaced in (
+        ([one_cycle], [lr], True),
+        (one_cycle, [lr], True),
+        ([one_cycle], [], False),
+        ([one_cycle], [eta_max], False),
+        ([{'type': 'LinearLR', 'end': 5}, {**one_cycle, 'begin': 5}], [lr], False),
+        ([{'type': 'MultiStepLR', 'milestones': [2]}], [lr], False),
+    ):
+        cfg = load_config(configs['detector'])
+        cfg.param_scheduler = schedules
+        merge_options(cfg, options)
+        check_unread(cfg, 'train', options=options)
+        said = (
+            'warning: optim_wrapper.optimizer.lr has no effect: OneCycleLR sets the learning rate'
+        )
+        assert capsys.readouterr().out.startswith(said) == is_replaced
 
 
 @pytest.mark.parametrize('text, complaint', [
@@ -80,3 +102,10 @@ def test_custom_keys(configs, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith('custom_keys of optim_wrapper.paramwise_cfg: absolute_pos_embed, nrom')
     assert second.endswith(': 0.weight, absolute_pos_embed, nrom')
+
+
+def test_data_sets_are_imported_without_what_they_print(monkeypatch, capsys):
+    """The maintained fork of mmdet prints "Could not import OneDL" twice."""
+    monkeypatch.setattr(load, 'import_module', print)
+    assert dataset_class({'type': 'CocoDataset'}, 'mmdet') is mmdet.datasets.CocoDataset
+    assert capsys.readouterr().out == ''

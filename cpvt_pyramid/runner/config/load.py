@@ -3,11 +3,13 @@
 import ast
 import difflib
 import inspect
+import io
 import math
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -239,12 +241,23 @@ def dataset_class(dataset: dict, scope: str) -> type:
     """The class of a data set's config."""
     kind = dataset.get('type')
     if isinstance(kind, str):
+        import_datasets(scope)
         with DATASETS.switch_scope_and_registry(scope) as registry:
             with suppress(ImportError, RuntimeError, TypeError, ValueError):
                 kind = registry.get(kind)  # imports what looks like a module
     if not callable(kind):
         raise UserError(f'{scope} has no data set {dataset.get("type")!r}')
     return kind
+
+
+def import_datasets(scope: str) -> None:
+    """Import the data sets of a framework, whose registry would import them when it needs them.
+
+    Without its output: the maintained fork of mmdet prints "Could not import OneDL" twice, about
+    data sets of another package that are not used here.
+    """
+    with redirect_stdout(io.StringIO()), suppress(ImportError):
+        import_module(f'{scope}.datasets')
 
 
 def framework_of(kind: Any) -> Optional[str]:

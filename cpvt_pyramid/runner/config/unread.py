@@ -4,22 +4,26 @@ mm checks the arguments of what it builds, but not the names at the top level of
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mmengine.config import Config
 from torch import nn
 
 from ...tooling.command import UserError, rank
-from .load import RUNNER_KEYS, SETTINGS, closest, dicts_in, kind_of
+from .load import RUNNER_KEYS, SETTINGS, as_list, closest, dicts_in, kind_of
 
 
-def check_unread(cfg: Config, *splits: str) -> None:
-    """Print a line for each setting of a run that has no effect.
+def check_unread(cfg: Config, *splits: str, options: Sequence[str] = ()) -> None:
+    """Print a line for each setting of a run that has no effect; `options` are --cfg-options.
 
     Raises:
         UserError: an argument of mmengine's Runner is misspelled.
     """
-    for line in (*unread_at_top(cfg), *(schedules_in_epochs(cfg) if 'train' in splits else ())):
+    lines = list(unread_at_top(cfg))
+    if 'train' in splits:
+        lines += schedules_in_epochs(cfg)
+        lines += overridden_learning_rate(cfg, options)
+    for line in lines:
         warn(line)
 
 
@@ -56,6 +60,15 @@ def schedules_in_epochs(cfg: Config) -> Iterator[str]:
     for path, settings in dicts_in(cfg.to_dict().get('param_scheduler'), 'param_scheduler'):
         if settings.get('by_epoch', True) and not settings.get('convert_to_iter_based'):
             yield f'{path} counts epochs: it changes nothing; set by_epoch=False'
+
+
+def overridden_learning_rate(cfg: Config, options: Sequence[str]) -> Iterator[str]:
+    """A line for a learning rate in --cfg-options that a one-cycle schedule replaces by its own."""
+    key = 'optim_wrapper.optimizer.lr'
+    schedules = as_list(cfg.get('param_scheduler'))
+    is_given = any(option.partition('=')[0] == key for option in options)
+    if is_given and [kind_of(schedule) for schedule in schedules] == ['OneCycleLR']:
+        yield f'{key} has no effect: OneCycleLR sets the learning rate; set its eta_max'
 
 
 def warn_of_custom_keys(cfg: Config, model: nn.Module) -> None:

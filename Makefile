@@ -21,9 +21,8 @@ define run_demo
 	$(PY) tools/demo/sample_dataset.py
 	$(PY) tools/train.py $(1) --work-dir $(2) --resume
 	$(PY) tools/test.py $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2) --out $(2)/results.pkl --show-dir $(2)/pictures
-	$(PY) tools/demo/curves.py $(2)
 	$(PY) tools/analyse.py $(1) $(2)/results.pkl --out $(2)/analysis.html
-	@echo 'Open $(2)/analysis.html, $(2)/curves.png and the pictures in $(2)/pictures'
+	@echo 'Open $(2)/analysis.html, $(2)/curves.png, $(2)/validation.html and the pictures in $(2)/pictures'
 endef
 
 demo: setup  ## train a detector on handwritten digits, evaluate it, draw its predictions

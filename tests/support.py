@@ -52,7 +52,7 @@ def clear_global_instances() -> None:
 
 
 def load_tool(name: str) -> ModuleType:
-    """The module of a tool, as in `load_tool('demo/curves')`, loaded afresh."""
+    """The module of a tool, as in `load_tool('demo/sample_dataset')`, loaded afresh."""
     path = ROOT / 'tools' / f'{name}.py'
     spec = importlib.util.spec_from_file_location(f'{path.stem}_tool', path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

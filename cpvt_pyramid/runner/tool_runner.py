@@ -19,7 +19,7 @@ from .config import check  # noqa: F401 (registers a hook)
 from .config.load import as_list, kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
-from .training import preemption, resume  # noqa: F401 (register names)
+from .training import pictures, preemption, resume  # noqa: F401 (register names)
 
 if HAS_FAST_OPS:
     from .training import sharded
@@ -31,6 +31,7 @@ else:
 # What mmengine logs at length or needlessly: kept in the log file, not shown in the terminal.
 FILE_ONLY = re.compile(
     r'\n-{20}|Config:\n|Hooks will be executed|Distributed training is not used|'
+    r'paramwise_options -- |'
     r'"(FileClient|HardDiskBackend)"'
 )
 

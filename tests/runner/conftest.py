@@ -19,6 +19,8 @@ def _one_thread() -> Iterator[None]:
         patch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.1)
         # mmengine formats the config for each checkpoint, which takes longer than these trainings.
         patch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
+        # It takes longer than the rest of these trainings; see test_pictures.py.
+        patch.setattr('cpvt_pyramid.runner.training.pictures.write_curves', lambda *_: None)
         # For child processes.
         patch.setenv('CUDA_VISIBLE_DEVICES', '-1')
         patch.setenv('OMP_NUM_THREADS', '1')

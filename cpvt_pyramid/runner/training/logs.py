@@ -16,11 +16,11 @@ from ...tooling.command import UserError
 from ..config.load import kind_of
 from .resume import batch_size_of
 
-# The backend and the package of each name for --log-to.
+# For each name for --log-to: the backend, the package, and what installs it.
 LOGS = {
-    'tensorboard': ('TensorboardVisBackend', 'tensorboard'),
-    'wandb': ('WandbVisBackend', 'wandb'),
-    'mlflow': ('MLflowBackend', 'mlflow'),
+    'tensorboard': ('TensorboardVisBackend', 'tensorboard', 'tensorboard'),
+    'wandb': ('WandbVisBackend', 'wandb', 'wandb'),
+    'mlflow': ('MLflowBackend', 'mlflow', 'mlflow-skinny'),
 }
 PROJECT = 'cpvt_pyramid'  # of Weights & Biases
 
@@ -39,10 +39,10 @@ def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
         cfg.visualizer = {'type': 'Visualizer'}
     backends = list(cfg.visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
     for name in dict.fromkeys(names):
-        kind, package = LOGS[name]
+        kind, package, distribution = LOGS[name]
         if find_spec(package) is None:
             raise UserError(
-                f"--log-to {name} needs the package {package}; pip install 'cpvt_pyramid[{name}]'"
+                f'--log-to {name} needs the package {package}; pip install {distribution}'
             )
         if kind not in map(kind_of, backends):
             backends.append({'type': kind, 'save_dir': str(Path(cfg.work_dir, name))})

@@ -69,5 +69,7 @@ def test_settings_of_the_config_are_kept_and_a_missing_package_is_named(monkeypa
     assert [b['save_dir'] for b in cfg.visualizer.vis_backends] == ['mine', 'work/mlflow']
     assert cfg.log_processor.type == 'MyLogProcessor'
     monkeypatch.setattr(logs, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match='^--log-to wandb needs the package wandb; pip install'):
+    with pytest.raises(
+        UserError, match='^--log-to wandb needs the package wandb; pip install wandb$'
+    ):
         logs.set_up_logs(cfg, ['wandb'])

@@ -1,24 +1,22 @@
-#!/usr/bin/env python
-"""Draws the losses and validation metrics of a training.
+"""The losses and validation metrics of a training, as a picture.
 
-    python tools/demo/curves.py work_dirs/retinanet_cpvt_s
-
-Reads mmengine's logs of all runs in the work directory, <time>/vis_data/scalars.json. A training
-that was stopped and resumed is one curve: from its first iteration, a run replaces what earlier
-runs logged.
+They are read from mmengine's logs of all runs in the work dir, TIME/vis_data/scalars.json. A
+training that was stopped and resumed is one curve: from its first iteration, a run replaces what
+earlier runs logged.
 """
-
-from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Sequence
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
+from ...tooling.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NO_METRICS = {'step', 'iter', 'epoch', 'lr', 'base_lr', 'time', 'data_time', 'memory', 'grad_norm'}
 # The metrics worth showing, of all that evaluators report, and their names in print.
@@ -45,37 +43,15 @@ class Curves:
 
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
-    epoch_length: int | None = None
+    epoch_length: Optional[int] = None
     resumed: list[int] = field(default_factory=list)
-
-
-def curves(work_dir: str, *, out: str | None = None) -> None:
-    """Draw the logs of a work directory.
-
-    Args:
-        work_dir: the directory given to the training as --work-dir
-        out (FILE): the picture; by default curves.png in the work directory
-    """
-    from cpvt_pyramid.tooling.command import UserError
-    from cpvt_pyramid.tooling.files import atomic_write
-
-    path = Path(out or Path(work_dir, 'curves.png'))
-    try:
-        logged = read_curves(Path(work_dir))
-        with atomic_write(path) as draft:
-            draw(logged, Path(work_dir).resolve().name, draft, path.suffix[1:] or 'png')
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-    print(path)
 
 
 def read_curves(work_dir: Path) -> Curves:
     """The runs of a work directory, in chronological order, as one."""
     if not work_dir.is_dir():
         raise FileNotFoundError(f'no folder at {work_dir}')
-    # In chronological order: their folders are named by the time.
-    runs = [read_log(log) for log in sorted(work_dir.glob('*/vis_data/scalars.json'))]
-    runs = [run for run in runs if any('loss' in record for record in run)]
+    runs = runs_of(work_dir)
     if not runs:
         raise ValueError(f'no loss was logged in {work_dir} yet')
     curves = Curves(epoch_length=epoch_length([r for run in runs for r in run]))
@@ -90,17 +66,26 @@ def read_curves(work_dir: Path) -> Curves:
         for record in run:
             if 'loss' in record:
                 latest = record['step']
+                step = latest
+                into = curves.losses
                 values = {k: v for k, v in record.items() if 'loss' in k}
-                into, step = curves.losses, latest
             else:
+                step = validated_at(record['step'], latest, curves)
+                into = curves.metrics
                 values = {k: v for k, v in record.items() if k not in NO_METRICS}
-                into, step = curves.metrics, validated_at(record['step'], latest, curves)
             for name, value in values.items():
                 if isinstance(value, (int, float)):
                     into.setdefault(name, {})[step] = float(value)
     curves.resumed = [step for step in curves.resumed if step in curves.losses['loss']]
+    curves.losses = {name: points for name, points in curves.losses.items() if points}
     curves.metrics = {name: points for name, points in curves.metrics.items() if points}
     return curves
+
+
+def runs_of(work_dir: Path) -> list[list[dict]]:
+    """The records of each run that logged a loss. Its folders are named by the time."""
+    logs = [read_log(path) for path in sorted(work_dir.glob('*/vis_data/scalars.json'))]
+    return [records for records in logs if any('loss' in record for record in records)]
 
 
 def read_log(path: Path) -> list[dict]:
@@ -116,7 +101,7 @@ def read_log(path: Path) -> list[dict]:
     return records
 
 
-def epoch_length(records: list[dict]) -> int | None:
+def epoch_length(records: list[dict]) -> Optional[int]:
     """Iterations per epoch, from records that have both numbers.
 
     The first records of two epochs are equally far into them, so that their distance is exact. With
@@ -152,24 +137,34 @@ def smoothed(values: list[float], half: int) -> list[float]:
     return [sum(window) / len(window) if window else math.nan for window in finite]
 
 
-def draw(curves: Curves, title: str, out: Path, file_format: str) -> None:
-    import matplotlib
+def write_curves(work_dir: Path, out: Path) -> None:
+    """Draw the logs of a work dir into a picture at `out`.
 
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
+    Raises:
+        OSError: the work dir does not exist, or the picture cannot be written.
+        ValueError: nothing was logged yet, or there is no such format of pictures.
+    """
+    curves = read_curves(work_dir)
+    title = work_dir.resolve().name
+    with atomic_write(out) as partial:
+        draw_curves(curves, title, partial, out.suffix[1:] or 'png')
+
+
+def draw_curves(curves: Curves, title: str, out: Path, file_format: str) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
 
     style = {
         'font.size': 10, 'axes.spines.top': False, 'axes.spines.right': False,
         'axes.edgecolor': '#888888', 'axes.grid': True, 'grid.color': '#e6e6e6',
         'axes.axisbelow': True, 'legend.frameon': False,
     }  # fmt: skip
-    with plt.rc_context(style):
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # about letters of a name that the font does not have
         rows = 2 if curves.metrics else 1
-        size = (8.5, 3.3 * rows + 0.6)
-        figure, axes = plt.subplots(
-            rows, 1, sharex=True, squeeze=False, layout='constrained', figsize=size
-        )
-        figure.suptitle(title, fontweight='bold')
+        figure = Figure((8.5, 3.3 * rows + 0.6), layout='constrained')
+        axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
+        figure.suptitle(title, fontweight='bold', parse_math=False)
         draw_losses(axes[0, 0], curves)
         if curves.metrics:
             draw_metrics(axes[1, 0], curves)
@@ -177,16 +172,15 @@ def draw(curves: Curves, title: str, out: Path, file_format: str) -> None:
             for step in curves.resumed:
                 ax.axvline(step, color='#999999', linestyle=':', linewidth=1)
             ax.set_xlim(left=0)
-        axes[-1, 0].set_xlabel('iteration' + ' (dotted: resumed)' * bool(curves.resumed))
+        axes[-1, 0].set_xlabel('iteration (dotted: resumed)' if curves.resumed else 'iteration')
         if length := curves.epoch_length:
             over = axes[0, 0].secondary_xaxis('top', (lambda x: x / length, lambda x: x * length))
             over.set_xlabel('epoch')
             over.spines['top'].set_visible(False)
         figure.savefig(out, dpi=150, format=file_format)
-        plt.close(figure)
 
 
-def draw_losses(ax, curves: Curves) -> None:
+def draw_losses(ax: 'Axes', curves: Curves) -> None:
     parts = sorted(set(curves.losses) - {'loss'})
     colors = ['#e07b39', '#3a9d6e', '#9467bd', '#c2a01e', '#d6619f', '#5aa7c7']
     top = 0.0
@@ -207,10 +201,10 @@ def draw_losses(ax, curves: Curves) -> None:
     ax.set_ylabel('training loss')
     if top > 0:
         ax.set_ylim(0, top * 1.15)  # of the smoothed lines: a spike must not flatten them
-    ax.legend(loc='upper right', title='smoothed (pale: as logged)', alignment='left')
+    ax.legend(loc='best', title='smoothed (pale: as logged)', alignment='left')
 
 
-def draw_metrics(ax, curves: Curves) -> None:
+def draw_metrics(ax: 'Axes', curves: Curves) -> None:
     metrics = sorted(curves.metrics)  # some have a prefix such as coco/
     shown = {
         metric: name
@@ -223,21 +217,12 @@ def draw_metrics(ax, curves: Curves) -> None:
     for (name, text), color in zip(shown.items(), colors * len(shown)):
         steps = sorted(curves.metrics[name])
         values = [curves.metrics[name][step] for step in steps]
-        best = max(values)
         label = f'{text}: {values[-1]:.3g}'
-        label += f' (best {best:.3g})' * (best > values[-1])
+        if max(values) > values[-1]:
+            label += f' (best {max(values):.3g})'
         ax.plot(steps, values, color=color, label=label, marker='o', markersize=4, linewidth=2)
-    ax.set_ylabel('validation' + ' (%)' * any(k.endswith(('mIoU', 'Acc')) for k in shown))
+    in_percent = any(name.endswith(('mIoU', 'Acc')) for name in shown)
+    ax.set_ylabel('validation (%)' if in_percent else 'validation')
     ax.set_ylim(bottom=0)
     ax.margins(y=0.1)
     ax.legend(loc='best')
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    from cpvt_pyramid.tooling.command import run_command
-
-    return run_command(curves, argv)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from support import load_tool
 
-tool = load_tool('demo/curves')
+from cpvt_pyramid.runner.training.curves import read_curves, smoothed
+
+tool = load_tool('curves')
 
 
 def write_log(folder: Path, records: list[dict], tail: str = '') -> None:
@@ -34,7 +36,7 @@ def epochs(first: int, last: int, length: int, interval: int, loss: float = 1.0)
 
 def test_epochs_become_iterations_and_iterations_stay(tmp_path) -> None:
     write_log(tmp_path / 'epochs/20260101_000000', epochs(1, 4, 77, 10))
-    curves = tool.read_curves(tmp_path / 'epochs')
+    curves = read_curves(tmp_path / 'epochs')
     assert curves.epoch_length == 77 and not curves.resumed
     assert curves.metrics == {'coco/bbox_mAP': {77: 0.01, 154: 0.02, 231: 0.03, 308: 0.04}}
     assert sorted(curves.losses) == ['loss', 'loss_cls'] and len(curves.losses['loss']) == 28
@@ -42,7 +44,7 @@ def test_epochs_become_iterations_and_iterations_stay(tmp_path) -> None:
     records.insert(2, {'mIoU': 20.0, 'step': 100})
     records.append({'mIoU': 30.0, 'step': 0})  # where nobody counts epochs, mmengine may say 0
     write_log(tmp_path / 'iterations/20260101_000000', records)
-    curves = tool.read_curves(tmp_path / 'iterations')
+    curves = read_curves(tmp_path / 'iterations')
     assert curves.epoch_length is None and curves.metrics == {'mIoU': {100: 20.0, 200: 30.0}}
 
 
@@ -52,7 +54,7 @@ def test_resumed_training_is_one_curve(tmp_path) -> None:
     write_log(tmp_path / '20260101_000000', killed, tail='{"lr": 0.1, "lo')
     write_log(tmp_path / '20260101_010000', epochs(3, 3, 50, 10, loss=2.0))
     write_log(tmp_path / '20260101_020000', [])  # began and was stopped at once
-    curves = tool.read_curves(tmp_path)
+    curves = read_curves(tmp_path)
     assert curves.resumed == [110] and curves.epoch_length == 50
     assert curves.losses['loss'] == {s: 1.0 if s <= 100 else 2.0 for s in range(10, 151, 10)}
     assert list(curves.metrics['coco/bbox_mAP']) == [50, 100, 150]
@@ -101,7 +103,7 @@ def test_logs_of_mmengine_itself(tmp_path, monkeypatch, by_epoch: bool) -> None:
         experiment_name=f'curves_{by_epoch}',
     )  # fmt: skip
     runner.train()
-    curves = tool.read_curves(tmp_path / 'run')
+    curves = read_curves(tmp_path / 'run')
     assert validated == ([20, 40] if by_epoch else [4, 8, 9])
     assert curves.metrics['mIoU'] == {i: float(i) for i in validated}
 
@@ -117,8 +119,8 @@ def test_curves_are_drawn(tmp_path, capsys) -> None:
     alone, both = (Image.open(tmp_path / name).size for name in ('curves.png', 'both.jpg'))
     assert both[0] == alone[0] and both[1] > 1.5 * alone[1]  # a second panel
     assert sorted(p.name for p in tmp_path.iterdir()) == ['alone', 'both.jpg', 'curves.png']
-    assert tool.smoothed([1, 2, 6, 3], 1) == [1.5, 3, 11 / 3, 4.5]
-    assert tool.smoothed([1, math.nan, 3], 1) == [1, 2, 3]
+    assert smoothed([1, 2, 6, 3], 1) == [1.5, 3, 11 / 3, 4.5]
+    assert smoothed([1, math.nan, 3], 1) == [1, 2, 3]
 
 
 def test_mistakes(tmp_path, capsys) -> None:

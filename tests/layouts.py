@@ -58,7 +58,7 @@ def coco_content(scenes: list[Scene], names: str = '{}.png') -> dict:
         for label, x, y, width, height in picture.boxes:
             right, bottom = x + width, y + height
             annotations.append(
-                {'id': len(annotations), 'image_id': number, 'category_id': label + 1}
+                {'id': len(annotations) + 1, 'image_id': number, 'category_id': label + 1}
                 | {'bbox': [x, y, width, height], 'area': width * height, 'iscrowd': 0}
                 | {'segmentation': [[x, y, right, y, right, bottom, x, bottom]]}
             )

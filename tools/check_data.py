@@ -25,6 +25,7 @@ def check_data(
     splits: Sequence[Literal['train', 'val', 'test']] = ('train', 'val', 'test'),
     out_dir: str = 'work_dirs/check_data',
     samples: int = 12,
+    assign: Sequence[str] = (),
     cfg_options: Sequence[str] = (),
 ) -> int:
     """Check the data sets of a config or a folder.
@@ -34,11 +35,14 @@ def check_data(
         splits: which data to check.
         out_dir (DIR): folder for data_report.txt and data.html.
         samples (N): images of each split to show.
+        assign (FOLDER=SPLIT): for a folder with data: what folders or files in it are for, train,
+            val or test, where their names say something else; for example site_dev=train.
         cfg_options (KEY=VALUE): override settings of the config.
     """
     from cpvt_pyramid.runner.config.check import check_data
     from cpvt_pyramid.runner.config.load import load_config
     from cpvt_pyramid.runner.datasets.checks import check_contents
+    from cpvt_pyramid.runner.datasets.folder import assigned_splits
     from cpvt_pyramid.runner.datasets.new_config import config_of_folder
     from cpvt_pyramid.runner.datasets.page import write_data_page
     from cpvt_pyramid.tooling.files import make_folder
@@ -48,8 +52,10 @@ def check_data(
     folder = Path(out_dir)
     with TemporaryDirectory() as temporary:
         if Path(source).is_dir():
-            cfg, found = config_of_folder(Path(source), temporary)
+            cfg, found = config_of_folder(Path(source), temporary, assigned_splits(assign))
             splits = [split for split in splits if f'{split}_dataloader' in cfg]
+        elif assign:
+            raise UserError(f'--assign needs a folder with data, got {source}')
         else:
             cfg, found = load_config(source, cfg_options), []
             check_data(cfg, *splits)

@@ -20,7 +20,13 @@ from cpvt_pyramid.tooling.command import run_command
 
 
 def new_config(
-    data: str, *, base: str, out: str, skip_bad: bool = False, overwrite: bool = False
+    data: str,
+    *,
+    base: str,
+    out: str,
+    assign: Sequence[str] = (),
+    skip_bad: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Write a config for a folder with data.
 
@@ -30,12 +36,16 @@ def new_config(
             configs/retinanet_cpvt_s.py.
         out (CONFIG): the config to write; converted annotations go to the folder CONFIG_data next
             to it, without .py.
+        assign (FOLDER=SPLIT): what folders or files are for, train, val or test, where their names
+            say something else; for example site_dev=train.
         skip_bad: leave out images and annotations that have errors.
         overwrite: replace files that exist.
     """
+    from cpvt_pyramid.runner.datasets.folder import assigned_splits
     from cpvt_pyramid.runner.datasets.new_config import new_config
 
-    for line in new_config(Path(data), Path(base), Path(out), skip_bad, overwrite):
+    assigned = assigned_splits(assign)
+    for line in new_config(Path(data), Path(base), Path(out), skip_bad, overwrite, assigned):
         print(line)
     print(f'next: python tools/check_data.py {out}, then python tools/train.py {out}')
 

@@ -16,8 +16,8 @@ from tiny_mm import DIGITS
 from cpvt_pyramid.runner.config import check as checks
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.datasets.defects import Defects
-from cpvt_pyramid.runner.datasets.folder import split_of
-from cpvt_pyramid.runner.datasets.label_maps import kind_and_key
+from cpvt_pyramid.runner.datasets.folder import Files, split_of
+from cpvt_pyramid.runner.datasets.label_maps import kinds_and_keys
 from cpvt_pyramid.runner.datasets.new_config import (
     find_objects,
     new_config,
@@ -83,15 +83,21 @@ def test_ade_layout(sample_dataset, tmp_path):
     assert cfg.model.decode_head.loss_decode.class_weight is None  # was for other classes
 
 
-def test_names():
-    """Which files belong together, and to which split."""
-    for image, label in (
+def test_names(tmp_path):
+    """Which files belong together, and to which split. Folders of images say what is an image."""
+    for pair in (
         ('CamVid/train/0001.png', 'CamVid/train_labels/0001_L.png'),
         ('valid/a_jpg.rf.12.jpg', 'valid/a_jpg.rf.12_mask.png'),
         ('scene 1/images/a b.tif', 'scene 1/masks/a b.tif'),
+        ('images/play_ground.jpg', 'masks/play_ground.png'),
+        ('images/a_seg.jpg', 'masks/a_seg_mask.png'),
+        ('images/a_img.jpg', 'masks/a.png'),
+        ('train/on_target.jpg', 'train_masks/on_target.png'),
+        ('images/a.jpg', 'images/a_mask.png'),
     ):
-        first, second = kind_and_key(image), kind_and_key(label)
-        assert (first[0], second[0]) == ('image', 'label') and first[1] == second[1]
+        (tmp_path / 'README').touch()
+        (image_kind, image_key), (label_kind, label_key) = kinds_and_keys(pair, Files(tmp_path))
+        assert (image_kind, label_kind) == ('image', 'label') and image_key == label_key, pair
     names = ['instances_train2017.json', 'a/valid/x.json', 'TestSet/x.json', 'constrain.json', '']
     assert list(map(split_of, names)) == ['train', 'val', 'test', None, None]
 
@@ -151,7 +157,7 @@ def test_nothing_is_overwritten_without_being_told(tmp_path):
     out, files = root / 'my.py', {*root.iterdir()}  # what is written to the folder is no data
     for base, complaint in (
         (BASES / 'mask_rcnn_cpvt_s.py', 'trains masks, but the Pascal VOC data have boxes only'),
-        (SEGMENTOR, 'or label maps for a segmentor'),
+        (SEGMENTOR, 'has objects .Pascal VOC., but .* segments images; choose a detector'),
     ):
         with pytest.raises(UserError, match=complaint):
             new_config(root, base, out, False, False)

@@ -5,6 +5,7 @@ some never: objects of an unknown category or with NaN coordinates train silentl
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
@@ -48,9 +49,13 @@ def check_dataset(
         masks = any(step.get('with_mask') for step in steps)
         path = annotation_file(dataset)
         content = read_coco(path)
+        problems = []
         if cfg.get('check_classes', True):
-            check_categories(content['categories'], cfg, split, dataset)
-        return check_coco(path, image_folder(dataset), effort, content, masks)
+            classes = classes_of(cfg, dataset)
+            check_categories(content['categories'], classes, split, path)
+            problems = problems_of_other_classes(content, classes)
+        checked = check_coco(path, image_folder(dataset), effort, content, masks)
+        return checked._replace(problems=[*checked.problems, *problems])
     if is_segmentation(dataset, cfg.default_scope):
         return check_label_maps(dataset, cfg.default_scope, effort)
     return None
@@ -162,22 +167,43 @@ def is_coco(dataset: dict) -> bool:
     return kind_of(dataset) == 'CocoDataset' and bool(dataset.get('ann_file'))
 
 
-def check_categories(categories: list[dict], cfg: Config, split: str, dataset: dict) -> None:
-    """Check that the categories of a COCO file are the classes, in the same order.
+def classes_of(cfg: Config, dataset: dict) -> Sequence[str]:
+    kind = dataset_class(dataset, cfg.default_scope)
+    return kind._load_metainfo(dataset.get('metainfo')).get('classes') or ()
+
+
+def check_categories(
+    categories: list[dict], classes: Sequence[str], split: str, path: Path
+) -> None:
+    """Check that the categories of a COCO file at `path` are the classes, in the same order.
 
     mmdet skips classes, and their objects, that the file does not name, and numbers the others in
     the order of the file.
     """
-    kind = dataset_class(dataset, cfg.default_scope)
-    classes = kind._load_metainfo(dataset.get('metainfo')).get('classes') or ()
     names = [str(category.get('name')) for category in categories]
     is_list = not isinstance(classes, str)  # an error of `check_classes`
     if is_list and list(classes) != [name for name in names if name in classes]:
         raise UserError(
-            f'{annotation_file(dataset)} must have the classes of the {split} data in their order, '
+            f'{path} must have the classes of the {split} data in their order, '
             f'{listed(classes)}; it has {listed(names)}. Set '
             f'{split}_dataloader.dataset.metainfo.classes to its categories'
         )
+
+
+def problems_of_other_classes(content: dict, classes: Sequence[str]) -> list[Problem]:
+    """A warning about objects that mmdet leaves out because their category is not a class: it may
+    have been added to the data after the config was written."""
+    if isinstance(classes, str):  # an error of `check_classes`
+        return []
+    names = {repr(category.get('id')): category.get('name') for category in content['categories']}
+    counts = Counter(names.get(repr(a.get('category_id'))) for a in content['annotations'])
+    left_out = [
+        f'{name} ({count} objects)'
+        for name, count in counts.items()
+        if name is not None and name not in classes
+    ]
+    kind = 'categories that are not among the classes of the config, so that mm leaves them out'
+    return [Problem(kind, left_out, is_error=False)] if left_out else []
 
 
 def check_evaluators(cfg: Config, split: str) -> None:

@@ -22,12 +22,19 @@ from ...results.drawing import Color, class_palette
 from ...results.records import counts_of
 from ...tooling.command import UserError
 from .defects import Checked, Defects
-from .folder import SPLITS, Files, split_of, stem_of, words
+from .folder import SPLITS, Files, stem_of, words
 from .images import ALL_IMAGES, HEADERS, Effort, Finding, check_each, inspect
 
 ENOUGH = 8  # boxes beyond their images that tell a whole file's boxes to be corners
 BEYOND = 1  # pixels by which a box may reach beyond its image: rounding
 LIST = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+OTHER_KEY = re.compile(rb'"(caption|segments_info)"\s*:')  # of annotations without boxes
+ID_FIELDS = {
+    'images': ['id'],
+    'categories': ['id'],
+    'annotations': ['id', 'image_id', 'category_id'],
+}
+SHIFTED, FURTHER = 3, 0.05  # pixels and share of a box by which it may differ from its polygons
 
 
 class Split(NamedTuple):
@@ -45,6 +52,7 @@ class Objects(NamedTuple):
     splits: dict[str, Split]  # by train, val and test
     classes: list[str]
     notes: list[str]  # what a person should know, one line each
+    by_name: dict[str, str] = {}  # the splits of the files and folders whose names say it
 
     @property
     def palette(self) -> list[Color]:
@@ -64,38 +72,95 @@ class Outline(NamedTuple):
 def read_coco_files(files: Files, defects: Defects) -> Optional[Objects]:
     """The objects of a folder in this layout, or None if no such file is complete."""
     paths = [name for name in files.with_suffix('.json') if may_be_coco(files.root / name)]
-    if not any(is_closed(files.root / name) for name in paths):
+    if not any(is_closed((files.root / name).read_bytes()) for name in paths):
         return None
     by_split = defaultdict(list)
     for path in paths:
-        by_split[split_of(path)].append(path)
+        by_split[files.split_of(path)].append(path)
     chosen = {split: the_instances(names) for split, names in by_split.items()}
+    by_name = files.splits_by_name(chosen.values())
     splits, notes = {}, []
     if None in chosen and 'train' in chosen:
         notes.append(f'{chosen.pop(None)} is not used, its name says no split')
     elif None in chosen:
         chosen['train'] = chosen.pop(None)
-    for split in filter(chosen.get, SPLITS):
+    for split in SPLITS:
+        if split not in chosen:
+            continue
         content = read_coco(files.root / chosen[split])
         if split == 'test' and not content['annotations']:
             notes.append(f'{chosen[split]} is not used, it has no annotations')
-        else:
-            splits[split] = coco_split(files, chosen[split], content, defects)
+            continue
+        changes = complete_records(content)
+        splits[split] = coco_split(files, chosen[split], content, defects)
+        if changes:
+            notes.append(f'{chosen[split]} is copied, with {", ".join(changes)}')
+            splits[split] = splits[split]._replace(path=None)
     classes, splits = with_same_classes(splits)
-    return Objects('COCO', splits, classes, notes)
-
-
-def is_closed(path: Path) -> bool:
-    return path.read_bytes().rstrip().endswith(b'}')
+    return Objects('COCO', splits, classes, notes, by_name)
 
 
 def may_be_coco(path: Path) -> bool:
-    """Whether a JSON file has lists of images and annotations, or one if it is torn; those of
-    captions and panoptic segments are none."""
+    """Whether a JSON file has lists of images and of annotations with boxes; if it is torn, one of
+    them."""
     text = path.read_bytes()
     lists = {*LIST.findall(text)}
-    is_other = b'"segments_info"' in text or b'"caption"' in text
-    return not is_other and (len(lists) == 2 or bool(lists) and not is_closed(path))
+    may_be_other = OTHER_KEY.search(text) is not None
+    if not is_closed(text):
+        return bool(lists) and not may_be_other
+    return len(lists) == 2 and not (may_be_other and has_no_boxes(text))
+
+
+def is_closed(text: bytes) -> bool:
+    return text.rstrip().endswith(b'}')
+
+
+def has_no_boxes(text: bytes) -> bool:
+    """Whether the annotations in a JSON file have no boxes, as those of captions and panoptic
+    segments."""
+    try:
+        annotations = json.loads(text)['annotations']
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return False  # whoever reads the file reports it
+    return bool(annotations) and not any('bbox' in annotation for annotation in annotations)
+
+
+def complete_records(content: dict[str, Any]) -> list[str]:
+    """Add what some tools leave out of a COCO file, but mm needs; returns what was added.
+
+    LVIS has URLs for images, and no crowds. Many files count objects from 0, which pycocotools
+    takes for no object: what is found of it then counts as wrong.
+    """
+    changes = []
+    unnamed = [image for image in content['images'] if 'file_name' not in image]
+    with_url = [image for image in unnamed if isinstance(image.get('coco_url'), str)]
+    for image in with_url:
+        image['file_name'] = '/'.join(image['coco_url'].split('/')[-2:])
+    if with_url:
+        changes.append('file names from coco_url')
+    annotations = content['annotations']
+    fields = {field for annotation in annotations for field in annotation}
+    if not annotations:
+        return changes
+    if 'iscrowd' not in fields:
+        for annotation in annotations:
+            annotation['iscrowd'] = 0
+        changes.append('iscrowd 0')
+    if 'area' not in fields:
+        for annotation in annotations:
+            if has_box(annotation):
+                annotation['area'] = annotation['bbox'][2] * annotation['bbox'][3]
+        changes.append('the areas of boxes')
+    if 'id' not in fields:
+        for number, annotation in enumerate(annotations, 1):
+            annotation['id'] = number
+        changes.append('ids for objects')
+    elif any(is_key(annotation, 'id') and annotation['id'] == 0 for annotation in annotations):
+        for annotation in annotations:
+            if is_key(annotation, 'id'):
+                annotation['id'] += 1
+        changes.append('ids of objects from 1')
+    return changes
 
 
 def the_instances(paths: list[str]) -> str:
@@ -112,8 +177,10 @@ def the_instances(paths: list[str]) -> str:
 
 def coco_split(files: Files, name: str, content: dict[str, Any], defects: Defects) -> Split:
     """The content of a COCO file, changed only if its images have no common folder, or errors."""
-    path, folder = files.root / name, files.root
-    images, folders = [], set()  # of all images; None: a name is no path below a folder
+    path = files.root / name
+    folder = files.root
+    images = []
+    folders = set()  # of all images; None: a name is no path below a folder
     for image, places in zip(content['images'], places_of_images(files, content['images'], name)):
         if len(places) > 1:
             kind = 'images whose name fits several files'
@@ -147,13 +214,18 @@ def places_of_images(files: Files, images: Sequence[dict], annotations: str) -> 
         {folder_above(path, name) for path in files.images_by_stem[stem_of(name)]} for name in names
     ]
     complete = set.intersection(*folders) - {None} if names else set()
-    here, split = {*PurePosixPath(annotations).parent.parts}, split_of(annotations)
+    here = {*PurePosixPath(annotations).parent.parts}
+    split = files.split_of(annotations)
     near = {folder: len(here & {*PurePosixPath(folder).parts}) for folder in complete}
     first = [folder for folder in near if near[folder] == max(near.values())]
     places = []
     for name, image in zip(given, images):
-        size, best = (image.get('height'), image.get('width')), [f'{f}{name}' for f in first]
-        places.append(files.find_images(name, split, size, first=best) if name in names else [])
+        if name not in names:
+            places.append([])
+            continue
+        size = image.get('height'), image.get('width')
+        best = [f'{folder}{name}' for folder in first]
+        places.append(files.find_images(name, split, size, first=best))
     return places
 
 
@@ -188,6 +260,32 @@ def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Sp
             content = {'annotations': annotations, 'categories': categories_of(classes)}
             splits[key] = Split({**split.content, **content}, split.folder)
     return classes, splits
+
+
+def warn_about_classes(splits: dict[str, Split], defects: Defects) -> None:
+    """Warn about classes that have no object in the training data, and about names that differ only
+    in case, spaces, hyphens and underscores."""
+    counts = {split: objects_by_class(content) for split, (content, _, _) in splits.items()}
+    alike = defaultdict(list)
+    for name in dict.fromkeys(name for found in counts.values() for name in found):
+        alike[re.sub(r'[\s_-]+', ' ', name.strip().casefold())].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            defects.warn('classes with almost the same name', ' and '.join(map(repr, names)))
+    trained = counts.pop('train', None)
+    if not trained:
+        return
+    for split, found in counts.items():
+        for name, count in found.items():
+            if not trained[name]:
+                item = f'{name} ({count} in the {split} data)'
+                defects.warn('classes without objects in the training data', item)
+
+
+def objects_by_class(content: dict[str, Any]) -> Counter:
+    """The number of objects of each class that has any."""
+    names = {category['id']: category['name'] for category in content['categories']}
+    return Counter(names[annotation['category_id']] for annotation in content['annotations'])
 
 
 def coco_content(
@@ -289,7 +387,8 @@ def usable_content(
 ) -> tuple[dict[str, Any], Defects]:
     """The content of a COCO file without what cannot be used, and what that is; images are not
     looked at. The arguments are those of `check_coco`."""
-    content, defects = content or read_coco(path), Defects()
+    content = content or read_coco(path)
+    defects = Defects()
     images = {}
     key_kind = str if isinstance(content['images'][0].get('id'), str) else int
     for index, image in enumerate(content['images']):
@@ -330,6 +429,10 @@ def good_annotations(
             continue
         seen.add(annotation['id'])
         warn_about_box(annotation, image, boxes, at, defects)
+        if annotation['id'] == 0:
+            defects.warn('objects with the id 0, which evaluations take for no object', at)
+        if mask_problem is None and is_box_elsewhere(annotation):
+            defects.warn('boxes that are not around their own polygons', at)
         if not is_number(annotation.get('area')):
             defects.add('annotations without area', at)
             width, height = annotation['bbox'][2:]
@@ -362,6 +465,11 @@ def read_coco(path: Path) -> dict[str, Any]:
             raise UserError(f'{path} must have a list {name!r} of objects')
         if not records and name != 'annotations':
             raise UserError(f'{path} has no {name}')
+        for record in records:
+            for field in ID_FIELDS[name]:
+                value = record.get(field)
+                if isinstance(value, float) and value.is_integer():  # pandas writes 1.0
+                    record[field] = int(value)
     return content
 
 
@@ -402,10 +510,32 @@ def annotation_problem(
         return 'annotations of images that are not listed'
     if not is_key(annotation, 'category_id') or annotation['category_id'] not in categories:
         return 'annotations of categories that are not listed'
-    box = annotation.get('bbox')
-    if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+    if not has_box(annotation):
         return 'annotations without a bbox of 4 finite numbers'
     return 'annotations with the id of another annotation' if annotation['id'] in known else None
+
+
+def has_box(annotation: dict) -> bool:
+    box = annotation.get('bbox')
+    return isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
+
+
+def is_box_elsewhere(annotation: dict) -> bool:
+    """Whether a box differs from that around its polygons by more than rounding; these are valid.
+    Crowds, whose masks are run lengths, have none."""
+    polygons = annotation.get('segmentation')
+    if not isinstance(polygons, list) or not polygons:
+        return False
+    x = [value for polygon in polygons for value in polygon[::2]]
+    y = [value for polygon in polygons for value in polygon[1::2]]
+    left, top, width, height = annotation['bbox']
+    most = SHIFTED + FURTHER * max(width, height)
+    return (
+        abs(min(x) - left) > most
+        or abs(min(y) - top) > most
+        or abs(max(x) - left - width) > most
+        or abs(max(y) - top - height) > most
+    )
 
 
 def problem_of_mask(mask: Any, image: dict) -> tuple[Optional[str], bool]:
@@ -436,13 +566,19 @@ def check_that_boxes_are_no_corners(
     found = [images[annotation['image_id']] for annotation in annotations]
     sides = np.array([(image['width'], image['height']) for image in found], float).reshape(-1, 2)
     boxes = np.array([a['bbox'] for a in annotations], float).reshape(-1, 2, 2)
-    low, high = boxes[:, 0], boxes[:, 1]
-    beyond = (low + high > 1.05 * sides).any(1).sum()
-    if beyond >= ENOUGH and (low <= high).all() and (high <= sides + BEYOND).all():
+    beyond = (boxes.sum(1) > 1.05 * sides).any(1).sum()
+    if beyond >= ENOUGH and are_corners(boxes, sides):
         raise UserError(
             f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
             f'{beyond} of {len(annotations)} would reach beyond their image'
         )
+
+
+def are_corners(boxes: np.ndarray, sides: np.ndarray) -> bool:
+    """Whether (N, 2, 2) numbers are all upper left and lower right corners in images of some (N, 2)
+    widths and heights."""
+    low, high = boxes[:, 0], boxes[:, 1]
+    return bool((low <= high).all() and (high <= sides + BEYOND).all())
 
 
 def warn_about_box(annotation: dict, image: dict, boxes: set, at: str, defects: Defects) -> None:

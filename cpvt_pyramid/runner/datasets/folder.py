@@ -4,7 +4,7 @@ import filecmp
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from os.path import dirname
 from pathlib import Path, PurePosixPath
@@ -15,10 +15,9 @@ from ...tooling.files import files_below
 from .defects import Defects
 from .images import HEADERS, inspect
 
-IMAGE_SUFFIXES = {
-    '.jpg', '.jpeg', '.jfif', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif',
-    '.jp2', '.avif',
-}  # fmt: skip
+IMAGE_SUFFIXES = set(
+    '.jpg .jpeg .jfif .png .bmp .tif .tiff .webp .ppm .pgm .gif .jp2 .avif'.split()
+)
 # Words in the names of files and folders that tell what a split is for.
 SPLITS = {
     'train': {'train', 'training', 'trainval', 'tr'},
@@ -27,15 +26,15 @@ SPLITS = {
 }
 WORD = re.compile('[A-Z]+(?![a-z])|[A-Z]?[a-z]+')
 # Words in the names of folders and files with label maps, and with images.
-LABEL_WORDS = {
-    'mask', 'masks', 'label', 'labels', 'annotation', 'annotations', 'annot', 'gt', 'groundtruth',
-    'ground', 'truth', 'seg', 'segmentation', 'segmentations', 'segmap', 'semantic', 'labelids',
-    'labeltrainids', 'gtfine', 'gtcoarse', 'ann', 'anns', 'lbl', 'target', 'targets', 'semseg',
-}  # fmt: skip
-IMAGE_WORDS = {
-    'image', 'images', 'img', 'imgs', 'jpeg', 'rgb', 'sat', 'photo', 'photos', 'leftimg8bit',
-    'input', 'inputs', 'picture', 'pictures',
-}  # fmt: skip
+LABEL_WORDS = set(
+    'mask masks label labels annotation annotations annot ann anns gt groundtruth ground truth '
+    'seg segmentation segmentations segmap semantic semseg labelids labeltrainids gtfine gtcoarse '
+    'lbl target targets'.split()
+)
+IMAGE_WORDS = set(
+    'image images img imgs jpeg rgb sat photo photos leftimg8bit input inputs picture '
+    'pictures'.split()
+)
 PIXEL_FOLDERS = {'SegmentationClass', 'SegmentationObject'}  # of VOC, with the names of images
 # Files with a class name in each line, as tools for YOLO and label maps write them.
 NAME_FILES = ('classes.txt', 'obj.names', 'labels.txt', 'names.txt', '_darknet.labels', 'codes.txt')
@@ -56,12 +55,18 @@ class NotRecognized(UserError):
 
 
 class Files:
-    """The files below a folder, without hidden ones and those that new_config wrote."""
+    """The files below a folder, without hidden ones and those that new_config wrote.
 
-    def __init__(self, root: Path) -> None:
+    `assigned` gives the splits of some folders or files, by name or path, whatever their names say.
+    """
+
+    def __init__(self, root: Path, assigned: Optional[Mapping[str, str]] = None) -> None:
+        if root.is_file():
+            raise UserError(f'the data must be a folder, got the file {root}')
         if not root.is_dir():
             raise UserError(f'no folder {root}')
         self.root = root
+        self.assigned = dict(assigned or {})
         names = [path.relative_to(root).as_posix() for path in files_below(root)]
         generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
         skipped = tuple(f'{folder}/' for folder in generated)
@@ -74,11 +79,52 @@ class Files:
         for name in self.images:
             if not PIXEL_FOLDERS & {*name.split('/')}:
                 self.images_by_stem[stem_of(name)].append(name)
-        folders = set(map(dirname, self.images))
-        self.splits = set(map(split_of, folders))
+        if self.assigned:
+            self._check_assigned()
+        self.splits = {self.split_of(folder) for folder in set(map(dirname, self.images))}
+
+    def _check_assigned(self) -> None:
+        known = set()
+        for name in self.names:
+            for place in with_parents(name):
+                known |= {str(place), place.name, place.stem}
+        for name in self.assigned:
+            if name not in known:
+                raise UserError(f'--assign {name}: {self.root} has no folder or file of this name')
 
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [name for name in self.names if PurePosixPath(name).suffix.lower() in suffixes]
+
+    def split_of(self, path: str) -> Optional[str]:
+        """What a file or folder is for: as assigned, or as its name or those of its parents say."""
+        return self._split_and_reason(path)[0]
+
+    def splits_by_name(self, paths: Iterable[str]) -> dict[str, str]:
+        """The files and folders whose names say the split of some paths, with it."""
+        found = {}
+        for path in paths:
+            split, place = self._split_and_reason(path)
+            if place:
+                found[place] = split
+        return found
+
+    def assigned_split(self, path: str) -> Optional[str]:
+        for place in with_parents(path):
+            for name in (str(place), place.name, place.stem):
+                if name in self.assigned:
+                    return self.assigned[name]
+        return None
+
+    def _split_and_reason(self, path: str) -> tuple[Optional[str], str]:
+        """A split, and the folder or file whose name says it; '' if it is assigned."""
+        assigned = self.assigned_split(path)
+        if assigned is not None:
+            return assigned, ''
+        for place in with_parents(path):
+            split = split_of(place.name)
+            if split is not None:
+                return split, str(place)
+        return None, ''
 
     def find_images(
         self,
@@ -98,9 +144,13 @@ class Files:
         wanted = PurePosixPath(comparable(name.replace('\\', '/')))
         alike = self.images_by_stem[wanted.stem]
         found = [path for path in alike if PurePosixPath(path).suffix == wanted.suffix]
-        found = found or alike * any_suffix
+        if not found:
+            suffix = wanted.suffix.lower()
+            found = [path for path in alike if PurePosixPath(path).suffix.lower() == suffix]
+        if not found and any_suffix:
+            found = alike
         if split in self.splits:  # then no image of another split is meant
-            found = [path for path in found if split_of(dirname(path)) in (split, None)]
+            found = [path for path in found if self.split_of(dirname(path)) in (split, None)]
         found = [path for path in found if path in first] or found
 
         def agreement(path: str) -> tuple[int, int]:
@@ -110,20 +160,40 @@ class Files:
             return last, len({*there} & {*wanted.parent.parts})
 
         most = max(map(agreement, found), default=None)
-        for fits in (
+        preferences = (
             lambda path: agreement(path) == most,
             lambda path: not words(dirname(path)) & LABEL_WORDS,
             lambda path: words(dirname(path)) & IMAGE_WORDS,
-            lambda path: split_of(dirname(path)) == split,
-            lambda path: split_of(dirname(path)) is None,
+            lambda path: self.split_of(dirname(path)) == split,
+            lambda path: self.split_of(dirname(path)) is None,
             lambda path: size is None or inspect(self.root / path, HEADERS)[0] == size,
-        ):
-            if len(found) > 1:
-                found = list(filter(fits, found)) or found
-        same = (
-            filecmp.cmp(self.root / found[0], self.root / path, shallow=False) for path in found[1:]
         )
-        return found[:1] if all(same) else found
+        for is_preferred in preferences:
+            if len(found) > 1:
+                found = list(filter(is_preferred, found)) or found
+        if all(self._are_equal(found[0], path) for path in found[1:]):
+            return found[:1]
+        return found
+
+    def _are_equal(self, path: str, other: str) -> bool:
+        return filecmp.cmp(self.root / path, self.root / other, shallow=False)
+
+
+def with_parents(path: str) -> list[PurePosixPath]:
+    """A path and the folders above it, without that of the data."""
+    place = PurePosixPath(path)
+    return [p for p in (place, *place.parents) if p.name]
+
+
+def assigned_splits(entries: Iterable[str]) -> dict[str, str]:
+    """The splits of folders and files, from entries FOLDER=SPLIT of a command line."""
+    assigned = {}
+    for entry in entries:
+        name, separator, split = entry.rpartition('=')
+        if not name.strip('/') or not separator or split not in SPLITS:
+            raise UserError(f'--assign takes FOLDER=train, val or test, got {entry!r}')
+        assigned[name.removeprefix('./').rstrip('/')] = split
+    return assigned
 
 
 def comparable(name: str) -> str:
@@ -163,11 +233,42 @@ def lines_of(path: Path) -> list[str]:
 
 
 def named_classes(files: Files) -> list[str]:
-    """The names in a classes.txt or a similar file; empty without one."""
-    for name in files.names:
-        if PurePosixPath(name).name in NAME_FILES:
-            return distinct(lines_of(files.root / name))
-    return []
+    """The names in a classes.txt or a similar file; empty without one.
+
+    Raises:
+        UserError: two such files contradict each other.
+    """
+    paths = [name for name in files.names if PurePosixPath(name).name in NAME_FILES]
+    if not paths:
+        return []
+    first = paths[0]
+    used = names_in(files.root / first)
+    for path in paths[1:]:
+        names = lines_of(files.root / path)
+        is_reordered = names != used and sorted(names) == sorted(used)
+        is_of_equal_rank = path.count('/') == first.count('/') and (
+            PurePosixPath(path).name == PurePosixPath(first).name
+        )
+        common = min(len(names), len(used))
+        if is_reordered or is_of_equal_rank and names[:common] != used[:common]:
+            raise UserError(
+                f'{first} and {path} in {files.root} number the classes differently; they must '
+                'list the same names in the same order'
+            )
+        if is_of_equal_rank and len(names) > len(used):
+            used = names_in(files.root / path)
+    return used
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the classes in a file with one in each line, whose number is the label."""
+    lines = [line.strip() for line in text_of(path).rstrip().splitlines()]
+    if '' in lines:
+        raise UserError(
+            f'{path}: line {lines.index("") + 1} is empty; each line must name a class, because '
+            'its number is the label'
+        )
+    return distinct(lines)
 
 
 def distinct(names: list[str]) -> list[str]:
@@ -185,7 +286,9 @@ class ImageSets:
         self.splits: dict[tuple[str, str], str] = {}  # by the folder of ImageSets and the name
         texts = [PurePosixPath(name) for name in files.with_suffix('.txt')]
         for split in ('trainval', *SPLITS):  # later ones are more precise
-            for path in (p for p in texts if p.parts[-3:] == ('ImageSets', kind, f'{split}.txt')):
+            for path in texts:
+                if path.parts[-3:] != ('ImageSets', kind, f'{split}.txt'):
+                    continue
                 for line in lines_of(files.root / path):
                     name = PurePosixPath(comparable(line))
                     is_file = name.suffix.lower() in IMAGE_SUFFIXES
@@ -196,16 +299,21 @@ class ImageSets:
 
     def split(self, path: str, name: str) -> Optional[str]:
         """The split of the file at `path`, which the lists call `name`: in the lists next to it, or
-        if there are none, in any."""
+        if there are none, in any; or as it is assigned."""
         above = [f for f in map(str, PurePosixPath(path).parents) if f in self.folders]
         keys = [(folder, name) for folder in above or self.folders]
         self.found.update(keys)
+        assigned = self.files.assigned_split(path)
+        if assigned is not None:
+            return assigned
         return next((self.splits[key] for key in keys if key in self.splits), None)
 
     def warn(self, what: str, defects: Defects) -> None:
         """Warn about names that were not found; images of a test may be without `what`."""
-        for key in filter(lambda key: key not in self.found, self.splits):
-            if not self.files.images_by_stem[key[1]]:
-                defects.warn('images in a list of ImageSets that do not exist', key[1])
-            elif self.splits[key] != 'test':
-                defects.warn(f'images in a list of ImageSets without {what}', key[1])
+        for (folder, name), split in self.splits.items():
+            if (folder, name) in self.found:
+                continue
+            if not self.files.images_by_stem[name]:
+                defects.warn('images in a list of ImageSets that do not exist', name)
+            elif split != 'test':
+                defects.warn(f'images in a list of ImageSets without {what}', name)

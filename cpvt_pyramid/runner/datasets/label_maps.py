@@ -10,7 +10,7 @@ import io
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional
 
@@ -34,7 +34,6 @@ from .folder import (
     comparable,
     distinct,
     named_classes,
-    split_of,
     text_of,
     words,
 )
@@ -48,6 +47,12 @@ SKIPPED = LABEL_WORDS | IMAGE_WORDS | set.union(*SPLITS.values()) | {'class'}
 TAIL = re.compile(r'[ _.\-]([A-Za-z]+[A-Za-z0-9]*)$')  # the last word of a name
 MOST_COLORS = 255
 JPEG = 'label maps that are JPEGs, whose compression changes labels; save them as PNG'
+SOFT = (
+    'label maps with other values along the edges of objects, as after a resize or anti-aliasing; '
+    'each class must have one value'
+)
+SOFT_GRAYS, SOFT_COLORS = 8, 32  # so many values along edges are certainly no classes
+SOLID = 0.05  # least share of the pixels of a class that equal the pixels around them
 
 
 class Pair(NamedTuple):
@@ -61,6 +66,7 @@ class Values(NamedTuple):
     """What occurs in a label map."""
 
     counts: dict[int, int]  # pixels by value, or by 0xRRGGBB
+    solid: dict[int, int]  # those that equal the pixels around them; empty for few values
     is_color: bool
     palette: dict[int, Color]  # of its values, if it has one
     size: Size
@@ -80,16 +86,20 @@ class LabelMaps(NamedTuple):
     codes: Optional[list[int]] = None  # values that stand for 0, 1, ... in the files; None: these
     by_color: bool = False  # the codes are 0xRRGGBB
     reduce_zero_label: bool = False  # 0 is to be ignored and 1 is the first class
+    by_name: dict[str, str] = {}  # the splits of the files and folders whose names say it
 
 
-def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
-    """Read the label maps in a folder, without what `defects` collects.
+def find_label_maps(
+    root: Path, defects: Defects, assigned: Optional[Mapping[str, str]] = None
+) -> LabelMaps:
+    """Read the label maps in a folder, without what `defects` collects; for `assigned`, see
+    `Files`.
 
     Raises:
         UserError: there are none, or their classes cannot be told.
     """
-    files = Files(root)
-    splits, notes = find_pairs(files, defects)
+    files = Files(root, assigned)
+    splits, notes, by_name = find_pairs(files, defects)
     pairs = [pair for split in splits.values() for pair in split]
     values = values_of(root, [pair.label for pair in pairs], defects)
     sizes = sizes_of(root, [pair.image for pair in pairs], defects)
@@ -97,36 +107,112 @@ def find_label_maps(root: Path, defects: Defects) -> LabelMaps:
         if image in sizes and label in values and sizes[image] != values[label].size:
             del values[label]
             defects.add('label maps of another size than their image', image)
+    names, colors = names_and_colors(files)
+    if not colors:
+        soft, is_certain = soft_maps(values)
+        for label in soft:
+            defects.add(SOFT, label, is_certain)
+            if is_certain:
+                del values[label]
     splits = {
         split: [pair for pair in listed if pair.label in values and pair.image in sizes]
         for split, listed in splits.items()
     }
     if not any(splits.values()):
-        raise UserError(f'{root}: no label map is readable and has a readable image of its name')
-    names, colors = names_and_colors(files)
-    in_color = any(found.is_color for found in values.values())
-    in_palettes = {item for found in values.values() for item in found.palette.items()}
+        raise UserError(f'{root}: no label map is without errors and has a readable image')
+    warn_about_values(values, defects)
+    found = interpreted(list(values.values()), names, colors, files)
+    return found._replace(splits=splits, sizes=sizes, notes=notes + found.notes, by_name=by_name)
+
+
+def interpreted(
+    values: list[Values], names: list[str], colors: list[Color], files: Files
+) -> LabelMaps:
+    """The classes of label maps, without their files; `names` and `colors` are listed in a file."""
+    in_color = any(found.is_color for found in values)
+    in_palettes = {item for found in values for item in found.palette.items()}
     palette = dict(in_palettes)
     # If an index has several colours, the colours and not the indices are the classes.
     by_color = in_color or len(in_palettes) > len(palette) or bool(palette and colors)
     counts = Counter()
-    for found in values.values():
+    for found in values:
         for value, count in found.counts.items():
             if by_color and not found.is_color:
                 value = packed(found.palette.get(value, (value,) * 3))
             counts[value] += count
     is_gray = all(len(set(unpacked(code))) == 1 for code in counts)
     if by_color and is_gray and not (palette or colors):  # gray values in three channels
-        by_color, counts = False, Counter({code & 255: n for code, n in counts.items()})
+        by_color = False
+        counts = Counter({code & 255: count for code, count in counts.items()})
+    if len(counts) == 1:
+        value = f'#{min(counts):06x}' if by_color else min(counts)
+        raise UserError(f'all label maps in {files.root} are {value} everywhere: no classes')
     if not by_color and any(len(set(color)) > 1 for color in colors):
         colors = []  # names of indices, then
     if by_color or colors or not are_indices(counts, len(names)):
-        found = coded(counts, by_color, names, colors)
-    else:
-        is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
-        found = indexed(is_ade, counts, palette, names)
-        found = found._replace(codes=list(range(256))) if in_color else found
-    return found._replace(splits=splits, sizes=sizes, notes=notes + found.notes)
+        return coded(counts, by_color, names, colors)
+    is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
+    found = indexed(is_ade, counts, palette, names)
+    return found._replace(codes=list(range(256))) if in_color else found
+
+
+def soft_maps(values: dict[str, Values]) -> tuple[list[str], bool]:
+    """The label maps with values that occur only along the edges between others, and whether these
+    are certainly no classes."""
+    grays, colors = {}, {}
+    for name, found in values.items():
+        if not found.is_color:
+            grays[name] = found
+        elif all(is_gray_code(code) for code in found.counts):
+            grays[name] = found._replace(
+                counts={code & 255: count for code, count in found.counts.items()},
+                solid={code & 255: count for code, count in found.solid.items()},
+            )
+        else:
+            colors[name] = found
+    between, _ = thin_and_solid(grays.values())
+    between -= {0, 255}
+    thin, solid = thin_and_solid(colors.values())
+    if max(between, default=0) > 127:
+        soft = [name for name, found in grays.items() if between & {*found.counts}]
+        return soft, len(between) >= SOFT_GRAYS
+    if len(thin) >= SOFT_COLORS and len(thin) > 2 * len(solid):
+        return [name for name, found in colors.items() if thin & {*found.counts}], True
+    return [], False
+
+
+def thin_and_solid(maps: Iterable[Values]) -> tuple[set[int], set[int]]:
+    """The values of which hardly any pixel equals the pixels around it, and the others; of maps
+    with several values."""
+    counts: Counter = Counter()
+    solid: Counter = Counter()
+    for found in maps:
+        if found.solid:
+            counts.update(found.counts)
+            solid.update(found.solid)
+    thin = {value for value, count in counts.items() if solid[value] < SOLID * count}
+    return thin, {*counts} - thin
+
+
+def is_gray_code(code: int) -> bool:
+    return len({*unpacked(code)}) == 1
+
+
+def warn_about_values(values: dict[str, Values], defects: Defects) -> None:
+    """Warn about label maps that are 0 everywhere, and about masks of 0 and 255 among those of 0
+    and 1, whose foreground would be ignored."""
+    for name, found in values.items():
+        if {*found.counts} == {0}:
+            defects.warn('label maps that are 0 everywhere', name)
+    masks = {name: {*found.counts} for name, found in values.items()}
+    full = [name for name, found in masks.items() if found in ({0, 255}, {255})]
+    ones = [name for name, found in masks.items() if found in ({0, 1}, {1})]
+    others = [name for name, found in masks.items() if not found <= {0, 1} | {255}]
+    both = [name for name, found in masks.items() if {1, 255} <= found]
+    if full and ones and not others and not both:
+        kind = 'label maps of 0 and 255, whose 255 is ignored because others are of 0 and 1'
+        for name in full:
+            defects.warn(kind, name)
 
 
 def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
@@ -183,14 +269,19 @@ def indexed(
 # Pairs of files
 
 
-def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], list[str]]:
-    """The images with their label maps of each split, and notes."""
+def find_pairs(
+    files: Files, defects: Defects
+) -> tuple[dict[str, list[Pair]], list[str], dict[str, str]]:
+    """The images with their label maps of each split, notes, and the splits of the folders whose
+    names say it."""
     lists = ImageSets(files, 'Segmentation')
     images, labels, notes = {}, {}, []
     # Of Cityscapes' label maps of an image, labelTrainIds goes first.
-    for name in sorted(files.images, key=lambda name: 'labelTrainIds' not in name):
-        kind, key = kind_and_key(name)
-        known = {'image': images, 'label': labels}.get(kind, {})
+    names = sorted(files.images, key=lambda name: 'labelTrainIds' not in name)
+    for name, (kind, key) in zip(names, kinds_and_keys(names, files)):
+        if kind == 'other':
+            continue
+        known = images if kind == 'image' else labels
         other = known.setdefault(key, name)
         if other != name and 'labelTrainIds' not in other:
             what = f'{"images" if kind == "image" else "label maps"} with the name of another'
@@ -199,13 +290,16 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
         raise NotRecognized(files.root)
     match_by_name(images, labels)
     paired = {key: Pair(images[key], labels[key]) for key in labels if key in images}
-    split_of_key = {key: key[0] or 'train' for key in paired}
+    by_name = {}
     if lists.splits:
         split_of_key = {key: lists.split(pair.image, key[-1]) for key, pair in paired.items()}
         lists.warn('a label map', defects)
-        if left := list(split_of_key.values()).count(None):
+        left = list(split_of_key.values()).count(None)
+        if left:
             notes.append(f'{left} images are in no list of ImageSets/Segmentation: left out')
     else:
+        split_of_key = {key: key[0] or 'train' for key in paired}
+        by_name = files.splits_by_name(sorted({os.path.dirname(p.image) for p in paired.values()}))
         folders = {PurePosixPath(pair.image).parent for pair in paired.values()}
         for name in sorted(images[key] for key in images.keys() - labels.keys()):
             is_lost = PurePosixPath(name).parent in folders
@@ -215,33 +309,84 @@ def find_pairs(files: Files, defects: Defects) -> tuple[dict[str, list[Pair]], l
     splits = defaultdict(list)
     for key, pair in paired.items():
         splits[split_of_key[key]].append(pair)
-    return {split: sorted(splits[split]) for split in SPLITS if split in splits}, notes
+    found = {split: sorted(splits[split]) for split in SPLITS if split in splits}
+    return found, notes, by_name
 
 
-def kind_and_key(name: str) -> tuple[str, tuple[Optional[str], ...]]:
-    """Whether a file is an image, a label map or something else, and what it shares with its
-    partner: the split, the folders without words such as masks, and the name without them."""
+class Parts(NamedTuple):
+    """What the path of a file with pixels says."""
+
+    by_folder: Optional[str]  # image, label or other, if a folder says it
+    by_name: Optional[str]  # the same of the last words of its name
+    folders: tuple[str, ...]  # without words such as masks
+    stem: str
+    short: str  # the stem without those words
+
+    def key(self, split: Optional[str], shared: set[str]) -> tuple[Optional[str], ...]:
+        """What an image and its label map share; `shared` are whole names that both have."""
+        return split, *self.folders, self.stem if self.stem in shared else self.short
+
+
+def kinds_and_keys(
+    names: Sequence[str], files: Files
+) -> list[tuple[str, tuple[Optional[str], ...]]]:
+    """Whether each file is an image, a label map or something else, and what it shares with its
+    partner: the split, the folders, and the name.
+
+    If there are folders for images and others for label maps, they tell which is which; otherwise,
+    the last words of the names go first. A file with the name of one in a folder for label maps is
+    their image.
+    """
+    parts = [parts_of(name) for name in names]
+    folders_decide = {'image', 'label'} <= {part.by_folder for part in parts}
+    labelled = {part.stem for part in parts if part.by_folder == 'label'}
+    kinds = []
+    for part in parts:
+        if 'other' in (part.by_folder, part.by_name):
+            kind = 'other'
+        elif part.by_folder is None and part.stem in labelled:
+            kind = 'image'
+        elif folders_decide:
+            kind = part.by_folder or part.by_name or 'image'
+        else:
+            kind = part.by_name or part.by_folder or 'image'
+        kinds.append(kind)
+    stems = {'image': set(), 'label': set(), 'other': set()}
+    for part, kind in zip(parts, kinds):
+        stems[kind].add(part.stem)
+    shared = stems['image'] & stems['label']
+    splits = [files.split_of(os.path.dirname(name)) for name in names]
+    keys = [part.key(split, shared) for part, split in zip(parts, splits)]
+    return list(zip(kinds, keys))
+
+
+def parts_of(name: str) -> Parts:
     path = PurePosixPath(name)
-    stem, kinds, rest = path.stem, [], []  # kinds: the most specific first
-    if stem.endswith(OTHER_TAILS):
-        return 'other', ()
-    while match := TAIL.search(stem):
+    short = path.stem
+    by_name = None
+    if short.endswith(OTHER_TAILS):
+        by_name = 'other'
+    while match := TAIL.search(short):
         tail = match[1].lower()
         if tail not in LABEL_WORDS | IMAGE_WORDS and match[1] != 'L':  # CamVid: a_L.png
             break
-        kinds.append('image' if tail in IMAGE_WORDS else 'label')
-        stem = stem[: match.start()]
+        by_name = by_name or ('image' if tail in IMAGE_WORDS else 'label')
+        short = short[: match.start()]
+    by_folder = None
+    folders = []
     for part in reversed(path.parts[:-1]):
         found = {part.lower(), *words(part)}
         if found & OTHER_WORDS:
-            return 'other', ()
-        if found & LABEL_WORDS or found & IMAGE_WORDS:
-            kinds.append('label' if found & LABEL_WORDS else 'image')
-        if part.lower() not in SKIPPED:
-            kept = WORD.sub(lambda m: '' if m[0].lower() in SKIPPED else m[0], part)
-            rest += [comparable(kept.strip(' _.-'))] if kept.strip(' _.-') else []
-    kind = kinds[0] if kinds else 'image'
-    return kind, (split_of(os.path.dirname(name)), *rest, comparable(stem))
+            by_folder = 'other'
+        elif found & (LABEL_WORDS | IMAGE_WORDS):
+            by_folder = by_folder or ('label' if found & LABEL_WORDS else 'image')
+        if part.lower() in SKIPPED:
+            continue
+        kept = WORD.sub(lambda match: '' if match[0].lower() in SKIPPED else match[0], part)
+        kept = kept.strip(' _.-')
+        if kept:
+            folders.append(comparable(kept))
+    return Parts(by_folder, by_name, tuple(folders), comparable(path.stem), comparable(short))
 
 
 def match_by_name(images: dict[tuple, str], labels: dict[tuple, str]) -> None:
@@ -284,16 +429,30 @@ def values_in(path: Path) -> Optional[Values]:
             is_jpeg = image.format == 'JPEG'
     except Exception:  # Pillow raises many kinds on a truncated file
         return None
+    counts = counted(pixels)
+    solid = {}
+    if len(counts) > 2 and (is_color or {0, IGNORED_LABEL} <= counts.keys()):
+        solid = counted(pixels[1:-1, 1:-1][equal_their_neighbours(pixels)])
+    palette = {value: tuple(colors[value].tolist()) for value in counts if value < len(colors)}
+    return Values(counts, solid, is_color, palette, pixels.shape, is_jpeg)
+
+
+def counted(pixels: np.ndarray) -> dict[int, int]:
+    """How often each value occurs."""
     if pixels.itemsize == 1:  # seven times as fast
-        counts = np.bincount(pixels.ravel())
-        values = np.flatnonzero(counts)
-        counts = counts[values]
+        by_value = np.bincount(pixels.ravel())
+        values = np.flatnonzero(by_value)
+        counts = by_value[values]
     else:
         values, counts = np.unique(pixels, return_counts=True)
-    palette = {v: tuple(colors[v].tolist()) for v in map(int, values) if v < len(colors)}
-    return Values(
-        dict(zip(map(int, values), counts.tolist())), is_color, palette, pixels.shape, is_jpeg
-    )
+    return dict(zip(map(int, values), counts.tolist()))
+
+
+def equal_their_neighbours(pixels: np.ndarray) -> np.ndarray:
+    """(H - 2, W - 2): whether pixels that are not at the border equal the four next to them."""
+    inner = pixels[1:-1, 1:-1]
+    equal = (inner == pixels[:-2, 1:-1]) & (inner == pixels[2:, 1:-1])
+    return equal & (inner == pixels[1:-1, :-2]) & (inner == pixels[1:-1, 2:])
 
 
 def packed_pixels(image: Image.Image) -> np.ndarray:
@@ -382,6 +541,7 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         raise UserError(f'{images} has no images with the suffix {built.img_suffix}{found}')
     classes = built.METAINFO.get('classes') or built.metainfo.get('classes') or ()
     valid_labels = (len(classes) or IGNORED_LABEL) + bool(built.reduce_zero_label)
+    seen = set()
 
     def findings(info: dict, in_time: bool) -> list[Finding]:
         size, found = inspect(Path(info['img_path']), effort, in_time)
@@ -389,37 +549,49 @@ def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> 
         if label_map and not Path(label_map).is_file():
             found.append(('images without a label map', True))
         elif label_map and in_time:
-            found += label_findings(Path(label_map), size, valid_labels)
+            labels, problems = label_findings(Path(label_map), size, valid_labels)
+            found += problems
+            seen.update(labels)
         return found
 
     names = [Path(info['img_path']).relative_to(images).as_posix() for info in listed]
     is_good, decoded = check_each(listed, findings, names, effort, defects)
     kept = [name.removesuffix(built.img_suffix) for name, good in zip(names, is_good) if good]
+    if decoded == len(listed) and len(seen) == 1:
+        defects.warn('label maps with one label only', f'{seen.pop()} in all')
     return Checked(defects.problems(), len(listed), decoded, kept)
 
 
-def label_findings(path: Path, size: Optional[Size], labels: int) -> list[Finding]:
-    """What is wrong with a label map with some valid labels, for an image of a size."""
-    found, values, is_gray = [], None, True
+def label_findings(
+    path: Path, size: Optional[Size], valid_labels: int
+) -> tuple[set[int], list[Finding]]:
+    """The labels in a label map for an image of a size, but for the ignored one, and what is wrong
+    with it; labels must be less than `valid_labels`."""
+    found = []
+    values = None
+    is_gray = True
     try:
         with path.open('rb') as file, Image.open(file) as image:
             if image.format == 'JPEG':
                 found.append((JPEG, False))
             is_gray = image.mode in ('1', 'L', 'P', 'I', 'I;16')
-            values = np.asarray(image) if is_gray else None
+            if is_gray:
+                values = np.asarray(image)
     except Exception:  # Pillow raises many kinds on a truncated file, or on a very large one
         values = labels_of_raster(path)
+    labels: set[int] = set()
     if not is_gray:
         problem = 'label maps with several channels instead of one of class indices'
     elif values is None:
         problem = 'label maps that are not complete images'
     elif size and values.shape != size:
         problem = 'label maps of another size than their image'
-    elif any(value >= labels and value != IGNORED_LABEL for value in np.unique(values)):
-        problem = f'label maps with labels beyond the classes, 0 to {labels - 1}'
     else:
-        return found
-    return [*found, (problem, True)]
+        labels = {*map(int, np.unique(values))} - {IGNORED_LABEL}
+        if max(labels, default=0) < valid_labels:
+            return labels, found
+        problem = f'label maps with labels beyond the classes, 0 to {valid_labels - 1}'
+    return labels, [*found, (problem, True)]
 
 
 def is_segmentation(dataset: dict, scope: str) -> bool:

@@ -3,10 +3,9 @@
 import json
 import os
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import compress
 from keyword import iskeyword
@@ -19,9 +18,18 @@ from mmengine.config import Config
 from yapf.yapflib import yapf_api  # a requirement of mmengine
 
 from ...tooling.command import UserError, as_called, one_line
-from ...tooling.files import check_file, write_text
+from ...tooling.files import atomic_write, check_file, files_below
 from ..config.load import kind_of, load_config
-from .coco import Objects, Split, content_of_images, may_be_coco, read_coco, read_coco_files
+from .coco import (
+    Objects,
+    Split,
+    content_of_images,
+    may_be_coco,
+    objects_by_class,
+    read_coco,
+    read_coco_files,
+    warn_about_classes,
+)
 from .defects import Defects, Problem
 from .folder import GENERATED, SPLITS, Files, NotRecognized
 from .label_maps import LabelMaps, Pair, find_label_maps, write_indices
@@ -30,6 +38,7 @@ from .voc import read_voc
 from .yolo import read_yolo
 
 HERE = '{{ fileDirname }}'
+CONFIG_SUFFIXES = '.py', '.yaml', '.yml', '.json'  # that mmengine reads
 SEED = 0  # of the validation split
 READERS = read_coco_files, read_yolo, read_voc  # the first that finds its layout counts
 
@@ -65,28 +74,65 @@ class Generated(NamedTuple):
         return f'{self.name}/{name}'
 
 
-def new_config(data: Path, base: Path, out: Path, skip_bad: bool, overwrite: bool) -> list[str]:
+def new_config(
+    data: Path,
+    base: Path,
+    out: Path,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    assigned: Optional[Mapping[str, str]] = None,
+) -> list[str]:
     """Write a config for a folder with data, and the files that it needs to a folder next to it;
-    returns lines for people. The arguments are those of tools/new_config.py."""
+    returns lines for people.
+
+    All files are written next to their places and then renamed: on a full disk there are none.
+
+    Args:
+        data: folder with images and annotations.
+        base: config with the model and the recipe.
+        out: the config to write; the folder has its name and ends with `_data`.
+        skip_bad: leave out what has errors.
+        overwrite: replace files that exist.
+        assigned: see `Files`.
+    """
     folder = out.with_name(out.stem + GENERATED)
+    check_paths(data, base)
     check_output(out, folder, base, overwrite)
     cfg = load_config(base)
     task = task_of(cfg, base)
-    with TemporaryDirectory(dir=out.parent, prefix='.') as temporary:
+    with TemporaryDirectory(dir=folder.resolve().parent, prefix='.') as temporary:
         partial = Path(temporary, folder.name)
         with reported(Defects(), skip_bad) as defects:
-            if task == 'segmentation':
-                found = find_label_maps(data, defects)
-            else:
-                found = find_objects(data, defects)
-                found = with_masks(found, defects) if task == 'instance' else found
+            found = found_for_task(task, data, base, defects, assigned)
         described = describe(found, data, Generated(partial, f'{HERE}/{folder.name}'))
         text, lines = config_text(cfg, described, task, data, base, out)
-        if partial.exists():
-            shutil.copytree(partial, folder, dirs_exist_ok=True)
-        write_text(out, text)
+        with atomic_write(out) as config:
+            config.write_text(text, encoding='utf-8')
+            if partial.exists():
+                move_files(partial, folder)
     written = f'{out} and {folder}/' if folder.exists() else str(out)
     return [*described.lines, *lines, f'wrote {written}']
+
+
+def move_files(source: Path, target: Path) -> None:
+    """Move the files in a folder to one in the same file system, in which others may be."""
+    if not target.exists():
+        os.replace(source, target)
+        return
+    for path in files_below(source):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, place)
+
+
+def check_paths(data: Path, base: Path) -> None:
+    if base.is_dir() and data.suffix == '.py':
+        raise UserError(f'the data and --base are swapped: {base} is a folder, {data} a config')
+    if base.is_dir() or base.is_file() and base.suffix not in CONFIG_SUFFIXES:
+        kinds = ', '.join(CONFIG_SUFFIXES)
+        raise UserError(f'--base must be a config with the suffix {kinds}, got {base}')
+    if data.is_file():
+        raise UserError(f'the data must be a folder, got the file {data}')
 
 
 def check_output(out: Path, folder: Path, base: Path, overwrite: bool) -> None:
@@ -130,16 +176,53 @@ def reported(defects: Defects, skip_bad: bool) -> Iterator[Defects]:
     defects.stop(skip_bad)
 
 
-def find_objects(root: Path, defects: Defects) -> Objects:
-    """Read the boxes and polygons in a folder, without what `defects` collects.
+def found_for_task(
+    task: str, data: Path, base: Path, defects: Defects, assigned: Optional[Mapping[str, str]]
+) -> Union[Objects, LabelMaps]:
+    """What the data have for a task, without what `defects` collects.
+
+    Raises:
+        UserError: a file is broken as a whole, or the data are for another kind of base.
+    """
+    if task == 'segmentation':
+        try:
+            return find_label_maps(data, defects, assigned)
+        except NotRecognized as error:
+            with suppress(NotRecognized):
+                layout = find_objects(data, Defects(), assigned).layout
+                raise UserError(
+                    f'{data} has objects ({layout}), but {base} segments images; choose a detector '
+                    'as the base, such as retinanet_cpvt_s.py'
+                ) from error
+            raise
+    try:
+        found = find_objects(data, defects, assigned)
+    except NotRecognized as error:
+        with suppress(NotRecognized):
+            layout = find_label_maps(data, Defects(), assigned).layout
+            raise UserError(
+                f'{data} has {layout}, but {base} detects objects; choose a segmentor as the base, '
+                'such as semantic_fpn_cpvt_s.py'
+            ) from error
+        raise
+    return with_masks(found, defects) if task == 'instance' else found
+
+
+def find_objects(
+    root: Path, defects: Defects, assigned: Optional[Mapping[str, str]] = None
+) -> Objects:
+    """Read the boxes and polygons in a folder, without what `defects` collects; for `assigned`, see
+    `Files`.
 
     Raises:
         NotRecognized: no layout is recognized.
         UserError: a file is broken as a whole.
     """
-    files = Files(root)
+    files = Files(root, assigned)
     for read in READERS:
-        if found := read(files, defects):
+        found = read(files, defects)
+        if found:
+            warn_about_classes(found.splits, defects)
             return found
     for name in files.with_suffix('.json'):
         if may_be_coco(files.root / name):
@@ -147,14 +230,16 @@ def find_objects(root: Path, defects: Defects) -> Objects:
     raise NotRecognized(root)
 
 
-def config_of_folder(data: Path, generated: str) -> tuple[Config, list[Problem]]:
+def config_of_folder(
+    data: Path, generated: str, assigned: Optional[Mapping[str, str]] = None
+) -> tuple[Config, list[Problem]]:
     """A config with the data in a folder, for their check, and what was found wrong so far; writes
     converted annotations to the folder `generated`."""
     with reported(Defects(), skip_bad=True) as defects:
         try:
-            found = find_objects(data, defects)
+            found = find_objects(data, defects, assigned)
         except NotRecognized:
-            found = find_label_maps(data, defects)
+            found = find_label_maps(data, defects, assigned)
         described = describe(found, data, Generated(Path(generated), generated))
     print('\n'.join(described.lines))
     settings = {'default_scope': 'mmdet' if isinstance(found, Objects) else 'mmseg'}
@@ -174,6 +259,9 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
 
     splits = {key: split for key, split in found.splits.items() if images_of(split)}
     notes = list(found.notes)
+    if found.by_name:
+        by_name = ', '.join(f'{name} is {split}' for name, split in sorted(found.by_name.items()))
+        notes.append(f'by their names, {by_name}; otherwise, use --assign')
     if 'train' not in splits:
         others = ' and '.join(splits) or 'images with errors'
         raise UserError(f'{data} has no training data, only {others}')
@@ -248,8 +336,7 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
         else:
             datasets[key]['test_mode'] = True
         images, objects = content['images'], content['annotations']
-        classes = {category['id']: category['name'] for category in content['categories']}
-        common = Counter(classes[a['category_id']] for a in objects).most_common()
+        common = objects_by_class(content).most_common()
         shown = ', '.join(f'{name} {count}' for name, count in common[:8])
         shown += ' ... {} {}'.format(*common[-1]) if len(common) > 8 else ''
         empty = len(images) - len({a['image_id'] for a in objects})
@@ -440,7 +527,8 @@ def text_of_settings(settings: dict[str, Any], comments: Optional[dict[str, str]
 
 
 def source(value: Any) -> str:
-    """Python source of a setting of dicts, lists, tuples, strings and numbers."""
+    """Python source of a setting of dicts, lists, tuples, strings and numbers; what strings have in
+    double braces, mmengine would replace."""
     if isinstance(value, Code):
         return str(value)
     if isinstance(value, type):
@@ -449,6 +537,8 @@ def source(value: Any) -> str:
         if all(isinstance(k, str) and k.isidentifier() and not iskeyword(k) for k in value):
             return f'dict({", ".join(f"{k}={source(v)}" for k, v in value.items())})'
         return f'{{{", ".join(f"{k!r}: {source(v)}" for k, v in value.items())}}}'
+    if isinstance(value, str) and '{{' in value.removeprefix(HERE):
+        raise UserError(f'names of classes and folders must not have {{{{, got {value!r}')
     if isinstance(value, (list, tuple)):
         items = ', '.join(map(source, value))
         end = ',' if len(value) == 1 else ''

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ...tooling.command import UserError
 from .coco import Objects, Outline, Split, coco_content
 from .defects import Defects
-from .folder import SPLITS, Files, ImageSets, split_of, stem_of
+from .folder import SPLITS, Files, ImageSets, stem_of
 from .images import sizes_of
 
 
@@ -46,16 +46,19 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     zero_based = any(outline.points.min() < 1 for _, outline in every)
     shift = np.array([(0, 0) if zero_based else (1, 1), (0, 0)])
     classes = sorted({name for name, _ in every})
-    lists, images = ImageSets(files, 'Main'), [image for image, _ in parsed.values()]
+    lists = ImageSets(files, 'Main')
+    images = [image for image, _ in parsed.values()]
     sizes = sizes_of(files.root, images, defects)
-    outlines, users = defaultdict(dict), Counter(images)  # by split and image
+    users = Counter(images)
+    outlines = defaultdict(dict)  # by split and image
     for path, (image, objects) in parsed.items():
         if users[image] > 1:
             kind = 'images with several annotation files, whose objects are all used'
             defects.warn(kind, f'{image} ({path})')
-        split = split_of(dirname(path)) or split_of(dirname(image)) or 'train'
         if lists.splits:
             split = lists.split(path, stem_of(path))
+        else:
+            split = files.split_of(dirname(path)) or files.split_of(dirname(image)) or 'train'
         if split and image in sizes:
             outlines[split].setdefault(image, []).extend(
                 o._replace(label=classes.index(name), points=o.points - shift)
@@ -67,16 +70,24 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
         for split in SPLITS
         if split in outlines
     }
-    folders, used = set(map(dirname, images)), set().union(*outlines.values())
+    folders = set(map(dirname, images))
+    used = {image for found in outlines.values() for image in found}
     left = [name for name in files.images if dirname(name) in folders and name not in used]
-    note = f'{len(left)} images are left out: no annotation file, or no list of ImageSets has them'
-    return Objects('Pascal VOC', splits, classes, [note] if left else [])
+    notes = []
+    if left:
+        notes.append(
+            f'{len(left)} images are left out: no annotation file, or no list of ImageSets has them'
+        )
+    by_name = {}
+    if not lists.splits:
+        by_name = files.splits_by_name(sorted(folders | set(map(dirname, parsed))))
+    return Objects('Pascal VOC', splits, classes, notes, by_name)
 
 
 def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defects) -> list[str]:
     """The image of an annotation file: that of the same name, else the one that it names; [] or
     several if it is not clear."""
-    split = split_of(dirname(path))
+    split = files.split_of(dirname(path))
     given = (tree.findtext('filename') or '').strip()
     suffix = PurePosixPath(given).suffix or '.jpg'
     size = None

@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import yaml
@@ -17,7 +17,7 @@ import yaml
 from ...tooling.command import UserError, one_line
 from ...tooling.files import files_below
 from ..config.load import as_list
-from .coco import Objects, Outline, Split, coco_content
+from .coco import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
 from .folder import (
     IMAGE_SUFFIXES,
@@ -27,39 +27,59 @@ from .folder import (
     distinct,
     lines_of,
     named_classes,
-    split_of,
+    names_in,
     text_of,
 )
 from .images import sizes_of
 
 IMAGE_FOLDERS = ('images', 'jpegimages', 'img', 'imgs')
+ROUNDING = 0.01  # share of an image by which a box may reach beyond it
 
 
 def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
     """The objects of a folder in this layout, or None."""
     settings, path = yolo_settings(files)
-    images = listed_images(files, settings, path) if path else labelled_images(files)
+    by_name = {}
+    notes = []
+    if path:
+        images = listed_images(files, settings, path)
+    else:
+        images = images_of_lists(files)
+    is_listed = bool(images)
+    if not is_listed:
+        images, by_name = labelled_images(files)
     if not images:
         return None
     labels = {name: label_file(files, name) for names in images.values() for name in names}
-    boxes_only = 'kpt_shape' in settings  # what follows a box are keypoints
     sizes = sizes_of(files.root, labels, defects)
+    rows = {image: rows_of(files.root, labels[image], defects) for image in sizes}
+    every = [row for found in rows.values() for row in found or ()]
+    boxes_only = 'kpt_shape' in settings
+    if not boxes_only and are_poses(every):
+        boxes_only = True
+        notes.append('the lines have keypoints after a box: only the boxes are used')
     objects = {
-        image: objects_in(files.root, labels[image], size, boxes_only, defects)
+        image: outlines(rows[image], size, boxes_only, defects)
         for image, size in sizes.items()
+        if rows[image] is not None
     }
-    highest = max((o.label for found in objects.values() for o in found or ()), default=-1)
-    classes, notes = yolo_classes(files, settings, path, highest, defects)
+    check_that_boxes_have_centers(files.root, objects, sizes)
+    highest = max((o.label for found in objects.values() for o in found), default=-1)
+    classes, about_names = yolo_classes(files, settings, path, highest, defects)
     warn_of_labels(files, labels, defects)
+    if is_listed:
+        unlisted = [name for name in files.images if name not in labels and label_file(files, name)]
+        if unlisted:
+            notes.append(f'{len(unlisted)} labelled images are left out: no list has them')
     splits = {}
     for split, names in images.items():
-        good = {name: objects[name] for name in names if objects.get(name) is not None}
+        good = {name: objects[name] for name in names if name in objects}
         splits[split] = Split(coco_content(good, sizes, classes, defects), files.root)
-    return Objects('YOLO', splits, classes, notes)
+    return Objects('YOLO', splits, classes, [*notes, *about_names], by_name)
 
 
 def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
-    """The content of data.yaml and its path; {} and None without one."""
+    """The content of data.yaml, or of Darknet's obj.data, and its path; {} and None without one."""
     for name in files.with_suffix('.yaml', '.yml'):
         path = files.root / name
         try:
@@ -71,30 +91,80 @@ def yolo_settings(files: Files) -> tuple[dict, Optional[Path]]:
         train = as_list(settings.get('train')) if isinstance(settings, dict) else []
         if train and all(isinstance(entry, str) for entry in train):
             return settings, path
+    for name in files.with_suffix('.data'):
+        settings = {}
+        for line in lines_of(files.root / name):
+            key, _, value = line.partition('=')
+            settings[key.strip()] = value.strip()
+        if settings.get('train'):
+            return darknet_settings(settings, files.root / name), files.root / name
     return {}, None
 
 
+def darknet_settings(settings: dict[str, str], path: Path) -> dict[str, Any]:
+    """The settings of Darknet's obj.data, as data.yaml has them."""
+    converted = dict(settings)
+    named = settings.pop('names', '')
+    for place in (path.parent / named, path.parent / PurePosixPath(named).name):
+        if place.is_file():
+            converted['names'] = names_in(place)
+            break
+    if settings.get('classes', '').isdigit():
+        converted['nc'] = int(settings['classes'])
+    return converted
+
+
 def listed_images(files: Files, settings: dict, path: Path) -> dict[str, list[str]]:
-    """The images of each split, relative to the root, that data.yaml names."""
+    """The images of each split, relative to the root, that data.yaml or obj.data names."""
     base = path.parent / str(settings.get('path') or '')
-    found = {}
+    found = defaultdict(list)
     for split, keys in SPLITS.items():
-        names = []
-        for entry in (e for key in keys for e in as_list(settings.get(key))):
-            inside = re.sub(r'^(\.\./)+', '', str(entry))  # Roboflow writes ../ too many
-            candidates = [base / str(entry), path.parent / str(entry), path.parent / inside]
-            source = next((c for c in candidates if c.exists()), None)
-            if source is None and split == 'test':
-                continue
-            if source is None:
+        entries = [str(entry) for key in sorted(keys) for entry in as_list(settings.get(key))]
+        for entry in entries:
+            inside = re.sub(r'^(\.\./)+', '', entry)  # Roboflow writes ../ too many
+            candidates = [base / entry, path.parent / entry, path.parent / inside]
+            if path.suffix == '.data':  # paths are relative to wherever Darknet is started
+                candidates.append(path.parent / PurePosixPath(entry).name)
+            sources = [candidate for candidate in candidates if candidate.exists()]
+            if sources:
+                found[split] += images_at(sources[0], base, files)
+            elif split != 'test':
                 raise UserError(f'{path}: {split} is {entry}, which does not exist')
-            names += images_at(source, base, files)
-        if names:
-            names = [Path(os.path.relpath(n, files.root)).as_posix() for n in names]
-            found[split] = list(dict.fromkeys(names))
-    if not found:
+    if not any(found.values()):
         raise UserError(f'{path} names no images')
-    return found
+    return as_assigned(files, found)
+
+
+def images_of_lists(files: Files) -> dict[str, list[str]]:
+    """The images of each split in text files such as train.txt and valid.txt next to each other;
+    empty if there are none for both training and validation, or their images have no labels."""
+    found = defaultdict(list)
+    for name in files.with_suffix('.txt'):
+        path = PurePosixPath(name)
+        split = files.split_of(path.name)
+        if split is None or path.name in NAME_FILES:
+            continue
+        try:
+            lines = lines_of(files.root / name)
+        except UserError:  # not text
+            continue
+        if lines and all(PurePosixPath(line).suffix.lower() in IMAGE_SUFFIXES for line in lines):
+            found[split] += images_at(files.root / name, files.root, files)
+    listed = as_assigned(files, found)
+    if 'train' not in listed or 'val' not in listed:
+        return {}
+    is_labelled = any(label_file(files, image) for image in listed['train'])
+    return listed if is_labelled else {}
+
+
+def as_assigned(files: Files, images: dict[str, list[Path]]) -> dict[str, list[str]]:
+    """Images of each split, each once and relative to the root, in the splits that are assigned."""
+    found = defaultdict(dict)
+    for split, paths in images.items():
+        for path in paths:
+            name = Path(os.path.relpath(path, files.root)).as_posix()
+            found[files.assigned_split(name) or split][name] = None
+    return {split: list(found[split]) for split in SPLITS if split in found}
 
 
 def images_at(source: Path, base: Path, files: Files) -> list[Path]:
@@ -105,31 +175,40 @@ def images_at(source: Path, base: Path, files: Files) -> list[Path]:
     for line in lines_of(source):
         places = [place / line for place in (source.parent, base) if (place / line).is_file()]
         if not places:  # a path of another machine
-            places = [files.root / n for n in files.find_images(line, split_of(source.name))]
+            names = files.find_images(line, files.split_of(source.name))
+            places = [files.root / name for name in names]
         found.append(places[0] if places else source.parent / line)
     return found
 
 
-def labelled_images(files: Files) -> dict[str, list[str]]:
-    """Without a data.yaml, the images of each split; of folders with labelled images only."""
-    labelled = {PurePosixPath(name).parent for name in files.images if label_file(files, name)}
+def labelled_images(files: Files) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The images of each split by the names of folders, of folders with labelled images only; and
+    the splits of folders whose names say it."""
+    folders = {os.path.dirname(name) for name in files.images if label_file(files, name)}
     found = defaultdict(list)
     for name in files.images:
-        if PurePosixPath(name).parent in labelled:
-            found[split_of(os.path.dirname(name)) or 'train'].append(name)
-    return {split: found[split] for split in SPLITS if split in found}
+        folder = os.path.dirname(name)
+        if folder in folders:
+            found[files.split_of(folder) or 'train'].append(name)
+    images = {split: found[split] for split in SPLITS if split in found}
+    return images, files.splits_by_name(sorted(folders))
 
 
 def label_file(files: Files, image: str) -> Optional[str]:
     """The label file of an image, both relative to the root, or None."""
     path = PurePosixPath(image).with_suffix('.txt')
-    folders, places = path.parent.parts, [path.parent, path.parent / 'labels']
+    if path.name in NAME_FILES:
+        return None
+    folders = path.parent.parts
+    places = [path.parent, path.parent / 'labels']
     for i, folder in enumerate(folders):
         if folder.lower() in IMAGE_FOLDERS:
             for labels in ('Labels', 'labels'):
                 places.insert(0, PurePosixPath(*folders[:i], labels, *folders[i + 1 :]))
-    found = (str(place / path.name) for place in places if path.name not in NAME_FILES)
-    return next((name for name in found if (files.root / name).is_file()), None)
+    for place in places:
+        if (files.root / place / path.name).is_file():
+            return str(place / path.name)
+    return None
 
 
 def warn_of_labels(files: Files, labels: dict[str, Optional[str]], defects: Defects) -> None:
@@ -145,46 +224,118 @@ def warn_of_labels(files: Files, labels: dict[str, Optional[str]], defects: Defe
             defects.warn('label files without an image', name)
 
 
-def objects_in(
-    root: Path, name: Optional[str], size: tuple[int, int], boxes_only: bool, defects: Defects
-) -> Optional[list[Outline]]:
-    """The objects in a label file, for an image of a (height, width); None if it is not text."""
+class Row(NamedTuple):
+    """A line of a label file."""
+
+    values: list[float]  # the class and a box, polygon or pose; empty if it is not numbers
+    at: str  # its place, for messages
+
+
+def rows_of(root: Path, name: Optional[str], defects: Defects) -> Optional[list[Row]]:
+    """The lines of a label file; none without one, and None if it is not text."""
+    if name is None:
+        return []
     try:
-        lines = text_of(root / name).splitlines() if name else []
+        lines = text_of(root / name).splitlines()
     except UserError:
-        defects.add('label files that are not text', str(name))
+        defects.add('label files that are not text', name)
         return None
-    objects = []
+    rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         values = []
         with suppress(ValueError):
-            values = [float(value) for value in line.split()][: 5 if boxes_only else None]
-        at = f'{name} line {number}'
+            values = [float(value) for value in line.split()]
+        rows.append(Row(values, f'{name} line {number}'))
+    return rows
+
+
+def are_poses(rows: list[Row]) -> bool:
+    """Whether all lines are a class, a box and keypoints, which can look like a polygon.
+
+    A keypoint is x, y and perhaps 0, 1 or 2 for its visibility. Without that, all keypoints must be
+    in the box, or 0, and most widths and heights far from where a corner of a polygon could be.
+    """
+    lengths = {len(row.values) for row in rows}
+    if len(lengths) != 1 or len(rows) < ENOUGH or min(lengths) < 8:
+        return False
+    values = np.array([row.values for row in rows])
+    number = values.shape[1] - 5
+    if number % 3 == 0 and np.isin(values[:, 7::3], (0, 1, 2)).all():
+        return True
+    if number % 2:
+        return False
+    points = values[:, 5:].reshape(len(rows), -1, 2)
+    center = values[:, None, 1:3]
+    sides = values[:, None, 3:5]
+    is_labelled = points.any(-1)
+    is_inside = (np.abs(points - center) <= sides / 2 + ROUNDING).all(-1)
+    low, high = points.min(1), points.max(1)
+    extent = high - low
+    far = (values[:, 3:5] < low - extent) | (values[:, 3:5] > high + extent)
+    return bool((is_inside | ~is_labelled).all() and far.any(1).mean() > 0.5)
+
+
+def outlines(
+    rows: list[Row], size: tuple[int, int], boxes_only: bool, defects: Defects
+) -> list[Outline]:
+    """The objects in the lines of a label file, for an image of a (height, width)."""
+    objects = []
+    for row in rows:
+        values = row.values[:5] if boxes_only else row.values
         is_polygon = len(values) >= 7 and len(values) % 2 == 1
         is_finite = all(map(math.isfinite, values))
         is_whole = len(values) == 5 or is_polygon
         if not is_whole or not is_finite or values[0] < 0 or values[0] % 1:
             kind = 'lines that are neither a class and a box nor a class and a polygon'
-            defects.add(kind, at)
-        elif min(values[1:]) < -0.01 or max(values[1:]) > 1.01:
+            defects.add(kind, row.at)
+        elif min(values[1:]) < -ROUNDING or max(values[1:]) > 1 + ROUNDING:
             kind = 'objects beyond the image; values must be shares of its width and height'
-            defects.add(kind, at)
+            defects.add(kind, row.at)
         else:
             points = np.reshape(values[1:], (-1, 2))
             if not is_polygon:
                 center, sides = points
                 points = np.stack([center - sides / 2, center + sides / 2])
-            objects.append(Outline(int(values[0]), points * size[::-1], at, is_polygon))
+            objects.append(Outline(int(values[0]), points * size[::-1], row.at, is_polygon))
     return objects
+
+
+def check_that_boxes_have_centers(
+    root: Path, objects: dict[str, list[Outline]], sizes: dict[str, tuple[int, int]]
+) -> None:
+    """Raise a UserError if all boxes are x1 y1 x2 y2, and many do not fit their images as a center
+    with width and height."""
+    boxes = []
+    sides = []
+    for image, found in objects.items():
+        for outline in found:
+            if not outline.is_polygon:
+                boxes.append(outline.points)
+                sides.append(sizes[image][::-1])
+    if not boxes:
+        return
+    corners = np.array(boxes)
+    limits = np.array(sides, float)
+    tolerance = 0.05 * limits
+    low, high = corners[:, 0], corners[:, 1]
+    beyond = ((low < -tolerance) | (high > limits + tolerance)).any(1).sum()
+    as_written = np.stack([(low + high) / 2, high - low], 1)
+    if beyond >= ENOUGH and are_corners(as_written, limits):
+        raise UserError(
+            f'{root}: each line must be a class and the center x, center y, width and height of a '
+            f'box, but these are x1, y1, x2, y2: {beyond} of {len(boxes)} would reach beyond their '
+            'image'
+        )
 
 
 def yolo_classes(
     files: Files, settings: dict, path: Optional[Path], highest: int, defects: Defects
 ) -> tuple[list[str], list[str]]:
     """The names of the classes, and notes about them."""
-    names, declared = settings.get('names'), settings.get('nc')
+    names = settings.get('names')
+    declared = settings.get('nc')
     if isinstance(names, dict):
         try:
             names = {int(key): str(name) for key, name in names.items()}
@@ -193,10 +344,17 @@ def yolo_classes(
         names = [names.get(i, f'class_{i}') for i in range(max(names, default=-1) + 1)]
     if isinstance(names, list) and names:
         if isinstance(declared, int) and declared != len(names):
-            kind = 'data.yaml declares another number of classes than it names; the names count'
+            kind = f'{path.name} declares another number of classes than it names; the names count'
             defects.warn(kind, f'nc is {declared}, and there are {len(names)} names')
-        return distinct(list(map(str, names))), []
-    if listed := named_classes(files):
+        names = distinct(list(map(str, names)))
+        for name in files.names:
+            if PurePosixPath(name).name in NAME_FILES:
+                listed = lines_of(files.root / name)
+                if listed != names and sorted(listed) == sorted(names):
+                    defects.warn(f'files with the classes in another order than {path.name}', name)
+        return names, []
+    listed = named_classes(files)
+    if listed:
         return listed, []
     count = max(highest + 1, declared if isinstance(declared, int) else 0)
     if not count:

@@ -80,17 +80,17 @@ def cut(name: str):
 
 
 DEFECTS = [  # what is done, the problem, its item, and how many images and annotations are left
-    (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 2 of b', 4, 7),
+    (change('annotations', 2, bbox=None), 'a bbox of 4 finite numbers', 'annotation 3 of b', 4, 7),
     (change('annotations', 2, bbox=[1, 2, 3]), 'a bbox of 4 finite numbers', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[3, 3, 10**400, 9]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, bbox=[1, 2, math.nan, 3]), 'a bbox of 4 finite', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=8), 'categories that are not listed', 'b.jpg', 4, 7),
     (change('annotations', 2, category_id=[1]), 'categories that are not listed', 'b.jpg', 4, 7),
-    (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 2', 4, 7),
-    (change('annotations', 2, id=0), 'id of another annotation', 'annotation 0 of b.jpg', 4, 7),
+    (change('annotations', 2, image_id=99), 'images that are not listed', 'annotation 3', 4, 7),
+    (change('annotations', 2, id=1), 'id of another annotation', 'annotation 1 of b.jpg', 4, 7),
     (change('annotations', 2, id=...), 'without a number as id', 'annotation 2 of b', 4, 7),
-    (change('annotations', 2, area=...), 'annotations without area', 'annotation 2', 4, 8),
-    (change('annotations', 2, iscrowd=-1), 'iscrowd is missing or not', 'annotation 2', 4, 8),
+    (change('annotations', 2, area=...), 'annotations without area', 'annotation 3', 4, 8),
+    (change('annotations', 2, iscrowd=-1), 'iscrowd is missing or not', 'annotation 3', 4, 8),
     (change('images', 1, width=...), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, height=0), 'without width and height', 'b.jpg', 3, 6),
     (change('images', 1, width=81), 'another size than the width and height of', 'b.jpg', 3, 6),
@@ -152,7 +152,7 @@ def test_masks_that_training_cannot_use(coco, mask, is_error):
     assert [problem.is_error for problem in problems] == ([False] if mask else [])
     checked = found(folder, content, masks=True)
     (problem,) = checked.problems
-    assert problem.is_error == is_error and 'annotation 3 of b' in str(problem)
+    assert problem.is_error == is_error and 'annotation 4 of b' in str(problem)
     assert len(checked.good['annotations']) == 8 - is_error
 
 

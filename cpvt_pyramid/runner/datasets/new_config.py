@@ -260,8 +260,9 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
     splits = {key: split for key, split in found.splits.items() if images_of(split)}
     notes = list(found.notes)
     if found.by_name:
-        by_name = ', '.join(f'{name} is {split}' for name, split in sorted(found.by_name.items()))
-        notes.append(f'by their names, {by_name}; otherwise, use --assign')
+        by_name = [f'{name} is {split}' for name, split in sorted(found.by_name.items())]
+        shown = ', '.join(by_name[:6]) + (' ...' if len(by_name) > 6 else '')
+        notes.append(f'{shown}, by name; if not, use --assign')
     if 'train' not in splits:
         others = ' and '.join(splits) or 'images with errors'
         raise UserError(f'{data} has no training data, only {others}')
@@ -537,7 +538,7 @@ def source(value: Any) -> str:
         if all(isinstance(k, str) and k.isidentifier() and not iskeyword(k) for k in value):
             return f'dict({", ".join(f"{k}={source(v)}" for k, v in value.items())})'
         return f'{{{", ".join(f"{k!r}: {source(v)}" for k, v in value.items())}}}'
-    if isinstance(value, str) and '{{' in value.removeprefix(HERE):
+    if isinstance(value, str) and '{{' in value.removeprefix(f'{HERE}/'):
         raise UserError(f'names of classes and folders must not have {{{{, got {value!r}')
     if isinstance(value, (list, tuple)):
         items = ', '.join(map(source, value))

@@ -1,0 +1,419 @@
+"""What the readers of each format make of odd but valid data, and say about mistakes."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Optional
+
+import layouts
+import numpy as np
+import pytest
+from layouts import CLASSES, MORE, SCENES, SIZE, fill, label_map, scene, write, yolo
+from mmengine.config import Config
+from PIL import Image
+from support import ROOT, load_tool
+
+from cpvt_pyramid.runner.datasets.checks import check_dataset
+from cpvt_pyramid.runner.datasets.coco import Objects
+from cpvt_pyramid.runner.datasets.defects import Defects
+from cpvt_pyramid.runner.datasets.folder import assigned_splits
+from cpvt_pyramid.runner.datasets.label_maps import LabelMaps, check_label_maps, find_label_maps
+from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
+from cpvt_pyramid.tooling.command import UserError
+
+DETECTOR = ROOT / 'configs/demo/retinanet_cpvt_nano.py'
+SEGMENTOR = ROOT / 'configs/demo/semantic_fpn_cpvt_nano.py'
+
+
+def objects_in(root: Path, assigned: Optional[dict] = None) -> tuple[Objects, list[str]]:
+    """What is read of a folder, and the problems."""
+    defects = Defects()
+    found = find_objects(root, defects, assigned)
+    return found, list(map(str, defects.problems()))
+
+
+def maps_in(root: Path) -> tuple[LabelMaps, list[str]]:
+    defects = Defects()
+    found = find_label_maps(root, defects)
+    return found, list(map(str, defects.problems()))
+
+
+def counts(found: Objects) -> dict[str, tuple[int, int]]:
+    """The number of images and objects of each split."""
+    return {
+        split: (len(content['images']), len(content['annotations']))
+        for split, (content, _, _) in found.splits.items()
+    }
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """A folder with four images, and the content of a COCO file for them."""
+    fill(tmp_path, SCENES, 'images/{}.png')
+    return tmp_path, layouts.coco_content(SCENES)
+
+
+# COCO
+
+
+@pytest.mark.parametrize('place', ['category', 'attribute', 'description'])
+def test_coco_with_the_word_caption(place, coco):
+    """Files of captions and of panoptic segments have other annotations, and are not used."""
+    root, content = coco
+    if place == 'category':
+        content['categories'][0]['name'] = 'caption'
+    elif place == 'attribute':
+        content['annotations'][0]['attributes'] = {'caption': '', 'segments_info': []}
+    else:
+        content['info'] = {'description': 'caption'}
+    write(root / 'instances.json', json.dumps(content))
+    captions = [{'id': 1, 'image_id': 0, 'caption': 'a cat'}]
+    segments = [{'image_id': 0, 'file_name': '0.png', 'segments_info': []}]
+    for name, annotations in (('captions', captions), ('panoptic', segments)):
+        write(root / f'{name}.json', json.dumps({**content, 'annotations': annotations}))
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8)} and not problems
+
+
+def test_coco_with_whole_numbers_as_floats(coco):
+    """As pandas writes them."""
+    root, content = coco
+    for record in (*content['images'], *content['categories'], *content['annotations']):
+        record.update({key: float(n) for key, n in record.items() if isinstance(n, int)})
+    write(root / 'all.json', json.dumps(content))
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8)} and not problems
+    content['annotations'][0]['image_id'] = 0.5
+    write(root / 'all.json', json.dumps(content))
+    assert 'images that are not listed' in objects_in(root)[1][0]
+
+
+def test_coco_of_lvis(coco):
+    root, content = coco
+    for image in content['images']:
+        image['coco_url'] = 'http://images.cocodataset.org/val2017/' + image.pop('file_name')
+    for annotation in content['annotations']:
+        del annotation['iscrowd']
+    write(root / 'lvis.json', json.dumps(content))
+    (root / 'images').rename(root / 'val2017')
+    found, problems = objects_in(root)
+    assert counts(found) == {'train': (4, 8)} and not problems
+    assert 'file names from coco_url, iscrowd 0' in found.notes[0]
+    assert found.splits['train'].content['images'][0]['file_name'] == 'val2017/000.png'
+
+
+def test_coco_without_areas_and_ids_from_0(coco):
+    """pycocotools counts a detection of the object with the id 0 as wrong."""
+    root, content = coco
+    for number, annotation in enumerate(content['annotations']):
+        annotation['id'] = number
+        del annotation['area']
+    path = root / 'all.json'
+    write(path, json.dumps(content))
+    found, problems = objects_in(root)
+    assert not problems and found.splits['train'].path is None  # a copy is used
+    read = found.splits['train'].content['annotations']
+    assert [a['id'] for a in read] == list(range(1, 9))
+    assert all(a['area'] == a['bbox'][2] * a['bbox'][3] for a in read)
+    for annotation in content['annotations']:
+        del annotation['id']
+    write(path, json.dumps(content))
+    assert [a['id'] for a in objects_in(root)[0].splits['train'].content['annotations']] == [
+        *range(1, 9)
+    ]
+
+
+def test_coco_with_another_case_of_suffix(coco):
+    root, content = coco
+    for image in content['images']:
+        image['file_name'] = image['file_name'].replace('.png', '.PNG')
+    write(root / 'all.json', json.dumps(content))
+    found, problems = objects_in(root)
+    assert not problems
+    assert found.splits['train'].content['images'][0]['file_name'] == 'images/000.png'
+
+
+def test_coco_box_that_is_not_around_its_polygon(coco):
+    root, content = coco
+    content['annotations'][2]['bbox'][0] += 5
+    content['annotations'][3]['bbox'][0] += 1  # rounding
+    write(root / 'all.json', json.dumps(content))
+    problem = 'warning: boxes that are not around their own polygons: annotation 3 of 001.png'
+    assert [p.partition(' (')[0] for p in objects_in(root)[1]] == [problem]
+
+
+def test_classes_of_validation_data_that_training_data_lack(tmp_path):
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_val2017.json'
+    write(path, path.read_text().replace('"cat"', '"Cat "'))
+    found, problems = objects_in(tmp_path)
+    assert problems == [
+        "warning: classes with almost the same name: 'cat' and 'Cat '",
+        'warning: classes without objects in the training data: Cat  (2 in the val data)',
+    ]
+
+
+def test_category_that_was_added_after_the_config(tmp_path):
+    """Its objects are not trained: the check of a config names it."""
+    layouts.coco_of_splits(tmp_path)
+    path = tmp_path / 'annotations/instances_train2017.json'
+    content = json.loads(path.read_text())
+    content['categories'].append({'id': 9, 'name': 'yak'})
+    content['annotations'][0]['category_id'] = 9
+    content['annotations'][1]['category_id'] = 9
+    write(path, json.dumps(content))
+    files = dict(ann_file='annotations/instances_train2017.json', data_prefix=dict(img='train2017'))
+    data = dict(type='CocoDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
+    cfg = Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=data | files)))
+    (problem,) = check_dataset(cfg, 'train', cfg.train_dataloader.dataset).problems
+    assert not problem.is_error and problem.items == ['yak (2 objects)']
+
+
+# YOLO
+
+
+def darknet(root: Path, with_data_file: bool) -> None:
+    fill(root, SCENES[:3], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
+    fill(root, [scene(8, 'v')], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
+    fill(root, [scene(9, 'w')], 'obj_train_data/{}.png', yolo, 'obj_train_data/{}.txt')
+    for name, images in (('train', ['000', '001', '002']), ('valid', ['v'])):
+        text = ''.join(f'data/obj_train_data/{image}.png\n' for image in images)
+        write(root / f'{name}.txt', text)
+    write(root / 'my.names', '\n'.join(CLASSES))
+    if with_data_file:
+        lines = 'classes = 3', 'train = data/train.txt', 'valid= data/valid.txt', 'names=my.names'
+        write(root / 'obj.data', '\r\n'.join(lines))
+    else:
+        (root / 'my.names').rename(root / 'obj.names')
+
+
+@pytest.mark.parametrize('with_data_file', [True, False])
+def test_yolo_of_darknet_with_splits(with_data_file, tmp_path):
+    darknet(tmp_path, with_data_file)
+    found, problems = objects_in(tmp_path)
+    assert counts(found) == {'train': (3, 6), 'val': (1, 2)} and not problems
+    assert found.classes == list(CLASSES)
+    assert found.notes == ['1 labelled images are left out: no list has them']
+
+
+@pytest.mark.parametrize('first, second, is_wrong', [
+    ('train/labels', 'val/labels', True), ('', 'train', True), ('train', 'val', False),
+])  # fmt: skip
+def test_yolo_with_two_files_of_classes(first, second, is_wrong, tmp_path):
+    """In another order; or the first ones of the other."""
+    for split, scenes in layouts.SPLITS:
+        fill(tmp_path, scenes, f'{split}/images/{{}}.png', yolo, f'{split}/labels/{{}}.txt')
+    write(tmp_path / first / 'classes.txt', 'cat\ndog' + '\nowl' * is_wrong)
+    write(tmp_path / second / 'classes.txt', 'dog\ncat\nowl' if is_wrong else 'cat\ndog\nowl\n')
+    if is_wrong:
+        with pytest.raises(UserError, match='classes.txt and .* number the classes differently'):
+            objects_in(tmp_path)
+    else:
+        assert objects_in(tmp_path)[0].classes == list(CLASSES)
+
+
+def test_yolo_with_an_empty_line_in_the_classes(tmp_path):
+    layouts.yolo_without_yaml(tmp_path)
+    write(tmp_path / 'classes.txt', '\ufeffcat\r\n\r\ndog\r\nowl\r\n\r\n')
+    with pytest.raises(UserError, match='classes.txt: line 2 is empty'):
+        objects_in(tmp_path)
+
+
+def test_yolo_with_another_order_than_data_yaml(tmp_path):
+    layouts.yolo_of_splits(tmp_path)
+    write(tmp_path / 'classes.txt', 'dog\ncat\nowl')
+    assert 'files with the classes in another order than data.yaml' in objects_in(tmp_path)[1][0]
+
+
+def test_yolo_of_corners(tmp_path):
+    """They are an error as in COCO files, if there are enough to be certain."""
+
+    def corners(path: Path, picture: layouts.Scene) -> None:
+        height, width = SIZE
+        lines = [
+            f'{label} {x / width} {y / height} {(x + w) / width} {(y + h) / height}'
+            for label, x, y, w, h in picture.boxes
+        ]
+        write(path, '\n'.join(lines))
+
+    fill(tmp_path, list(map(scene, range(9))), '{}.png', corners, '{}.txt')
+    with pytest.raises(UserError, match='center x, center y, .* but these are x1, y1, x2, y2'):
+        objects_in(tmp_path)
+
+
+@pytest.mark.parametrize('keypoints', ['0.2 0.3 {0} 0.3', '0.2 0.3 1 {0} 0.3 0', '0.2 0.3 2'])
+def test_yolo_poses_without_data_yaml(keypoints, tmp_path):
+    """They are not read as polygons; polygons are."""
+
+    def pose(path: Path, picture: layouts.Scene) -> None:
+        x = 0.22 + path.name.count('1') / 100
+        line = '0 0.25 0.3 0.16 0.1 ' + keypoints.format(x)
+        write(path, f'{line}\n{line}')
+
+    fill(tmp_path / 'a', SCENES, '{}.png', pose, '{}.txt')
+    found, problems = objects_in(tmp_path / 'a')
+    assert not problems and 'only the boxes are used' in found.notes[0]
+    annotations = found.splits['train'].content['annotations']
+    assert [a['bbox'] for a in annotations] == [[13.6, 15, 12.8, 6]] * 8
+    fill(tmp_path / 'b', SCENES, '{}.png', yolo, '{}.txt', 'polygon')
+    found, problems = objects_in(tmp_path / 'b')
+    assert all('segmentation' in a for a in found.splits['train'].content['annotations'])
+
+
+# Label maps
+
+
+def soft_mask(path: Path, picture: layouts.Scene) -> None:
+    """0 and 255, after a resize."""
+    label_map(path, picture, 'binary')
+    mask = Image.open(path)
+    mask.resize((27, 20), Image.Resampling.BILINEAR).resize(SIZE[::-1], 2).save(path)
+
+
+def soft_colors(path: Path, picture: layouts.Scene) -> None:
+    label_map(path, picture, 'colors')
+    mask = Image.open(path)
+    mask.resize((27, 20), Image.Resampling.BILINEAR).resize(SIZE[::-1], 2).save(path)
+
+
+@pytest.mark.parametrize('mask', [soft_mask, soft_colors])
+def test_masks_with_soft_edges(mask, tmp_path):
+    fill(tmp_path, SCENES[:3], 'images/{}.png', mask, 'masks/{}.png')
+    with pytest.raises(UserError, match='no label map is without errors'):
+        maps_in(tmp_path)
+    defects = Defects()
+    kind = 'binary' if mask is soft_mask else 'colors'
+    fill(tmp_path, SCENES[3:], 'images/{}.png', label_map, 'masks/{}.png', kind)
+    found = find_label_maps(tmp_path, defects)
+    assert len(found.classes) == (2 if mask is soft_mask else 3)
+    (problem,) = defects.problems()
+    assert 'along the edges of objects' in problem.kind and len(problem.items) == 3
+
+
+def test_masks_of_two_scales(tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png', 'binary')
+    for name in ('000', '001'):
+        path = tmp_path / f'masks/{name}.png'
+        Image.fromarray(np.array(Image.open(path)) // 255).save(path)
+    _, problems = maps_in(tmp_path)
+    assert problems == [
+        'warning: label maps of 0 and 255, whose 255 is ignored because others are of 0 and 1: '
+        'masks/002.png, masks/003.png'
+    ]
+
+
+def test_maps_that_are_0(tmp_path):
+    """One of them may be background only; if all are, nothing can be learned."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    Image.new('L', SIZE[::-1]).save(tmp_path / 'masks/000.png')
+    assert maps_in(tmp_path)[1] == ['warning: label maps that are 0 everywhere: masks/000.png']
+    for path in (tmp_path / 'masks').iterdir():
+        Image.new('L', SIZE[::-1]).save(path)
+    with pytest.raises(UserError, match='are 0 everywhere'):
+        maps_in(tmp_path)
+    data = dict(type='BaseSegDataset', data_root=str(tmp_path), metainfo=dict(classes=CLASSES))
+    prefix = dict(img_path='images', seg_map_path='masks')
+    data = Config(data | dict(data_prefix=prefix, img_suffix='.png'))
+    (problem,) = check_label_maps(data, 'mmseg').problems
+    assert problem.kind == 'label maps with one label only' and not problem.is_error
+
+
+def test_names_of_images_like_those_of_label_maps(tmp_path):
+    names = 'play_ground', 'on_target', 'a_gt', 'b_seg', 'a'
+    scenes = [scene(i, name) for i, name in enumerate(names)]
+    fill(tmp_path, scenes, 'images/{}.png', label_map, 'masks/{}.png')
+    found, problems = maps_in(tmp_path)
+    assert not problems
+    pairs = [(f'images/{name}.png', f'masks/{name}.png') for name in sorted(names)]
+    assert sorted(found.splits['train']) == sorted(pairs)
+
+
+# Splits by name
+
+
+def test_splits_can_be_assigned(tmp_path):
+    """Folders that only sound like splits; what was decided is said."""
+    fill(tmp_path, SCENES, 'site_dev/{}.png', yolo, 'site_dev/{}.txt')
+    fill(tmp_path, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
+    found, _ = objects_in(tmp_path)
+    assert found.by_name == {'site_dev': 'val', 'crash test 2023': 'test'}
+    assigned = assigned_splits(['site_dev=train', 'crash test 2023/=train'])
+    found, _ = objects_in(tmp_path, assigned)
+    assert counts(found) == {'train': (8, 16)} and not found.by_name
+    with pytest.raises(UserError, match='no folder or file of this name'):
+        objects_in(tmp_path, {'site': 'train'})
+    with pytest.raises(UserError, match='--assign takes FOLDER=train, val or test'):
+        assigned_splits(['site_dev'])
+    layouts.voc_of_2007(tmp_path / 'voc')
+    found, _ = objects_in(tmp_path / 'voc', {'000': 'val'})
+    assert counts(found)['train'][0] == 1
+
+
+# new_config.py
+
+
+def made(data: Path, base: Path, out: Path) -> int:
+    return load_tool('new_config').main([str(data), '--base', str(base), '--out', str(out)])
+
+
+@pytest.fixture(autouse=True)
+def _unformatted(monkeypatch) -> None:
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, True))
+
+
+@pytest.mark.parametrize('call', range(4))
+def test_full_disk(call, tmp_path, monkeypatch, capsys):
+    """At each file: one line, nothing is left, and the next call works."""
+    root, out = tmp_path / 'data', tmp_path / 'x.py'
+    layouts.yolo_of_splits(root)
+    write_text = Path.write_text
+    left = [call]
+
+    def full(self: Path, *arguments, **options) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            self.touch()
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        return write_text(self, *arguments, **options)
+
+    def no_copy(*paths: str) -> None:
+        raise OSError(errno.ENOSPC, 'No space left on device', paths[1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'write_text', full)
+        patch.setattr(shutil, 'copy2', no_copy)
+        status = made(root, DETECTOR, out)
+    printed = capsys.readouterr().err
+    if status:
+        assert printed.count('\n') == 1 and 'no space left on the disk' in printed
+        assert [path.name for path in tmp_path.iterdir()] == ['data']
+    assert bool(status) == (call < 3)  # train.json, val.json and the config
+    if status:
+        assert made(root, DETECTOR, out) == 0
+
+
+def test_bases_and_arguments_that_do_not_fit(tmp_path, capsys):
+    layouts.yolo_of_splits(tmp_path / 'boxes')
+    layouts.maps_of_mmseg(tmp_path / 'maps')
+    image = tmp_path / 'boxes/images/train/000.png'
+    out = tmp_path / 'x.py'
+    for data, base, said in (
+        (tmp_path / 'boxes', SEGMENTOR, 'segments images; choose a detector as the base'),
+        (tmp_path / 'maps', DETECTOR, 'detects objects; choose a segmentor as the base'),
+        (DETECTOR, tmp_path / 'boxes', 'the data and --base are swapped'),
+        (tmp_path / 'boxes', tmp_path / 'boxes', '--base must be a config with the suffix .py'),
+        (tmp_path / 'boxes', image, '--base must be a config with the suffix .py'),
+        (image, DETECTOR, 'the data must be a folder, got the file'),
+    ):
+        assert made(data, base, out) == 2
+        printed = capsys.readouterr().err
+        assert said in printed and printed.count('\n') == 1
+
+
+def test_names_that_mmengine_would_replace(tmp_path):
+    layouts.yolo_without_yaml(tmp_path / 'data')
+    write(tmp_path / 'data/classes.txt', 'cat\n{{ fileDirname }}\nowl')
+    with pytest.raises(UserError, match='must not have {{, got'):
+        new_config(tmp_path / 'data', DETECTOR, tmp_path / 'x.py')
+    assert not (tmp_path / 'x.py').exists()

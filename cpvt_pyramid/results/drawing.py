@@ -18,7 +18,6 @@ from PIL import Image, ImageDraw, ImageFont
 Color = tuple[int, int, int]
 INK = (33, 37, 41)  # text on white
 WHITE = (255, 255, 255)
-ROWS = 32  # that are mixed at a time
 READABLE = 384  # images with a shorter longer side are enlarged before drawing
 # Colours of medium lightness and chroma, a hexadecimal digit per channel. Each is the farthest in
 # OKLab (Ottosson 2020) from all before it.
@@ -128,27 +127,25 @@ def draw_segmentation(
     label_map = np.asarray(label_map)
     segments = label_map if segments is None else np.asarray(segments)
     palette = class_palette(classes, palette)
-    present = painted_classes(label_map, classes)
-    picture = np.array(_enlarged(image, scale))  # (h, w, 3), enlarged
-    factor = picture.shape[0] // image.shape[0]
+    present = painted_classes(label_map, classes) if legend else []
+    picture = _enlarged(image, scale)
+    factor = picture.height // image.shape[0]
     if factor > 1:
-        maps = label_map, segments  # (h, w)
-        label_map, segments = (ids.repeat(factor, 0).repeat(factor, 1) for ids in maps)
-    outlines = _edges(segments)
+        label_map = label_map.repeat(factor, 0).repeat(factor, 1)  # (h, w)
+        segments = segments.repeat(factor, 0).repeat(factor, 1)
+    painted = (label_map >= 0) & (label_map < len(classes))
+    for index, name in enumerate(classes):
+        if name == 'background':
+            painted &= label_map != index
+    colors = _colored(np.where(painted, label_map, 0), palette)
     # Tint a grey image, so that the colour matches the legend whatever the colour of the object,
-    # and fade the surroundings, so that it stands out. Some rows at a time stay in the cache.
-    for top in range(0, len(picture), ROWS):
-        rows = slice(top, top + ROWS)
-        pixels, labels = picture[rows].astype(np.float32), label_map[rows]
-        painted = np.isin(labels, present)
-        colors = np.array(palette, dtype=np.float32)[np.where(painted, labels, 0)]
-        grey = ((pixels[..., 0] + pixels[..., 1] + pixels[..., 2]) / 3)[..., None]
-        mixed = np.where(painted[..., None], 0.3 * grey + 0.7 * colors, 0.6 * grey + 0.4 * pixels)
-        outline = outlines[rows] & painted
-        mixed[outline] = colors[outline]
-        picture[rows] = mixed.round()
-    shown = present if legend else []
-    return _with_legend(Image.fromarray(picture), shown, classes, palette, 36)
+    # and fade the surroundings, so that it stands out.
+    grey = picture.convert('L').convert('RGB')
+    tinted = Image.blend(grey, colors, 0.7)
+    mixed = Image.blend(grey, picture, 0.4)
+    mixed.paste(tinted, mask=Image.fromarray(painted))
+    mixed.paste(colors, mask=Image.fromarray(_edges(segments) & painted))
+    return _with_legend(mixed, present, classes, palette, 36)
 
 
 def draw_legend(
@@ -214,17 +211,21 @@ def _with_masks(
     picture: Image.Image, masks: np.ndarray, order: Sequence[int], colors: Sequence[Color]
 ) -> Image.Image:
     """The picture with masks (K, H, W), enlarged to its size, the last in `order` on top."""
-    instances = np.zeros(masks.shape[1:], int)  # from 1 on; 0 outside the masks
+    instances = np.zeros(masks.shape[1:], np.int32)  # from 1 on; 0 outside the masks
     for i in order:
         instances[masks[i]] = i + 1
     factor = picture.height // len(instances)
     instances = instances.repeat(factor, 0).repeat(factor, 1)
-    colors = np.array([(0, 0, 0), *colors], np.float32)[instances]
-    pixels = np.array(picture, np.float32)
-    tinted = 0.4 * pixels.mean(-1, keepdims=True) + 0.6 * colors
-    pixels = np.where(instances[..., None] > 0, tinted, pixels)
-    pixels[_edges(instances)] = INK
-    return Image.fromarray(pixels.round().astype(np.uint8))
+    grey = picture.convert('L').convert('RGB')
+    tinted = Image.blend(grey, _colored(instances, [(0, 0, 0), *colors]), 0.6)
+    picture.paste(tinted, mask=Image.fromarray(instances > 0))
+    picture.paste(INK, mask=Image.fromarray(_edges(instances)))
+    return picture
+
+
+def _colored(indices: np.ndarray, palette: Sequence[Color]) -> Image.Image:
+    """A map (h, w) of indices into a palette in its colours."""
+    return Image.fromarray(np.take(np.array(palette, np.uint8), indices, axis=0))
 
 
 def _edges(segments: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from PIL import Image
 from ..tooling.command import optional_package
 from ..tooling.files import atomic_write
 from .drawing import Color, draw_boxes, draw_segmentation
+from .png import png_of
 from .records import bounding_box, coco_fields, mask_of, run_lengths, write_records
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ class _Prediction:
             pictures: draw and write NAME.overlay.png.
         """
         if pictures:
-            save_picture(self.draw(), folder / f'{name}.overlay.png', compress_level=1)
+            save_overlay(self.draw(), folder / f'{name}.overlay.png')
         if self.kind != 'detections':  # the pixels, without loss
-            save_picture(self._picture(), folder / f'{name}.{self.kind}.png')
+            with atomic_write(folder / f'{name}.{self.kind}.png') as file:
+                self._picture().save(file, 'PNG')
         if self.kind != 'labels':
             path = folder / f'{name}.{self.kind}.json'
             write_records(path, source, self.image.shape[:2], self.kind, self.records())
@@ -297,6 +299,6 @@ class Segments(_Prediction):
 Prediction = Union[Detections, LabelMap, Segments]
 
 
-def save_picture(picture: Image.Image, path: Path, **options: Any) -> None:
+def save_overlay(picture: Image.Image, path: Path) -> None:
     with atomic_write(path) as file:
-        picture.save(file, 'PNG', **options)
+        file.write_bytes(png_of(picture))

@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -6,6 +8,7 @@ from skimage.color import rgb2lab
 
 from cpvt_pyramid.results import drawing
 from cpvt_pyramid.results.drawing import draw_boxes, draw_segmentation
+from cpvt_pyramid.results.png import png_of
 
 CLASSES = ('zero', 'one', 'two', 'three')
 GREY = np.full((100, 200, 3), 128, np.uint8)
@@ -116,3 +119,13 @@ def test_legend_breaks_into_rows() -> None:
     strip = drawing.draw_legend(names, colors, 300, 14)
     assert strip.width == 300 and strip.height > 100
     assert all(count(strip, color) > 50 for color in colors)
+
+
+@pytest.mark.parametrize('shape', [(1, 1), (1, 9), (9, 1), (61, 80)])
+def test_png_files_keep_the_pixels(shape) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
+    with Image.open(io.BytesIO(png_of(Image.fromarray(pixels)))) as file:
+        file.verify()
+    with Image.open(io.BytesIO(png_of(Image.fromarray(pixels)))) as file:
+        assert file.mode == 'RGB'
+        np.testing.assert_array_equal(np.array(file), pixels)

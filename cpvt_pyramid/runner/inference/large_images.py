@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...results.drawing import draw_frames, draw_segmentation
-from ...results.predictions import Detections, save_picture
+from ...results.predictions import Detections, save_overlay
 from ...results.records import write_records
 from ...tooling import memory
 from ...tooling.command import UserError
@@ -283,7 +283,7 @@ class LargeImage:
                 labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
                 if self.pictures:
                     shown = np.array(labels[::step, ::step])
-                    save_picture(draw_segmentation(small, shown, classes, palette), self.overlay)
+                    save_overlay(draw_segmentation(small, shown, classes, palette), self.overlay)
                 try:
                     with atomic_write(self.result) as file:
                         write_label_map(file, labels, image, self.model.meta, self.run)
@@ -296,7 +296,7 @@ class LargeImage:
             best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
             if self.pictures:
                 picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-                save_picture(picture, self.overlay)
+                save_overlay(picture, self.overlay)
             items = best.records()
             write_records(self.result, image.name, image.shape, best.kind, items, run=self.run)
 

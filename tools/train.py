@@ -1,6 +1,12 @@
 #!/usr/bin/env python
 """Train a detector or a segmentor. For several GPUs or processes, see dist_train.sh.
 
+    python tools/train.py configs/retinanet_cpvt_s.py
+    python tools/train.py FOLDER_WITH_DATA
+
+For a folder with images and annotations, it writes a config next to the work dir, as new_config.py
+does, and trains with it.
+
 After SIGTERM or SIGUSR1 it writes a checkpoint and ends with exit status 75; --resume continues. A
 second signal ends it at once.
 """
@@ -27,6 +33,7 @@ LOCK_TIMEOUT = 15  # seconds
 
 def train(
     config: str,
+    base: Optional[str] = None,
     work_dir: Optional[str] = None,
     amp: bool = False,
     resume: Union[bool, str] = False,
@@ -42,7 +49,9 @@ def train(
     """Train the model of a config.
 
     Args:
-        config: config file, for example configs/retinanet_cpvt_s.py.
+        config: config file, for example configs/retinanet_cpvt_s.py; or a folder with data.
+        base (CONFIG): for a folder with data, config with the model and the recipe; by default a
+            RetinaNet, or for label maps a Semantic FPN.
         work_dir (DIR): folder for checkpoints and logs; by default the config's own, or
             work_dirs/<name of the config>.
         amp: train in mixed precision.
@@ -62,9 +71,15 @@ def train(
     from cpvt_pyramid.runner.config.load import load_config, work_dir_of
     from cpvt_pyramid.runner.config.unread import check_unread, warn_of_custom_keys
     from cpvt_pyramid.runner.datasets.checks import check_before_run
-    from cpvt_pyramid.runner.distributed import all_or_none, join_processes, leave_processes
+    from cpvt_pyramid.runner.distributed import (
+        all_or_none,
+        join_processes,
+        leave_processes,
+        of_first_process,
+    )
     from cpvt_pyramid.runner.models import load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
+    from cpvt_pyramid.runner.training.from_folder import config_of_data
     from cpvt_pyramid.runner.training.logs import set_up_logs
     from cpvt_pyramid.runner.training.pictures import draw_results
     from cpvt_pyramid.runner.training.resume import make_resumable, read_training
@@ -75,6 +90,15 @@ def train(
     if early_stop is not None and early_stop < 1:
         raise UserError(f'--early-stop must be at least 1, got {early_stop}')
     splits = 'train', 'val'
+    if Path(config).is_dir():
+        with all_or_none(launcher):
+            pass  # the processes are connected now
+        with all_or_none(launcher):
+            config = of_first_process(
+                lambda: config_of_data(Path(config), base, work_dir, bool(resume), skip_bad)
+            )
+    elif base:
+        raise UserError(f'--base is for a folder with data, got the config {config}')
     with all_or_none(launcher):
         cfg = load_config(config, cfg_options)
         with explained(cfg, splits):

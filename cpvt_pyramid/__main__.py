@@ -1,8 +1,9 @@
 """Train, test, export and run models: all tools of the package as one command.
 
-    cpvt                        list the tools
+    cpvt help                   list the tools, as does cpvt alone
     cpvt train CONFIG ...       the same as python tools/train.py CONFIG ...
-    cpvt train --help           what a tool does, and its options
+    cpvt help train             what a tool does, and its options, as does cpvt train --help
+    cpvt version                the version of the package
 
 `python -m cpvt_pyramid` is the same as `cpvt`. Listing the tools imports none of them.
 """
@@ -19,7 +20,12 @@ from typing import Optional
 from . import __version__
 
 PACKAGE = Path(__file__).parent
-MODULES = {'app': 'app', 'doctor': 'doctor', 'run': 'runtime.__main__'}  # in the package
+MODULES = {  # in the package
+    'app': 'app',
+    'doctor': 'doctor',
+    'run': 'runtime.__main__',
+    'verify': 'runtime.verify',
+}
 LAUNCHER = 'torchrun'  # used by tools/dist_*.sh
 
 
@@ -38,30 +44,39 @@ def first_sentence(path: Path) -> str:
     return re.split(r'[.:](?:\s|$)', text)[0]
 
 
+def list_tools(command: str, tools: dict[str, Path]) -> None:
+    print(f'usage: {command} TOOL ...\n')
+    for tool, path in tools.items():
+        print(f'  {tool:<16}  {first_sentence(path)}')
+    print(f'\n{command} TOOL --help lists the options of a tool.')
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run a tool with the arguments that follow its name; by default those of the process."""
-    name, *arguments = (sys.argv[1:] if argv is None else argv) or ['--help']
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or ['help']
     command = Path(sys.argv[0]).stem
     command = 'python -m cpvt_pyramid' if command == '__main__' else command
     tools = find_tools()
-    if name == '--version':
+    if name in ('version', '--version', '-V'):
         print(f'cpvt_pyramid {__version__}')
-    elif name in ('-h', '--help'):
-        print(f'usage: {command} TOOL ...\n')
-        for tool, path in tools.items():
-            print(f'  {tool:<16}  {first_sentence(path)}')
-        print(f'\n{command} TOOL --help lists the options of a tool.')
-    elif (tool := name.replace('_', '-')) not in tools:
-        nearest = get_close_matches(tool, tools) or tools
-        print(f'{command}: no tool {name!r}; use {" or ".join(nearest)}', file=sys.stderr)
+        return 0
+    if name in ('help', '--help', '-h'):
+        if not arguments:
+            list_tools(command, tools)
+            return 0
+        name, arguments = arguments[0], ['--help']  # `cpvt help train`
+    tool = name.replace('_', '-')
+    if tool not in tools:
+        nearest = get_close_matches(tool, tools)
+        advice = f'use {" or ".join(nearest)}' if nearest else f'{command} help lists the tools'
+        print(f'{command}: no tool {name!r}; {advice}', file=sys.stderr)
         return 2
+    sys.argv[1:] = arguments
+    given = {'PROG': f'{command} {tool}'}  # for the usage and errors of the tool
+    if tool in MODULES:
+        runpy.run_module(f'{__package__}.{MODULES[tool]}', given, '__main__', alter_sys=True)
     else:
-        sys.argv[1:] = arguments
-        given = {'PROG': f'{command} {tool}'}  # for the usage and errors of the tool
-        if tool in MODULES:
-            runpy.run_module(f'{__package__}.{MODULES[tool]}', given, '__main__', alter_sys=True)
-        else:
-            runpy.run_path(str(tools[tool]), given, '__main__')
+        runpy.run_path(str(tools[tool]), given, '__main__')
     return 0
 
 

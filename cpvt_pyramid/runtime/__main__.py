@@ -4,11 +4,7 @@ For each image NAME it writes a picture, NAME.overlay.png, and the predictions, 
   detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
   semantic segmentor    NAME.labels.png, class indices as pixel values
 With --format, the predictions are also written for other tools; see docs/results.md.
-
-    cpvt run MODEL.onnx --verify [--backend openvino --device GPU]
-
-runs no images, but compares the model's outputs for the synthetic images in the file with those of
-PyTorch on this device. The exit status is 1 if they differ.
+`cpvt verify MODEL.onnx` tells whether a model gives the results of PyTorch on this device.
 """
 
 import math
@@ -23,7 +19,6 @@ import numpy as np
 from ..results.formats import Output
 from ..tooling.command import as_called, one_line, program_name, run_command
 from ..tooling.files import Format
-from ..tooling.report import text_table
 from ..tooling.threads import map_in_threads, usable_cores
 
 PROGRESS = (
@@ -127,40 +122,11 @@ def predict_files(
     return int(len(done) < len(named))
 
 
-def verify_model(
-    model: str,
-    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
-    device: Optional[str] = None,
-    provider: Optional[str] = None,
-) -> int:
-    """Compare a model's outputs with those of PyTorch in its file.
-
-    Args:
-        model (MODEL): a .onnx file of tools/export.py.
-        backend: what runs the model.
-        device: device of OpenVINO, such as GPU; by default CPU.
-        provider: execution provider of onnxruntime, such as CUDAExecutionProvider; by default CUDA
-            if it is installed.
-
-    Returns:
-        The exit status: 1 if the outputs differ, else 0.
-    """
-    from ..tooling.inputs import local_path
-    from .comparison import HEAD, verdict
-    from .self_test import verify_session
-    from .sessions import open_session
-
-    path = local_path(model)
-    session = open_session(path, backend, device or provider)
-    checks = verify_session(path, session)
-    print(text_table(HEAD, [check.cells for check in checks]))
-    print(f'{path}, {session.device}: {verdict(checks)}')
-    return int(not all(check.passed for check in checks))
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
-    if '--verify' in given:
+    if '--verify' in given:  # the name of `cpvt verify` in earlier versions
+        from .verify import verify_model
+
         return run_command(verify_model, [option for option in given if option != '--verify'])
     return run_command(predict_files, given, 'finished results are in {out_dir}')
 

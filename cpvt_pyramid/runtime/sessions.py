@@ -14,6 +14,9 @@ from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
+# Execution providers of onnxruntime
+CPU, CUDA = 'CPUExecutionProvider', 'CUDAExecutionProvider'
+TENSORRT = 'TensorrtExecutionProvider'
 NAMES = {'images', 'valid', 'original', 'boxes', 'scores', 'labels', 'masks', 'probabilities'}
 
 
@@ -25,6 +28,7 @@ class Session(Protocol):
     device: str  # the backend and what it runs on, for people
     names: list[str]  # of the outputs
     shapes: dict[str, list[Optional[int]]]  # of the inputs; None for a dimension of any length
+    dtypes: dict[str, np.dtype]  # of the inputs
     requests: int  # the number of threads that may call `run` at the same time
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
@@ -41,9 +45,11 @@ class OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         available = onnxruntime.get_available_providers()
-        wanted = (device or 'CUDAExecutionProvider', 'CPUExecutionProvider')
+        wanted = [device or CUDA, CPU]
+        if device == TENSORRT:  # which leaves other operators to the GPU
+            wanted.insert(1, CUDA)
         providers = [name for name in dict.fromkeys(wanted) if name in available]
-        self.requests = requests if providers == ['CPUExecutionProvider'] else 1
+        self.requests = requests if providers == [CPU] else 1
         if self.requests > 1:  # which compute, too, and share the session's other threads
             options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
         self.session = onnxruntime.InferenceSession(str(path), options, providers)
@@ -57,9 +63,14 @@ class OnnxRuntime:
             value.name: [n if isinstance(n, int) else None for n in value.shape]
             for value in self.session.get_inputs()
         }
+        self.dtypes = {value.name: dtype_of(value.type) for value in self.session.get_inputs()}
+
+        self.run_options = onnxruntime.RunOptions()
+        self.run_options.log_severity_level = 4  # an error is raised, and need not be printed
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(zip(self.names, self.session.run(self.names, inputs)))
+        results = self.session.run(self.names, inputs, self.run_options)
+        return dict(zip(self.names, results))
 
 
 class OpenVino:
@@ -94,6 +105,10 @@ class OpenVino:
             ]
             for value in self.model.inputs
         }
+        self.dtypes = {
+            _name(value.get_names()): np.dtype(value.get_element_type().to_dtype())
+            for value in self.model.inputs
+        }
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if not hasattr(self.threads, 'request'):
@@ -114,7 +129,16 @@ def openvino_core() -> Any:
 def _name(names: set[str]) -> str:
     """The name that an input or output has in the file. OpenVINO adds those of values that it finds
     to be the same."""
-    return next(iter(NAMES & names or names))
+    return min(NAMES & names or names)
+
+
+def dtype_of(tensor: str) -> np.dtype:
+    """The NumPy type of onnxruntime's name of a type, such as `tensor(float16)`."""
+    name = tensor.removeprefix('tensor(').removesuffix(')')
+    try:
+        return np.dtype({'float': 'float32', 'double': 'float64'}.get(name, name))
+    except TypeError:  # such as a sequence of tensors
+        return np.dtype(object)
 
 
 def check_device(backend: str, device: str, available: Sequence[str]) -> None:

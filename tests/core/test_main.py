@@ -30,13 +30,38 @@ def test_every_tool_starts(tool, path):
     assert ended.stdout.startswith('usage: ') and first_sentence(path)[:40] in ended.stdout
 
 
-def test_a_wrong_name_and_the_version(monkeypatch, capsys):
+def test_a_wrong_name_help_and_the_version(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['/bin/cpvt'])
-    for name, nearest in (('trian', 'train'), ('predict', ' or '.join(find_tools()))):
-        assert main([name, 'x']) == 2
-        assert capsys.readouterr().err == f'cpvt: no tool {name!r}; use {nearest}\n'
-    assert main(['--version']) == 0
-    assert capsys.readouterr().out == f'cpvt_pyramid {cpvt_pyramid.__version__}\n'
+    for name, advice in (('trian', 'use train'), ('predict', 'cpvt help lists the tools')):
+        for given in ([name, 'x'], ['help', name]):
+            assert main(given) == 2
+            assert capsys.readouterr().err == f'cpvt: no tool {name!r}; {advice}\n'
+    for name in ('version', '--version'):
+        assert main([name]) == 0
+        assert capsys.readouterr().out == f'cpvt_pyramid {cpvt_pyramid.__version__}\n'
+    lists = set()
+    for given in ([], ['help'], ['--help'], ['-h']):
+        assert main(given) == 0
+        lists.add(capsys.readouterr().out)
+    assert len(lists) == 1 and 'usage: cpvt TOOL' in lists.pop()
+    with pytest.raises(SystemExit, match='0'):
+        main(['help', 'run'])
+    assert capsys.readouterr().out.startswith('usage: cpvt run ')
+
+
+def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
+    """Those of skipped files, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'torn.jpg').touch()
+    monkeypatch.setattr(sys, 'argv', ['/bin/cpvt'])
+    model = str(ROOT / 'examples/digits-detection.onnx')
+    for inputs, status, line in (
+        ('torn.jpg', 1, 'cpvt run: skipped torn.jpg: the file is empty'),
+        ('no.jpg', 2, 'cpvt run: no image or folder at no.jpg'),
+    ):
+        with pytest.raises(SystemExit, match=str(status)):
+            main(['run', model, inputs])
+        assert capfd.readouterr().err.splitlines() == [line]
 
 
 def test_arguments_and_status_are_the_tools_own():

@@ -10,11 +10,11 @@ import pytest
 
 from cpvt_pyramid.app import Page
 from cpvt_pyramid.runtime import Predictor
-from cpvt_pyramid.runtime.__main__ import main
 from cpvt_pyramid.runtime.comparison import TOLERANCES, compare_outputs, is_detection
 from cpvt_pyramid.runtime.predictor import ExportedModel
 from cpvt_pyramid.runtime.self_test import SIZES, draw, pack, thinned
 from cpvt_pyramid.runtime.sessions import open_session
+from cpvt_pyramid.runtime.verify import main
 
 NAMES = ['detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid']
 
@@ -72,16 +72,19 @@ def test_right_results_pass_and_a_wrong_constant_fails(model, name, backend, cap
                 node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(value))
 
     path = with_test(model(name))
-    assert main([path, '--verify', '--backend', backend]) == 0
-    *table, verdict = capsys.readouterr().out.splitlines()
+    assert main([path, '--backend', backend]) == 0
+    said = capsys.readouterr().out
+    table = said.partition('\nprobe ')[0].splitlines()  # before the comparison with batches
+    verdict = table[-1]
     assert verdict.startswith(f'{path}, {backend} on CPU') and ': passed, all ' in verdict
     # Each image alone and, if the file takes padding, two images that are padded to one size.
     assert ('131x97 150x123' in str(table)) == ('without' not in name)
     page = Page(ExportedModel(Path(path), backend)).verify()
     assert page['verdict'].startswith(f'{backend} on CPU') and ': passed, all ' in page['verdict']
     assert all(len(row) == len(page['head']) for row in page['rows'])
-    assert main([changed(path, damage), '--verify', '--backend', backend]) == 1
-    assert 'FAILED, ' in capsys.readouterr().out
+    assert main([changed(path, damage), '--backend', backend]) == 1
+    said = capsys.readouterr().out
+    assert said.count('FAILED, ') == 1 and ' comparisons with PyTorch' in said
 
 
 def test_a_batch_that_is_wrong_fails(model):
@@ -106,15 +109,16 @@ def test_damaged_test_data_and_devices_that_are_not_there(model, capsys):
 
     plain, damaged = str(model('labels')), pack([{'image': {'seed': np.array(0)}}])[:-99]
     for words, complaint in (
-        (plain, 'has no test data; export it again'),
         (f'{plain} --backend openvino --device GPU', 'openvino cannot use GPU; choose from CPU'),
         (f'{plain} --provider CUDAExecutionProvider', 'cannot use CUDAExecutionProvider; choose '),
         (tested(''), 'changed.onnx: damaged test data'),
         (tested(damaged), 'changed.onnx: damaged test data'),
     ):
-        assert main([*words.split(), '--verify']) == 2
+        assert main(words.split()) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert complaint in line
+    assert main([plain]) == 0  # the batches alone
+    assert 'has no outputs of PyTorch to compare with' in capsys.readouterr().out
 
 
 def test_images_are_the_same_everywhere():

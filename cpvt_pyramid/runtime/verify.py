@@ -1,0 +1,208 @@
+"""Verify that an ONNX file gives each image the same results alone and in batches.
+
+    cpvt verify MODEL.onnx [--backend openvino --device GPU]
+    cpvt verify MODEL.onnx --provider CUDAExecutionProvider
+
+The file may be of any exporter: a detector, segmentor or classifier that takes images in batches of
+any size. It runs on synthetic images alone and in batches, twice, in reverse order, and on copies
+of an image; docs/invariance.md explains the table. A file of tools/export.py is also compared with
+the outputs of PyTorch that it carries. The exit status is 1 if results depend on the batch, or
+differ from PyTorch's.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import numpy as np
+
+from ..batching import padded_size
+from ..invariance import PADDED, TOLERANCE, BatchReport, batch_report
+from ..tooling.command import UserError, one_line, run_command
+from ..tooling.inputs import local_path
+from ..tooling.report import text_table
+from .comparison import HEAD, verdict
+from .metadata import parse_metadata
+from .self_test import draw, verify_session
+from .sessions import Session, open_session
+
+COUNT = 4  # images of one size
+SIZE = (256, 320)  # height and width where the file takes any
+SMALLER = (192, 256)  # in a padded batch with the others
+CHANNELS = (1, 3, 4)  # that tell images (B, C, H, W) from (B, H, W, C)
+
+
+class BatchError(UserError):
+    """A file takes one image, but not a batch."""
+
+    status = 1
+
+
+class ImageModel:
+    """A model file as `batch_report` takes it: called with a batch (B, C, H, W).
+
+    Args:
+        path: for messages.
+        session: the opened file.
+
+    Raises:
+        UserError: it takes something else than images, or batches of one size only.
+    """
+
+    def __init__(self, path: Path, session: Session) -> None:
+        self.path, self.session = path, session
+        own = {'valid', 'original'} if session.metadata is not None else set()
+        inputs = {name: shape for name, shape in session.shapes.items() if name not in own}
+        self.sizes = [name for name in session.shapes if name in own]
+        if len(inputs) != 1 or len(next(iter(inputs.values()))) != 4:
+            described = ', '.join(f'{name} {shape}' for name, shape in inputs.items())
+            raise UserError(
+                f'{path} must take images of 4 dimensions and nothing else, got {described}; in '
+                'Python, give assert_batch_invariant of cpvt_pyramid.invariance a function that '
+                'runs it'
+            )
+        ((self.name, (batch, *dimensions)),) = inputs.items()
+        if batch is not None:
+            raise UserError(
+                f'{path} has the fixed batch size {batch}; export it with a batch of any size'
+            )
+        self.dtype = session.dtypes[self.name]
+        if self.dtype.kind not in 'fiu':
+            raise UserError(f'{path}: its images must be numbers, got {self.dtype}')
+        self.is_channels_last = dimensions[0] not in CHANNELS and dimensions[2] in CHANNELS
+        if self.is_channels_last:
+            dimensions = [dimensions[2], *dimensions[:2]]
+        self.channels = dimensions[0] or 3
+        self.fixed_size = dimensions[1:]  # None for any
+
+    def __call__(self, batch: np.ndarray, valid: Optional[np.ndarray] = None) -> dict[str, Any]:
+        given = np.moveaxis(batch, 1, -1) if self.is_channels_last else batch
+        inputs = {self.name: np.ascontiguousarray(given)}
+        if valid is None:
+            valid = np.array([batch.shape[2:]] * len(batch), np.int64)
+        for name in self.sizes:
+            inputs[name] = valid
+        try:
+            return self.session.run(inputs)
+        except Exception as error:  # the backends' own kinds
+            count, _, height, width = batch.shape
+            if count > 1:
+                text = f'{self.path} fails on a batch of {count} images, but not on one'
+                raise BatchError(f'{text}: {one_line(error)}') from error
+            raise UserError(
+                f'{self.path} fails on an image of {height} x {width}; --size gives another: '
+                f'{one_line(error)}'
+            ) from error
+
+    def images(
+        self, size: Optional[tuple[int, int]], value_range: tuple[float, float]
+    ) -> list[np.ndarray]:
+        """Synthetic images, several of one size, and one of another where the file takes it."""
+        wanted = size or SIZE
+        height, width = (fixed or own for fixed, own in zip(self.fixed_size, wanted))
+        sizes = [(height, width)] * COUNT
+        other = self.other_size((height, width))
+        if other not in (None, (height, width)):
+            sizes.append(other)
+        low, high = (0, 255) if self.dtype.kind in 'iu' else value_range
+        images = []
+        for seed, (height, width) in enumerate(sizes):
+            pixels = draw(seed, height, width).transpose(2, 0, 1)
+            channels = np.resize(pixels, (self.channels, height, width))
+            images.append((channels / 255 * (high - low) + low).astype(self.dtype))
+        return images
+
+    def other_size(self, size: tuple[int, int]) -> Optional[tuple[int, int]]:
+        """The size of an image in a padded batch: of a file that is told the true sizes, one that
+        is padded to the same size."""
+        if 'valid' in self.sizes:
+            fits = [fixed is not None for fixed in self.fixed_size]
+            if all(fits):
+                return size[0] * 2 // 3 | 1, size[1] - 7
+            stride = parse_metadata(self.path, self.session).get('stride', 1)
+            height, width = padded_size(size, stride)
+            return height - stride + 1, width - stride + 1
+        if any(self.fixed_size):
+            return None
+        return SMALLER if size == SIZE else (size[0] // 2, size[1] // 2)
+
+
+def verify_model(
+    model: str,
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    device: Optional[str] = None,
+    provider: Optional[str] = None,
+    size: Optional[tuple[int, int]] = None,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    tolerance: float = TOLERANCE,
+    bitwise: bool = False,
+) -> int:
+    """Run an ONNX file on images alone and in batches, and compare.
+
+    Args:
+        model (MODEL): a .onnx file, or an .xml file of OpenVINO.
+        backend: what runs the model.
+        device: device of OpenVINO, such as GPU; by default CPU.
+        provider: execution provider of onnxruntime, such as TensorrtExecutionProvider; by default
+            CUDA if it is installed.
+        size (H W): height and width of the images; by default 256 320, or those that the file has.
+        value_range (LOW HIGH): of the pixels; not of integers and files of this package, whose
+            pixels are 0 to 255.
+        tolerance: of the largest difference / the largest value of an output.
+        bitwise: only the same bits pass in a batch of one size.
+
+    Returns:
+        The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
+    """
+    path = local_path(model)
+    session = open_session(path, backend, device or provider)
+    passed = True
+    if session.test is not None:
+        checks = verify_session(path, session)
+        print(text_table(HEAD, [check.cells for check in checks]))
+        print(f'{path}, {session.device}: {verdict(checks)}\n')
+        passed = all(check.passed for check in checks)
+    elif session.metadata is not None:
+        print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
+    file = ImageModel(path, session)
+    images = file.images(size, (0, 255) if session.metadata is not None else value_range)
+    sizes = 'valid' if 'valid' in file.sizes else None
+    try:
+        report = batch_report(file, images, sizes=sizes, tolerance=tolerance, bitwise=bitwise)
+    except ValueError as error:  # nothing to compare
+        raise UserError(f'{path}: {error}') from error
+    print(report)
+    sentence, is_invariant = conclusion(report, knows_sizes=sizes is not None)
+    print(f'{path}, {session.device}: {sentence}')
+    return int(not (passed and is_invariant))
+
+
+def conclusion(report: BatchReport, knows_sizes: bool) -> tuple[str, bool]:
+    """What a report shows, in words, and whether the file passes. One that is not told the true
+    sizes of images cannot tell padding from image, and need not."""
+    of_one_size = [probe for probe in report.probes if probe.name != PADDED]
+    padded = [probe for probe in report.probes if probe.name == PADDED]
+    if failed := [probe.name for probe in of_one_size if not probe.passed]:
+        return f'FAILED, results depend on the batch ({", ".join(failed)})', False
+    if knows_sizes and not all(probe.passed for probe in padded):
+        return 'FAILED, results depend on the padding of the batch', False
+    if report.is_bitwise:
+        text = 'passed, an image has the same bits alone and in batches of one size'
+    else:
+        largest = max(probe.relative for probe in of_one_size)
+        text = f'passed, batches of one size change results by rounding ({largest:.1g})'
+    if not all(probe.passed for probe in padded):
+        text += (
+            '; padding changes them, because the file is not told the true sizes: batch images of '
+            'one size'
+        )
+    return text, True
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(verify_model, argv, 'nothing was verified')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The probes of batch invariance, on models with known defects and on the promise itself."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.invariance import (
+    BATCH,
+    IDENTICAL,
+    ORDER,
+    PADDED,
+    REPEATED,
+    assert_batch_invariant,
+    batch_report,
+)
+
+RNG = np.random.default_rng(0)
+SIZES = ((32, 48), (32, 48), (32, 48), (20, 30))
+ARRAYS = [RNG.random((3, *size), np.float32) for size in SIZES]
+TENSORS = [torch.from_numpy(array) for array in ARRAYS]
+
+
+def failed(*given: object, **options: object) -> dict[str, tuple[int, ...]]:
+    report = batch_report(*given, **options)
+    return {probe.name: probe.images for probe in report.probes if not probe.passed}
+
+
+@pytest.fixture(scope='module')
+def pyramid() -> CPVTPyramid:
+    torch.manual_seed(0)
+    return CPVTPyramid('pcpvt_nano').eval()
+
+
+def test_the_promise_and_that_it_can_fail(pyramid):
+    """Our maps pass with the true sizes. Where the model ignores them, the padded batch fails."""
+    assert_batch_invariant(pyramid, TENSORS, sizes='valid')
+    table = 'the results of an image depend on its batch\nprobe .*\npadded batch .* 3$'
+    with pytest.raises(AssertionError, match=f'(?s){table}'):
+        assert_batch_invariant(lambda x, valid: pyramid(x), TENSORS, sizes='valid')
+    with pytest.raises(AssertionError):
+        assert_batch_invariant(pyramid, TENSORS)
+
+
+def means(x: np.ndarray) -> np.ndarray:
+    return x.mean((2, 3))
+
+
+NUMBERS = np.arange(10, dtype=np.float32)[:, None]
+DEFECTS = {
+    'none': (lambda x: means(x[:, :, :4, :4]), []),
+    'a mean over the batch': (lambda x: means(x) + x.mean() / 9, [BATCH, PADDED]),
+    'the number of rows': (lambda x: means(x) * len(x), [BATCH, PADDED]),
+    'a random number': (
+        lambda x: means(x) + RNG.random((len(x), 1)), [REPEATED, BATCH, ORDER, IDENTICAL, PADDED],
+    ),
+    'the number of the row': (
+        lambda x: means(x) + NUMBERS[: len(x)], [BATCH, ORDER, IDENTICAL, PADDED],
+    ),
+    'the next row': (lambda x: means(x) + np.roll(means(x), 1, 0), [BATCH, ORDER, PADDED]),
+    'padding': (means, [PADDED]),
+    'padding of a map': (lambda x: [x, {'centred': x - means(x)[..., None, None]}], [PADDED]),
+    'rows that get lost': (lambda x: means(x)[:1], [BATCH, PADDED]),
+    'labels': (lambda x: (x[:, 0] > 0.5 / len(x)).astype(int), [BATCH, PADDED]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', DEFECTS)
+def test_defects_are_named(name):
+    model, expected = DEFECTS[name]
+    report = batch_report(model, ARRAYS)
+    assert [probe.name for probe in report.probes if not probe.passed] == expected
+    assert report.passed == (not expected)
+
+
+def test_what_is_compared_of_a_padded_batch():
+    """Maps inside the image, also with channels last; everything else as it is."""
+    wide = [np.pad(ARRAYS[0], ((0, 0), (0, 0), (0, 16))), ARRAYS[3]]
+    for images in (ARRAYS, wide):
+        assert failed(lambda x: x.transpose(0, 2, 3, 1), images) == {}
+        assert failed(lambda x: x[:, 0] > 0.5, images) == {}
+    report = batch_report(lambda x: x.reshape(len(x), 3, -1).swapaxes(1, 2), ARRAYS)
+    assert report[PADDED].relative == np.inf and report[PADDED].images == (3,)
+    assert 'shape (1536, 3) instead of (600, 3)' in str(report)
+
+
+def test_bits():
+    """Rounding passes, unless the same bits are asked for; NaN equals NaN; 0 is not -0."""
+
+    def rounding(x: Tensor) -> Tensor:
+        return x.mean((2, 3)) + len(x) * 1e-7
+
+    assert failed(rounding, TENSORS[:2]) == {}
+    assert failed(rounding, TENSORS[:2], bitwise=True) == {BATCH: (0, 1)}
+    assert failed(rounding, TENSORS[:2], tolerance=1e-9) == {BATCH: (0, 1)}
+    report = batch_report(rounding, TENSORS[:2])
+    assert report.passed and not report.is_bitwise
+    assert report[BATCH].absolute == pytest.approx(1e-7, rel=0.3)
+    assert failed(lambda x: np.where(x > 0.5, x, np.nan), ARRAYS[:2], bitwise=True) == {}
+    signed = batch_report(lambda x: np.where(x > 0.5, x, np.copysign(0, 1.5 - len(x))), ARRAYS[:2])
+    assert signed.passed and not signed.is_bitwise
+    half = batch_report(lambda x: x.bfloat16(), TENSORS[:2], bitwise=True)
+    assert half.passed and half.is_bitwise
+    lost = batch_report(lambda x: np.where(len(x) > 1, np.nan, x), ARRAYS[:2])
+    assert lost[BATCH].relative == np.inf and lost[BATCH].note == 'NaN in one of the two'
+
+
+def test_lists_of_images():
+    """As torchvision's detectors take them: a result for each image, of any length."""
+
+    def boxes(images: list[np.ndarray], extra: int = 0) -> list[dict]:
+        return [{'boxes': np.argwhere(i[0] > 0.9)[: 99 + extra * len(images)]} for i in images]
+
+    assert failed(boxes, ARRAYS, stack=False) == {}
+    report = batch_report(lambda images: boxes(images, extra=5), ARRAYS, stack=False)
+    assert report[BATCH].note.startswith('shape ') and not report.passed
+
+
+def test_outputs_that_prove_nothing():
+    report = batch_report(lambda x: (x.mean((2, 3)), x[:, 0] * 0, x.mean(0)), TENSORS[:2])
+    assert (report.skipped, report.constant) == (('2',), ('1',))
+    assert str(report).endswith('2\nthe same for all images, and so no evidence: 1')
+
+
+def test_mistakes():
+    for model, images, options, complaint in (
+        (means, [], {}, 'at least one image'),
+        (means, [ARRAYS[0][0]], {}, r'images must be \(C, H, W\), got \(32, 48\)'),
+        (
+            means,
+            ARRAYS,
+            {'sizes': 'valid', 'stack': False},
+            'sizes is for models that take a batch',
+        ),
+        (lambda x: x.sum(), ARRAYS, {}, 'a row for each image, got the outputs output'),
+        (lambda x: None, ARRAYS, {}, 'a row for each image, got the outputs none'),
+        (lambda x: x * 0, ARRAYS[:3], {}, 'the results are the same for all images'),
+        (lambda images: images[:1], ARRAYS, {'stack': False}, 'must return 3 results, got 1'),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            batch_report(model, images, **options)
+    with pytest.raises(TypeError, match='got object; pass a function that takes the arrays out'):
+        batch_report(lambda x: object(), ARRAYS)

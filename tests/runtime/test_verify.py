@@ -1,0 +1,168 @@
+"""cpvt verify: ONNX files of any exporter, clean and with planted defects."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from cpvt_pyramid.invariance import (
+    BATCH,
+    IDENTICAL,
+    ORDER,
+    REPEATED,
+    assert_batch_invariant,
+    batch_report,
+)
+from cpvt_pyramid.runtime import Predictor
+from cpvt_pyramid.runtime.predictor import ExportedModel
+from cpvt_pyramid.runtime.self_test import draw
+from cpvt_pyramid.runtime.sessions import open_session
+from cpvt_pyramid.runtime.verify import ImageModel, main
+
+CONSTANTS = {
+    'pixels': 'int64[2] {2, 3}',
+    'small': 'float {0.01}',
+    'zero': 'int64[1] {0}',
+    'one': 'int64[1] {1}',
+    'minus': 'int64[1] {-1}',
+    'end': 'int64[1] {1000}',
+    'half': 'float {0.5}',
+    'fixed': 'int64[4] {1, 3, 64, 96}',
+    'whole': 'int64[2] {1, -1}',
+    'row': 'int64[2] {1, 3}',
+    'start': 'int64 {0}',
+    'step': 'int64 {1}',
+}
+# Channel means: a classifier of three classes.
+CLASSIFIER = 'y = ReduceMean<keepdims = 0>(images, pixels)'
+COUNT = """
+    shape = Shape<start = 0, end = 1>(images)
+    count = Squeeze(shape)
+    rows = Cast<to = 1>(count)
+"""
+# Graphs that are right for one image; the probes that must fail, and for which of four images.
+ALL = (0, 1, 2, 3)
+DEFECTS = {
+    'the row before': (
+        'last = Slice(y, minus, end, zero)\n others = Slice(y, zero, minus, zero)\n'
+        'before = Concat<axis = 0>(last, others)\n more = Mul(before, small)\n z = Add(y, more)',
+        {BATCH: ALL, ORDER: ALL},
+    ),
+    'a mean over the batch': (
+        'mean = ReduceMean(y, zero)\n part = Mul(mean, small)\n z = Sub(y, part)',
+        {BATCH: ALL},
+    ),
+    'the first row for all': (
+        'first = Slice(y, zero, one, zero)\n like = Shape(y)\n z = Expand(first, like)',
+        {BATCH: (1, 2, 3), ORDER: ALL},
+    ),
+    'a shape of batch 1': ('z = Reshape(y, whole)', {BATCH: ALL}),
+    'the number of rows': (f'{COUNT} z = Div(y, rows)', {BATCH: ALL}),
+    'the number of the row': (
+        f'{COUNT} range = Range(start, count, step)\n column = Unsqueeze(range, one)\n'
+        'number = Cast<to = 1>(column)\n more = Mul(number, small)\n z = Add(y, more)',
+        {BATCH: (1, 2, 3), ORDER: ALL, IDENTICAL: (0,)},
+    ),
+    'a random number': (
+        'noise = RandomUniformLike(y)\n z = Add(y, noise)',
+        {REPEATED: ALL, BATCH: ALL, ORDER: ALL, IDENTICAL: (0,)},
+    ),
+}
+
+
+def write(body: str, images: str = 'float[B,3,H,W] images', outputs: str = 'float[B,C] z') -> str:
+    constants = (f'{k} = Constant<value: tensor = {v}>()\n' for k, v in CONSTANTS.items())
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> '
+        f'foreign ({images}) => ({outputs}) {{{"".join(constants)}{body}}}'
+    )
+    onnx.save(model, 'foreign.onnx')
+    return 'foreign.onnx'
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name', DEFECTS)
+def test_planted_defects_are_named(name, backend, capsys):
+    body, expected = DEFECTS[name]
+    path = write(f'{CLASSIFIER}\n{body}', 'float[B,3,64,96] images')
+    file = ImageModel(Path(path), open_session(Path(path), backend))
+    report = batch_report(file, file.images(None, (0, 1)))
+    assert {probe.name: probe.images for probe in report.probes if not probe.passed} == expected
+    assert main([path, '--backend', backend]) == 1
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith(f'{path}, {backend} on CPU')
+    assert verdict.endswith(f'FAILED, results depend on the batch ({", ".join(expected)})')
+
+
+CLEAN = {
+    'any size': ('float[B,3,H,W] images', CLASSIFIER, 'float[B,3] y'),
+    'float16': ('float16[B,3,H,W] images', CLASSIFIER, 'float16[B,3] y'),
+    'uint8, channels last': (
+        'uint8[B,H,W,3] images',
+        'first = Transpose<perm = [0, 3, 1, 2]>(images)\n float = Cast<to = 1>(first)\n'
+        + CLASSIFIER.replace('images', 'float'),
+        'float[B,3] y',
+    ),
+    'grey': ('float[B,1,H,W] images', CLASSIFIER, 'float[B,1] y'),
+    'several outputs': (
+        'float[B,3,H,W] images',
+        f'{CLASSIFIER}\n best = ArgMax<axis = 1>(y)\n maps = Relu(images)\n'
+        'bright = Greater(images, half)\n found = NonZero(bright)',
+        'float[B,3] y, int64[B,1] best, float[B,3,H,W] maps, int64[4,N] found',
+    ),
+}
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name', CLEAN)
+def test_clean_files_pass(name, backend, capsys):
+    images, body, outputs = CLEAN[name]
+    path = write(body, images, outputs)
+    assert main([path, '--backend', backend]) == 0
+    *table, verdict = capsys.readouterr().out.splitlines()
+    assert f'{path}, {backend} on CPU' in verdict and ': passed, ' in verdict
+    assert verdict.endswith('not told the true sizes: batch images of one size')
+    assert ('not compared, without a row for each image: found' in table) == (
+        name == 'several outputs'
+    )
+
+
+def test_files_that_cannot_be_verified(capfd):
+    for images, body, status, complaint in (
+        ('float[1,3,64,96] images', CLASSIFIER, 2, 'has the fixed batch size 1; export it with'),
+        ('float[B,3,H,W] images, float[B,2] scale', CLASSIFIER, 2,
+         'must take images of 4 dimensions and nothing else, got images [None, 3, '),
+        ('float[B,8] images', 'y = Relu(images)', 2, 'must take images of 4 dimensions'),
+        ('float[B,3,H,W] images', 'w = ReduceMean<keepdims = 0>(images, pixels)\n'
+         'y = Reshape(w, row)', 1, 'fails on a batch of 4 images, but not on one: '),
+        ('float[B,3,H,W] images', 'w = Sub(images, images)\n y = ReduceMean(w, pixels)', 2,
+         'the results are the same for all images'),
+        ('float[B,3,H,W] images', 'w = NonZero(images)\n y = Cast<to = 1>(w)', 2,
+         'must return a row for each image, got the outputs y'),
+        ('float[B,3,H,W] images', 'w = Reshape(images, fixed)\n y = ReduceMean(w, pixels)', 2,
+         'fails on an image of 256 x 320; --size gives another'),
+    ):  # fmt: skip
+        assert main([write(body, images, 'float[B,C] y')]) == status
+        (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
+        assert line.startswith('verify: foreign.onnx') and complaint in line
+
+
+def test_the_promise_of_the_runtime_and_that_it_can_fail(model, monkeypatch):
+    """With a model that takes padding for image, as many heads do: its scores are mean values of
+    the batch's canvas."""
+    file = onnx.load(model('detection', resize=None, score_thr=0.0))
+    for node in file.graph.node:
+        if node.op_type == 'ReduceMax':
+            node.op_type = 'ReduceMean'
+    onnx.save(file, 'careless.onnx')
+    predictor = Predictor('careless.onnx', batch_size=4)
+    images = [draw(seed, *size) for seed, size in enumerate([(64, 96), (32, 64), (64, 96)])]
+
+    def predict(images: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
+        return [{'boxes': found.boxes, 'scores': found.scores} for found in predictor(images)]
+
+    assert_batch_invariant(predict, images, stack=False)
+    monkeypatch.setattr(ExportedModel, 'canvas', lambda self, size: 'one for all')
+    with pytest.raises(AssertionError, match='\npadded batch .* scores .* 1$'):
+        assert_batch_invariant(predict, images, stack=False)

@@ -16,7 +16,12 @@ WAITING = 64
 
 
 def padded_size(size: Sequence[int], multiple: int) -> tuple[int, int]:
-    """Height and width of an image after padding to multiples, both in pixels."""
+    """Height and width of an image after padding to multiples, both in pixels.
+
+    Examples:
+        >>> padded_size((480, 627), 32)
+        (480, 640)
+    """
     height, width = (-(-side // multiple) * multiple for side in size)
     return height, width
 

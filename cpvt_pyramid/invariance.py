@@ -22,7 +22,7 @@ import numpy as np
 # What a model returns for one image, by name; None where a batch has no row for it.
 Result = Mapping[str, Optional[np.ndarray]]
 
-TOLERANCE = 1e-4  # of the relative difference, see `ProbeResult`
+TOLERANCE = 1e-4  # of the relative difference, see `BatchProbe`
 CELLS = 2  # by which the sides of a map may deviate from the image's share, because of strides
 
 # The probes, in the order in which they run.
@@ -35,7 +35,7 @@ HEAD = ('probe', 'largest difference', 'relative', 'same bits', 'in output', 'im
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class BatchProbe:
     """The largest differences that a probe has found.
 
     Args:
@@ -72,7 +72,7 @@ class BatchReport:
         constant: outputs that are the same for all images, so that comparing them proves nothing.
     """
 
-    probes: tuple[ProbeResult, ...]
+    probes: tuple[BatchProbe, ...]
     skipped: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ class BatchReport:
         """Whether each image has the same bits alone and in a batch of one size."""
         return all(probe.same_bits for probe in self.probes if probe.name != PADDED)
 
-    def __getitem__(self, name: str) -> ProbeResult:
+    def __getitem__(self, name: str) -> BatchProbe:
         return {probe.name: probe for probe in self.probes}[name]
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ def batch_report(
         sizes: name of the argument by which the model takes the true heights and widths (B, 2).
         stack: if False, the model is called with a list of images, of any shape, and returns a list
             with a result for each of them, as torchvision's detectors do.
-        tolerance: largest relative difference that passes, see `ProbeResult`.
+        tolerance: largest relative difference that passes, see `BatchProbe`.
         bitwise: in batches of one size, only the same bits pass.
 
     Raises:
@@ -288,7 +288,7 @@ class _Runner(NamedTuple):
 
 
 class _Differences:
-    """Collects the differences of a probe; see `ProbeResult`.
+    """Collects the differences of a probe; see `BatchProbe`.
 
     Args:
         name: of the probe.
@@ -331,10 +331,10 @@ class _Differences:
             self.absolute = max(self.absolute, absolute)
             self.same_bits = self.same_bits and same_bits
 
-    def probe(self) -> ProbeResult:
+    def probe(self) -> BatchProbe:
         images = tuple(sorted(self.images))
         numbers = self.absolute, self.relative, self.same_bits
-        return ProbeResult(self.name, *numbers, self.output, images, self.note)
+        return BatchProbe(self.name, *numbers, self.output, images, self.note)
 
 
 def _difference(

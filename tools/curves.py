@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw the losses and validation metrics of a training, also of one that is running.
+"""Draw the losses and validation metrics of a training, also of one that runs.
 
     python tools/curves.py work_dirs/retinanet_cpvt_s
 

@@ -1,4 +1,4 @@
-"""Verify that an ONNX file gives each image the same results alone and in batches.
+"""Verify that an ONNX file gives an image the same results alone and in batches.
 
     cpvt verify MODEL.onnx [--backend openvino --device GPU]
     cpvt verify MODEL.onnx --provider CUDAExecutionProvider

@@ -22,6 +22,7 @@ from torch import nn
 
 from ...batching import map_in_batches
 from ...results.predictions import Kind, Prediction
+from ...runtime.images import size_of
 from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write
 from ...tooling.progress import progress
@@ -141,6 +142,8 @@ def infer_images(
     start = time.monotonic()
     skipped: Skipped = {}
     size = predictor.batch_size
+    if size > 1:  # images of one size in turn fill batches
+        named = sorted(named, key=lambda entry: size_of(entry[0]) or (0, 0))
     batches = [named[i : i + size] for i in range(0, len(named), size)]
     write = partial(write_images, predictor, folder, pictures=pictures)
     need = memory_of(named) if cores else 0

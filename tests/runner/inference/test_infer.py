@@ -160,6 +160,25 @@ def test_images_of_one_size_pass_the_model_together(untrained):
     assert batches == [[0, 2], [1, 3], [4]]
 
 
+def test_images_are_sorted_by_size_to_fill_batches(monkeypatch):
+    """Upright ones by their upright size; a file that cannot be read comes first."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    for name, size, turned in (('a', (40, 30), {}), ('b', (20, 30), {}), ('c', (20, 30), {}),
+                               ('d', (30, 40), {'exif': exif})):  # fmt: skip
+        Image.new('RGB', size).save(f'{name}.jpg', **turned)
+    Path('e.jpg').touch()
+    seen = []
+    monkeypatch.setattr(
+        batched, 'write_images', lambda _, __, named, **___: seen.append(named) or {}
+    )
+    named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
+    for batch_size in (2, 1):
+        batched.infer_images(SimpleNamespace(batch_size=batch_size), named, Path())
+    orders = [''.join(name for _, name in order) for order in seen]
+    assert orders == ['ebcad', 'abcde']
+
+
 def test_images_are_read_ahead_in_order():
     """No more than two for each thread, and an error comes where its item does."""
     started, most = [], 0

@@ -91,9 +91,10 @@ dist: packages  ## build the wheel and the source archive in dist/, and try them
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
 
-lint: packages  ## check the style, and the types of the public API
+lint: packages  ## check the style, the spelling, and the types of the public API
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	git ls-files -z | xargs -0 .venv/bin/codespell
 	.venv/bin/mypy --cache-dir build/mypy
 
 table: setup  ## update the README's table of models and docs/models.md

@@ -58,6 +58,21 @@ def test_containers_set_up():
         assert re.search(r'make setup(\s|$)', text)
 
 
+def test_what_contributors_are_asked():
+    """The hooks before a commit are those of `make lint`; forms have what GitHub requires."""
+    (repository,) = yaml.safe_load((ROOT / '.pre-commit-config.yaml').read_text())['repos']
+    recipe = re.search(r'^lint:.*\n((?:\t.*\n)+)', (ROOT / 'Makefile').read_text(), re.M)[1]
+    checks = {hook['entry'].removesuffix(' --force-exclude') for hook in repository['hooks']}
+    lines = [line.split('-0 ')[-1].removesuffix(' .') for line in recipe.split('\n\t')]
+    assert {line.strip() for line in lines} == checks
+    forms = (ROOT / '.github/ISSUE_TEMPLATE').glob('[!c]*.yml')
+    for form in map(yaml.safe_load, (path.read_text() for path in forms)):
+        assert form['name'] and form['description'] and form['body']
+        assert all(part['attributes']['label'] for part in form['body'])
+    updates = yaml.safe_load((ROOT / '.github/dependabot.yml').read_text())['updates']
+    assert [update['package-ecosystem'] for update in updates] == ['github-actions']
+
+
 def test_versions_and_extras():
     """tests/release.py knows the oldest Python, as setup.py does; actions run on a new Node."""
     workflow = WORKFLOWS[0].read_text()

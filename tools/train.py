@@ -34,6 +34,7 @@ LOCK_TIMEOUT = 15  # seconds
 def train(
     config: str,
     base: Optional[str] = None,
+    assign: Sequence[str] = (),
     work_dir: Optional[str] = None,
     amp: bool = False,
     resume: Union[bool, str] = False,
@@ -52,6 +53,8 @@ def train(
         config: config file, for example configs/retinanet_cpvt_s.py; or a folder with data.
         base (CONFIG): for a folder with data, config with the model and the recipe; by default a
             RetinaNet, or for label maps a Semantic FPN.
+        assign (FOLDER=SPLIT): for a folder with data, what folders or files in it are for, where
+            their names say something else; see new_config.py.
         work_dir (DIR): folder for checkpoints and logs; by default the config's own, or
             work_dirs/<name of the config>.
         amp: train in mixed precision.
@@ -95,10 +98,10 @@ def train(
             pass  # the processes are connected now
         with all_or_none(launcher):
             config = of_first_process(
-                lambda: config_of_data(Path(config), base, work_dir, bool(resume), skip_bad)
+                lambda: config_of_data(Path(config), base, work_dir, assign, bool(resume), skip_bad)
             )
-    elif base:
-        raise UserError(f'--base is for a folder with data, got the config {config}')
+    elif base or assign:
+        raise UserError(f'--base and --assign are for a folder with data, got the file {config}')
     with all_or_none(launcher):
         cfg = load_config(config, cfg_options)
         with explained(cfg, splits):

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Optional
@@ -9,7 +10,7 @@ from typing import Optional
 from ...tooling.command import PACKAGE, ROOT, UserError, as_called
 from ...tooling.files import make_folder
 from ..datasets.defects import Defects
-from ..datasets.folder import NotRecognized
+from ..datasets.folder import NotRecognized, assigned_splits
 from ..datasets.new_config import find_objects, new_config
 
 DETECTOR = 'retinanet_cpvt_s.py'
@@ -17,7 +18,12 @@ SEGMENTOR = 'semantic_fpn_cpvt_s.py'
 
 
 def config_of_data(
-    data: Path, base: Optional[str], work_dir: Optional[str], resume: bool, skip_bad: bool
+    data: Path,
+    base: Optional[str],
+    work_dir: Optional[str],
+    assign: Sequence[str] = (),
+    resume: bool = False,
+    skip_bad: bool = False,
 ) -> str:
     """Write the config of a training of the data in a folder, next to its work dir, and print what
     was found and chosen.
@@ -26,6 +32,7 @@ def config_of_data(
         data: folder with images and annotations.
         base: config with the model and the recipe; by default a small one for the kind of data.
         work_dir: of the training; by default work_dirs/NAME, with the name of the folder.
+        assign: the splits of folders or files, as FOLDER=SPLIT.
         resume: use the config that the first call wrote.
         skip_bad: leave out images and annotations that have errors.
 
@@ -45,17 +52,23 @@ def config_of_data(
             'choose another --work-dir'
         )
     make_folder(out.parent)
-    chosen = Path(base) if base else shipped_config(DETECTOR if has_objects(data) else SEGMENTOR)
-    for line in new_config(data, chosen, out, skip_bad, overwrite=False):
+    assigned = assigned_splits(assign)
+    if base:
+        chosen = Path(base)
+    elif has_objects(data, assigned):
+        chosen = shipped_config(DETECTOR)
+    else:
+        chosen = shipped_config(SEGMENTOR)
+    for line in new_config(data, chosen, out, skip_bad, assigned=assigned):
         print(line)
     if not base:
         print(f'the base is {chosen.name}; --base takes another')
     return str(out)
 
 
-def has_objects(data: Path) -> bool:
+def has_objects(data: Path, assigned: Mapping[str, str]) -> bool:
     try:
-        find_objects(data, Defects())
+        find_objects(data, Defects(), assigned)
     except NotRecognized:
         return False
     return True

@@ -30,7 +30,7 @@ def test_two_processes_write_one_config_and_train(sample_dataset):
     ('ade', 'semantic_fpn_cpvt_s.py'),
 ])  # fmt: skip
 def test_the_base_is_for_the_kind_of_data(data, base, sample_dataset, capsys):
-    out = from_folder.config_of_data(sample_dataset / data, None, 'new/work', False, False)
+    out = from_folder.config_of_data(sample_dataset / data, None, 'new/work')
     assert out == 'new/work.py'
     text = Path(out).read_text()
     assert f'configs/{base}' in text
@@ -41,16 +41,16 @@ def test_the_base_is_for_the_kind_of_data(data, base, sample_dataset, capsys):
     )
     # A resumed training goes on with it; another one needs another place.
     Path(out).write_text('mine')
-    assert from_folder.config_of_data(sample_dataset / data, None, 'new/work', True, False) == out
+    assert from_folder.config_of_data(sample_dataset / data, None, 'new/work', resume=True) == out
     with pytest.raises(from_folder.UserError, match='new/work.py exists; continue its training'):
-        from_folder.config_of_data(sample_dataset / data, None, 'new/work', False, False)
+        from_folder.config_of_data(sample_dataset / data, None, 'new/work')
     assert Path(out).read_text() == 'mine'
 
 
 @pytest.mark.parametrize('arguments, complaint', [
     (['empty'], 'empty is empty'),
     (['empty', '--base', 'nowhere.py'], 'no config at nowhere.py'),
-    ([DEMO, '--base', DEMO], '--base is for a folder with data, got the config '),
+    ([DEMO, '--base', DEMO], '--base and --assign are for a folder with data, got the file '),
     (['empty', '--launcher', 'pytorch'], '--launcher pytorch is for processes started by pytorch'),
 ])  # fmt: skip
 def test_mistakes(arguments, complaint, monkeypatch, capsys):
@@ -66,5 +66,5 @@ def test_the_name_of_a_folder_becomes_that_of_a_config(sample_dataset):
     folder.mkdir()
     for part in (sample_dataset / 'coco').iterdir():
         (folder / part.name).symlink_to(part)
-    out = from_folder.config_of_data(folder, DEMO, None, False, False)
+    out = from_folder.config_of_data(folder, DEMO, None)
     assert out == 'work_dirs/it_s _v1.2_ é.py' and Path(out).is_file()

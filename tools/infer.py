@@ -27,16 +27,17 @@ For several GPUs, processes or machines, see dist_infer.sh.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
+    import shutil
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager, nullcontext
+    from functools import partial
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
     from cpvt_pyramid.tooling.command import UserError, one_line, run_command
     from cpvt_pyramid.tooling.files import Format
 except KeyboardInterrupt:  # before run_command can handle it

@@ -6,18 +6,19 @@ For several GPUs, processes or machines, see dist_test.sh.
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional
 
-if TYPE_CHECKING:
-    from mmengine.config import Config
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 try:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Literal, Optional
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
     from cpvt_pyramid.tooling.command import UserError, run_command
 except KeyboardInterrupt:  # before run_command can handle it
     sys.exit(130)
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 TTA_SCALES = (0.75, 1.0, 1.25)  # relative to the test pipeline
 TTA_MODELS = {

@@ -87,10 +87,14 @@ def run_command(
         interrupted: shown after an interrupt or on a full disk, with values of options: `{name}`.
     """
     prepare_for_torch()
-    parser = parser_of(function)
-    options = vars(parser.parse_args(argv))
+    name = program_name(function)
+    try:
+        options = vars(parser_of(function).parse_args(argv))
+    except KeyboardInterrupt:
+        print(f'{name}: interrupted; nothing was written', file=sys.stderr)
+        return INTERRUPTED
     options.pop('local_rank', None)
-    return run_tool(parser.prog, function, options, interrupted.format(**options))
+    return run_tool(name, function, options, interrupted.format(**options))
 
 
 def prepare_for_torch() -> None:

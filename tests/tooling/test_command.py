@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from typing import Literal, Optional, Union
+from unittest import mock
 
 import pytest
 from support import ROOT, load_tool, run
@@ -41,6 +42,12 @@ def test_an_interrupt_during_imports_is_no_traceback(tool, module, tmp_path):
     ended = run(sys.executable, ROOT / f'tools/{tool}.py', '1', 'x', PYTHONPATH=str(tmp_path))
     assert ended.returncode == 130
     assert ended.stderr in ('', f'{tool}: interrupted; the processes have ended\n')
+
+
+def test_an_interrupt_while_options_are_read_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(command, 'parser_of', mock.Mock(side_effect=KeyboardInterrupt))
+    assert run_command(measure, []) == 130
+    assert capsys.readouterr().err == 'test_command: interrupted; nothing was written\n'
 
 
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, capsys):

@@ -67,8 +67,8 @@ def position_lab(
         size: side of the images for --model, in pixels
         workers: processes that train (default: the number of cores)
         device: of the training
-        page: Markdown page that takes the tables and figures of these questions, as
-            experiments/position/findings/tables.md does, between <!-- findings --> and <!-- /findings -->
+        page: Markdown page that takes the tables and figures of these questions between
+            <!-- findings --> and <!-- /findings -->, as experiments/position/findings/tables.md
     """
     from cpvt_pyramid.tooling.command import UserError, one_line
     from cpvt_pyramid.tooling.threads import usable_cores

@@ -80,6 +80,7 @@ def train(
         leave_processes,
         of_first_process,
     )
+    from cpvt_pyramid.runner.inference.grouping import divide_batches
     from cpvt_pyramid.runner.models import load_whole_model
     from cpvt_pyramid.runner.tool_runner import ToolRunner
     from cpvt_pyramid.runner.training.from_folder import config_of_data
@@ -135,6 +136,7 @@ def train(
             else:
                 check.check_weights(runner)
             check.check_classes(cfg, runner.model, *splits)
+        divide_batches(runner.model)  # of the validation
         warn_of_custom_keys(cfg, runner.model)
         try:
             runner.train()

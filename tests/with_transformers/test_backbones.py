@@ -2,11 +2,13 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from support import ROOT
 from torch import Tensor, nn
 from transformers import (
@@ -20,6 +22,7 @@ from transformers import (
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the backbones
 from cpvt_pyramid import CPVTPyramid, load_weights
+from cpvt_pyramid.batching import map_in_batches
 
 ATTENTION = dict(encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, d_model=32)
 DETR = dict(ATTENTION, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
@@ -154,7 +157,7 @@ def test_the_page_about_it(tmp_path, monkeypatch):
     text = (ROOT / 'docs/ecosystems.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
     blocks = [textwrap.dedent(b) for b in re.findall(r' *```python\n(.*?)```', text, re.S)]
     (block,) = (b for b in blocks if 'transformers' in b)
-    (hook,) = (b for b in blocks if 'def mark_padding' in b)
+    (batches,) = (b for b in blocks if 'def detect' in b)
     monkeypatch.chdir(tmp_path)
     source = CPVTPyramid('pcpvt_nano')
     torch.save(source.state_dict(), 'pcpvt_nano.pth')
@@ -165,14 +168,43 @@ def test_the_page_about_it(tmp_path, monkeypatch):
         assert all(torch.equal(x, weights[name]) for name, x in source.state_dict().items())
     names['detector'].model.backbone.model.set_grad_checkpointing()
 
-    images, mask = torch.rand(2, 3, 96, 128), torch.ones(2, 96, 128, dtype=torch.long)
-    mask[0, 70:] = mask[0, :, 90:] = 0
-    alone = dict(pixel_values=images[:1, :, :70, :90], pixel_mask=mask[:1, :70, :90])
-    for kind in DETECTORS.keys() - {'RTDetr'}:  # whose images are all of one size
-        model = detector(kind)
-        with torch.no_grad():
-            expected = model.eval()(**alone).logits
-            batch = dict(pixel_values=images * mask[:, None], pixel_mask=mask)
-            assert (model(**batch).logits[:1] - expected).abs().max() > 0.01
-            exec(hook, names | dict(detector=model))
-            torch.testing.assert_close(model(**batch).logits[:1], expected)
+    pixels = np.random.default_rng(0).integers(256, size=(128, 128, 3), dtype=np.uint8)
+    sizes = [(96, 128), (128, 96), (96, 128)]
+    images = [Image.fromarray(pixels[:height, i:width]) for i, (height, width) in enumerate(sizes)]
+    processor = transformers.DetrImageProcessor(do_resize=False)
+    processor.post_process_object_detection = lambda found, **_: found.logits
+    names.update(images=images, processor=processor)
+    names['detector'].eval()
+    exec(batches, names)
+    alone = [names['detect']([image])[0] for image in images]
+    torch.testing.assert_close(names['results'], alone)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('kind', [*DETECTORS, *SEGMENTORS])
+def test_images_of_several_sizes_have_the_results_of_each_alone(kind):
+    """In batches of one size, whatever the neck and head; the test fails with padded ones."""
+    model = (detector if kind in DETECTORS else segmentor)(kind).eval()
+    images = [torch.rand(3, *size) for size in ((96, 128), (64, 96), (96, 128), (64, 96))]
+
+    def predict(batch: list[Tensor]) -> Tensor:
+        height, width = (max(image.shape[i] for image in batch) for i in (1, 2))
+        padded = torch.zeros(len(batch), 3, height, width)
+        mask = torch.zeros(len(batch), height, width, dtype=torch.long)
+        for i, image in enumerate(batch):
+            padded[i, :, : image.shape[1], : image.shape[2]] = image
+            mask[i, : image.shape[1], : image.shape[2]] = 1
+        masks = {} if kind == 'UperNet' else dict(pixel_mask=mask)
+        return logits_of(model(pixel_values=padded, **masks))
+
+    def drift(key: Callable) -> float:
+        found = zip(map_in_batches(predict, images, key, 4), images)
+        differences = []
+        for logits, image in found:
+            (alone,) = predict([image])
+            inside = logits[tuple(map(slice, alone.shape))]
+            differences.append((inside - alone).abs().max().item())
+        return max(differences)
+
+    assert drift(lambda image: image.shape) < 1e-4
+    assert drift(lambda image: None) > 1e-3

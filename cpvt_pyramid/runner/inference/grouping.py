@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from mmengine.dataset import pseudo_collate
-from mmengine.model import BaseTTAModel
+from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import Tensor, nn
 
 from ...batching import map_in_batches, padded_size
@@ -23,20 +23,23 @@ def size_in_batch(model: nn.Module, image: Tensor) -> tuple[int, int]:
 
 
 def divide_batches(model: nn.Module) -> None:
-    """Let a model's `test_step` divide each batch by the sizes of its images, in place. Results are
-    in the order of the batch."""
+    """Let `test_step` and `val_step` of a model divide each batch by the sizes of its images, in
+    place. Results are in the order of the batch."""
     while isinstance(model, BaseTTAModel):  # which passes on a batch for each augmentation
         model = model.module
+    if is_model_wrapper(model):  # of several processes
+        model = model.module
     model.test_step = partial(step_by_size, model, model.test_step)
+    model.val_step = partial(step_by_size, model, model.val_step)
 
 
-def step_by_size(model: nn.Module, test_step: Callable[[Any], list], data: Any) -> list:
-    """What `divide_batches` replaces a model's `test_step` with."""
+def step_by_size(model: nn.Module, step: Callable[[Any], list], data: Any) -> list:
+    """What `divide_batches` replaces a model's steps with."""
     if not isinstance(data, dict) or not isinstance(data.get('inputs'), (list, tuple)):
-        return test_step(data)  # one tensor, whose images have one size
+        return step(data)  # one tensor, whose images have one size
     images = [dict(zip(data, values)) for values in zip(*data.values())]
     results = map_in_batches(
-        lambda group: test_step(pseudo_collate(group)),
+        lambda group: step(pseudo_collate(group)),
         images,
         key=lambda image: size_in_batch(model, image['inputs']),
         batch_size=len(images),

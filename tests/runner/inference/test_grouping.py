@@ -5,6 +5,8 @@ otherwise than one of an image. Families are those of tests/models/families.py t
 batches.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -74,9 +76,9 @@ def test_results_in_batches_are_those_alone(name, monkeypatch):
             assert_same(found, expected)
 
 
-def boxes(model: torch.nn.Module, batch: dict) -> list[np.ndarray]:
+def boxes(step: Callable, batch: dict) -> list[np.ndarray]:
     with torch.no_grad():
-        samples = model.test_step(batch)
+        samples = step(batch)
     return [sample.pred_instances.bboxes.numpy() for sample in samples]
 
 
@@ -88,12 +90,13 @@ def test_a_batch_of_a_test_is_divided():
     data = random_data(False, [(75, 128), (256, 320), (64, 90), (90, 120)])
     alone = []
     for image, sample in zip(data['inputs'], data['data_samples']):
-        alone += boxes(model, dict(inputs=[image], data_samples=[sample]))
-    assert max(np.abs(a - b).max() for a, b in zip(boxes(model, data), alone)) > 10
+        alone += boxes(model.test_step, dict(inputs=[image], data_samples=[sample]))
+    assert max(np.abs(a - b).max() for a, b in zip(boxes(model.test_step, data), alone)) > 10
     divide_batches(model)
-    for found, expected in zip(boxes(model, data), alone):
-        assert len(found)
-        np.testing.assert_allclose(found, expected, atol=1e-2)
+    for step in (model.test_step, model.val_step):
+        for found, expected in zip(boxes(step, data), alone):
+            assert len(found)
+            np.testing.assert_allclose(found, expected, atol=1e-2)
 
 
 def test_batches_of_augmentations_are_divided():

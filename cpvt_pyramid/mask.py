@@ -23,6 +23,17 @@ def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
     return ((rows < height)[:, :, None] & (columns < width)[:, None])[..., None]
 
 
+def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, their validity channel (B, 1, H, W), and their true heights and widths (B, 2).
+
+    Height and width are 0 if a sliding window lies entirely in the padding.
+    """
+    images, channel = images[:, :-1], images[:, -1:]
+    inside = channel[:, 0] > 0.5
+    valid = torch.stack([inside[:, :, 0].sum(1), inside[:, 0].sum(1)], dim=1)
+    return images, channel, valid
+
+
 def check_valid(valid: Tensor, images: int) -> None:
     """Raise a ValueError unless `valid` has a height and a width for each of the images."""
     if not isinstance(valid, Tensor) or tuple(valid.shape) != (images, 2):

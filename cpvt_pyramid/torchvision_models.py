@@ -5,12 +5,13 @@
     predictions = model.eval()(images)
 
 torchvision pads images of different sizes to one batch, and its own models predict other boxes for
-an image in another batch. Here the boxes are the same:
-  - the transform passes the batch on as a `MaskedMap`, from which the backbone reads the size of
-    each image, and FPN and heads keep the padding out of the images (`mark_images`);
-  - anchors lie at fixed strides, and only inside the images (`StrideAnchors`);
-  - cells of padding are not among the candidates (`suppress_padding`);
-  - RoIAlign reads each image's own part of the maps (`RegionRoIAlign`).
+an image in another batch. Here
+  - evaluation runs batches of images of one padded size (`BySize`), so that each image's results
+    are those that it has alone, whatever the head;
+  - the backbone ignores padding, also in training (`ValidRegionTransform`): its maps are those of
+    each image alone, and zero in the padding. FPN, heads and losses are torchvision's own;
+  - anchors and RoIAlign know the strides, which torchvision guesses (`StrideAnchors`,
+    `StrideRoIAlign`).
 
 Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
 """
@@ -18,14 +19,14 @@ Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models import detection
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -33,18 +34,76 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiSc
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
-from .archs import COLUMNAR_ARCHS
+from .archs import COLUMNAR_ARCHS, Arch, ColumnarArch
+from .batching import map_in_batches
 from .columnar import DenseCPVT, crop
-from .masked_map import cells_of, masked_maps, padded_batch, split_images
+from .mask import check_valid, split_validity
 from .ops.dispatch import graph_is_exported
 from .pyramid import CPVTPyramid
-from .regions import clear
 from .weights import WRAPPERS, compare, read_checkpoint, rename
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.
 Body = Union[CPVTPyramid, DenseCPVT]
 Backbone = Union[str, dict[str, Any], Body]
+
+
+class BySize(nn.Module):
+    """A detector that in evaluation runs the images in batches of one padded size.
+
+    The padded size of an image depends on the image alone. Nothing else is padding, so that its
+    results do not depend on the other images. In training, the images are one batch.
+    """
+
+    transform: GeneralizedRCNNTransform
+
+    def forward(
+        self, images: Sequence[Tensor], targets: Optional[Sequence[dict[str, Tensor]]] = None
+    ) -> Any:
+        """As of torchvision's detectors: losses in training, else the results of each image."""
+        if self.training or torch.jit.is_tracing():  # a graph runs its images as one batch
+            return super().forward(images, targets)
+        return self.evaluate(super().forward, images, targets)
+
+    @torch.compiler.disable(recursive=False)  # compiles the batches, not their forming
+    def evaluate(
+        self,
+        forward: Callable,
+        images: Sequence[Tensor],
+        targets: Optional[Sequence[dict[str, Tensor]]],
+    ) -> list[dict[str, Tensor]]:
+        """The results of each image, by a forward pass for each padded size."""
+
+        def results(indices: list[int]) -> list[dict[str, Tensor]]:
+            their_targets = None if targets is None else [targets[i] for i in indices]
+            return forward([images[i] for i in indices], their_targets)
+
+        sizes = [self.padded_size(image) for image in images]
+        count = len(images)
+        return list(map_in_batches(results, range(count), sizes.__getitem__, batch_size=count))
+
+    @torch.compiler.disable
+    def padded_size(self, image: Tensor) -> tuple[int, ...]:
+        """Height and width of an image, resized and padded by the transform."""
+        # On the meta device, which computes sizes alone; `forward` skips the hooks of users.
+        batch, _ = self.transform.forward([torch.empty_like(image, device='meta')])
+        return tuple(batch.tensors.shape[-2:])
+
+
+class RetinaNet(BySize, detection.RetinaNet):
+    """torchvision's, in evaluation `BySize`."""
+
+
+class FCOS(BySize, detection.FCOS):
+    """torchvision's, in evaluation `BySize`."""
+
+
+class FasterRCNN(BySize, detection.FasterRCNN):
+    """torchvision's, in evaluation `BySize`."""
+
+
+class MaskRCNN(BySize, detection.MaskRCNN):
+    """torchvision's, in evaluation `BySize`."""
 
 
 def retinanet(
@@ -133,7 +192,7 @@ def mask_rcnn(
         >>> model = mask_rcnn('svt_small', num_classes=11)
     """
     parts = two_stage_parts(backbone, out_channels)
-    parts['mask_roi_pool'] = RegionRoIAlign(14, parts['backbone'].strides[:-1])
+    parts['mask_roi_pool'] = StrideRoIAlign(14, parts['backbone'].strides[:-1])
     return assemble(MaskRCNN, num_classes, parts | options)
 
 
@@ -170,24 +229,23 @@ def one_stage_parts(
     sides: Sequence[float],
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
 ) -> dict[str, Any]:
-    """The parts of `RetinaNet` and `FCOS` that must know about padding; the sides of the anchors
-    are in strides of their level."""
+    """The parts of `RetinaNet` and `FCOS` that depend on the backbone; the sides of the anchors are
+    in strides of their level."""
     body = build_body(backbone, finest=8)
     extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
     pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
     sizes = [[side * stride for side in sides] for stride in pyramid.strides]
     anchors = StrideAnchors(pyramid.strides, sizes, aspect_ratios)
-    return dict(backbone=pyramid, anchor_generator=anchors, size_divisible=1)
+    return dict(backbone=pyramid, anchor_generator=anchors)
 
 
 def two_stage_parts(backbone: Backbone, out_channels: int) -> dict[str, Any]:
-    """The parts of `FasterRCNN` that must know about padding."""
+    """The parts of `FasterRCNN` that depend on the backbone."""
     pyramid = BackboneFPN(build_body(backbone, finest=4), out_channels, LastLevelMaxPool(), 1)
     return dict(
         backbone=pyramid,
         rpn_anchor_generator=StrideAnchors(pyramid.strides, [[8 * s] for s in pyramid.strides]),
-        box_roi_pool=RegionRoIAlign(7, pyramid.strides[:-1]),
-        size_divisible=1,
+        box_roi_pool=StrideRoIAlign(7, pyramid.strides[:-1]),
     )
 
 
@@ -195,7 +253,7 @@ Detector = TypeVar('Detector', RetinaNet, FCOS, FasterRCNN, MaskRCNN)
 
 
 def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) -> Detector:
-    """A detector with the hooks that carry the regions of the images through it.
+    """A detector whose transform marks the padding for the backbone.
 
     torchvision ignores unknown options, and finds out with the first image what must be a number:
     both are a TypeError.
@@ -211,9 +269,16 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
         ):
             raise TypeError(f'{name} of {kind.__name__} must be a number, got {value!r}')
     model = kind(num_classes=num_classes, **options)
-    head = model.rpn.head if issubclass(kind, FasterRCNN) else model.head.classification_head
-    model.transform.register_forward_hook(mark_images)
-    head.cls_logits.register_forward_hook(suppress_padding)
+    plain = model.transform
+    model.transform = ValidRegionTransform(
+        model.backbone.in_channels,
+        plain.min_size,
+        plain.max_size,
+        plain.image_mean,
+        plain.image_std,
+        plain.size_divisible,
+        plain.fixed_size,
+    )
     return model
 
 
@@ -222,9 +287,8 @@ def build_body(backbone: Backbone, finest: int) -> Body:
     if isinstance(backbone, str):
         backbone = dict(arch=backbone)
     if isinstance(backbone, dict):
-        arch = backbone.get('arch', 'pcpvt_small')
-        arch = COLUMNAR_ARCHS.get(arch, arch) if isinstance(arch, str) else arch
-        kind = DenseCPVT if hasattr(arch, 'dim') or 'dim' in arch else CPVTPyramid
+        columnar = is_columnar(backbone.get('arch', 'pcpvt_small'))
+        kind = DenseCPVT if columnar else CPVTPyramid
         indices = (0, 1, 2, 3) if finest == 4 else (1, 2, 3)
         backbone = kind(**dict[str, Any](out_indices=indices) | backbone)
     strides = tuple(s for s in (4, 8, 16, 32) if s >= finest)
@@ -234,6 +298,41 @@ def build_body(backbone: Backbone, finest: int) -> Body:
             f'choose out_indices'
         )
     return backbone
+
+
+def is_columnar(arch: Union[str, dict[str, Any], Arch, ColumnarArch]) -> bool:
+    """True for an arch of `DenseCPVT`: its name, its row, or a dict of its fields."""
+    if isinstance(arch, str):
+        return arch in COLUMNAR_ARCHS
+    if isinstance(arch, dict):
+        return 'dim' in arch
+    return isinstance(arch, ColumnarArch)
+
+
+class ValidRegionTransform(GeneralizedRCNNTransform):
+    """torchvision's transform, which marks the padding for the backbone.
+
+    Padded batches have a further channel, 1 inside an image and 0 in the padding. `BackboneFPN`
+    splits it off. Batches without padding have none, and run at full speed.
+    """
+
+    def __init__(self, in_channels: int, *args: Any) -> None:
+        super().__init__(*args)
+        self.in_channels = in_channels
+
+    def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
+        """The padded batch of images (C, H, W), (B, C, H, W) or (B, C + 1, H, W)."""
+        channels = images[0].shape[0]
+        if channels != self.in_channels:  # or a channel of the image could be taken for the mark
+            raise ValueError(
+                f'the backbone takes images of {self.in_channels} channels, got {channels}'
+            )
+        batch = super().batch_images(images, size_divisible)
+        is_padded = any(image.shape[1:] != batch.shape[2:] for image in images)
+        if not is_padded and not torch.jit.is_tracing():  # a graph must serve other sizes
+            return batch
+        marked = [torch.cat([image, torch.ones_like(image[:1])]) for image in images]
+        return super().batch_images(marked, size_divisible)
 
 
 class BackboneFPN(nn.Module):
@@ -252,19 +351,21 @@ class BackboneFPN(nn.Module):
         super().__init__()
         self.body = body
         self.fpn = FeaturePyramidNetwork(list(body.channels), out_channels, extra_blocks)
+        self.in_channels = body.in_channels
         self.out_channels = out_channels
         coarsest = body.strides[-1]
         self.strides = (*body.strides, *(coarsest * 2**i for i in range(1, extra_levels + 1)))
 
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        """The levels of a batch (B, 3, H, W), which is a `MaskedMap` if it is padded."""
-        cells = cells_of(image)
-        if cells is None:
-            maps = self.body(image)
-        else:
-            valid = cells.region.valid
-            maps = self.body(image.as_subclass(Tensor), valid)
-            maps = masked_maps(maps, valid, image.shape[2:], self.body.strides)
+    def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> dict[str, Tensor]:
+        """The levels of a batch.
+
+        Args:
+            image: (B, in_channels, H, W), or with the channel of `ValidRegionTransform`.
+            valid: see `CPVTPyramid.forward`; read from that channel if there is one.
+        """
+        if image.shape[1] == self.in_channels + 1:
+            image, _, valid = split_validity(image)
+        maps = self.body(image, valid)
         return self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
 
 
@@ -298,7 +399,7 @@ class ExtraLevels(ExtraFPNBlock):
 
 
 class StrideAnchors(AnchorGenerator):
-    """Anchors at each cell that begins inside its image; in the padding they are empty boxes.
+    """Anchors at fixed strides, of fractional sides.
 
     torchvision's generator divides the size of the batch by that of the map, so that the distance
     of the anchors depends on the padding. It also rounds their sides to whole pixels. `sizes` are
@@ -332,22 +433,13 @@ class StrideAnchors(AnchorGenerator):
         self.set_cell_anchors(feature_maps[0].dtype, feature_maps[0].device)
         map_sizes = [list(x.shape[-2:]) for x in feature_maps]
         levels = self.grid_anchors(map_sizes, [[stride, stride] for stride in self.strides])
-        anchors = torch.cat(levels)
-        regions = [cells.region for x in feature_maps if (cells := cells_of(x))]
-        if not regions:
-            return [anchors] * len(image_list.image_sizes)
-        counts = self.num_anchors_per_location()
-        outside = [
-            regions[0].at_stride(stride).outside(size).flatten(1).repeat_interleave(count, dim=1)
-            for stride, size, count in zip(self.strides, map_sizes, counts)
-        ]
-        return list(torch.where(torch.cat(outside, dim=1)[..., None], 0, anchors))
+        return [torch.cat(levels)] * len(image_list.image_sizes)
 
 
-class RegionRoIAlign(MultiScaleRoIAlign):
-    """RoIAlign that reads each image of a padded batch as it reads the image alone.
+class StrideRoIAlign(MultiScaleRoIAlign):
+    """RoIAlign whose scales are those of the strides.
 
-    Scales are those of the strides; torchvision guesses them from the first batch.
+    torchvision guesses them from the first batch, and keeps them.
     """
 
     def __init__(self, output_size: int, strides: Sequence[int]) -> None:
@@ -355,34 +447,6 @@ class RegionRoIAlign(MultiScaleRoIAlign):
         super().__init__(names, output_size, sampling_ratio=2)
         self.scales = [1 / stride for stride in strides]
         self.map_levels = LevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
-
-    def forward(
-        self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
-    ) -> Tensor:
-        """(boxes of all images, C, output_size, output_size)."""
-        images = split_images([x[name] for name in self.featmap_names])
-        if images is None:
-            return super().forward(x, boxes, image_shapes)
-        align = super().forward
-        found = [
-            align(dict(zip(self.featmap_names, maps)), [box], [shape])
-            for maps, box, shape in zip(images, boxes, image_shapes)
-        ]
-        return torch.cat(found)
-
-
-def mark_images(_transform: nn.Module, _args: tuple, output: tuple) -> None:
-    """Make the batch a `MaskedMap` of stride 1 if it is padded."""
-    images = output[0]
-    size = tuple(images.tensors.shape[2:])
-    if not torch.jit.is_tracing() and any(tuple(s) != size for s in images.image_sizes):
-        images.tensors = padded_batch(images.tensors, torch.tensor(images.image_sizes))
-
-
-def suppress_padding(_conv: nn.Module, _args: tuple, logits: Tensor) -> Tensor:
-    """Scores 0 in the padding: not a candidate, and without loss."""
-    cells = cells_of(logits)
-    return logits if cells is None else clear(logits, cells, torch.finfo(logits.dtype).min)
 
 
 class SemanticFPN(nn.Module):
@@ -412,15 +476,30 @@ class SemanticFPN(nn.Module):
         Args:
             image: (B, 3, H, W), normalized.
             valid: (B, 2), the true height and width of each image in pixels, if the batch is
-                padded at the right and bottom. Logits inside an image then equal those of the
-                image alone.
+                padded at the right and bottom. In evaluation, images of one size run together
+                without their padding: logits are those of each image alone, and zero in the
+                padding. In training, the backbone ignores the padding, the head does not.
         """
+        if valid is None:
+            return {'out': self.logits(image)}
+        if graph_is_exported() or torch.jit.is_tracing():
+            raise ValueError('a graph of SemanticFPN takes images of one size; leave out valid')
+        check_valid(valid, len(image))
+        if self.training:
+            return {'out': self.logits(image, valid)}
+
+        def results(crops: list[Tensor]) -> Tensor:
+            return self.logits(torch.stack(crops))
+
+        crops = [one[:, :height, :width] for one, (height, width) in zip(image, valid.tolist())]
+        found = map_in_batches(results, crops, lambda crop: crop.shape, batch_size=len(crops))
         height, width = image.shape[2:]
-        if valid is not None:
-            if graph_is_exported() or torch.jit.is_tracing():
-                raise ValueError('a graph of SemanticFPN takes images of one size; leave out valid')
-            image = padded_batch(image, valid)
-        levels = list(self.backbone(image).values())
+        padded = [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in found]
+        return {'out': torch.stack(padded)}
+
+    def logits(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
+        """Logits (B, num_classes, H, W); only the backbone uses `valid`."""
+        levels = list(self.backbone(image, valid).values())
         results = []
         for i, (x, branch) in enumerate(zip(levels, self.branches)):
             for layer in branch.children():
@@ -431,15 +510,11 @@ class SemanticFPN(nn.Module):
             results.append(x)
         logits = self.classifier(self.dropout(sum(results[1:], results[0])))
         logits = F.interpolate(logits, scale_factor=self.backbone.strides[0], mode='bilinear')
-        if valid is not None:
-            logits = logits.as_subclass(Tensor)
-        return {'out': top_left(logits, (height, width))}
+        return top_left(logits, image.shape[2:])
 
 
 def top_left(x: Tensor, size: Sequence[int]) -> Tensor:
     """The top left h x w of a map (B, C, H, W)."""
-    if cells_of(x) is not None:
-        return x[..., : size[0], : size[1]]
     return crop(x.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
 
 

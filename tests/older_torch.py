@@ -24,7 +24,8 @@ LACKS = {
         mm/test_backbone.py::test_exported_graphs""",
     'symbolic traces through arithmetic with shapes': """
         core/test_timm_models.py::test_graphs_of_other_tracers""",
-    'a compiler for all that we do': 'mm/test_padded_batches.py::test_compiled',
+    'a compiler for all that we do': """
+        core/test_torchvision_models.py::test_compiled mm/test_padded_batches.py::test_compiled""",
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
     'files of more than tensors, read safely': """
         runner/test_models.py::test_checkpoints_with_options""",

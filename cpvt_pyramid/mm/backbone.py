@@ -10,9 +10,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .. import columnar, pyramid
+from ..mask import split_validity
 from ..ops.dispatch import graph_is_captured
 from ..weights import LoadReport
-from .valid_region import check_validity, split_validity
+from .valid_region import check_validity
 
 
 class Configured:

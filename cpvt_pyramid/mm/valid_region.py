@@ -94,17 +94,6 @@ def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat([images, channel], dim=1)
 
 
-def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, their validity channel (B, 1, H, W), and their true heights and widths (B, 2).
-
-    Height and width are 0 if a sliding window lies entirely in the padding.
-    """
-    images, channel = images[:, :-1], images[:, -1:]
-    inside = channel[:, 0] > 0.5
-    valid = torch.stack([inside[:, :, 0].sum(1), inside[:, 0].sum(1)], dim=1)
-    return images, channel, valid
-
-
 def check_validity(channel: Tensor, valid: Tensor, in_channels: int) -> None:
     """Raise a ValueError unless the channel is one that `with_validity` appends.
 

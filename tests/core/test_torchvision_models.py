@@ -1,21 +1,24 @@
-"""torchvision's detectors on our backbones: an image's boxes, masks and losses are those that it
-has alone, and each part that sees to it is needed."""
+"""torchvision's detectors on our backbones: an image's boxes and masks are those that it has alone,
+its maps also in training; and both fail without what sees to it."""
 
 import ast
 import copy
+import io
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
 
 from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, DenseCPVT, torchvision_models
-from cpvt_pyramid.masked_map import masked_maps
+from cpvt_pyramid.mask import split_validity
 from cpvt_pyramid.torchvision_models import (
-    RegionRoIAlign,
+    BySize,
+    StrideAnchors,
+    StrideRoIAlign,
     faster_rcnn,
     fcos,
     mask_rcnn,
@@ -28,11 +31,14 @@ DETECTORS = dict(retinanet=retinanet, fcos=fcos, faster_rcnn=faster_rcnn, mask_r
 
 def detector(kind: str, backbone: object = 'pcpvt_nano') -> nn.Module:
     """A model whose random weights give many boxes of many scores."""
-    options = dict(num_classes=4, out_channels=64, min_size=48, max_size=140)
+    options = dict(num_classes=4, out_channels=64, min_size=64, max_size=140)
     if kind.endswith('rcnn'):
         options |= dict(box_detections_per_img=12, box_batch_size_per_image=16)
         options |= dict(rpn_post_nms_top_n_test=100, rpn_post_nms_top_n_train=50)
     model = DETECTORS[kind](backbone, **options)
+    for layer in model.backbone.fpn.modules():
+        if isinstance(layer, nn.Conv2d):  # or padding would stay zero
+            nn.init.normal_(layer.bias)
     for name, layer in model.named_modules():
         leaf = name.rpartition('.')[2]
         if leaf in ('cls_logits', 'cls_score'):
@@ -44,7 +50,9 @@ def detector(kind: str, backbone: object = 'pcpvt_nano') -> nn.Module:
 
 
 def images() -> list[torch.Tensor]:
-    return [torch.rand(3, 61, 118), torch.rand(3, 131, 70), torch.rand(3, 48, 48)]
+    """Of three padded sizes: the first two are padded to one size, the last has no padding."""
+    sizes = [(61, 118), (50, 97), (131, 70), (64, 96)]
+    return [torch.rand(3, *size) for size in sizes]
 
 
 @torch.no_grad()
@@ -75,61 +83,95 @@ def difference(model: nn.Module, batch: list[torch.Tensor]) -> float:
     ('kind', 'backbone'),
     [*((kind, 'pcpvt_nano') for kind in DETECTORS), ('retinanet', 'cpvt_tiny')],
 )
-def test_predictions_are_those_of_the_image_alone(kind, backbone):
-    assert difference(detector(kind, backbone), images()) < 0.01
+@pytest.mark.parametrize('order', [(0, 1, 2, 3), (3, 1, 0), (2, 1)])
+def test_predictions_are_those_of_the_image_alone(kind, backbone, order):
+    batch = images()
+    assert difference(detector(kind, backbone), [batch[i] for i in order]) < 0.01
 
 
-def test_boxes_at_the_edge_read_the_image_alone():
-    """Also those that RoIAlign widens to a cell, so that it reads further than one cell outside."""
-    sizes, strides = [(40, 40), (64, 96), (37, 75), (1, 90)], (4, 8)
-    batch = [torch.randn(4, 2, 64 // stride, 96 // stride) for stride in strides]
-    boxes = []
-    for height, width in sizes:
-        ends = torch.tensor([width, height]) - torch.tensor([[0.0], [0.5], [0], [0.3], [1]])
-        sides = torch.tensor([[2.5, 25], [0.1, 0.1], [9, 0.5], [60, 40], [0, 0]])
-        boxes.append(torch.cat([ends - sides, ends], dim=1).clamp(min=0))
-    pool = RegionRoIAlign(7, strides)
-    maps = masked_maps([x.clone() for x in batch], torch.tensor(sizes), (64, 96), strides)
-    together = pool(dict(zip('01', maps)), boxes, sizes).split([len(x) for x in boxes])
-    for i, (size, found) in enumerate(zip(sizes, together)):
-        maps = {
-            name: x[i : i + 1, :, : -(-size[0] // stride), : -(-size[1] // stride)]
-            for name, x, stride in zip('01', batch, strides)
-        }
-        torch.testing.assert_close(found, pool(maps, boxes[i : i + 1], [size]), rtol=0, atol=0)
+@pytest.mark.parametrize('kind', DETECTORS)
+def test_in_one_batch_they_would_not_be(kind, monkeypatch):
+    monkeypatch.setattr(BySize, 'padded_size', lambda *_: (0, 0))
+    assert difference(detector(kind), images()) > 0.05
+
+
+def test_images_of_one_padded_size_are_one_batch():
+    model, batch = detector('retinanet'), images()
+    sizes = []
+    model.backbone.register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape)))
+    with torch.no_grad():
+        model([batch[2], batch[0], batch[3], batch[1]])
+    # 3 channels and that which marks the padding.
+    assert sizes == [(1, 4, 128, 64), (2, 4, 64, 128), (1, 3, 64, 96)]
+
+
+@torch.no_grad()
+def test_other_calls():
+    """No images, a tensor of them, targets in evaluation, and copies of a model."""
+    model, batch = detector('faster_rcnn'), images()
+    expected = model(batch)
+    assert model([]) == []
+    torch.testing.assert_close(model(torch.stack([batch[0]] * 2))[1], expected[0])
+    torch.testing.assert_close(model(batch, targets(batch)), expected)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    others = [detector('faster_rcnn'), copy.deepcopy(model), torch.load(file, weights_only=False)]
+    others[0].load_state_dict(model.state_dict())
+    for other in others:
+        torch.testing.assert_close(other.train().eval()(batch), expected)
+
+
+def test_hooks_of_the_transform_see_each_batch_once():
+    model, seen = detector('retinanet'), []
+    model.transform.register_forward_hook(lambda _, __, out: seen.append(out[0].tensors.device))
+    with torch.no_grad():
+        model(images()[:2])
+    assert seen == [torch.device('cpu')]
+
+
+@torch.no_grad()
+def test_autocast_and_memory_formats():
+    model, batch = detector('mask_rcnn').to(memory_format=torch.channels_last), images()
+    assert difference(model, batch) < 0.01
+    with torch.autocast('cpu', torch.bfloat16):
+        together, alone = model(batch), [model([image])[0] for image in batch]
+    for found, expected in zip(together, alone):
+        assert found['boxes'].isfinite().all() and len(found['boxes'])
+        torch.testing.assert_close(found['scores'][0], expected['scores'][0], atol=0.05, rtol=0)
+
+
+def test_anchors_are_a_stride_apart():
+    """In torchvision's 120 pixels, 1088 // 9."""
+    maps, batch = [torch.zeros(1, 8, 2, 9)], ImageList(torch.zeros(1, 3, 256, 1088), [(256, 1088)])
+    (anchors,) = StrideAnchors([128], [[100.0]], [1.0])(batch, maps)
+    assert anchors[:3].tolist() == [[-50, -50, 50, 50], [78, -50, 178, 50], [206, -50, 306, 50]]
+
+
+def test_roi_align_does_not_depend_on_the_first_batch():
+    boxes = [torch.tensor([[3.0, 5, 60, 61]])]
+
+    def pooled(pool: nn.Module) -> torch.Tensor:
+        torch.manual_seed(0)
+        return pool(
+            {str(i): torch.randn(1, 2, 64 >> i, 64 >> i) for i in (0, 1)}, boxes, [(256, 256)]
+        )
+
+    for kind, same in (
+        (lambda: StrideRoIAlign(7, (4, 8)), True),
+        (lambda: MultiScaleRoIAlign(['0', '1'], 7, 2), False),
+    ):
+        used = kind()
+        used({str(i): torch.randn(1, 2, 8 >> i, 8 >> i) for i in (0, 1)}, boxes, [(9, 9)])
+        assert torch.equal(pooled(used), pooled(kind())) is same
 
 
 def test_maps_of_one_cell():
     model = detector('faster_rcnn')
-    model.transform.min_size = (1,)
+    model.transform.min_size, model.transform.size_divisible = (1,), 1
     with torch.no_grad():
         predictions = model([torch.rand(3, 1, 1), torch.rand(3, 1, 9)])
     assert all(len(found['boxes']) for found in predictions)
-
-
-def with_plain_roi_align(model: nn.Module) -> None:
-    pool = model.roi_heads.box_roi_pool
-    model.roi_heads.box_roi_pool = MultiScaleRoIAlign(pool.featmap_names, 7, 2)
-
-
-def with_guessed_strides(model: nn.Module) -> None:
-    ours = model.anchor_generator
-    model.anchor_generator = AnchorGenerator(ours.sizes, ours.aspect_ratios)
-
-
-DAMAGE = [
-    ('retinanet', lambda m: m.transform._forward_hooks.clear()),
-    ('retinanet', lambda m: m.head.classification_head.cls_logits._forward_hooks.clear()),
-    ('retinanet', with_guessed_strides),
-    ('faster_rcnn', with_plain_roi_align),
-]
-
-
-@pytest.mark.parametrize('kind, damage', DAMAGE)
-def test_every_part_is_needed(kind, damage):
-    model = detector(kind)
-    damage(model)
-    assert difference(model, images()) > 0.05
 
 
 def targets(batch: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
@@ -142,43 +184,120 @@ def targets(batch: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return result
 
 
-@pytest.mark.parametrize('kind', ['retinanet', 'fcos', 'mask_rcnn'])
-def test_losses_do_not_depend_on_the_padding_and_train_every_parameter(kind):
-    """RetinaNet's is the mean of its images'; Mask R-CNN draws boxes at random."""
-    model, batch = copy.deepcopy(detector(kind)).train(), images()  # hooks survive copies
+@pytest.mark.parametrize('kind', DETECTORS)
+def test_training_reaches_every_parameter(kind):
+    model, batch = detector(kind).train(), images()
     losses = model(batch, targets(batch))
-    assert all(loss.isfinite() and loss < 100 for loss in losses.values())
-    if kind == 'retinanet':
-        alone = [model([image], [target]) for image, target in zip(batch, targets(batch))]
-        for name, loss in losses.items():
-            torch.testing.assert_close(loss, sum(found[name] for found in alone) / len(batch))
-    if kind != 'mask_rcnn':
-        model.transform.size_divisible = 256
-        torch.testing.assert_close(model(batch, targets(batch)), losses)
+    assert all(loss.isfinite() for loss in losses.values())
     sum(losses.values()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
 
+def flat_gradient(body: nn.Module, maps: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Of a sum in which each value has its own weight, by channel, row and column."""
+    total = 0
+    for x in (x for levels in maps for x in levels):
+        weights = [torch.arange(side).add(1).sin() for side in x.shape]
+        total = total + torch.einsum('chw,c,h,w->', x, *weights)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(body.parameters()))])
+
+
+def test_in_training_maps_and_gradients_are_those_of_the_image_alone():
+    model, batch, seen = detector('retinanet').train(), images(), []
+    body = model.backbone.body
+    body.register_forward_hook(lambda _, __, maps: seen.append(maps))
+    model(batch, targets(batch))
+    for image in batch:
+        model([image], targets([image]))
+    together, *alone = seen
+    alone = [[x[0] for x in maps] for maps in alone]
+    parts = []
+    for i, image in enumerate(batch):
+        height, width = model.transform([image])[0].image_sizes[0]
+        parts.append([])
+        for x, expected, stride in zip(together, alone[i], body.strides):
+            rows, columns = -(-height // stride), -(-width // stride)
+            part = x[i, :, :rows, :columns]
+            torch.testing.assert_close(part, expected[:, :rows, :columns], atol=1e-5, rtol=1e-4)
+            assert x[i, :, rows:].eq(0).all() and x[i, :, :, columns:].eq(0).all()
+            parts[i].append(part)
+    torch.testing.assert_close(
+        flat_gradient(body, parts), flat_gradient(body, alone), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_the_mark_is_exact_in_half_precision():
+    """The sum of 300 ones in bfloat16 is 256."""
+    model = detector('retinanet')
+    model.transform.min_size, model.transform.max_size = (300,), 400
+    batch, _ = model.transform([torch.rand(3, 300, 333).bfloat16()])
+    assert batch.tensors.dtype == torch.bfloat16
+    assert split_validity(batch.tensors)[2].tolist() == [[300, 333]]
+
+
+def test_images_of_other_channels_are_refused():
+    """Also of one channel more, whose last one would be taken for the mark of the padding."""
+    options = dict(num_classes=3, image_mean=[0.5], image_std=[0.5], min_size=48)
+    model = retinanet(dict(arch='pcpvt_nano', in_channels=2), **options).eval()
+    assert len(model([torch.rand(2, 48, 64)])) == 1
+    with pytest.raises(ValueError, match='takes images of 2 channels, got 3'):
+        model([torch.rand(3, 48, 64)])
+
+
 def test_logits_are_those_of_the_image_alone():
     model = semantic_fpn(CPVTPyramid('pcpvt_nano'), num_classes=5, out_channels=16).eval()
-    sizes = torch.tensor([[61, 118], [131, 70], [32, 32]])
-    batch = torch.randn(3, 3, 131, 118)
+    sizes = torch.tensor([[61, 118], [131, 70], [32, 32], [61, 118]])
+    batch = torch.randn(4, 3, 131, 118)
     with torch.no_grad():
         together = model(batch, valid=sizes)['out']
-        assert together.shape == (3, 5, 131, 118) and type(together) is torch.Tensor
+        assert together.shape == (4, 5, 131, 118)
         for image, logits, (height, width) in zip(batch, together, sizes.tolist()):
             alone = model(image[None, :, :height, :width])['out'][0]
             assert alone.std() > 1e-3
             torch.testing.assert_close(logits[:, :height, :width], alone, atol=1e-4, rtol=1e-4)
+            assert logits[:, height:].eq(0).all() and logits[:, :, width:].eq(0).all()
+        assert (model.logits(batch, sizes) - together)[2, :, :32, :32].abs().max() > 1e-3
+        with pytest.raises(ValueError, match='valid must be a tensor of shape'):
+            model(batch, sizes[:1])
+
+
+def test_in_training_the_backbone_of_semantic_fpn_ignores_the_padding():
+    model, seen = semantic_fpn('pcpvt_nano', num_classes=5, out_channels=16).train(), []
+    model.backbone.body.register_forward_hook(lambda _, __, maps: seen.append(maps))
+    batch = torch.randn(2, 3, 64, 96)
+    model(batch, torch.tensor([[64, 96], [32, 64]]))['out'].sum().backward()
+    model(batch[1:, :, :32, :64].repeat(2, 1, 1, 1))
+    for together, alone in zip(*seen):
+        rows, columns = alone.shape[2:]
+        torch.testing.assert_close(together[1, :, :rows, :columns], alone[0], atol=1e-5, rtol=1e-4)
+        assert together[1, :, rows:].eq(0).all()
 
 
 class Strided(nn.ModuleList):
     """Maps of a pyramid's sizes, which are captured in no time."""
 
-    def forward(self, image: torch.Tensor) -> list[torch.Tensor]:
-        return [conv(nn.functional.pad(image, (0, s - 1, 0, s - 1)))
-                for conv, s in zip(self, (4, 8, 16, 32))]  # fmt: skip
+    def forward(self, image: torch.Tensor, valid: object = None) -> list[torch.Tensor]:
+        maps = []
+        for conv in self:
+            padding = conv.stride[0] - 1
+            maps.append(conv(nn.functional.pad(image, (0, padding, 0, padding))))
+        return maps
+
+
+def test_compiled():
+    options = dict(out_channels=8, extra_levels=0, head_convs=1, min_size=32, max_size=64)
+    model = retinanet('pcpvt_nano', num_classes=1, **options).eval()
+    model.backbone.body = Strided(
+        nn.Conv2d(3, c, s, s) for c, s in zip(model.backbone.body.channels, (8, 16, 32))
+    )
+    nn.init.zeros_(model.head.classification_head.cls_logits.bias)
+    batch = [torch.rand(3, 32, 32), torch.rand(3, 32, 64)]
+    compiled = torch.compile(model, backend='eager', dynamic=False)
+    with torch.no_grad():
+        expected = model(batch)
+        assert all(len(found['boxes']) for found in expected)
+        torch.testing.assert_close(compiled(batch), expected)
 
 
 def test_a_graph_of_semantic_fpn_takes_other_sizes():

@@ -27,12 +27,14 @@ def mm_model(commands: list[str]) -> torch.nn.Module:
 @torch.no_grad()
 def test_retinanet_predicts_what_mms_does(untrained):
     theirs = mm_model(untrained['detector'])
-    # Sizes at which neither resizes, and of which a batch is padded.
+    # Sizes at which neither resizes. mm pads images of one batch by one another, so each is alone.
     images = [torch.randint(256, (3, *size), dtype=torch.uint8) for size in ((64, 96), (96, 64))]
-    samples = [DetDataSample(metainfo=dict(img_shape=image.shape[1:])) for image in images]
-    data = dict(inputs=[image.flip(0) for image in images], data_samples=samples)  # BGR
-    data = theirs.data_preprocessor(data, False)
-    expected = theirs.predict(data['inputs'], data['data_samples'], rescale=False)
+    expected = []
+    for image in images:
+        sample = DetDataSample(metainfo=dict(img_shape=image.shape[1:]))
+        data = dict(inputs=[image.flip(0)], data_samples=[sample])  # BGR
+        data = theirs.data_preprocessor(data, False)
+        expected += theirs.predict(data['inputs'], data['data_samples'], rescale=False)
 
     ours = retinanet(
         'pcpvt_nano', num_classes=10, out_channels=16, head_convs=1, min_size=64, max_size=96,

@@ -56,6 +56,8 @@ class BySize(nn.Module):
     """
 
     transform: GeneralizedRCNNTransform
+    backbone: 'BackboneFPN'
+    head: Any  # of RetinaNet and FCOS
 
     def forward(
         self, images: Sequence[Tensor], targets: Optional[Sequence[dict[str, Tensor]]] = None

@@ -305,7 +305,7 @@ class Handler(BaseHTTPRequestHandler):
             host = None
         if self.server.is_private and not is_loopback(host or ''):
             self.close_connection = True
-            raise Refused(403, 'this page is for its own machine; start it with --host')
+            raise Refused(403, 'this page is for its own machine; --host lets others in')
 
     def find_content(self, path: str, query: str) -> Content:
         page = self.server.page

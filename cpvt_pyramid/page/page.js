@@ -112,7 +112,7 @@ async function verify() {
 
 function showValues() {
   const given = element('size').dataset.given || about.size !== null;
-  element('size-value').textContent = given ? `${element('size').value} pixels` : "the image's own";
+  element('size-value').textContent = given ? `${element('size').value} pixels` : 'unscaled';
   element('score-value').textContent = Number(element('score').value).toFixed(2);
 }
 

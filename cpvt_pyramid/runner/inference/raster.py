@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -176,23 +176,51 @@ def band_statistics(
         OSError: not a complete image, or one without these bands.
         ValueError: no image, or a band without data.
     """
-    sums, limits = [], []
+    found: list[Statistics] = []
     for path in paths:
         if bands is None:
             with opened(path) as image:
                 bands = image.indexes
         values = read_bands(path, bands, longest=SAMPLE, missing=np.nan).astype(np.float64)
-        values = values.reshape(-1, len(bands))
-        known = {'axis': 0, 'where': np.isfinite(values)}
-        sums.append([k.sum(**known) for k in (np.ones_like(values), values, values**2)])
-        limits.append([values.min(**known, initial=np.inf), -values.max(**known, initial=-np.inf)])
-    if not sums:
+        found.append(statistics_of(values.reshape(-1, len(bands))))
+    if not found:
         raise ValueError('statistics need at least one image, got none')
-    count, total, squares = np.sum(sums, axis=0)
+    count = np.sum([each.count for each in found], axis=0)
     if empty := [str(band) for band, pixels in zip(bands, count) if not pixels]:
         raise ValueError(f'no image has data in band {", ".join(empty)}')
-    mean, (low, high) = total / count, np.min(limits, axis=0)
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    found = {'mean': mean, 'std': std, 'minimum': low, 'maximum': -high}
-    rounded = {name: [float(f'{v:.6g}') for v in values] for name, values in found.items()}
-    return {'bands': bands, **rounded}
+    mean = np.sum([each.total for each in found], axis=0) / count
+    squares = np.sum([each.squares for each in found], axis=0) / count
+    return {
+        'bands': bands,
+        'mean': six_digits(mean),
+        'std': six_digits(np.sqrt(np.maximum(squares - mean**2, 0))),
+        'minimum': six_digits(np.min([each.lowest for each in found], axis=0)),
+        'maximum': six_digits(np.max([each.highest for each in found], axis=0)),
+    }
+
+
+class Statistics(NamedTuple):
+    """Of the finite values of each band of an image."""
+
+    count: np.ndarray
+    total: np.ndarray
+    squares: np.ndarray  # their sum
+    lowest: np.ndarray
+    highest: np.ndarray
+
+
+def statistics_of(values: np.ndarray) -> Statistics:
+    """The statistics of pixels (N, bands)."""
+    known = np.isfinite(values)
+    return Statistics(
+        count=known.sum(axis=0),
+        total=values.sum(axis=0, where=known),
+        squares=(values**2).sum(axis=0, where=known),
+        lowest=values.min(axis=0, where=known, initial=np.inf),
+        highest=values.max(axis=0, where=known, initial=-np.inf),
+    )
+
+
+def six_digits(values: np.ndarray) -> list[float]:
+    """To six digits."""
+    return [float(f'{value:.6g}') for value in values]

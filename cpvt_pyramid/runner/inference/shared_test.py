@@ -5,6 +5,7 @@ One process computes the metrics from what all have kept, in the order of the da
 are those of one process.
 """
 
+import math
 import pickle
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -130,8 +131,7 @@ class SharedTestLoop(DividedTestLoop):
         self.evaluated = False
 
     def metrics(self, batches: Sequence[list[int]]) -> dict:
-        size = -(-FEWEST // len(batches[0]))
-        size = min(max(len(batches) // PARTS, size), max(MOST, size))
+        size = batches_in_part(len(batches), len(batches[0]))
         files = {start: f'batches-{start}.pkl' for start in range(0, len(batches), size)}
 
         def write(start: int, name: str) -> str:
@@ -151,9 +151,17 @@ class SharedTestLoop(DividedTestLoop):
             self.evaluated = True
             return {name: float(value) for name, value in metrics.items()}
 
-        about, parts = [self.about, size], []
+        about = [self.about, size]
+        parts = []
         for start, name in files.items():
             parts.append(Task(name, about, partial(write, start, name), kept=kept))
         last = Task('metrics', about, evaluate, list(files.values()))
         self.evaluated = rank() == 0 and finished(self.folder, last) is not None
         return share(self.folder, [*parts, last])['metrics'].outcome
+
+
+def batches_in_part(batches: int, batch_size: int) -> int:
+    """How many batches a process does at a time: a share of all, within limits."""
+    fewest = math.ceil(FEWEST / batch_size)
+    most = max(MOST, fewest)
+    return min(max(batches // PARTS, fewest), most)

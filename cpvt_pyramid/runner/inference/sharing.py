@@ -67,7 +67,8 @@ def share(folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
     records, reported = {}, time.monotonic()
     while True:
         for task in tasks:
-            if task.name in records or not records.keys() >= set(task.needs):
+            waits = any(name not in records for name in task.needs)
+            if task.name in records or waits:
                 continue
             outcomes = [records[name].outcome for name in task.needs]
             record = finished(folder, task) or try_to_finish(folder, task, *outcomes)
@@ -189,7 +190,7 @@ def tasks_of_tiles(image: LargeImage, processes: int) -> list[Task]:
         elif not any(skipped):
             image.join_bands(bands)
         shutil.rmtree(image.working_folder, ignore_errors=True)
-        return next(filter(None, skipped), {})
+        return all_skipped(skipped)
 
     def has_image(skipped: Skipped) -> bool:
         return bool(skipped) or image.is_done()
@@ -197,8 +198,8 @@ def tasks_of_tiles(image: LargeImage, processes: int) -> list[Task]:
     try:
         bands = [] if image.is_done() else image.bands(processes)
     except ReadError as error:
-        skipped = {path: one_line(error)}
-        return [Task(f'image {image.name}', skipped, lambda: skipped)]
+        reason = one_line(error)
+        return [Task(f'image {image.name}', reason, lambda: {path: reason})]
     tasks = []
     for band in bands:
         name, work = f'{image.name} rows {band}', partial(write_band, band)

@@ -119,8 +119,9 @@ class Journal:
             warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
         path = self.folder / 'state.json'
         if path.exists():
-            about, self.rows = json.loads(path.read_text()).values()
-            other = [key for key in self.about if about.get(key) != self.about[key]]
+            state = json.loads(path.read_text())
+            self.rows = state['rows']
+            other = [key for key in self.about if state['about'].get(key) != self.about[key]]
             if other:
                 self.close()
                 raise UserError(
@@ -241,19 +242,20 @@ def segment_in_tiles(
 ) -> None:
     """Write the labels of the lines that a band completes into the journal's folder. They are the
     same as in the label map of the whole image. `decide` turns blended scores into labels."""
-    grid, folder, start = run.grid, run.journal.folder, run.band[0]
+    grid = run.grid
+    folder = run.journal.folder
+    start = run.band[0]
     weights = ramps(grid.rows), ramps(grid.columns)
     top = grid.rows[start][0]
-    # Earlier rows of tiles that reach into the band contribute to its scores.
-    first = next(i for i, rows in enumerate(grid.rows) if rows[1] > top or i == start)
+    first = first_row_reaching(grid, start)
     with (folder / 'labels').open('r+b' if run.journal.rows else 'wb') as file:
         for row, scores in run.outputs(first):
-            old, above, below = (folder / f'sums-{i}' for i in (row - 1, row, row + 1))
-            old.unlink(missing_ok=True)
+            (folder / f'sums-{row - 1}').unlink(missing_ok=True)
+            above = folder / f'sums-{row}' if row > first else None
+            below = folder / f'sums-{row + 1}'
             blocks = []
             with below.open('wb') as sums:
-                seen = above if row > first else None
-                for block in blended(scores, grid, row, weights, seen, sums):
+                for block in blended(scores, grid, row, weights, above, sums):
                     if row >= start:
                         blocks.append(decide(block).numpy().astype(dtype))
                     run.progress(1)
@@ -262,6 +264,15 @@ def segment_in_tiles(
                 file.seek((grid.rows[row][0] - top) * grid.size[1] * blocks[0].itemsize)
                 file.write(np.concatenate(blocks, axis=1))
                 flush(file)
+
+
+def first_row_reaching(grid: TileGrid, start: int) -> int:
+    """The first row of tiles that shares lines with row `start`, and contributes to its scores."""
+    top = grid.rows[start][0]
+    first = start
+    while first > 0 and grid.rows[first - 1][1] > top:
+        first -= 1
+    return first
 
 
 def labels_in_tiles(folders: Sequence[Path], size: tuple[int, int], dtype: np.dtype) -> np.memmap:

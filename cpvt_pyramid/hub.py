@@ -122,7 +122,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         """
         source = str(pretrained_model_name_or_path)
         advice = f'; options of the model are those in its {CONFIG}'
-        check_names('from_pretrained', options, DOWNLOADING, advice)
+        check_option_names('from_pretrained', options, DOWNLOADING, advice)
         if Path(source).is_dir() and options.get('revision') is not None:
             raise ValueError(f'{source} is a folder, which has no revision')
 
@@ -178,7 +178,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             TypeError: another option.
         """
         known = ('repo_id', *PUSHING) if push_to_hub else ('push_to_hub', 'model_card_kwargs')
-        check_names('save_pretrained', options, known)
+        check_option_names('save_pretrained', options, known)
         return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -212,7 +212,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         Raises:
             TypeError: another option.
         """
-        check_names('push_to_hub', options, PUSHING)
+        check_option_names('push_to_hub', options, PUSHING)
         api = HfApi(token=options.get('token'))
         # The code in the card needs the full name, with the owner.
         repo_id = api.create_repo(repo_id, private=options.get('private'), exist_ok=True).repo_id
@@ -264,7 +264,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         )
 
 
-def check_names(
+def check_option_names(
     method: str, options: dict[str, Any], known: Sequence[str], advice: str = ''
 ) -> None:
     """Raise a TypeError if a method does not know an option."""

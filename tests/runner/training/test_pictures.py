@@ -1,6 +1,8 @@
 """What a training draws: validation images, and the curves at its end."""
 
+import os
 import re
+import signal
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from mmengine.config import Config
 from mmengine.structures import InstanceData, PixelData
 from mmseg.structures import SegDataSample
 from PIL import Image
-from support import in_processes, load_tool, photograph
+from support import clear_global_instances, in_processes, load_tool, photograph
 
 from cpvt_pyramid.runner.training import curves, pictures
 from cpvt_pyramid.runner.training.pictures import DrawResultsHook
@@ -127,3 +129,19 @@ def test_errors_are_warnings(monkeypatch):
     monkeypatch.setattr(pictures, 'runs_of', lambda _: [[{'loss': 1}]])
     with pytest.warns(UserWarning, match='cannot draw curves.png .OSError: .*No space left'):
         hook.after_train(runner)
+
+
+@pytest.mark.parametrize('number, status', [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_while_the_curves_are_drawn(number, status, configs, monkeypatch):
+    """The training is complete; SIGTERM does not break off the drawing. The same command with
+    --resume draws again, and trains no further."""
+    monkeypatch.setattr(pictures, 'write_curves', lambda *_: os.kill(os.getpid(), number))
+    short = 'train_cfg.max_epochs=1', 'train_dataloader.dataset.indices=2', *NO_VALIDATION
+    command = [str(configs['detector']), '--work-dir', 'work', '--cfg-options', *short]
+    assert train.main(command) == status
+    written = Path('work/epoch_1.pth').stat().st_mtime_ns
+    monkeypatch.setattr(pictures, 'write_curves', curves.write_curves)
+    clear_global_instances()
+    assert train.main([*command, '--resume']) == 0
+    assert Path('work/curves.png').is_file()
+    assert Path('work/epoch_1.pth').stat().st_mtime_ns == written

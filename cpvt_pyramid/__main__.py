@@ -26,14 +26,13 @@ MODULES = {  # in the package
     'run': 'runtime.__main__',
     'verify': 'runtime.verify',
 }
-LAUNCHER = 'torchrun'  # used by tools/dist_*.sh
 
 
 def find_tools() -> dict[str, Path]:
     """The file of each tool."""
     packed = PACKAGE / '.mim/tools'  # in a wheel
     folder = packed if packed.is_dir() else PACKAGE.parent / 'tools'
-    files = {path.stem: path for path in folder.glob('*.py') if path.stem != LAUNCHER}
+    files = {path.stem: path for path in folder.glob('*.py')}
     files |= {name: PACKAGE / f'{m.replace(".", "/")}.py' for name, m in MODULES.items()}
     return {name.replace('_', '-'): files[name] for name in sorted(files)}
 

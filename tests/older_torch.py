@@ -27,6 +27,7 @@ LACKS = {
     'a compiler for all that we do': """
         core/test_torchvision_models.py::test_compiled mm/test_padded_batches.py::test_compiled""",
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
+    'a torchrun that passes SIGUSR1 on': 'runner/test_launchers.py::test_signals_are_passed_on',
     'files of more than tensors, read safely': """
         runner/test_models.py::test_checkpoints_with_options""",
     "names of classes in Python's errors of arguments": """

@@ -30,7 +30,23 @@ torchrun() {
   nodes_of_slurm
   [[ ${NNODES:-1} == 1 || -n ${MASTER_ADDR-} && -n ${PORT-} ]] ||
     die "several machines need MASTER_ADDR and PORT"
-  exec "$PYTHON" "$tools/torchrun.py" "$@"
+  local processes=$1 meeting=(--standalone) # on a free port
+  shift
+  if [[ ${NNODES:-1} != 1 || -n ${PORT-} ]]; then
+    meeting=(--nnodes="${NNODES:-1}" --node-rank="${NODE_RANK:-0}")
+    meeting+=(--master-addr="${MASTER_ADDR:-127.0.0.1}" --master-port="$PORT")
+  fi
+  share_cores "$processes"
+  # As the option --signals-to-handle, which older versions of PyTorch do not have: with it, torchrun
+  # passes SIGUSR1 on, too.
+  export PET_SIGNALS_TO_HANDLE=${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}
+  exec "$PYTHON" -m torch.distributed.run "${meeting[@]}" --nproc-per-node="$processes" "$@"
+}
+
+# NPROC: let the processes divide the cores
+share_cores() {
+  local threads=$(( $(nproc) / $1 ))
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( threads > 0 ? threads : 1 ))}
 }
 
 # NPROC COMMAND...: run a tool that shares its work through files in NPROC processes. If one ends,
@@ -41,7 +57,7 @@ share() {
   local processes=$1 status result pids=() i
   shift
   export WORLD_SIZE=$(( ${NNODES:-1} * processes ))
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( $(nproc) / processes > 0 ? $(nproc) / processes : 1 ))}
+  share_cores "$processes"
   trap 'kill "${pids[@]}" 2> /dev/null' INT TERM
   for (( i = 0; i < processes; i++ )); do
     # No progress bars: they would write over each other.

@@ -97,12 +97,20 @@ def join_processes(cfg: Config, launcher: str) -> None:
 
 
 def connect(launcher: str, env_cfg: dict) -> None:
-    """Connect the processes of a launcher, unless they are connected."""
+    """Connect the processes of a launcher, unless they are connected.
+
+    Raises:
+        UserError: there are fewer GPUs on this machine than processes that torchrun started.
+    """
     if launcher == 'none' or torch.distributed.is_initialized():
         return
     if get_device() == 'cpu':
         torch.distributed.init_process_group('gloo')
         return
+    gpus = torch.cuda.device_count()
+    processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    if launcher == 'pytorch' and processes > gpus:
+        raise UserError(f'{processes} processes need a GPU each, found {gpus}')
     if launcher == 'mpi':
         local_rank = os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK', '0')
         os.environ.setdefault('LOCAL_RANK', local_rank)  # mmengine reads it to choose the GPU

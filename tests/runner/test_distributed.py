@@ -4,9 +4,11 @@ import os
 
 import mmengine.dist
 import pytest
+import torch
 from mmengine.config import Config
 from support import in_processes, load_tool
 
+from cpvt_pyramid.runner import distributed
 from cpvt_pyramid.runner.config.explain import explained
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.distributed import all_or_none
@@ -58,3 +60,11 @@ def test_a_process_that_ends_later_ends_the_others_with_one_line():
     )
     assert (status, other_status) == (2, 2) and other_line == 'tool: rank 1: no more data\n'
     assert line.startswith('tool: RuntimeError: ') and line.count('\n') == 1
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(distributed, 'get_device', lambda: 'cuda')
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
+    with pytest.raises(UserError, match='^2 processes need a GPU each, found 1$'):
+        distributed.connect('pytorch', {})

@@ -1,4 +1,4 @@
-"""The shell launchers, torchrun.py, and the time that --help takes."""
+"""The shell launchers, and the time that --help takes."""
 
 import os
 import re
@@ -93,20 +93,31 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
     ('slurm_train.sh gpu job nowhere.py', 'no config at nowhere.py'),
     (f'slurm_train.sh gpu job {__file__}', 'srun not found'),
     ('launchers.sh', 'nothing to run'),
-    ('torchrun.py 0 train.py', 'NPROC must be at least 1, got 0'),
 ])  # fmt: skip
 def test_mistakes_with_the_launchers(command, complaint):
-    interpreter = sys.executable if command.startswith('torchrun') else 'bash'
-    ended = run(interpreter, *f'{TOOLS}/{command}'.split())
+    ended = run('bash', *f'{TOOLS}/{command}'.split())
     assert ended.returncode == 2 and complaint in ended.stderr.splitlines()[-1]
     assert 'Traceback' not in ended.stderr
+
+
+# An interpreter that runs another script in place of train.py.
+RUNS = """#!/bin/sh
+for argument; do
+  shift
+  case "$argument" in
+    */train.py) argument={script} ;;
+  esac
+  set -- "$@" "$argument"
+done
+exec {python} "$@"
+"""
 
 
 def test_two_machines(configs, tmp_path):
     """Two launchers on this machine meet; one of them gets its variables from Slurm."""
     names = 'RANK', 'LOCAL_RANK', 'GROUP_RANK', 'WORLD_SIZE'
     Path('ranks.py').write_text(f'import os\nprint(*(os.environ[name] for name in {names}))\n')
-    python = program('py', f'#!/bin/sh\nexec {sys.executable} "$1" "$2" ranks.py')
+    python = program('py', RUNS.format(python=sys.executable, script='ranks.py'))
     hosts = '#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "127.0.0.1\\nn2"'
     path = f'{program("scontrol", hosts).parent}:{os.environ["PATH"]}'
     with socket.socket() as free:
@@ -126,34 +137,35 @@ def test_two_machines(configs, tmp_path):
     assert [node.returncode for node in started] == [0, 0]
 
 
-def test_torchrun_passes_signals_on():
-    """Also one that it would die of; the processes take their time."""
+def test_signals_are_passed_on(configs):
+    """Also SIGUSR1; the processes take their time."""
     Path('waits.py').write_text(
         'import os, signal, sys, time\n'
         "name = os.environ['RANK']\n"
         'def stop(*_):\n'
-        '    time.sleep(0.1)\n'
+        '    time.sleep(0.5)\n'
+        "    open('checkpoint' + name, 'w').close()\n"
         '    sys.exit(75)\n'
-        "signal.signal(signal.SIGUSR1, lambda *_: open('told' + name, 'w').close())\n"
-        'signal.signal(signal.SIGTERM, stop)\n'
+        'signal.signal(signal.SIGUSR1, stop)\n'
         "open('ready' + name, 'w').close()\n"
         'while True:\n'
         '    time.sleep(60)\n'
     )
+    python = program('py', RUNS.format(python=sys.executable, script='waits.py'))
     started = subprocess.Popen(
-        [sys.executable, TOOLS / 'torchrun.py', '2', 'waits.py'], stderr=subprocess.PIPE
+        [TOOLS / 'dist_train.sh', configs['detector'], '2'],
+        env=os.environ | {'PYTHON': str(python)},
+        stderr=subprocess.PIPE,
     )
-    for name, number in (('ready', signal.SIGUSR1), ('told', signal.SIGTERM)):
-        while not (Path(f'{name}0').exists() and Path(f'{name}1').exists()):
-            assert started.poll() is None
-            time.sleep(0.05)
-        started.send_signal(number)
-    assert started.wait(60) == 75 and started.stderr.read() == b''
+    while not (Path('ready0').exists() and Path('ready1').exists()):
+        assert started.poll() is None
+        time.sleep(0.05)
+    started.send_signal(signal.SIGUSR1)
+    started.communicate(timeout=60)
+    assert Path('checkpoint0').exists() and Path('checkpoint1').exists()
 
 
-@pytest.mark.parametrize(
-    'command', ['train.py mine.py', 'torchrun.py 2 train.py', 'demo/sample_dataset.py']
-)
+@pytest.mark.parametrize('command', ['train.py mine.py', 'demo/sample_dataset.py'])
 def test_outside_of_the_environment(command):
     """-S leaves out site-packages."""
     ended = run(sys.executable, '-S', *f'{TOOLS}/{command}'.split())

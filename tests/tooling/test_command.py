@@ -32,8 +32,12 @@ def test_signals_unwind_and_give_the_status(signum, said, status, tmp_path, caps
     assert not list(tmp_path.iterdir())
 
 
-TOOLS = {'train': 'argparse', 'test': 'argparse', 'infer': 'argparse', 'torchrun': 'torch',
-         'demo/sample_dataset': 'skimage'}  # fmt: skip
+TOOLS = {
+    'train': 'argparse',
+    'test': 'argparse',
+    'infer': 'argparse',
+    'demo/sample_dataset': 'skimage',
+}
 
 
 @pytest.mark.parametrize('tool, module', TOOLS.items())

@@ -194,7 +194,8 @@ def measure_probe(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
         "model's own padding and with real pixels in place of the padding. MAE is in standard "
         'deviations of the features; by chance, so few images give the second line without any '
         'pattern. SNR is the energy of that mean, less what is due to chance, over the variance '
-        'of the difference across images. How we read the paper is in experiments/position/findings/protocol.md.',
+        'of the difference across images. How we read the paper is in '
+        'experiments/position/findings/protocol.md.',
     ]
     return LabAnswer('probe', 'Where does position live?', notes, tables, ['probe.png'], data)
 

@@ -118,8 +118,9 @@ def test_average_precision_and_mean_iou_by_hand():
 
 def test_the_page_has_what_its_runs_say():
     """Tables from the JSON file, and a difference of two arms by scipy."""
-    page = (ROOT / 'experiments/ports/findings/training.md').read_text()
-    data = json.loads((ROOT / 'experiments/ports/findings/training.json').read_text())['data']['runs']
+    findings = ROOT / 'experiments/ports/findings'
+    page = (findings / 'training.md').read_text()
+    data = json.loads((findings / 'training.json').read_text())['data']['runs']
     for table in report.tables(data):
         assert table.markdown() in page, table.title
     a, b = (

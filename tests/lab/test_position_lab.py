@@ -125,8 +125,9 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_of_canvases_has_what_its_runs_say():
-    page = (ROOT / 'experiments/position/findings/canvas.md').read_text()
-    tests = json.loads((ROOT / 'experiments/position/findings/canvas.json').read_text())['data']['tests']
+    findings = ROOT / 'experiments/position/findings'
+    page = (findings / 'canvas.md').read_text()
+    tests = json.loads((findings / 'canvas.json').read_text())['data']['tests']
     for metric in ('position', 'control'):
         for name, seeds in tests.items():
             cells = [estimate([metric_of(seed[test], metric) for seed in seeds]).show()

@@ -3,7 +3,8 @@
 
     python tools/benchmarks/batch_drift.py
     python tools/benchmarks/batch_drift.py --images small.jpg large.jpg --out drift.png
-    python tools/benchmarks/batch_drift.py --archs pcpvt_small --backbones cpvt_pyramid timm mmseg
+    python tools/benchmarks/batch_drift.py --archs pcpvt_small --strides 8 32 \
+      --backbones cpvt_pyramid timm mmseg
 
 All backbones have the same weights: ours with and without the images' true sizes, and the ports in
 timm, mmsegmentation and mmdetection. An image alone is padded to the multiple that the model needs;
@@ -39,6 +40,8 @@ with imports_of('batch_drift'):
     import numpy as np
     import torch
     import torch.nn.functional as F
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
     from models import ports
     from skimage import data
@@ -53,7 +56,8 @@ BACKBONES = ('cpvt_pyramid', 'cpvt_pyramid, unmasked', 'timm', 'mmseg', 'mmdet')
 STRIDES = (4, 8, 16, 32)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, RGB
 MULTIPLE = 32  # other libraries' backbones take images whose sides are multiples of it, in pixels
-COLORS = (1e-6, 1.0)  # drift at the ends of the color scale
+COLORS = (1e-5, 1.0)  # drift at the ends of the color scale
+DRIFT = 'YlOrRd'  # the color map
 
 
 class Backbone(NamedTuple):
@@ -69,6 +73,7 @@ def batch_drift(
     images: Sequence[str] = (),
     archs: Sequence[Literal[tuple(ARCHS)]] = MEASURED,
     backbones: Sequence[Literal[BACKBONES]] = BACKBONES,
+    strides: Sequence[Literal[STRIDES]] = STRIDES,
     weights: Sequence[str] = (),
     out: str = 'batch_drift.png',
     json: str | None = None,
@@ -79,6 +84,7 @@ def batch_drift(
         images (FILE): an image and a larger one; by default two photographs from scikit-image
         archs: architectures, each measured in every library that has it
         backbones: rows of the table and the picture
+        strides: columns of the picture
         weights (ARCH=FILE): checkpoints of backbones; without one, weights are random
         out: the picture, a .png file
         json: also write the numbers to this file
@@ -113,7 +119,7 @@ def batch_drift(
         ],
     }
     print(features_table(results['features']))
-    draw(heats, small, large, Path(out))
+    draw(heats, small, large, strides, Path(out))
     print(f'\n{out}')
     if json:
         write_text(json, json_format.dumps(results, indent=1) + '\n')
@@ -205,9 +211,11 @@ def draw(
     heats: dict[tuple[str, str], list[np.ndarray]],
     small: np.ndarray,
     large: np.ndarray,
+    strides: Sequence[int],
     out: Path,
 ) -> None:
-    """Draw the image alone and in its batch, and below them a row of heat maps per backbone."""
+    """Draw the image alone and in its batch, and below them a row of drifts for each backbone, over
+    the image."""
     small, large = (image[..., ::-1] for image in (small, large))
     height, width = (max(sides) for sides in zip(small.shape[:2], large.shape[:2]))
     batch = np.full((height, 2 * width + 8, 3), 255, dtype=np.uint8)
@@ -215,9 +223,9 @@ def draw(
     batch[: small.shape[0], : small.shape[1]] = small
     batch[: large.shape[0], width + 8 : width + 8 + large.shape[1]] = large
 
-    wide = 1.9  # inches, of a map
+    wide = 2.4  # inches, of a map
     high = wide * small.shape[0] / small.shape[1]
-    size = (2.1 + wide * len(STRIDES), (high + 0.3) * len(heats) + 1.6 * high + 1.3)
+    size = (1.9 + wide * len(strides), (high + 0.4) * len(heats) + 1.6 * high + 1.2)
     figure = plt.figure(figsize=size, layout='constrained')
     top, body = figure.subfigures(
         2, 1, height_ratios=[1.6 * high + 0.3, size[1] - 1.6 * high - 0.3]
@@ -228,29 +236,37 @@ def draw(
         ('image alone', 'in a batch, padded to the larger image'),
     ):
         ax.imshow(image)
-        ax.set_title(title, fontsize=14)
+        ax.set_title(title, fontsize=15)
         ax.axis('off')
-    axes = body.subplots(len(heats), len(STRIDES), squeeze=False)
+    axes = body.subplots(len(heats), len(strides), squeeze=False)
     for row, ((arch, library), maps) in zip(axes, heats.items()):
-        row[0].set_ylabel(f'{library}\n{arch}', rotation=0, ha='right', va='center', fontsize=13)
-        for ax, heat in zip(row, maps):
-            shown = ax.imshow(
-                heat.clip(*COLORS), cmap='inferno', norm=LogNorm(*COLORS), aspect='auto'
-            )
-            ax.set_box_aspect(small.shape[0] / small.shape[1])
-            ax.set(xticks=[], yticks=[])
-            ax.set_xlabel(f'max {heat.max():.1g}', fontsize=12, labelpad=2)
-    for ax, stride in zip(axes[0], STRIDES):
-        ax.set_title(f'stride {stride}', fontsize=14)
-    bar = body.colorbar(shown, ax=axes, location='bottom', fraction=0.02, aspect=60, pad=0.01)
-    bar.set_label(
-        "change of the image's features in the batch,\nrelative to their mean norm "
-        '(black: rounding error)',
-        fontsize=13,
-    )
+        row[0].set_ylabel(f'{library}\n{arch}', rotation=0, ha='right', va='center', fontsize=14)
+        for ax, stride in zip(row, strides):
+            heat = maps[STRIDES.index(stride)]
+            draw_over(ax, small, heat, stride)
+            ax.set_xlabel(f'largest change {heat.max():.1g}', fontsize=13, labelpad=3)
+    for ax, stride in zip(axes[0], strides):
+        ax.set_title(f'stride {stride}', fontsize=15)
+    shown = ScalarMappable(LogNorm(*COLORS), DRIFT)
+    bar = body.colorbar(shown, ax=axes, location='bottom', fraction=0.02, aspect=50, pad=0.02)
+    bar.set_label('relative change of the features in the batch', fontsize=14)
     with atomic_write(out, '.png') as draft:
         figure.savefig(draft, dpi=100)
     plt.close(figure)
+
+
+def draw_over(ax: Axes, image: np.ndarray, heat: np.ndarray, stride: int) -> None:
+    """Draw the drift of a map over its image in gray: the color is that of the drift, and the more,
+    the less of the image shows."""
+    gray = image.mean(-1)
+    rows, columns = heat.shape
+    extent = (0, columns * stride, rows * stride, 0)
+    share = LogNorm(*COLORS)(heat.clip(*COLORS)).clip(0, 1)
+    ax.imshow(gray, cmap='gray', vmin=0, vmax=255)
+    colors = plt.get_cmap(DRIFT)(share)
+    colors[..., 3] = 0.9 * share
+    ax.imshow(colors, extent=extent, interpolation='nearest')
+    ax.set(xticks=[], yticks=[], xlim=(0, image.shape[1]), ylim=(image.shape[0], 0))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,8 @@
     python tools/demo/sample_dataset.py
     python examples/lightning_segmentation.py
 
-Images of different sizes are padded to one batch. Their sizes go to the model, which keeps the
-padding out of the images.
+Images of different sizes are padded to one batch. Their sizes go to the model, whose backbone then
+ignores the padding. In evaluation, the model runs images of one size together, without padding.
 """
 
 import argparse

@@ -12,6 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
+from PIL import Image
 from torch import Tensor, nn
 
 from ...mm.bands import read_bands
@@ -37,6 +38,8 @@ def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) ->
             return read_bands(path, bands)
         return np.ascontiguousarray(load_image(path)[..., ::-1])
     except OSError as error:
+        if isinstance(error.__cause__, Image.DecompressionBombError):
+            raise ReadError('too many pixels to be read at once; use --tile') from error
         raise ReadError(str(error).removesuffix(f': {path}')) from error
 
 

@@ -31,6 +31,8 @@ from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference import batched, large_images
+from cpvt_pyramid.runner.inference.prediction import read_image
+from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.command import UserError
@@ -158,6 +160,13 @@ def test_images_of_one_size_pass_the_model_together(untrained):
     prepared = (predictor.prepare(i, image) for i, image in enumerate(images))
     assert [image.source for image in predictor.predict(prepared)] == [0, 1, 2, 3, 4]
     assert batches == [[0, 2], [1, 3], [4]]
+
+
+def test_an_image_of_too_many_pixels_is_for_tiles(monkeypatch):
+    Image.fromarray(photograph(90, 130)).save('a.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5000)
+    with pytest.raises(ReadError, match='too many pixels to be read at once; use --tile'):
+        read_image(Path('a.png'))
 
 
 def test_images_are_sorted_by_size_to_fill_batches(monkeypatch):

@@ -22,6 +22,7 @@ from torch.autograd.function import FunctionCtx
 
 from .dispatch import (
     MKL_IS_SLOW,
+    every_derivative_is_needed,
     graph_is_exported,
     is_unobserved,
     opaque_when_compiled,
@@ -44,9 +45,23 @@ WORTH_BATCHES = 128
 MIN_GROUP = 768
 
 
+def differentiable_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
+) -> Tensor:
+    """The formula, in operations that have every derivative."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, float('-inf'))
+    elif mask is not None:
+        scores = scores + mask
+    return F.dropout(torch.softmax(scores, dim=-1), dropout) @ v
+
+
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float
 ) -> Tensor:
+    if every_derivative_is_needed():
+        return differentiable_attention(q, k, v, mask, dropout)
     if graph_is_exported():
         # One call serves all batch sizes; torch.export would specialize the loop. ONNX looks for
         # rows without keys if the mask is boolean, in passes over all scores.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.utils.checkpoint
 from torch import Tensor
 
-from .dispatch import graph_is_captured, plain, plain_selected
+from .dispatch import graph_is_captured, plain, plain_selected, transform_is_active
 
 
 def checkpoint(function: Callable[..., Tensor], *args: object) -> Tensor:
@@ -13,7 +13,7 @@ def checkpoint(function: Callable[..., Tensor], *args: object) -> Tensor:
 
     The recomputation runs the same version of the operations, plain or fast, as the forward pass.
     """
-    selected = plain_selected()
+    selected = plain_selected() or transform_is_active()
 
     def run(*args: object) -> Tensor:
         with plain(selected):

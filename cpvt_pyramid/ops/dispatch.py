@@ -34,6 +34,8 @@ require_torch((2, 1), 'cpvt_pyramid')  # before what an older one does not have 
 
 # ruff: noqa: E402
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.backends import mkldnn
 from torch.fx import _symbolic_trace
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -54,14 +56,15 @@ is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_
 
 HAS_FAST_OPS = VERSION >= (2, 7)
 
-_plain = not HAS_FAST_OPS or os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
+_selected = os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
 
 
 @contextmanager
 def plain(select: bool = True) -> Iterator[None]:
     """Select the plain version of every operation, in the whole process.
 
-    Gradients of gradients and `torch.func` need them.
+    Gradients of gradients need them. To have these, attention that is recorded for a gradient keeps
+    its scores instead of taking a fused kernel, which needs more memory.
 
     Args:
         select: False selects the fast versions instead, whatever is selected outside.
@@ -72,17 +75,18 @@ def plain(select: bool = True) -> Iterator[None]:
         ...     expected = model(image)
         >>> torch.testing.assert_close(model(image), expected)
     """
-    global _plain
-    before, _plain = _plain, select or not HAS_FAST_OPS
+    global _selected
+    before = _selected
+    _selected = select
     try:
         yield
     finally:
-        _plain = before
+        _selected = before
 
 
 def plain_selected() -> bool:
     """True if `plain` or the environment selects the plain versions."""
-    return _plain
+    return _selected
 
 
 def graph_is_captured() -> bool:
@@ -99,9 +103,32 @@ def graph_is_exported() -> bool:
     return HAS_FAST_OPS and torch.compiler.is_exporting()
 
 
+def transform_is_active() -> bool:
+    """True inside a transform of `torch.func` or a level of forward-mode AD.
+
+    Fast operations drop tangents there, or fail. Both names are private to PyTorch. The public
+    `unpack_dual` knows the tangent of one tensor, but it may be a weight that has one; and nothing
+    public knows the tensors of `torch.func`.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    # torch.compile takes the stack of torch.func for one that is never empty.
+    return not is_compiling() and peek_interpreter_stack() is not None
+
+
+def every_derivative_is_needed() -> bool:
+    """True if attention must be differentiable in forward mode and more than once, which PyTorch's
+    fused kernels are not."""
+    if graph_is_exported():
+        return False
+    recorded = torch.is_grad_enabled() and not graph_is_captured()
+    return (_selected and recorded) or transform_is_active()
+
+
 def use_plain() -> bool:
-    """True if the plain version runs: it was selected, or a graph is captured."""
-    return _plain or graph_is_captured()
+    """True if the plain version runs: it was selected, nothing else can run, or a graph is
+    captured."""
+    return _selected or not HAS_FAST_OPS or graph_is_captured() or transform_is_active()
 
 
 def use_onednn(x: Tensor) -> bool:
@@ -119,8 +146,9 @@ def use_onednn_bfloat16(x: Tensor) -> bool:
 
 
 def is_unobserved(x: Tensor) -> bool:
-    """True if x has values and no dispatch mode or graph capture must observe ATen ops."""
-    observed = _plain or graph_is_captured() or _get_current_dispatch_mode() is not None
+    """True if x has values, and neither a dispatch mode nor a captured graph nor a transform must
+    observe ATen ops."""
+    observed = use_plain() or _get_current_dispatch_mode() is not None
     return not observed and x.numel() > 0
 
 
@@ -147,8 +175,9 @@ def opaque_when_compiled(like: Callable[..., Tensor]) -> Callable[..., Callable[
 
         @functools.wraps(function)
         def call(x: Tensor, *others: Any) -> Tensor:
-            traced_through = not is_compiling() or graph_is_exported() or torch.is_grad_enabled()
-            if traced_through or _plain or not float32_on_cpu(x):
+            if not is_compiling() or graph_is_exported() or torch.is_grad_enabled():
+                return function(x, *others)
+            if _selected or transform_is_active() or not float32_on_cpu(x):
                 return function(x, *others)
             return operator(x, *others)
 

@@ -94,7 +94,7 @@ def test_the_environment_selects_plain():
 def test_older_torch():
     older = with_torch('2.1.2+cpu')
     with older.plain(False):
-        assert older.plain_selected()
+        assert older.use_plain()
     assert older.opaque_when_compiled(None)(len) is len and not older.graph_is_exported()
     older.require_torch((2, 1), 'this')
     with pytest.raises(ImportError, match='^that needs torch 2.4 or newer, found .*; pip install '):

@@ -5,6 +5,7 @@ in the columnar model, where they are (B, T, C): a class token, if it has one, t
 A `Grid` is their map: its size, and the mask of the tokens that belong to their image (`mask.py`).
 """
 
+from functools import partial
 from typing import Optional
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from . import ops
 from .mask import fill_outside, key_mask, subsample
-from .ops import LayerNorm, Linear
+from .ops import LayerNorm
 from .position import AttentionPosition, Grid
 
 
@@ -111,22 +112,22 @@ class GlobalAttention(Attention):
     ) -> None:
         super().__init__(heads, attn_drop)
         self.sr_ratio = sr_ratio
-        self.q = Linear(dim, dim)
-        self.kv = Linear(dim, 2 * dim)
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
         self.position = position or AttentionPosition()
         if sr_ratio > 1:
             self.sr = PatchConv(dim, dim, sr_ratio)
             self.norm = LayerNorm(dim)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         (x,) = ops.autocast(x)
-        q = self.q(x).flatten(1, 2)
+        q = ops.apply_linear(self.q, x).flatten(1, 2)
         coarse = self.norm(self.sr(x, grid.mask)) if self.sr_ratio > 1 else x
-        k, v = self.kv(coarse).flatten(1, 2).chunk(2, -1)
+        k, v = ops.apply_linear(self.kv, coarse).flatten(1, 2).chunk(2, -1)
         out = self.attend(q, k, v, grid, grid.keys(self.sr_ratio), self.sr_ratio)
-        return self.drop(self.proj(out.view(x.shape)))
+        return self.drop(ops.apply_linear(self.proj, out.view(x.shape)))
 
 
 class WindowAttention(Attention):
@@ -154,17 +155,19 @@ class WindowAttention(Attention):
         super().__init__(heads, attn_drop)
         self.window = window
         self.padding = padding
-        self.qkv = Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.position = position or AttentionPosition()
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         mask = grid.mask
         if self.padding == 'zero':  # of the tokens, before their keys and values
             x, mask = ops.pad_to_multiple(fill_outside(x, mask), self.window), None
-        x = ops.map_windows(self.attend_inside, self.qkv, x, mask, self.window)
-        return self.drop(self.proj(x[:, : grid.height, : grid.width]))
+        project = partial(ops.apply_linear, self.qkv)
+        x = ops.map_windows(self.attend_inside, project, x, mask, self.window)
+        x = x[:, : grid.height, : grid.width]
+        return self.drop(ops.apply_linear(self.proj, x))
 
     def attend_inside(
         self, qkv: Tensor, height: int, width: int, mask: Optional[Tensor] = None
@@ -191,17 +194,18 @@ class SelfAttention(Attention):
         drop: float = 0.0,
     ) -> None:
         super().__init__(heads, attn_drop)
-        self.qkv = Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.position = position or AttentionPosition()
         self.peg = peg
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k, v = ops.apply_linear(self.qkv, x).chunk(3, -1)
         if self.peg is not None:
-            q, k, _ = self.qkv(grid.encode(self.peg, x)).chunk(3, -1)
-        return self.drop(self.proj(self.attend(q, k, v, grid, grid.keys())))
+            q, k, _ = ops.apply_linear(self.qkv, grid.encode(self.peg, x)).chunk(3, -1)
+        x = self.attend(q, k, v, grid, grid.keys())
+        return self.drop(ops.apply_linear(self.proj, x))
 
 
 class MLP(nn.Module):
@@ -209,8 +213,8 @@ class MLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0) -> None:
         super().__init__()
-        self.fc1 = Linear(dim, hidden)
-        self.fc2 = Linear(hidden, dim)
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:

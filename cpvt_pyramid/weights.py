@@ -328,7 +328,8 @@ class LoadsCheckpoints(nn.Module):
         return self.peg_starts_at_zero and bool(PEG_KEY.match(name))
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
-        self.log_load_report(prepare_state_dict(self, state_dict, prefix))
+        if not is_own_quantized_state(self, state_dict, prefix):
+            self.log_load_report(prepare_state_dict(self, state_dict, prefix))
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def log_load_report(self, report: LoadReport) -> None:
@@ -363,6 +364,16 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})
     return report
+
+
+def is_own_quantized_state(module: nn.Module, state_dict: dict, prefix: str) -> bool:
+    """True if the state of a quantized model, part of which is no tensors, returns to it.
+
+    There is nothing to convert then.
+    """
+    ours = nn.Module.state_dict(module, prefix=prefix)
+    is_quantized = not all(isinstance(value, Tensor) for value in ours.values())
+    return is_quantized and ours.keys() <= state_dict.keys()
 
 
 def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels: int) -> None:

@@ -46,11 +46,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return onednn_affine(x, weight, bias)
 
 
-class Linear(nn.Linear):
-    """`nn.Linear`, computed by `linear`."""
+def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x). Computed by `linear`, unless calling the layer has another effect.
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    The layers are of the class `nn.Linear` itself: tools such as `quantize_dynamic` replace layers
+    of exactly this class.
+    """
+    return linear(x, layer.weight, layer.bias) if is_plain_linear(layer) else layer(x)
 
 
 def mlp(x: Tensor, fc1: nn.Module, drop: nn.Module, fc2: nn.Module) -> Tensor:
@@ -93,7 +95,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
     False for a layer that was replaced (LoRA, quantization), parametrized, pruned, sharded or
     hooked: it must be called.
     """
-    if type(layer) is not Linear or is_hooked(layer):
+    if type(layer) is not nn.Linear or is_hooked(layer):
         return False
     kinds = (Tensor, nn.Parameter)
     return type(layer.weight) in kinds and type(layer.bias) in kinds

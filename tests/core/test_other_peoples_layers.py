@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from models.ours import classifier, images, outputs, pcpvt, svt
+from models.ports import randomize
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -163,6 +164,27 @@ def test_hooks_in_a_compiled_model():
     with torch.no_grad():
         compiled = torch.compile(copy.deepcopy(model), backend='aot_eager')
         torch.testing.assert_close(compiled(IMAGE), model(IMAGE))
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@torch.no_grad()
+def test_dynamic_quantization(model):
+    """It replaces layers of exactly the class `nn.Linear`, and says nothing where it finds none."""
+    model.eval()
+    linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    quantize = partial(torch.ao.quantization.quantize_dynamic, qconfig_spec={nn.Linear})
+    quantized = quantize(model)
+    kind = torch.ao.nn.quantized.dynamic.Linear
+    assert [name for name, m in quantized.named_modules() if isinstance(m, kind)] == linears
+    found, expected = outputs(quantized, IMAGE), outputs(model, IMAGE)
+    for a, b in zip(found, expected):
+        assert 0 < (a - b).norm() < 0.05 * b.norm()
+    again = quantize(randomize(copy.deepcopy(model), seed=1))
+    again.load_state_dict(copy.deepcopy(quantized).state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(outputs(again, IMAGE), found))
+    for tensors, other in ((model.state_dict(), again), (again.state_dict(), model)):
+        with pytest.raises(ValueError, match='lacks'):
+            other.load_state_dict(tensors, strict=False)
 
 
 @pytest.mark.filterwarnings('ignore:There is a performance drop')

@@ -2,7 +2,8 @@
 
 `prepare_state_dict` runs first in every `load_state_dict` of a model (`LoadsCheckpoints`), so that
 torch, timm, mmengine's `Pretrained`, `load_from` and `resume` all read the same files:
-  - wrappers (`state_dict`, `model`, ...) and prefixes (`module.`, `backbone.`) are removed;
+  - wrappers (`state_dict`, `model`, ...) and prefixes (`module.`, `backbone.`) are removed; of
+    several wrappers the first in `WRAPPERS` is taken, and the report says so;
   - the names of another format, recognized by its keys, are mapped to ours, which are those of the
     Twins authors and of timm;
   - what a backbone does not have is dropped: the classifier, and stages that were not built;
@@ -31,9 +32,11 @@ from .archs import ARCHS, COLUMNAR_ARCHS
 from .downloads import local_file
 
 # Keys under which training scripts store the tensors, the moving average first. mmengine's EMAHook
-# stores the average as `state_dict` and the last weights as `ema_state_dict`.
-WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict')
+# stores the average as `state_dict` and the last weights as `ema_state_dict`; DeepSpeed's key is
+# `module`.
+WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'module', 'ema_state_dict')
 PREFIXES = ('module.', 'backbone.')
+MOST_WRAPPERS = 4  # inside of each other
 COMPILED = '_orig_mod.'  # torch.compile puts it into the names of what it wraps
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -175,23 +178,26 @@ class LoadReport(NamedTuple):
     mismatched: list[str]  # in both, with different shapes
     inflated: str = ''  # how the first convolution was made from that of RGB, if it was
     ignored: Sequence[str] = ()  # only in the checkpoint, and expected there, such as a classifier
+    choice: str = ''  # which of several wrappers in the checkpoint was taken, if there were several
 
     @property
     def misfit(self) -> Optional[str]:
         """Why the checkpoint is not that of the whole model; None if it is."""
-        words = {
-            'lacks': self.kept,
-            'has more than the model': self.unused,
-            'has other shapes': self.mismatched,
-        }
-        return next((f'{what}: {listed(names)}' for what, names in words.items() if names), None)
+        if self.kept:
+            return f'lacks: {listed(self.kept)}'
+        if self.unused:
+            return f'has more than the model: {listed(self.unused)}'
+        if self.mismatched:
+            return f'has other shapes: {listed(self.mismatched)}'
+        return None
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.kept) + len(self.mismatched)
         parts = [f'loaded {len(self.loaded)} of {total} tensors']
         for what, names in (('missing', self.kept), ('unused', [*self.unused, *self.ignored])):
             parts.append(f'{len(names)} {what}' + (f' ({listed(names)})' if names else ''))
-        return ', '.join(parts) + (f'; {self.inflated}' if self.inflated else '')
+        remarks = [remark for remark in (self.inflated, self.choice) if remark]
+        return '; '.join([', '.join(parts), *remarks])
 
 
 class Inert:
@@ -259,7 +265,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     """
     path = local_file(path)
     try:
-        if path.suffix == '.safetensors':
+        if is_safetensors(path):
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
@@ -279,6 +285,14 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     if not isinstance(checkpoint, dict):
         raise ValueError(f'{path} holds a {type(checkpoint).__name__}, not tensors by their names')
     return checkpoint
+
+
+def is_safetensors(path: Path) -> bool:
+    """True if a file, whatever its name, begins as a safetensors file: with the length of a header,
+    8 bytes, and the header, which is JSON."""
+    with path.open('rb') as file:
+        length = int.from_bytes(file.read(8), 'little')
+        return file.read(1) == b'{' and length <= path.stat().st_size
 
 
 def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
@@ -351,19 +365,36 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
     theirs = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
     if not theirs:  # a checkpoint of something else: a neck, a head
         return compare(ours, {})
-    theirs = to_ours(tensors_of(theirs))
+    inner, choice = unwrapped(theirs)
+    theirs = to_ours(tensors_of(inner))
+    if not any(BODY.match(name) for name in theirs):
+        raise ValueError(
+            f'the checkpoint has no tensor of this backbone, but {contents_of(inner)}. '
+            f'Check the file and, in an init_cfg, the prefix'
+        )
     ignored = [k for k in theirs if k not in ours and module.ignores_key(k)]
     theirs = {k: v for k, v in theirs.items() if k not in ignored}
     theirs, how = inflated(theirs, ours, module.rgb_weights)
-    report = compare(ours, theirs)._replace(inflated=how, ignored=ignored)
+    report = compare(ours, theirs)._replace(inflated=how, ignored=ignored, choice=choice)
     if objection := objection_to(ours, theirs, report):
         raise ValueError(objection)
 
-    theirs |= {name: ours[name] for name in report.kept if module.may_be_missing(name)}
+    for name in report.kept:
+        if module.may_be_missing(name):
+            theirs[name] = start_of(name, ours[name], like=next(iter(theirs.values())))
     for name in [name for name in state_dict if name.startswith(prefix)]:
         del state_dict[name]
     state_dict.update({prefix + name: value for name, value in theirs.items()})
     return report
+
+
+def start_of(name: str, ours: Tensor, like: Tensor) -> Tensor:
+    """The value of a stage norm, or of a PEG that starts at zero, that a checkpoint lacks: the
+    model's, or its initial one if the model is on the meta device."""
+    if not ours.is_meta:
+        return ours
+    is_scale = name.startswith('norm_list.') and name.endswith('.weight')
+    return torch.full(ours.shape, float(is_scale), dtype=like.dtype, device=like.device)
 
 
 def is_own_quantized_state(module: nn.Module, state_dict: dict, prefix: str) -> bool:
@@ -380,9 +411,12 @@ def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels:
     """Raise a ValueError unless weights for RGB can be made to fit `in_channels` in this way."""
     if rgb_weights is None:
         return
-    names = [] if isinstance(rgb_weights, str) else list(rgb_weights)
-    named = len(names) == len({*names}) == in_channels and {*names} & {*RGB}
-    if in_channels == 3 or not (named or rgb_weights in ('mean', 'repeat')):
+    if isinstance(rgb_weights, str):
+        is_known = rgb_weights in ('mean', 'repeat')
+    else:
+        names = set(rgb_weights)
+        is_known = len(rgb_weights) == len(names) == in_channels and not names.isdisjoint(RGB)
+    if in_channels == 3 or not is_known:
         raise ValueError(
             f"rgb_weights needs in_channels other than 3, and must be 'mean', 'repeat' or the "
             f'different names of the bands, some of them {", ".join(RGB)}; got {rgb_weights!r} for '
@@ -409,14 +443,18 @@ def inflated(
     Returns:
         The checkpoint, and a line that says what was done, or ''.
     """
-    name = next(filter(FIRST_CONV.match, ours), '')
+    name = next((name for name in ours if FIRST_CONV.match(name)), '')
     weight = theirs.get(name)
     if rgb_weights is None or weight is None or weight.dim() != 4 or weight.shape[1] != 3:
         return theirs, ''
     channels = ours[name].shape[1]
-    names = dict(mean=['mean'] * channels, repeat=[RGB[i % 3] for i in range(channels)])
-    bands = names[rgb_weights] if isinstance(rgb_weights, str) else rgb_weights
-    filters, mean = dict(zip(RGB, weight.unbind(1))), weight.mean(1)
+    bands = list(rgb_weights)
+    if rgb_weights == 'mean':
+        bands = ['mean'] * channels
+    elif rgb_weights == 'repeat':
+        bands = [RGB[i % 3] for i in range(channels)]
+    filters = dict(zip(RGB, weight.unbind(1)))
+    mean = weight.mean(1)
     made = torch.stack([filters.get(band, mean) for band in bands], dim=1) * (3 / channels)
     how = ', '.join(band if band in RGB else 'their mean' for band in bands)
     return theirs | {name: made}, f'{name} made for {channels} channels from RGB: {how}'
@@ -437,11 +475,6 @@ def objection_to(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
 ) -> Optional[str]:
     """Why a checkpoint does not fit the model, and what to do; None if it fits."""
-    if not any(map(BODY.match, theirs)):
-        return (
-            f'the checkpoint has no tensor of this backbone, but {listed(list(theirs))}. '
-            f'Check the file and, in an init_cfg, the prefix'
-        )
     if any(a != b for a, b in zip(shape_of(ours), shape_of(theirs))):
         return (
             f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '
@@ -470,6 +503,12 @@ def objection_to(
     for name in report.loaded:
         if defect := defect_of(theirs[name], ours[name]):
             return f'the checkpoint is damaged: {name} {defect}'
+    for name in report.loaded:
+        if overflows(theirs[name], ours[name].dtype):
+            return (
+                f'{name} has values up to {theirs[name].abs().max():.3g}, which are infinite in '
+                f"the model's dtype, {ours[name].dtype}"
+            )
     return None
 
 
@@ -482,6 +521,15 @@ def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
     if value.is_meta:
         return None if ours.is_meta else 'is on the meta device and has no values'
     return None if value.isfinite().all() else 'has values that are not finite'
+
+
+def overflows(value: Tensor, dtype: torch.dtype) -> bool:
+    """True if a tensor, finite itself, is not finite in another dtype."""
+    if type(value) not in (Tensor, nn.Parameter) or value.is_meta:
+        return False
+    if torch.finfo(value.dtype).max <= torch.finfo(dtype).max:
+        return False
+    return not value.to(dtype).isfinite().all()
 
 
 def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, ...]]:
@@ -499,18 +547,29 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
     if 'patch_embed.proj.weight' in tensors:
         dim = tensors['patch_embed.proj.weight'].shape[:1].numel()
         depth = len({name.split('.')[1] for name in tensors if name.startswith('blocks.')})
-        return next(
-            (k for k, a in COLUMNAR_ARCHS.items() if (a.dim, a.depth) == (dim, depth)), None
-        )
+        for name, column in COLUMNAR_ARCHS.items():
+            if (column.dim, column.depth) == (dim, depth):
+                return name
+        return None
     shape = shape_of(tensors)
-    names = [k for k, a in ARCHS.items() if [*zip(a.dims, a.depths)][: len(shape)] == shape]
+    if not shape:
+        return None
+    fitting = [
+        name
+        for name, arch in ARCHS.items()
+        if list(zip(arch.dims, arch.depths))[: len(shape)] == shape
+    ]
     position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'
-    return min(names, key=lambda k: ARCHS[k].position != position, default=None) if shape else None
+    for name in fitting:
+        if ARCHS[name].position == position:
+            return name
+    return fitting[0] if fitting else None
 
 
 def describe_arch(tensors: dict[str, Tensor]) -> str:
     """The name of an architecture, or its numbers if it has none."""
-    dims, depths = zip(*((stage[0], stage[-1]) for stage in shape_of(tensors)))
+    dims = tuple(stage[0] for stage in shape_of(tensors))
+    depths = tuple(stage[-1] for stage in shape_of(tensors))
     return arch_of(tensors) or f'of dims {dims} and depths {depths}'
 
 
@@ -525,13 +584,11 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     Raises:
         ValueError: names or tensors are damaged, sparse or quantized.
     """
-    for wrapper in WRAPPERS:
-        if isinstance(checkpoint.get(wrapper), dict):
-            checkpoint = checkpoint[wrapper]
+    checkpoint, _ = unwrapped(checkpoint)
     check_names(checkpoint)
     checkpoint = {k.replace(COMPILED, ''): v for k, v in checkpoint.items()}
     # DDP inside of an average gives two prefixes.
-    while prefix := next((p for p in PREFIXES for k in checkpoint if k.startswith(p)), ''):
+    while prefix := prefix_of(checkpoint):
         inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
         # mmpretrain has the classifier next to the backbone.
         checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
@@ -546,6 +603,45 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     return tensors
 
 
+def prefix_of(names: Iterable[str]) -> str:
+    """The first of `PREFIXES` that some name has, or ''."""
+    for prefix in PREFIXES:
+        if any(name.startswith(prefix) for name in names):
+            return prefix
+    return ''
+
+
+def unwrapped(checkpoint: dict) -> tuple[dict, str]:
+    """The dict of tensors inside a checkpoint, without wrappers; and, where it has several wrappers
+    that hold something, a line that says which of them was taken, or ''."""
+    choice = ''
+    for _ in range(MOST_WRAPPERS):
+        wrappers = [name for name in WRAPPERS if holds_tensors(checkpoint.get(name))]
+        if not wrappers:
+            break
+        taken, *others = wrappers
+        if others:
+            choice = f'taken from {taken}, not from {listed(others)}'
+        checkpoint = checkpoint[taken]
+    return checkpoint, choice
+
+
+def holds_tensors(value: object) -> bool:
+    """True for a dict of tensors, or of dicts that may hold them."""
+    if not isinstance(value, dict):
+        return False
+    return any(isinstance(each, (Tensor, dict)) for each in value.values())
+
+
+def contents_of(checkpoint: dict) -> str:
+    """What a checkpoint holds that is none of ours, and how to load a part of it."""
+    contents = listed([str(name) for name in checkpoint])
+    for name, value in checkpoint.items():
+        if holds_tensors(value):
+            return f'{contents}. Load a part that holds its tensors, such as {str(name)[:100]!r}'
+    return contents
+
+
 def check_names(names: Iterable) -> None:
     """Raise a ValueError unless all keys are strings."""
     for name in names:
@@ -556,8 +652,10 @@ def check_names(names: Iterable) -> None:
 def format_of(names: Iterable[str]) -> str:
     """The key in `FORMATS` of a checkpoint with these names, or 'ours'."""
     names = list(names)
-    found = (k for k, form in FORMATS.items() if any(re.match(form.mark, n) for n in names))
-    return next(found, 'ours')
+    for key, form in FORMATS.items():
+        if any(re.match(form.mark, name) for name in names):
+            return key
+    return 'ours'
 
 
 def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -625,7 +723,7 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
                 continue
             if leaf.startswith('q.'):
                 kind = leaf[2:]
-                value = torch.cat([value, tensors[f'{stem}.attn.kv.{kind}']])
+                value = joined(tensors, name, f'{stem}.attn.kv.{kind}', dim=0)
                 name = f'{stem}.attn.attn.in_proj_{kind}'
             if leaf.startswith('proj.'):
                 name = f'{stem}.attn.attn.out_{leaf}'
@@ -634,10 +732,25 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
         if name.endswith('.table') and form.flat_tables:
             value = value.flatten(1, 2)
             if form.class_entry and name == last_table and 'cls_pos' in tensors:
-                value = torch.cat([tensors['cls_pos'], value], dim=1)
+                value = joined({**tensors, name: value}, 'cls_pos', name, dim=1)
         prefix = '' if name.startswith('head.') else form.prefix
         theirs[prefix + rename(name, pairs)] = value
     return theirs
+
+
+def joined(tensors: dict[str, Tensor], first: str, second: str, dim: int) -> Tensor:
+    """Two tensors that are one in another format.
+
+    Raises:
+        ValueError: they have different dtypes.
+    """
+    dtypes = tensors[first].dtype, tensors[second].dtype
+    if dtypes[0] != dtypes[1]:
+        raise ValueError(
+            f'{first} and {second} are one tensor in this format and must have one dtype, got '
+            f'{dtypes[0]} and {dtypes[1]}'
+        )
+    return torch.cat([tensors[first], tensors[second]], dim)
 
 
 def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:

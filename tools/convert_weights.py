@@ -76,7 +76,11 @@ def convert(
     """
     from cpvt_pyramid import weights
 
-    ours = weights.to_ours(weights.tensors_of(weights.read_checkpoint(source)))
+    checkpoint = weights.read_checkpoint(source)
+    ours = weights.to_ours(weights.tensors_of(checkpoint))
+    if not ours:
+        inner, _ = weights.unwrapped(checkpoint)
+        raise ValueError(f'{source} has no tensors, but {weights.contents_of(inner) or "nothing"}')
     validate(ours, model_of(ours))
     if backbone_only:
         ours = {k: v for k, v in ours.items() if not weights.CLASSIFIER.match(k)}

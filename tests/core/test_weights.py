@@ -171,6 +171,9 @@ WRAPS = {
     'state_dict': lambda w: {'state_dict': w},
     'model in float64': lambda w: {'model': {k: v.double() for k, v in w.items()}, 'epoch': 3},
     'average': lambda w: {'model_ema': w, 'model': {}},
+    'no average yet': lambda w: {'model': w, 'model_ema': {}, 'state_dict_ema': None},
+    'settings of an average': lambda w: {'model': w, 'model_ema': {'decay': 0.999}},
+    'DeepSpeed': lambda w: {'module': prefixed('module.', w), 'optimizer': {'lr': 0.1}},
     'DDP': lambda w: prefixed('module.', w),
     'DDP of a detector': lambda w: {'state_dict': prefixed('module.backbone.', w)},
     'detector': lambda w: prefixed('backbone.', w) | {'neck.conv.weight': torch.ones(1)},
@@ -199,6 +202,40 @@ def test_wrappers_and_prefixes(published, wrap, tmp_path):
     assert_loaded(model, published)
     count = len(report.loaded)
     assert str(report).startswith(f'loaded {count} of {count} tensors, 0 missing, 4 unused (norm')
+
+
+@pytest.mark.parametrize(
+    ('checkpoint', 'contents'),
+    [
+        (
+            lambda w: {'student': w, 'teacher': w, 'epoch': torch.tensor(3)},
+            "student, teacher, epoch. Load a part that holds its tensors, such as 'student'",
+        ),
+        (lambda w: {'shard_0': w, 'shard_1': {}}, "shard_0, shard_1. Load .* such as 'shard_0'"),
+        (lambda w: {'model': {}, 'model_ema': {}}, 'model, model_ema'),
+        (lambda w: {'model': {'arguments': 1}}, 'model'),
+    ],
+)
+def test_other_wrappers_are_listed(published, checkpoint, contents):
+    with pytest.raises(ValueError, match=f'has no tensor of this backbone, but {contents}. Check'):
+        CPVTPyramid('pcpvt_nano').load_state_dict(checkpoint(published))
+
+
+def test_the_report_says_which_of_several_was_taken(published):
+    average = {name: value * 0.5 for name, value in published.items()}
+    checkpoint = {'model': published, 'model_ema': average, 'state_dict': {}}
+    model = CPVTPyramid('pcpvt_nano')
+    report = load(model, checkpoint, strict=False)
+    assert str(report).endswith('; taken from model_ema, not from model')
+    assert_loaded(model, average)
+    assert not load(model, {'model': published, 'model_ema': {}}, strict=False).choice
+
+
+def test_a_checkpoint_inside_itself_is_no_endless_loop():
+    checkpoint = {}
+    checkpoint['model'] = checkpoint
+    with pytest.raises(ValueError, match='no tensor of this backbone, but model'):
+        CPVTPyramid(TINY['pcpvt']).load_state_dict(checkpoint)
 
 
 class Detector(nn.Module):
@@ -288,6 +325,31 @@ def test_a_missing_package_is_named(published, tmp_path, monkeypatch):
         load_weights(CPVTPyramid(TINY['pcpvt']), tmp_path / 'model.safetensors')
 
 
+@pytest.mark.parametrize('name', ['model.bin', 'model.SAFETENSORS', 'model'])
+def test_a_safetensors_file_of_any_name(published, name, tmp_path):
+    save_file(published, tmp_path / name)
+    model = CPVTPyramid('pcpvt_nano')
+    load_weights(model, tmp_path / name)
+    assert_loaded(model, published)
+    os.truncate(tmp_path / name, 1000)
+    with pytest.raises(ValueError, match='is not a complete checkpoint'):
+        load_weights(model, tmp_path / name)
+
+
+def test_a_model_without_values():
+    """Built on the meta device, with norms or PEGs that the checkpoint does not have."""
+    norms = CPVTPyramid(TINY['svt'], stage_norm=False).state_dict()
+    pegs = CPVTPyramid(TINY['pcpvt'], position='none').state_dict()
+    for options, tensors in (
+        (dict(arch=TINY['svt']), norms),
+        (dict(arch=TINY['pcpvt'], peg=dict(zero_init=True)), pegs),
+    ):
+        with torch.device('meta'):
+            model = CPVTPyramid(**options)
+        model.load_state_dict(tensors, assign=True)
+        assert_loaded(model, CPVTPyramid(**options).state_dict() | tensors)
+
+
 def test_a_checkpoint_or_a_model_of_something_else_is_an_error():
     model, resnet = CPVTPyramid(TINY['pcpvt']), timm.create_model('resnet18').state_dict()
     with pytest.raises(ValueError, match='no tensor of this backbone, but conv1.weight.*the file'):
@@ -375,6 +437,26 @@ def test_a_strange_name_is_no_crash(source, name):
             continue
         assert unchanged(model, clean.state_dict())
         model.load_state_dict(before)
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'stored', 'value'),
+    [
+        (torch.float32, torch.float64, 1e300),
+        (torch.half, torch.float32, -1e5),
+        (torch.half, torch.bfloat16, 1e5),
+    ],
+)
+def test_a_value_that_overflows_is_refused(dtype, stored, value):
+    model = CPVTPyramid(TINY['pcpvt']).to(dtype)
+    tensors = {name: tensor.to(stored) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(tensors)
+    name = 'blocks.1.0.mlp.fc1.bias'
+    tensors[name][3] = value
+    said = f'^{name} has values up to .*e.* infinite in the model.s dtype, {dtype}$'
+    refuses(model, tensors, said)
+    tensors[name][3] = torch.finfo(dtype).max / 2
+    model.load_state_dict(tensors)
 
 
 # More channels than RGB

@@ -132,6 +132,13 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
         (None, 'mmseg', 'no checkpoint at a.pth'),
         ({'a': os.system}, 'mmseg', 'a.pth holds more than tensors: posix.system'),
         ({'a': torch.ones(2)}, 'mmseg', 'no known architecture has these tensors'),
+        ({'student': NANO}, 'mmseg', 'a.pth has no tensors, but student. Load a part that holds'),
+        (
+            NANO | {'blocks.0.0.attn.q.weight': NANO['blocks.0.0.attn.q.weight'].double()},
+            'mmseg',
+            'blocks.0.0.attn.q.weight and blocks.0.0.attn.kv.weight are one tensor in this format '
+            'and must have one dtype, got torch.float64 and torch.float32',
+        ),
         (NANO, 'pvt', "the format 'pvt' has no place for pos_block.0.proj.0.weight"),
         (of_mmdet('pvt_tiny').state_dict(), 'timm', 'timm has no PVT'),
     ],

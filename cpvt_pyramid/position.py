@@ -95,8 +95,9 @@ class PEG(NamedTuple):
         for part in model.modules():
             if isinstance(part, PosCNN):
                 part.requires_grad_(not self.frozen)
-                for parameter in part.parameters() if self.zero_init else ():
-                    nn.init.zeros_(parameter)
+                if self.zero_init:
+                    for parameter in part.parameters():
+                        nn.init.zeros_(parameter)
 
 
 class PosCNN(nn.Module):
@@ -217,9 +218,13 @@ class SinCosPosition(nn.Module):
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         height, width = x.shape[1:3]
         quarter = self.dim // 4
-        frequency = 10_000 ** (-torch.arange(quarter, device=x.device) / quarter)
-        rows = torch.arange(height, device=x.device)[:, None] * frequency  # (H, C / 4)
-        columns = torch.arange(width, device=x.device)[:, None] * frequency  # (W, C / 4)
+        # The default dtype, which may be bfloat16, is not precise enough.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        frequency = 10_000 ** (-torch.arange(quarter, device=x.device, dtype=dtype) / quarter)
+        rows, columns = (
+            torch.arange(side, device=x.device, dtype=dtype)[:, None] * frequency
+            for side in (height, width)
+        )  # (H, C / 4) and (W, C / 4)
         rows = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(-1, width, -1)
         columns = torch.cat([columns.sin(), columns.cos()], dim=1)[None].expand(height, -1, -1)
         return x + torch.cat([rows, columns], dim=2).to(x.dtype)
@@ -322,8 +327,10 @@ class RoPE(AttentionPosition):
         self.normalized = normalized
         self.frequencies = None
         if mixed:
-            start = self.turned_axes(torch.rand(heads, 1) * 2 * math.pi)
-            self.frequencies = nn.Parameter(start)
+            turn = torch.rand(heads, 1)
+            precise = turn.to(torch.promote_types(turn.dtype, torch.float32))
+            start = self.turned_axes(precise * 2 * math.pi)
+            self.frequencies = nn.Parameter(start.to(turn.dtype))
 
     def turned_axes(self, angle: Tensor) -> Tensor:
         """(2, heads, d / 2): f_x and f_y of axial frequencies, turned by an angle (heads, 1)."""

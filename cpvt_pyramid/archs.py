@@ -6,6 +6,7 @@ PEG instead of the learned tables.
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 PATCH_SIZES = (4, 2, 2, 2)  # of each stage, in pixels or in tokens of the stage before
@@ -127,14 +128,19 @@ def check_stages(
             raise ValueError(f'arch must have one {field} per stage, got {stages} dims, {entries}')
     for dim, heads in zip(arch.dims, arch.heads):
         check_heads(dim, heads)
-    if not out_indices or not all(0 <= i < stages for i in out_indices):
-        raise ValueError(
-            f'out_indices must be stages from 0 to {stages - 1}, got {tuple(out_indices)}'
-        )
-    if not -1 <= frozen_stages <= stages:
+    check_out_indices(out_indices, 'stages', stages)
+    if not isinstance(frozen_stages, Integral) or not -1 <= frozen_stages <= stages:
         raise ValueError(f'frozen_stages must be from -1 to {stages}, got {frozen_stages}')
     if window_padding not in ('mask', 'zero'):
         raise ValueError(f"window_padding must be 'mask' or 'zero', got {window_padding!r}")
+
+
+def check_out_indices(out_indices: Sequence[int], what: str, count: int) -> None:
+    """Raise a ValueError unless these are indices of so many stages or levels."""
+    if not out_indices or not all(isinstance(i, Integral) and 0 <= i < count for i in out_indices):
+        raise ValueError(
+            f'out_indices must be {what} from 0 to {count - 1}, got {tuple(out_indices)}'
+        )
 
 
 def check_heads(dim: int, heads: int) -> None:

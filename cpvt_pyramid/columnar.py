@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .archs import ColumnarArch, check_heads, check_rates, find_arch
+from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
 from .layers import Block, LayerNorm, PatchEmbed, SelfAttention
 from .mask import fill_outside, mean_inside, pixel_mask, subsample
 from .ops import ceil_div
@@ -242,8 +242,7 @@ class DenseCPVT(Column):
                 f'patch_size and dim of a feature pyramid must be multiples of 4, got {patch} and '
                 f'{self.arch.dim}'
             )
-        if not out_indices or not all(0 <= i < 4 for i in out_indices):
-            raise ValueError(f'out_indices must be levels from 0 to 3, got {tuple(out_indices)}')
+        check_out_indices(out_indices, 'levels', 4)
         self.out_indices = tuple(out_indices)
         self.channels = (out_channels,) * len(self.out_indices)
         self.strides = tuple((patch // 4, patch // 2, patch, 2 * patch)[i] for i in out_indices)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import ops
 from .mask import fill_outside, key_mask, subsample
 from .ops import LayerNorm
+from .ops.dispatch import graph_is_captured
 from .position import AttentionPosition, Grid
 
 
@@ -58,6 +59,11 @@ class PatchEmbed(nn.Module):
             raise ValueError(
                 f'the image must have in_channels={self.proj.in_channels} channels, '
                 f'got {x.shape[-1]}'
+            )
+        if not graph_is_captured() and 0 in x.shape[1:3]:
+            height, width = x.shape[1:3]
+            raise ValueError(
+                f'the image must have a height and a width of at least 1, got {height} x {width}'
             )
         x = self.drop(self.norm(self.proj(x, mask)))
         return x, subsample(mask, self.size)

@@ -1,6 +1,8 @@
 """One contract for every model, whatever its shape and its position encoding."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from unittest import mock
 
@@ -39,6 +41,16 @@ def loss_of(maps: list[Tensor]) -> Tensor:
     return sum(x.float().square().sum() for x in maps)
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def without_gradient(model: nn.Module) -> list[str]:
     return [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
@@ -75,7 +87,7 @@ def test_equals_the_slow_version_at_any_size(case, class_token, size):
     with torch.no_grad():
         maps = outputs(model, image)
         slow = slow_outputs(model, image, **options)
-    same_maps(maps, slow, rtol=1e-5, atol=1e-6)  # sines and cosines are in single precision
+    same_maps(maps, slow)
     if build is not classifier:
         for x, stride in zip(maps, model.strides):
             assert x.shape[2:] == tuple(-(-side // stride) for side in size)
@@ -315,7 +327,26 @@ def test_other_channels_and_memory_formats(build):
             model(image[:, :channels])
 
 
+@every_case
+def test_the_default_dtype_changes_nothing(build, options):
+    """Of a model whose own dtype is another, as where several models share a program."""
+    model, image = build(**options).eval(), torch.randn(1, 3, 40, 52)
+    sizes = torch.tensor([[31, 40]])
+    with torch.no_grad():
+        expected = [*outputs(model, image), *outputs(model, image, sizes)]
+        with default_dtype(torch.bfloat16):
+            found = [*outputs(model, image), *outputs(model, image, sizes)]
+    same_maps(found, expected, rtol=0, atol=0)
+
+
 # --- mistakes ----------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize('size', [(0, 32), (32, 0)], ids=['height', 'width'])
+def test_empty_images_are_named(build, size):
+    with pytest.raises(ValueError, match=f'of at least 1, got {size[0]} x {size[1]}'):
+        build()(torch.ones(1, 3, *size))
 
 
 @every_kind
@@ -330,7 +361,9 @@ MISTAKES = {
         (dict(arch='pcpvt_huge'), 'unknown arch .*pcpvt_small'),
         (dict(arch='cpvt_small'), 'is a columnar model; use the class CPVT'),
         (dict(out_indices=(0, 4)), 'stages from 0 to 3'),
+        (dict(out_indices=(1.0,)), r'stages from 0 to 3, got \(1.0,\)'),
         (dict(frozen_stages=5), 'from -1 to 4'),
+        (dict(frozen_stages=1.5), 'from -1 to 4'),
         (dict(window_padding='reflect'), "'mask' or 'zero'"),
         (dict(drop_path_rate=1.0), 'drop rates'),
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), 'one depths per stage, got 4 dims, 2'),
@@ -360,6 +393,7 @@ MISTAKES = {
     DenseCPVT: [
         (dict(arch=TINY_COLUMN._replace(patch_size=6)), 'multiples of 4, got 6 and 16'),
         (dict(out_indices=(0, 4)), 'levels from 0 to 3'),
+        (dict(out_indices=(1.0,)), r'levels from 0 to 3, got \(1.0,\)'),
     ],
     PosCNN: [
         (dict(dim=8, kernel_size=4), 'must be odd, got'),

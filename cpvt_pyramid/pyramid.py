@@ -134,6 +134,13 @@ class CPVTPyramid(LoadsCheckpoints):
             drop_path = drop_path_rate * depth(stage, index)
             return Block(dim, attention(stage, index), mlp_ratio, drop_rate, drop_path, with_cp)
 
+        def pegs(stage: int) -> dict[str, nn.Module]:
+            """The PEGs of a stage by the block that they follow."""
+            if peg is None:
+                return {}
+            after = peg.indices(arch.depths[stage], max(arch.depths))
+            return {str(index): peg.build(arch.dims[stage]) for index in after}
+
         dims = arch.dims[:used]
         self.patch_embeds = nn.ModuleList(
             PatchEmbed(*shape, drop_rate)
@@ -147,14 +154,16 @@ class CPVTPyramid(LoadsCheckpoints):
             nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
             for stage in range(used)
         )
-        pegs = [
-            {str(i): peg.build(dim) for i in peg.indices(depth, max(arch.depths))} if peg else {}
-            for dim, depth in zip(dims, arch.depths)
-        ]
         # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.
-        self.pos_block = nn.ModuleList(stage_pegs.pop('0', NoPosition()) for stage_pegs in pegs)
-        if any(pegs):
-            self.more_pos_block = nn.ModuleList(nn.ModuleDict(stage_pegs) for stage_pegs in pegs)
+        after_first: list[nn.Module] = []
+        after_others: list[dict[str, nn.Module]] = []
+        for stage in range(used):
+            stage_pegs = pegs(stage)
+            after_first.append(stage_pegs.pop('0', NoPosition()))
+            after_others.append(stage_pegs)
+        self.pos_block = nn.ModuleList(after_first)
+        if any(after_others):
+            self.more_pos_block = nn.ModuleList(nn.ModuleDict(each) for each in after_others)
         self.no_peg = NoPosition()
         self.norm_list = nn.ModuleList(
             LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims

@@ -77,15 +77,21 @@ def fused_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2:
     if use_plain():
         return plain_mlp(x, weight1, bias1, weight2, bias2)
     x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)
-    tokens, affine = x.flatten(0, -2), affine_for(x)
+    tokens = x.flatten(0, -2)
+    affine = affine_for(x)
     size = AT_A_TIME // len(weight1) if affine is onednn_affine else len(tokens)
     parts = tokens.split(max(size, 1))
-    if torch.is_grad_enabled():
-        layers = (weight1, bias1, weight2, bias2)
-        parts = [_MLP.apply(part, *layers, len(parts) == 1, affine) for part in parts]
-    else:
-        parts = [affine(affine(part, weight1, bias1, gelu=True), weight2, bias2) for part in parts]
-    out = torch.cat(parts) if len(parts) > 1 else parts[0]
+    trains = torch.is_grad_enabled()
+    keep = len(parts) == 1
+    results = []
+    for part in parts:
+        if trains:
+            out = _MLP.apply(part, weight1, bias1, weight2, bias2, keep, affine)
+        else:
+            hidden = affine(part, weight1, bias1, gelu=True)
+            out = affine(hidden, weight2, bias2)
+        results.append(out)
+    out = torch.cat(results) if len(results) > 1 else results[0]
     return out.unflatten(0, x.shape[:-1])
 
 

@@ -120,6 +120,40 @@ def test_steps_aside(why):
     call.assert_not_called()
 
 
+@pytest.mark.parametrize('outlier', [190, 1e3, 1e4, 1e6, -3e37, float('inf'), float('nan')])
+@torch.no_grad()
+def test_what_does_not_see_an_outlier(outlier):
+    """In a direct convolution 9 outputs do. Of other maps, the results hardly change."""
+    conv, x = random_conv(), torch.randn(1, C, 18, 18)
+    fast = copy.deepcopy(conv)
+    use_winograd(fast)
+    usual = (fast(x).double() - copy.deepcopy(conv).double()(x.double())).abs().max()
+    x[0, 7, 8, 10] = outlier
+    sees = torch.zeros(18, 18, dtype=torch.bool)
+    sees[7:10, 9:12] = True
+    exact = copy.deepcopy(conv).double()(x.double()).masked_fill(sees, 0)
+    assert (fast(x).masked_fill(sees, 0) - exact).abs().max() < 6 * usual
+    assert torch.equal(fast(x).isfinite(), conv(x).isfinite())
+
+
+@torch.no_grad()
+def test_large_values_everywhere():
+    conv, x = random_conv(), 3e37 * torch.rand(1, C, 9, 9)
+    use_winograd(conv)
+    assert torch.equal(conv(x), nn.Conv2d.forward(conv, x))
+    assert not conv(torch.zeros_like(x)).isnan().any()
+
+
+@pytest.mark.filterwarnings('ignore:.torch.jit.script. is deprecated')
+@torch.no_grad()
+def test_scripts_compute_directly():
+    model, x = nn.Sequential(random_conv(), nn.ReLU()), torch.randn(2, C, 9, 9)
+    expected = model(x)
+    use_winograd(model)
+    assert torch.equal(torch.jit.script(model)(x), expected)
+    assert not torch.equal(model(x), expected)
+
+
 def test_empty_and_wrong_maps():
     conv = random_conv()
     use_winograd(conv)

@@ -348,6 +348,8 @@ class Features(FeatureGetterNet):
     """
 
     model: Classifier
+    norm: bool
+    output_fmt: str
 
     def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
         return self.model.forward_intermediates(

@@ -15,7 +15,7 @@ class RunSettings:
     Args:
         model: whose backbone: 'cpvt_pyramid', 'mmseg', 'timm' (PCPVT), 'svt' (ours), or 'resnet'.
         position: 'peg' or 'learned', of ours.
-        region: whether the model is told the region of each image in a padded batch.
+        region: whether the backbone is told the region of each image in a padded batch.
         window_padding: of SVT.
         lr: the peak learning rate.
         seed: of the weights and all pictures.

@@ -1,6 +1,7 @@
 """Ports compared by training (experiments/ports)."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -131,3 +132,28 @@ def test_the_page_has_what_its_runs_say():
     half = 100 * ttest_rel(b, a).confidence_interval().high - mean
     row = report.tables(data)[1].rows[0]
     assert row[0] == 'ours, without' and row[2].startswith(f'{mean:+.1f} ± {half:.1f} (')
+
+
+def test_the_page_of_the_region_has_what_its_runs_say():
+    """Means, and differences of arms by scipy."""
+    findings = ROOT / 'experiments/ports/findings'
+    page = (findings / 'region.md').read_text()
+    found = json.loads((findings / 'region.json').read_text())
+    metrics = [f'{name}, batch 1, size {size}' for name in ('AP', 'mIoU') for size in (1, 2)]
+
+    def values(arm: str, metric: str) -> np.ndarray:
+        return np.array([100 * run['metrics'][metric] for run in found['runs'][arm]])
+
+    seeds = [[run['settings']['seed'] for run in runs] for runs in found['runs'].values()]
+    assert seeds == [list(range(7))] * 3
+    for arm, title in found['arms'].items():
+        means = [f'{values(arm, metric).mean():.1f} ± ' for metric in metrics]
+        assert re.search(rf'^\| {title} \| ' + r'\S+ \| '.join(means), page, re.M), title
+    for arm, other in (('backbone', 'none'), ('all', 'backbone'), ('all', 'none')):
+        row = f'^\\| {found["arms"][arm]} minus {found["arms"][other]} '
+        for metric in metrics:
+            a, b = values(arm, metric), values(other, metric)
+            mean = (a - b).mean()
+            half = ttest_rel(a, b).confidence_interval().high - mean
+            row += rf'\| {re.escape(f"{mean:+.1f} ± {half:.1f}")} \(\d\.\d+\) '
+        assert re.search(row, page, re.M), row

@@ -105,6 +105,8 @@ def may_be_coco(path: Path) -> bool:
     them."""
     text = path.read_bytes()
     lists = {*LIST.findall(text)}
+    if text.lstrip().startswith(b'['):  # CreateML, for example
+        return False
     may_be_other = OTHER_KEY.search(text) is not None
     if not is_closed(text):
         return bool(lists) and not may_be_other
@@ -170,7 +172,7 @@ def the_instances(paths: list[str]) -> str:
     if len(found) > 1:
         raise UserError(
             f'there must be one COCO file for each of train, val and test, and its name or folder '
-            f'must say which; got {", ".join(found[:3])}'
+            f'must say which, or --assign FILE=SPLIT; got {", ".join(found[:3])}'
         )
     return found[0]
 
@@ -403,6 +405,7 @@ def usable_content(
     categories = category_ids(content, path)
     annotations = list(good_annotations(content['annotations'], images, categories, masks, defects))
     check_that_boxes_are_no_corners(path, annotations, images)
+    check_that_boxes_are_pixels(path, annotations)
     return {**content, 'images': list(images.values()), 'annotations': annotations}, defects
 
 
@@ -571,6 +574,16 @@ def check_that_boxes_are_no_corners(
         raise UserError(
             f'{path}: each bbox must be x, y, width and height, but these are x1, y1, x2, y2: '
             f'{beyond} of {len(annotations)} would reach beyond their image'
+        )
+
+
+def check_that_boxes_are_pixels(path: Path, annotations: Sequence[dict]) -> None:
+    """Raise a UserError if no box of many has a number above 1."""
+    most = max((max(annotation['bbox']) for annotation in annotations), default=0)
+    if len(annotations) >= ENOUGH and most <= 1:
+        raise UserError(
+            f'{path}: each bbox must be x, y, width and height in pixels, but no number is above '
+            '1; multiply them by the width and height of the image'
         )
 
 

@@ -101,6 +101,8 @@ def find_label_maps(
     files = Files(root, assigned)
     splits, notes, by_name = find_pairs(files, defects)
     pairs = [pair for split in splits.values() for pair in split]
+    if not pairs:
+        raise UserError(f'{root}: no label map has the name of an image')
     values = values_of(root, [pair.label for pair in pairs], defects)
     sizes = sizes_of(root, [pair.image for pair in pairs], defects)
     for image, label in pairs:
@@ -119,7 +121,7 @@ def find_label_maps(
         for split, listed in splits.items()
     }
     if not any(splits.values()):
-        raise UserError(f'{root}: no label map is without errors and has a readable image')
+        raise UserError(f'{root}: no pair of an image and a label map is without errors')
     warn_about_values(values, defects)
     found = interpreted(list(values.values()), names, colors, files)
     return found._replace(splits=splits, sizes=sizes, notes=notes + found.notes, by_name=by_name)
@@ -213,6 +215,11 @@ def warn_about_values(values: dict[str, Values], defects: Defects) -> None:
         kind = 'label maps of 0 and 255, whose 255 is ignored because others are of 0 and 1'
         for name in full:
             defects.warn(kind, name)
+    in_color = {code for found in values.values() if found.is_color for code in found.counts}
+    for name, found in values.items():
+        grays = {packed((value,) * 3) for value in found.counts if value <= 255}
+        if in_color and not found.is_color and not found.palette and not grays <= in_color:
+            defects.warn('label maps in gray among others in colours', name)
 
 
 def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
@@ -228,10 +235,15 @@ def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]
     elif not names:
         kind = 'color_{:06x}' if by_color else 'gray_{}'
         names = [kind.format(code) if code else 'background' for code in codes]
-    if len(codes) > MOST_COLORS or len(names) != len(codes):
+    if len(codes) > MOST_COLORS:
+        kind = 'colours' if by_color else 'values'
+        raise UserError(f'the label maps have {len(codes)} {kind}; there can be {MOST_COLORS}')
+    if len(names) != len(codes):
+        kind = 'colours' if by_color else 'values'
+        shown = ', '.join(f'#{code:06x}' if by_color else str(code) for code in codes[:8])
         raise UserError(
-            f'the label maps have {len(codes)} colours, and {len(names)} classes have names; there '
-            f'must be a colour for each class, at most {MOST_COLORS}'
+            f'the label maps have {len(codes)} {kind} ({shown}{" ..." * (len(codes) > 8)}), but '
+            f'{len(names)} classes have names; each needs one, also the background'
         )
     palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
     layout = f'images and label maps in {"colours" if by_color else "gray"}'
@@ -252,11 +264,13 @@ def indexed(
     if not names:
         names = [f'class_{i}' for i in range(highest + 1 - first)]
         notes.append('no file names the classes; edit the config, or add a classes.txt')
-    if not highest - first < len(names) <= MOST_COLORS:
+    if highest - first >= len(names):
         raise UserError(
-            f'the label maps have labels up to {highest}, but {len(names)} classes have names; '
-            f'there can be {MOST_COLORS}'
+            f'the label maps have the labels {first} to {highest}, but {len(names)} classes have '
+            'names; each needs one, also the background'
         )
+    if len(names) > MOST_COLORS:
+        raise UserError(f'{len(names)} classes have names; there can be {MOST_COLORS}')
     labels = range(first, first + len(names))
     colors = [palette[label] for label in labels if label in palette]
     if len(set(colors)) < len(names):

@@ -259,13 +259,20 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
 
     splits = {key: split for key, split in found.splits.items() if images_of(split)}
     notes = list(found.notes)
-    if found.by_name:
-        by_name = [f'{name} is {split}' for name, split in sorted(found.by_name.items())]
+    by_name = [
+        f'{name} is {split}'
+        for name, split in sorted(found.by_name.items())
+        if PurePosixPath(name).name.lower() not in SPLITS[split]
+    ]
+    if by_name:
         shown = ', '.join(by_name[:6]) + (' ...' if len(by_name) > 6 else '')
         notes.append(f'{shown}, by name; if not, use --assign')
     if 'train' not in splits:
         others = ' and '.join(splits) or 'images with errors'
-        raise UserError(f'{data} has no training data, only {others}')
+        raise UserError(
+            f'{data} has no training data, only {others}; if a folder only sounds like that, use '
+            '--assign FOLDER=train'
+        )
     if 'val' not in splits:
         train = splits.pop('train')
         parts = divided(images_of(train))

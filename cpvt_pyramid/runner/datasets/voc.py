@@ -14,13 +14,14 @@ from ...tooling.command import UserError
 from .coco import Objects, Outline, Split, coco_content
 from .defects import Defects
 from .folder import SPLITS, Files, ImageSets, stem_of
-from .images import sizes_of
+from .images import Size, sizes_of
 
 
 def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     """The objects of a folder in this layout, or None."""
     paths = files.with_suffix('.xml')
     parsed = {}  # by annotation file: image, names and outlines of objects
+    declared = {}  # by annotation file: the size of the image
     for path in tqdm(paths, 'reading annotations', leave=False, delay=3):
         try:
             tree = ElementTree.parse(files.root / path).getroot()
@@ -32,6 +33,7 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
         found = image_of(files, tree, path, defects)
         if len(found) == 1:
             parsed[path] = found[0], voc_objects(tree, path, defects)
+            declared[path] = declared_size(tree)
         elif found:
             kind = 'annotation files that fit several images'
             defects.add(kind, f'{path} ({" and ".join(found[:3])})')
@@ -52,6 +54,8 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     users = Counter(images)
     outlines = defaultdict(dict)  # by split and image
     for path, (image, objects) in parsed.items():
+        if declared[path] and image in sizes and declared[path] != sizes[image]:
+            defects.warn('annotation files with another size than their image', path)
         if users[image] > 1:
             kind = 'images with several annotation files, whose objects are all used'
             defects.warn(kind, f'{image} ({path})')
@@ -90,9 +94,7 @@ def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defect
     split = files.split_of(dirname(path))
     given = (tree.findtext('filename') or '').strip()
     suffix = PurePosixPath(given).suffix or '.jpg'
-    size = None
-    with suppress(TypeError, ValueError):
-        size = int(tree.findtext('size/height')), int(tree.findtext('size/width'))
+    size = declared_size(tree)
     named_alike = PurePosixPath(path).with_suffix(suffix).as_posix()
     found = files.find_images(named_alike, split, size, any_suffix=True)
     folder = (tree.findtext('folder') or '').strip()
@@ -100,6 +102,14 @@ def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defect
     if len(found) == 1 and named and found[0] not in named:
         defects.warn('annotation files that name another image', f'{path} ({given})')
     return min(filter(None, (found, named)), key=len, default=[])
+
+
+def declared_size(tree: ElementTree.Element) -> Optional[Size]:
+    """The size of the image in an annotation file; None without one, or if it is 0."""
+    with suppress(TypeError, ValueError):
+        size = int(tree.findtext('size/height')), int(tree.findtext('size/width'))
+        return size if all(size) else None
+    return None
 
 
 def voc_objects(

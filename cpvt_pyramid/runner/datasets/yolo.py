@@ -121,6 +121,7 @@ def listed_images(files: Files, settings: dict, path: Path) -> dict[str, list[st
     for split, keys in SPLITS.items():
         entries = [str(entry) for key in sorted(keys) for entry in as_list(settings.get(key))]
         for entry in entries:
+            entry = entry.replace('\\', '/')
             inside = re.sub(r'^(\.\./)+', '', entry)  # Roboflow writes ../ too many
             candidates = [base / entry, path.parent / entry, path.parent / inside]
             if path.suffix == '.data':  # paths are relative to wherever Darknet is started
@@ -196,8 +197,8 @@ def labelled_images(files: Files) -> tuple[dict[str, list[str]], dict[str, str]]
 
 def label_file(files: Files, image: str) -> Optional[str]:
     """The label file of an image, both relative to the root, or None."""
-    path = PurePosixPath(image).with_suffix('.txt')
-    if path.name in NAME_FILES:
+    path = PurePosixPath(image)
+    if f'{path.stem}.txt' in NAME_FILES:
         return None
     folders = path.parent.parts
     places = [path.parent, path.parent / 'labels']
@@ -206,8 +207,10 @@ def label_file(files: Files, image: str) -> Optional[str]:
             for labels in ('Labels', 'labels'):
                 places.insert(0, PurePosixPath(*folders[:i], labels, *folders[i + 1 :]))
     for place in places:
-        if (files.root / place / path.name).is_file():
-            return str(place / path.name)
+        for suffix in ('.txt', '.TXT'):
+            name = place / f'{path.stem}{suffix}'
+            if (files.root / name).is_file():
+                return str(name)
     return None
 
 

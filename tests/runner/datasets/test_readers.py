@@ -17,7 +17,7 @@ from support import ROOT, load_tool
 from cpvt_pyramid.runner.datasets.checks import check_dataset
 from cpvt_pyramid.runner.datasets.coco import Objects
 from cpvt_pyramid.runner.datasets.defects import Defects
-from cpvt_pyramid.runner.datasets.folder import assigned_splits
+from cpvt_pyramid.runner.datasets.folder import NotRecognized, assigned_splits
 from cpvt_pyramid.runner.datasets.label_maps import LabelMaps, check_label_maps, find_label_maps
 from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
 from cpvt_pyramid.tooling.command import UserError
@@ -132,6 +132,17 @@ def test_coco_with_another_case_of_suffix(coco):
     found, problems = objects_in(root)
     assert not problems
     assert found.splits['train'].content['images'][0]['file_name'] == 'images/000.png'
+
+
+def test_coco_with_shares_instead_of_pixels(coco):
+    """mm would leave out all objects."""
+    root, content = coco
+    for annotation in content['annotations']:
+        left, top, width, height = annotation['bbox']
+        annotation['bbox'] = [left / 80, top / 60, width / 80, height / 60]
+    write(root / 'all.json', json.dumps(content))
+    with pytest.raises(UserError, match='in pixels, but no number is above 1'):
+        objects_in(root)
 
 
 def test_coco_box_that_is_not_around_its_polygon(coco):
@@ -261,6 +272,29 @@ def test_yolo_poses_without_data_yaml(keypoints, tmp_path):
     assert all('segmentation' in a for a in found.splits['train'].content['annotations'])
 
 
+def test_yolo_of_windows(tmp_path):
+    """Backslashes, line ends and suffixes; and a list of CreateML, which is no torn COCO file."""
+    for split, scenes in layouts.SPLITS:
+        fill(tmp_path, scenes, f'images/{split}/{{}}.PNG', yolo, f'labels/{split}/{{}}.TXT')
+    settings = 'train: images\\train\r\nval: images\\val\r\nnames: [cat, dog, owl]\r\n'
+    write(tmp_path / 'data.yaml', settings)
+    write(tmp_path / 'a.json', '[{"image": "000.PNG", "annotations": [{"label": "cat"}]}]')
+    found, problems = objects_in(tmp_path)
+    assert counts(found) == {'train': (4, 8), 'val': (4, 8)} and not problems
+    for path in tmp_path.rglob('labels/*/*'):
+        path.unlink()
+    (tmp_path / 'data.yaml').unlink()
+    with pytest.raises(NotRecognized):
+        objects_in(tmp_path)
+
+
+def test_voc_of_another_size_than_its_images(tmp_path):
+    layouts.voc_of_folders(tmp_path)
+    path = tmp_path / 'both.xml'
+    path.write_text(path.read_text().replace('<width>80', '<width>160'))
+    assert 'with another size than their image: both.xml' in objects_in(tmp_path)[1][-1]
+
+
 # Label maps
 
 
@@ -280,7 +314,7 @@ def soft_colors(path: Path, picture: layouts.Scene) -> None:
 @pytest.mark.parametrize('mask', [soft_mask, soft_colors])
 def test_masks_with_soft_edges(mask, tmp_path):
     fill(tmp_path, SCENES[:3], 'images/{}.png', mask, 'masks/{}.png')
-    with pytest.raises(UserError, match='no label map is without errors'):
+    with pytest.raises(UserError, match='no pair of an image and a label map'):
         maps_in(tmp_path)
     defects = Defects()
     kind = 'binary' if mask is soft_mask else 'colors'
@@ -301,6 +335,22 @@ def test_masks_of_two_scales(tmp_path):
         'warning: label maps of 0 and 255, whose 255 is ignored because others are of 0 and 1: '
         'masks/002.png, masks/003.png'
     ]
+
+
+def test_maps_in_gray_among_others_in_colours(tmp_path):
+    fill(tmp_path, SCENES[:2], 'images/{}.png', label_map, 'masks/{}.png', 'colors')
+    fill(tmp_path, SCENES[2:], 'images/{}.png', label_map, 'masks/{}.png')
+    assert (
+        'warning: label maps in gray among others in colours: masks/002' in maps_in(tmp_path)[1][0]
+    )
+
+
+@pytest.mark.parametrize('names', ['cat\ndog\nowl', 'cat'])
+def test_maps_with_too_few_names(names, tmp_path):
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    write(tmp_path / 'classes.txt', names)
+    with pytest.raises(UserError, match='classes have names; each needs one, also the background'):
+        maps_in(tmp_path)
 
 
 def test_maps_that_are_0(tmp_path):

@@ -148,7 +148,8 @@ def complete_records(content: dict[str, Any]) -> list[str]:
         for annotation in annotations:
             annotation['iscrowd'] = 0
         changes.append('iscrowd 0')
-    if 'area' not in fields:
+    areas = [annotation.get('area') for annotation in annotations]
+    if not any(is_number(area) and area > 0 for area in areas):
         for annotation in annotations:
             if has_box(annotation):
                 annotation['area'] = annotation['bbox'][2] * annotation['bbox'][3]
@@ -440,6 +441,10 @@ def good_annotations(
             defects.add('annotations without area', at)
             width, height = annotation['bbox'][2:]
             annotation = {**annotation, 'area': width * height}
+        elif annotation['area'] <= 0:
+            defects.warn('objects whose area is 0, which mm leaves out', at)
+        if annotation.get('ignore'):
+            defects.warn('objects with "ignore", which mm leaves out', at)
         crowd = annotation.get('iscrowd')
         if crowd not in (0, 1):
             defects.add('annotations whose iscrowd is missing or not 0 or 1', at)
@@ -529,8 +534,9 @@ def is_box_elsewhere(annotation: dict) -> bool:
     polygons = annotation.get('segmentation')
     if not isinstance(polygons, list) or not polygons:
         return False
-    x = [value for polygon in polygons for value in polygon[::2]]
-    y = [value for polygon in polygons for value in polygon[1::2]]
+    every = sum(polygons, []) if len(polygons) > 1 else polygons[0]
+    x = every[::2]
+    y = every[1::2]
     left, top, width, height = annotation['bbox']
     most = SHIFTED + FURTHER * max(width, height)
     return (

@@ -87,6 +87,7 @@ class LabelMaps(NamedTuple):
     by_color: bool = False  # the codes are 0xRRGGBB
     reduce_zero_label: bool = False  # 0 is to be ignored and 1 is the first class
     by_name: dict[str, str] = {}  # the splits of the files and folders whose names say it
+    ignored: float = 0  # share of the pixels
 
 
 def find_label_maps(
@@ -152,10 +153,14 @@ def interpreted(
     if not by_color and any(len(set(color)) > 1 for color in colors):
         colors = []  # names of indices, then
     if by_color or colors or not are_indices(counts, len(names)):
-        return coded(counts, by_color, names, colors)
-    is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
-    found = indexed(is_ade, counts, palette, names)
-    return found._replace(codes=list(range(256))) if in_color else found
+        interpretation = coded(counts, by_color, names, colors)
+    else:
+        is_ade = any(name.endswith('objectInfo150.txt') for name in files.names)
+        interpretation = indexed(is_ade, counts, palette, names)
+        if in_color:
+            interpretation = interpretation._replace(codes=list(range(256)))
+    ignored = 1 - sum(interpretation.pixels) / sum(counts.values())
+    return interpretation._replace(ignored=ignored)
 
 
 def soft_maps(values: dict[str, Values]) -> tuple[list[str], bool]:

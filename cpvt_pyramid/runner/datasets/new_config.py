@@ -331,6 +331,11 @@ def object_data(found: Objects, splits: dict[str, Split], data: Path, target: Ge
     train = splits['train'].content
     if not train['annotations']:
         raise UserError(f'the training data in {data} have no objects')
+    if all(annotation['iscrowd'] for annotation in train['annotations']):
+        raise UserError(
+            f'all objects in the training data in {data} are crowds or difficult, which training '
+            'ignores'
+        )
     datasets, lines = {}, []
     for key, (content, folder, path) in splits.items():
         if path:
@@ -387,7 +392,10 @@ def label_map_data(
     counts = Counter(dict(zip(found.classes, found.pixels)))
     total = max(sum(found.pixels), 1)
     shares = [f'{name} {count / total:.1%}' for name, count in counts.most_common(8)]
-    lines.append(f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else ''))
+    line = f'pixels: {", ".join(shares)}' + (' ...' if len(counts) > 8 else '')
+    if found.ignored:
+        line += f'; {found.ignored:.1%} of all are ignored'
+    lines.append(line)
     if is_converted:
         lines.append('note: label maps were written as class indices next to the config')
     sizes = np.array([found.sizes[pair.image] for pair in splits['train']], float)

@@ -204,7 +204,7 @@ def label_file(files: Files, image: str) -> Optional[str]:
     places = [path.parent, path.parent / 'labels']
     for i, folder in enumerate(folders):
         if folder.lower() in IMAGE_FOLDERS:
-            for labels in ('Labels', 'labels'):
+            for labels in ('LABELS', 'Labels', 'labels'):
                 places.insert(0, PurePosixPath(*folders[:i], labels, *folders[i + 1 :]))
     for place in places:
         for suffix in ('.txt', '.TXT'):

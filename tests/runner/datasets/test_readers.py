@@ -134,6 +134,23 @@ def test_coco_with_another_case_of_suffix(coco):
     assert found.splits['train'].content['images'][0]['file_name'] == 'images/000.png'
 
 
+def test_coco_objects_that_mm_leaves_out(coco):
+    """Without an area or to be ignored; if all are crowds, nothing is left."""
+    root, content = coco
+    content['annotations'][0]['area'] = 0
+    content['annotations'][1]['ignore'] = 1
+    write(root / 'all.json', json.dumps(content))
+    assert objects_in(root)[1] == [
+        'warning: objects whose area is 0, which mm leaves out: annotation 1 of 000.png (all.json)',
+        'warning: objects with "ignore", which mm leaves out: annotation 2 of 000.png (all.json)',
+    ]
+    for annotation in content['annotations']:
+        annotation['iscrowd'] = 1
+    write(root / 'all.json', json.dumps(content))
+    with pytest.raises(UserError, match='all objects .* are crowds or difficult'):
+        new_config(root, DETECTOR, root / 'x.py')
+
+
 def test_coco_with_shares_instead_of_pixels(coco):
     """mm would leave out all objects."""
     root, content = coco
@@ -343,6 +360,16 @@ def test_maps_in_gray_among_others_in_colours(tmp_path):
     assert (
         'warning: label maps in gray among others in colours: masks/002' in maps_in(tmp_path)[1][0]
     )
+
+
+def test_share_of_ignored_pixels(tmp_path):
+    """It shows that 255 is taken for no class."""
+    fill(tmp_path, SCENES, 'images/{}.png', label_map, 'masks/{}.png')
+    labels = np.full(SIZE, 255, np.uint8)
+    labels[:, : SIZE[1] // 5] = 1
+    Image.fromarray(labels).save(tmp_path / 'masks/000.png')
+    found, _ = maps_in(tmp_path)
+    assert found.ignored == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize('names', ['cat\ndog\nowl', 'cat'])

@@ -41,10 +41,7 @@ def check_dataset(
     if dataset.get('backend_args') or not is_local(dataset.get('data_root') or ''):
         return None
     steps = [step for step in dataset.get('pipeline') or () if isinstance(step, dict)]
-    load = next((step for step in steps if kind_of(step).startswith('Load')), {})
-    by_opencv = kind_of(load) in ('', 'LoadImageFromFile')
-    by_opencv &= load.get('imdecode_backend', 'cv2') == 'cv2'
-    effort = Effort(seconds, prints, by_opencv)
+    effort = Effort(seconds, prints, are_read_by_opencv(steps))
     if is_coco(dataset):
         masks = any(step.get('with_mask') for step in steps)
         path = annotation_file(dataset)
@@ -61,6 +58,15 @@ def check_dataset(
     return None
 
 
+def are_read_by_opencv(steps: Sequence[dict]) -> bool:
+    """Whether the first step of a pipeline that loads something, if any, uses OpenCV."""
+    loads = [step for step in steps if kind_of(step).startswith('Load')]
+    if not loads:
+        return True
+    backend = loads[0].get('imdecode_backend', 'cv2')
+    return kind_of(loads[0]) == 'LoadImageFromFile' and backend == 'cv2'
+
+
 def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
     """Check the contents of the data sets of a run, in its first process.
 
@@ -69,7 +75,8 @@ def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
     Raises:
         UserError: there are errors, which have been printed.
     """
-    seconds, folder = math.inf if skip_bad else SECONDS, Path(cfg.work_dir)
+    seconds = math.inf if skip_bad else SECONDS
+    folder = Path(cfg.work_dir)
     errors, good_parts = of_first_process(
         lambda: check_contents(cfg, *splits, folder=folder, seconds=seconds, write_good=skip_bad)
     )
@@ -97,7 +104,8 @@ def check_contents(
         The number of kinds of errors, and the list of what is good in each data set with errors, by
         its split and number.
     """
-    good, prints = {}, {split: {} for split in splits} if compare else {}
+    good = {}
+    prints = {split: {} for split in splits} if compare else {}
     every = [('', problem) for problem in found]
 
     def report(name: str, problems: Sequence[Problem]) -> None:

@@ -242,26 +242,31 @@ def with_same_classes(splits: dict[str, Split]) -> tuple[list[str], dict[str, Sp
 
     A category that has no objects and is the super-category of the others is none (Roboflow).
     """
-    used = {a['category_id'] for s in splits.values() for a in s.content['annotations']}
-    every = [c for split in splits.values() for c in split.content['categories']]
-    parents = {c.get('supercategory') for c in every if c.get('supercategory') != c['name']}
-    names = {
-        key: {
-            c['id']: c['name']
-            for c in split.content['categories']
-            if c['name'] not in parents or c['id'] in used
+    used = set()
+    parents = set()
+    for split in splits.values():
+        used.update(annotation['category_id'] for annotation in split.content['annotations'])
+        for category in split.content['categories']:
+            parent = category.get('supercategory')
+            if isinstance(parent, str) and parent != category['name']:
+                parents.add(parent)
+    names = {}  # by split and id
+    for key, split in splits.items():
+        names[key] = {
+            category['id']: category['name']
+            for category in split.content['categories']
+            if category['name'] not in parents or category['id'] in used
         }
-        for key, split in splits.items()
-    }
     classes = list(dict.fromkeys(name for listed in names.values() for name in listed.values()))
     for key, split in splits.items():
-        if list(names[key].values()) != classes:
-            annotations = [
-                {**a, 'category_id': classes.index(names[key][a['category_id']]) + 1}
-                for a in split.content['annotations']
-            ]
-            content = {'annotations': annotations, 'categories': categories_of(classes)}
-            splits[key] = Split({**split.content, **content}, split.folder)
+        if list(names[key].values()) == classes:
+            continue
+        annotations = []
+        for annotation in split.content['annotations']:
+            label = classes.index(names[key][annotation['category_id']])
+            annotations.append({**annotation, 'category_id': label + 1})
+        content = {'annotations': annotations, 'categories': categories_of(classes)}
+        splits[key] = Split({**split.content, **content}, split.folder)
     return classes, splits
 
 
@@ -395,7 +400,8 @@ def usable_content(
     images = {}
     key_kind = str if isinstance(content['images'][0].get('id'), str) else int
     for index, image in enumerate(content['images']):
-        if problem := image_record_problem(image, key_kind, images):
+        problem = image_record_problem(image, key_kind, images)
+        if problem:
             name = image.get('file_name')
             defects.add(problem, name if isinstance(name, str) and name else f'image {index}')
         else:
@@ -485,7 +491,8 @@ def category_ids(content: dict[str, Any], path: Path) -> set:
     """The ids of the categories, each of which must have an id and a name of its own."""
     ids, names = set(), set()
     for category in content['categories']:
-        number, name = category.get('id'), category.get('name')
+        number = category.get('id')
+        name = category.get('name')
         is_valid = is_key(category, 'id') and isinstance(name, str)
         if not is_valid or number in ids or name in names:
             raise UserError(

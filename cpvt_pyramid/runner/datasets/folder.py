@@ -170,7 +170,7 @@ class Files:
         )
         for is_preferred in preferences:
             if len(found) > 1:
-                found = list(filter(is_preferred, found)) or found
+                found = [path for path in found if is_preferred(path)] or found
         if all(self._are_equal(found[0], path) for path in found[1:]):
             return found[:1]
         return found
@@ -229,7 +229,8 @@ def text_of(path: Path) -> str:
 
 def lines_of(path: Path) -> list[str]:
     """The lines of a text file that are not empty, without space around them."""
-    return list(filter(None, map(str.strip, text_of(path).splitlines())))
+    lines = [line.strip() for line in text_of(path).splitlines()]
+    return [line for line in lines if line]
 
 
 def named_classes(files: Files) -> list[str]:
@@ -306,7 +307,10 @@ class ImageSets:
         assigned = self.files.assigned_split(path)
         if assigned is not None:
             return assigned
-        return next((self.splits[key] for key in keys if key in self.splits), None)
+        for key in keys:
+            if key in self.splits:
+                return self.splits[key]
+        return None
 
     def warn(self, what: str, defects: Defects) -> None:
         """Warn about names that were not found; images of a test may be without `what`."""

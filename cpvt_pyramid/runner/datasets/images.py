@@ -164,7 +164,9 @@ def shared_images(prints: Prints, others: Prints) -> list[tuple[Path, Path]]:
 
     Hashes are compared by a matrix product: 100,000 with 10,000 take 7 s of a core.
     """
-    mine, theirs, shared = list(prints), list(others), []
+    mine = list(prints)
+    theirs = list(others)
+    shared = []
     signs = np.array([image.bits for image in others.values()], np.float32).reshape(-1, 64) * 2 - 1
     for start in range(0, len(mine), BLOCK):
         block = mine[start : start + BLOCK]

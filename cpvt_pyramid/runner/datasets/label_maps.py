@@ -229,10 +229,12 @@ def warn_about_values(values: dict[str, Values], defects: Defects) -> None:
 
 def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]) -> LabelMaps:
     """Label maps whose colours or gray values stand for classes, without their files."""
-    codes, notes = sorted(counts), []
+    codes = sorted(counts)
+    notes = []
     if colors:
         codes = [packed(color) if by_color else color[0] for color in colors]
-        if unknown := set(counts) - set(codes):
+        unknown = set(counts) - set(codes)
+        if unknown:
             share = sum(counts[code] for code in unknown) / sum(counts.values())
             notes = [f'{len(unknown)} colours ({share:.1%} of the pixels) are in no list: ignored']
     elif codes == [0, 255] and not names:
@@ -246,8 +248,9 @@ def coded(counts: Counter, by_color: bool, names: list[str], colors: list[Color]
     if len(names) != len(codes):
         kind = 'colours' if by_color else 'values'
         shown = ', '.join(f'#{code:06x}' if by_color else str(code) for code in codes[:8])
+        shown += ' ...' if len(codes) > 8 else ''
         raise UserError(
-            f'the label maps have {len(codes)} {kind} ({shown}{" ..." * (len(codes) > 8)}), but '
+            f'the label maps have {len(codes)} {kind} ({shown}), but '
             f'{len(names)} classes have names; each needs one, also the background'
         )
     palette = [unpacked(code) for code in codes] if by_color else class_palette(names)
@@ -551,7 +554,8 @@ def write_indices(source: Path, target: Path, found: LabelMaps) -> None:
 
 def check_label_maps(dataset: dict, scope: str, effort: Effort = ALL_IMAGES) -> Checked:
     """Check the images and label maps of a `BaseSegDataset`."""
-    built, defects = built_dataset(dataset, scope), Defects()
+    built = built_dataset(dataset, scope)
+    defects = Defects()
     images = Path(built.data_prefix.get('img_path') or '')
     listed = built.load_data_list() if images.is_dir() else []
     if not listed:
@@ -623,9 +627,9 @@ def label_map_reader(dataset: dict, scope: str) -> tuple[dict[Path, dict], Any]:
         raise UserError(f'the test data must be a BaseSegDataset, got {kind_of(dataset)}')
     built = built_dataset(dataset, scope)
     default = {'type': 'LoadAnnotations', 'reduce_zero_label': built.reduce_zero_label}
-    steps = (step for step in dataset.pipeline if kind_of(step).endswith('LoadAnnotations'))
+    steps = [step for step in dataset.pipeline if kind_of(step).endswith('LoadAnnotations')]
     with TRANSFORMS.switch_scope_and_registry(scope) as registry:
-        load = registry.build(next(steps, default))
+        load = registry.build(steps[0] if steps else default)
 
     def read(info: dict) -> np.ndarray:
         return load({**info, 'seg_fields': []})['gt_seg_map']

@@ -368,24 +368,29 @@ def label_map_data(
 ) -> Data:
     """The data of a segmentor; writes lists of images, and label maps where the values of the files
     are no indices or the files are not as BaseSegDataset expects them."""
-    datasets, lines, is_converted = {}, [], False
+    datasets = {}
+    lines = []
+    is_converted = False
     for key, pairs in splits.items():
-        names, ends = zip(*map(place_of, pairs))
-        images, suffix, maps, map_suffix = ends[0]
-        if found.codes or len({*ends}) > 1:
+        places = [place_of(pair) for pair in pairs]
+        names = [name for name, _ in places]
+        ends = {end for _, end in places}
+        if found.codes or len(ends) > 1:
             is_converted = True
             names = [pair.image for pair in pairs]
-            images, suffix, maps, map_suffix = '', '', f'{target.name}/labels', '.png'
+            end = Ends('', '', f'{target.name}/labels', '.png')
             for image, label in pairs:
                 path = target.path / f'labels/{image}.png'
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_indices(data / label, path, found)
+        else:
+            (end,) = ends
         datasets[key] = dict(
             type='BaseSegDataset',
             ann_file=target.write(f'{key}.txt', ''.join(f'{name}\n' for name in names)),
-            img_suffix=suffix,
-            seg_map_suffix=map_suffix,
-            data_prefix=dict(img_path=images, seg_map_path=maps),
+            img_suffix=end.image_suffix,
+            seg_map_suffix=end.label_suffix,
+            data_prefix=dict(img_path=end.images, seg_map_path=end.labels),
             reduce_zero_label=found.reduce_zero_label,
         )
         lines.append(f'{key}: {len(names)} images')
@@ -402,19 +407,32 @@ def label_map_data(
     return Data(found, datasets, lines, sizes)
 
 
-def place_of(pair: Pair) -> tuple[str, tuple[str, str, str, str]]:
+class Ends(NamedTuple):
+    """What BaseSegDataset adds to the name of an image and its label map."""
+
+    images: str  # folder
+    image_suffix: str
+    labels: str  # folder
+    label_suffix: str
+
+
+def place_of(pair: Pair) -> tuple[str, Ends]:
     """The name that an image and its label map share, with the last folders if they share them, and
-    what BaseSegDataset adds to it: folder and suffix of the image, and of the label map."""
-    image, label = PurePosixPath(pair.image), PurePosixPath(pair.label)
+    what is added to it."""
+    image = PurePosixPath(pair.image)
+    label = PurePosixPath(pair.label)
     name = os.path.commonprefix([image.stem, label.stem])
     if name not in (image.stem, label.stem):
         name = re.sub('[ _.-]?[A-Za-z]*$', '', name)
-    suffix, map_suffix = image.name[len(name) :], label.name[len(name) :]
-    images, maps = image.parent, label.parent
-    while images.name and images.name == maps.name:
+    image_suffix = image.name[len(name) :]
+    label_suffix = label.name[len(name) :]
+    images = image.parent
+    labels = label.parent
+    while images.name and images.name == labels.name:
         name = f'{images.name}/{name}'
-        images, maps = images.parent, maps.parent
-    return name, (str(images), suffix, str(maps), map_suffix)
+        images = images.parent
+        labels = labels.parent
+    return name, Ends(str(images), image_suffix, str(labels), label_suffix)
 
 
 def relative(path: Path, start: Path) -> str:
@@ -437,7 +455,8 @@ def config_text(
         'data_root': f'{HERE}/{relative(Path(os.path.abspath(root)), here)}',
         'metainfo': data.metainfo,
     }
-    if changes := model_changes(cfg.model, len(data.found.classes), scaled):
+    changes = model_changes(cfg.model, len(data.found.classes), scaled)
+    if changes:
         settings['model'] = changes
     for key, pipeline in (
         ('train_pipeline', pipeline_of(cfg, 'train')),

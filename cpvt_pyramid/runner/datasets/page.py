@@ -62,7 +62,8 @@ def facts_of_objects(dataset: dict, samples: int) -> tuple[dict, str, str]:
     """The number of objects by class, and what the page shows."""
     truth = indexed_coco(usable_content(annotation_file(dataset))[0])
     names = {key: category['name'] for key, category in truth.cats.items()}
-    images, objects = list(truth.imgs.values()), list(truth.anns.values())
+    images = list(truth.imgs.values())
+    objects = list(truth.anns.values())
     counts = Counter(names[annotation['category_id']] for annotation in objects)
     sides = np.reshape([annotation['bbox'][2:] for annotation in objects], (-1, 2)).astype(float)
     sides = sides[(sides > 0).all(1)]
@@ -72,7 +73,8 @@ def facts_of_objects(dataset: dict, samples: int) -> tuple[dict, str, str]:
         histogram(sides[:, 0] / sides[:, 1], 'aspect ratio of objects (width / height)'),
         histogram(long, 'longer side of images, pixels'),
     )
-    labels, classes = {key: label for label, key in enumerate(names)}, list(names.values())
+    labels = {key: label for label, key in enumerate(names)}
+    classes = list(names.values())
 
     def draw(index: int, small: np.ndarray, factor: float) -> tuple[Image.Image, str]:
         found = truth.imgToAnns[images[index]['id']]
@@ -129,17 +131,23 @@ def facts_of_label_maps(
 ) -> tuple[dict, str, str]:
     """The percentage of pixels by class, and what the page shows."""
     by_path, load = label_map_reader(dataset, scope)
-    infos, classes, palette = list(by_path.values()), meta['classes'], meta['palette']
-    maps = (label_map_or_none(load, info) for info in sample_of(infos, LABEL_MAPS))
-    pixels, sides = np.zeros(256, np.int64), []
-    for labels in (labels for labels in maps if labels is not None):
+    infos = list(by_path.values())
+    classes = meta['classes']
+    palette = meta['palette']
+    pixels = np.zeros(256, np.int64)
+    sides = []
+    for info in sample_of(infos, LABEL_MAPS):
+        labels = label_map_or_none(load, info)
+        if labels is None:
+            continue
         pixels += np.bincount(labels.ravel().clip(0, 255), minlength=256)
         sides.append(max(labels.shape))
     total = max(pixels[: len(classes)].sum(), 1)
     shares = {name: round(100 * pixels[i] / total, 2) for i, name in enumerate(classes)}
 
     def draw(index: int, small: np.ndarray, factor: float) -> tuple[Image.Image, str]:
-        name, labels = paths[index].name, label_map_or_none(load, infos[index])
+        name = paths[index].name
+        labels = label_map_or_none(load, infos[index])
         if labels is None:
             return Image.fromarray(small), f'{name}: no readable label map'
         return draw_segmentation(small, at_size(labels, small.shape), classes, palette), name

@@ -31,14 +31,19 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
-        before = next(filter(None, map(long_and_short, steps(pipeline_of(cfg, 'val')))), ())
+        before = ()
+        for step in steps(pipeline_of(cfg, 'val')):
+            before = before or long_and_short(step)
         is_segmentation = task == 'segmentation'
         if not before:
             return cls((), 1, is_segmentation)
-        enlarged = np.median(np.minimum(
-            max(before) / sizes.max(1), min(before) / sizes.min(1)))  # fmt: skip
-        most, limit = (1, LARGER) if is_segmentation else (ENLARGED, 1)
-        scale = min(most / enlarged, limit)
+        by_long = max(before) / sizes.max(1)
+        by_short = min(before) / sizes.min(1)
+        enlarged = np.median(np.minimum(by_long, by_short))  # by the base
+        if is_segmentation:
+            scale = min(1 / enlarged, LARGER)
+        else:
+            scale = min(ENLARGED / enlarged, 1)
         scale = 1 if abs(scale - 1) < 0.05 else scale
         return cls(before, scale, is_segmentation)
 
@@ -98,7 +103,8 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
     """The recipe of a base for this machine and another number of training images."""
     per_gpu = cfg.train_dataloader.get('batch_size') or 1
     recipe_batch = (cfg.get('auto_scale_lr') or {}).get('base_batch_size') or per_gpu
-    batch, machine = per_gpu, 'a CPU'
+    batch = per_gpu
+    machine = 'a CPU'
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory
         times = 2 ** max(int(math.log2(max(memory / MEMORY, 1))), 0)

@@ -95,13 +95,15 @@ def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defect
     given = (tree.findtext('filename') or '').strip()
     suffix = PurePosixPath(given).suffix or '.jpg'
     size = declared_size(tree)
-    named_alike = PurePosixPath(path).with_suffix(suffix).as_posix()
-    found = files.find_images(named_alike, split, size, any_suffix=True)
+    same_name = PurePosixPath(path).with_suffix(suffix).as_posix()
+    alike = files.find_images(same_name, split, size, any_suffix=True)
     folder = (tree.findtext('folder') or '').strip()
     named = files.find_images(f'{folder}/{given}', split, size) if given else []
-    if len(found) == 1 and named and found[0] not in named:
+    if len(alike) == 1 and named and alike[0] not in named:
         defects.warn('annotation files that name another image', f'{path} ({given})')
-    return min(filter(None, (found, named)), key=len, default=[])
+    if alike and (not named or len(alike) <= len(named)):
+        return alike
+    return named
 
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:

@@ -62,7 +62,7 @@ def test_coco_with_the_word_caption(place, coco):
     """Files of captions and of panoptic segments have other annotations, and are not used."""
     root, content = coco
     if place == 'category':
-        content['categories'][0]['name'] = 'caption'
+        content['categories'][0].update(name='caption', supercategory=['page'])
     elif place == 'attribute':
         content['annotations'][0]['attributes'] = {'caption': '', 'segments_info': []}
     else:

@@ -347,9 +347,7 @@ class Features(FeatureGetterNet):
     `valid`, the size of each image in a padded batch, is that of `CPVTPyramid.forward`.
     """
 
-    model: Classifier
-    norm: bool
-    output_fmt: str
+    model: Any  # a Classifier
 
     def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
         return self.model.forward_intermediates(

@@ -240,8 +240,8 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
     features at the same place of the whole image, where real pixels are in place of the padding.
     With global attention the whole image has other keys, too, and an absolute encoding other
     values: then the pattern holds more than padding. experiments/position/findings/protocol.md says
-    how we read the paper's two metrics, MAE and SNR. The images (B, 3, H, W), at least 2, are larger than the crop
-    by `margin` pixels on all sides, a multiple of every stride.
+    how we read the paper's two metrics, MAE and SNR. The images (B, 3, H, W), at least 2, are
+    larger than the crop by `margin` pixels on all sides, a multiple of every stride.
     """
     height, width = (side - 2 * margin for side in images.shape[2:])
     if len(images) < 2 or min(height, width) < 1:

@@ -18,7 +18,7 @@ from typing import Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.overrides import has_torch_function_unary
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .dispatch import use_onednn
@@ -80,19 +80,15 @@ class WinogradConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
         if torch.jit.is_scripting():
             return F.conv2d(input, weight, bias, 1, 1)
-        return conv3x3(input, weight, bias, 1, 1)
+        return conv3x3(input, weight, bias)
 
 
-def conv3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], stride: int, padding: int) -> Tensor:
-    """`F.conv2d` with stride and padding 1, by `winograd_conv` in float32 inference on a CPU.
-
-    Maps of padded batches have the same rule for both (`regions.RULES`).
-    """
-    if has_torch_function_unary(x):
-        return handle_torch_function(conv3x3, (x,), x, weight, bias, stride, padding)
+def conv3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """`F.conv2d` with stride and padding 1, by `winograd_conv` in float32 inference on a CPU."""
+    plain = torch.is_grad_enabled() or has_torch_function_unary(x)  # of other people's subclasses
     fits = x.dim() == 4 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
-    if torch.is_grad_enabled() or not (fits and use_onednn(x)) or has_outliers(x):
-        return F.conv2d(x, weight, bias, stride, padding)
+    if plain or not (fits and use_onednn(x)) or has_outliers(x):
+        return F.conv2d(x, weight, bias, 1, 1)
     return winograd_conv(x, transformed(weight), bias)
 
 

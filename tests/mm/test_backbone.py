@@ -64,6 +64,7 @@ def test_maps_are_the_core_models_but_contiguous(kind, arch):
             maps = model(batch)
             same_maps(maps, core(images, valid), rtol=0, atol=0)
             assert all(x.is_contiguous() for x in maps)
+            assert all(type(x) is torch.Tensor for x in maps)  # no subclass that knows the padding
 
 
 def test_windows_that_lie_wholly_in_the_padding():

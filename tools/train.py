@@ -86,6 +86,7 @@ def train(
     from cpvt_pyramid.runner.training.from_folder import config_of_data
     from cpvt_pyramid.runner.training.logs import set_up_logs
     from cpvt_pyramid.runner.training.pictures import draw_results
+    from cpvt_pyramid.runner.training.progress import show_progress
     from cpvt_pyramid.runner.training.resume import make_resumable, read_training
     from cpvt_pyramid.runner.training.schedules import fit_to_batch
     from cpvt_pyramid.tooling.files import make_folder
@@ -137,6 +138,7 @@ def train(
                 check.check_weights(runner)
             check.check_classes(cfg, runner.model, *splits)
         divide_batches(runner.model)  # of the validation
+        show_progress(runner)
         warn_of_custom_keys(cfg, runner.model)
         try:
             runner.train()

@@ -5,6 +5,7 @@ They tell whether a runtime gives the same outputs on a device, without torch an
 
 import base64
 import io
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +13,28 @@ from pathlib import Path
 import numpy as np
 
 from ..tooling.command import UserError, one_line
-from .comparison import TOLERANCES, Arrays, Check, compare_outputs, inside, is_detection, worst
+from .comparison import (
+    TOLERANCES,
+    Arrays,
+    Check,
+    compare_outputs,
+    compare_tensor,
+    inside,
+    is_detection,
+    worst,
+)
 from .metadata import parse_metadata
 from .sessions import Session, padded_input, padded_inputs, run_session
 
 # Height and width of the images. The last two are padded to one size, and so make a batch.
 SIZES = ((192, 256), (131, 97), (150, 123))
 VALUES = 2048  # of each output that are compared at most
+STAGE_VALUES = 256  # of each value inside the graph
 CELLS = 512  # of each mask
 
 # By group and name: 'image' has the seed, size and original size; 'shapes' those of the outputs,
-# 'outputs' their values, 'ties' the boxes that rounding allows, see `compare_boxes`.
+# 'outputs' their values, 'ties' the boxes that rounding allows, see `compare_boxes`; 'stages' has
+# values inside the graph, such as all logits, of which the outputs may show little.
 Sample = dict[str, dict[str, np.ndarray]]
 
 
@@ -53,13 +65,19 @@ def draw(seed: int, height: int, width: int) -> np.ndarray:
 def thinned(outputs: Arrays) -> dict[str, np.ndarray]:
     """Evenly spaced values of the outputs for an image and cells of masks, but all boxes."""
     if not is_detection(outputs):
-        return {name: x.reshape(-1)[:: -(-x.size // VALUES) or 1] for name, x in outputs.items()}
+        return {name: spaced(x, VALUES) for name, x in outputs.items()}
     result = dict(outputs)
     if 'masks' in outputs:
         masks = outputs['masks']
         cells = masks.reshape(len(masks), int(np.prod(masks.shape[1:]))) >= 0.5
         result['masks'] = cells[:, :: -(-cells.shape[1] // CELLS)]
     return result
+
+
+def spaced(x: np.ndarray, count: int) -> np.ndarray:
+    """Evenly spaced values of an array, at most `count`."""
+    step = max(math.ceil(x.size / count), 1)
+    return x.reshape(-1)[::step]
 
 
 def pack(samples: Sequence[Sample]) -> str:
@@ -86,7 +104,7 @@ def unpack(text: str) -> list[Sample]:
 
 def verify_session(path: Path, session: Session) -> list[Check]:
     """Compare the outputs of an opened file with those of PyTorch: of each image alone, and of each
-    batch of images whose padded sizes are equal.
+    batch of images whose padded sizes are equal, or else of an image twice.
 
     Raises:
         UserError: the file has no test data, or cannot be run.
@@ -105,7 +123,9 @@ def verify_session(path: Path, session: Session) -> list[Check]:
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, image in enumerate(images):
             together[padded_input(image.shape[:2], session.shapes, stride)].append(i)
-        batches += [batch for batch in together.values() if len(batch) > 1]
+        mixed = [batch for batch in together.values() if len(batch) > 1]
+        batches += mixed or [[0, 0]]
+    session = with_stages(session, samples)
     checks = []
     for batch in batches:
         given = [images[i] for i in batch]
@@ -116,5 +136,20 @@ def verify_session(path: Path, session: Session) -> list[Check]:
             shapes = sample['shapes'].items()
             own = {name: inside(outputs[name][place], shape.tolist()) for name, shape in shapes}
             found += compare_outputs(thinned(own), sample['outputs'], [sample['ties']], tolerances)
+            for name in sample['stages'].keys() & outputs.keys():
+                ours = spaced(outputs[name][place], STAGE_VALUES)
+                found.append(compare_tensor(name, ours, sample['stages'][name], tolerances.maps))
         checks += worst(found, given, session.device)
     return checks
+
+
+def with_stages(session: Session, samples: Sequence[Sample]) -> Session:
+    """A session that returns the stages of the samples, too; the same if it cannot: a program that
+    has changed the file may have renamed them."""
+    names = sorted({name for sample in samples for name in sample['stages']})
+    if not names:
+        return session
+    try:
+        return session.with_outputs(names)
+    except Exception:  # the backends' own kinds
+        return session

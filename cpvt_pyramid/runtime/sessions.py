@@ -33,12 +33,21 @@ class Session(Protocol):
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
+    def with_outputs(self, names: Sequence[str]) -> 'Session':
+        """Another session of the file, which returns these values of its graph, too."""
+
 
 class OnnxRuntime:
     """A session of onnxruntime. The device is an execution provider, by default a GPU if
     onnxruntime-gpu finds one, which serves one thread."""
 
-    def __init__(self, path: Path, device: Optional[str] = None, requests: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: Optional[str] = None,
+        requests: int = 1,
+        more_outputs: Sequence[str] = (),
+    ) -> None:
         os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')  # else onnxruntime reports its use
         import onnxruntime
 
@@ -52,12 +61,15 @@ class OnnxRuntime:
         self.requests = requests if providers == [CPU] else 1
         if self.requests > 1:  # which compute, too, and share the session's other threads
             options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
-        self.session = onnxruntime.InferenceSession(str(path), options, providers)
+        model = add_outputs(path.read_bytes(), more_outputs) if more_outputs else str(path)
+        self.session = onnxruntime.InferenceSession(model, options, providers)
+        self.path = path
         used = self.session.get_providers()  # without those that could not be started
         check_device('onnxruntime', device or used[0], used if device in available else available)
         entries = self.session.get_modelmeta().custom_metadata_map
         self.metadata, self.test = entries.get(KEY), entries.get(TEST_KEY)
-        self.device = f'onnxruntime on {used[0]}'
+        self.provider = used[0]
+        self.device = f'onnxruntime on {self.provider}'
         self.names = [output.name for output in self.session.get_outputs()]
         self.shapes = {
             value.name: [n if isinstance(n, int) else None for n in value.shape]
@@ -72,23 +84,55 @@ class OnnxRuntime:
         results = self.session.run(self.names, inputs, self.run_options)
         return dict(zip(self.names, results))
 
+    def with_outputs(self, names: Sequence[str]) -> Session:
+        return OnnxRuntime(self.path, self.provider, more_outputs=names)
+
+
+def add_outputs(file: bytes, names: Sequence[str]) -> bytes:
+    """A serialized ONNX model that returns more values of its graph.
+
+    onnxruntime has no function for it, and the package onnx is not needed to run a file. What is
+    appended to a protobuf message is merged with it: here a graph (field 7 of a model) with nothing
+    but outputs (field 12), which have names (field 1).
+    """
+
+    def field(number: int, content: bytes) -> bytes:
+        length = len(content)
+        size = b''
+        while length >= 128:  # seven bits in a byte, the lowest first
+            size += bytes([length & 127 | 128])
+            length >>= 7
+        return bytes([number << 3 | 2]) + size + bytes([length]) + content
+
+    outputs = [field(12, field(1, name.encode())) for name in names]
+    return file + field(7, b''.join(outputs))
+
 
 class OpenVino:
     """A model compiled by OpenVINO in float32, from ONNX or OpenVINO's own format. The device is by
     default the CPU; others, such as 'GPU', serve one thread."""
 
-    def __init__(self, path: Path, device: Optional[str] = None, requests: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: Optional[str] = None,
+        requests: int = 1,
+        more_outputs: Sequence[str] = (),
+    ) -> None:
         from openvino.frontend import FrontEndManager
 
         # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
         reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
         model = reader.convert(reader.load(str(path)))
+        model.add_outputs(list(more_outputs))
+        self.path = path
         self.metadata, self.test = (
             model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
             for place in (['framework', KEY], ['framework', TEST_KEY])
         )
         core, device = openvino_core(), device or 'CPU'
         check_device('openvino', device, core.available_devices)
+        self.place = device
         self.device = f'openvino on {device}'
         # On processors with bfloat16, OpenVINO's default is less precise.
         settings: dict[str, object] = {'INFERENCE_PRECISION_HINT': 'f32'}
@@ -98,15 +142,16 @@ class OpenVino:
             settings['PERFORMANCE_HINT_NUM_REQUESTS'] = self.requests
         self.model = core.compile_model(model, device, settings)
         self.threads = threading.local()  # each has a request, which only one can use at a time
-        self.names = [_name(output.get_names()) for output in self.model.outputs]
+        known = NAMES | {*more_outputs}
+        self.names = [_name(output.get_names(), known) for output in self.model.outputs]
         self.shapes = {
-            _name(value.get_names()): [
+            _name(value.get_names(), known): [
                 n.get_length() if n.is_static else None for n in value.partial_shape
             ]
             for value in self.model.inputs
         }
         self.dtypes = {
-            _name(value.get_names()): np.dtype(value.get_element_type().to_dtype())
+            _name(value.get_names(), known): np.dtype(value.get_element_type().to_dtype())
             for value in self.model.inputs
         }
 
@@ -115,6 +160,9 @@ class OpenVino:
             self.threads.request = self.model.create_infer_request()
         results = self.threads.request.infer(inputs, share_inputs=True)
         return {name: results[i] for i, name in enumerate(self.names)}
+
+    def with_outputs(self, names: Sequence[str]) -> Session:
+        return OpenVino(self.path, self.place, more_outputs=names)
 
 
 @cache
@@ -126,10 +174,10 @@ def openvino_core() -> Any:
     return openvino.Core()
 
 
-def _name(names: set[str]) -> str:
+def _name(names: set[str], known: set[str]) -> str:
     """The name that an input or output has in the file. OpenVINO adds those of values that it finds
     to be the same."""
-    return min(NAMES & names or names)
+    return min(known & names or names)
 
 
 def dtype_of(tensor: str) -> np.dtype:

@@ -3,8 +3,7 @@
 A map of a padded batch carries an `Extent`: how many of its rows and columns belong to each image.
 `RULES` lists the functions of PyTorch that keep it. A rule clears the padding before cells mix, so
 that values inside the images, and the gradients that flow back from them, are those of each image
-alone. Values in the padding are arbitrary. `masked_map.py` applies the rules in eager mode,
-`export/extent.py` in graphs.
+alone. Values in the padding are arbitrary. `masked_map.py` applies the rules.
 
 Shapes: B batch, C channels, H x W image in pixels, h x w map.
 """
@@ -797,69 +796,6 @@ def of_size(region: Region, size: Sequence[Any]) -> Optional[Extent]:
         extent = region.at_stride(max(stride, 1))
         return extent if extent.size == tuple(size) else None
     return known and Extent(region, *known)
-
-
-def pool_weights(side: Tensor, cells: Union[int, torch.SymInt], bins: int) -> Tensor:
-    """Weights (B, bins, cells) of adaptive average pooling for each image. `side` (B,) are the
-    cells of the images, `cells` those of the padded map."""
-    at, side = torch.arange(bins, device=side.device), side[:, None]
-    start = (at * side // bins)[..., None]  # (B, bins, 1)
-    stop = (((at + 1) * side + bins - 1) // bins)[..., None]
-    at = torch.arange(cells, device=side.device)
-    parts = ((at >= start) & (at < stop) & (at < side[..., None])).float()
-    return parts / parts.sum(-1, keepdim=True).clamp(min=1)
-
-
-def resize_weights(
-    old: Tensor,
-    old_length: Union[int, torch.SymInt],
-    new: Tensor,
-    new_length: Union[int, torch.SymInt],
-    align_corners: Optional[bool] = False,
-) -> Tensor:
-    """Weights (B, new_length, old_length) of bilinear `F.interpolate` for each image, from `old` to
-    `new` cells (B,). The lengths are those of the padded maps."""
-    at = torch.arange(new_length, device=old.device)
-    cells = torch.arange(old_length, device=old.device)
-    old, new = (side.clamp(min=1)[:, None].float() for side in (old, new))
-    if align_corners:
-        source = at * (old - 1) / (new - 1).clamp(min=1)
-    else:
-        source = (at + 0.5) * (old / new) - 0.5
-    source = source.clamp(min=0).minimum(old - 1)[..., None]  # (B, new_length, 1)
-    return (1 - (source - cells).abs()).clamp(min=0)
-
-
-def resample(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
-    """rows @ x @ columns^T, for each image and channel, in at least float32."""
-    in_graph = graph_is_captured()
-    with nullcontext() if in_graph else torch.autocast(x.device.type, enabled=False):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        columns = columns.transpose(1, 2)[:, None].to(dtype)
-        return (rows[:, None].to(dtype) @ (x.to(dtype) @ columns)).to(x.dtype)
-
-
-def possible_classes(scores: Tensor, used: Optional[Tensor] = None) -> Tensor:
-    """Booleans (B, K), False where a class is the best of no pixel after scores (B, K, h, w) go
-    through one or two bilinear resizings, of which the first one of two enlarges.
-
-    A pixel then mixes cells of a window of 3 x 3. In it, the best class of its center has at least
-    the lowest of its own scores, and no class more than the highest.
-
-    Args:
-        scores: of the classes.
-        used: (B, h, w) booleans, the cells that are in the pixels; None: all.
-    """
-    h, w = scores.shape[2:]
-    outside = torch.zeros_like(scores[:, :1], dtype=torch.bool) if used is None else ~used[:, None]
-    padded = F.pad(scores.masked_fill(outside, torch.inf), (1, 1, 1, 1), value=torch.inf)
-    scores = scores.masked_fill(outside, 0)
-    best = scores.argmax(1, keepdim=True)
-    around = [padded[..., i : i + h, j : j + w].gather(1, best) for i in range(3) for j in range(3)]
-    lowest = torch.stack(around).amin(0).masked_fill(outside, torch.inf)  # (B, 1, h, w)
-    rounding = 100 * torch.finfo(scores.dtype).eps * scores.abs().max()
-    enough = -F.max_pool2d(-lowest, 3, 1, 1) - rounding  # for all windows with the cell
-    return (~(scores < enough) & ~outside).flatten(2).any(2)  # NaN leaves all
 
 
 # Functions and methods by name; those in place end in an underscore.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Export a trained model to one file for images of all sizes and padded batches.
+"""Export a trained model to one file for images of all sizes.
 
     python tools/export.py configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
     python tools/export.py pcpvt_small timm://twins_pcpvt_small.in1k --out backbone.onnx
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 from cpvt_pyramid.tooling.command import UserError, run_command
+
+UNFIT = 3  # exit status: the file was written, but must not be used in one of the runtimes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,7 @@ def export(
     images: Sequence[str] = (),
     license: str = 'not stated',
     cfg_options: Sequence[str] = (),
-) -> None:
+) -> int:
     """Export a model.
 
     Args:
@@ -50,7 +52,7 @@ def export(
             compiled for this machine.
         size (HxW): fixed height and width of the images, for runtimes that need them.
         half: weights and computation in float16.
-        no_valid: no input for the true sizes of the images; batches must not be padded.
+        no_valid: no input for the true sizes of the images; those of a batch must be equal.
         raw: of a detector, boxes and scores before non-maximum suppression.
         probabilities: of a segmentor, those of all classes instead of labels.
         backbone: the maps of the backbone of a config alone.
@@ -59,6 +61,9 @@ def export(
         license (TEXT): licence of the weights, for the metadata.
         cfg_options (KEY=VALUE): override settings of the config, for example
             model.test_cfg.score_thr=0.1.
+
+    Returns:
+        The exit status: 3 if the file was written but gives other results in OpenVINO, else 0.
     """
     from tqdm import tqdm
 
@@ -78,8 +83,12 @@ def export(
     model, about, folder = load(config, checkpoint, cfg_options, backbone)
     photographs = find_photographs(images, folder)
     graph = exportable(model, raw, probabilities, backbone)
-    files = write_verified(path, graph, model, about, photographs, settings, tqdm)
+    files, unfit = write_verified(path, graph, model, about, photographs, settings, tqdm)
     print(f'wrote {", ".join(map(str, files))}')
+    if unfit:
+        print(unfit)
+        return UNFIT
+    return 0
 
 
 def parse_size(text: Optional[str]) -> Optional[tuple[int, int]]:
@@ -108,8 +117,8 @@ def load(
             raise UserError(str(error)) from error
         return model, {'arch': config}, None
 
-    from cpvt_pyramid.export.about import about_config
     from cpvt_pyramid.runner.config.load import leaves, load_config
+    from cpvt_pyramid.runner.export import about_config
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
     cfg = load_config(config, cfg_options)

@@ -88,7 +88,7 @@ def counted(cfg: Config, size: tuple[int, int]) -> tuple[nn.Module, Counter]:
     import torch
 
     from cpvt_pyramid.flops import Counter
-    from cpvt_pyramid.runner.inference.samples import data_sample
+    from cpvt_pyramid.mm.samples import data_sample
     from cpvt_pyramid.runner.models import build_model
     from cpvt_pyramid.tooling.command import UserError, one_line
 

@@ -4,7 +4,6 @@ Shapes: B batch, H x W image in pixels.
 """
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Optional
@@ -13,12 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..mask import pixel_mask
 from ..ops import ceil_div
-from ..regions import Region, clear
-
-# Sides in a graph are multiples of this, the largest stride of the pyramids: then the sizes of all
-# maps are products of one symbol, which makes them comparable.
-STRIDE = 32
 
 
 class Preprocessing(NamedTuple):
@@ -28,12 +23,15 @@ class Preprocessing(NamedTuple):
     std: Sequence[float] = (58.395, 57.12, 57.375)
     divisor: int = 1  # the model pads each image with zeros to a multiple of it
     bgr: bool = False  # the model takes blue first; the images are RGB
-    # The model is told what is padding. Else it takes the multiple of `divisor` for the image.
-    marks_padding: bool = True
+    marks_padding: bool = True  # the backbone is told the true sizes; else padding is image to it
 
 
 class Batch(NamedTuple):
-    """The inputs of a graph: images that are padded at the right and bottom to one size."""
+    """The inputs of a graph: images that are padded at the right and bottom to one size.
+
+    The sizes of the images, padded to multiples of the divisor, must be equal. Only backbones and
+    classifiers take images of any sizes.
+    """
 
     images: Tensor  # (B, 3, H, W) float32, RGB from 0 to 255
     valid: Optional[Tensor] = None  # (B, 2) int64, true heights and widths; None: no padding
@@ -58,6 +56,7 @@ class Exportable(nn.Module):
     task: str  # 'detection', 'instance', 'segmentation', 'features' or 'classification'
     output_names: tuple[str, ...]  # among those of the stages
     takes_original = False  # whether the graph has the input `original`
+    takes_any_padding = False  # whether images of one batch may have any sizes
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
@@ -90,8 +89,18 @@ class Exportable(nn.Module):
         stages = self.stages(Batch(images, valid, original))
         return tuple(in_float32(stages[name]) for name in self.output_names)
 
-    def input_names(self, has_valid: bool) -> list[str]:
-        return ['images', *['valid'] * has_valid, *['original'] * self.takes_original]
+    def input_names(self, has_valid: bool, fixed: bool) -> list[str]:
+        """The inputs of a graph, whose batches have one `fixed` height and width or any.
+
+        With `has_valid`, it is told the sizes of the images, if they may differ within a batch.
+        """
+        may_differ = fixed or self.takes_any_padding or self.preprocessing.divisor > 1
+        names = ['images']
+        if has_valid and may_differ:
+            names.append('valid')
+        if self.takes_original:
+            names.append('original')
+        return names
 
     def returning_all_stages(self) -> 'Exportable':
         """The same model, whose outputs are all stages."""
@@ -109,29 +118,22 @@ class Exportable(nn.Module):
 
     def preprocess(self, batch: Batch) -> tuple[Tensor, Optional[Tensor]]:
         """Normalize, and pad with zeros to multiples of the divisor: (B, 3, H', W'), and the
-        `valid` of the model, None where it takes all for image."""
-        divisor, sides, valid = self.preprocessing.divisor, batch.images.shape[2:], batch.valid
-        fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)  # no symbol
-        if divisor > 1 and not fits:
-            valid = batch.sizes
+        `valid` of the backbone, None where it takes all for image."""
+        divisor, sides = self.preprocessing.divisor, batch.images.shape[2:]
         x = self.normalize(batch.images)
-        if valid is None:
+        # A side that is a symbol may need padding.
+        fits = all(isinstance(side, int) and side % divisor == 0 for side in sides)
+        if batch.valid is None and (divisor == 1 or fits):
             return x.to(self.dtype), None
-        stride = math.lcm(divisor, STRIDE)
-        bottom, right = (ceil_div(side, stride) * stride - side for side in sides)
-        x = F.pad(clear(x, Region(valid).at_stride(1)), (0, right, 0, bottom))
-        if not self.preprocessing.marks_padding:
-            valid = self.padded_alone(valid)
-        return x.to(self.dtype), valid
+        valid = batch.sizes
+        outside = ~pixel_mask(valid, x).movedim(3, 1)
+        bottom, right = (ceil_div(side, divisor) * divisor - side for side in sides)
+        x = F.pad(x.masked_fill(outside, 0), (0, right, 0, bottom))
+        return x.to(self.dtype), valid if self.preprocessing.marks_padding else None
 
     def normalize(self, images: Tensor) -> Tensor:
         x = (images - self.mean) / self.std
         return x.flip(1) if self.preprocessing.bgr else x
-
-    def padded_alone(self, valid: Tensor) -> Tensor:
-        """(B, 2), height and width of each image padded by itself."""
-        divisor = self.preprocessing.divisor
-        return ceil_div(valid, divisor) * divisor
 
 
 def as_arguments(inputs: Mapping[str, Tensor]) -> tuple[Optional[Tensor], ...]:

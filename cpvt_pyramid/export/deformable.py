@@ -1,4 +1,4 @@
-"""Deformable attention over the maps of a padded batch, from the modules of mmcv and MMDetection.
+"""Deformable attention over the maps of a batch, from the modules of mmcv and MMDetection.
 
 mmcv's function takes the sizes of the maps as a tensor, from whose values a graph cannot build
 maps. Here they are symbols, and reading at points is `grid_sample`.
@@ -13,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..regions import Region
+from ..ops import ceil_div
 
 
 class Levels:
-    """Maps (B, C, h, w) of a padded batch as one sequence of tokens, and which of them are image,
-    of true heights and widths `valid`, (B, 2)."""
+    """Maps (B, C, h, w) as one sequence of tokens, and which of them are image, from heights and
+    widths `valid`, (B, 2)."""
 
     def __init__(self, maps: Sequence[Tensor], strides: Sequence[int], valid: Tensor) -> None:
         self.sizes = [x.shape[2:] for x in maps]
-        extents = [Region(valid).at_stride(stride) for stride in strides]
-        # width and height of each image in each map, (B, 2)
-        self.sides = [torch.stack(extent.sides[::-1], 1).to(torch.float32) for extent in extents]
-        self.masks = [extent.outside(size)[:, 0] for extent, size in zip(extents, self.sizes)]
+        # Width and height of each image in each map, (B, 2).
+        self.sides = [ceil_div(valid.flip(1), stride).to(torch.float32) for stride in strides]
+        # Booleans (B, h, w) of each map, True where a cell is not image.
+        self.masks = [outside(size, sides) for size, sides in zip(self.sizes, self.sides)]
         self.outside = self.tokens(self.masks)
 
     def tokens(self, maps: Sequence[Tensor]) -> Tensor:
@@ -52,6 +52,14 @@ class Levels:
             [torch.stack([sides[:, 0] / w, sides[:, 1] / h], 1)
              for (h, w), sides in zip(self.sizes, self.sides)], dim=1
         )  # fmt: skip
+
+
+def outside(size: Sequence[int], sides: Tensor) -> Tensor:
+    """Booleans (B, h, w), True in the padding of a map of this height and width, in which an image
+    has a width and a height of `sides`, (B, 2)."""
+    rows, columns = (torch.arange(length, device=sides.device) for length in size)
+    width, height = sides[:, :1], sides[:, 1:]
+    return (rows >= height)[:, :, None] | (columns >= width)[:, None]
 
 
 def deformable_attention(

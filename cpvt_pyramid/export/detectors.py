@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..regions import Region
 from ..tooling.command import UserError
 from .base import Batch
 from .mm_model import MMModel
@@ -36,23 +35,20 @@ class Detector(MMModel):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Boxes (B, N, 4), scores (B, N) and labels (B, N) of the best anchors of each level.
 
-        With `raw`, those of all anchors, scores (B, N, classes), and no labels. Cells in the
-        padding score 0, but for those that an image alone has in the padding to a multiple of the
-        divisor: MMDetection keeps these. The predictions are, for each level, logits
+        With `raw`, those of all anchors, scores (B, N, classes), and no labels. As in MMDetection,
+        cells in the padding have boxes, too. The predictions are, for each level, logits
         (B, anchors * classes, h, w) and deltas (B, anchors * 4, h, w).
         """
-        settings, generator = head.test_cfg, head.prior_generator
+        settings = head.test_cfg
         for i, (logits, deltas) in enumerate(zip(*predictions)):
-            size, classes = logits.shape[2:], head.cls_out_channels
+            classes = head.cls_out_channels
             scores = logits.float().permute(0, 2, 3, 1).unflatten(-1, (-1, classes))
             scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[..., :-1]
-            if batch.valid is not None:
-                extent = Region(self.padded_alone(batch.valid)).at_stride(generator.strides[i][0])
-                scores = scores * ~extent.outside(size).permute(0, 2, 3, 1)[..., None]
-            scores, labels = scores.flatten(1, 3), None  # (B, N, classes)
+            scores = scores.flatten(1, 3)  # (B, N, classes)
+            labels = None
             deltas = deltas.float().permute(0, 2, 3, 1).reshape(logits.shape[0], -1, 4)
-            anchors = generator.single_level_grid_priors(
-                size, i, dtype=torch.float32, device=logits.device
+            anchors = head.prior_generator.single_level_grid_priors(
+                logits.shape[2:], i, dtype=torch.float32, device=logits.device
             ).expand(logits.shape[0], -1, -1)
             if not self.raw:
                 classes = scores.shape[2]
@@ -98,10 +94,9 @@ class RetinaNet(Detector):
         self.details['nms'] = None if raw else nms_settings(model.test_cfg)
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(batch)
+        maps, stages = self.maps(*self.preprocess(batch))
         head = self.model.bbox_head
-        with context:
-            predictions = head(maps)
+        predictions = head(maps)
         stages |= by_level(predictions)
         boxes, scores, labels = zip(*self.anchor_boxes(head, predictions, batch))
         boxes, scores = torch.cat(boxes, 1), torch.cat(scores, 1)

@@ -1,4 +1,4 @@
-"""DINO of MMDetection, and ours.
+"""DINO of MMDetection.
 
 Shapes: B batch, N tokens of all maps, Q queries, C channels, K results.
 """
@@ -18,9 +18,8 @@ from .nms import best, take, top
 class DINO(Detector):
     """Boxes from queries: the tokens with the best scores, refined by each layer of a decoder.
 
-    Each image has the result that it has alone, also of MMDetection's own DINO, which encodes boxes
-    relative to the batch. An image with fewer tokens than there are queries, for which MMDetection
-    raises an error, has as many queries as tokens.
+    An image with fewer tokens than there are queries, for which MMDetection raises an error, has as
+    many queries as tokens.
 
     With `raw`, it returns the boxes and scores of all queries.
     """
@@ -36,25 +35,19 @@ class DINO(Detector):
         from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 
         model = self.model
-        maps, _, stages = self.maps(batch)
-        valid = batch.sizes
-        levels = Levels(maps, self.strides, valid)
-        alone = Levels(maps, self.strides, self.padded_alone(valid))
+        maps, stages = self.maps(*self.preprocess(batch))
+        levels = Levels(maps, self.strides, batch.sizes)
         memory = encode(model.encoder, maps, model.positional_encoding, model.level_embed, levels)
         logits, boxes = self.proposals(memory, levels)
         stages |= {'memory': memory, 'logits_0': logits}
 
-        scores = logits.amax(-1).masked_fill(alone.outside, float('-inf'))
-        scores, index = top(scores, model.num_queries, float('-inf'))
+        scores, index = top(logits.amax(-1), model.num_queries, float('-inf'))
         boxes = take(boxes, index).sigmoid()
         unused = scores == float('-inf')
 
-        scale = levels.sides[0] / alone.sides[0]  # MMDetection encodes shares of the padded image
-        if type(model).__name__ == 'ValidRegionDINO':
-            scale = torch.ones_like(scale)
-        logits, boxes = self.decode(boxes, unused, memory, levels, scale)
+        logits, boxes = self.decode(boxes, unused, memory, levels)
         scores = logits.sigmoid() * ~unused[..., None]  # (B, Q, classes)
-        sides = valid.to(boxes.dtype).flip(1).repeat(1, 2)[:, None]  # (B, 1, 4)
+        sides = batch.sizes.to(boxes.dtype).flip(1).repeat(1, 2)[:, None]  # (B, 1, 4)
         boxes = clip(bbox_cxcywh_to_xyxy(boxes) * sides, batch)
         if self.raw:
             return stages | {'boxes': boxes, 'scores': scores}
@@ -93,23 +86,21 @@ class DINO(Detector):
         return head.cls_branches[last](x).float(), head.reg_branches[last](x).float() + boxes
 
     def decode(
-        self, boxes: Tensor, unused: Tensor, memory: Tensor, levels: Levels, scale: Tensor
+        self, boxes: Tensor, unused: Tensor, memory: Tensor, levels: Levels
     ) -> tuple[Tensor, Tensor]:
         """Class logits (B, Q, classes) and boxes (B, Q, 4), centre, width and height, as shares of
-        the image, of which some queries are unused, (B, Q). The scale (B, 2) is that of x and y of
-        the boxes where they are encoded."""
+        the image, of which some queries are unused, (B, Q)."""
         from mmdet.models.layers import coordinate_to_encoding, inverse_sigmoid
 
         model, head = self.model, self.model.bbox_head
-        scale = scale.repeat(1, 2)[:, None]  # (B, 1, 4)
         ratios = levels.ratios().repeat(1, 1, 2)[:, None]  # (B, 1, L, 4)
         x = model.query_embedding.weight.expand(memory.shape[0], -1, -1)
         for i, layer in enumerate(model.decoder.layers):
-            position = coordinate_to_encoding(boxes * scale, num_feats=x.shape[2]).to(x.dtype)
+            points = boxes[:, :, None] * ratios
+            position = coordinate_to_encoding(points[:, :, 0], num_feats=x.shape[2]).to(x.dtype)
             position = model.decoder.ref_point_head(position)
             x = layer.self_attn(x, query_pos=position, key_pos=position, key_padding_mask=unused)
             x = layer.norms[0](x)
-            points = boxes[:, :, None] * ratios
             x = deformable_attention(layer.cross_attn, x, position, memory, points, levels)
             x = layer.norms[2](layer.ffn(layer.norms[1](x)))
             before = boxes

@@ -1,12 +1,11 @@
 """Writing an exported model: capture, comparison with PyTorch, and only then the file."""
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -27,6 +26,13 @@ from .verification import Runner, make_samples, verify, write_report
 CPU = 'CPUExecutionProvider'
 
 
+class Written(NamedTuple):
+    """An exported model."""
+
+    files: list[Path]  # the model and the report
+    unfit: str  # a line that says in which runtime it must not be used; empty: it passed in all
+
+
 def write_verified(
     path: Path,
     model: Exportable,
@@ -35,7 +41,7 @@ def write_verified(
     images: Sequence[np.ndarray],
     settings: Settings,
     progress: Callable[[Sequence], Sequence] = list,
-) -> list[Path]:
+) -> Written:
     """Export a model to a file, if it gives the results of PyTorch.
 
     Args:
@@ -46,9 +52,6 @@ def write_verified(
         images: real images for the comparison, (H, W, 3) RGB.
         settings: how it is exported.
         progress: wraps the batches of the comparison, such as `tqdm`.
-
-    Returns:
-        The files that were written: the model and the report.
 
     Raises:
         UserError: it cannot be exported, or gives other results; the message names the stage. The
@@ -74,22 +77,24 @@ def write_verified(
             except Exception as error:
                 raise ExportError(f'runtime: {type(error).__name__}: {error}') from error
             reports = write_report(path, about, checks)
-            check_passed(checks, f'see {reports[1]}')
+            unfit = check_passed(checks, f'see {reports[1]}')
             if in_onnx:
-                finish(file, graph, about, make_samples(model, settings))
+                finish(file, graph.output_names)
+                names = {name for node in file.graph.node for name in node.output}
+                add_metadata(file, about, make_samples(model, settings, names))
                 onnx.save(file, partial)
                 tested = verify_session(partial, OnnxRuntime(partial, CPU))
                 check_passed(tested, 'this is the test of the file itself')
     except ExportError as error:
         raise UserError(f'{path} was not written; {one_line(error)}') from error
-    return [path, *reports]
+    return Written([path, *reports], unfit)
 
 
-def check_passed(checks: Sequence[Check], more: str) -> None:
-    """Raise an ExportError if a comparison failed; in OpenVINO alone, warn."""
+def check_passed(checks: Sequence[Check], more: str) -> str:
+    """Raise an ExportError if a comparison failed; if only in OpenVINO, return a line about it."""
     failed = [check for check in checks if not check.passed]
     if not failed:
-        return
+        return ''
     check = min(failed, key=lambda check: check.runtime == 'openvino')
     difference = f'{check.error:.2g} ({check.unit}, at most {check.tolerance:.2g})'
     text = f'comparison: {check.stage} differs by {difference}'
@@ -98,7 +103,7 @@ def check_passed(checks: Sequence[Check], more: str) -> None:
     text += f' on images of {" ".join(check.sizes)}; {more}'
     if check.runtime != 'openvino':
         raise ExportError(text)
-    warnings.warn(f'do not use the file in OpenVINO: {text}', stacklevel=2)
+    return f'do not use the file in OpenVINO: {text}'
 
 
 def with_all_stages(graph: Exportable, settings: Settings) -> onnx.ModelProto:
@@ -108,15 +113,21 @@ def with_all_stages(graph: Exportable, settings: Settings) -> onnx.ModelProto:
     return translate(program, everything.output_names)
 
 
-def finish(
-    file: onnx.ModelProto, graph: Exportable, about: dict[str, Any], samples: Sequence[Sample] = ()
-) -> None:
-    """Keep only the outputs of all stages, and add the metadata and the test data."""
-    entries = {KEY: json.dumps(about)} | ({TEST_KEY: pack(samples)} if samples else {})
-    outputs = {value.name: value for value in file.graph.output}
+def finish(file: onnx.ModelProto, outputs: Sequence[str]) -> None:
+    """Keep only these outputs, and what they are computed from."""
+    known = {value.name: value for value in file.graph.output}
     del file.graph.output[:]
-    file.graph.output.extend(outputs[name] for name in graph.output_names)
+    file.graph.output.extend(known[name] for name in outputs)
     onnxscript.optimizer.remove_unused_nodes(file)
+
+
+def add_metadata(
+    file: onnx.ModelProto, about: dict[str, Any], samples: Sequence[Sample] = ()
+) -> None:
+    """Add the metadata and the test data."""
+    entries = {KEY: json.dumps(about)}
+    if samples:
+        entries[TEST_KEY] = pack(samples)
     onnx.helper.set_model_props(file, entries)
     onnx.checker.check_model(file)
 

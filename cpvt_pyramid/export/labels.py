@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.label_maps import possible_classes
-from ..regions import resample
+from .resizing import resample
 
 UINT8, INT32 = 2, 6  # ONNX's numbers
 DTYPES = {UINT8: torch.uint8, INT32: torch.int32}

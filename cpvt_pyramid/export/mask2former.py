@@ -1,7 +1,6 @@
 """Mask2Former: of MMSegmentation for the class of each pixel, of MMDetection for instances.
 
-Both attend to all of the padded image, and encode positions relative to it. Here it is each image
-padded by itself, so that its result is the one that it has alone.
+Both attend to all of the padded image, and encode positions relative to it.
 
 Shapes: B batch, H x W image in pixels, h x w map, N tokens, Q queries, C channels, K results.
 """
@@ -12,17 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..columnar import crop
-from ..regions import Region, mark
 from ..tooling.command import UserError
-from .base import Batch, Preprocessing
-from .deformable import Levels, encode
+from .base import Batch, Preprocessing, full_sizes
+from .deformable import Levels, encode, outside
 from .detectors import Detector
-from .extent import EachImage
 from .labels import resized_labels
 from .nms import best, largest, take
 from .segmentors import PixelClassifier
-from .two_stage import repeat_edge
 
 
 class Mask2FormerSegmentor(PixelClassifier):
@@ -35,18 +30,16 @@ class Mask2FormerSegmentor(PixelClassifier):
         self.details['resized'] = 'probabilities'
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(batch)
-        alone = self.padded_alone(batch.sizes)
-        stages['features'], classes, masks = predict(self.model.decode_head, maps, context, alone)
-        height, width = batch.images.shape[2:]
-        size = [4 * side for side in masks.shape[2:]]  # of the padded batch
-        masks = F.interpolate(masks, size, mode='bilinear', align_corners=False)
-        masks = crop(masks.permute(0, 2, 3, 1), height, width)  # (B, H, W, Q)
-        sums = masks.sigmoid() @ classes.softmax(-1)[:, None, :, :-1]
-        sums = sums.permute(0, 3, 1, 2)
+        x, valid = self.preprocess(batch)
+        maps, stages = self.maps(x, valid)
+        stages['features'], classes, masks = predict(self.model.decode_head, x, maps)
+        masks = F.interpolate(masks, x.shape[2:], mode='bilinear', align_corners=False)
+        sums = masks.permute(0, 2, 3, 1).sigmoid() @ classes.softmax(-1)[:, None, :, :-1]
+        sums = sums.permute(0, 3, 1, 2)  # (B, classes, H', W')
         if not self.takes_original:
+            sums = self.without_padding(sums, batch.images)
             return stages | {'probabilities': self.probabilities(sums)}
-        weights = self.resizing(batch)
+        weights = self.resizing(batch, x.shape[2:])
         return stages | {'labels': resized_labels(sums.float(), *weights)}
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -69,10 +62,10 @@ class Mask2Former(Detector):
         self.details['masks'] = 'image'
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
-        maps, context, stages = self.maps(batch)
-        alone = self.padded_alone(batch.sizes)
+        x, valid = self.preprocess(batch)
+        maps, stages = self.maps(x, valid)
         head = self.model.panoptic_head
-        stages['features'], logits, masks = predict(head, maps, context, alone)
+        stages['features'], logits, masks = predict(head, x, maps)
 
         classes = logits.softmax(-1)[..., :-1]  # (B, Q, classes)
         count = classes.shape[2]
@@ -80,9 +73,9 @@ class Mask2Former(Detector):
         labels, query = index % count, index // count
         scores = scores * (labels < head.num_things_classes)
         masks = take(masks, query)
-        size = [4 * side for side in masks.shape[2:]]
-        pixels = F.interpolate(masks, size, mode='bilinear', align_corners=False)
-        inside = (pixels > 0) & ~Region(batch.sizes).at_stride(1).outside(size)  # (B, K, H, W)
+        pixels = F.interpolate(masks, x.shape[2:], mode='bilinear', align_corners=False)
+        image = ~outside(x.shape[2:], batch.sizes.flip(1))[:, None]
+        inside = (pixels > 0) & image  # (B, K, H', W')
         area = inside.sum((2, 3))
         scores = scores * ((pixels.sigmoid() * inside).sum((2, 3)) / (area + 1e-6))
         (x1, x2), (y1, y2) = ends(inside.any(2)), ends(inside.any(3))
@@ -110,15 +103,12 @@ def check(preprocessing: Preprocessing, head: nn.Module) -> None:
 
 
 def predict(
-    head: nn.Module, maps: Sequence[Tensor], context: EachImage, alone: Tensor
+    head: nn.Module, image: Tensor, maps: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a `Mask2FormerHead` predicts with its last layer from maps, fine to coarse: features of
-    the pixels (B, C, h, w), class logits (B, Q, classes + 1), and mask logits (B, Q, h, w), which
-    may be resized without a mixture of image and padding.
-
-    For the context, see `MMModel.maps`; `alone` is the size of each image padded by itself.
-    """
-    features, maps, levels = pixel_decoder(head.pixel_decoder, maps, context, alone)
+    """What a `Mask2FormerHead` predicts with its last layer from maps, fine to coarse, of a padded
+    image (B, 3, H', W'): features of the pixels (B, C, h, w), class logits (B, Q, classes + 1), and
+    mask logits (B, Q, h, w)."""
+    features, maps, levels = pixel_decoder(head.pixel_decoder, image, maps)
     keys, positions = [], []
     for i, (x, mask) in enumerate(zip(maps, levels.masks)):
         x = head.decoder_input_projs[i](x).flatten(2).transpose(1, 2)
@@ -137,34 +127,26 @@ def predict(
             value=keys[level],
             query_pos=place,
             key_pos=positions[level],
-            cross_attn_mask=attention_mask(masks, levels.masks[level], head.num_heads),
+            cross_attn_mask=attention_mask(masks, levels.sizes[level], head.num_heads),
         )
         masks = mask_logits(head, query, features)
-    masks = repeat_edge(masks.float(), Region(alone).at_stride(4))
-    return features, head.cls_embed(decoder.post_norm(query)).float(), masks
+    return features, head.cls_embed(decoder.post_norm(query)).float(), masks.float()
 
 
 def pixel_decoder(
-    decoder: nn.Module, maps: Sequence[Tensor], context: EachImage, alone: Tensor
+    decoder: nn.Module, image: Tensor, maps: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor], Levels]:
     """What an `MSDeformAttnPixelDecoder` returns: features of the pixels, and maps from coarse to
     fine; and these as levels."""
     coarse = list(zip(maps, decoder.strides))[::-1][: decoder.num_encoder_levels]
-    levels = Levels(*zip(*coarse), alone)
-    with context:
-        projected = [conv(x) for conv, (x, _) in zip(decoder.input_convs, coarse)]
+    levels = Levels(*zip(*coarse), full_sizes(image))
+    projected = [conv(x) for conv, (x, _) in zip(decoder.input_convs, coarse)]
     embedding = decoder.level_encoding.weight
     tokens = encode(decoder.encoder, projected, decoder.postional_encoding, embedding, levels)
     encoded = levels.split(tokens)
-    extent = Region(alone).at_stride(coarse[-1][1])
-    finer = F.interpolate(
-        repeat_edge(encoded[-1], extent), maps[0].shape[2:], mode='bilinear', align_corners=False
-    )
-    with context:
-        x = decoder.lateral_convs[0](maps[0]) + finer
-        # In MMDetection the sum of a map with a region and one without it has none.
-        mark(x, Region(alone).at_stride(decoder.strides[0]))
-        features = decoder.mask_feature(decoder.output_convs[0](x))
+    finer = F.interpolate(encoded[-1], maps[0].shape[2:], mode='bilinear', align_corners=False)
+    x = decoder.lateral_convs[0](maps[0]) + finer
+    features = decoder.mask_feature(decoder.output_convs[0](x))
     return features, encoded[: decoder.num_outs], levels
 
 
@@ -174,13 +156,12 @@ def mask_logits(head: nn.Module, query: Tensor, features: Tensor) -> Tensor:
     return (embedding @ features.flatten(2)).unflatten(2, features.shape[2:])
 
 
-def attention_mask(masks: Tensor, outside: Tensor, heads: int) -> Tensor:
+def attention_mask(masks: Tensor, size: Sequence[int], heads: int) -> Tensor:
     """Booleans (B * heads, Q, N), True where a query does not look: outside its mask, of logits
-    (B, Q, h, w), or if that is empty, outside the image, (B, h', w') of the keys' level."""
-    masks = F.interpolate(masks, outside.shape[1:], mode='bilinear', align_corners=False)
-    outside = outside.flatten(1)[:, None]  # (B, 1, N)
-    not_in_mask = (masks.flatten(2).sigmoid() < 0.5) | outside
-    mask = (not_in_mask & ~not_in_mask.all(-1, keepdim=True)) | outside
+    (B, Q, h, w), unless that is empty, at the height and width of the keys' level."""
+    masks = F.interpolate(masks, size, mode='bilinear', align_corners=False)
+    not_in_mask = masks.flatten(2).sigmoid() < 0.5
+    mask = not_in_mask & ~not_in_mask.all(-1, keepdim=True)
     return mask[:, None].expand(-1, heads, -1, -1).flatten(0, 1)
 
 

@@ -3,18 +3,21 @@
 Shapes: B batch, H x W image in pixels.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from torch import Tensor, nn
 
-from ..runner.inference.samples import data_sample
-from .base import Batch, Exportable, Preprocessing
-from .extent import EachImage
+from ..mm.samples import data_sample
+from .base import Exportable, Preprocessing
+
+Stages = dict[str, Tensor]  # by name, see `Exportable.stages`
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """What the data preprocessor of a detector or a segmentor does with the pixels of one image."""
-    own, marks = model.data_preprocessor, getattr(model.data_preprocessor, 'valid_region', False)
+    own = model.data_preprocessor
+    marks = getattr(own, 'valid_region', False)
     padding = getattr(own, 'test_cfg', None) or {}  # of MMSegmentation
     divisor = padding.get('size_divisor') or getattr(own, 'pad_size_divisor', 1)
     bgr = not own._channel_conversion  # which turns OpenCV's blue first into red first
@@ -25,24 +28,24 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
 
 
 class MMModel(Exportable):
-    """A model of MMDetection or MMSegmentation, with a backbone and perhaps a neck."""
+    """A model of MMDetection or MMSegmentation, with a backbone and perhaps a neck.
+
+    As in mm, the neck and the head take padding for image.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(preprocessing_of(model))
         self.model = model
+        self.neck = model.neck if model.with_neck else None
 
-    def maps(self, batch: Batch) -> tuple[tuple[Tensor, ...], EachImage, dict[str, Tensor]]:
-        """The maps of the neck, or else of the backbone, with their extents; the context in which a
-        head gives each image its own result (`with context: head(maps)`); and the first stages."""
-        x, valid = self.preprocess(batch)
-        backbone = self.model.backbone
-        maps = backbone(x, valid)
+    def maps(self, x: Tensor, valid: Optional[Tensor]) -> tuple[Sequence[Tensor], Stages]:
+        """The maps of the neck, or else of the backbone, and the first stages, of what `preprocess`
+        returns."""
+        maps = self.model.backbone(x, valid)
         stages = {f'map_{i}': x for i, x in enumerate(maps)}
-        context = EachImage([batch.images, *maps], valid, [1, *backbone.strides])
-        if self.model.with_neck:
-            with context:
-                maps = self.model.neck(maps)
-        return maps, context, stages
+        if self.neck is not None:
+            maps = self.neck(maps)
+        return maps, stages
 
     def test(self, image: Tensor, original: Optional[Tensor] = None) -> Any:
         """The data sample that the original model returns for an image; see `reference`."""

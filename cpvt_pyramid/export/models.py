@@ -4,8 +4,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
-from ..columnar import CPVT, Column, crop
-from ..ops import ceil_div
+from ..columnar import CPVT, Column
 from ..pyramid import CPVTPyramid
 from ..tooling.command import UserError
 from .base import Batch, Exportable, Preprocessing
@@ -16,6 +15,7 @@ class BackboneGraph(Exportable):
     in the padding."""
 
     task = 'features'
+    takes_any_padding = True
 
     def __init__(self, backbone: nn.Module, preprocessing: Preprocessing) -> None:
         super().__init__(preprocessing)
@@ -23,15 +23,7 @@ class BackboneGraph(Exportable):
         self.output_names = tuple(f'map_{i}' for i in range(len(backbone.strides)))
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
-        x, valid = self.preprocess(batch)
-        maps = self.backbone(x, valid)
-        if valid is not None:  # then the graph has padded the images
-            height, width = batch.images.shape[2:]
-            maps = [
-                crop(x.permute(0, 2, 3, 1), ceil_div(height, s), ceil_div(width, s)).movedim(3, 1)
-                for x, s in zip(maps, self.backbone.strides)
-            ]
-        return dict(zip(self.output_names, maps))
+        return dict(zip(self.output_names, self.backbone(*self.preprocess(batch))))
 
     def reference(self, image: Tensor, original: Optional[Tensor] = None) -> dict[str, Tensor]:
         return dict(zip(self.output_names, self.backbone(self.normalize(image))))
@@ -41,6 +33,7 @@ class ClassifierGraph(Exportable):
     """The logits (B, classes) of the columnar model, a `CPVT`."""
 
     task, output_names = 'classification', ('logits',)
+    takes_any_padding = True
 
     def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
         super().__init__(preprocessing)
@@ -68,7 +61,8 @@ def exportable(
         UserError: a model that cannot be exported, or an option that it does not have.
     """
     kinds = [kind.__name__ for kind in type(model).__mro__]  # without importing their packages
-    segments, is_dino = 'EncoderDecoder' in kinds, kinds[0] in ('DINO', 'ValidRegionDINO')
+    segments = 'EncoderDecoder' in kinds
+    is_dino = kinds[0] == 'DINO'
     if probabilities and (not segments or backbone):
         raise UserError('--probabilities needs a segmentor; leave it out')
     if raw and (backbone or not (is_dino or 'RetinaNet' in kinds)):
@@ -80,7 +74,8 @@ def exportable(
     if backbone:
         from .mm_model import preprocessing_of
 
-        return BackboneGraph(model.backbone, preprocessing_of(model)._replace(divisor=1))
+        alone = preprocessing_of(model)._replace(divisor=1, marks_padding=True)
+        return BackboneGraph(model.backbone, alone)
     if segments:
         from .mask2former import Mask2FormerSegmentor
         from .segmentors import Segmentor

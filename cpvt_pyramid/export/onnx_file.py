@@ -36,7 +36,8 @@ def capture(
     height, width = size or EXAMPLE
     sizes = torch.tensor([[height, width], [height // 2, width // 2]])
     given = {'images': torch.zeros(2, 3, height, width), 'valid': sizes, 'original': 2 * sizes}
-    arguments = as_arguments({name: given[name] for name in model.input_names(has_valid)})
+    names = model.input_names(has_valid, fixed=size is not None)
+    arguments = as_arguments({name: given[name] for name in names})
     shapes = [None if x is None else {0: Dim.DYNAMIC} for x in arguments]
     if size is None:
         shapes[0] = dict.fromkeys((0, 2, 3), Dim.DYNAMIC)

@@ -9,7 +9,6 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from ..regions import Extent, Region, extent_of
 from ..tooling.command import UserError
 from .base import Batch
 from .detectors import Detector, by_level, clip, nms_settings
@@ -19,10 +18,7 @@ from .nms import best, survives
 class TwoStage(Detector):
     """Proposals of the RPN, then boxes and masks of what RoIAlign reads at the proposals.
 
-    As in MMDetection, cells in the padding to a multiple of the divisor have proposals, and
-    RoIAlign repeats the last cells of that padding; with `ValidRegionSingleRoIExtractor`, the last
-    ones of the image. Both are those that the image has alone, which MMDetection's own are not
-    (docs/batch_drift.md). There are no candidates to return, because each class has its own boxes.
+    There are no candidates to return, because each class has its own boxes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,8 +29,7 @@ class TwoStage(Detector):
         parts = getattr(model, 'rpn_head', None), head, *extractors, *layers
         kinds = sorted({type(part).__name__ for part in parts})
         known = ['RPNHead', 'RoIAlign', 'SingleRoIExtractor', 'StandardRoIHead']
-        self.reads_padding = 'SingleRoIExtractor' in kinds
-        if sorted(kind.removeprefix('ValidRegion') for kind in kinds) != known:
+        if kinds != known:
             raise UserError(
                 f'only a detector with {", ".join(known)} can be exported in two stages, '
                 f'got {", ".join(kinds)}'
@@ -48,26 +43,17 @@ class TwoStage(Detector):
             self.output_names += ('masks',)
 
     def stages(self, batch: Batch) -> dict[str, Tensor]:
-        levels, context, stages = self.maps(batch)
-        with context:
-            predictions = self.model.rpn_head(levels)
+        levels, stages = self.maps(*self.preprocess(batch))
+        predictions = self.model.rpn_head(levels)
         stages |= by_level(predictions)
         found = self.anchor_boxes(self.model.rpn_head, predictions, batch)
         boxes, scores, _ = (torch.stack(parts, dim=1) for parts in zip(*found))
         proposals, scores, _ = self.survivors(boxes, scores, self.of_proposals)
 
-        head = self.model.roi_head
-        edged = []
-        for x, stride in zip(levels, head.bbox_roi_extractor.featmap_strides):
-            extent = extent_of(x)
-            if self.reads_padding:
-                alone = None if batch.valid is None else self.padded_alone(batch.valid)
-                extent = None if alone is None else Region(alone).at_stride(stride)
-            edged.append(x if extent is None else repeat_edge(x, extent))
-        boxes, scores, labels = self.results(edged, proposals, scores, batch)
+        boxes, scores, labels = self.results(levels, proposals, scores, batch)
         stages |= {'boxes': boxes, 'scores': scores, 'labels': labels}
-        if head.with_mask:
-            stages['masks'] = self.masks(edged, boxes, labels)
+        if self.model.roi_head.with_mask:
+            stages['masks'] = self.masks(levels, boxes, labels)
         return stages
 
     def survivors(self, boxes: Tensor, scores: Tensor, nms: dict) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,16 +141,3 @@ def with_index(boxes: Tensor) -> Tensor:
     index = torch.arange(boxes.shape[0], device=boxes.device, dtype=boxes.dtype)
     index = index[:, None, None].expand(-1, boxes.shape[1], 1)
     return torch.cat([index, boxes], dim=-1).flatten(0, 1)
-
-
-def repeat_edge(x: Tensor, extent: Extent) -> Tensor:
-    """The map (B, C, h, w), with the last row and column of each image repeated once.
-
-    At the edge of a map RoIAlign repeats it, and so it finds the same at that of an image.
-    """
-    for axis, side in zip((2, 3), extent.sides):
-        at = torch.arange(x.shape[axis], device=x.device)
-        after = (at == side[:, None])[:, None]  # (B, 1, length)
-        before = x.index_select(axis, (at - 1).clamp(min=0))
-        x = torch.where(after.unsqueeze(5 - axis), before, x)
-    return x

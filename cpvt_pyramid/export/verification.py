@@ -1,13 +1,13 @@
 """The comparison of an exported graph with PyTorch, on real images, before a file is written.
 
 Maps and logits are compared with those of the exportable model in PyTorch, in the same batch. The
-outputs are compared with those of the original model for each image alone, so that a wrong result
-in a padded batch is found, too.
+outputs are compared with those of the original model for each image alone, so that a result that
+depends on the batch is found, too.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, tee
 from pathlib import Path
 from typing import Any, Optional
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batching import padded_size
 from ..runtime.comparison import (
     HEAD,
     TOLERANCES,
@@ -31,7 +32,7 @@ from ..runtime.comparison import (
 )
 from ..runtime.images import resize_image
 from ..runtime.masks import CELL
-from ..runtime.self_test import SIZES, Sample, draw, thinned
+from ..runtime.self_test import SIZES, STAGE_VALUES, Sample, draw, spaced, thinned
 from ..runtime.sessions import padded_inputs
 from ..tooling.command import one_line
 from ..tooling.report import markdown_table
@@ -40,29 +41,47 @@ from .base import Batch, Exportable, in_float32
 
 Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
-# Height and width of the images of each batch: sizes that the graph was not captured at, odd ones,
-# less than a window, more than 1333, batches of one and of three, with padding and without.
-BATCHES = (
+Size = tuple[int, int]  # height and width
+
+# The images of each batch: sizes that the graph was not captured at, odd ones, less than a window,
+# more than 1333, and a batch of three.
+BATCHES: tuple[tuple[Size, ...], ...] = (
     ((256, 320),),
     ((201, 333),),
     ((211, 1341),),
     ((33, 47),),
-    ((160, 213), (213, 160), (97, 130)),
     ((224, 192), (224, 192), (224, 192)),
 )
+MIXED = (160, 213), (213, 160), (97, 130)  # for what takes images of any sizes in one batch
+TOGETHER = 160, 224  # is padded to one size with the others of a mixed batch
 NOISY_IMAGES = 64  # enough to see a result of one image in twenty
 SEEDS = 4  # synthetic images of each size, of which that with the highest scores is taken
 
 
-def batches_for(settings: Settings) -> list[list[tuple[int, int]]]:
+def batches_for(model: Exportable, settings: Settings) -> list[Sequence[Size]]:
     """The height and width of the images of each batch."""
-    if settings.size is None:
-        return [list(sizes) for sizes in BATCHES if settings.has_valid or len(set(sizes)) == 1]
-    if not settings.has_valid:
-        return [[settings.size], [settings.size] * 3]
-    size, (height, width) = settings.size, settings.size
-    odd = height * 2 // 3 | 1, max(width - 7, 1)
-    return [[size], [odd], [size, odd, (height, max(width // 2, 1))], [size] * 3]
+    fixed = settings.size
+    batches = [[fixed], [fixed] * 3] if fixed else list(BATCHES)
+    if 'valid' not in input_names(model, settings):
+        return batches
+    if fixed:
+        mixed = padded_alike(model, fixed)
+        batches.append([mixed[1]])
+    elif model.takes_any_padding:
+        mixed = MIXED
+    else:
+        mixed = padded_alike(model, padded_size(TOGETHER, model.preprocessing.divisor))
+    return [*batches, mixed]
+
+
+def padded_alike(model: Exportable, size: Size) -> list[Size]:
+    """A size, and two smaller ones that may be in a batch with it."""
+    height, width = size
+    if model.takes_any_padding:
+        return [size, (height * 2 // 3 | 1, max(width - 7, 1)), (height, max(width // 2, 1))]
+    divisor = model.preprocessing.divisor
+    down, right = (height - 1) % divisor, (width - 1) % divisor
+    return [size, (height - down, width - right), (height - down // 2, width - right // 3)]
 
 
 def verify(
@@ -75,7 +94,7 @@ def verify(
     """Compare a graph in each runtime with the model in float32, on images (H, W, 3) RGB that are
     resized. Returns all comparisons, also those that failed."""
     checks, given, tolerances = [], cycle(images), TOLERANCES[settings.dtype]
-    for sizes in progress(batches_for(settings)):
+    for sizes in progress(batches_for(model, settings)):
         batch, originals = [resize_image(next(given), s) for s in sizes], original_sizes(sizes)
         inputs = padded_inputs(batch, input_shapes(model, settings), originals)
         expected = stages_of(model, inputs)
@@ -102,15 +121,19 @@ def verify(
     return checks
 
 
-def original_sizes(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def original_sizes(sizes: Sequence[Size]) -> list[Size]:
     """Heights and widths from which images of these sizes may have been resized."""
     factors = ((5, 3), (2, 3), (7, 4))
     return [tuple(side * a // b + 1 for side in s) for s, (a, b) in zip(sizes, factors)]
 
 
+def input_names(model: Exportable, settings: Settings) -> list[str]:
+    return model.input_names(settings.has_valid, fixed=settings.size is not None)
+
+
 def input_shapes(model: Exportable, settings: Settings) -> dict[str, list[Optional[int]]]:
     """The shape of each input of a graph; None for a dimension of any length."""
-    shapes = dict.fromkeys(model.input_names(settings.has_valid), [None, 2])
+    shapes = dict.fromkeys(input_names(model, settings), [None, 2])
     return shapes | {'images': [None, 3, *(settings.size or (None, None))]}
 
 
@@ -139,24 +162,24 @@ def noisy_results(model: Exportable, image: np.ndarray, tolerances: Tolerances) 
             yield reference_of(model, noisy)
 
 
-def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
-    """Synthetic images and PyTorch's outputs for them, for a file that can test itself."""
-    size, has_valid, tolerances = settings.size, settings.has_valid, TOLERANCES[settings.dtype]
-    sizes = SIZES if size is None else [tuple(map(min, s, size)) for s in SIZES]
-    if size and not has_valid:
-        sizes = [size]
-    raw = 'boxes' in model.output_names and 'labels' not in model.output_names
-    if has_valid and not raw:  # raw candidates are those of the padded image
-        settings = settings._replace(size=None)
-    shapes, samples = input_shapes(model, settings), []
+def make_samples(model: Exportable, settings: Settings, names: Collection[str]) -> list[Sample]:
+    """Synthetic images and PyTorch's outputs for them, for a file that can test itself. `names` are
+    those of all values in the graph."""
+    tolerances = TOLERANCES[settings.dtype]
+    shapes = input_shapes(model, settings)
+    sizes: Sequence[Size] = SIZES
+    if settings.size:
+        sizes = padded_alike(model, settings.size) if 'valid' in shapes else [settings.size]
+    samples = []
     for number, (own, original) in enumerate(zip(sizes, original_sizes(sizes))):
         found = []
         for seed in range(number, SEEDS * len(sizes), len(sizes)):
             stages = stages_of(model, padded_inputs([draw(seed, *own)], shapes, [original]))
-            found.append((seed, {name: stages[name][0] for name in model.output_names}))
+            found.append((seed, {name: x[0] for name, x in stages.items()}))
             if 'scores' not in model.output_names:
                 break
-        seed, outputs = max(found, key=lambda one: one[1].get('scores', np.zeros(1)).sum())
+        seed, stages = max(found, key=lambda one: one[1].get('scores', np.zeros(1)).sum())
+        outputs = {name: stages[name] for name in model.output_names}
         inner = {name: np.array(x.shape) for name, x in outputs.items()}
         if model.details.get('masks') == 'image':
             inner['masks'][1:] = [-(-side // CELL) for side in own]
@@ -168,6 +191,11 @@ def make_samples(model: Exportable, settings: Settings) -> list[Sample]:
             noisy = noisy_results(model, draw(seed, *own), tolerances)
             sample['ties'] = ties(outputs, noisy, tolerances)
         sample['outputs'] = thinned(outputs)
+        sample['stages'] = {
+            name: spaced(x, STAGE_VALUES)
+            for name, x in stages.items()
+            if name in names and name not in outputs
+        }
         samples.append(sample)
     return samples
 

@@ -1,17 +1,13 @@
-"""What is exported gives each image of a padded batch the result of the original model alone."""
+"""What is exported gives each image of a batch the result of the original model for it alone."""
 
 from collections.abc import Callable, Sequence
-from itertools import product
-from pathlib import Path
 from typing import Optional
 
-import onnx
 import pytest
 import reference
 import torch
 import torch.nn.functional as F
 import torchvision
-from models.ports import randomize
 from models.small import (
     dino,
     mask2former_detector,
@@ -25,15 +21,13 @@ from torch import Tensor, nn
 
 from cpvt_pyramid.export.base import Exportable
 from cpvt_pyramid.export.detectors import Detector
-from cpvt_pyramid.export.files import CPU
 from cpvt_pyramid.export.models import exportable
-from cpvt_pyramid.export.onnx_file import capture, translate
-from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
 from cpvt_pyramid.tooling.command import UserError
 
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
-BATCHES = SIZES, ((67, 163),)  # PyTorch refuses maps of one row, at 64 pixels
-ORIGINAL = torch.tensor([(201, 250), (101, 66), (75, 191)])  # of SIZES
+TOGETHER = ((96, 128), (70, 97), (81, 120))  # are padded to one multiple of 32
+BATCHES = TOGETHER, ((67, 163),)  # PyTorch refuses maps of one row, at 64 pixels
+ORIGINAL = torch.tensor([(201, 250), (101, 66), (75, 191)])  # of label maps
 
 Outputs = dict[str, Tensor]
 Compare = Callable[[Outputs, Outputs], None]  # takes what was found in one image, and the expected
@@ -53,49 +47,32 @@ def outputs_for(model: Exportable, i: int, outputs: Sequence[Tensor]) -> Outputs
 def assert_each_alone(
     model: Exportable, compare: Compare, sizes: Sequence[tuple[int, int]] = SIZES
 ) -> None:
-    """Compare the outputs for each image, in a padded batch and alone, with those of the original
-    model for it alone."""
-    images, valid, alone = padded(sizes)
+    """Compare the outputs for each image alone, and for images in a batch, with those of the
+    original model for each image alone."""
+    model.eval()
+    for image in padded(sizes)[2]:
+        assert_alone(model, compare, image, None, [image])
+    if model.takes_any_padding:
+        assert_alone(model, compare, *padded(sizes))
+    elif model.preprocessing.divisor > 1:
+        assert_alone(model, compare, *padded(TOGETHER))
+    else:
+        images, _, alone = padded([sizes[-1]] * 3)
+        assert_alone(model, compare, images, None, alone)
+
+
+def assert_alone(
+    model: Exportable,
+    compare: Compare,
+    images: Tensor,
+    valid: Optional[Tensor],
+    alone: Sequence[Tensor],
+) -> None:
     with torch.no_grad():
-        together = model.eval()(images, valid)
+        together = model(images, valid)
         for i, image in enumerate(alone):
             expected = {name: x[0] for name, x in model.reference(image).items()}
             compare(outputs_for(model, i, together), expected)
-            compare(outputs_for(model, 0, model(image)), expected)
-
-
-class Patches(nn.Module):
-    """Takes the place of a backbone, with maps of its shapes. It is captured in no time, and the
-    backbone's own graphs are tested elsewhere."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.channels, self.strides = backbone.channels, backbone.strides
-        self.convs = nn.ModuleList(
-            nn.Conv2d(3, dim, stride, stride) for dim, stride in zip(self.channels, self.strides)
-        )
-
-    def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        return tuple(conv(x) for conv in self.convs)
-
-
-def graphs_of(model: Exportable, onnx_file: Optional[Path]) -> list[Callable]:
-    """PyTorch's graph, or ONNX's in two runtimes."""
-    program = capture(model)
-    if onnx_file is None:
-        return [program.module(check_guards=False)]  # see `capture`
-    file = translate(program, model.output_names)
-    assert {node.domain for node in file.graph.node} == {''}
-    onnx.save(file, onnx_file)
-
-    def graph_of(run: Callable) -> Callable:
-        def graph(images: Tensor, valid: Tensor) -> list[Tensor]:
-            found = run({'images': images.numpy(), 'valid': valid.numpy()})
-            return [torch.from_numpy(found[name]) for name in model.output_names]
-
-        return graph
-
-    return [graph_of(s.run) for s in (OnnxRuntime(onnx_file, CPU), OpenVino(onnx_file))]
 
 
 def same(boxes: float, others: float, rtol: float = 0, neighbours: bool = False) -> Compare:
@@ -139,14 +116,13 @@ def test_retinanet(marks_padding):
     assert_each_alone(exportable(model.model, backbone=True), SAME)
 
 
-@pytest.mark.parametrize('own', [True, False])
-@pytest.mark.parametrize('make, kind', [(mask_rcnn, 'SingleRoIExtractor'), (dino, 'DINO')])
-def test_detectors(make, kind, own):
-    assert_each_alone(exportable(make(4, f'ValidRegion{kind}' if own else kind)), BOXES)
+@pytest.mark.parametrize('make', [mask_rcnn, dino])
+def test_detectors(make):
+    assert_each_alone(exportable(make()), BOXES)
 
 
 def test_masks_of_queries():
-    sizes = iter([size for size in SIZES for _ in range(2)])  # in the batch and alone
+    sizes = iter([*SIZES, *TOGETHER])
 
     def compare(found: Outputs, expected: Outputs) -> None:
         assert list(expected) == ['boxes', 'scores', 'labels']
@@ -188,10 +164,11 @@ def test_segmentors(make, changes, compare):
 
 
 def assert_original_sizes(model: Exportable) -> None:
-    """Label maps of the size before resizing are those of MMSegmentation, in a padded batch too."""
-    images, valid, alone = padded(SIZES)
+    """Label maps have the sizes of the original images, and are those of MMSegmentation."""
+    padding = model.preprocessing.divisor > 1
+    images, valid, alone = padded(TOGETHER if padding else [SIZES[-1]] * 3)
     with torch.no_grad():
-        (found,) = model(images, valid, ORIGINAL)
+        (found,) = model(images, valid if padding else None, ORIGINAL)
         assert tuple(found.shape) == (3, 201, 250)
         for labels, image, size in zip(found, alone, ORIGINAL):
             expected = model.reference(image, size[None])['labels'][0]
@@ -199,33 +176,6 @@ def assert_original_sizes(model: Exportable) -> None:
             assert len(expected.unique()) > 1 or model.details['resized'] == 'probabilities'
             wrong = labels[: size[0], : size[1]] != expected
             assert wrong.double().mean() < 1e-4  # ties
-
-
-@pytest.mark.parametrize('in_onnx', [False, pytest.param(True, marks=pytest.mark.foreign)])
-@pytest.mark.parametrize(
-    'make, levels, options, compare',
-    [
-        (mask_rcnn, 2, {}, BOXES),
-        (dino, 2, {}, BOXES),
-        pytest.param(  # as the detector, but for the last step
-            mask2former_segmentor, 1, {'probabilities': True}, same(0, 1e-4),
-            marks=pytest.mark.foreign,
-        ),
-        (mask2former_detector, 1, {}, same(1.0, 1e-3)),
-    ],
-)  # fmt: skip
-def test_graphs(make, levels, options, compare, in_onnx, tmp_path):
-    """At sizes that they were not captured at. A translation to ONNX takes half a minute of a core:
-    `make test-foreign`."""
-    model = exportable(make(levels), **options).eval()
-    model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
-    graphs = graphs_of(model, tmp_path / 'model.onnx' if in_onnx else None)
-    for graph, sizes in product(graphs, BATCHES):
-        images, valid, _ = padded(sizes)
-        with torch.no_grad():
-            found, expected = graph(images, valid), model(images, valid)
-        for i in range(len(sizes)):
-            compare(outputs_for(model, i, found), outputs_for(model, i, expected))
 
 
 def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
@@ -255,7 +205,7 @@ def test_an_image_with_fewer_tokens_than_queries():
 def test_results_of_empty_rois_are_not_used(monkeypatch):
     """OpenVINO gives NaN for them."""
     model = exportable(mask_rcnn()).eval()
-    images, valid, _ = padded(SIZES)
+    images, valid, _ = padded(TOGETHER)
     expected = model(images, valid)
     original, emptied = torchvision.ops.roi_align, []
 
@@ -272,7 +222,7 @@ def test_results_of_empty_rois_are_not_used(monkeypatch):
 
 def test_noise_reaches_the_padding():
     model = exportable(mask_rcnn()).eval()
-    image, head = padded(SIZES)[2][-1], model.model.rpn_head
+    image, head = padded([(65, 129)])[2][0], model.model.rpn_head
 
     def scores() -> Tensor:
         """The first anchor's scores on the largest map, padding included."""
@@ -286,7 +236,7 @@ def test_noise_reaches_the_padding():
         noisy = scores()
     outside = torch.ones_like(clean, dtype=torch.bool)
     outside[: -(-image.shape[2] // 4), : -(-image.shape[3] // 4)] = False
-    assert len(clean[outside].unique()) < outside.sum() / 2  # cells with equal scores
+    assert len(clean[outside].unique()) < 0.9 * outside.sum()  # cells with equal scores
     assert len(noisy[outside].unique()) == outside.sum()
     torch.testing.assert_close(noisy, clean, rtol=0, atol=1e-3 * clean.abs().max().item())
     torch.testing.assert_close(scores(), clean, rtol=0, atol=0)

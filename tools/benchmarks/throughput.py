@@ -180,13 +180,15 @@ def write_onnx(path: Path, model: Any, cfg: Any) -> None:
     import onnx
 
     from cpvt_pyramid.export import files
-    from cpvt_pyramid.export.about import Settings, about_config, metadata
+    from cpvt_pyramid.export.about import Settings, metadata
     from cpvt_pyramid.export.models import exportable
+    from cpvt_pyramid.runner.export import about_config
 
     graph, settings = exportable(model), Settings()
     about = metadata(graph, model, about_config(cfg, {}), settings)
     file = files.with_all_stages(graph, settings)
-    files.finish(file, graph, about)
+    files.finish(file, graph.output_names)
+    files.add_metadata(file, about)
     with files.atomic_write(path) as draft:
         onnx.save(file, draft)
 

@@ -20,6 +20,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ... import __version__
+from ...mm.samples import data_sample
 from ...results.drawing import draw_frames, draw_segmentation
 from ...results.predictions import Detections, save_overlay
 from ...results.records import write_records
@@ -30,7 +31,6 @@ from ...tooling.progress import progress
 from . import tiling
 from .prediction import is_panoptic, loaded_bands
 from .raster import CACHE, open_image, overview, row_reader, write_label_map
-from .samples import data_sample
 from .tiling import Found, Journal, Run, Span, TileGrid
 
 if TYPE_CHECKING:

@@ -1,0 +1,111 @@
+"""Each kind of exported file in both runtimes: right, and told from one with a scaled layer."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import onnx
+import pytest
+from models.ports import randomize
+from models.small import (
+    dino,
+    mask2former_detector,
+    mask2former_segmentor,
+    mask_rcnn,
+    retinanet,
+    semantic_fpn,
+    upernet,
+)
+from torch import Tensor, nn
+
+from cpvt_pyramid.export import verification
+from cpvt_pyramid.export.about import Settings, metadata
+from cpvt_pyramid.export.files import CPU, add_metadata, finish, with_all_stages
+from cpvt_pyramid.export.models import exportable
+from cpvt_pyramid.export.verification import make_samples
+from cpvt_pyramid.runtime.comparison import Check
+from cpvt_pyramid.runtime.self_test import verify_session
+from cpvt_pyramid.runtime.sessions import OnnxRuntime, OpenVino
+
+SIZE = 64, 96  # of graphs for one size, which are captured faster
+
+
+class Patches(nn.Module):
+    """Takes the place of a backbone, with maps of its shapes. It is captured in no time, and the
+    backbone's own graphs are tested elsewhere."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.channels, self.strides = backbone.channels, backbone.strides
+        self.convs = nn.ModuleList(
+            nn.Conv2d(3, dim, stride, stride, stride // 2)
+            for dim, stride in zip(self.channels, self.strides)
+        )
+
+    def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        return tuple(conv(x[:, :3]) for conv in self.convs)  # without mm's channel of validity
+
+
+def write_file(
+    path: Path, make: Callable, size: Optional[tuple[int, int]], **options: Any
+) -> onnx.ModelProto:
+    """Export a model without a comparison, but with test data."""
+    model = exportable(make(), **options).eval()
+    model.model.backbone = randomize(Patches(model.model.backbone), seed=2)
+    settings = Settings(size=size)
+    file = with_all_stages(model, settings)
+    finish(file, model.output_names)
+    assert {node.domain for node in file.graph.node} == {''}
+    names = {name for node in file.graph.node for name in node.output}
+    about = metadata(model, model.model, {'classes': ['a', 'b']}, settings)
+    add_metadata(file, about, make_samples(model, settings, names))
+    onnx.save(file, path)
+    return file
+
+
+def failed(path: Path) -> dict[str, list[Check]]:
+    """The comparisons that a file fails, by runtime."""
+    sessions = {'onnxruntime': OnnxRuntime(path, CPU), 'openvino': OpenVino(path)}
+    checks = {name: verify_session(path, session) for name, session in sessions.items()}
+    assert all(len(found) > 4 for found in checks.values())
+    return {name: [check for check in found if not check.passed] for name, found in checks.items()}
+
+
+def scale_a_layer(file: onnx.ModelProto, last: str) -> None:
+    """Multiply the weights of a layer of the head by 1.02."""
+    for weight in file.graph.initializer:
+        if weight.name.endswith(last):
+            values = onnx.numpy_helper.to_array(weight) * np.float32(1.02)
+            weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+            return
+    raise ValueError(f'no weights {last} in {[weight.name for weight in file.graph.initializer]}')
+
+
+LONG = pytest.mark.foreign  # takes a minute
+
+
+@pytest.mark.parametrize(
+    'make, size, options, layer',
+    [
+        (retinanet, None, {}, 'bbox_head.retina_cls.weight'),
+        (lambda: mask_rcnn(2), None, {}, 'rpn_head.rpn_cls.weight'),
+        (semantic_fpn, None, {}, 'conv_seg.weight'),
+        (semantic_fpn, SIZE, {'probabilities': True}, 'conv_seg.weight'),
+        (lambda: dino(2), SIZE, {}, 'level_embed'),
+        (lambda: mask2former_detector(1), SIZE, {}, 'mask_feature.weight'),
+        pytest.param(lambda: dino(2), None, {}, 'level_embed', marks=LONG),
+        pytest.param(lambda: retinanet(), None, {'raw': True}, 'retina_cls.weight', marks=LONG),
+        pytest.param(upernet, None, {}, 'conv_seg.weight', marks=LONG),
+        pytest.param(lambda: mask2former_segmentor(1), None, {}, 'mask_feature.weight', marks=LONG),
+    ],
+    ids=str,
+)
+def test_a_file_is_right_in_both_runtimes(make, size, options, layer, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)
+    path = tmp_path / 'model.onnx'
+    file = write_file(path, make, size, **options)
+    assert failed(path) == {'onnxruntime': [], 'openvino': []}
+    scale_a_layer(file, layer)
+    onnx.save(file, path)
+    assert all(failed(path).values())

@@ -124,7 +124,8 @@ def has_no_boxes(text: bytes) -> bool:
         annotations = json.loads(text)['annotations']
     except (ValueError, RecursionError, TypeError, KeyError):
         return False  # whoever reads the file reports it
-    return bool(annotations) and not any('bbox' in annotation for annotation in annotations)
+    records = [annotation for annotation in annotations if isinstance(annotation, dict)]
+    return bool(records) and not any('bbox' in record for record in records)
 
 
 def complete_records(content: dict[str, Any]) -> list[str]:

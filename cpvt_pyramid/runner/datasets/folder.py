@@ -67,6 +67,7 @@ class Files:
             raise UserError(f'no folder {root}')
         self.root = root
         self.assigned = dict(assigned or {})
+        self._splits: dict[str, tuple[Optional[str], str]] = {}  # by path, as they are asked for
         names = [path.relative_to(root).as_posix() for path in files_below(root)]
         generated = [name.removesuffix('.py') + GENERATED for name in names if name[-3:] == '.py']
         skipped = tuple(f'{folder}/' for folder in generated)
@@ -97,23 +98,30 @@ class Files:
 
     def split_of(self, path: str) -> Optional[str]:
         """What a file or folder is for: as assigned, or as its name or those of its parents say."""
-        return self._split_and_reason(path)[0]
+        return self._known_split(path)[0]
 
     def splits_by_name(self, paths: Iterable[str]) -> dict[str, str]:
         """The files and folders whose names say the split of some paths, with it."""
         found = {}
         for path in paths:
-            split, place = self._split_and_reason(path)
+            split, place = self._known_split(path)
             if place:
                 found[place] = split
         return found
 
     def assigned_split(self, path: str) -> Optional[str]:
+        if not self.assigned:
+            return None
         for place in with_parents(path):
             for name in (str(place), place.name, place.stem):
                 if name in self.assigned:
                     return self.assigned[name]
         return None
+
+    def _known_split(self, path: str) -> tuple[Optional[str], str]:
+        if path not in self._splits:
+            self._splits[path] = self._split_and_reason(path)
+        return self._splits[path]
 
     def _split_and_reason(self, path: str) -> tuple[Optional[str], str]:
         """A split, and the folder or file whose name says it; '' if it is assigned."""

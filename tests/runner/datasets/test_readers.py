@@ -68,7 +68,7 @@ def test_coco_with_the_word_caption(place, coco):
     else:
         content['info'] = {'description': 'caption'}
     write(root / 'instances.json', json.dumps(content))
-    captions = [{'id': 1, 'image_id': 0, 'caption': 'a cat'}]
+    captions = [3, {'id': 1, 'image_id': 0, 'caption': 'a cat'}]
     segments = [{'image_id': 0, 'file_name': '0.png', 'segments_info': []}]
     for name, annotations in (('captions', captions), ('panoptic', segments)):
         write(root / f'{name}.json', json.dumps({**content, 'annotations': annotations}))

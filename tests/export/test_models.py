@@ -3,13 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Optional
 
+import mmdet
+import mmseg
 import pytest
 import reference
 import torch
 import torch.nn.functional as F
 import torchvision
 from models.small import (
+    DIMS,
+    NECK,
     dino,
+    foreign_model,
     mask2former_detector,
     mask2former_segmentor,
     mask_rcnn,
@@ -178,6 +183,57 @@ def assert_original_sizes(model: Exportable) -> None:
             assert wrong.double().mean() < 1e-4  # ties
 
 
+NARROW = dict(in_channels=16, feat_channels=16, num_classes=5)
+
+
+@pytest.mark.parametrize(
+    'package, config, changes',
+    [
+        (
+            mmdet,
+            'retinanet/retinanet_r50_fpn_1x_coco',
+            {
+                'bbox_head': NARROW | {'stacked_convs': 1},
+                'test_cfg': dict(score_thr=0.95, nms_pre=500, max_per_img=60),
+            },
+        ),
+        (
+            mmdet,
+            'faster_rcnn/faster-rcnn_r50_fpn_1x_coco',
+            {
+                'rpn_head': dict(in_channels=16, feat_channels=16),
+                'roi_head.bbox_roi_extractor.out_channels': 16,
+                'roi_head.bbox_head': dict(in_channels=16, fc_out_channels=32, num_classes=5),
+                'test_cfg.rcnn': dict(score_thr=0.1, max_per_img=20),
+            },
+        ),
+    ],
+)
+def test_detectors_of_mmdet_with_our_backbone(package, config, changes):
+    """Their data preprocessor tells the backbone nothing about the padding."""
+    model = exportable(foreign_model(package, config, neck=NECK, **changes))
+    assert not model.preprocessing.marks_padding
+    assert_each_alone(model, same(0.02, 1e-3, neighbours=True), [(75, 190), (33, 40)])
+
+
+@pytest.mark.parametrize(
+    'config, head',
+    [
+        ('pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024', dict(in_channels=32, in_index=3)),
+        ('segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512', dict(in_channels=DIMS)),
+    ],
+)
+@pytest.mark.parametrize('divisor', [1, 32])
+def test_segmentors_of_mmseg_with_our_backbone(config, head, divisor):
+    head = head | dict(channels=16, num_classes=5, norm_cfg=dict(type='BN'))
+    padding = dict(size_divisor=divisor) if divisor > 1 else None
+    changes = {'auxiliary_head': None, 'pretrained': None, 'data_preprocessor.test_cfg': padding}
+    original = foreign_model(mmseg, config, decode_head=head, **changes)
+    for probabilities in (False, True):
+        model = exportable(original, probabilities=probabilities)
+        assert_each_alone(model, SAME, [(75, 190), (7, 9)])
+
+
 def test_raw_boxes_become_those_of_mmdet_by_its_suppression():
     from mmcv.ops import batched_nms
 
@@ -257,6 +313,9 @@ def of_class(name: str, model: nn.Module, part: str = '') -> nn.Module:
         (semantic_fpn, {'raw': True}, 'needs a detector'),
         (lambda: semantic_fpn(**{'test_cfg.mode': 'slide'}), {}, 'whole'),
         (lambda: nn.Linear(1, 1), {}, 'a Linear cannot be exported'),
+        (lambda: of_class('FCOS', retinanet().neck), {}, 'a FCOS cannot be exported; only'),
+        (lambda: semantic_fpn(**{'data_preprocessor.test_cfg': dict(size=(64, 64))}),
+         {}, 'set size_divisor instead'),
         (lambda: of_class('TwoStagePanopticSegmentor', mask_rcnn()), {}, 'a TwoStagePanopticSeg'),
         (lambda: of_class('Cascade', mask_rcnn(), 'roi_head'), {}, 'got Cascade, RPNHead'),
         (lambda: of_class('DDQDETR', dino()), {}, 'a DDQDETR cannot be exported; only .*, DINO'),

@@ -8,6 +8,7 @@ import torch
 from support import load_tool
 
 from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.export.files import Written
 
 tool = load_tool('export')
 
@@ -34,6 +35,17 @@ def test_a_backbone_by_its_name(command, capsys):
     assert 'nano.report.md' in capsys.readouterr().out
     assert tool.main(command) == 2
     assert 'exists; remove it' in capsys.readouterr().err
+
+
+def test_a_file_that_fails_in_openvino_has_another_status(command, capsys, monkeypatch):
+    line = 'do not use the file in OpenVINO: runtime: no kernel'
+
+    def write(path: Path, *given: object) -> Written:
+        return Written([path], line)
+
+    monkeypatch.setattr('cpvt_pyramid.export.files.write_verified', write)
+    assert tool.main([*command, 'nano.onnx']) == 3
+    assert capsys.readouterr().out.splitlines() == ['wrote nano.onnx', line]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,13 @@ def dino(levels: int = 4, kind: str = 'DINO') -> nn.Module:
     return small('dino_cpvt_s', **changes)
 
 
+def foreign_model(package: Any, config: str, **changes: Any) -> nn.Module:
+    """The model of a config of mmdet or mmseg, with our backbone and their data preprocessor."""
+    path = Path(package.__file__).parent / '.mim/configs' / config
+    backbone = dict(_delete_=True, type='CPVTPyramid', arch=TINY)
+    return small(str(path), backbone=backbone, **changes)
+
+
 def mask2former_head(count: int) -> dict:
     return dict(
         in_channels=DIMS, feat_channels=32, out_channels=32, num_queries=10,

@@ -30,6 +30,16 @@ HEADLINES = {
     'mAcc': 'mAcc',
     'aAcc': 'aAcc',
 }
+STYLE = {
+    'font.size': 10,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.edgecolor': '#888888',
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'grid.color': '#e6e6e6',
+    'legend.frameon': False,
+}
 
 
 @dataclass
@@ -154,12 +164,7 @@ def draw_curves(curves: Curves, title: str, out: Path, file_format: str) -> None
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {
-        'font.size': 10, 'axes.spines.top': False, 'axes.spines.right': False,
-        'axes.edgecolor': '#888888', 'axes.grid': True, 'grid.color': '#e6e6e6',
-        'axes.axisbelow': True, 'legend.frameon': False,
-    }  # fmt: skip
-    with matplotlib.rc_context(style), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter('ignore')  # about letters of a name that the font does not have
         rows = 2 if curves.metrics else 1
         figure = Figure((8.5, 3.3 * rows + 0.6), layout='constrained')
@@ -184,20 +189,25 @@ def draw_losses(ax: 'Axes', curves: Curves) -> None:
     parts = sorted(set(curves.losses) - {'loss'})
     colors = ['#e07b39', '#3a9d6e', '#9467bd', '#c2a01e', '#d6619f', '#5aa7c7']
     top = 0.0
+    if len(parts) == 1:
+        parts = []  # it is the total
     for name, color in [('loss', '#1f4e9c'), *zip(parts, colors * len(parts))]:
         steps = sorted(curves.losses[name])
         raw = [curves.losses[name][step] for step in steps]
         line = smoothed(raw, len(raw) // 25)
-        total = name == 'loss'
-        if total or len(parts) > 1:  # a single part is the total
-            ax.plot(steps, raw, color=color, alpha=0.25 if total else 0.1, linewidth=0.9)
-            label = f'{"total loss" if total else name}: {line[-1]:.3g}'
-            marker = 'o' if len(raw) < 3 else None
-            ax.plot(
-                steps, line, color=color, label=label, marker=marker, markersize=4,
-                linewidth=2.2 if total else 1.2, alpha=1 if total else 0.6,
-            )  # fmt: skip
-            top = max([top, *(v for v in line if math.isfinite(v))])
+        is_total = name == 'loss'
+        ax.plot(steps, raw, color=color, alpha=0.25 if is_total else 0.1, linewidth=0.9)
+        ax.plot(
+            steps,
+            line,
+            color=color,
+            label=f'{"total loss" if is_total else name}: {line[-1]:.3g}',
+            marker='o' if len(raw) < 3 else None,
+            markersize=4,
+            linewidth=2.2 if is_total else 1.2,
+            alpha=1 if is_total else 0.6,
+        )
+        top = max([top, *(v for v in line if math.isfinite(v))])
     ax.set_ylabel('training loss')
     if top > 0:
         ax.set_ylim(0, top * 1.15)  # of the smoothed lines: a spike must not flatten them

@@ -63,12 +63,14 @@ def make_resumable(cfg: Config) -> None:
         cfg.train_cfg = {**loop, 'type': 'MidEpochTrainLoop'}
         del cfg.train_cfg['by_epoch']
     loader = cfg.train_dataloader
-    custom = cfg.get('custom_hooks') or []
-    added = [{'type': n} for n in ('SeedHook', 'FirstLossHook', 'PreemptionHook', 'ResumeHook')]
-    cfg.custom_hooks = [
-        {**hook, 'type': 'StoppingHook'} if kind_of(hook) == 'EarlyStoppingHook' else hook
-        for hook in [*custom, *(hook for hook in added if hook not in custom)]
-    ]
+    custom_hooks = list(cfg.get('custom_hooks') or [])
+    for index, hook in enumerate(custom_hooks):
+        if kind_of(hook) == 'EarlyStoppingHook':
+            custom_hooks[index] = {**hook, 'type': 'StoppingHook'}
+    for name in ('SeedHook', 'FirstLossHook', 'PreemptionHook', 'ResumeHook'):
+        if {'type': name} not in custom_hooks:
+            custom_hooks.append({'type': name})
+    cfg.custom_hooks = custom_hooks
     if kind_of(loader.sampler) != 'SeededSampler':
         loader.sampler = {'type': 'SeededSampler', 'sampler': loader.sampler}
         loader.dataset = {'type': 'SeededDataset', 'dataset': loader.dataset}
@@ -266,11 +268,8 @@ class ResumeHook(Hook):
         meta = checkpoint.get('meta', {})
         if not runner._resume or 'processes' not in meta:
             return
-        before, now = (
-            'processes: {processes}, images of each: {batch_size}, '
-            'batches per epoch: {batches_per_epoch}'.format(**counts)
-            for counts in (meta, runner_counts(runner))
-        )
+        before = described_counts(meta)
+        now = described_counts(runner_counts(runner))
         loop = runner.train_loop
         by_epoch = isinstance(loop, EpochBasedTrainLoop)
         done = meta['iter'] - meta['epoch'] * meta['batches_per_epoch'] if by_epoch else 0
@@ -310,6 +309,13 @@ def runner_counts(runner: Runner) -> dict[str, Optional[int]]:
         'batch_size': batch_size_of(runner),
         'batches_per_epoch': len(runner.train_dataloader),
     }
+
+
+def described_counts(counts: dict[str, Any]) -> str:
+    return (
+        f'processes: {counts["processes"]}, images of each: {counts["batch_size"]}, batches per '
+        f'epoch: {counts["batches_per_epoch"]}'
+    )
 
 
 def batch_size_of(runner: Runner) -> Optional[int]:

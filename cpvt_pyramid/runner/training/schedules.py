@@ -14,9 +14,20 @@ from ..config.load import as_list, kind_of
 
 # Settings of loops, checkpoint hooks and schedulers that count iterations.
 COUNTS = (
-    'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals', 'interval', 'save_begin',
-    'begin', 'end', 'T_max', 'total_steps', 'step_size', 'milestones', 'periods',
-)  # fmt: skip
+    'max_iters',
+    'val_begin',
+    'val_interval',
+    'dynamic_intervals',
+    'interval',
+    'save_begin',
+    'begin',
+    'end',
+    'T_max',
+    'total_steps',
+    'step_size',
+    'milestones',
+    'periods',
+)
 
 
 def fit_to_batch(cfg: Config, scale_lr: bool, scale_iters: bool) -> None:

@@ -259,20 +259,16 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
 
     splits = {key: split for key, split in found.splits.items() if images_of(split)}
     notes = list(found.notes)
-    by_name = [
-        f'{name} is {split}'
-        for name, split in sorted(found.by_name.items())
-        if PurePosixPath(name).name.lower() not in SPLITS[split]
-    ]
-    if by_name:
-        shown = ', '.join(by_name[:6]) + (' ...' if len(by_name) > 6 else '')
-        notes.append(f'{shown}, by name; if not, use --assign')
+    by_name = splits_by_name(found)
     if 'train' not in splits:
         others = ' and '.join(splits) or 'images with errors'
+        shown = f' ({by_name})' if by_name else ''
         raise UserError(
-            f'{data} has no training data, only {others}; if a folder only sounds like that, use '
+            f'{data} has no training data, only {others}{shown}; if a folder is for training, use '
             '--assign FOLDER=train'
         )
+    if by_name:
+        notes.append(f'{by_name}, by name; if not, use --assign')
     if 'val' not in splits:
         train = splits.pop('train')
         parts = divided(images_of(train))
@@ -292,6 +288,16 @@ def describe(found: Union[Objects, LabelMaps], data: Path, target: Generated) ->
     head = f'{data}: {found.layout}, {len(found.classes)} classes: {names}'
     notes = [f'note: {note}' for note in notes]
     return described._replace(lines=[head, *described.lines, *notes])
+
+
+def splits_by_name(found: Union[Objects, LabelMaps]) -> str:
+    """Which folders and files became which split by their names, if they say more than it."""
+    listed = [
+        f'{name} is {split}'
+        for name, split in sorted(found.by_name.items())
+        if PurePosixPath(name).name.lower() not in SPLITS[split]
+    ]
+    return ', '.join(listed[:6]) + (' ...' if len(listed) > 6 else '')
 
 
 def divided(items: Sequence) -> tuple[list, list]:

@@ -415,6 +415,10 @@ def test_splits_can_be_assigned(tmp_path):
     fill(tmp_path, MORE, 'crash test 2023/{}.png', yolo, 'crash test 2023/{}.txt')
     found, _ = objects_in(tmp_path)
     assert found.by_name == {'site_dev': 'val', 'crash test 2023': 'test'}
+    with pytest.raises(UserError, match='only val and test .crash test 2023 is test, site_dev is'):
+        new_config(tmp_path, DETECTOR, tmp_path / 'x.py')
+    new_config(tmp_path, DETECTOR, tmp_path / 'x.py', assigned={'site_dev': 'train'})
+    assert 'x_data/test.json' in (tmp_path / 'x.py').read_text()
     assigned = assigned_splits(['site_dev=train', 'crash test 2023/=train'])
     found, _ = objects_in(tmp_path, assigned)
     assert counts(found) == {'train': (8, 16)} and not found.by_name

@@ -49,11 +49,16 @@ class Check(NamedTuple):
     @property
     def cells(self) -> list[str]:
         """A row of a table under `HEAD`."""
-        numbers = f'{self.error:.2g}', f'{self.tolerance:.2g}'
-        passed = 'yes' if self.passed else 'NO'
         return [
-            ' '.join(self.sizes), self.stage, *numbers, self.unit, self.note, self.runtime, passed
-        ]  # fmt: skip
+            ' '.join(self.sizes),
+            self.stage,
+            f'{self.error:.2g}',
+            f'{self.tolerance:.2g}',
+            self.unit,
+            self.note,
+            self.runtime,
+            'yes' if self.passed else 'NO',
+        ]
 
 
 def worst(checks: Iterable[Check], images: Sequence[np.ndarray], runtime: str) -> list[Check]:
@@ -114,25 +119,27 @@ def compare_boxes(
     used = found['labels'] >= 0
     found = {name: x[used] for name, x in found.items()}
     pairs = matched(found, expected, tolerances)
-    extra = set(range(len(found['scores']))) - {row for row, _ in pairs}
-    lost = set(range(len(expected['scores']))) - {row for _, row in pairs}
-    alone, noisy = len(extra) + len(lost), iter(noisy)
-    while (extra or lost) and (result := next(noisy, None)):
+    ours = [row for row, _ in pairs]
+    theirs = [row for _, row in pairs]
+    extra = set(range(len(found['scores']))) - set(ours)
+    lost = set(range(len(expected['scores']))) - set(theirs)
+    without_counterpart = len(extra) + len(lost)
+    for result in noisy:
+        if not extra and not lost:
+            break
         extra -= {row for row, _ in matched(found, result, tolerances)}
         lost &= {row for row, _ in matched(expected, result, tolerances)}
     wrong = len(extra) + len(lost)
-    ties = alone - wrong
-    note = f'{len(expected["scores"])} boxes' + f', {ties} tie{"s" * (ties > 1)}' * (ties > 0)
+    note = f'{len(expected["scores"])} boxes'
+    if ties := without_counterpart - wrong:
+        note += ', 1 tie' if ties == 1 else f', {ties} ties'
     yield Check('boxes', wrong, 0, 'without counterpart', note)
     if not pairs:
         return
-    ours, theirs = map(list, zip(*pairs))
-    for name, tolerance, unit in (
-        ('boxes', tolerances.boxes, 'pixels'),
-        ('scores', tolerances.scores, 'probability'),
-    ):
-        error = np.abs(found[name][ours] - expected[name][theirs]).max()
-        yield Check(name, float(error), tolerance, unit, note)
+    pixels = np.abs(found['boxes'][ours] - expected['boxes'][theirs]).max()
+    yield Check('boxes', float(pixels), tolerances.boxes, 'pixels', note)
+    error = np.abs(found['scores'][ours] - expected['scores'][theirs]).max()
+    yield Check('scores', float(error), tolerances.scores, 'probability', note)
     if 'masks' in expected:
         share = ((found['masks'][ours] >= 0.5) != (expected['masks'][theirs] >= 0.5)).mean()
         yield Check('masks', float(share), tolerances.pixels, 'share of pixels', note)
@@ -140,14 +147,16 @@ def compare_boxes(
 
 def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tuple[int, int]]:
     """Rows of detections that are the same: of one label, closest in box and score."""
-    pairs, free = [], set(range(len(found['scores'])))
+    pairs: list[tuple[int, int]] = []
+    free = np.ones(len(found['scores']), bool)
     for row in range(len(expected['scores'])):
         distance = np.abs(found['boxes'] - expected['boxes'][row]).max(-1)
         close = (distance <= tolerances.boxes) & (found['labels'] == expected['labels'][row])
         close &= np.abs(found['scores'] - expected['scores'][row]) <= tolerances.scores
-        if candidates := [int(i) for i in np.flatnonzero(close) if i in free]:
-            best = min(candidates, key=lambda i: float(distance[i]))
-            free.remove(best)
+        close &= free
+        if close.any():
+            best = int(np.where(close, distance, np.inf).argmin())
+            free[best] = False
             pairs.append((best, row))
     return pairs
 

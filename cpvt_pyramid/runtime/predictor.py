@@ -30,8 +30,8 @@ from .metadata import read_metadata
 from .self_test import verify_session
 from .sessions import Session, open_session, padded_input, padded_inputs, run_session
 
-# Of memory for a pixel of the input, and of a label map; see `ExportedModel.needed`.
-INPUT_BYTES, LABEL_BYTES = 1000, 80
+# Memory for a pixel of the input, of a label map and of masks; see `ExportedModel.needed`.
+INPUT_BYTES, LABEL_BYTES, MASK_BYTES = 1000, 80, 100
 PIXEL_BYTES = 15  # of an input pixel at the very least: three floats, and three bytes before
 SMALLEST = np.finfo(np.float32).tiny  # probability, which has a logarithm
 EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
@@ -171,7 +171,8 @@ def _trained(path: Path, size: Optional[int]) -> Any:
     except ImportError as error:
         raise UserError(
             f'{path} is not an exported model ({", ".join(EXPORTED)}), and checkpoints of a '
-            f"training need torch and mm; pip install 'cpvt_pyramid[mm]' ({error})"
+            'training need torch and mm; run make setup in a clone of cpvt_pyramid, or '
+            f"pip install '.[mm]' there ({error})"
         ) from error
     return trained.TrainedModel(path)
 
@@ -255,13 +256,19 @@ class ExportedModel:
     def needed(self, images: Sequence[np.ndarray]) -> float:
         """An estimate of the bytes of a prediction: maps at the size of the input and, at that of
         the image, label maps, masks or probabilities of all classes."""
-        is_map = self.kind_of_results == 'labels'
-        full = LABEL_BYTES if is_map else 100 * bool(self.about['masks'])
+        full = 0  # bytes for a pixel of the image
+        if self.kind_of_results == 'labels':
+            full = LABEL_BYTES
+        elif self.about['masks']:
+            full = MASK_BYTES
         if 'probabilities' in self.session.names:
             full += 4 * len(self.classes)
-        pixels = [image.shape[0] * image.shape[1] for image in images]
-        longest = self.resize[0] * self.resize[1] if self.resize else math.inf
-        return sum(INPUT_BYTES * min(n, longest) + full * n for n in pixels)
+        most = self.resize[0] * self.resize[1] if self.resize else math.inf
+        needed = 0.0
+        for image in images:
+            pixels = image.shape[0] * image.shape[1]
+            needed += INPUT_BYTES * min(pixels, most) + full * pixels
+        return needed
 
     def label_map(
         self, output: dict[str, np.ndarray], image: np.ndarray, input_size: tuple[int, int]

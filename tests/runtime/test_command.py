@@ -230,7 +230,7 @@ def test_what_needs_torch():
          'ImportError: CPVTPyramid needs PyTorch, which is not installed', '; pip install torch'),
         ("from cpvt_pyramid.runtime import Predictor; Predictor('a.pth')",
          'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model',
-         "pip install 'cpvt_pyramid["),
+         "run make setup in a clone of cpvt_pyramid, or pip install '.[mm]' there"),
     ):  # fmt: skip
         told = run(sys.executable, '-c', BARE + code).stderr.splitlines()[-1]
         assert told.startswith(line) and fix in told

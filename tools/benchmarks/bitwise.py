@@ -1,0 +1,145 @@
+#!/usr/bin/env python
+"""Measures whether an image's features have the same bits alone and in batches of one size.
+
+    python tools/benchmarks/bitwise.py
+    python tools/benchmarks/bitwise.py --archs svt_small --size 800x1344 --batch 4 --threads 1 8
+
+Each backbone runs with the package's fast operations, with plain operations of PyTorch, and in
+onnxruntime and OpenVINO, in batches of 2, 3 and so on, with the probes of cpvt_pyramid.invariance.
+The times of an image alone and in the largest batch show the price of running images one by one,
+which gives the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]  # a checkout that is not installed
+from cpvt_pyramid.tooling.command import (  # noqa: E402
+    UserError,
+    imports_of,
+    prepare_for_torch,
+    run_command,
+)
+from cpvt_pyramid.tooling.report import markdown_table  # noqa: E402
+
+prepare_for_torch()  # before torch is imported
+
+with imports_of('bitwise'):
+    import torch
+    from runtimes import InRuntime, exported
+    from torch import Tensor, nn
+    from tqdm import tqdm
+
+from cpvt_pyramid import ARCHS, CPVTPyramid  # noqa: E402
+from cpvt_pyramid.invariance import batch_report  # noqa: E402
+from cpvt_pyramid.ops.dispatch import plain  # noqa: E402
+
+PATHS = ('fast operations', 'plain operations', 'onnxruntime', 'openvino')
+HEAD = (
+    'model', 'path', 'threads', 'same bits in batches of', 'largest relative difference',
+    'ms per image: alone', 'in the largest batch',
+)  # fmt: skip
+CALLS = 3  # of which the fastest counts
+
+
+class Row(NamedTuple):
+    """A model on a path."""
+
+    arch: str
+    path: str
+    threads: int
+    same_bits: list[int]  # the sizes of batches
+    relative: float  # the largest difference / the largest value of a map
+    alone: float  # ms per image
+    together: float
+
+    def cells(self, batch: int) -> list[str]:
+        if len(self.same_bits) == batch - 1:
+            sizes = f'2 to {batch}'
+        else:
+            sizes = ', '.join(map(str, self.same_bits)) or 'none'
+        times = f'{self.alone:.1f}', f'{self.together:.1f}'
+        return [self.arch, self.path, str(self.threads), sizes, f'{self.relative:.1g}', *times]
+
+
+def measure(model: Callable[[Tensor], Sequence[Tensor]], images: list[Tensor]) -> tuple:
+    """The fields of a `Row` after `threads`."""
+    same_bits, relative = [], 0.0
+    for count in range(2, len(images) + 1):
+        report = batch_report(model, images[:count], bitwise=True)
+        if report.is_bitwise:
+            same_bits.append(count)
+        relative = max(relative, *(probe.relative for probe in report.probes))
+    batch = torch.stack(images)
+    alone = fastest(lambda: [model(image[None]) for image in images]) / len(images)
+    together = fastest(lambda: model(batch)) / len(images)
+    return same_bits, relative, alone, together
+
+
+@torch.no_grad()
+def fastest(function: Callable[[], object]) -> float:
+    """Milliseconds of the fastest of several calls."""
+    times = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return 1000 * min(times)
+
+
+def paths_of(model: nn.Module, file: bytes) -> Iterator[tuple[str, nn.Module]]:
+    """A backbone, which is also exported to a file, on each path."""
+    yield PATHS[0], model
+    yield PATHS[1], model
+    for path in PATHS[2:]:
+        yield path, InRuntime(lambda _: file, path, True)
+
+
+def bitwise(
+    archs: Sequence[str] = ('pcpvt_nano', 'pcpvt_small'),
+    size: str = '128x160',
+    batch: int = 8,
+    threads: Sequence[int] = (1, 2),
+) -> None:
+    """Measure, and print a table.
+
+    Args:
+        archs (ARCH): backbones, with random weights.
+        size (HxW): height and width of the images.
+        batch (N): images of the largest batch.
+        threads (N): numbers of threads.
+    """
+    for arch in archs:
+        if arch not in ARCHS:
+            raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
+    height, width = map(int, size.split('x'))
+    rows = []
+    bar = tqdm(total=len(archs) * len(PATHS) * len(threads), disable=None)
+    for arch in archs:
+        torch.manual_seed(0)
+        images = list(torch.randn(batch, 3, height, width))
+        backbone = CPVTPyramid(arch).eval()
+        file = exported(backbone, None)  # for all sizes
+        for count in threads:
+            torch.set_num_threads(count)
+            for path, model in paths_of(backbone, file):
+                with plain() if path == PATHS[1] else nullcontext():
+                    rows.append(Row(arch, path, count, *measure(model, images)))
+                bar.update()
+    bar.close()
+    print(markdown_table(HEAD, [row.cells(batch) for row in rows]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(bitwise, argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

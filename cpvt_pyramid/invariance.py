@@ -143,7 +143,7 @@ def batch_report(
     | probe | compares |
     |---|---|
     | repeated runs | a second run with the first |
-    | batch of one size | each image in a batch with the image alone |
+    | batch of one size | each image in batches of 2, 3, ... images with the image alone |
     | reversed order | the batch in reverse with the batch |
     | identical images | the rows of a batch of copies with its first row |
     | padded batch | each image in a batch of all sizes with the image alone |
@@ -197,9 +197,11 @@ def batch_report(
         for i, index in enumerate(group.indices):
             repeated.add(index, run([group.images[i]])[0], own[i])
             repeated.add(index, again[i], together[i])
-            batched.add(index, together[i], own[i])
             backwards.add(index, from_last[i], together[i])
             identical.add(group.indices[0], copies[i], copies[0])
+        for count in _batch_sizes(len(group.images)):
+            for index, found, expected in zip(group.indices, run(group.images[:count]), own):
+                batched.add(index, found, expected)
     probes = [repeated, batched, backwards, identical]
     if len(groups) > 1:
         padded = differences(PADDED)
@@ -210,6 +212,11 @@ def batch_report(
                 padded.add(index, mixed[index], own[i], share)
         probes.append(padded)
     return BatchReport(tuple(found.probe() for found in probes), tuple(skipped), tuple(constant))
+
+
+def _batch_sizes(most: int) -> list[int]:
+    """Of the batches of one size: all up to 8, and the largest."""
+    return sorted({*range(2, min(most, 8) + 1), most})
 
 
 class _Group(NamedTuple):

@@ -27,8 +27,8 @@ from .metadata import parse_metadata
 from .self_test import draw, verify_session
 from .sessions import Session, open_session
 
-COUNT = 4  # images of one size
 SIZE = (256, 320)  # height and width where the file takes any
+HALF_TOLERANCE = 1e-2
 SMALLER = (192, 256)  # in a padded batch with the others
 CHANNELS = (1, 3, 4)  # that tell images (B, C, H, W) from (B, H, W, C)
 
@@ -56,7 +56,7 @@ class ImageModel:
         inputs = {name: shape for name, shape in session.shapes.items() if name not in own}
         self.sizes = [name for name in session.shapes if name in own]
         if len(inputs) != 1 or len(next(iter(inputs.values()))) != 4:
-            described = ', '.join(f'{name} {shape}' for name, shape in inputs.items())
+            described = ', '.join(f'{name} {shape}' for name, shape in inputs.items()) or 'none'
             raise UserError(
                 f'{path} must take images of 4 dimensions and nothing else, got {described}; in '
                 'Python, give assert_batch_invariant of cpvt_pyramid.invariance a function that '
@@ -70,6 +70,9 @@ class ImageModel:
         self.dtype = session.dtypes[self.name]
         if self.dtype.kind not in 'fiu':
             raise UserError(f'{path}: its images must be numbers, got {self.dtype}')
+        self.is_half = self.dtype == np.float16
+        if session.metadata is not None:
+            self.is_half = parse_metadata(path, session).get('dtype') == 'float16'
         self.is_channels_last = dimensions[0] not in CHANNELS and dimensions[2] in CHANNELS
         if self.is_channels_last:
             dimensions = [dimensions[2], *dimensions[:2]]
@@ -96,12 +99,12 @@ class ImageModel:
             ) from error
 
     def images(
-        self, size: Optional[tuple[int, int]], value_range: tuple[float, float]
+        self, count: int, size: Optional[tuple[int, int]], value_range: tuple[float, float]
     ) -> list[np.ndarray]:
-        """Synthetic images, several of one size, and one of another where the file takes it."""
+        """Synthetic images, `count` of one size, and one of another where the file takes it."""
         wanted = size or SIZE
         height, width = (fixed or own for fixed, own in zip(self.fixed_size, wanted))
-        sizes = [(height, width)] * COUNT
+        sizes = [(height, width)] * count
         other = self.other_size((height, width))
         if other not in (None, (height, width)):
             sizes.append(other)
@@ -135,7 +138,8 @@ def verify_model(
     provider: Optional[str] = None,
     size: Optional[tuple[int, int]] = None,
     value_range: tuple[float, float] = (0.0, 1.0),
-    tolerance: float = TOLERANCE,
+    batch_size: int = 4,
+    tolerance: Optional[float] = None,
     bitwise: bool = False,
 ) -> int:
     """Run an ONNX file on images alone and in batches, and compare.
@@ -149,12 +153,18 @@ def verify_model(
         size (H W): height and width of the images; by default 256 320, or those that the file has.
         value_range (LOW HIGH): of the pixels; not of integers and files of this package, whose
             pixels are 0 to 255.
-        tolerance: of the largest difference / the largest value of an output.
+        batch_size (N): images of the largest batch of one size; smaller ones are tried, too.
+        tolerance: of the largest difference / the largest value of an output; by default 0.0001,
+            or 0.01 for files in float16.
         bitwise: only the same bits pass in a batch of one size.
 
     Returns:
         The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
     """
+    if batch_size < 2:
+        raise UserError(f'batch_size must be at least 2, got {batch_size}')
+    if size is not None and min(size) < 1:
+        raise UserError(f'size must be at least 1 1, got {size[0]} {size[1]}')
     path = local_path(model)
     session = open_session(path, backend, device or provider)
     passed = True
@@ -166,7 +176,11 @@ def verify_model(
     elif session.metadata is not None:
         print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
     file = ImageModel(path, session)
-    images = file.images(size, (0, 255) if session.metadata is not None else value_range)
+    if session.metadata is not None:
+        value_range = (0, 255)
+    images = file.images(batch_size, size, value_range)
+    if tolerance is None:
+        tolerance = HALF_TOLERANCE if file.is_half else TOLERANCE
     sizes = 'valid' if 'valid' in file.sizes else None
     try:
         report = batch_report(file, images, sizes=sizes, tolerance=tolerance, bitwise=bitwise)

@@ -64,6 +64,11 @@ DEFECTS = {
         'number = Cast<to = 1>(column)\n more = Mul(number, small)\n z = Add(y, more)',
         {BATCH: (1, 2, 3), ORDER: ALL, IDENTICAL: (0,)},
     ),
+    'batches of three': (
+        f'{COUNT} three = Constant<value: tensor = float {{3.0}}>()\n'
+        'wrong = Equal(rows, three)\n more = Cast<to = 1>(wrong)\n z = Add(y, more)',
+        {BATCH: (0, 1, 2)},
+    ),
     'a random number': (
         'noise = RandomUniformLike(y)\n z = Add(y, noise)',
         {REPEATED: ALL, BATCH: ALL, ORDER: ALL, IDENTICAL: (0,)},
@@ -87,7 +92,7 @@ def test_planted_defects_are_named(name, backend, capsys):
     body, expected = DEFECTS[name]
     path = write(f'{CLASSIFIER}\n{body}', 'float[B,3,64,96] images')
     file = ImageModel(Path(path), open_session(Path(path), backend))
-    report = batch_report(file, file.images(None, (0, 1)))
+    report = batch_report(file, file.images(4, None, (0, 1)))
     assert {probe.name: probe.images for probe in report.probes if not probe.passed} == expected
     assert main([path, '--backend', backend]) == 1
     verdict = capsys.readouterr().out.splitlines()[-1]

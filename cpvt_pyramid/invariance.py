@@ -47,6 +47,12 @@ class BatchProbe:
         output: the output with the largest relative difference.
         images: indices of the images that differ by more than is allowed.
         note: what differs besides values.
+
+    Examples:
+        >>> images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
+        >>> probe = batch_report(lambda batch: batch - batch.mean(), images)['batch of one size']
+        >>> probe.passed, probe.images
+        (False, (0, 1))
     """
 
     name: str
@@ -70,6 +76,12 @@ class BatchReport:
         probes: in the order of the table.
         skipped: outputs that have no row for each image, and so are not compared.
         constant: outputs that are the same for all images, so that comparing them proves nothing.
+
+    Examples:
+        >>> images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
+        >>> report = batch_report(torch.nn.Identity(), images)
+        >>> report.passed, report.is_bitwise
+        (True, True)
     """
 
     probes: tuple[BatchProbe, ...]
@@ -168,6 +180,16 @@ def batch_report(
         ValueError: nothing can be compared, or the results of all images are the same, or the
             arguments do not fit each other.
         TypeError: the model returns something else than arrays and tensors.
+
+    Examples:
+        >>> images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8), torch.rand(3, 4, 6)]
+        >>> print(batch_report(torch.nn.Identity(), images))
+        probe              largest difference  relative  same bits  in output  images that differ
+        repeated runs      0                   0         yes                   none
+        batch of one size  0                   0         yes                   none
+        reversed order     0                   0         yes                   none
+        identical images   0                   0         yes                   none
+        padded batch       0                   0         yes                   none
     """
     if sizes and not stack:
         raise ValueError('sizes is for models that take a batch, got stack=False')

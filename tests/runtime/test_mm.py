@@ -2,16 +2,20 @@
 in tools/infer.py."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import rasterio
 import torch
 from PIL import Image
-from support import film, load_tool
+from support import ROOT, film, load_tool
 
+from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
+from cpvt_pyramid.runner.models import build_model, load_whole_model
 from cpvt_pyramid.runtime import UserError
 from cpvt_pyramid.runtime.__main__ import main
 
@@ -112,3 +116,28 @@ def test_mistakes(model, in_files, capsys):
         assert infer.main(arguments.split()) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith('infer: ') and complaint in line
+
+
+ONNX_FILE = """<ir_version: 10, opset_import: ["" : 18]>
+    relu (float[B,3,H,W] images) => (float[B,3,H,W] maps) { maps = Relu(images) }"""
+
+
+def test_the_examples_of_the_page_on_invariance(untrained):
+    """Of a backbone, an ONNX file, and a detector of mm, which in padded batches is no example."""
+    page = (ROOT / 'docs/invariance.md').read_text()
+    blocks = re.findall(r'^```python\n(.*?)^```', page, re.M | re.S)
+    config, weights = untrained['detector']
+    sizes = ((64, 96), (64, 96), (48, 60))
+    images = [255 * torch.rand(3, *size) for size in sizes]
+    onnx.save(onnx.parser.parse_model(ONNX_FILE), 'model.onnx')
+    names = {'torch': torch, 'CPVTPyramid': CPVTPyramid, 'images': images[:2]}
+    names['arrays'] = [image.numpy() for image in images[:2]]
+    names['detector'] = build_model(load_config(config), None)
+    load_whole_model(names['detector'], torch.load(weights), weights)
+    backbone, onnx_file, detector = blocks
+    exec(backbone, names)
+    names['images'] = images[:2]
+    exec(onnx_file, names)
+    exec(detector, names)
+    with pytest.raises(AssertionError, match='\npadded batch .* 2 '):
+        names['assert_batch_invariant'](names['predict'], images, stack=False)

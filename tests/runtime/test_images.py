@@ -133,3 +133,13 @@ def test_scores_are_resized_as_torch_does():
     for size in ((40, 33), (5, 4), (1, 30)):
         expected = interpolate(torch.from_numpy(scores)[None, None], size, mode='bilinear')[0, 0]
         np.testing.assert_allclose(images.resize_scores(scores, size), expected, atol=1e-5)
+
+
+def test_an_image_of_too_many_pixels_is_told_what_works(monkeypatch):
+    """Without torch, too."""
+    Path('file').write_bytes(FILES['jpeg'])
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5000)
+    with pytest.raises(
+        OSError, match='million pixels; cut or reduce it, or use .*--tile'
+    ):
+        images.load_image('file')

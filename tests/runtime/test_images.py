@@ -139,7 +139,5 @@ def test_an_image_of_too_many_pixels_is_told_what_works(monkeypatch):
     """Without torch, too."""
     Path('file').write_bytes(FILES['jpeg'])
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5000)
-    with pytest.raises(
-        OSError, match='million pixels; cut or reduce it, or use .*--tile'
-    ):
+    with pytest.raises(OSError, match='million pixels; cut or reduce it, or use .*--tile'):
         images.load_image('file')

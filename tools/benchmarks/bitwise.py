@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]  # a checkout that is not installed
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # a checkout that is not installed
 from cpvt_pyramid.tooling.command import (  # noqa: E402
     UserError,
     imports_of,

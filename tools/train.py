@@ -82,7 +82,7 @@ def train(
     )
     from cpvt_pyramid.runner.inference.grouping import divide_batches
     from cpvt_pyramid.runner.models import load_whole_model
-    from cpvt_pyramid.runner.tool_runner import ToolRunner
+    from cpvt_pyramid.runner.tool_runner import SHARDED, ToolRunner
     from cpvt_pyramid.runner.training.from_folder import config_of_data
     from cpvt_pyramid.runner.training.logs import set_up_logs
     from cpvt_pyramid.runner.training.pictures import draw_results
@@ -137,7 +137,8 @@ def train(
             else:
                 check.check_weights(runner)
             check.check_classes(cfg, runner.model, *splits)
-        divide_batches(runner.model)  # of the validation
+        if not isinstance(runner.model, SHARDED):  # all of whose processes take part in each pass
+            divide_batches(runner.model)  # of the validation
         show_progress(runner)
         warn_of_custom_keys(cfg, runner.model)
         try:

@@ -73,12 +73,10 @@ def best_labels(
     """The samples with `pred_sem_seg`, as `postprocess`, mmseg's method, computes it.
 
     Each class that can be the best somewhere is resized alone, and compared with the best before
-    it. Not so on a GPU, for padded batches, and for channels-last scores, whose resizing PyTorch
-    rounds otherwise.
+    it. Not so on a GPU, and for channels-last scores, whose resizing PyTorch rounds otherwise.
     """
     scores, resize = found if isinstance(found, Unresized) else (found, lambda x: x)
-    plain = scores.is_cpu and type(scores) is Tensor and scores.is_contiguous()
-    if not plain or scores.shape[1] == 1:
+    if not (scores.is_cpu and scores.is_contiguous()) or scores.shape[1] == 1:
         return postprocess(resize(scores), samples)
     grows = all(a >= b for a, b in zip(resize(scores[:1, :1]).shape[2:], scores.shape[2:]))
     for i, sample in enumerate(samples):

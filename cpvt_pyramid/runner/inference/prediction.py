@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import cv2
 import numpy as np
 from mmengine.config import Config
 from mmengine.evaluator import DumpResults
@@ -36,7 +37,7 @@ def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) ->
     try:
         if bands:
             return read_bands(path, bands)
-        return np.ascontiguousarray(load_image(path)[..., ::-1])
+        return cv2.cvtColor(load_image(path), cv2.COLOR_RGB2BGR)
     except OSError as error:
         if isinstance(error.__cause__, Image.DecompressionBombError):
             raise ReadError('too many pixels to be read at once; use --tile') from error
@@ -70,7 +71,7 @@ def to_prediction(
 ) -> Prediction:
     """A data sample of mm, of an image (H, W, 3) BGR, as a prediction that can be drawn and
     written. Boxes with a score below `score_thr` are left out."""
-    common = {'image': np.ascontiguousarray(image[..., ::-1]), **meta}
+    common = {'image': cv2.cvtColor(image, cv2.COLOR_BGR2RGB), **meta}
     if 'pred_panoptic_seg' in sample:
         ids = as_map(sample.pred_panoptic_seg.sem_seg)
         present = [i for i in np.unique(ids) if i % INSTANCE_OFFSET < len(meta['classes'])]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
+import cv2
 import numpy as np
 
 from ...ops.winograd import use_winograd
@@ -43,6 +44,6 @@ class TrainedModel:
         self.predictor.batch_size = len(images)
         self.predictor.score_thr = SCORE_THR if score_thr is None else score_thr
         prepare = self.predictor.prepare
-        inputs = (prepare(None, np.ascontiguousarray(image[..., ::-1])) for image in images)
+        inputs = (prepare(None, cv2.cvtColor(image, cv2.COLOR_RGB2BGR)) for image in images)
         found = self.predictor.predict(inputs)
         return [replace(result, image=image) for (_, result), image in zip(found, images)]

@@ -137,13 +137,19 @@ def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.
     from cpvt_pyramid.runtime.images import load_image
     from cpvt_pyramid.tooling.inputs import IMAGES, find_inputs
 
-    own = sorted(folder.iterdir()) if folder and folder.is_dir() else []
-    found = find_inputs(inputs) if inputs else own
-    if images := [path for path in found if path.suffix.lower() in IMAGES]:
+    paths: Sequence[Path] = []
+    if inputs:
+        paths = find_inputs(inputs)
+    elif folder and folder.is_dir():
+        paths = sorted(folder.iterdir())
+    images = []
+    for path in [path for path in paths if path.suffix.lower() in IMAGES][:8]:
         try:
-            return [load_image(path := image) for image in images[:8]]
+            images.append(load_image(path))
         except OSError as error:
             raise UserError(f'--images {path}: {error}') from error
+    if images:
+        return images
     import skimage.data
 
     names = ('astronaut', 'chelsea', 'coffee', 'rocket', 'retina')

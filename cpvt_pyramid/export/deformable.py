@@ -48,10 +48,11 @@ class Levels:
 
     def ratios(self) -> Tensor:
         """(B, L, 2), width and height of each image as shares of the padded batch."""
-        return torch.stack(
-            [torch.stack([sides[:, 0] / w, sides[:, 1] / h], 1)
-             for (h, w), sides in zip(self.sizes, self.sides)], dim=1
-        )  # fmt: skip
+        result = []
+        for (h, w), sides in zip(self.sizes, self.sides):
+            width, height = sides.unbind(1)
+            result.append(torch.stack([width / w, height / h], dim=1))
+        return torch.stack(result, dim=1)
 
 
 def outside(size: Sequence[int], sides: Tensor) -> Tensor:

@@ -99,10 +99,12 @@ class RetinaNet(Detector):
         predictions = head(maps)
         stages |= by_level(predictions)
         boxes, scores, labels = zip(*self.anchor_boxes(head, predictions, batch))
-        boxes, scores = torch.cat(boxes, 1), torch.cat(scores, 1)
+        boxes = torch.cat(boxes, 1)
+        scores = torch.cat(scores, 1)
         if self.raw:
             return stages | {'boxes': boxes, 'scores': scores}
-        labels, nms = torch.cat(labels, 1), self.details['nms']
+        labels = torch.cat(labels, 1)
+        nms = self.details['nms']
         scores = batched_nms(boxes, scores, labels, nms['iou_threshold'], nms['class_agnostic'])
         boxes, scores, labels, _ = best(scores, boxes, labels, nms['max_per_img'])
         return stages | {'boxes': boxes, 'scores': scores, 'labels': labels}
@@ -110,8 +112,11 @@ class RetinaNet(Detector):
 
 def by_level(predictions: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
     """The stages 'logits_0', 'deltas_0', 'logits_1', ... of a dense head."""
-    levels = enumerate(zip(*predictions))
-    return {f'{n}_{i}': x for i, level in levels for n, x in zip(('logits', 'deltas'), level)}
+    stages = {}
+    for i, (logits, deltas) in enumerate(zip(*predictions)):
+        stages[f'logits_{i}'] = logits
+        stages[f'deltas_{i}'] = deltas
+    return stages
 
 
 def nms_settings(settings: dict, of_anchors: bool = True) -> dict:

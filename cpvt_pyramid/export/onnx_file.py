@@ -132,7 +132,7 @@ def tidy(model: onnx.ModelProto) -> None:
             elif dim.dim_param:  # a formula, which the format has no room for
                 dim.Clear()
     del model.graph.value_info[:]
-    for part in (model.graph, *model.graph.node, *model.graph.input, *model.graph.output,
-                 *model.graph.initializer):  # fmt: skip
+    graph = model.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ''

@@ -93,9 +93,12 @@ def verify(
 ) -> list[Check]:
     """Compare a graph in each runtime with the model in float32, on images (H, W, 3) RGB that are
     resized. Returns all comparisons, also those that failed."""
-    checks, given, tolerances = [], cycle(images), TOLERANCES[settings.dtype]
+    checks = []
+    given = cycle(images)
+    tolerances = TOLERANCES[settings.dtype]
     for sizes in progress(batches_for(model, settings)):
-        batch, originals = [resize_image(next(given), s) for s in sizes], original_sizes(sizes)
+        batch = [resize_image(next(given), size) for size in sizes]
+        originals = original_sizes(sizes)
         inputs = padded_inputs(batch, input_shapes(model, settings), originals)
         expected = stages_of(model, inputs)
         references = [reference_of(model, as_tensor(x), o) for x, o in zip(batch, originals)]

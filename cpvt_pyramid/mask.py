@@ -48,7 +48,11 @@ def check_valid(valid: Tensor, images: int) -> None:
 
 def subsample(mask: Optional[Tensor], k: int) -> Optional[Tensor]:
     """Mask of the map that has one token for each k x k tokens of this one."""
-    return None if mask is None else mask[:, ::k, ::k]
+    if mask is None or k == 1:
+        return mask
+    # Not a slice: torch.export would compare its strides, and refuse sizes by named dimensions.
+    rows, columns = (torch.arange(0, side, k, device=mask.device) for side in mask.shape[1:3])
+    return mask.index_select(1, rows).index_select(2, columns)
 
 
 def valid_sizes(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch
 
 SIZES = [(1, 3, 64, 64), (3, 3, 70, 45), (2, 3, 128, 128), (2, 3, 33, 129)]
+NAMED = dict(batch=1, height=33, width=33)  # below, an image may have one key
 # More stages are captured in the same way and take longer; `tests/export` has whole models.
 TWO_STAGES = Arch((32, 64), (1, 2), (4, 4), (1, 1), sr_ratios=(8, 1))
 MODELS = {
@@ -41,6 +42,21 @@ def test_torch_export(name):
         graph = torch.export.export(model, (torch.randn(2, 3, 75, 90),), dynamic_shapes=(sizes,))
     assert_same(model, graph.module())
     assert not whole_functions(graph)
+
+
+def test_sizes_by_named_dimensions_of_a_padded_batch():
+    """Views of a mask made torch.export refuse names; it then takes `Dim.DYNAMIC` alone, as it does
+    for windows (SVT) and for `DenseCPVT`."""
+    model = randomize(CPVTPyramid(TWO_STAGES, out_indices=(0,))).eval()
+    batch, height, width = (torch.export.Dim(name, min=low) for name, low in NAMED.items())
+    valid = torch.tensor([[60, 70], [75, 90]])
+    shapes = ({0: batch, 2: height, 3: width}, {0: batch})
+    with torch.no_grad():
+        inputs = torch.randn(2, 3, 75, 90), valid
+        graph = torch.export.export(model, inputs, dynamic_shapes=shapes).module()
+        image = torch.randn(3, 3, 64, 97)
+        valid = torch.tensor([[64, 50], [33, 97], [1, 1]])
+        same_maps(graph(image, valid), model(image, valid), rtol=1e-4, atol=1e-5)
 
 
 def compiled_into_graphs(model):

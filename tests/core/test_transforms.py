@@ -106,3 +106,35 @@ def test_a_checkpoint_in_forward_mode():
         loss.backward()
         grads.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads))
+
+
+def test_against_numerical_derivatives(build):
+    """In float64: the Jacobian in both modes, and the derivatives of the gradient."""
+    model = build().double().eval()
+    x = torch.randn(1, 3, 8, 9, dtype=torch.double, requires_grad=True)
+
+    def some(x: Tensor) -> Tensor:
+        return outputs(model, x)[-1].flatten()[:3]
+
+    with ops.plain():
+        assert torch.autograd.gradcheck(some, x, fast_mode=True, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(some, x, fast_mode=True)
+
+
+@torch.no_grad()
+def test_a_batch_of_torch_func_with_sizes(build):
+    model, batch = build().eval(), torch.randn(2, 3, 32, 36)
+    sizes = torch.tensor([[32, 17], [11, 36]])
+    together = torch.func.vmap(lambda x, size: outputs(model, x[None], size[None]))(batch, sizes)
+    assert_near([maps[:, 0] for maps in together], outputs(model, batch, sizes))
+
+
+@torch.no_grad()
+def test_a_compiled_batch_of_torch_func():
+    """The compiler has no empty stack of transforms, by which eager mode knows of them."""
+    model, batch = svt(out_indices=(0,)).eval(), torch.randn(2, 1, 3, 16, 16)
+    function = torch.func.vmap(lambda x: model(x)[0])
+    compiled = torch.compile(function, backend='eager')
+    torch.testing.assert_close(compiled(batch), function(batch))
+    other = torch.compile(lambda x: x.sin() + 1, backend='eager', fullgraph=True)
+    torch.testing.assert_close(other(batch), batch.sin() + 1)

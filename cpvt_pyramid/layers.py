@@ -169,7 +169,8 @@ class WindowAttention(Attention):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         mask = grid.mask
         if self.padding == 'zero':  # of the tokens, before their keys and values
-            x, mask = ops.pad_to_multiple(fill_outside(x, mask), self.window), None
+            x = ops.pad_to_multiple(fill_outside(x, mask), self.window)
+            mask = None
         project = partial(ops.apply_linear, self.qkv)
         x = ops.map_windows(self.attend_inside, project, x, mask, self.window)
         x = x[:, : grid.height, : grid.width]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
-from .mask import fill_outside, key_mask, valid_sizes
+from .mask import fill_outside, key_mask, subsample, valid_sizes
 
 # The encodings of a model, each with its options; a PEG's are in `PEG`.
 ROPE_OPTIONS = ('base', 'normalized')
@@ -255,10 +255,10 @@ class Grid(NamedTuple):
         Args:
             step: side of the cells of the map that have a key each.
         """
-        if self.mask is None:
+        cells = subsample(self.mask, step)
+        if cells is None:
             return None
-        cells = self.mask[:, ::step, ::step].flatten(1)
-        return key_mask(F.pad(cells, (self.class_tokens, 0), value=True))
+        return key_mask(F.pad(cells.flatten(1), (self.class_tokens, 0), value=True))
 
     def centers(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (H',) and columns (W',) of the centres of all `step` x `step` cells, in tokens."""
@@ -337,7 +337,8 @@ class RoPE(AttentionPosition):
         quarter = self.dim // 4
         exponents = torch.arange(quarter, device=angle.device, dtype=angle.dtype) / quarter
         frequency = self.base**-exponents
-        along, across = frequency * angle.cos(), frequency * angle.sin()
+        along = frequency * angle.cos()
+        across = frequency * angle.sin()
         return torch.stack([torch.cat([along, -across], 1), torch.cat([across, along], 1)])
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid, step: int = 1) -> Encoded:
@@ -412,8 +413,10 @@ class RelativePosition(AttentionBias):
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
         height, width = grid.height, grid.width
         q = q.unflatten(2, (height, width)) * q.shape[-1] ** -0.5
-        rows, columns = F.linear(q, self.rows), F.linear(q, self.columns)  # of all distances
-        row_index, column_index = self.distances(height)[:, None], self.distances(width)
+        rows = F.linear(q, self.rows)  # of all distances
+        columns = F.linear(q, self.columns)
+        row_index = self.distances(height)[:, None]
+        column_index = self.distances(width)
         rows = rows.gather(-1, row_index.expand(*q.shape[:4], height))
         columns = columns.gather(-1, column_index.expand(*q.shape[:4], width))
         scores = rows[..., :, None] + columns[..., None, :]  # (B, heads, H, W, H, W)
@@ -454,8 +457,8 @@ class FIRE(AttentionBias):
             self.psi(torch.arange(1 - side, side, device=q.device)) / self.psi(length)[:, None]
             for side, length in zip(sides, lengths)
         )  # (B or 1, 2 H - 1) and (B or 1, 2 W - 1), of all offsets
-        rows, columns = rows[:, :, None], columns[:, None]
-        offsets = torch.stack(torch.broadcast_tensors(rows, columns), dim=-1)
+        pairs = torch.broadcast_tensors(rows[:, :, None], columns[:, None])
+        offsets = torch.stack(pairs, dim=-1)
         table = self.mlp(offsets.to(self.c.dtype)).permute(0, 3, 1, 2)
         index = [torch.arange(side, device=q.device) for side in sides]
         down, right = (at - at[:, None] + at.shape[0] - 1 for at in index)  # from query to key

@@ -120,7 +120,8 @@ class CPVTPyramid(LoadsCheckpoints):
             return (sum(arch.depths[:stage]) + index) / max(sum(arch.depths) - 1, 1)
 
         def attention(stage: int, index: int) -> nn.Module:
-            dim, heads = arch.dims[stage], arch.heads[stage]
+            dim = arch.dims[stage]
+            heads = arch.heads[stage]
             inside = attention_position(kind, heads, dim // heads, depth(stage, index), options)
             drops = dict(attn_drop=attn_drop_rate, drop=drop_rate)
             if arch.window and index % 2 == 0:
@@ -130,9 +131,14 @@ class CPVTPyramid(LoadsCheckpoints):
             return GlobalAttention(dim, heads, arch.sr_ratios[stage], position=inside, **drops)
 
         def block(stage: int, index: int) -> Block:
-            dim, mlp_ratio = arch.dims[stage], arch.mlp_ratios[stage]
-            drop_path = drop_path_rate * depth(stage, index)
-            return Block(dim, attention(stage, index), mlp_ratio, drop_rate, drop_path, with_cp)
+            return Block(
+                arch.dims[stage],
+                attention(stage, index),
+                arch.mlp_ratios[stage],
+                drop_rate,
+                drop_path=drop_path_rate * depth(stage, index),
+                with_cp=with_cp,
+            )
 
         def pegs(stage: int) -> dict[str, nn.Module]:
             """The PEGs of a stage by the block that they follow."""
@@ -187,7 +193,8 @@ class CPVTPyramid(LoadsCheckpoints):
         Returns:
             For each of `out_indices` a map (B, C, ceil(H / stride), ceil(W / stride)).
         """
-        x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)  # (B, H, W, in_channels)
+        x = image.permute(0, 2, 3, 1)  # (B, H, W, in_channels)
+        mask = pixel_mask(valid, image)
         maps = []
         for i in range(len(self.blocks)):
             x, mask = self.forward_stage(i, x, mask)

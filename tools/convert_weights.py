@@ -27,8 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that 
 
 # Those of `cpvt_pyramid.weights`; official and timm: as the model's authors and timm publish it.
 FORMATS = (
-    'ours', 'official', 'timm', 'mmseg', 'mmpretrain', 'mmdet', 'pvt', 'mmpretrain_vit', 'vit',
-)  # fmt: skip
+    'ours',
+    'official',
+    'timm',
+    'mmseg',
+    'mmpretrain',
+    'mmdet',
+    'pvt',
+    'mmpretrain_vit',
+    'vit',
+)
 
 
 def convert_weights(
@@ -166,7 +174,8 @@ def check(ours: dict[str, Tensor], written: dict) -> None:
 
     again = to_ours(tensors_of(written))
     for name in ours.keys() | again.keys():
-        a, b = ours.get(name), again.get(name)
+        a = ours.get(name)
+        b = again.get(name)
         if a is None or b is None or a.dtype != b.dtype or not a.equal(b):
             raise ValueError(f'the conversion changes {name}')
 
@@ -189,7 +198,11 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
         if name in ours and (ours[name].dim() != 4 or not ours[name].numel()):
             shape = tuple(ours[name].shape)
             raise ValueError(f'{name} must have 4 dimensions and values, got {shape}')
-    kinds = ['learned'] * (table is not None) + ['peg'] * bool(pegs)
+    kinds = []
+    if table is not None:
+        kinds.append('learned')
+    if pegs:
+        kinds.append('peg')
     patch = 4 if stages else 16
     options = dict(position='+'.join(kinds))
     if table is not None:

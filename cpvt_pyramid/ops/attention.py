@@ -94,7 +94,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
     if dropout or not is_unobserved(q) or (mask is not None and mask.dtype != torch.bool):
         out = plain_attention(q, k, v, mask, dropout)
     elif q.shape[2] * k.shape[2] >= WORTH_ONEDNN and use_onednn(q):
-        out = (_Attention.apply if trains else attention)(q, k, v, key_bias(mask, q.dtype))
+        function = _Attention.apply if trains else attention
+        out = function(q, k, v, key_bias(mask, q.dtype))
     elif trains and q.is_cpu:
         out = grouped_attention(q, k, v, mask)
     elif not trains and (mask is None or k.shape[2] >= WORTH_BATCHES) and use_onednn_bfloat16(q):
@@ -107,7 +108,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: flo
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Attention by oneDNN, (B, heads, N, d), without gradient; the bias is (B, M)."""
     out = empty_map(q)
-    k, v = scaled(k).contiguous(), v.transpose(2, 3).contiguous()
+    k = scaled(k).contiguous()
+    v = v.transpose(2, 3).contiguous()
     for b, head, rows in query_parts(q, k):
         weights = softmax(q[b, head, rows], k[b, head], bias, b)
         out[b, head, rows] = onednn_affine(weights, v[b, head])
@@ -118,7 +120,8 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
     """Attention of several heads at a time, (B, heads, N, d), without gradient; the mask is that of
     keys."""
     batch, heads, queries, _ = q.shape
-    out, k = empty_map(q), scaled(k).transpose(2, 3)
+    out = empty_map(q)
+    k = scaled(k).transpose(2, 3)
     bias = key_bias(mask, q.dtype)
     rows = max(AT_A_TIME // (heads * k.shape[3]), 1)
     images = max(rows // queries, 1)
@@ -176,10 +179,13 @@ class _Attention(torch.autograd.Function):
         refuse_create_graph()
         q, k, v, bias = ctx.saved_tensors
         grad_q = empty_map(q)
-        k, v = scaled(k).contiguous(), v.contiguous()
-        grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+        k = scaled(k).contiguous()
+        v = v.contiguous()
+        grad_k = torch.zeros_like(k)
+        grad_v = torch.zeros_like(v)
         for b, head, rows in query_parts(q, k):
-            part_q, part_grad = q[b, head, rows].contiguous(), grad[b, head, rows].contiguous()
+            part_q = q[b, head, rows].contiguous()
+            part_grad = grad[b, head, rows].contiguous()
             weights = softmax(part_q, k[b, head], bias, b)
             grad_v[b, head] += summed_outer(weights, part_grad)
             grad_scores = torch.ops.aten._softmax_backward_data(

@@ -120,7 +120,8 @@ def map_border_windows(
     The map is split where its last whole window ends, along `dim` and the dimensions after it.
     """
     if dim == 3:
-        height, width = min(x.shape[1], k), min(x.shape[2], k)
+        height = min(x.shape[1], k)
+        width = min(x.shape[2], k)
         keys = None if mask is None else to_windows(mask, height, width)[..., 0]
         out = function(to_windows(x, height, width), height, width, keys)
         return from_windows(out, height, width, (*x.shape[:3], out.shape[-1]))

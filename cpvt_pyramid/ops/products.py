@@ -140,8 +140,9 @@ def onednn_affine(
     """x @ weight.T + bias by oneDNN, then a GELU if asked for; without gradient."""
     if x.dtype != weight.dtype:  # PyTorch's error says so, oneDNN's does not
         return torch_affine(x, weight, bias, gelu)
-    activation, variant = ('gelu', 'none') if gelu else ('none', '')
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
+    if gelu:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'gelu', [], 'none')
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
 
 
 def torch_affine(
@@ -228,7 +229,8 @@ def gradients(
 
 def summed_outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x over all tokens: the gradient of a linear layer's weight."""
-    grad, x = grad.flatten(0, -2), x.flatten(0, -2)
+    grad = grad.flatten(0, -2)
+    x = x.flatten(0, -2)
     if use_onednn(grad):  # oneDNN is fastest with the smaller side first
         if grad.shape[1] < x.shape[1] or (MKL_IS_SLOW and grad.shape[1] == x.shape[1]):
             return onednn_affine(grad.t(), x.t())

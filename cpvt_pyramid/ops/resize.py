@@ -45,12 +45,14 @@ def interpolation_weights(sides: Tensor, length: int, entries: int, mode: str) -
     t = (source - first)[..., None]
     # The taps around a source position, clamped to the table's border.
     if mode == 'bilinear':
-        offsets, taps = (0, 1), [1 - t, t]
+        offsets = [0, 1]
+        taps = [1 - t, t]
     else:  # Keys' cubic convolution with a = -0.75, PyTorch's choice
         a = -0.75
         near = [((a + 2) * u - (a + 3)) * u * u + 1 for u in (t, 1 - t)]
         far = [((a * u - 5 * a) * u + 8 * a) * u - 4 * a for u in (t + 1, 2 - t)]
-        offsets, taps = (-1, 0, 1, 2), [far[0], *near, far[1]]
+        offsets = [-1, 0, 1, 2]
+        taps = [far[0], *near, far[1]]
     index = torch.stack([first + offset for offset in offsets], dim=-1).long().clamp(0, entries - 1)
     weights = torch.zeros(*source.shape, entries, device=sides.device, dtype=sides.dtype)
     weights = weights.scatter_add(2, index, torch.cat(taps, dim=-1))

@@ -111,7 +111,8 @@ def transformed(weight: Tensor) -> Tensor:
     if before is None or not torch.equal(weight, before[0]):
         before = weight.detach().clone(), transform_weight(weight.detach())
         _transformed[weight] = before
-    return before[1]
+    _, result = before
+    return result
 
 
 def transform_weight(weight: Tensor) -> Tensor:
@@ -123,7 +124,8 @@ def transform_weight(weight: Tensor) -> Tensor:
 
 def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """`F.conv2d` with padding 1 of a map (B, C, H, W), by a weight from `transform_weight`."""
-    (b, c, height, width), k = x.shape, weight.shape[1]
+    b, c, height, width = x.shape
+    k = weight.shape[1]
     # The format is that of F.conv2d: mmcv's RoIAlign reads any map as if it were contiguous.
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     layout = torch.channels_last if last else torch.contiguous_format
@@ -149,9 +151,11 @@ def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
 
 def convolve_tiles(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve whole tiles (B, 3 h + 2, 3 w + 2, C), without padding, to (B, 3 h, 3 w, K)."""
-    (b, *sides, c), k = x.shape, weight.shape[1]
-    h, w = (side // OUTPUTS for side in sides)
-    tall = x.new_empty(INPUTS, b, h, sides[1], c)
+    b, height, width, c = x.shape
+    k = weight.shape[1]
+    h = height // OUTPUTS
+    w = width // OUTPUTS
+    tall = x.new_empty(INPUTS, b, h, width, c)
     combine(INPUT, [x[:, i::OUTPUTS][:, :h] for i in range(INPUTS)], tall)
     tiles = x.new_empty(INPUTS, INPUTS, b, h, w, c)
     columns = [tall[:, :, :, i::OUTPUTS][:, :, :, :w] for i in range(INPUTS)]

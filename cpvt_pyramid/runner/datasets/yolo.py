@@ -59,7 +59,7 @@ def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
         boxes_only = True
         notes.append('the lines have keypoints after a box: only the boxes are used')
     objects = {
-        image: outlines(rows[image], size, boxes_only, defects)
+        image: parse_outlines(rows[image], size, boxes_only, defects)
         for image, size in sizes.items()
         if rows[image] is not None
     }
@@ -280,7 +280,7 @@ def are_poses(rows: list[Row]) -> bool:
     return bool((is_inside | ~is_labelled).all() and far.any(1).mean() > 0.5)
 
 
-def outlines(
+def parse_outlines(
     rows: list[Row], size: tuple[int, int], boxes_only: bool, defects: Defects
 ) -> list[Outline]:
     """The objects in the lines of a label file, for an image of a (height, width)."""

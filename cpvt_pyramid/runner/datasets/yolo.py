@@ -34,6 +34,7 @@ from .images import sizes_of
 
 IMAGE_FOLDERS = ('images', 'jpegimages', 'img', 'imgs')
 ROUNDING = 0.01  # share of an image by which a box may reach beyond it
+FILLED = 0.55  # share of the sides of boxes that their keypoints span
 
 
 def read_yolo(files: Files, defects: Defects) -> Optional[Objects]:
@@ -257,8 +258,9 @@ def rows_of(root: Path, name: Optional[str], defects: Defects) -> Optional[list[
 def are_poses(rows: list[Row]) -> bool:
     """Whether all lines are a class, a box and keypoints, which can look like a polygon.
 
-    A keypoint is x, y and perhaps 0, 1 or 2 for its visibility. Without that, all keypoints must be
-    in the box, or 0, and most widths and heights far from where a corner of a polygon could be.
+    A keypoint is x, y and perhaps 0, 1 or 2 for its visibility. Without that, all keypoints but
+    those at 0 must be in the box, and fill it: most span more than half of its width and height.
+    Polygons do not: their first corner, which would be the center, is mostly an outer one.
     """
     lengths = {len(row.values) for row in rows}
     if len(lengths) != 1 or len(rows) < ENOUGH or min(lengths) < 8:
@@ -267,17 +269,19 @@ def are_poses(rows: list[Row]) -> bool:
     number = values.shape[1] - 5
     if number % 3 == 0 and np.isin(values[:, 7::3], (0, 1, 2)).all():
         return True
-    if number % 2:
+    if number % 2 or number < 6:
         return False
     points = values[:, 5:].reshape(len(rows), -1, 2)
-    center = values[:, None, 1:3]
-    sides = values[:, None, 3:5]
     is_labelled = points.any(-1)
-    is_inside = (np.abs(points - center) <= sides / 2 + ROUNDING).all(-1)
-    low, high = points.min(1), points.max(1)
-    extent = high - low
-    far = (values[:, 3:5] < low - extent) | (values[:, 3:5] > high + extent)
-    return bool((is_inside | ~is_labelled).all() and far.any(1).mean() > 0.5)
+    center = values[:, None, 1:3]
+    sides = values[:, 3:5]
+    is_inside = (np.abs(points - center) <= sides[:, None] / 2 + ROUNDING).all(-1)
+    if not (is_inside | ~is_labelled).all() or not (sides > 0).all():
+        return False
+    low = np.where(is_labelled[..., None], points, np.inf).min(1)
+    high = np.where(is_labelled[..., None], points, -np.inf).max(1)
+    spans = ((high - low) / sides)[is_labelled.any(1)]
+    return len(spans) > 0 and bool((np.median(spans, 0) > FILLED).all())
 
 
 def parse_outlines(

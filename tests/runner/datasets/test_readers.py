@@ -20,6 +20,7 @@ from cpvt_pyramid.runner.datasets.defects import Defects
 from cpvt_pyramid.runner.datasets.folder import NotRecognized, assigned_splits
 from cpvt_pyramid.runner.datasets.label_maps import LabelMaps, check_label_maps, find_label_maps
 from cpvt_pyramid.runner.datasets.new_config import find_objects, new_config
+from cpvt_pyramid.runner.datasets.yolo import Row, are_poses
 from cpvt_pyramid.tooling.command import UserError
 
 DETECTOR = ROOT / 'configs/demo/retinanet_cpvt_nano.py'
@@ -270,7 +271,9 @@ def test_yolo_of_corners(tmp_path):
         objects_in(tmp_path)
 
 
-@pytest.mark.parametrize('keypoints', ['0.2 0.3 {0} 0.3', '0.2 0.3 1 {0} 0.3 0', '0.2 0.3 2'])
+@pytest.mark.parametrize(
+    'keypoints', ['0.19 0.27 {0} 0.34 0.31 0.3 0 0', '0.2 0.3 1 {0} 0.3 0', '0.2 0.3 2']
+)
 def test_yolo_poses_without_data_yaml(keypoints, tmp_path):
     """They are not read as polygons; polygons are."""
 
@@ -310,6 +313,24 @@ def test_voc_of_another_size_than_its_images(tmp_path):
     path = tmp_path / 'both.xml'
     path.write_text(path.read_text().replace('<width>80', '<width>160'))
     assert 'with another size than their image: both.xml' in objects_in(tmp_path)[1][-1]
+
+
+def test_polygons_are_not_taken_for_poses():
+    """Around any place; poses are found if their keypoints fill their boxes."""
+    random = np.random.default_rng(0)
+    for count in range(5, 15):
+        polygons, poses = [], []
+        place = random.uniform(0.2, 0.8, 2)
+        for _ in range(20):
+            angles = np.sort(random.uniform(0, 2 * np.pi, count))
+            center = place + random.normal(0, 0.05, 2)
+            radius = random.uniform(0.01, 0.2)
+            points = center + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
+            polygons.append(Row([0, *points.ravel()], ''))
+            sides = random.uniform(0.05, 0.4, 2)
+            points = place + sides * random.uniform(-0.5, 0.5, (count, 2))
+            poses.append(Row([0, *place, *sides, *points.ravel()], ''))
+        assert not are_poses(polygons) and are_poses(poses)
 
 
 # Label maps

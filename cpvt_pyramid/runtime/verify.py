@@ -120,9 +120,8 @@ class ImageModel:
         """The size of an image in a padded batch: of a file that is told the true sizes, one that
         is padded to the same size."""
         if 'valid' in self.sizes:
-            fits = [fixed is not None for fixed in self.fixed_size]
-            if all(fits):
-                return size[0] * 2 // 3 | 1, size[1] - 7
+            if all(self.fixed_size):
+                return size[0] * 2 // 3, size[1] * 3 // 4
             stride = parse_metadata(self.path, self.session).get('stride', 1)
             height, width = padded_size(size, stride)
             return height - stride + 1, width - stride + 1

@@ -171,3 +171,16 @@ def test_the_promise_of_the_runtime_and_that_it_can_fail(model, monkeypatch):
     monkeypatch.setattr(ExportedModel, 'canvas', lambda self, size: 'one for all')
     with pytest.raises(AssertionError, match='\npadded batch .* scores .* 1$'):
         assert_batch_invariant(predict, images, stack=False)
+
+
+def test_files_of_this_package_must_know_padding(model, capsys):
+    """Their input `valid` tells it, so that reading it is a failure, as it is not of other files."""
+    file = onnx.load(model('detection'))
+    assert main(['detection.onnx']) == 0
+    for node in file.graph.node:
+        if node.op_type == 'ReduceMax':
+            node.op_type = 'ReduceMean'
+    onnx.save(file, 'careless.onnx')
+    capsys.readouterr()
+    assert main(['careless.onnx']) == 1
+    assert capsys.readouterr().out.endswith('FAILED, results depend on the padding of the batch\n')

@@ -6,11 +6,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from support import ROOT, run
 
 from cpvt_pyramid.tooling import threads
 from cpvt_pyramid.tooling.command import SPIN_COUNT, WAIT_VARIABLES, prepare_for_torch
-from cpvt_pyramid.tooling.threads import Budget, usable_cores
+from cpvt_pyramid.tooling.threads import Budget, map_in_threads, usable_cores
 
 # torch is never imported: what is tried is whether the tool would have been in time.
 TOOLS = """
@@ -81,3 +82,22 @@ def test_a_container_has_the_cores_of_its_quota(tmp_path, monkeypatch):
     for quota, expected in (('max 100000', 8), ('350000 100000', 3), ('50000 100000', 1), ('', 8)):
         file.write_text(f'{quota}\n')
         assert usable_cores() == expected
+
+
+def test_batches_in_threads_have_results_in_order():
+    """Of one key each, whichever thread ends first; an error is raised in its place."""
+    batches = []
+
+    def work(batch: list[int]) -> list[int]:
+        batches.append(batch)
+        time.sleep(0.001 * (batch[0] % 7))
+        if 50 in batch:
+            raise OSError('fifty')
+        return [-i for i in batch]
+
+    for count in (0, 3):
+        results = map_in_threads(work, range(60), lambda i: i % 4, 5, count)
+        assert [next(results) for _ in range(38)] == [-i for i in range(38)]
+        with pytest.raises(OSError, match='fifty'):
+            list(results)
+        assert all(len({i % 4 for i in batch}) == 1 and len(batch) <= 5 for batch in batches)

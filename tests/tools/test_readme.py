@@ -105,7 +105,10 @@ def test_tools_understand(command, tmp_path):
     function = getattr(load_tool(str(path.with_suffix(''))), path.stem)
     options = parser_of(function).parse_args(words[1:])
     if config := getattr(options, 'model' if path.stem == 'infer' else 'config', None):
-        assert (ROOT / config).is_file() or config == 'my.py'  # which new_config.py writes
+        assert (ROOT / config).is_file() or config in (
+            'my.py',
+            'DATA',
+        )  # new_config.py's, and a folder
 
 
 def test_badges():

@@ -13,19 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import ceil_div
-
 
 class Levels:
-    """Maps (B, C, h, w) as one sequence of tokens, and which of them are image, from heights and
-    widths `valid`, (B, 2)."""
+    """Maps (B, C, h, w) of a padded image (B, 3, H', W') as one sequence of tokens, and which of
+    them are image, from true heights and widths `valid`, (B, 2)."""
 
-    def __init__(self, maps: Sequence[Tensor], strides: Sequence[int], valid: Tensor) -> None:
+    def __init__(self, maps: Sequence[Tensor], image: Tensor, valid: Tensor) -> None:
         self.sizes = [x.shape[2:] for x in maps]
-        # Width and height of each image in each map, (B, 2).
-        self.sides = [ceil_div(valid.flip(1), stride).to(torch.float32) for stride in strides]
         # Booleans (B, h, w) of each map, True where a cell is not image.
-        self.masks = [outside(size, sides) for size, sides in zip(self.sizes, self.sides)]
+        self.masks = [outside(size, image, valid) for size in self.sizes]
+        # Width and height of each image in each map, (B, 2).
+        self.sides = [
+            torch.stack([(~mask[:, 0]).sum(1), (~mask[:, :, 0]).sum(1)], dim=1).float()
+            for mask in self.masks
+        ]
         self.outside = self.tokens(self.masks)
 
     def tokens(self, maps: Sequence[Tensor]) -> Tensor:
@@ -55,11 +56,14 @@ class Levels:
         return torch.stack(result, dim=1)
 
 
-def outside(size: Sequence[int], sides: Tensor) -> Tensor:
-    """Booleans (B, h, w), True in the padding of a map of this height and width, in which an image
-    has a width and a height of `sides`, (B, 2)."""
-    rows, columns = (torch.arange(length, device=sides.device) for length in size)
-    width, height = sides[:, :1], sides[:, 1:]
+def outside(size: Sequence[int], image: Tensor, valid: Tensor) -> Tensor:
+    """Booleans (B, h, w), True in the padding of a map of this height and width: MMDetection reads
+    the mask of the pixels, (B, H', W'), at the nearest ones."""
+    rows, columns = (
+        torch.arange(length, device=valid.device) * pixels // length
+        for length, pixels in zip(size, image.shape[2:])
+    )
+    height, width = valid[:, :1], valid[:, 1:]
     return (rows >= height)[:, :, None] | (columns >= width)[:, None]
 
 

@@ -35,8 +35,9 @@ class DINO(Detector):
         from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 
         model = self.model
-        maps, stages = self.maps(*self.preprocess(batch))
-        levels = Levels(maps, self.strides, batch.sizes)
+        x, valid = self.preprocess(batch)
+        maps, stages = self.maps(x, valid)
+        levels = Levels(maps, x, batch.sizes)
         memory = encode(model.encoder, maps, model.positional_encoding, model.level_embed, levels)
         logits, boxes = self.proposals(memory, levels)
         stages |= {'memory': memory, 'logits_0': logits}

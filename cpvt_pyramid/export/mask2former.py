@@ -74,7 +74,7 @@ class Mask2Former(Detector):
         scores = scores * (labels < head.num_things_classes)
         masks = take(masks, query)
         pixels = F.interpolate(masks, x.shape[2:], mode='bilinear', align_corners=False)
-        image = ~outside(x.shape[2:], batch.sizes.flip(1))[:, None]
+        image = ~outside(x.shape[2:], x, batch.sizes)[:, None]
         inside = (pixels > 0) & image  # (B, K, H', W')
         area = inside.sum((2, 3))
         scores = scores * ((pixels.sigmoid() * inside).sum((2, 3)) / (area + 1e-6))
@@ -138,9 +138,9 @@ def pixel_decoder(
 ) -> tuple[Tensor, list[Tensor], Levels]:
     """What an `MSDeformAttnPixelDecoder` returns: features of the pixels, and maps from coarse to
     fine; and these as levels."""
-    coarse = list(zip(maps, decoder.strides))[::-1][: decoder.num_encoder_levels]
-    levels = Levels(*zip(*coarse), full_sizes(image))
-    projected = [conv(x) for conv, (x, _) in zip(decoder.input_convs, coarse)]
+    coarse = maps[::-1][: decoder.num_encoder_levels]
+    levels = Levels(coarse, image, full_sizes(image))
+    projected = [conv(x) for conv, x in zip(decoder.input_convs, coarse)]
     embedding = decoder.level_encoding.weight
     tokens = encode(decoder.encoder, projected, decoder.postional_encoding, embedding, levels)
     encoded = levels.split(tokens)

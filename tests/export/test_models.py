@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from cpvt_pyramid.export.base import Exportable
 from cpvt_pyramid.export.detectors import Detector
 from cpvt_pyramid.export.models import exportable
+from cpvt_pyramid.mm.samples import data_sample
 from cpvt_pyramid.tooling.command import UserError
 
 SIZES = ((96, 128), (130, 70), (75, 190))  # one without padding to a multiple of 32
@@ -181,6 +182,43 @@ def assert_original_sizes(model: Exportable) -> None:
             assert len(expected.unique()) > 1 or model.details['resized'] == 'probabilities'
             wrong = labels[: size[0], : size[1]] != expected
             assert wrong.double().mean() < 1e-4  # ties
+
+
+CANVAS, SMALLER = (96, 160), (50, 70)
+
+
+def on_a_canvas() -> tuple[Tensor, Tensor, Tensor]:
+    """A batch of an image that is smaller than a graph's fixed size, its `valid`, and the image."""
+    image = padded([SMALLER])[2][0]
+    down, right = CANVAS[0] - SMALLER[0], CANVAS[1] - SMALLER[1]
+    return F.pad(image, (0, right, 0, down)), torch.tensor([SMALLER]), image
+
+
+@pytest.mark.parametrize('make', [mask_rcnn, dino])
+def test_a_smaller_image_in_a_detector_of_one_size(make):
+    """The result is that of MMDetection in a batch with an image of the fixed size."""
+    model = exportable(make()).eval()
+    images, valid, image = on_a_canvas()
+    blank = torch.zeros(3, *CANVAS)
+    samples = [data_sample(False, size) for size in (SMALLER, CANVAS)]
+    batch = {'inputs': [image[0].flip(0), blank], 'data_samples': samples}
+    with torch.no_grad():
+        found = model(images, valid)
+        expected = model.model.test_step(batch)[0].pred_instances
+    names = {'boxes': 'bboxes', 'scores': 'scores', 'labels': 'labels'}
+    BOXES(outputs_for(model, 0, found), {ours: expected[mm] for ours, mm in names.items()})
+
+
+def test_a_smaller_image_in_a_segmentor_of_one_size():
+    model = exportable(semantic_fpn()).eval()
+    images, valid, image = on_a_canvas()
+    original = torch.tensor([(101, 66)])
+    with torch.no_grad():
+        (found,) = model(images, valid, original)
+        model.model.data_preprocessor.test_cfg = {'size': CANVAS}
+        expected = model.reference(image, original)['labels'][0]
+    assert found.shape[1:] == expected.shape
+    assert (found[0] != expected).double().mean() < 1e-4  # ties
 
 
 NARROW = dict(in_channels=16, feat_channels=16, num_classes=5)

@@ -96,7 +96,9 @@ class ModelPredictor:
         """The source and prediction of each, in order."""
         return map_in_batches(self._predict, images, self._size_in_batch, self.batch_size)
 
-    def _size_in_batch(self, image: Prepared) -> tuple[int, int]:
+    def _size_in_batch(self, image: Prepared) -> Optional[tuple[int, int]]:
+        if 'inputs' not in image.data:  # of a wrong pipeline: the data preprocessor raises an error
+            return None
         return size_in_batch(self.model, image.data['inputs'])
 
     def _predict(self, batch: Sequence[Prepared]) -> Iterator[tuple[Any, Prediction]]:

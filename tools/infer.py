@@ -89,7 +89,7 @@ def infer(
         score_thr (SCORE): leave out boxes with a lower score; by default that of an exported model,
             else 0.3.
         format: write the predictions in this format, too.
-        no_pictures: write no NAME.overlay.png or .mp4, which take longer than a small model.
+        no_pictures: write no NAME.overlay.png or .mp4, to be faster with a small model.
         processes (N): on a CPU, processes that each take an image at a time, with as many threads
             as leave each a share of the cores; by default as many as there are cores, images and
             memory for. Results do not depend on it, but for rounding by the number of threads.

@@ -25,7 +25,8 @@ LACKS = {
     'symbolic traces through arithmetic with shapes': """
         core/test_timm_models.py::test_graphs_of_other_tracers""",
     'a compiler for all that we do': """
-        core/test_torchvision_models.py::test_compiled mm/test_padded_batches.py::test_compiled""",
+        core/test_torchvision_models.py::test_compiled core/test_transforms.py::test_a_compiled
+        mm/test_padded_batches.py::test_compiled""",
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
     'a torchrun that passes SIGUSR1 on': 'runner/test_launchers.py::test_signals_are_passed_on',
     'files of more than tensors, read safely': """

@@ -99,7 +99,18 @@ LONG = pytest.mark.foreign  # takes a minute
         pytest.param(upernet, None, {}, 'conv_seg.weight', marks=LONG),
         pytest.param(lambda: mask2former_segmentor(1), None, {}, 'mask_feature.weight', marks=LONG),
     ],
-    ids=str,
+    ids=[
+        'RetinaNet',
+        'Mask R-CNN',
+        'Semantic FPN',
+        'Semantic FPN with probabilities',
+        'DINO for one size',
+        'Mask2Former for one size',
+        'DINO',
+        'RetinaNet with raw boxes',
+        'UPerNet',
+        'Mask2Former of segments',
+    ],
 )
 def test_a_file_is_right_in_both_runtimes(make, size, options, layer, tmp_path, monkeypatch):
     monkeypatch.setattr(verification, 'NOISY_IMAGES', 4)

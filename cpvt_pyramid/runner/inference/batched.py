@@ -107,6 +107,8 @@ class ModelPredictor:
                 image.data['data_samples'].set_metainfo({'score_thr': self.score_thr})
         with torch.no_grad():
             samples = self.model.test_step(pseudo_collate([image.data for image in batch]))
+        if len(samples) != len(batch):
+            raise ValueError(f'the model returned {len(samples)} results for {len(batch)} images')
         for prepared, sample in zip(batch, samples):
             found = to_prediction(sample, prepared.image, self.meta, self.score_thr)
             yield prepared.source, found

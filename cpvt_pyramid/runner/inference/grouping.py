@@ -1,11 +1,10 @@
 """Batches of mm's models in which no image is padded by another; see `batching.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mmengine.dataset import pseudo_collate
-from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.model import BaseTTAModel, ImgDataPreprocessor, is_model_wrapper
 from torch import Tensor, nn
 
 from ...batching import map_in_batches, padded_size
@@ -15,19 +14,22 @@ def size_in_batch(model: nn.Module, image: Tensor) -> tuple[int, int]:
     """Height and width to which a model's data preprocessor pads an image (C, H, W) that is alone.
 
     In a test, segmentors take no batch of images of different sizes, although they may pad them:
-    of these it is the size of the image.
+    of these it is the size of the image. So it is for data preprocessors of other classes than
+    mmengine's and mmdet's, of which it is not known what they pad.
     """
-    if hasattr(model, 'decode_head'):
+    preprocessor = model.data_preprocessor
+    pads_to_multiples = isinstance(preprocessor, ImgDataPreprocessor)
+    if not pads_to_multiples or hasattr(model, 'decode_head'):
         return padded_size(image.shape[-2:], 1)
-    return padded_size(image.shape[-2:], getattr(model.data_preprocessor, 'pad_size_divisor', 1))
+    return padded_size(image.shape[-2:], preprocessor.pad_size_divisor)
 
 
 def divide_batches(model: nn.Module) -> None:
     """Let `test_step` and `val_step` of a model divide each batch by the sizes of its images, in
     place. Results are in the order of the batch."""
-    while isinstance(model, BaseTTAModel):  # which passes on a batch for each augmentation
-        model = model.module
-    if is_model_wrapper(model):  # of several processes
+    # A model for augmentation passes on a batch for each of them; others wrap it for several
+    # processes.
+    while isinstance(model, BaseTTAModel) or is_model_wrapper(model):
         model = model.module
     model.test_step = partial(step_by_size, model, model.test_step)
     model.val_step = partial(step_by_size, model, model.val_step)
@@ -37,11 +39,23 @@ def step_by_size(model: nn.Module, step: Callable[[Any], list], data: Any) -> li
     """What `divide_batches` replaces a model's steps with."""
     if not isinstance(data, dict) or not isinstance(data.get('inputs'), (list, tuple)):
         return step(data)  # one tensor, whose images have one size
-    images = [dict(zip(data, values)) for values in zip(*data.values())]
-    results = map_in_batches(
-        lambda group: step(pseudo_collate(group)),
-        images,
-        key=lambda image: size_in_batch(model, image['inputs']),
-        batch_size=len(images),
-    )
-    return list(results)
+    sizes = [size_in_batch(model, image) for image in data['inputs']]
+    count = len(sizes)
+
+    def results(indices: list[int]) -> list:
+        return step(data if len(indices) == count else part_of_batch(data, indices))
+
+    return list(map_in_batches(results, range(count), sizes.__getitem__, batch_size=count))
+
+
+def part_of_batch(data: dict[str, Any], indices: Sequence[int]) -> dict[str, list]:
+    """Some images of a batch, with what else the data loader gives of each."""
+    count = len(data['inputs'])
+    for name, values in data.items():
+        if not isinstance(values, (list, tuple)) or len(values) != count:
+            raise ValueError(
+                f'a batch of images of several sizes needs a list of {count} values as its '
+                f'{name}, one for each image, got {values!r:.80}; set the batch_size of the '
+                'dataloader to 1'
+            )
+    return {name: [values[i] for i in indices] for name, values in data.items()}

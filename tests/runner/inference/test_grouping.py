@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.model import BaseTTAModel
+from mmengine.model import BaseDataPreprocessor, BaseTTAModel
+from mmengine.registry import MODEL_WRAPPERS
 from models.families import CLASSES, FAMILIES, build
 from models.samples import random_data
 from models.small import retinanet
 from support import photograph
+from torch import nn
 
 from cpvt_pyramid.results.predictions import Detections, Prediction
 from cpvt_pyramid.runner.inference import batched
 from cpvt_pyramid.runner.inference.batched import ModelPredictor
-from cpvt_pyramid.runner.inference.grouping import divide_batches
+from cpvt_pyramid.runner.inference.grouping import divide_batches, size_in_batch
 
 # Deformable convolution, coordinates of the padded batch, and attention without a mask.
 DETECTORS = ('VFNet', 'DyHead', 'SOLO', 'Mask2Former')
@@ -99,12 +101,13 @@ def test_a_batch_of_a_test_is_divided():
             np.testing.assert_allclose(found, expected, atol=1e-2)
 
 
+class Merged(BaseTTAModel):
+    def merge_preds(self, data_samples_list: list) -> list:
+        return data_samples_list
+
+
 def test_batches_of_augmentations_are_divided():
     """The model for test-time augmentation passes them on. Stacked images have one size."""
-
-    class Merged(BaseTTAModel):
-        def merge_preds(self, data_samples_list: list) -> list:
-            return data_samples_list
 
     model, batches = retinanet(), []
 
@@ -121,3 +124,61 @@ def test_batches_of_augmentations_are_divided():
         assert all(a is b for a, b in zip(found, expected))
     assert batches == [[(64, 96), (50, 96)], [(32, 64)], [(32, 64)] * 3]
     assert len(model.test_step(dict(inputs=torch.ones(2, 3, 64, 96)))) == 2
+
+
+def test_a_wrapper_of_a_model_for_augmentation(monkeypatch):
+    """As mmengine's, where several processes share a test."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    monkeypatch.setitem(MODEL_WRAPPERS.module_dict, 'Wrapper', Wrapper)
+    model = retinanet()
+    divide_batches(Wrapper(Merged(model)))
+    assert 'test_step' in vars(model)
+
+
+def test_what_other_data_preprocessors_pad_is_not_known():
+    """A setting of the same name may be for the training, as mmseg's is."""
+
+    class Preprocessor(BaseDataPreprocessor):
+        pad_size_divisor = 32
+
+    model = retinanet()
+    assert size_in_batch(model, torch.ones(3, 75, 90)) == (96, 96)
+    model.data_preprocessor = Preprocessor()
+    assert size_in_batch(model, torch.ones(3, 75, 90)) == (75, 90)
+
+
+def test_what_a_data_loader_gives_besides(monkeypatch):
+    """Values for each image are divided, others cannot be."""
+    model, batches = retinanet(), []
+
+    def test_step(data: dict) -> list:
+        batches.append(data.get('names'))
+        return list(data['inputs'])
+
+    monkeypatch.setattr(model, 'test_step', test_step)
+    divide_batches(model)
+    images = [torch.ones(3, *size) for size in ((64, 96), (32, 64), (64, 96))]
+    found = model.test_step(dict(inputs=images, names=['a', 'b', 'c']))
+    assert all(a is b for a, b in zip(found, images)) and batches == [['a', 'c'], ['b']]
+    transposed = dict(inputs=images, scales=[[1.0] * 3, [2.0] * 3])  # pairs, collated by mmengine
+    with pytest.raises(ValueError, match='needs a list of 3 values as its scales'):
+        model.test_step(transposed)
+    assert len(model.test_step({**transposed, 'inputs': images[:1] * 2})) == 2
+
+
+def test_models_that_return_other_than_a_result_for_each_image(monkeypatch):
+    """As mmdet's TridentNet with all of its branches does, which merges those of several images."""
+    ready = predictor('SOLO')
+    test_step = ready.model.test_step
+    monkeypatch.setattr(ready.model, 'test_step', lambda data: test_step(data) * 3)
+    with pytest.raises(ValueError, match='returned 3 results for 1 images'):
+        predictions(ready, 1)
+    divide_batches(ready.model)
+    image = ready.prepare(0, IMAGES[0]).data
+    with pytest.raises(ValueError, match='a batch of 1 needs as many results, got 3'):
+        ready.model.test_step(dict(inputs=[image['inputs']], data_samples=[image['data_samples']]))

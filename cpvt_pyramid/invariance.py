@@ -41,8 +41,9 @@ class BatchProbe:
     Args:
         name: `REPEATED`, `BATCH`, `ORDER`, `IDENTICAL` or `PADDED`.
         absolute: largest absolute difference of two values.
-        relative: largest absolute difference / largest absolute value of the output. Of integers,
-            such as labels, the share of values that differ. Infinite where shapes differ.
+        relative: largest absolute difference / largest absolute value of the output, without the
+            values that all images share. Of integers, such as labels, the share of values that
+            differ. Infinite where shapes differ.
         same_bits: whether all bits are equal.
         output: the output with the largest relative difference.
         images: indices of the images that differ by more than is allowed.
@@ -208,7 +209,7 @@ def batch_report(
         raise ValueError('the results are the same for all images; give images that they depend on')
 
     def differences(probe: str) -> _Differences:
-        return _Differences(probe, tolerance, bitwise and probe != PADDED, scales)
+        return _Differences(probe, tolerance, bitwise and probe != PADDED, scales, constant)
 
     repeated, batched = differences(REPEATED), differences(BATCH)
     backwards, identical = differences(ORDER), differences(IDENTICAL)
@@ -274,7 +275,7 @@ def _compared_outputs(alone: Sequence[Result], stack: bool) -> tuple[dict[str, f
         if stack and any(x is None for x in values):
             skipped.append(name)
         else:
-            compared[name] = max(_largest(x) for x in values if x is not None)
+            compared[name] = _scale([x for x in values if x is not None])
     if not compared:
         found = ', '.join(names) or 'none'
         raise ValueError(f'the model must return a row for each image, got the outputs {found}')
@@ -324,12 +325,19 @@ class _Differences:
         tolerance: see `batch_report`.
         bitwise: only the same bits pass.
         scales: the outputs that are compared, each with its largest absolute value.
+        constant: outputs that are the same for all images. They may have one row in any batch.
     """
 
     def __init__(
-        self, name: str, tolerance: float, bitwise: bool, scales: Mapping[str, float]
+        self,
+        name: str,
+        tolerance: float,
+        bitwise: bool,
+        scales: Mapping[str, float],
+        constant: Sequence[str],
     ) -> None:
-        self.name, self.tolerance, self.bitwise, self.scales = name, tolerance, bitwise, scales
+        self.name, self.tolerance, self.bitwise = name, tolerance, bitwise
+        self.scales, self.constant = scales, constant
         self.absolute = 0.0
         self.relative = 0.0
         self.same_bits = True
@@ -350,7 +358,7 @@ class _Differences:
         """
         for name, scale in self.scales.items():
             ours, theirs = found.get(name), expected.get(name)
-            if ours is None and theirs is None:
+            if ours is None and (theirs is None or name in self.constant):
                 continue
             absolute, relative, same_bits, note = _difference(ours, theirs, scale, share)
             if relative > self.tolerance or self.bitwise and not same_bits:
@@ -434,6 +442,18 @@ def _leaves(output: Any, name: str = '') -> Iterator[tuple[str, np.ndarray]]:
             'the model must return arrays or tensors, also in lists, tuples and dicts, got '
             f'{type(output).__name__}; pass a function that takes the arrays out of it'
         )
+
+
+def _scale(values: Sequence[np.ndarray]) -> float:
+    """The largest absolute value, of the cells that differ between images if some have one shape:
+    what fills the others, such as -1e9, would hide any difference."""
+    alike = [np.asarray(x) for x in values if x.shape == values[0].shape]
+    varies = np.zeros(alike[0].shape, bool)
+    for x in alike[1:]:
+        varies |= x != alike[0]
+    if varies.any():
+        values = [x[varies] for x in alike]
+    return max(_largest(x) for x in values)
 
 
 def _largest(x: np.ndarray) -> float:

@@ -137,7 +137,7 @@ def verify_model(
     provider: Optional[str] = None,
     size: Optional[tuple[int, int]] = None,
     value_range: tuple[float, float] = (0.0, 1.0),
-    batch_size: int = 4,
+    batch_size: int = 8,
     tolerance: Optional[float] = None,
     bitwise: bool = False,
 ) -> int:

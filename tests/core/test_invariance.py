@@ -62,6 +62,10 @@ DEFECTS = {
     'padding': (means, [PADDED]),
     'padding of a map': (lambda x: [x, {'centred': x - means(x)[..., None, None]}], [PADDED]),
     'rows that get lost': (lambda x: means(x)[:1], [BATCH, PADDED]),
+    'beside a large value': (
+        lambda x: np.pad(means(x) * len(x), ((0, 0), (0, 1)), constant_values=-1e9),
+        [BATCH, PADDED],
+    ),
     'labels': (lambda x: (x[:, 0] > 0.5 / len(x)).astype(int), [BATCH, PADDED]),
 }  # fmt: skip
 
@@ -120,6 +124,8 @@ def test_lists_of_images():
 def test_outputs_that_prove_nothing():
     report = batch_report(lambda x: (x.mean((2, 3)), x[:, 0] * 0, x.mean(0)), TENSORS[:2])
     assert (report.skipped, report.constant) == (('2',), ('1',))
+    anchors = batch_report(lambda x: (x.mean((2, 3)), torch.ones(1, 8, 4)), TENSORS[:2])
+    assert anchors.passed and anchors.constant == ('1',)
     assert str(report).endswith('2\nthe same for all images, and so no evidence: 1')
 
 

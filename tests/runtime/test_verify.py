@@ -100,6 +100,18 @@ def test_planted_defects_are_named(name, backend, capsys):
     assert verdict.endswith(f'FAILED, results depend on the batch ({", ".join(expected)})')
 
 
+@pytest.mark.parametrize('count', [5, 8])
+def test_a_defect_of_one_batch_size(count, capsys):
+    """Kernels are chosen by the size of the batch."""
+    wrong = f"""{COUNT} wanted = Constant<value: tensor = float {{{count}}}>()
+        is_wrong = Equal(rows, wanted)
+        added = Cast<to = 1>(is_wrong)
+        z = Add(y, added)
+    """
+    assert main([write(f'{CLASSIFIER}\n{wrong}')]) == 1
+    assert 'FAILED, results depend on the batch (batch of one size' in capsys.readouterr().out
+
+
 CLEAN = {
     'any size': ('float[B,3,H,W] images', CLASSIFIER, 'float[B,3] y'),
     'float16': ('float16[B,3,H,W] images', CLASSIFIER, 'float16[B,3] y'),
@@ -140,7 +152,7 @@ def test_files_that_cannot_be_verified(capfd):
          'must take images of 4 dimensions and nothing else, got images [None, 3, '),
         ('float[B,8] images', 'y = Relu(images)', 2, 'must take images of 4 dimensions'),
         ('float[B,3,H,W] images', 'w = ReduceMean<keepdims = 0>(images, pixels)\n'
-         'y = Reshape(w, row)', 1, 'fails on a batch of 4 images, but not on one: '),
+         'y = Reshape(w, row)', 1, 'fails on a batch of 8 images, but not on one: '),
         ('float[B,3,H,W] images', 'w = Sub(images, images)\n y = ReduceMean(w, pixels)', 2,
          'the results are the same for all images'),
         ('float[B,3,H,W] images', 'w = NonZero(images)\n y = Cast<to = 1>(w)', 2,

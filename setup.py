@@ -64,6 +64,7 @@ setup(
     extras_require={
         'torch': TORCH,
         'runtime': RUNTIME,
+        'app': [*RUNTIME, 'anyio>=4', 'starlette>=0.49', 'uvicorn>=0.39'],
         'openvino': ['openvino'],
         'mm': [
             *TORCH,

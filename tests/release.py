@@ -32,8 +32,8 @@ except ImportError as error:
 (found,) = Predictor(sys.argv[1])([sys.argv[2]])
 assert len(found.boxes) > 1
 from cpvt_pyramid.app import ExportedModel, Page, Server
-with Server(Page(ExportedModel(Path(sys.argv[1]))), '127.0.0.1', 0) as server:
-    assert {'/', '/page.css', '/page.js'} == server.files.keys()
+server = Server(Page(ExportedModel(Path(sys.argv[1]))), '127.0.0.1', 0)  # reads the page's files
+server.listener.close()
 """
 
 
@@ -98,7 +98,7 @@ def try_wheel(python: str, wheel: Path, examples: Path, folder: Path) -> None:
     """Install a wheel into a new environment in `folder` and use it there."""
     run('uv', 'venv', '--python', python, folder / 'venv')
     ours = folder / 'venv/bin/python'
-    run('uv', 'pip', 'install', '--python', ours, f'{wheel}[runtime]')
+    run('uv', 'pip', 'install', '--python', ours, f'{wheel}[app]')
     model = examples / 'digits-detection.onnx'
     run(ours, '-c', PROBE, model, examples / '1.jpg', cwd=folder)
     cpvt = folder / 'venv/bin/cpvt'

@@ -159,14 +159,21 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def imports_of(tool: str) -> Iterator[None]:
-    """For imports at the top of a tool: exit with one line if a package is not installed."""
+def imports_of(tool: str, extra: str = '') -> Iterator[None]:
+    """For imports at the top of a tool: exit with one line if a package is not installed.
+
+    Args:
+        tool: begins the line.
+        extra: the extra of setup.py with what is imported, if there is one.
+    """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except ImportError as error:
         if line := missing_package(error):
+            if extra:
+                line = f"{one_line(error)}; pip install '.[{extra}]'"
             print(f'{tool}: {line}', file=sys.stderr)
             sys.exit(2)
         raise

@@ -111,10 +111,12 @@ def driver() -> Iterator[webdriver.Chrome]:
 @pytest.fixture(scope='module', params=['detection', 'segmentation'])
 def page(request: pytest.FixtureRequest) -> Iterator[Server]:
     model = ExportedModel(EXAMPLES / f'digits-{request.param}.onnx')
-    with Server(Page(model, read_samples(EXAMPLES)), '127.0.0.1', 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+    server = Server(Page(model, read_samples(EXAMPLES)), '127.0.0.1', 0)
+    thread = threading.Thread(target=server.run, args=([server.listener],))
+    thread.start()
+    yield server
+    server.should_exit = True
+    thread.join()
 
 
 @pytest.fixture(params=SCREENS)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # The extras for each part of the package, by the beginning of its path. The first one counts.
 EXTRAS = {
-    'cpvt_pyramid/app.py': ['runtime'],
+    'cpvt_pyramid/app.py': ['app'],
     'cpvt_pyramid/doctor.py': [],
     'cpvt_pyramid/export/': ['export'],
     'cpvt_pyramid/hub.py': ['hub'],

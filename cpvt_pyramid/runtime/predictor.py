@@ -324,11 +324,7 @@ class ExportedModel:
 
     def canvas(self, size: tuple[int, int]) -> tuple[int, int]:
         """Height and width of the padded input of an image of this size, which is resized first."""
-        return self.padded(self.input_size(size))
-
-    def padded(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of an input of this size after padding in the file."""
-        return padded_input(size, self.session.shapes, self.about['stride'])
+        return padded_input(self.input_size(size), self.session.shapes, self.about['stride'])
 
     def batch_size(self, wanted: int) -> int:
         """Images that pass the model together: at most those of a file with a fixed batch."""
@@ -344,23 +340,11 @@ class ExportedModel:
         odds = (1 - threshold, threshold)[label] if len(self.classes) == 2 else 1
         return np.log(np.maximum(probabilities, SMALLEST) / np.float32(odds))
 
-    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """The outputs for images (H, W, 3) RGB uint8 in the input size; maps without padding, label
-        maps in the size of the image. Those with the same padded size pass the model together."""
-
-        def run(batch: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
-            return self.run_batch(batch, [image.shape[:2] for image in batch])
-
-        def key(image: np.ndarray) -> tuple[int, int]:
-            return self.padded(image.shape[:2])
-
-        return list(map_in_batches(run, images, key, self.batch_size(len(images))))
-
     def run_batch(
         self, images: Sequence[np.ndarray], originals: Sequence[tuple[int, int]]
     ) -> list[dict[str, np.ndarray]]:
-        """The outputs for a batch of one padded size, see `run`; label maps have the heights and
-        widths of `originals`."""
+        """The outputs for images (H, W, 3) RGB uint8 in the input size, in one batch of one padded
+        size: maps without padding, label maps in the heights and widths of `originals`."""
         sizes = [image.shape[:2] for image in images]
         room = self.session.shapes['images'][2:]
         height, width = np.max(sizes, axis=0)

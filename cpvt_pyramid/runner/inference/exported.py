@@ -58,7 +58,8 @@ def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
 
     def predict(tile: Tensor) -> Union[Tensor, Found]:
         """Detections in a tile (3, h, w), BGR uint8, or its scores (K, h, w)."""
-        output = model.run([np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0))])[0]
+        image = np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0))
+        [output] = model.run_batch([image], [image.shape[:2]])
         if detects:
             used = output['labels'] >= 0
             return Found(*(torch.from_numpy(output[k][used]) for k in Found._fields))

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from support import ROOT, in_processes, load_tool
 
 from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.runner.tool_runner import ToolRunner
 from cpvt_pyramid.tooling.files import make_folder
 
 train = load_tool('train')
@@ -117,3 +118,19 @@ def test_two_processes_are_one_with_twice_the_batch(sample_dataset):
         one, two = (logged(Path(f, 'epoch_2.pth'), name) for f in ('one', 'work_dirs/demo'))
         assert len(one) == 4 and len(set(one)) == 4
         np.testing.assert_allclose(one, two, rtol=1e-5)  # of float32 sums in another order
+
+
+def test_batches_of_the_validation_are_divided(configs, monkeypatch):
+    """mmseg refuses images of several sizes in a batch."""
+    batches = []
+
+    def validate(runner: ToolRunner) -> None:
+        runner.model.eval()
+        for batch in runner.val_dataloader:
+            batches.append({tuple(image.shape[1:]) for image in batch['inputs']})
+            assert len(runner.model.val_step(batch)) == len(batch['inputs'])
+
+    monkeypatch.setattr(ToolRunner, 'train', validate)
+    options = ['val_dataloader.batch_size=4', 'val_dataloader.dataset.pipeline.1.keep_ratio=True']
+    assert train.main([str(configs['segmentor']), '--cfg-options', *options]) == 0
+    assert len(batches[0]) > 1

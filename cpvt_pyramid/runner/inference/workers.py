@@ -95,6 +95,9 @@ class Workers:
             torch.set_num_threads(self.threads)
             self.free.put(None)
             return
+        # A fork has none of OpenCV's threads, and would wait for them forever.
+        threads_of_opencv = cv2.getNumThreads()
+        cv2.setNumThreads(1)
         fork = multiprocessing.get_context('fork')
         for _ in range(count):
             connection, other = fork.Pipe()
@@ -103,6 +106,7 @@ class Workers:
             self.processes[-1].start()
             other.close()  # the process has the only copy: its end is seen here
             self.free.put(connection)
+        cv2.setNumThreads(threads_of_opencv)
 
     def __len__(self) -> int:
         return len(self.processes)

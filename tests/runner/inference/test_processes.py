@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -111,6 +113,20 @@ def test_openmp_works_in_a_fork():
     torch.set_num_threads(1)
     sums = shared(lambda item: x.add(item).sum().item(), [1, 2], Cores(4, processes=2))
     assert sums == [2**21, 3 * 2**20]
+
+
+def test_opencv_works_in_a_fork():
+    """The process that is forked has started threads of OpenCV, which the fork does not have."""
+    image = np.random.default_rng(0).integers(256, size=(2000, 2000, 3), dtype=np.uint8)
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(4)
+    try:
+        expected = int(cv2.GaussianBlur(image, (9, 9), 0).sum())
+        sums = shared(lambda _: int(cv2.GaussianBlur(image, (9, 9), 0).sum()), [1, 2])
+        assert sums == [expected, expected]
+        assert cv2.getNumThreads() == 4
+    finally:
+        cv2.setNumThreads(before)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])

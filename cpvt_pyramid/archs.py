@@ -136,7 +136,7 @@ def check_stages(
 
 
 def check_out_indices(out_indices: Sequence[int], what: str, count: int) -> None:
-    """Raise a ValueError unless these are indices of so many stages or levels."""
+    """Raise a ValueError unless these are indices of the stages or levels."""
     if not out_indices or not all(isinstance(i, Integral) and 0 <= i < count for i in out_indices):
         raise ValueError(
             f'out_indices must be {what} from 0 to {count - 1}, got {tuple(out_indices)}'

@@ -111,7 +111,8 @@ def test_inference_on_mixed_sizes_warns():
     """Of images that others pad, and not in training."""
     preprocessor = build(DEMOS[0]).data_preprocessor
     mixed, one_size = random_images([(50, 70), (97, 41)]), random_images([(50, 70), (64, 96)])
-    with warnings.catch_warnings(action='error'):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
         preprocessor({'inputs': one_size, 'data_samples': labelled(one_size)})
         preprocessor({'inputs': mixed, 'data_samples': labelled(mixed)}, training=True)
     with pytest.warns(UserWarning, match='images of different sizes are in one batch'):

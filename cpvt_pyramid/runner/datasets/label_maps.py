@@ -51,7 +51,7 @@ SOFT = (
     'label maps with other values along the edges of objects, as after a resize or anti-aliasing; '
     'each class must have one value'
 )
-SOFT_GRAYS, SOFT_COLORS = 8, 32  # so many values along edges are certainly no classes
+SOFT_GRAYS, SOFT_COLORS = 8, 32  # this many values along edges are certainly no classes
 SOLID = 0.05  # least share of the pixels of a class that equal the pixels around them
 
 

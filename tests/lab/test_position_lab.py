@@ -22,7 +22,8 @@ from experiments.position.statistics import estimate
 from experiments.position.tasks import ceilings
 
 tool = load_tool('position_lab')
-PAGES = [ROOT / f'docs/position{name}.md' for name in ('', '_protocol', '_tables')]
+FINDINGS = ROOT / 'experiments/position/findings'
+PAGES = [ROOT / 'docs/position.md', FINDINGS / 'protocol.md', FINDINGS / 'tables.md']
 SMOKE = ['--preset', 'smoke', '--workers', '1', '--seed', '7', '--work-dir']
 
 
@@ -125,9 +126,8 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_of_canvases_has_what_its_runs_say():
-    findings = ROOT / 'experiments/position/findings'
-    page = (findings / 'canvas.md').read_text()
-    tests = json.loads((findings / 'canvas.json').read_text())['data']['tests']
+    page = (FINDINGS / 'canvas.md').read_text()
+    tests = json.loads((FINDINGS / 'canvas.json').read_text())['data']['tests']
     for metric in ('position', 'control'):
         for name, seeds in tests.items():
             cells = [estimate([metric_of(seed[test], metric) for seed in seeds]).show()

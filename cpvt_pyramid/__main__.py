@@ -9,6 +9,7 @@
 """
 
 import ast
+import os
 import re
 import runpy
 import sys
@@ -61,7 +62,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     if name in ('help', '--help', '-h'):
         if not arguments:
-            list_tools(command, tools)
+            try:
+                list_tools(command, tools)
+                sys.stdout.flush()
+            except BrokenPipeError:  # of `cpvt help | head`; nothing reads what is left
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         name, arguments = arguments[0], ['--help']  # `cpvt help train`
     tool = name.replace('_', '-')

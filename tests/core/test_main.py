@@ -23,6 +23,11 @@ def test_the_list_is_one_line_for_each_tool(tmp_path):
     assert max(map(len, ended.stdout.splitlines())) <= 100
 
 
+def test_the_list_may_be_cut_off():
+    ended = run('bash', '-c', f'{sys.executable} -u -m cpvt_pyramid help | head -1')
+    assert (ended.stdout, ended.stderr) == ('usage: python -m cpvt_pyramid TOOL ...\n', '')
+
+
 @pytest.mark.parametrize('tool, path', find_tools().items())
 def test_every_tool_starts(tool, path):
     ended = cpvt(tool, '--help')

@@ -91,7 +91,7 @@ dist: packages  ## build the wheel and the source archive in dist/, and try them
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch
 
-lint: packages  ## check the style, the spelling, and the types of the public API
+lint: packages  ## check the style, the spelling and the types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	git ls-files -z | xargs -0 .venv/bin/codespell

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OLDEST_PYTHON = (3, 9)  # setup.py's python_requires
+OLDEST_PYTHON = (3, 9)  # requires-python of pyproject.toml
 OF_SERVICES = ('.ci/', '.devcontainer/', '.github/', '.gitignore')
 PROBE = """
 import sys

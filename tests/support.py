@@ -41,6 +41,15 @@ GLOBAL_INSTANCES = {
 }
 
 
+def pyproject() -> dict[str, Any]:
+    """What pyproject.toml says."""
+    if sys.version_info < (3, 11):
+        import tomli as tomllib
+    else:
+        import tomllib
+    return tomllib.loads((ROOT / 'pyproject.toml').read_text())
+
+
 def clear_global_instances() -> None:
     """Clear the global state of mmengine, as in a fresh process."""
     for module, names in GLOBAL_INSTANCES.items():

@@ -60,7 +60,7 @@ mmcv=$(cat "${requirements[@]}" | grep -E '^(onedl-)?mmcv==' || true)
 
 # Nothing to do if neither these files nor what the operators are compiled for have changed.
 packages_from() {
-  cat "${requirements[0]}" "$constraints" requirements/overrides.txt tools/setup_env.sh setup.py
+  cat "${requirements[0]}" "$constraints" requirements/overrides.txt tools/setup_env.sh pyproject.toml
   echo "$torch"
 }
 operators_from() {
@@ -135,7 +135,7 @@ install "${backend[@]}" --compile-bytecode --override requirements/overrides.txt
   --constraint <(pins "$constraints") -r <(pins "${requirements[0]}") ||
   fail "cannot install the packages with TORCH=$torch"
 echo "$torch" >"$venv/torch"
-install --no-deps --no-build-isolation --editable .
+install --no-deps --editable .
 printf '%s\n' "$packages_stamp" >"$venv/packages"
 
 install_wheel() { install --no-deps --reinstall "$1"; }

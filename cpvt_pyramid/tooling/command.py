@@ -164,7 +164,7 @@ def imports_of(tool: str, extra: str = '') -> Iterator[None]:
 
     Args:
         tool: begins the line.
-        extra: the extra of setup.py with what is imported, if there is one.
+        extra: the extra of pyproject.toml with what is imported, if there is one.
     """
     try:
         yield

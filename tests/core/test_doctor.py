@@ -113,7 +113,7 @@ def test_versions_are_those_of_the_requirements() -> None:
     pinned = dict(re.findall(r'^([\w-]+)==([\w.]+)', lines, re.MULTILINE))
     assert doctor.TESTED == {name: pinned.get(name) for name in doctor.TESTED}
     oldest = '.'.join(map(str, doctor.OLDEST_TORCH))
-    assert f"'torch>={oldest}'" in (ROOT / 'setup.py').read_text()
+    assert f'"torch>={oldest}"' in (ROOT / 'pyproject.toml').read_text()
     assert f'torch {oldest} or newer' in (ROOT / 'README.md').read_text()
     assert f'torch=={oldest}.' in (ROOT / 'requirements/original-mm.txt').read_text()
 

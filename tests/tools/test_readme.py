@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support import ROOT, load_tool
+from support import ROOT, load_tool, pyproject
 
 from cpvt_pyramid import app
 from cpvt_pyramid.runtime import __main__ as runtime
@@ -112,14 +112,14 @@ def test_tools_understand(command, tmp_path):
 
 
 def test_badges():
-    setup = (ROOT / 'setup.py').read_text()
-    badges = {p.stem: p.read_text() for p in (ROOT / 'docs').glob('badge-*.svg')}
-    for name, pattern in (
-        ('python', "python_requires='>=(.*)'"),
-        ('torch', r"TORCH = \['torch>=(.*)'\]"),
-        ('licence', "license='(.*)'"),
+    project = pyproject()['project']
+    (torch,) = project['optional-dependencies']['torch']
+    for name, value in (
+        ('python', project['requires-python'].removeprefix('>=')),
+        ('torch', torch.removeprefix('torch>=')),
+        ('licence', project['license']),
     ):
-        assert f'>{re.search(pattern, setup)[1]}' in badges[f'badge-{name}']
+        assert f'>{value}' in (ROOT / f'docs/badge-{name}.svg').read_text()
 
 
 def test_exported_models(tmp_path, monkeypatch):

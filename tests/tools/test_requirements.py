@@ -1,15 +1,12 @@
-"""What each part of the package imports is in the extras that its users install (setup.py)."""
+"""What each part of the package imports is in the extras of pyproject.toml that its users install."""
 
 import ast
 import re
-import runpy
 import sys
-from pathlib import Path
-from unittest import mock
 
 import pytest
+from support import ROOT, pyproject
 
-ROOT = Path(__file__).parents[2]
 # The extras for each part of the package, by the beginning of its path. The first one counts.
 EXTRAS = {
     'cpvt_pyramid/app.py': ['app'],
@@ -47,8 +44,8 @@ OPTIONAL = {
     'cpvt_pyramid/weights.py': {'safetensors'},
     'tools/position_lab.py': {'experiments', 'timm', 'torchvision'},
 }
-# mmcv is in no extra, see setup.py. It requires opencv-python, and another distribution of cv2
-# must not be installed over that one.
+# mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
+# cv2 must not be installed over that one.
 COMPILED_LATER = {'mmcv', 'cv2'}
 # The import names of distributions that are called otherwise.
 IMPORT_NAMES = {
@@ -70,10 +67,8 @@ FILES = sorted(
 @pytest.fixture(scope='module')
 def declared() -> dict[str, set[str]]:
     """The import names that each extra brings; '' is every installation."""
-    with mock.patch('setuptools.setup') as setup:
-        runpy.run_path(str(ROOT / 'setup.py'))
-    requirements = {'': setup.call_args.kwargs['install_requires']}
-    requirements |= setup.call_args.kwargs['extras_require']
+    project = pyproject()['project']
+    requirements = {'': project['dependencies'], **project['optional-dependencies']}
     return {extra: set(map(import_name, names)) for extra, names in requirements.items()}
 
 
@@ -105,7 +100,7 @@ def test_imports_are_declared(declared):
                 allowed |= names
         if missing := foreign_imports(path) - allowed:
             undeclared[path] = missing
-    assert not undeclared, 'add them to extras in setup.py, or to OPTIONAL with what users are told'
+    assert not undeclared, 'add them to the extras, or to OPTIONAL with what users are told'
 
 
 def test_the_tables_name_what_exists(declared):
@@ -116,6 +111,13 @@ def test_the_tables_name_what_exists(declared):
         imported = set().union(*(foreign_imports(p) for p in FILES if p.startswith(start)))
         assert names <= imported, start
     assert {extra for extras in EXTRAS.values() for extra in extras} <= declared.keys()
+
+
+def test_extras_agree_on_the_oldest_torch():
+    extras = pyproject()['project']['optional-dependencies']
+    del extras['export']  # which needs a newer one
+    found = {name for names in extras.values() for name in names if name.startswith('torch>')}
+    assert found == {*extras['torch']}
 
 
 def test_weights_that_configs_name_can_be_downloaded(declared):

@@ -39,7 +39,7 @@ def checkout(tmp_path):
     """A copy of the files that the script reads, and programs in bin/."""
     for folder in ('requirements', 'tools'):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns('__pyc*'))
-    shutil.copy(ROOT / 'setup.py', tmp_path)
+    shutil.copy(ROOT / 'pyproject.toml', tmp_path)
     program(tmp_path / 'bin/g++', '#!/bin/sh\n')
     program(tmp_path / 'bin/python3.11', FAKE)
     return tmp_path

@@ -40,14 +40,16 @@ test: setup  ## run the tests
 test-foreign: setup  ## test all detectors and segmentors of the mm packages, and exports at all sizes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign tests/export
 
+CORE_TESTS = $(addprefix tests/, checkpoints core ops padding position)
+
 test-torch:  ## test the core on the oldest supported torch, in .venv-oldest-torch
 	@tools/setup_env.sh oldest-torch
-	OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 tests/core tests/ops
+	OMP_NUM_THREADS=1 .venv-oldest-torch/bin/python -m pytest -n 2 $(CORE_TESTS)
 
 define test_original_mm
 	@tools/setup_env.sh $(1)
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n 2 \
-	  tests/core tests/ops tests/mm tests/runner
+	  $(CORE_TESTS) tests/mm tests/runner
 endef
 
 test-original-mm:  ## test with the original OpenMMLab packages, with torch 2.1 and with the newest

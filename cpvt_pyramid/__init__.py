@@ -17,23 +17,23 @@ _PUBLIC = {
     'CPVT': 'columnar',
     'CPVTPyramid': 'pyramid',
     'DenseCPVT': 'columnar',
-    'PEG': 'position',
+    'PEGConfig': 'position',
     'COLUMNAR_ARCHS': 'archs',
     'ColumnarArch': 'archs',
     'PosCNN': 'position',
-    'load_weights': 'weights',
+    'load_weights': 'checkpoints',
 }
 if TYPE_CHECKING:
     from .archs import ARCHS as ARCHS
     from .archs import COLUMNAR_ARCHS as COLUMNAR_ARCHS
     from .archs import Arch as Arch
     from .archs import ColumnarArch as ColumnarArch
+    from .checkpoints import load_weights as load_weights
     from .columnar import CPVT as CPVT
     from .columnar import DenseCPVT as DenseCPVT
-    from .position import PEG as PEG
+    from .position import PEGConfig as PEGConfig
     from .position import PosCNN as PosCNN
     from .pyramid import CPVTPyramid as CPVTPyramid
-    from .weights import load_weights as load_weights
 
 __all__ = list(_PUBLIC)
 __version__ = '0.1.0'

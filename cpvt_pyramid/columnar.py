@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .archs import ColumnarArch, check_heads, check_out_indices, check_rates, find_arch
+from .checkpoints import LoadsCheckpoints
 from .layers import Block, LayerNorm, PatchEmbed, SelfAttention
-from .mask import fill_outside, mean_inside, pixel_mask, subsample
 from .ops import ceil_div
-from .position import PEG, Grid, attention_position, parse_position, position_table
+from .padding.mask import fill_outside, mean_inside, pixel_mask, subsample
+from .position import Grid, PEGConfig, attention_position, parse_position, position_table
 from .pyramid import init_weights
-from .weights import LoadsCheckpoints
 
 
 class Column(LoadsCheckpoints):
     """The part common to classifier and dense backbone: from the image to the last block.
 
     Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
-    takes as they are (see `cpvt_pyramid.weights`).
+    takes as they are (see `cpvt_pyramid.checkpoints`).
 
     Args:
         arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
@@ -34,8 +34,8 @@ class Column(LoadsCheckpoints):
             them and a PEG.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
             (`view`) and `RelativePosition` (`reach`). None: as in its paper.
-        peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: a
-            3x3 one after block 0. The paper's main models are `PEG(after=range(6))`.
+        peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: a
+            3x3 one after block 0. The paper's main models are `PEGConfig(after=range(6))`.
         class_token: whether there is a class token in addition to the map's tokens.
         pretrain_img_size: as in `CPVTPyramid`, like all that follow.
     """
@@ -48,7 +48,7 @@ class Column(LoadsCheckpoints):
         *,
         position: str = 'peg',
         position_options: Optional[dict] = None,
-        peg: Union[PEG, dict, None] = None,
+        peg: Union[PEGConfig, dict, None] = None,
         class_token: bool = True,
         pretrain_img_size: Union[int, Sequence[int]] = 224,
         in_channels: int = 3,
@@ -174,10 +174,10 @@ class CPVT(Column):
     the mean of the map (GAP; CPVT, section 4.4).
 
     Examples:
-        >>> model = CPVT('cpvt_tiny', peg=PEG(after=range(6)))  # CPVT-Ti of the paper
+        >>> model = CPVT('cpvt_tiny', peg=PEGConfig(after=range(6)))  # CPVT-Ti of the paper
         >>> model.eval()(torch.rand(1, 3, 224, 224)).shape
         torch.Size([1, 1000])
-        >>> gap = CPVT('cpvt_tiny', peg=PEG(after=range(6)), class_token=False)  # CPVT-Ti-GAP
+        >>> gap = CPVT('cpvt_tiny', peg=PEGConfig(after=range(6)), class_token=False)  # CPVT-Ti-GAP
         >>> deit = CPVT('cpvt_tiny', position='learned')  # DeiT-Ti
     """
 

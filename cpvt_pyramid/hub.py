@@ -30,9 +30,11 @@ from huggingface_hub import (
 from safetensors.torch import save_file
 from torch import nn
 
+from .checkpoints import read_checkpoint
+from .checkpoints.fit import compare
+from .checkpoints.reading import listed
 from .columnar import DenseCPVT
 from .pyramid import CPVTPyramid
-from .weights import compare, listed, read_checkpoint
 
 # The module that defines each model, and the model's task on the hub.
 KINDS = {

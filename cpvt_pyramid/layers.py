@@ -2,7 +2,8 @@
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens. Tokens are (B, H, W, C) throughout, except
 in the columnar model, where they are (B, T, C): a class token, if it has one, then the map's.
-A `Grid` is their map: its size, and the mask of the tokens that belong to their image (`mask.py`).
+A `Grid` is their map: its size, and the mask of the tokens that belong to their image
+(`padding/mask.py`).
 """
 
 from functools import partial
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
-from .mask import fill_outside, key_mask, subsample
 from .ops import LayerNorm
 from .ops.dispatch import graph_is_captured
+from .padding.mask import fill_outside, key_mask, subsample
 from .position import AttentionPosition, Grid
 
 

@@ -12,10 +12,17 @@ from typing import Any, Optional, Union
 from torch import Tensor, nn
 
 from .archs import PATCH_SIZES, Arch, check_rates, check_stages, find_arch
+from .checkpoints import LoadsCheckpoints
 from .layers import Block, GlobalAttention, LayerNorm, PatchEmbed, WindowAttention
-from .mask import fill_outside, pixel_mask
-from .position import PEG, Grid, NoPosition, attention_position, parse_position, position_table
-from .weights import LoadsCheckpoints
+from .padding.mask import fill_outside, pixel_mask
+from .position import (
+    Grid,
+    NoPosition,
+    PEGConfig,
+    attention_position,
+    parse_position,
+    position_table,
+)
 
 # Lists with an entry for each stage; the last only if PEGs follow other blocks than the first.
 STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
@@ -25,7 +32,7 @@ class CPVTPyramid(LoadsCheckpoints):
     """Pyramid vision transformer with a PEG after the first block of each stage.
 
     Parameter names are those of the published checkpoints, which `load_state_dict` takes as
-    they are (see `cpvt_pyramid.weights`).
+    they are (see `cpvt_pyramid.checkpoints`).
 
     Args:
         arch: a name from `ARCHS`, or an `Arch` (or a dict of its fields) of your own.
@@ -36,14 +43,14 @@ class CPVTPyramid(LoadsCheckpoints):
             key is at the centre of its patch. None: as published, 'learned' for PVT, else 'peg'.
         position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`). None: as in
             its paper.
-        peg: placement and structure of PEGs, a `PEG` or a dict of its fields. None: as
+        peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: as
             published. Indices of blocks that a stage does not have are ignored in that stage.
         pretrain_img_size: side of the image in pixels, or height and width, for which a learned
             table has one entry for each token.
         in_channels: channels of the image.
         rgb_weights: how the first convolution is made from a checkpoint for RGB where `in_channels`
             is not 3: 'mean', 'repeat', or the names of the bands, such as ('red', 'green', 'blue',
-            'nir'); see `cpvt_pyramid.weights.inflated`. None: such a checkpoint is an error.
+            'nir'), see `checkpoints.rgb.inflated`. None: such a checkpoint is an error.
         out_indices: the stages, 0 to 3, whose maps are returned. Stages after the last of them
             are not built.
         drop_rate: dropout after the patch embeddings, the attentions and in the MLPs.
@@ -77,7 +84,7 @@ class CPVTPyramid(LoadsCheckpoints):
         *,
         position: Optional[str] = None,
         position_options: Optional[dict] = None,
-        peg: Union[PEG, dict, None] = None,
+        peg: Union[PEGConfig, dict, None] = None,
         pretrain_img_size: Union[int, Sequence[int]] = 224,
         in_channels: int = 3,
         rgb_weights: Union[str, Sequence[str], None] = None,

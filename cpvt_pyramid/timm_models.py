@@ -10,7 +10,7 @@ Pyramids have their names in `ARCHS`. The columnar CPVT of the paper is `cpvt_ti
 `_gap` means average pooling instead of a class token.
 
 Parameters have the names of the published checkpoints, so that checkpoints of timm's training
-script load into the backbones, and every format that `weights.py` reads loads here.
+script load into the backbones, and every format that `checkpoints` reads loads here.
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens.
 """
@@ -35,12 +35,14 @@ from timm.models._features import FeatureGetterNet, FeatureInfo, feature_take_in
 from torch import Tensor, nn
 
 from .archs import ARCHS, COLUMNAR_ARCHS, Arch
+from .checkpoints.formats import to_ours
+from .checkpoints.reading import tensors_of
 from .columnar import Column, token, with_class_token
 from .layers import Block, Grid, LayerNorm, PatchEmbed, set_checkpointing
-from .mask import fill_outside, pixel_mask
-from .position import Conv, LearnedPosition, PosCNN, SinCosPosition
+from .padding.mask import fill_outside, pixel_mask
+from .position import LearnedPosition, PosCNN, SinCosPosition
+from .position.peg import Conv
 from .pyramid import CPVTPyramid, init_weights
-from .weights import tensors_of, to_ours
 
 POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'

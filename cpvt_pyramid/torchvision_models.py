@@ -35,12 +35,15 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxP
 from torchvision.ops.poolers import LevelMapper
 
 from .archs import COLUMNAR_ARCHS, Arch, ColumnarArch
-from .batching import map_in_batches
+from .checkpoints import read_checkpoint
+from .checkpoints.fit import compare
+from .checkpoints.formats import rename
+from .checkpoints.reading import WRAPPERS
 from .columnar import DenseCPVT, crop
-from .mask import check_valid, split_validity
 from .ops.dispatch import graph_is_exported
+from .padding.batching import map_in_batches
+from .padding.mask import check_valid, split_validity
 from .pyramid import CPVTPyramid
-from .weights import WRAPPERS, compare, read_checkpoint, rename
 
 # A name from `ARCHS` or `COLUMNAR_ARCHS`; a dict of `arch` and other options of `CPVTPyramid` or
 # `DenseCPVT`; or one of these.

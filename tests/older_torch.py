@@ -17,9 +17,10 @@ LACKS = {
         ops/test_products.py::test_training_keeps ops/test_winograd.py mm/test_winograd.py""",
     'float16 on CPUs': """
         core/test_contract.py::test_no_nan_in_any_precision
-        core/test_position.py::test_inside_attention_in_half_precision""",
+        position/test_position.py::test_inside_attention_in_half_precision""",
     'torch.export for several sizes': """
-        core/test_export.py::test_torch_export core/test_position.py::test_inside_attention_exports
+        core/test_export.py::test_torch_export
+        position/test_position.py::test_inside_attention_exports
         core/test_torchvision_models.py::test_a_graph_of_semantic_fpn
         mm/test_backbone.py::test_exported_graphs""",
     'symbolic traces through arithmetic with shapes': """
@@ -33,11 +34,11 @@ LACKS = {
         runner/test_models.py::test_checkpoints_with_options""",
     "names of classes in Python's errors of arguments": """
         runner/test_mistakes.py::test_in_a_run[train-train_dataloader.dataset.pipeline.2.scal""",
-    'exports': 'core/test_downloads.py::test_tools_take_names_or_say_why_not',
+    'exports': 'checkpoints/test_downloads.py::test_tools_take_names_or_say_why_not',
     'sharded training': 'runner/training/test_preemption.py::test_two_processes[Sharded',
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'bfloat16 in non-maximum suppression': 'core/test_torchvision_models.py::test_autocast',
-    'the newest timm': 'core/test_position.py::test_rope_is_timms',
+    'the newest timm': 'position/test_position.py::test_rope_is_timms',
     'errors of locks': 'runner/inference/test_tiling.py::test_a_file_system_without_locks',
 }
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from cpvt_pyramid.checkpoints import LoadReport
 from cpvt_pyramid.doctor import installed
-from cpvt_pyramid.weights import LoadReport
 
 ROOT = Path(__file__).parents[1]
 ORIGINAL_MM = bool(installed('mmcv'))  # not the maintained fork, which is onedl-mmcv

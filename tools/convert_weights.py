@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
-# Those of `cpvt_pyramid.weights`; official and timm: as the model's authors and timm publish it.
+# Those of `checkpoints.formats`; official and timm: as the model's authors and timm publish it.
 FORMATS = (
     'ours',
     'official',
@@ -82,21 +82,21 @@ def convert(
         ValueError: it is damaged, it is not of a known architecture, or the format has no place for
             the architecture.
     """
-    from cpvt_pyramid import weights
+    from cpvt_pyramid.checkpoints import formats, reading
 
-    checkpoint = weights.read_checkpoint(source)
-    ours = weights.to_ours(weights.tensors_of(checkpoint))
+    checkpoint = reading.read_checkpoint(source)
+    ours = formats.to_ours(reading.tensors_of(checkpoint))
     if not ours:
-        inner, _ = weights.unwrapped(checkpoint)
-        raise ValueError(f'{source} has no tensors, but {weights.contents_of(inner) or "nothing"}')
+        inner, _ = reading.unwrapped(checkpoint)
+        raise ValueError(f'{source} has no tensors, but {reading.contents_of(inner) or "nothing"}')
     validate(ours, model_of(ours))
     if backbone_only:
-        ours = {k: v for k, v in ours.items() if not weights.CLASSIFIER.match(k)}
-    key = to if to in ('ours', *weights.FORMATS) else published_format(ours)
+        ours = {k: v for k, v in ours.items() if not formats.CLASSIFIER.match(k)}
+    key = to if to in ('ours', *formats.FORMATS) else published_format(ours)
     if to == 'timm' and key == 'pvt':
         raise ValueError('timm has no PVT; for the names of its authors, use --to official')
     # Parts of a split tensor share its memory; copied, each is saved by itself.
-    tensors = {k: v.clone().contiguous() for k, v in weights.to_format(ours, key).items()}
+    tensors = {k: v.clone().contiguous() for k, v in formats.to_format(ours, key).items()}
 
     suffix = '.safetensors' if safetensors else '.pth'
     folder = Path(out)
@@ -104,7 +104,7 @@ def convert(
     with tempfile.TemporaryDirectory(prefix='.convert-', dir=folder) as scratch:
         partial = Path(scratch, 'partial' + suffix)
         write(tensors, partial)
-        check(ours, weights.read_checkpoint(partial))
+        check(ours, reading.read_checkpoint(partial))
         digest = hashlib.sha256(partial.read_bytes()).hexdigest()
         path = folder / f'{Path(source).stem}_{to}-{digest[:8]}{suffix}'
         if not path.exists():
@@ -122,7 +122,8 @@ def validate(ours: dict[str, Tensor], model: nn.Module) -> None:
     """
     from torch import nn
 
-    from cpvt_pyramid.weights import compare, defect_of, listed, objection_to
+    from cpvt_pyramid.checkpoints.fit import compare, defect_of, objection_to
+    from cpvt_pyramid.checkpoints.reading import listed
 
     expected = model.state_dict()
     if 'norm.weight' not in expected:  # a pyramid: add what its classifier holds
@@ -170,7 +171,8 @@ def write(tensors: dict[str, Tensor], path: Path) -> None:
 
 def check(ours: dict[str, Tensor], written: dict) -> None:
     """Check that the content of a file, converted back, is every tensor under our names."""
-    from cpvt_pyramid.weights import tensors_of, to_ours
+    from cpvt_pyramid.checkpoints.formats import to_ours
+    from cpvt_pyramid.checkpoints.reading import tensors_of
 
     again = to_ours(tensors_of(written))
     for name in ours.keys() | again.keys():
@@ -183,7 +185,8 @@ def check(ours: dict[str, Tensor], written: dict) -> None:
 def model_of(ours: dict[str, Tensor]) -> nn.Module:
     """The model that has these tensors, which have our names."""
     from cpvt_pyramid import CPVT, CPVTPyramid
-    from cpvt_pyramid.weights import arch_of, listed, shape_of
+    from cpvt_pyramid.checkpoints.fit import arch_of, shape_of
+    from cpvt_pyramid.checkpoints.reading import listed
 
     arch = arch_of(ours)
     if arch is None:

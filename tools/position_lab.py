@@ -166,9 +166,9 @@ def load_model(name: str, checkpoint: Optional[str], size: int) -> nn.Module:
     import torch
 
     from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVTPyramid, load_weights
+    from cpvt_pyramid.checkpoints.reading import listed, read_checkpoint, tensors_of
     from cpvt_pyramid.columnar import Column
     from cpvt_pyramid.tooling.command import UserError
-    from cpvt_pyramid.weights import listed, read_checkpoint, tensors_of
 
     torch.manual_seed(0)
     family, _, rest = name.partition(':')
@@ -239,9 +239,9 @@ def torchvision_backbone(name: str, checkpoint: Optional[str], size: int) -> nn.
     import torchvision
     from torchvision.models.feature_extraction import create_feature_extractor
 
+    from cpvt_pyramid.checkpoints.reading import read_checkpoint, tensors_of
     from cpvt_pyramid.lab.probes import Subject
     from cpvt_pyramid.tooling.command import UserError
-    from cpvt_pyramid.weights import read_checkpoint, tensors_of
 
     if name not in torchvision.models.list_models(torchvision.models):
         raise UserError(f'torchvision has no classifier {name!r}')

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..mask import pixel_mask
 from ..ops import ceil_div
+from ..padding.mask import pixel_mask
 
 
 class Preprocessing(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batching import padded_size
+from ..padding.batching import padded_size
 from ..runtime.comparison import (
     HEAD,
     TOLERANCES,

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from ..columnar import Column
-from ..mask import fill_outside, pixel_mask
+from ..padding.mask import fill_outside, pixel_mask
 from ..position import PosCNN
 
 KINDS = ('noise', 'constant', 'natural')

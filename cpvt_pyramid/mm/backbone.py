@@ -10,9 +10,9 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .. import columnar, pyramid
-from ..mask import split_validity
+from ..checkpoints import LoadReport
 from ..ops.dispatch import graph_is_captured
-from ..weights import LoadReport
+from ..padding.mask import split_validity
 from .valid_region import check_validity
 
 

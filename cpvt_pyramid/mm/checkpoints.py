@@ -4,7 +4,7 @@ from typing import Optional
 
 from mmengine.runner import CheckpointLoader
 
-from ..weights import read_checkpoint
+from ..checkpoints import read_checkpoint
 
 
 @CheckpointLoader.register_scheme(

@@ -6,7 +6,7 @@ padding has no such channel and runs at full speed.
 
 Necks and heads read the padding. It matters in inference, where an image that is padded by another
 one would get other results than alone: the data preprocessor warns of such batches, and the
-programs of this package form none (`cpvt_pyramid.batching`).
+programs of this package form none (`cpvt_pyramid.padding.batching`).
 """
 
 import warnings
@@ -16,8 +16,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..batching import padded_size
-from ..mask import pixel_mask
+from ..padding.batching import padded_size
+from ..padding.mask import pixel_mask
 
 
 class AppendsValidity:

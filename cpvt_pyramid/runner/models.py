@@ -20,9 +20,10 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from ..downloads import SCHEMES
+from ..checkpoints import read_checkpoint
+from ..checkpoints.downloads import SCHEMES
+from ..checkpoints.reading import listed
 from ..tooling.command import UserError, one_line
-from ..weights import listed, read_checkpoint
 from .config.explain import explained
 from .config.load import is_local
 
@@ -50,7 +51,7 @@ def fetch_checkpoint(path: Union[str, Path], otherwise: str = '') -> dict:
     No code in a file is executed, unless only mmengine can read the address (`s3://`, ...).
 
     Args:
-        path: what `weights.read_checkpoint` or mmengine takes.
+        path: what `checkpoints.read_checkpoint` or mmengine takes.
         otherwise: what else the user can do if it cannot be downloaded.
     """
     if is_local(str(path)) or str(path).startswith(SCHEMES):

@@ -16,7 +16,7 @@ from typing import Any, Optional, Union, overload
 
 import numpy as np
 
-from ..batching import map_in_batches
+from ..padding.batching import map_in_batches
 from ..results.drawing import class_palette
 from ..results.predictions import Detections, Kind, LabelMap, Prediction
 from ..tooling import memory

@@ -9,7 +9,7 @@ from typing import Any, Optional, Protocol
 
 import numpy as np
 
-from ..batching import padded_size
+from ..padding.batching import padded_size
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
 

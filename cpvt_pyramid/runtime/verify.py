@@ -17,8 +17,8 @@ from typing import Any, Literal, Optional
 
 import numpy as np
 
-from ..batching import padded_size
-from ..invariance import PADDED, TOLERANCE, BatchReport, batch_report
+from ..padding.batching import padded_size
+from ..padding.invariance import PADDED, TOLERANCE, BatchReport, batch_report
 from ..tooling.command import UserError, one_line, run_command
 from ..tooling.inputs import local_path
 from ..tooling.report import text_table
@@ -59,8 +59,8 @@ class ImageModel:
             described = ', '.join(f'{name} {shape}' for name, shape in inputs.items()) or 'none'
             raise UserError(
                 f'{path} must take images of 4 dimensions and nothing else, got {described}; in '
-                'Python, give assert_batch_invariant of cpvt_pyramid.invariance a function that '
-                'runs it'
+                'Python, give assert_batch_invariant of cpvt_pyramid.padding.invariance a '
+                'function that runs it'
             )
         ((self.name, (batch, *dimensions)),) = inputs.items()
         if batch is not None:

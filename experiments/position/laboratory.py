@@ -57,7 +57,7 @@ class Variant(NamedTuple):
     paper: str = ''  # what the CPVT paper reports, top-1 of DeiT-tiny on ImageNet
 
 
-# CPVT (arXiv 2102.10882), as in `PEG` and experiments/position/findings/protocol.md
+# CPVT (arXiv 2102.10882), as in `PEGConfig` and experiments/position/findings/protocol.md
 PAPER = {'none': '68.2', 'learned': '72.2', 'sincos': '72.3', 'relative': '70.5', 'peg': '72.4'}
 REPLICATED = (('zero_padding', False),)
 NORMALIZED = (('normalized', True),)

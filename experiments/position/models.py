@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from cpvt_pyramid.archs import Arch, ColumnarArch
 from cpvt_pyramid.columnar import Column
 from cpvt_pyramid.layers import LayerNorm
-from cpvt_pyramid.mask import mean_inside, pixel_mask, subsample
-from cpvt_pyramid.position import PEG
+from cpvt_pyramid.padding.mask import mean_inside, pixel_mask, subsample
+from cpvt_pyramid.position import PEGConfig
 from cpvt_pyramid.pyramid import CPVTPyramid
 
 from .scenes import LEFTMOST, NOTHING, OTHER
@@ -55,7 +55,7 @@ class LabModel(nn.Module):
         self,
         kind: str = 'column',
         position: str = 'peg',
-        peg: Optional[PEG] = None,
+        peg: Optional[PEGConfig] = None,
         position_options: Optional[dict] = None,
         class_token: bool = True,
         side: int = 48,

@@ -36,7 +36,7 @@ class RunSettings:
     Args:
         model: 'column' or 'pyramid'.
         position: as in `Column`.
-        peg: fields of the `PEG` that differ from the defaults, as (name, value) pairs.
+        peg: fields of the `PEGConfig` that differ from the defaults, as (name, value) pairs.
         options: of the encoding, as (name, value) pairs.
         class_token: whether the classifiers read a class token instead of the mean of the map.
         lr: the peak learning rate.

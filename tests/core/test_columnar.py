@@ -11,8 +11,9 @@ from models.ports import randomize
 from reference import resized
 from support import load
 
-from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, PEG, ColumnarArch, load_weights
-from cpvt_pyramid.weights import format_of, tensors_of, to_format, to_ours
+from cpvt_pyramid import COLUMNAR_ARCHS, CPVT, ColumnarArch, PEGConfig, load_weights
+from cpvt_pyramid.checkpoints.formats import format_of, to_format, to_ours
+from cpvt_pyramid.checkpoints.reading import tensors_of
 
 # --- against timm ------------------------------------------------------------------------------
 
@@ -76,8 +77,9 @@ def test_number_of_parameters(arch, deit):
     assert count(position='learned') == deit
     assert count(position='none') == deit - 197 * dim
     assert count() == deit - 197 * dim + 10 * dim
-    assert count(peg=PEG(after=range(6))) == deit - 197 * dim + 6 * 10 * dim
-    assert count(peg=PEG(after=range(6)), class_token=False) == deit - 198 * dim + 6 * 10 * dim
+    six = PEGConfig(after=range(6))
+    assert count(peg=six) == deit - 197 * dim + 6 * 10 * dim
+    assert count(peg=six, class_token=False) == deit - 198 * dim + 6 * 10 * dim
     if arch == 'tiny':  # as the paper counts, without bias and class token
         model = CPVT('cpvt_tiny', position='learned+peg')
         assert model.pos_block['0'].proj[0].weight.numel() == 1_728
@@ -97,7 +99,7 @@ def test_the_dense_backbone_takes_a_classifier_s_weights(tmp_path):
 def test_positions_are_a_choice_of_the_model():
     """Weights of DeiT start any of them; what they lack keeps its value, and is reported."""
     weights = classifier(position='learned').state_dict()
-    for options in (dict(), dict(position='rope-mixed'), dict(peg=PEG(qk_only=True))):
+    for options in (dict(), dict(position='rope-mixed'), dict(peg=PEGConfig(qk_only=True))):
         model = CPVT(TINY_COLUMN, num_classes=7, **options)
         report = load(model, weights, strict=False)
         assert report.kept

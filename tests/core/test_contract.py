@@ -29,7 +29,7 @@ from reference import TINY_SVT, padded, same_maps
 from support import assert_loaded
 from torch import Tensor, nn
 
-from cpvt_pyramid import ARCHS, CPVT, PEG, Arch, CPVTPyramid, DenseCPVT, PosCNN, ops
+from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, ops
 from cpvt_pyramid.layers import Block
 
 KINDS = {build.__name__: build for build in (pcpvt, svt, classifier, dense)}
@@ -102,7 +102,7 @@ def test_maps_and_gradients_of_every_shape(name):
     if name in ARCHS:
         model, dims = randomize(CPVTPyramid(shallow(name))), ARCHS[name].dims
     else:
-        model, dims = randomize(DenseCPVT(name, peg=PEG(after=range(6)))), (256,) * 4
+        model, dims = randomize(DenseCPVT(name, peg=PEGConfig(after=range(6)))), (256,) * 4
     maps = model(torch.randn(2, 3, 65, 97))
     assert model.channels == dims and model.strides == (4, 8, 16, 32)
     for x, channels, stride in zip(maps, dims, model.strides):
@@ -254,7 +254,7 @@ def test_dropout_acts_at_its_places_in_training_alone(build):
 @pytest.mark.parametrize('build', [pcpvt, svt, dense])
 def test_depth_grows_along_the_forward_pass(build):
     """For learning rates that grow layer by layer."""
-    model = build(position='learned+peg', peg=PEG(after=(-1, 0, 1)))
+    model = build(position='learned+peg', peg=PEGConfig(after=(-1, 0, 1)))
     layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
     blocks = [n for n, m in model.named_modules() if isinstance(m, Block)]
     of_blocks = [layers[f'{name}.attn.proj.weight'] for name in blocks]
@@ -272,9 +272,9 @@ def test_depth_grows_along_the_forward_pass(build):
 @pytest.mark.parametrize(
     ('build', 'before', 'peg'),
     [
-        (pcpvt, {}, PEG(after='all')),
-        (classifier, dict(position='none'), PEG(after=(0, 1))),
-        (classifier, dict(position='none'), PEG(after=(0, 1), qk_only=True)),
+        (pcpvt, {}, PEGConfig(after='all')),
+        (classifier, dict(position='none'), PEGConfig(after=(0, 1))),
+        (classifier, dict(position='none'), PEGConfig(after=(0, 1), qk_only=True)),
     ],
 )
 def test_pegs_from_zero_and_frozen_ones(build, before, peg):
@@ -384,9 +384,9 @@ MISTAKES = {
     CPVT: [
         (dict(arch='pcpvt_small'), 'is a pyramid; use the class CPVTPyramid'),
         (dict(arch=TINY_COLUMN._replace(heads=3)), 'dim=16 must be divisible by heads=3'),
-        (dict(peg=PEG(after=12), class_token=False), 'from -1 to 11'),
-        (dict(peg=PEG(after=11)), 'from -1 to 10'),  # the class token would not see it
-        (dict(peg=PEG(after=11, qk_only=True), class_token=False), 'from -1 to 10'),
+        (dict(peg=PEGConfig(after=12), class_token=False), 'from -1 to 11'),
+        (dict(peg=PEGConfig(after=11)), 'from -1 to 10'),  # the class token would not see it
+        (dict(peg=PEGConfig(after=11, qk_only=True), class_token=False), 'from -1 to 10'),
         (dict(position='lookhere', position_options=dict(view=0)), 'from 0 to 360 degrees, got 0'),
         (dict(position='relative', position_options=dict(reach=0)), 'at least 1, got 0'),
     ],

@@ -38,9 +38,9 @@ from torchvision.models.feature_extraction import create_feature_extractor
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
 from cpvt_pyramid import timm_models as ours
+from cpvt_pyramid.checkpoints.formats import to_format
 from cpvt_pyramid.layers import Block
 from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
-from cpvt_pyramid.weights import to_format
 
 NAMES = [*ARCHS, *ours.COLUMNS]
 TWINS = [name for name in NAMES if name.startswith(('svt', 'pcpvt')) and name != 'pcpvt_nano']

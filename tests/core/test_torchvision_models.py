@@ -14,7 +14,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
 
 from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, DenseCPVT, torchvision_models
-from cpvt_pyramid.mask import split_validity
+from cpvt_pyramid.padding.mask import split_validity
 from cpvt_pyramid.torchvision_models import (
     BySize,
     StrideAnchors,

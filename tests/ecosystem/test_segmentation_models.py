@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the encoders
 from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.batching import map_in_batches
+from cpvt_pyramid.padding.batching import map_in_batches
 
 PLAIN = ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'UPerNet', 'Segformer')
 DILATED = ('DeepLabV3', 'DeepLabV3Plus', 'PAN')

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from support import CONFIGS, ROOT, run
 
 from cpvt_pyramid import ARCHS, CPVTPyramid, mm
+from cpvt_pyramid.checkpoints.formats import to_format
 from cpvt_pyramid.ops.dispatch import HAS_FAST_OPS
-from cpvt_pyramid.weights import to_format
 
 # Each config, and the one from which it differs in the architecture alone, which is trained.
 SMALLEST = {
@@ -102,7 +102,7 @@ def downloads(tmp_path, monkeypatch):
     """What the hub and other addresses were asked for. They give random weights.
 
     Each stage has one block of each kind of attention, also in the weights; that all blocks of the
-    whole models are loaded is tested in core/test_pyramid.py and test_weights.py.
+    whole models are loaded is tested in core/test_pyramid.py and checkpoints/test_loading.py.
     """
     for name, arch in ARCHS.items():
         kinds = 1 if arch.window is None else 2
@@ -124,7 +124,7 @@ def downloads(tmp_path, monkeypatch):
         tensors['pos_embed4'] = torch.cat([token, tensors['pos_embed4']], dim=1)
         return tensors | {'cls_token': token, 'head.weight': torch.zeros(1000, 512).half()}
 
-    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', from_hub)
+    monkeypatch.setattr('cpvt_pyramid.checkpoints.downloads.from_hub', from_hub)
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', from_address)
     return asked
 

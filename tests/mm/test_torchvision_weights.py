@@ -77,7 +77,9 @@ def test_the_page_about_torchvision(tmp_path, monkeypatch):
     page = (ROOT / 'docs/torchvision.md').read_text().replace('pcpvt_small', 'pcpvt_nano')
     first, of_mm = re.findall(r'```python\n(.*?)```', page, re.S)
     torch.save(CPVTPyramid('pcpvt_nano').state_dict(), 'pcpvt_nano.pth')
-    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', lambda *_: Path('pcpvt_nano.pth'))
+    monkeypatch.setattr(
+        'cpvt_pyramid.checkpoints.downloads.from_hub', lambda *_: Path('pcpvt_nano.pth')
+    )
     target = dict(boxes=torch.tensor([[2.0, 3, 40, 50]]), labels=torch.tensor([1]))
     names = dict(images=[torch.rand(3, 60, 70), torch.rand(3, 70, 50)], targets=[target] * 2)
     small = 'num_classes=10, out_channels=16, head_convs=1, min_size=40, max_size=50'

@@ -7,7 +7,7 @@ import torch
 from reference import TINY_SVT, reference_levels, reference_maps, reference_tokens
 from torch import Tensor, nn
 
-from cpvt_pyramid import ARCHS, CPVT, PEG, Arch, ColumnarArch, CPVTPyramid, DenseCPVT
+from cpvt_pyramid import ARCHS, CPVT, Arch, ColumnarArch, CPVTPyramid, DenseCPVT, PEGConfig
 
 from .ports import randomize
 
@@ -19,12 +19,12 @@ POSITIONS: dict[str, dict] = {
     'learned': dict(position='learned', pretrain_img_size=20),
     'learned+peg': dict(position='learned+peg', pretrain_img_size=20),
     'sincos': dict(position='sincos'),
-    'large peg before': dict(peg=PEG(after=-1, kernel_size=5)),
-    'pegs before and after': dict(peg=PEG(after=(-1, 0, 1))),
-    'peg after each': dict(peg=PEG(after='all')),
-    'separable pegs': dict(peg=PEG(conv='separable', layers=4)),
-    'dense 1x1': dict(peg=PEG(after='all', conv='dense', kernel_size=1)),
-    'border repeated': dict(peg=PEG(zero_padding=False, kernel_size=5, layers=2)),
+    'large peg before': dict(peg=PEGConfig(after=-1, kernel_size=5)),
+    'pegs before and after': dict(peg=PEGConfig(after=(-1, 0, 1))),
+    'peg after each': dict(peg=PEGConfig(after='all')),
+    'separable pegs': dict(peg=PEGConfig(conv='separable', layers=4)),
+    'dense 1x1': dict(peg=PEGConfig(after='all', conv='dense', kernel_size=1)),
+    'border repeated': dict(peg=PEGConfig(zero_padding=False, kernel_size=5, layers=2)),
     'rope': dict(position='rope'),
     'rope-mixed+peg': dict(position='rope-mixed+peg'),
     'alibi': dict(position='alibi'),
@@ -37,7 +37,7 @@ NORMALIZED = {
 COLUMN_POSITIONS = {
     **POSITIONS,
     **NORMALIZED,
-    'peg of queries and keys': dict(peg=PEG(after=(-1, 1), qk_only=True)),
+    'peg of queries and keys': dict(peg=PEGConfig(after=(-1, 1), qk_only=True)),
     'relative': dict(position='relative'),
     'relative+peg': dict(position='relative+peg'),
     'fire': dict(position='fire'),
@@ -107,12 +107,12 @@ def slow_outputs(
     image: Tensor,
     position: str = 'peg',
     position_options: Optional[dict] = None,
-    peg: Optional[PEG] = None,
+    peg: Optional[PEGConfig] = None,
     **_: object,
 ) -> list[Tensor]:
     """The outputs for one image (1, 3, H, W), by the slow version of a model with these options."""
     kind = position.partition('+')[0]
-    options = dict(sincos=kind == 'sincos', zero_padding=(peg or PEG()).zero_padding)
+    options = dict(sincos=kind == 'sincos', zero_padding=(peg or PEGConfig()).zero_padding)
     if kind in ('rope', 'rope-mixed', 'fire', 'alibi', 'lookhere'):
         depth = dict(depth=model.arch.depth) if kind == 'lookhere' else {}
         options['inside'] = dict(kind=kind, **depth, **(position_options or {}))

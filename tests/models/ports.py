@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cpvt_pyramid import ARCHS, Arch
-from cpvt_pyramid.weights import to_format
+from cpvt_pyramid.checkpoints.formats import to_format
 
 PORTS = ('timm', 'mmseg', 'mmdet')  # libraries that have some of our architectures
 OTHERS = ('pvt_v2_b2', 'swin_tiny', 'convnext_tiny', 'resnet50')

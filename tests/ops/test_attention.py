@@ -11,9 +11,9 @@ from reference import kept
 
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import WindowAttention
-from cpvt_pyramid.mask import key_mask
 from cpvt_pyramid.ops import attention, dispatch
 from cpvt_pyramid.ops.attention import attend
+from cpvt_pyramid.padding.mask import key_mask
 from cpvt_pyramid.position import Grid
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from cpvt_pyramid.invariance import (
+from cpvt_pyramid.padding.invariance import (
     BATCH,
     IDENTICAL,
     ORDER,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from support import ROOT, load_tool
 
 from cpvt_pyramid import ARCHS
-from cpvt_pyramid.weights import FORMATS
+from cpvt_pyramid.checkpoints.formats import FORMATS
 
 tool = load_tool('convert_weights')
 NANO = of_timm('pcpvt_nano').state_dict()  # of an architecture that the tool knows
@@ -108,7 +108,7 @@ def test_names_by_content_and_never_overwrites(capsys):
 
 
 def test_what_does_not_come_through_is_not_written(monkeypatch):
-    from cpvt_pyramid import weights
+    from cpvt_pyramid.checkpoints import formats
 
     def loses_a_tensor(tensors: dict, key: str) -> dict:
         return dict(list(to_format(tensors, key).items())[:-1])
@@ -117,10 +117,10 @@ def test_what_does_not_come_through_is_not_written(monkeypatch):
         name = 'pos_block.0.proj.0.bias'
         return to_format(tensors | {name: tensors[name] + 1}, key)
 
-    to_format = weights.to_format
+    to_format = formats.to_format
     save(NANO)
     for broken in (loses_a_tensor, changes_one):
-        monkeypatch.setattr(weights, 'to_format', broken)
+        monkeypatch.setattr(formats, 'to_format', broken)
         with pytest.raises(ValueError, match='the conversion changes'):
             convert('a.pth', 'mmseg', 'out')
         assert not os.listdir('out')

@@ -34,7 +34,9 @@ def commands() -> list[str]:
 def test_plain_pytorch(tmp_path, monkeypatch, capsys):
     asked, file = [], tmp_path / 'model.safetensors'
     save_file(timm.create_model('twins_pcpvt_small').state_dict(), file)
-    monkeypatch.setattr('cpvt_pyramid.downloads.from_hub', lambda *args: asked.append(args) or file)
+    monkeypatch.setattr(
+        'cpvt_pyramid.checkpoints.downloads.from_hub', lambda *args: asked.append(args) or file
+    )
     exec(blocks('python')[0], {})
     out = capsys.readouterr().out
     assert asked == [('timm/twins_pcpvt_small.in1k', 'model.safetensors')]

@@ -30,7 +30,7 @@ EXTRAS = {
 # Not in these extras: the user is told what to install, or a plain version works without it.
 OPTIONAL = {
     'cpvt_pyramid/doctor.py': {'cv2', 'mmcv', 'numpy', 'torch', 'torchvision'},  # looks for them
-    'cpvt_pyramid/downloads.py': {'huggingface_hub'},
+    'cpvt_pyramid/checkpoints/downloads.py': {'huggingface_hub'},
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
     'cpvt_pyramid/hub.py': {'timm'},
     'cpvt_pyramid/mm/bands.py': {'rasterio'},
@@ -41,7 +41,7 @@ OPTIONAL = {
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
     'cpvt_pyramid/tooling/pages.py': {'matplotlib'},
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
-    'cpvt_pyramid/weights.py': {'safetensors'},
+    'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
     'tools/position_lab.py': {'experiments', 'timm', 'torchvision'},
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of

@@ -22,7 +22,7 @@ from transformers import (
 
 import cpvt_pyramid.timm_models  # noqa: F401 registers the backbones
 from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.batching import map_in_batches
+from cpvt_pyramid.padding.batching import map_in_batches
 
 ATTENTION = dict(encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, d_model=32)
 DETR = dict(ATTENTION, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)

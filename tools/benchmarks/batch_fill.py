@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout that is not installed
-from cpvt_pyramid.batching import WAITING, map_in_batches, padded_size  # noqa: E402
+from cpvt_pyramid.padding.batching import WAITING, map_in_batches, padded_size  # noqa: E402
 from cpvt_pyramid.tooling.command import UserError, imports_of, run_command  # noqa: E402
 from cpvt_pyramid.tooling.report import text_table  # noqa: E402
 

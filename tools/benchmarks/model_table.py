@@ -250,7 +250,7 @@ in configs (`type='DenseCPVT'`).
 {columns}
 CPVT, [2102.10882](https://arxiv.org/abs/2102.10882), section 5; DeiT,
 [2012.12877](https://arxiv.org/abs/2012.12877), as cited there. The paper's other variants and their
-results are in [`position.py`](../cpvt_pyramid/position.py), class `PEG`.
+results are in [`position/peg.py`](../cpvt_pyramid/position/peg.py), class `PEGConfig`.
 
 ## Recipes
 
@@ -324,8 +324,8 @@ def formats() -> Iterator[list[str]]:
     """For each checkpoint format, who uses it and which models it can hold."""
     import torch
 
-    from cpvt_pyramid import CPVT, PEG, CPVTPyramid
-    from cpvt_pyramid.weights import FORMATS, to_format
+    from cpvt_pyramid import CPVT, CPVTPyramid, PEGConfig
+    from cpvt_pyramid.checkpoints.formats import FORMATS, to_format
 
     owners = {
         'ours': 'the authors of Twins; timm (`twins_*`); this package',
@@ -342,7 +342,7 @@ def formats() -> Iterator[list[str]]:
             'SVT': CPVTPyramid('svt_small'),
             'PVT': CPVTPyramid('pvt_tiny'),
             'columnar with a learned table (DeiT)': CPVT('cpvt_tiny', position='learned'),
-            'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEG(after=range(6))),
+            'columnar with PEG (CPVT)': CPVT('cpvt_tiny', peg=PEGConfig(after=range(6))),
         }
     for key in ('ours', *FORMATS):
         fitting = []

@@ -134,11 +134,11 @@ def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
         from contestants import read_config
         from models import ports
 
+        from cpvt_pyramid.checkpoints.formats import to_format
         from cpvt_pyramid.runner.config.load import load_config
         from cpvt_pyramid.runner.inference.batched import ModelPredictor
         from cpvt_pyramid.runner.inference.prediction import dataset_meta
         from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
-        from cpvt_pyramid.weights import to_format
 
     if not (work / 'threshold').exists():
         cfg = read_config(config)

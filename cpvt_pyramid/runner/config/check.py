@@ -15,8 +15,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from ...checkpoints.loading import prepare_state_dict
 from ...tooling.command import UserError
-from ...weights import prepare_state_dict
 from ..models import FROM_SCRATCH, fetch_checkpoint
 from .load import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
 

@@ -12,9 +12,9 @@ from typing import Optional
 
 from mmengine.config import Config
 
+from ...checkpoints.reading import listed
 from ...tooling.command import UserError, as_called
 from ...tooling.files import make_folder, write_text
-from ...weights import listed
 from ..config.load import as_list, data_of, dataset_class, is_local, kind_of
 from ..distributed import of_first_process
 from .coco import check_coco, read_coco

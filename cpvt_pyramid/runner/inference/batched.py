@@ -20,7 +20,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from PIL import Image
 from torch import nn
 
-from ...batching import map_in_batches
+from ...padding.batching import map_in_batches
 from ...results.predictions import Kind, Prediction
 from ...runtime.images import size_of
 from ...tooling.command import UserError, one_line

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ...batching import map_in_batches
+from ...padding.batching import map_in_batches
 from ...results.predictions import Prediction
 from ...runtime.predictor import ExportedModel
 from .large_images import TileModel, hashed

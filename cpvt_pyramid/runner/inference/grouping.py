@@ -1,4 +1,4 @@
-"""Batches of mm's models in which no image is padded by another; see `batching.py`."""
+"""Batches of mm's models in which no image is padded by another; see `padding/batching.py`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 from mmengine.model import BaseTTAModel, ImgDataPreprocessor, is_model_wrapper
 from torch import Tensor, nn
 
-from ...batching import map_in_batches, padded_size
+from ...padding.batching import map_in_batches, padded_size
 
 
 def size_in_batch(model: nn.Module, image: Tensor) -> tuple[int, int]:

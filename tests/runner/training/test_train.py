@@ -76,7 +76,7 @@ def test_a_one_cycle_schedule_respects_layer_decay_and_auto_scale_lr(configs):
 def test_an_address_that_cannot_be_reached(setting, what, configs, monkeypatch, capsys):
     offline = mock.Mock(side_effect=URLError('no route'))
     monkeypatch.setattr('mmengine.runner.checkpoint.load_url', offline)
-    monkeypatch.setattr('cpvt_pyramid.downloads.urlopen', offline)
+    monkeypatch.setattr('cpvt_pyramid.checkpoints.downloads.urlopen', offline)
     options = [f'{setting}=https://a.invalid/b.pth']
     if setting != 'load_from':
         options.append(setting.replace('checkpoint', 'type=Pretrained'))

@@ -10,7 +10,7 @@ from models.ports import randomize
 from reference import same_maps
 from timm.layers import apply_rot_embed_cat
 
-from cpvt_pyramid import PEG, PosCNN
+from cpvt_pyramid import PEGConfig, PosCNN
 from cpvt_pyramid.position import FIRE, ALiBi, Grid, LookHere, RelativePosition, RoPE
 
 
@@ -134,10 +134,10 @@ def test_inside_attention_exports():
 
 
 def test_blocks_that_a_peg_follows():
-    assert PEG().indices(12, 12) == [0]
-    assert PEG(after='all').indices(3, 12) == [0, 1, 2]
-    assert PEG(after=range(6)).indices(3, 12) == [0, 1, 2]
-    assert PEG(after=[3, -1]).indices(12, 12) == [-1, 3]
+    assert PEGConfig().indices(12, 12) == [0]
+    assert PEGConfig(after='all').indices(3, 12) == [0, 1, 2]
+    assert PEGConfig(after=range(6)).indices(3, 12) == [0, 1, 2]
+    assert PEGConfig(after=[3, -1]).indices(12, 12) == [-1, 3]
     for after in (12, -2, (), (0, 12), 'some'):
         with pytest.raises(ValueError, match='from -1 to 11'):
-            PEG(after=after).indices(3, 12)
+            PEGConfig(after=after).indices(3, 12)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpvt_pyramid.batching import map_in_batches, padded_size
+from cpvt_pyramid.padding.batching import map_in_batches, padded_size
 
 Item = tuple[int, int]  # index and key
 

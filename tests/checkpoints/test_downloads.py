@@ -12,7 +12,7 @@ from safetensors.torch import save
 from support import load_tool
 
 from cpvt_pyramid import CPVTPyramid, load_weights
-from cpvt_pyramid.downloads import local_file
+from cpvt_pyramid.checkpoints.downloads import local_file
 
 pytest.importorskip('huggingface_hub')
 from hub_server import serve_hub  # noqa: E402

@@ -33,8 +33,10 @@ from support import assert_loaded, load
 from torch import nn
 
 from cpvt_pyramid import ARCHS, CPVT, ColumnarArch, CPVTPyramid, load_weights
+from cpvt_pyramid.checkpoints.fit import arch_of
+from cpvt_pyramid.checkpoints.formats import FORMATS, format_of, to_format, to_ours
+from cpvt_pyramid.checkpoints.reading import tensors_of
 from cpvt_pyramid.mm import CPVTPyramid as Backbone
-from cpvt_pyramid.weights import FORMATS, arch_of, format_of, tensors_of, to_format, to_ours
 
 HAS_SAFE_GLOBALS = hasattr(torch.serialization, 'safe_globals')
 TINY_COLUMN = ColumnarArch(dim=16, heads=2, depth=2, patch_size=4)

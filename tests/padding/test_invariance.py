@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cpvt_pyramid import CPVTPyramid
-from cpvt_pyramid.invariance import (
+from cpvt_pyramid.padding.invariance import (
     BATCH,
     IDENTICAL,
     ORDER,

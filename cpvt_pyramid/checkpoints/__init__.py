@@ -1,0 +1,12 @@
+"""Checkpoints: files of any known format, loaded into the models of this package.
+
+`downloads` finds a file by its name, `reading` reads it, `formats` converts it, `fit` compares it
+with a model, and `loading` loads it.
+"""
+
+from .downloads import local_file
+from .fit import LoadReport
+from .loading import LoadsCheckpoints, load_weights
+from .reading import read_checkpoint
+
+__all__ = ['LoadReport', 'LoadsCheckpoints', 'load_weights', 'local_file', 'read_checkpoint']

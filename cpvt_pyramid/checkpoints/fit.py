@@ -1,0 +1,169 @@
+"""Does a checkpoint fit a model? Both under our names."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..archs import ARCHS, COLUMNAR_ARCHS
+from .reading import listed
+from .rgb import FIRST_CONV
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# What tells one architecture from another; position, norms and the classifier are a choice.
+BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
+POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
+
+
+class LoadReport(NamedTuple):
+    """What happened to the tensors of a checkpoint, under the names of the model.
+
+    Examples:
+        >>> weights = CPVTPyramid('pcpvt_nano').state_dict() | {'head.bias': torch.zeros(10)}
+        >>> torch.save(weights, 'classifier.pth')
+        >>> report = load_weights(CPVTPyramid('pcpvt_nano'), 'classifier.pth')
+        >>> len(report.loaded), len(report.kept), report.ignored
+        (160, 0, ['head.bias'])
+    """
+
+    loaded: list[str]  # in both, with the same shape
+    kept: list[str]  # only in the model: these keep their values
+    unused: list[str]  # only in the checkpoint
+    mismatched: list[str]  # in both, with different shapes
+    inflated: str = ''  # how the first convolution was made from that of RGB, if it was
+    ignored: Sequence[str] = ()  # only in the checkpoint, and expected there, such as a classifier
+    choice: str = ''  # which of several wrappers in the checkpoint was taken, if there were several
+
+    @property
+    def misfit(self) -> Optional[str]:
+        """Why the checkpoint is not that of the whole model; None if it is."""
+        if self.kept:
+            return f'lacks: {listed(self.kept)}'
+        if self.unused:
+            return f'has more than the model: {listed(self.unused)}'
+        if self.mismatched:
+            return f'has other shapes: {listed(self.mismatched)}'
+        return None
+
+    def __str__(self) -> str:
+        total = len(self.loaded) + len(self.kept) + len(self.mismatched)
+        parts = [f'loaded {len(self.loaded)} of {total} tensors']
+        for what, names in (('missing', self.kept), ('unused', [*self.unused, *self.ignored])):
+            parts.append(f'{len(names)} {what}' + (f' ({listed(names)})' if names else ''))
+        remarks = [remark for remark in (self.inflated, self.choice) if remark]
+        return '; '.join([', '.join(parts), *remarks])
+
+
+def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LoadReport:
+    """Compare a model's state dict with a checkpoint under the same names."""
+    shared = [name for name in ours if name in theirs]
+    return LoadReport(
+        loaded=[name for name in shared if theirs[name].shape == ours[name].shape],
+        kept=[name for name in ours if name not in theirs],
+        unused=[name for name in theirs if name not in ours],
+        mismatched=[name for name in shared if theirs[name].shape != ours[name].shape],
+    )
+
+
+def objection_to(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
+) -> Optional[str]:
+    """Why a checkpoint does not fit the model, and what to do; None if it fits."""
+    if any(a != b for a, b in zip(shape_of(ours), shape_of(theirs))):
+        return (
+            f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '
+            f'{describe_arch(ours)}. Set its arch, or load another file'
+        )
+    for name in report.mismatched:
+        there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
+        advice = ''
+        if FIRST_CONV.match(name) and there[2:] == here[2:]:
+            advice = f'. in_channels={there[1]} fits the checkpoint'
+            if there[1] == 3:
+                advice += f"; or set rgb_weights='mean' to make it fit {here[1]} channels"
+        if name.endswith('.table'):
+            advice = (
+                '. Build the model with the pretrain_img_size of the checkpoint (img_size in '
+                'timm): at any other size of image the table is interpolated'
+            )
+        return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
+    # No position at all is a choice; a part of it is a damaged file.
+    held = {name.split('.')[0] for name in filter(POSITION.match, theirs)}
+    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in held]
+    if lacking:
+        return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
+    if besides := list(filter(BODY.match, report.unused)):
+        return f'the checkpoint is of another architecture: the model has no {listed(besides)}'
+    for name in report.loaded:
+        if defect := defect_of(theirs[name], ours[name]):
+            return f'the checkpoint is damaged: {name} {defect}'
+    for name in report.loaded:
+        if overflows(theirs[name], ours[name].dtype):
+            return (
+                f'{name} has values up to {theirs[name].abs().max():.3g}, which are infinite in '
+                f"the model's dtype, {ours[name].dtype}"
+            )
+    return None
+
+
+def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
+    """Why a tensor of the right shape cannot be loaded; None if it can."""
+    if type(value) not in (Tensor, nn.Parameter):  # sharded or fake: not ours to judge
+        return None
+    if value.dtype not in DTYPES:
+        return f'has the dtype {value.dtype}; one of {", ".join(map(str, DTYPES))} loads'
+    if value.is_meta:
+        return None if ours.is_meta else 'is on the meta device and has no values'
+    return None if value.isfinite().all() else 'has values that are not finite'
+
+
+def overflows(value: Tensor, dtype: torch.dtype) -> bool:
+    """True if a tensor, finite itself, is not finite in another dtype."""
+    if type(value) not in (Tensor, nn.Parameter) or value.is_meta:
+        return False
+    if torch.finfo(value.dtype).max <= torch.finfo(dtype).max:
+        return False
+    return not value.to(dtype).isfinite().all()
+
+
+def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, ...]]:
+    """The channels and blocks of each stage of a pyramid's tensors under our names."""
+    stages: list[tuple[int, ...]] = []
+    while (patches := f'patch_embeds.{len(stages)}.proj.weight') in tensors:
+        stage = f'blocks.{len(stages)}.'
+        blocks = {name.split('.')[2] for name in tensors if name.startswith(stage)}
+        stages.append((*tensors[patches].shape[:1], len(blocks)))
+    return stages
+
+
+def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
+    """The key in `ARCHS` or `COLUMNAR_ARCHS` of the model with these tensors, or None."""
+    if 'patch_embed.proj.weight' in tensors:
+        dim = tensors['patch_embed.proj.weight'].shape[:1].numel()
+        depth = len({name.split('.')[1] for name in tensors if name.startswith('blocks.')})
+        for name, column in COLUMNAR_ARCHS.items():
+            if (column.dim, column.depth) == (dim, depth):
+                return name
+        return None
+    shape = shape_of(tensors)
+    if not shape:
+        return None
+    fitting = [
+        name
+        for name, arch in ARCHS.items()
+        if list(zip(arch.dims, arch.depths))[: len(shape)] == shape
+    ]
+    position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'
+    for name in fitting:
+        if ARCHS[name].position == position:
+            return name
+    return fitting[0] if fitting else None
+
+
+def describe_arch(tensors: dict[str, Tensor]) -> str:
+    """The name of an architecture, or its numbers if it has none."""
+    dims = tuple(stage[0] for stage in shape_of(tensors))
+    depths = tuple(stage[-1] for stage in shape_of(tensors))
+    return arch_of(tensors) or f'of dims {dims} and depths {depths}'

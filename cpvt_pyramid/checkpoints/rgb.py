@@ -1,0 +1,64 @@
+"""Weights for RGB in a model of other channels: the first convolution is made to fit."""
+
+import re
+from collections.abc import Sequence
+from typing import Union
+
+import torch
+from torch import Tensor
+
+FIRST_CONV = re.compile(r'patch_embed(s\.0)?\.proj\.weight$')
+RGB = ('red', 'green', 'blue')
+
+
+def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels: int) -> None:
+    """Raise a ValueError unless weights for RGB can be made to fit `in_channels` in this way."""
+    if rgb_weights is None:
+        return
+    if isinstance(rgb_weights, str):
+        is_known = rgb_weights in ('mean', 'repeat')
+    else:
+        names = set(rgb_weights)
+        is_known = len(rgb_weights) == len(names) == in_channels and not names.isdisjoint(RGB)
+    if in_channels == 3 or not is_known:
+        raise ValueError(
+            f"rgb_weights needs in_channels other than 3, and must be 'mean', 'repeat' or the "
+            f'different names of the bands, some of them {", ".join(RGB)}; got {rgb_weights!r} for '
+            f'{in_channels} channels'
+        )
+
+
+def inflated(
+    theirs: dict[str, Tensor], ours: dict[str, Tensor], rgb_weights: Union[str, Sequence[str], None]
+) -> tuple[dict[str, Tensor], str]:
+    """A checkpoint whose first convolution, of RGB, is made to fit a model's channels.
+
+    Filters are scaled by 3 / channels, which keeps the scale of the features: with 'mean', those of
+    an image with equal bands are what the RGB model computes for a grey image.
+
+    Args:
+        theirs: the checkpoint.
+        ours: the model's tensors.
+        rgb_weights: the filter of each channel. 'mean': the mean of red's, green's and blue's.
+            'repeat': red's, green's, blue's, red's and so on. Names of the bands, such as ('blue',
+            'green', 'red', 'nir'): their own for red, green and blue, the mean for others. None:
+            the checkpoint is not changed.
+
+    Returns:
+        The checkpoint, and a line that says what was done, or ''.
+    """
+    name = next((name for name in ours if FIRST_CONV.match(name)), '')
+    weight = theirs.get(name)
+    if rgb_weights is None or weight is None or weight.dim() != 4 or weight.shape[1] != 3:
+        return theirs, ''
+    channels = ours[name].shape[1]
+    bands = list(rgb_weights)
+    if rgb_weights == 'mean':
+        bands = ['mean'] * channels
+    elif rgb_weights == 'repeat':
+        bands = [RGB[i % 3] for i in range(channels)]
+    filters = dict(zip(RGB, weight.unbind(1)))
+    mean = weight.mean(1)
+    made = torch.stack([filters.get(band, mean) for band in bands], dim=1) * (3 / channels)
+    how = ', '.join(band if band in RGB else 'their mean' for band in bands)
+    return theirs | {name: made}, f'{name} made for {channels} channels from RGB: {how}'

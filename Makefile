@@ -97,12 +97,13 @@ lint: packages  ## check the style, the spelling and the types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	git ls-files -z | xargs -0 .venv/bin/codespell
+	git ls-files -z '*.sh' .ci/run | xargs -0 .venv/bin/shellcheck
 	.venv/bin/mypy --cache-dir build/mypy
 
 table: setup  ## update the README's table of models and docs/models.md
 	$(PY) tools/benchmarks/model_table.py --write
 
-lock: packages  ## update the pinned versions of requirements/requirements.in
+lock: packages  ## update the pinned versions in requirements/requirements.txt
 	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \
 	  --custom-compile-command 'make lock' --override requirements/overrides.txt \
-	  requirements/requirements.in --output-file requirements/requirements.txt
+	  --group all --output-file requirements/requirements.txt

@@ -1,4 +1,4 @@
-"""What each part of the package imports is in the extras of pyproject.toml that its users install."""
+"""What each part of the package imports is in the extras that its users install."""
 
 import ast
 import re

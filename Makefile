@@ -18,7 +18,7 @@ packages:
 
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
-	$(PY) tools/demo/sample_dataset.py
+	$(PY) -m cpvt_pyramid demo-data
 	$(PY) tools/train.py $(1) --work-dir $(2) --resume
 	$(PY) tools/test.py $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2) --out $(2)/results.pkl --show-dir $(2)/pictures
 	$(PY) tools/analyse.py $(1) $(2)/results.pkl --out $(2)/analysis.html
@@ -32,7 +32,7 @@ demo-seg: demo  ## the same for a segmentor with the detector's backbone
 	$(call run_demo,$(SEGMENTATION),work_dirs/demo-seg)
 
 lab: packages  ## test the papers' claims about position on small models, in half an hour on 2 cores
-	$(PY) tools/position_lab.py encodings placement resolution
+	$(PY) -m experiments.position encodings placement resolution
 
 test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
@@ -69,16 +69,16 @@ fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
 gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md
-	$(PY) tools/benchmarks/report.py --device cuda
+	$(PY) -m benchmarks.report --device cuda
 
 cpu-report: setup  ## measure on an idle CPU; writes work_dirs/cpu-report/report.md
-	$(PY) tools/benchmarks/report.py --device cpu
+	$(PY) -m benchmarks.report --device cpu
 
 test-timm: packages  ## run timm's own tests of models over ours
 	OMP_NUM_THREADS=1 $(PY) tests/timm_contract.py -n 2
 
 drift-table: setup  ## measure batch drift again and write docs/batch_drift.md
-	OMP_NUM_THREADS=1 $(PY) tools/benchmarks/family_drift.py --write
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.family_drift --write
 
 docs: packages  ## build the documentation in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
@@ -101,7 +101,7 @@ lint: packages  ## check the style, the spelling and the types
 	.venv/bin/mypy --cache-dir build/mypy
 
 table: setup  ## update the README's table of models and docs/models.md
-	$(PY) tools/benchmarks/model_table.py --write
+	$(PY) -m benchmarks.model_table --write
 
 lock: packages  ## update the pinned versions in requirements/requirements.txt
 	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \

@@ -9,9 +9,6 @@ from setuptools.command.build_py import build_py
 here = Path(__file__).parent
 
 
-OF_THE_CHECKOUT = ('benchmarks', 'demo', 'position_lab.py', 'setup_env.sh')  # in tools/
-
-
 class BuildWithConfigs(build_py):
     """Puts the configs and tools into the package as well, in the folder where mim looks."""
 
@@ -24,8 +21,7 @@ class BuildWithConfigs(build_py):
         super().run()
         target = package / '.mim'
         for folder in ('configs', 'tools'):
-            unneeded = OF_THE_CHECKOUT if folder == 'tools' else ()
-            ignored = shutil.ignore_patterns('__pycache__', *unneeded)
+            ignored = shutil.ignore_patterns('__pycache__', 'setup_env.sh')
             shutil.copytree(here / folder, target / folder, ignore=ignored)
         shutil.copy(here / 'model-index.yml', target)
 

@@ -23,6 +23,7 @@ from . import __version__
 PACKAGE = Path(__file__).parent
 MODULES = {  # in the package
     'app': 'app',
+    'demo-data': 'cli.demo_data',
     'doctor': 'doctor',
     'run': 'runtime.__main__',
     'verify': 'runtime.verify',

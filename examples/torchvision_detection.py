@@ -1,7 +1,7 @@
 """Train a RetinaNet on a folder in COCO's layout with torchvision, without mm, and evaluate it.
 
     pip install '.[torchvision]' pycocotools scikit-image scikit-learn
-    python tools/demo/sample_dataset.py
+    cpvt demo-data
     python examples/torchvision_detection.py
 
 Sizes and schedule are those of configs/demo/retinanet_cpvt_nano.py. For photographs take

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import older_torch
 import pytest
 import torch
-from support import ROOT, clear_global_instances, load_tool
+from support import ROOT, clear_global_instances
 
 IN_EMPTY_FOLDERS = {'results', 'runner', 'runtime', 'tooling'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
@@ -75,8 +75,10 @@ def _no_global_instances() -> Iterator[None]:
 @pytest.fixture(scope='session')
 def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small sample data set in both layouts: 8 training and 4 validation images."""
+    from cpvt_pyramid.demo.digits import make_dataset
+
     root = tmp_path_factory.mktemp('data') / 'sample'
-    load_tool('demo/sample_dataset').sample_dataset(root=str(root), train=8, val=4)
+    make_dataset(root, train=8, val=4)
     return root
 
 
@@ -108,3 +110,18 @@ def untrained(
         torch.save({'state_dict': model.state_dict()}, folder / f'{name}.pth')
         commands[name] = [str(configs[name]), str(folder / f'{name}.pth')]
     return commands
+
+
+@pytest.fixture
+def fcn(tmp_path: Path) -> Path:
+    """A config without our backbone, fcn.py in the test's folder."""
+    path = tmp_path / 'fcn.py'
+    path.write_text("""
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    backbone=dict(type='ResNetV1c', depth=50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
+    decode_head=dict(type='FCNHead', in_channels=2048, in_index=3, channels=8, num_classes=3),
+    test_cfg=dict(mode='whole'))
+""")
+    return path

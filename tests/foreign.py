@@ -1,10 +1,10 @@
 """Small random models of other packages, from the builders in models/ports.py."""
 
 import torch
-from models import ports
-from models.ports import randomize, with_eps
 from torch import nn
 
+from benchmarks.models import ports
+from benchmarks.models.ports import randomize, with_eps
 from cpvt_pyramid import ARCHS, Arch
 
 _TINY = dict(dims=(8, 16, 32, 64), heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(2, 1, 1, 2))

@@ -4,10 +4,10 @@ import copy
 from collections.abc import Callable
 
 import torch
-from models.ports import randomize
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVT, CPVTPyramid
 
 DEVICE = 'cuda'

@@ -162,7 +162,7 @@ def opaque_when_compiled(like: Callable[..., Tensor]) -> Callable[..., Callable[
     `torch.ops.cpvt_pyramid.<its name>`.
 
     With dynamic shapes the compiler's own kernels for these functions are slower than the functions
-    (tools/benchmarks/notes.md). In training, on other devices or dtypes, and in exports, the
+    (benchmarks/notes.md). In training, on other devices or dtypes, and in exports, the
     functions are traced through. `like(*arguments)` is an empty tensor shaped as the result.
     """
 

@@ -2,7 +2,7 @@
 
 PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
 the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on AMD
-processors its products are 1.1 (Zen 4) to 2 times as fast (tools/benchmarks/notes.md). bfloat16
+processors its products are 1.1 (Zen 4) to 2 times as fast (benchmarks/notes.md). bfloat16
 products are oneDNN's in PyTorch, too, and get their GELU in the same pass. On other devices and
 dtypes the products are PyTorch's own. The gradients are ours everywhere, because they save less
 than autograd does.

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Optional
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / 'tests'))  # the foreign models
-from cpvt_pyramid.tooling.command import UserError, prepare_for_torch, run_command  # noqa: E402
-from cpvt_pyramid.tooling.threads import usable_cores  # noqa: E402
+from cpvt_pyramid.tooling.command import UserError, prepare_for_torch, run_command
+from cpvt_pyramid.tooling.threads import usable_cores
 
-from .settings import ARMS, METRICS, PRESETS, TUNED, Preset, RunSettings  # noqa: E402
+from .settings import ARMS, METRICS, PRESETS, TUNED, Preset, RunSettings
 
 prepare_for_torch()  # before torch is imported
 

@@ -20,7 +20,6 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.structures import InstanceData, PixelData
 from mmseg.registry import MODELS as SEGMENTATION
-from models import ports
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from scipy.optimize import linear_sum_assignment
@@ -28,12 +27,13 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
+from benchmarks.models import ports
 from cpvt_pyramid import ARCHS
+from cpvt_pyramid.demo import digits
 from cpvt_pyramid.mm import CPVTPyramid
 from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
 from cpvt_pyramid.tooling.files import atomic_write, write_text
 from experiments.position.runs import digest, failure_of, mean_iou, one_thread, optimize, versions
-from tools.demo import sample_dataset as digits
 
 from .settings import BATCHES, CHANGES, PADDING, RunSettings
 

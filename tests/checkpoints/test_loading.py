@@ -25,13 +25,13 @@ from foreign import (
 from mmdet.models.backbones.pvt import pvt_convert
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
-from models.ports import randomize
 from mutations import BAD, NAMES
 from reference import same_maps
 from safetensors.torch import save_file
 from support import assert_loaded, load
 from torch import nn
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, ColumnarArch, CPVTPyramid, load_weights
 from cpvt_pyramid.checkpoints.fit import arch_of
 from cpvt_pyramid.checkpoints.formats import FORMATS, format_of, to_format, to_ours

@@ -24,11 +24,11 @@ from models.ours import (
     slow_outputs,
     svt,
 )
-from models.ports import randomize
 from reference import TINY_SVT, padded, same_maps
 from support import assert_loaded
 from torch import Tensor, nn
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, DenseCPVT, PEGConfig, PosCNN, ops
 from cpvt_pyramid.layers import Block
 

@@ -3,10 +3,10 @@ bakes "no pad" in, and other sizes come out in the wrong shape without an error.
 
 import pytest
 import torch
-from models.ports import randomize
 from reference import same_maps
 from support import PINNED_TORCH
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import Arch, CPVTPyramid, DenseCPVT
 from cpvt_pyramid.archs import ColumnarArch
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from models.ports import randomize
 from reference import kept
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
 from cpvt_pyramid.position import Grid, attention_position

@@ -6,10 +6,10 @@ import pytest
 import timm
 import torch
 from models.ours import SHALLOW, shallow
-from models.ports import randomize
 from reference import TINY_SVT, reference_maps, same_maps
 from support import run
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVTPyramid
 from cpvt_pyramid.position import Grid
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / 'cpvt_pyramid'
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / 'cpvt_pyramid'
 FILES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob('*.py'))}
 # From the bottom to the top: a file imports from its own layer and those below it.
-LAYERS = ('ops', '', 'tooling', 'results', 'runtime', 'mm', 'export', 'runner', 'app')
+LAYERS = (
+    'ops', '', 'tooling', 'demo', 'results', 'runtime', 'mm', 'export', 'runner', 'app', 'cli',
+)  # fmt: skip
 
 
 def layer(path: Path) -> str:
@@ -54,6 +57,27 @@ def test_imports_do_not_point_upwards(path):
     above = [str(target.relative_to(PACKAGE)) for target in imported(path)
              if layer(target) not in allowed]  # fmt: skip
     assert not above
+
+
+# The package and the rooms around it, from the bottom to the top.
+ROOMS = ('cpvt_pyramid', 'benchmarks', 'experiments', 'tests', 'tools')
+
+
+@pytest.mark.parametrize('room', ROOMS[:3])
+def test_rooms_import_only_those_below(room):
+    """The experiments use the models of the benchmarks; no room finds modules of tests/ by name."""
+    below = ROOMS[: ROOMS.index(room) + 1]
+    tests = {path.stem for path in (ROOT / 'tests').iterdir()} - {'benchmarks', 'experiments'}
+    for path in sorted((ROOT / room).rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            for name in names:
+                first = name.partition('.')[0]
+                assert first in below or first not in (*ROOMS, *tests), f'{path} imports {name}'
 
 
 def test_exported_models_need_neither_torch_nor_mm():

@@ -11,7 +11,6 @@ import torch
 from foreign import TINY, classifier_of_mmpretrain, with_eps
 from mmengine.registry import MODELS
 from models.ours import SHALLOW, outputs, shallow
-from models.ports import randomize
 from PIL import Image
 from reference import (
     block,
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import cpvt_pyramid.mm  # noqa: F401 registers the backbone
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ARCHS, CPVT, Arch, CPVTPyramid, load_weights
 from cpvt_pyramid import timm_models as ours
 from cpvt_pyramid.checkpoints.formats import to_format

@@ -6,8 +6,8 @@ import pytest
 import torch
 from gpu import DEVICE, VARIANTS, assert_near, assert_never_waits, twins
 from models.ours import BACKBONES, VALID, images, maps_and_gradients, outputs
-from models.ports import randomize
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import WindowAttention, set_checkpointing
 from cpvt_pyramid.ops import attention
@@ -48,7 +48,7 @@ def channels_last(x):
 
 
 def compiled(model):
-    """With fixed sizes; dynamic ones fail in torch 2.13 (tools/benchmarks/notes.md)."""
+    """With fixed sizes; dynamic ones fail in torch 2.13 (benchmarks/notes.md)."""
     torch._dynamo.reset()
     return torch.compile(model, dynamic=False)
 

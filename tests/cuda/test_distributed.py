@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from gpu import assert_near
 from models.ours import BACKBONES, VALID, images
-from models.ports import randomize
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.models.ports import randomize
 
 
 class WithNorm(nn.Module):

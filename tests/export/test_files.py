@@ -12,10 +12,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from models.ports import randomize
 from support import ROOT
 from torch import Tensor
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.archs import Arch
 from cpvt_pyramid.export import verification

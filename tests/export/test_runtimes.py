@@ -7,7 +7,6 @@ from typing import Any, Optional
 import numpy as np
 import onnx
 import pytest
-from models.ports import randomize
 from models.small import (
     dino,
     mask2former_detector,
@@ -19,6 +18,7 @@ from models.small import (
 )
 from torch import Tensor, nn
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.about import Settings, metadata
 from cpvt_pyramid.export.files import CPU, add_metadata, finish, with_all_stages

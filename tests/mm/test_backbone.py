@@ -12,12 +12,12 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import load_checkpoint, turn_on_activation_checkpointing
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmseg.registry import MODELS as MMSEG
-from models.ports import randomize
 from reference import same_maps
 from safetensors.torch import save_file
 from support import assert_loaded, run
 
 import cpvt_pyramid
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import mm
 from cpvt_pyramid.mm import CPVTPyramid, backbone
 from cpvt_pyramid.mm.amp import bfloat16

@@ -8,13 +8,13 @@ import torch
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from models import families
-from models.families import FAMILIES
-from models.ports import randomize
-from models.samples import random_data
 from reference import padded
 from torch import Tensor, nn
 
+from benchmarks.models import families
+from benchmarks.models.families import FAMILIES
+from benchmarks.models.ports import randomize
+from benchmarks.models.samples import random_data
 from cpvt_pyramid.mm.valid_region import with_validity
 
 SIZES = [(50, 70), (97, 41), (64, 96)]

@@ -11,9 +11,9 @@ import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
-from models.samples import random_data
 from support import ROOT
 
+from benchmarks.models.samples import random_data
 from cpvt_pyramid import ARCHS
 
 MM, COMING_FROM = ((ROOT / f'docs/{name}.md').read_text() for name in ('mm', 'coming_from'))

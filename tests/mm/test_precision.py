@@ -17,13 +17,13 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from models.families import FAMILIES, batch, build, shrink
-from models.ports import randomize
-from models.samples import random_data
 from support import CONFIGS, ORIGINAL_MM, ROOT, load_tool
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from benchmarks.models.families import FAMILIES, batch, build, shrink
+from benchmarks.models.ports import randomize
+from benchmarks.models.samples import random_data
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
 

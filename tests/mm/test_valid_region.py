@@ -11,9 +11,10 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmseg.structures import SegDataSample
-from models.ports import randomize
-from models.samples import annotated, random_images
 from support import ROOT
+
+from benchmarks.models.ports import randomize
+from benchmarks.models.samples import annotated, random_images
 
 CONFIGS = ROOT / 'configs'
 DEMOS = ['demo/retinanet_cpvt_nano.py', 'demo/semantic_fpn_cpvt_nano.py']

@@ -1,1 +1,1 @@
-"""Models of other libraries, for the tests and the benchmarks."""
+"""Small models of ours, for the tests."""

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models.ports import randomize
 from reference import kept
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import WindowAttention
 from cpvt_pyramid.ops import attention, dispatch

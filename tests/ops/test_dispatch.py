@@ -7,10 +7,10 @@ from unittest import mock
 
 import pytest
 import torch
-from models.ports import randomize
 from reference import TINY_SVT, same_maps
 
 import cpvt_pyramid
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid, ops
 from cpvt_pyramid.ops import dispatch
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models.ports import randomize
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
 from cpvt_pyramid.ops import winograd
 from cpvt_pyramid.ops.winograd import FEWEST_CHANNELS as C

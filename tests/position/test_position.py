@@ -6,10 +6,10 @@ import pytest
 import timm.layers
 import torch
 import torch.nn.functional as F
-from models.ports import randomize
 from reference import same_maps
 from timm.layers import apply_rot_embed_cat
 
+from benchmarks.models.ports import randomize
 from cpvt_pyramid import PEGConfig, PosCNN
 from cpvt_pyramid.position import FIRE, ALiBi, Grid, LookHere, RelativePosition, RoPE
 

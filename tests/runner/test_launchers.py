@@ -165,10 +165,9 @@ def test_signals_are_passed_on(configs):
     assert Path('checkpoint0').exists() and Path('checkpoint1').exists()
 
 
-@pytest.mark.parametrize('command', ['train.py mine.py', 'demo/sample_dataset.py'])
-def test_outside_of_the_environment(command):
+def test_outside_of_the_environment():
     """-S leaves out site-packages."""
-    ended = run(sys.executable, '-S', *f'{TOOLS}/{command}'.split())
+    ended = run(sys.executable, '-S', TOOLS / 'train.py', 'mine.py')
     assert ended.returncode == 2 and ended.stderr.count('\n') == 1
     assert 'is not installed for' in ended.stderr
     assert f'run this tool with {ROOT}/.venv/bin/python' in ended.stderr

@@ -36,7 +36,6 @@ TOOLS = {
     'train': 'argparse',
     'test': 'argparse',
     'infer': 'argparse',
-    'demo/sample_dataset': 'skimage',
 }
 
 

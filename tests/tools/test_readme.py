@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from support import ROOT, load_tool, pyproject
 
+from benchmarks import model_table
 from cpvt_pyramid import app
 from cpvt_pyramid.runtime import __main__ as runtime
 from cpvt_pyramid.tooling.command import parser_of
@@ -63,8 +64,8 @@ def test_other_libraries():
 def test_every_command_is_tested():
     known = ('git clone ', 'make ', 'python tools/', 'tools/dist_train.sh ',
              'python -m cpvt_pyramid.doctor', 'python -m cpvt_pyramid.runtime ',
-             'python -m cpvt_pyramid.app ',
-             'tools/benchmarks/model_table.py', "pip install '.[", 'pip install .')  # fmt: skip
+             'python -m cpvt_pyramid.app ', 'python -m experiments.', 'python -m benchmarks.',
+             'benchmarks/model_table.py', "pip install '.[", 'pip install .')  # fmt: skip
     assert len(commands()) >= 10 and len(sum(PAGES.values(), [])) >= 10
     assert [c for c in commands() if not c.startswith(known)] == []
 
@@ -136,7 +137,6 @@ def test_exported_models(tmp_path, monkeypatch):
 
 
 def test_tables_of_models_are_current():
-    model_table = load_tool('benchmarks/model_table')
     assert model_table.with_table(README) == README
     assert model_table.models_page() == (ROOT / 'docs/models.md').read_text()
     assert model_table.metafile() == (ROOT / 'configs/metafile.yml').read_text()

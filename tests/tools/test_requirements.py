@@ -10,6 +10,7 @@ from support import ROOT, pyproject
 # The extras for each part of the package, by the beginning of its path. The first one counts.
 EXTRAS = {
     'cpvt_pyramid/app.py': ['app'],
+    'cpvt_pyramid/demo/': ['demo'],
     'cpvt_pyramid/doctor.py': [],
     'cpvt_pyramid/export/': ['export'],
     'cpvt_pyramid/hub.py': ['hub'],
@@ -42,7 +43,6 @@ OPTIONAL = {
     'cpvt_pyramid/tooling/pages.py': {'matplotlib'},
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
     'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
-    'tools/position_lab.py': {'experiments', 'timm', 'torchvision'},
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.

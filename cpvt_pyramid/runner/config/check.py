@@ -20,13 +20,6 @@ from ...tooling.command import UserError
 from ..models import FROM_SCRATCH, fetch_checkpoint
 from .load import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
 
-# How to point a config at data elsewhere, or how to make them, by the end of data_root.
-ADVICE = {
-    'data/coco': 'If it is elsewhere: COCO_ROOT=/path/to/coco',
-    'data/ade/ADEChallengeData2016': 'If it is elsewhere: ADE_ROOT=/path/to/ADEChallengeData2016',
-    'sample/coco': 'Create it with: python tools/demo/sample_dataset.py',
-    'sample/ade/ADEChallengeData2016': 'Create it with: python tools/demo/sample_dataset.py',
-}
 # The samplers of mmengine and mmdet that never end.
 ENDLESS = 'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'
 
@@ -59,18 +52,29 @@ def check_data(cfg: Config, *splits: str) -> None:
                 layout = dict.fromkeys(
                     other for s in SPLITS for folder, other in named_paths(cfg, s) if folder == root
                 )
-                advice = [
-                    text for end, text in ADVICE.items() if Path(root).as_posix().endswith(end)
-                ]
                 raise UserError(
                     f'no {split} data at {abspath(Path(root, name))}. Expected in {abspath(root)}: '
-                    + '. '.join([', '.join(layout), *advice])
+                    + ', '.join(layout)
+                    + advice_for(Path(abspath(root)).as_posix())
                 )
     for split in splits:
         for metric in as_list(cfg.get(f'{split}_evaluator')):
             path = metric.get('ann_file')
             if path and is_local(path) and not Path(path).exists():
                 raise UserError(f'no annotations at {abspath(path)}, which {kind_of(metric)} reads')
+
+
+def advice_for(root: str) -> str:
+    """How to point a shipped config at data elsewhere, or how to create them."""
+    if root.endswith('data/coco'):
+        return '. If it is elsewhere: COCO_ROOT=/path/to/coco'
+    if root.endswith('data/ade/ADEChallengeData2016'):
+        return '. If it is elsewhere: ADE_ROOT=/path/to/ADEChallengeData2016'
+    for layout in ('coco', 'ade/ADEChallengeData2016'):
+        folder = root.removesuffix(f'/{layout}')
+        if folder != root and folder.endswith('/sample'):
+            return f'. Create it with: cpvt demo-data --root {folder}'
+    return ''
 
 
 def named_paths(cfg: Config, split: str) -> Iterator[tuple[str, str]]:

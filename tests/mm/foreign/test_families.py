@@ -1,6 +1,6 @@
 """The contract that detectors and segmentors with our backbone pass, whatever their neck and head.
 
-They are the configs of the mm packages, see tests/models/families.py. `make test` tries some,
+They are the configs of the mm packages, see benchmarks/models/families.py. `make test` tries some,
 `make test-foreign` all.
 """
 
@@ -10,7 +10,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from models.families import (
+from support import ORIGINAL_MM
+
+from benchmarks import family_drift
+from benchmarks.models.families import (
     DETECTORS,
     FAMILIES,
     SEGMENTORS,
@@ -22,9 +25,6 @@ from models.families import (
     made_contiguous,
     outputs,
 )
-from support import ORIGINAL_MM, load_tool
-
-family_drift = load_tool('benchmarks/family_drift')
 
 # One of each kind of neck and head, and quick.
 QUICK = (

@@ -1,8 +1,8 @@
 """Batches in which no image is padded by another: an image's results are those that it has alone.
 
 Results are compared with a tolerance for rounding, because a matrix product of a batch is rounded
-otherwise than one of an image. Families are those of tests/models/families.py that drift in padded
-batches.
+otherwise than one of an image. Families are those of benchmarks/models/families.py that
+drift in padded batches.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ import torch
 from mmengine.config import Config
 from mmengine.model import BaseDataPreprocessor, BaseTTAModel
 from mmengine.registry import MODEL_WRAPPERS
-from models.families import CLASSES, FAMILIES, build
-from models.samples import random_data
 from models.small import retinanet
 from support import photograph
 from torch import nn
 
+from benchmarks.models.families import CLASSES, FAMILIES, build
+from benchmarks.models.samples import random_data
 from cpvt_pyramid.results.predictions import Detections, Prediction
 from cpvt_pyramid.runner.inference import batched
 from cpvt_pyramid.runner.inference.batched import ModelPredictor

@@ -1,0 +1,1 @@
+"""The commands: signatures and docstrings, nothing else."""

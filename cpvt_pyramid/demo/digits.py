@@ -1,0 +1,404 @@
+"""A small data set for detection and segmentation from images in Python packages.
+
+    from cpvt_pyramid.demo.digits import make_dataset
+    make_dataset('data/sample', train=1200, val=100)    # as cpvt demo-data
+
+Handwritten digits (scans from scikit-learn) are enlarged, colored and blended into crops of
+photographs (from scikit-image, public domain or CC0). Boxes, instance masks and semantic maps are
+exact, because we know what we painted. The images are written in two layouts:
+
+    ROOT/coco/annotations/instances_{train,val}2017.json, ROOT/coco/{train,val}2017/*.jpg
+    ROOT/ade/ADEChallengeData2016/{images,annotations}/{training,validation}/*, objectInfo150.txt
+    ROOT/SOURCES.md     the sources, their authors and licences
+    ROOT/sample.json    the arguments
+
+COCO categories 1 to 10 are zero to nine. A pixel of the semantic maps is 1 (background) or 2 to 11
+(zero to nine); 0, unlabelled in ADE20K, does not occur, so `reduce_zero_label=True` gives 11
+classes. Training and validation share no scan and no photograph. The same arguments give the same
+files, and a smaller set is the beginning of a larger one with the same seed.
+"""
+
+import colorsys
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Optional, Union
+
+import numpy as np
+import skimage.data
+from PIL import Image
+from pycocotools import mask as coco_mask
+from skimage.color import rgb2lab
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+from ..tooling.command import UserError
+from ..tooling.files import make_folder
+
+load_digits = cache(load_digits)
+NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+SPLITS = ('train', 'val')
+ADE_SPLITS = {'train': 'training', 'val': 'validation'}
+BACKGROUND = 1  # in the semantic maps; digit d is BACKGROUND + 1 + d
+
+SHORT_SIDE = (128, 224)  # pixels
+LONG_SIDE = 320  # pixels at most
+ASPECT_RATIO = 1.9  # long side over short side at most
+CROP = (0.5, 1.0)  # of the largest crop of that shape which the photograph holds
+DIGITS = (1, 6)  # in an image
+DIGIT_HEIGHT = (28, 96)  # pixels
+DIGIT_STRETCH = 1.15  # width over height, at most and (inverted) at least
+DIGIT_ANGLE = 12  # degrees to either side
+OPACITY = (0.88, 1.0)
+TOUCHING = 0.25  # share of the digits that overlap an earlier one
+HIDDEN = (0.05, 0.5)  # share of an instance that an overlap may hide
+CONTRAST = 50  # distance in CIELAB, with half weight on color, of a digit from its background
+VAL_SCANS = 0.2
+JPEG_QUALITY = 92
+ADE = 'ade/ADEChallengeData2016'
+MARKER = 'sample.json'
+FORMAT = 2  # increased when the same arguments give other files
+
+Window = tuple[slice, slice]  # rows and columns of an image
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A photograph in skimage.data, described as in scikit-image's documentation."""
+
+    split: str
+    title: str
+    author: str
+    licence: str
+
+
+PHOTOGRAPHS = {
+    'astronaut': Photograph('train', 'Eileen Collins', 'NASA', 'public domain'),
+    'coffee': Photograph(
+        'train', 'Coffee cup, courtesy of Pikolo Espresso Bar', 'Rachel Michetti', 'CC0 1.0'
+    ),
+    'rocket': Photograph('train', 'Launch of DSCOVR on Falcon 9', 'SpaceX', 'public domain'),
+    'chelsea': Photograph('val', 'Chelsea the cat', 'Stefan van der Walt', 'CC0 1.0'),
+    'retina': Photograph(
+        'val', 'Fundus photograph of a normal left eye', 'Mikael Häggström', 'CC0 1.0'
+    ),
+}
+
+
+@dataclass
+class Instance:
+    """A digit in an image."""
+
+    scan: int  # index into scikit-learn's digits
+    label: int  # 0 to 9
+    visible: np.ndarray  # (H, W), True where no later digit hides it
+    area: int  # pixels, hidden ones included
+    color: np.ndarray  # (3,) from 0 to 255
+
+
+@dataclass
+class Picture:
+    """An image of the data set: (H, W, 3) uint8 pixels, name of the photograph, digits."""
+
+    pixels: np.ndarray
+    photograph: str
+    instances: list[Instance]
+
+
+def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -> np.ndarray:
+    """Enlarge an 8x8 scan, 0 to 16, to a smooth stroke, cropped to its ink: (h, w) coverage from
+    0 to 1. It is `height` pixels high before the rotation by `angle` degrees."""
+    cell = height / 8
+    # A margin of one empty cell, so that strokes at the edge of the scan end round.
+    paper = Image.fromarray(np.pad(scan / 16, 1).astype(np.float32))
+    paper = paper.resize((round(10 * cell * stretch), round(10 * cell)), Image.Resampling.BICUBIC)
+    paper = paper.rotate(angle, Image.Resampling.BICUBIC, expand=True)
+    # The enlarged scan falls off over about one cell; make a stroke's edge two pixels wide.
+    ink = np.clip((np.asarray(paper) - 0.42) * max(1.5, 0.7 * cell) + 0.5, 0, 1)
+    rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def readable_color(
+    rng: np.random.Generator, under: np.ndarray, others: list[np.ndarray]
+) -> np.ndarray:
+    """A random saturated color (3,) that contrasts with most of the pixels `under` a digit
+    (h, w, 3) and with all of the colors of `others`, 0 to 255."""
+    step = max(1, max(under.shape[:2]) // 16)  # about 16 x 16 pixels are enough
+    ground = under[::step, ::step].reshape(-1, 3)
+    # Drawn in HSV for uniform hues, compared in CIELAB, where distances are perceptual.
+    values = rng.uniform(0.25, 1, 24)
+    candidates = np.array(
+        [colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.7, 1), value) for value in values]
+    )
+    weights = (1, 0.5, 0.5)  # lightness separates strokes from the ground better than color
+    around = rgb2lab(np.concatenate([ground, *(other[None] for other in others)]) / 255)
+    distance = np.linalg.norm((rgb2lab(candidates)[:, None] - around) * weights, axis=-1)
+    contrast = np.percentile(distance[:, : len(ground)], 10, axis=1)
+    contrast = np.minimum(contrast, distance[:, len(ground) :].min(axis=1, initial=np.inf))
+    enough = np.flatnonzero(contrast >= CONTRAST)
+    return 255 * candidates[enough[0] if len(enough) else contrast.argmax()]
+
+
+def random_window(
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    room: tuple[int, int],
+    over: Optional[Instance],
+) -> Optional[Window]:
+    """A random window of `shape` in an image of size `room`, touching `over` if given; None if it
+    does not fit."""
+    if over is None:
+        low, high = (0, 0), (room[0] - shape[0], room[1] - shape[1])
+    else:
+        rows, columns = np.flatnonzero(over.visible.any(1)), np.flatnonzero(over.visible.any(0))
+        low = (max(0, rows[0] - shape[0]), max(0, columns[0] - shape[1]))
+        high = (min(rows[-1], room[0] - shape[0]), min(columns[-1], room[1] - shape[1]))
+    if high[0] < low[0] or high[1] < low[1]:
+        return None
+    top, left = rng.integers(low, np.add(high, 1)).tolist()
+    return slice(top, top + shape[0]), slice(left, left + shape[1])
+
+
+def place(
+    rng: np.random.Generator,
+    scan: np.ndarray,
+    instances: list[Instance],
+    room: tuple[int, int],
+) -> Optional[tuple[np.ndarray, Window]]:
+    """A size and a place for a scan among the digits in the image: its ink and its window; None if
+    there is no room."""
+    touching = rng.random() < TOUCHING and len(instances) > 0
+    over = instances[rng.integers(len(instances))] if touching else None
+    smallest, largest = DIGIT_HEIGHT
+    stretch = np.exp(rng.uniform(-1, 1) * np.log(DIGIT_STRETCH))
+    angle = rng.uniform(-DIGIT_ANGLE, DIGIT_ANGLE)
+    for _ in range(60):
+        height = rng.uniform(smallest, largest)
+        ink = ink_of_scan(scan, height, stretch, angle)
+        window = random_window(rng, ink.shape, room, over)
+        if window is not None:
+            hidden = most_hidden(instances, ink >= 0.5, window)
+            if HIDDEN[0] <= hidden <= HIDDEN[1] if touching else hidden == 0:
+                return ink, window
+        largest = max(smallest, largest - 2)  # a smaller digit is more likely to fit
+    return None
+
+
+def most_hidden(instances: list[Instance], mask: np.ndarray, window: Window) -> float:
+    """The largest hidden share of an instance that `mask`, painted on `window`, would overlap."""
+    hidden = [0.0]
+    for instance in instances:
+        lost = np.count_nonzero(instance.visible[window] & mask)
+        if lost:
+            hidden.append(1 - (np.count_nonzero(instance.visible) - lost) / instance.area)
+    return max(hidden)
+
+
+def random_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Width and height of an image, portrait or landscape."""
+    short = rng.uniform(*SHORT_SIDE)
+    long = min(short * ASPECT_RATIO ** rng.random(), LONG_SIDE)
+    size = round(short), round(long)
+    return size if rng.random() < 0.5 else size[::-1]
+
+
+def random_crop(
+    rng: np.random.Generator, photograph: Image.Image, size: tuple[int, int]
+) -> np.ndarray:
+    """A random crop of the photograph, resized to `size` and mirrored half of the time: (H, W, 3)
+    float32, 0 to 255."""
+    zoom = min(photograph.width / size[0], photograph.height / size[1]) * rng.uniform(*CROP)
+    width, height = size[0] * zoom, size[1] * zoom
+    left = rng.uniform(0, photograph.width - width)
+    top = rng.uniform(0, photograph.height - height)
+    crop = photograph.resize(
+        size, Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
+    )
+    if rng.random() < 0.5:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(crop, np.float32)
+
+
+def draw_picture(
+    rng: np.random.Generator,
+    photographs: dict[str, Image.Image],
+    scans: np.ndarray,
+    size: Optional[tuple[int, int]] = None,
+) -> Picture:
+    """Draw one image of the data set.
+
+    Args:
+        photographs: of the split, by name.
+        scans: (n,) indices of the split's scans in scikit-learn's digits.
+        size: width and height; None: random.
+    """
+    data = load_digits()
+    while True:
+        name = sorted(photographs)[rng.integers(len(photographs))]
+        canvas = random_crop(rng, photographs[name], size or random_size(rng))
+        instances: list[Instance] = []
+        wanted = rng.integers(DIGITS[0], DIGITS[1] + 1)
+        for scan in rng.choice(scans, wanted, replace=False).tolist():
+            placed = place(rng, data.images[scan], instances, canvas.shape[:2])
+            if placed is None:
+                continue
+            ink, window = placed
+            others = [earlier.color for earlier in instances if earlier.visible[window].any()]
+            color = readable_color(rng, canvas[window], others)
+            alpha = rng.uniform(*OPACITY) * ink[..., None]
+            canvas[window] += alpha * (color - canvas[window])
+            mask = np.zeros(canvas.shape[:2], bool)
+            mask[window] = ink >= 0.5
+            for earlier in instances:
+                earlier.visible &= ~mask
+            instances.append(
+                Instance(scan, int(data.target[scan]), mask, np.count_nonzero(mask), color)
+            )
+        if len(instances) >= DIGITS[0]:  # else too small for them: draw another
+            return Picture(np.rint(canvas).astype(np.uint8), name, instances)
+
+
+def coco_annotation(instance: Instance, image_id: int, annotation_id: int) -> dict:
+    """The COCO record of an instance: tight box, area and mask of its visible part."""
+    rle = coco_mask.encode(np.asfortranarray(instance.visible, np.uint8))
+    return dict(
+        id=annotation_id, image_id=image_id, category_id=instance.label + 1, iscrowd=0,
+        bbox=[int(side) for side in coco_mask.toBbox(rle)],
+        area=int(coco_mask.area(rle)),
+        segmentation=dict(size=list(rle['size']), counts=rle['counts'].decode('ascii')),
+        scan=instance.scan,
+    )  # fmt: skip
+
+
+def semantic_map(picture: Picture) -> np.ndarray:
+    """(H, W) uint8: 1 for background, 2 to 11 for zero to nine."""
+    classes = np.full(picture.pixels.shape[:2], BACKGROUND, np.uint8)
+    for instance in picture.instances:
+        classes[instance.visible] = BACKGROUND + 1 + instance.label
+    return classes
+
+
+def sources(arguments: dict) -> str:
+    """The text of SOURCES.md."""
+    photographs = '\n'.join(
+        f'| `skimage.data.{name}` | {p.title} | {p.author} | {p.licence} | {p.split} |'
+        for name, p in PHOTOGRAPHS.items()
+    )
+    return f"""\
+# Sources
+
+Created by cpvt demo-data with the arguments {json.dumps(arguments)}
+from images in two Python packages. The images may be used under the terms of their sources:
+
+## Photographs: scikit-image, https://scikit-image.org/docs/stable/api/skimage.data.html
+
+Changes: cropped, scaled, some mirrored. No photograph is in both splits.
+
+| image | title | author | licence | used in |
+|---|---|---|---|---|
+{photographs}
+
+## Digits: scikit-learn, `sklearn.datasets.load_digits`
+
+1,797 scans of 8x8 pixels, the test part of "Optical Recognition of Handwritten Digits", E. Alpaydin
+and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licence
+CC BY 4.0. Changes: enlarged, rotated, stretched, colored, blended into the photographs. No scan is
+in both splits, but both may have digits by the same of the 13 writers, who are not recorded.
+"""
+
+
+def load_photograph(name: str) -> Image.Image:
+    """A photograph from scikit-image's wheel."""
+    return Image.fromarray(getattr(skimage.data, name)()).convert('RGB')
+
+
+def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
+    """Write the images in both layouts, the maps and the annotations of one split."""
+    coco, annotations = folder / f'coco/{split}2017', folder / 'coco/annotations'
+    ade, maps = (folder / ADE / kind / ADE_SPLITS[split] for kind in ('images', 'annotations'))
+    for path in (coco, annotations, ade, maps):
+        path.mkdir(parents=True, exist_ok=True)
+    images: list[dict] = []
+    instances: list[dict] = []
+    for index, picture in enumerate(pictures, 1):
+        image, name = coco / f'{index:012d}.jpg', f'ADE_{split}_{index:08d}'
+        Image.fromarray(picture.pixels).save(image, quality=JPEG_QUALITY)
+        shutil.copyfile(image, ade / f'{name}.jpg')
+        Image.fromarray(semantic_map(picture)).save(maps / f'{name}.png')
+        height, width = picture.pixels.shape[:2]
+        record = dict(id=index, file_name=image.name, height=height, width=width)
+        images.append(record | dict(photograph=picture.photograph))
+        for instance in picture.instances:
+            instances.append(coco_annotation(instance, index, len(instances) + 1))
+    categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
+    content = dict(images=images, annotations=instances, categories=categories)
+    content['info'] = dict(description='Handwritten digits on photographs; see SOURCES.md')
+    (annotations / f'instances_{split}2017.json').write_text(json.dumps(content))
+
+
+def draw_pictures(split: str, arguments: dict, scans: np.ndarray) -> Iterator[Picture]:
+    """Draw the images of a split from the scans with these indices."""
+    names = [name for name, photograph in PHOTOGRAPHS.items() if photograph.split == split]
+    photographs = {name: load_photograph(name) for name in names}
+    for index in range(arguments[split]):
+        # A generator per image, so that images do not depend on each other.
+        rng = np.random.default_rng((arguments['seed'], SPLITS.index(split), index))
+        yield draw_picture(rng, photographs, scans)
+
+
+def write_dataset(folder: Path, arguments: dict) -> None:
+    """Write a data set into an empty folder, with a progress bar on stderr."""
+    labels = load_digits().target
+    scans = train_test_split(  # indices, with equal proportions of the classes
+        np.arange(len(labels)), test_size=VAL_SCANS, random_state=arguments['seed'], stratify=labels
+    )
+    for split, indices in zip(SPLITS, scans):
+        pictures = draw_pictures(split, arguments, indices)
+        pictures = tqdm(pictures, f'{split:5}', arguments[split], unit='image', file=sys.stderr)
+        write_split(folder, split, pictures)
+    lines = [f'{i}\t{name}' for i, name in enumerate(('background', *NAMES), BACKGROUND)]
+    (folder / ADE / 'objectInfo150.txt').write_text('\n'.join(['Idx\tName', *lines, '']))
+    (folder / 'SOURCES.md').write_text(sources(arguments), encoding='utf-8')
+
+
+def make_dataset(root: Union[Path, str], train: int = 1200, val: int = 100, seed: int = 0) -> bool:
+    """Create the data set, completely or not at all, unless it exists.
+
+    Args:
+        root: folder to create.
+        train: number of training images.
+        val: number of validation images.
+        seed: another seed gives another data set.
+
+    Returns:
+        False if the folder has this data set already.
+
+    Raises:
+        UserError: the folder has something else.
+    """
+    folder = Path(root).expanduser().resolve()
+    arguments = dict(format=FORMAT, train=train, val=val, seed=seed)
+    marker = folder / MARKER
+    text = json.dumps(arguments) + '\n'
+    if marker.is_file() and marker.read_bytes() == text.encode():
+        return False
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f'{folder} has other files, or a data set with other arguments or of another version; '
+            'remove it, or name another folder'
+        )
+    parent = make_folder(folder.parent)
+    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=parent) as scratch:
+        new = Path(scratch, 'new')
+        new.mkdir()
+        write_dataset(new, arguments)
+        (new / MARKER).write_text(text)
+        new.rename(folder)
+    return True

@@ -3,8 +3,9 @@ PY := .venv/bin/python
 DETECTION := configs/demo/retinanet_cpvt_nano.py
 SEGMENTATION := configs/demo/semantic_fpn_cpvt_nano.py
 
-.PHONY: help setup packages demo demo-seg lab test test-torch test-original-mm test-foreign test-timm \
-	test-transformers test-page docs dist test-core lint lock table drift-table gpu-report cpu-report fuzz
+.PHONY: help setup packages demo demo-seg lab test coverage test-torch test-original-mm test-foreign \
+	test-timm test-transformers test-page docs docs-deploy dist release test-core lint lock table \
+	drift-table gpu-report cpu-report fuzz
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -36,6 +37,9 @@ lab: packages  ## test the papers' claims about position on small models, in hal
 
 test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+
+coverage: setup  ## run the tests; the lines that they execute are in build/coverage
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 test-foreign: setup  ## test all detectors and segmentors of the mm packages, and exports at all sizes
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'foreign or not foreign' tests/mm/foreign tests/export
@@ -84,11 +88,24 @@ docs: packages  ## build the documentation in build/site; a broken link is an er
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo 'Open build/site/index.html; to search it: python -m http.server --directory build/site'
 
+docs-deploy: packages  ## push the documentation to the branch gh-pages, as version DOCS_VERSION=dev or v...
+	export PATH=$(CURDIR)/.venv/bin:$$PATH NO_MKDOCS_2_WARNING=1 DOCS_SELECTOR=mike; \
+	case "$$DOCS_VERSION" in \
+	  v*) mike deploy --update-aliases "$$DOCS_VERSION" latest && mike set-default latest ;; \
+	  dev) mike deploy dev ;; \
+	  *) echo "DOCS_VERSION must be dev or begin with v, got '$$DOCS_VERSION'"; exit 1 ;; \
+	esac
+	git push origin gh-pages
+
 dist: packages  ## build the wheel and the source archive in dist/, and try them in bare environments
 	rm -rf dist
 	$(PY) -m build --installer uv
 	$(PY) -m twine check --strict dist/*
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist
+
+release:  ## `make dist`, if the tag TAG=v... is this version and the changelog has its date
+	@python3 tests/release.py tag "$$TAG"
+	@$(MAKE) dist
 
 test-core: dist  ## try the core of the wheel with the newest torch and nothing else
 	PATH=$(CURDIR)/.venv/bin:$$PATH $(PY) tests/release.py dist --torch

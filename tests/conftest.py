@@ -13,7 +13,7 @@ from support import ROOT, clear_global_instances
 
 IN_EMPTY_FOLDERS = {'results', 'runner', 'runtime', 'tooling'}
 HAS_MM = importlib.util.find_spec('mmengine') is not None
-IMPORTS_MM = re.compile(r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.mm)\b', re.M)
+IMPORTS_MM = re.compile(r'^\s*(from|import) (foreign|mm\w+|cpvt_pyramid\.(mm|runner))\b', re.M)
 
 
 def pytest_ignore_collect(collection_path: Path) -> Optional[bool]:

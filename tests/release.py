@@ -1,4 +1,5 @@
 """Try what `make dist` built: the first argument is the folder of the wheel and the source archive.
+With the arguments `tag NAME`, only check whether a release can have this tag.
 
 The archive must hold every file of the repository and no path of this machine. The wheel is
 installed into a bare environment of every supported Python on this machine, where it must run the
@@ -14,6 +15,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +144,21 @@ def check_archives(wheel: Path, archive: Path, folder: Path) -> Path:
     return source
 
 
+def check_tag(tag: str, changelog: str) -> None:
+    """Exit unless the tag is that of this version, and the changelog says when it was released."""
+    source = (ROOT / 'cpvt_pyramid/__init__.py').read_text()
+    version = re.search(r"^__version__ = '(.*)'", source, re.M)[1]
+    if tag != f'v{version}':
+        sys.exit(f'the tag must be v{version}, as in cpvt_pyramid/__init__.py, got {tag!r}')
+    heading = re.search(rf'^## {re.escape(version)} \((.*)\)$', changelog, re.M)
+    if not heading:
+        sys.exit(f'CHANGELOG.md has no entry "## {version} (YYYY-MM-DD)"')
+    try:
+        date.fromisoformat(heading[1])
+    except ValueError:
+        sys.exit(f'the entry of {version} in CHANGELOG.md needs a date, got ({heading[1]})')
+
+
 def main(folder: str, *options: str) -> None:
     (wheel,), (archive,) = Path(folder).resolve().glob('*.whl'), Path(folder).glob('*.tar.gz')
     with tempfile.TemporaryDirectory() as temporary:
@@ -157,4 +174,7 @@ def main(folder: str, *options: str) -> None:
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    if sys.argv[1] == 'tag':
+        check_tag(sys.argv[2], (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8'))
+    else:
+        main(*sys.argv[1:])

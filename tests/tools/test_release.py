@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from release import check_tag
 from support import ROOT, pyproject
 
 import cpvt_pyramid
@@ -15,8 +17,6 @@ import cpvt_pyramid
 WORKFLOWS = sorted((ROOT / '.github/workflows').glob('*.yml'))
 TARGETS = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), re.M)
 PROJECT = pyproject()['project']
-# The first versions that run on Node 24. GitHub removed Node 20 in September 2026.
-ACTIONS = {'checkout': 5, 'setup-python': 6, 'cache': 5, 'upload-artifact': 6}
 
 
 def test_citation():
@@ -31,20 +31,89 @@ def test_citation():
             assert author.keys() in ({'name'}, {'family-names', 'given-names'})
 
 
-@pytest.mark.parametrize('path', WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_call_targets(path):
-    workflow = yaml.safe_load(path.read_text())
+def jobs() -> Iterator[tuple[str, dict]]:
+    """The jobs of all workflows, by workflow and name."""
+    for path in WORKFLOWS:
+        for name, job in yaml.safe_load(path.read_text())['jobs'].items():
+            yield f'{path.name}: {name}', job
+
+
+def steps_of(job: dict) -> list[dict]:
+    """The steps of a job, once for each row of its matrix, with the row's values."""
+    rows = job.get('strategy', {}).get('matrix', {}).get('include', [{}])
+    text = yaml.safe_dump(job['steps'])
+    steps = []
+    for row in rows:
+        filled = text
+        for key, value in row.items():
+            filled = filled.replace(f'${{{{ matrix.{key} }}}}', value)
+        steps += yaml.safe_load(filled)
+    return steps
+
+
+def test_workflows_call_targets():
+    """Jobs run targets of the Makefile; where there may be no make, modules of Python."""
     called = set()
-    for job in workflow['jobs'].values():
-        rows = job.get('strategy', {}).get('matrix', {}).get('include', [{}])
-        for step in job['steps']:
-            command = step.get('run', '')
-            assert command.startswith('make ') or 'uses' in step
-            for row in rows:
-                target = command.replace('${{ matrix.target }}', row.get('target', ''))
-                called |= set(target.split()[1:])
-    assert {'test', 'test-torch', 'test-original-mm', 'test-core', 'lint', 'docs'} <= called
-    assert called <= set(TARGETS)
+    for name, job in jobs():
+        for step in steps_of(job):
+            words = step.get('run', 'make').split()
+            if words[0] == 'make':
+                called |= set(words[1:])
+            else:
+                assert words[:2] == ['python', '-m'], (name, step)
+    wanted = {'coverage', 'test-torch', 'test-original-mm', 'test-core', 'lint', 'docs'}
+    assert wanted | {'release', 'docs-deploy'} <= called <= set(TARGETS)
+
+
+def test_actions_are_pinned():
+    """By commits, because tags can be moved, with the tag behind."""
+    for path in WORKFLOWS:
+        used = re.findall(r'uses: (.*)', path.read_text())
+        assert used
+        for action in used:
+            assert re.fullmatch(r'[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+', action), action
+    for name, job in jobs():
+        assert job['timeout-minutes'], name
+
+
+def test_paths_in_workflows_exist():
+    for name, job in jobs():
+        for step in steps_of(job):
+            for path in re.findall(r'tests/\S+', step.get('run', '')):
+                assert (ROOT / path).exists(), (name, path)
+    core = next(job for name, job in jobs() if name == 'tests.yml: core')
+    rows = {(row['os'], row['python']) for row in core['strategy']['matrix']['include']}
+    assert rows >= {('ubuntu-latest', '3.10'), ('ubuntu-latest', '3.13')}
+    assert {system for system, _ in rows} == {'ubuntu-latest', 'macos-latest', 'windows-latest'}
+
+
+def test_badges_have_workflows():
+    """A badge of a workflow names one that exists. The other badges are pictures in docs/."""
+    for picture in re.findall(r'!\[[^]]*\]\(([^)\s]+)', (ROOT / 'README.md').read_text()):
+        if 'actions/workflows/' in picture:
+            name = re.search(r'workflows/([\w-]+\.yml)/badge\.svg', picture)[1]
+            assert ROOT / '.github/workflows' / name in WORKFLOWS
+        else:
+            assert (ROOT / picture).is_file(), picture
+
+
+def test_releases_need_a_dated_entry():
+    version = cpvt_pyramid.__version__
+    tag = f'v{version}'
+    check_tag(tag, f'# Changelog\n\n## {version} (2026-11-30)\n')
+    for wrong, changelog, complaint in (
+        ('v0.0.0', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
+        ('', f'## {version} (2026-11-30)\n', f'the tag must be {tag}'),
+        (tag, '## 0.0.0 (2026-11-30)\n', 'has no entry'),
+        (tag, f'## {version} (not released)\n', r'needs a date, got \(not released\)'),
+        (tag, f'## {version} (2026-13-01)\n', 'needs a date'),
+    ):
+        with pytest.raises(SystemExit, match=complaint):
+            check_tag(wrong, changelog)
+    headings = re.findall(r'^## .*', (ROOT / 'CHANGELOG.md').read_text(), re.M)
+    assert headings[0].startswith(f'## {version} (')
+    for heading in headings[1:]:
+        assert re.fullmatch(r'## \S+ \(\d{4}-\d\d-\d\d\)', heading)
 
 
 def test_containers_set_up():
@@ -74,13 +143,12 @@ def test_what_contributors_are_asked():
 
 
 def test_versions_and_extras():
-    """tests/release.py knows the oldest Python; actions run on a new Node."""
-    workflow = WORKFLOWS[0].read_text()
+    """The oldest Python is the one that tests/release.py knows and that `make test-core` tries."""
     oldest = PROJECT['requires-python'].removeprefix('>=3.')
     assert f'OLDEST_PYTHON = (3, {oldest})' in (ROOT / 'tests/release.py').read_text()
-    assert re.search(rf'\b3\.{oldest}\b', workflow)
-    used = re.findall(r'uses: actions/([\w-]+)@v(\d+)', workflow)
-    assert used and all(int(version) >= ACTIONS[name] for name, version in used)
+    for name in ('tests', 'release'):
+        workflow = (ROOT / f'.github/workflows/{name}.yml').read_text()
+        assert re.search(rf'^ +3\.{oldest}$', workflow, re.M)
     dependencies = yaml.safe_load((ROOT / 'environment.yml').read_text())['dependencies']
     (packages,) = [d['pip'] for d in dependencies if isinstance(d, dict)]
     names = re.findall(r'\w+', re.search(r'\[(.*)\]', packages[0])[1])

@@ -261,7 +261,7 @@ def run(command: Sequence[object], work: Path, cores: int, images: int) -> float
     )
     seconds = time.perf_counter() - start
     files = [path for path in (work / 'results').rglob('*.*') if path.is_file()]
-    pictures = [p for p in files if p.parent.name == 'vis' or p.name.endswith('.overlay.png')]
+    pictures = [p for p in files if p.parent.name == 'vis' or p.name.endswith('.overlay.jpg')]
     if done.returncode or len(pictures) != images:
         last = (done.stderr.strip().splitlines() or ['no message'])[-1]
         raise UserError(f'{command[1:3]} wrote {len(pictures)} of {images} pictures: {last[:300]}')

@@ -13,7 +13,6 @@ with an `error` of one line. The parameters are optional. The page needs `pip in
 # files that no address leads to.
 
 import base64
-import io
 import socket
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any, Literal, NamedTuple, Optional
 
 from PIL import Image
 
+from .results.drawing import jpeg_of
 from .runtime.comparison import HEAD, verdict
 from .runtime.images import load_image
 from .runtime.predictor import ExportedModel, check_score_thr
@@ -121,7 +121,7 @@ class Page:
             warnings.simplefilter('always')
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
             (found,) = model.predict([load_image(path)], score_thr)
-            picture = jpeg(found.draw())
+            picture = jpeg_of(found.draw())
         lines = [self.without_folders(str(note.message)) for note in notes]
         answer: dict[str, Any] = {
             'summary': found.summary() or 'nothing',
@@ -156,12 +156,6 @@ class Page:
         }
 
 
-def jpeg(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, 'JPEG', quality=90)
-    return file.getvalue()
-
-
 def read_samples(folder: Path) -> list[Sample]:
     """The first `SAMPLES` images in a folder, by name. Hidden files and links that lead out of the
     folder are left out; a warning names links, and files that cannot be read."""
@@ -177,7 +171,7 @@ def read_samples(folder: Path) -> list[Sample]:
             warnings.warn(f'left out the sample {path}: {one_line(error)}', stacklevel=2)
             continue
         picture.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
-        samples.append(Sample(path, jpeg(picture)))
+        samples.append(Sample(path, jpeg_of(picture)))
         if len(samples) == SAMPLES:
             break
     return samples

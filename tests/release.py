@@ -109,7 +109,7 @@ def try_wheel(python: str, wheel: Path, examples: Path, folder: Path) -> None:
     for tool in listed:
         run(cpvt, tool, '--help', cwd=folder)
     run(cpvt, 'run', model, examples, '--out-dir', 'out', cwd=folder)
-    assert (folder / 'out/4.overlay.png').is_file()
+    assert (folder / 'out/4.overlay.jpg').is_file()
     table = run(cpvt, 'doctor', cwd=folder, codes=(0, 1))
     assert re.search(r'^ +ok +onnxruntime', table, re.M), table
 

@@ -50,14 +50,16 @@ class Compared(NamedTuple):
 def error_types(compared: Compared) -> tuple[np.ndarray, np.ndarray]:
     """The type of error of each detection (D,), CORRECT for none, and the object (D,) that one with
     a wrong class or place was meant for, -1 for others."""
-    labels, match, truth, iou = compared.labels, compared.match, compared.truth, compared.iou
-    if not len(truth):
-        return np.full(len(labels), BACKGROUND), np.full(len(labels), -1)
-    same = labels[:, None] == truth
-    own, other = np.where(same, iou, 0), np.where(same, 0, iou)
+    iou = compared.iou
+    if not len(compared.truth):
+        count = len(compared.labels)
+        return np.full(count, BACKGROUND), np.full(count, -1)
+    same = compared.labels[:, None] == compared.truth
+    own = np.where(same, iou, 0)
+    other = np.where(same, 0, iou)
     misplaced = (own.max(1) >= BACKGROUND_IOU) & (own.max(1) < FOREGROUND_IOU)
     tests = {  # the first that holds
-        CORRECT: match >= 0,
+        CORRECT: compared.match >= 0,
         LOCALIZATION: misplaced,
         CLASSIFICATION: other.max(1) >= FOREGROUND_IOU,
         DUPLICATE: own.max(1) >= FOREGROUND_IOU,
@@ -78,7 +80,9 @@ class Errors(NamedTuple):
 
 def find_errors(images: Sequence[Compared], classes: int) -> Errors:
     """Classify the errors on images, and compute what each type costs."""
-    parts, objects, missed = [], np.zeros(classes, int), np.zeros(classes, int)
+    parts = []
+    objects = np.zeros(classes, int)
+    missed = np.zeros(classes, int)
     for compared in images:
         types, target = error_types(compared)
         places = np.arange(len(compared.truth))
@@ -93,7 +97,9 @@ def find_errors(images: Sequence[Compared], classes: int) -> Errors:
         parts.append((compared.labels, compared.scores, types, becomes))
     labels, scores, types, becomes = (np.concatenate(column) for column in zip(*parts))
 
-    def mean_ap(labels: np.ndarray, correct: np.ndarray, kept: np.ndarray, number: np.ndarray):
+    def mean_ap(
+        labels: np.ndarray, correct: np.ndarray, kept: np.ndarray, number: np.ndarray
+    ) -> float:
         values = []
         for label in np.flatnonzero(objects):
             mine = kept & (labels == label)
@@ -102,7 +108,8 @@ def find_errors(images: Sequence[Compared], classes: int) -> Errors:
 
     correct = types == CORRECT
     ap50 = mean_ap(labels, correct, np.ones(len(labels), bool), objects)
-    counts, costs = {}, {}
+    counts = {}
+    costs = {}
     for number, name in enumerate(ERRORS):
         of_type = types == number
         fixed = of_type & (becomes >= 0)
@@ -118,7 +125,8 @@ def ap_at_one_iou(scores: np.ndarray, correct: np.ndarray, objects: int) -> floa
     if not objects:
         return 0.0
     hits = correct[np.argsort(-scores, kind='stable')].cumsum()
-    recall, precision = hits / objects, hits / np.arange(1, len(hits) + 1)
+    recall = hits / objects
+    precision = hits / np.arange(1, len(hits) + 1)
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     places = np.searchsorted(recall, RECALLS)
     return float(np.append(envelope, 0)[places].mean())
@@ -154,5 +162,6 @@ def confusion_of(images: Sequence[Compared], classes: int, score_thr: float) -> 
                     j = int(overlap.argmax())
                     free[j] = False
             matrix[compared.truth[j] if j >= 0 else classes, compared.labels[i]] += 1
-        np.add.at(matrix, (compared.truth[free], classes), 1)
+        missed = np.bincount(compared.truth[free], minlength=classes)
+        matrix[:classes, classes] += missed
     return matrix

@@ -88,35 +88,47 @@ class Output(NamedTuple):
                 pixels = count_labels(label_map_file(self.folder, name))
                 counts.update({str(n): int(pixels[i]) for i, n in enumerate(self.classes)})
             else:
-                content = json.loads((self.folder / f'{name}.{self.kind}.json').read_text())
+                file = self.folder / f'{name}.{self.kind}.json'
+                content = json.loads(file.read_text(encoding='utf-8'))
                 counts.update(item['class'] for item in content[self.kind])
-        total = max(sum(counts.values()), 1)
-        return ', '.join(
-            f'{name} {count / total:.1%}' if self.kind == 'labels' else f'{count} {name}'
-            for name, count in counts.most_common()
-            if count
-        )
+        total = sum(counts.values())
+        found = []
+        for name, count in counts.most_common():
+            if not count:
+                continue
+            found.append(
+                f'{name} {count / total:.1%}' if self.kind == 'labels' else f'{count} {name}'
+            )
+        return ', '.join(found)
 
 
 def results_of(output: Output, named: Named) -> Iterator[ImageResult]:
     """Read what a run wrote for images."""
-    folder, _, kind, classes = output
     for path, name in named:
-        if kind == 'labels':
-            labels = pixels_of(label_map_file(folder, name))
-            masks = ((i, labels == i) for i in painted_classes(labels, classes))
-            items = [
-                {'class': classes[i], 'label': i, 'box': bounding_box(m), 'mask': run_lengths(m)}
-                for i, m in masks
-            ]
-            yield ImageResult(path, name, labels.shape, items)
-            continue
-        content = json.loads((folder / f'{name}.{kind}.json').read_text())
-        items = content[kind]
-        if kind == 'segments':
-            numbers = pixels_of(folder / f'{name}.segments.png')
-            items = [{**item, 'mask': run_lengths(numbers == item['id'])} for item in items]
-        yield ImageResult(path, name, (content['height'], content['width']), items)
+        if output.kind == 'labels':
+            labels = pixels_of(label_map_file(output.folder, name))
+            height, width = labels.shape
+            items = items_of_labels(labels, output.classes)
+        else:
+            file = output.folder / f'{name}.{output.kind}.json'
+            content = json.loads(file.read_text(encoding='utf-8'))
+            height, width = content['height'], content['width']
+            items = content[output.kind]
+        if output.kind == 'segments':
+            numbers = pixels_of(output.folder / f'{name}.segments.png')
+            for item in items:
+                item['mask'] = run_lengths(numbers == item['id'])
+        yield ImageResult(path, name, (height, width), items)
+
+
+def items_of_labels(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The classes in a label map, without the background."""
+    items = []
+    for i in painted_classes(labels, classes):
+        mask = labels == i
+        item = {'class': classes[i], 'label': i, 'box': bounding_box(mask)}
+        items.append({**item, 'mask': run_lengths(mask)})
+    return items
 
 
 def pixels_of(path: Path) -> np.ndarray:
@@ -145,22 +157,25 @@ def count_labels(path: Path) -> np.ndarray:
 
 def write_coco(output: Output, named: Named) -> None:
     """coco.json: a data set of the images whose annotations have scores."""
-    content = {
-        'images': [],
-        'annotations': [],
-        'categories': [{'id': i, 'name': name} for i, name in enumerate(output.classes, 1)],
-    }
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for number, result in enumerate(results_of(output, named), 1):
         height, width = result.size
-        content['images'].append(
-            {'id': number, 'file_name': str(result.path), 'height': height, 'width': width}
-        )
+        file = str(result.path)
+        images.append({'id': number, 'file_name': file, 'height': height, 'width': width})
         for item in result.items:
-            annotation = {'id': len(content['annotations']) + 1, 'image_id': number}
-            annotation |= {'category_id': item['label'] + 1, 'area': area_of(item), 'iscrowd': 0}
-            annotation |= coco_fields(item)
+            annotation = {
+                'id': len(annotations) + 1,
+                'image_id': number,
+                'category_id': item['label'] + 1,
+                'area': area_of(item),
+                'iscrowd': 0,
+                **coco_fields(item),
+            }
             annotation['bbox'] = [round(v, 2) for v in annotation['bbox']]
-            content['annotations'].append(annotation)
+            annotations.append(annotation)
+    categories = [{'id': i, 'name': name} for i, name in enumerate(output.classes, 1)]
+    content = {'images': images, 'annotations': annotations, 'categories': categories}
     write_text(output.folder / 'coco.json', json.dumps(content))
 
 
@@ -192,21 +207,16 @@ def write_labelme(output: Output, named: Named) -> None:
     for result in results_of(output, named):
         path = output.folder / f'labelme/{result.name}.json'
         make_folder(path.parent)
-        shapes = []
+        shapes: list[dict[str, Any]] = []
         for group, item in enumerate(result.items):
-            points = polygons_of(item) if 'mask' in item else [np.reshape(item['box'], (2, 2))]
-            for part in points:
-                shapes.append({
-                    'label': item['class'],
-                    'points': part.round(2).tolist(),
-                    'group_id': group if len(points) > 1 and not is_map else None,
-                    'description': f'score {item["score"]}' if 'score' in item else '',
-                    'shape_type': 'polygon' if 'mask' in item else 'rectangle',
-                    'flags': {},
-                })  # fmt: skip
+            parts = shapes_of_labelme(item)
+            if len(parts) > 1 and not is_map:
+                for part in parts:
+                    part['group_id'] = group
+            shapes += parts
         if is_map:  # polygons have no holes; small ones come last and are on top
             shapes.sort(key=lambda shape: -ring_area(np.array(shape['points'])))
-        content = {
+        content: dict[str, Any] = {
             'version': '5.5.0',
             'flags': {},
             'shapes': shapes,
@@ -216,6 +226,27 @@ def write_labelme(output: Output, named: Named) -> None:
             'imageWidth': result.size[1],
         }
         write_text(path, json.dumps(content, indent=1))
+
+
+def shapes_of_labelme(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of an object, or its box."""
+    if 'mask' in item:
+        kind = 'polygon'
+        parts = polygons_of(item)
+    else:
+        kind = 'rectangle'
+        parts = [np.reshape(item['box'], (2, 2))]
+    return [
+        {
+            'label': item['class'],
+            'points': part.round(2).tolist(),
+            'group_id': None,
+            'description': f'score {item["score"]}' if 'score' in item else '',
+            'shape_type': kind,
+            'flags': {},
+        }
+        for part in parts
+    ]
 
 
 def write_csv(output: Output, named: Named) -> None:
@@ -261,31 +292,40 @@ def write_geojson(output: Output, named: Named) -> None:
     features = features_of_labels if output.kind == 'labels' else features_of_items
     for path, name in named:
         crs, to_geometry = coordinates_of(path)
-        head = {'type': 'FeatureCollection'}
-        head |= {'crs': {'type': 'name', 'properties': {'name': crs}}} if crs else {}
         with atomic_write(output.folder / f'{name}.geojson') as draft, draft.open('w') as file:
-            file.write(json.dumps(head)[:-1] + ', "features": [')
-            for i, (properties, polygons) in enumerate(features(output, path, name)):
-                feature = {'type': 'Feature', 'properties': properties}
-                feature['geometry'] = to_geometry(polygons)
-                file.write(',\n' * bool(i) + json.dumps(feature))
+            file.write('{"type": "FeatureCollection", ')
+            if crs:
+                system = {'type': 'name', 'properties': {'name': crs}}
+                file.write(f'"crs": {json.dumps(system)}, ')
+            file.write('"features": [')
+            separator = ''
+            for properties, polygons in features(output, path, name):
+                geometry = to_geometry(polygons)
+                feature = {'type': 'Feature', 'properties': properties, 'geometry': geometry}
+                file.write(separator + json.dumps(feature))
+                separator = ',\n'
             file.write(']}\n')
 
 
 def features_of_items(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
-    """The properties and the polygons of each object."""
+    """The properties and the polygons of each object, of its box where it has no mask."""
     (result,) = results_of(output, [(path, name)])
     for item in result.items:
-        mask = mask_of(item['mask']) if 'mask' in item else np.zeros((1, 1), bool)
-        ring = box_corners(item['box']).tolist()
-        found = [polygon for polygon, _ in regions(mask.astype(np.uint8), mask=mask)]
-        properties = {key: item[key] for key in ('class', 'score') if key in item}
-        yield properties, found or [[[*ring, ring[0]]]]
+        polygons = []
+        if 'mask' in item:
+            mask = mask_of(item['mask'])
+            polygons = [polygon for polygon, _ in regions(mask.astype(np.uint8), mask=mask)]
+        if not polygons:
+            corners = box_corners(item['box']).tolist()
+            ring = [*corners, corners[0]]
+            polygons = [[ring]]
+        yield {key: item[key] for key in ('class', 'score') if key in item}, polygons
 
 
 def features_of_labels(output: Output, path: Path, name: str) -> Iterator[tuple[dict, list]]:
     """The properties and the polygon of each region; the map is not read into memory."""
-    rasterio, classes = import_rasterio('--format geojson'), output.classes
+    rasterio = import_rasterio('--format geojson')
+    classes = output.classes
     file = label_map_file(output.folder, name)
     # Without its georeference, geometries are in pixels.
     with open_raster(file, '--format geojson', GDAL_GEOREF_SOURCES='NONE') as image:
@@ -306,7 +346,8 @@ def coordinates_of(path: Path) -> tuple[str, Callable[[list], dict]]:
     rasterio = import_rasterio(f'--format geojson of {path}')
     try:
         with open_raster(path, '--format geojson') as image:
-            transform, (points, crs) = image.transform, image.gcps
+            transform = image.transform
+            points, crs = image.gcps
             if points and crs:
                 transform = rasterio.transform.from_gcps(points)
             crs = crs or image.crs
@@ -343,10 +384,15 @@ def moved_ring(transform: Any, ring: Sequence, counterclockwise: bool) -> list[l
     points = np.array(ring, float) @ np.array([(a, d), (b, e)]) + (c, f)
     x, y = (points - points[0]).T
     turns_left = x[:-1] @ y[1:] > y[:-1] @ x[1:]
-    return (points if turns_left == counterclockwise else points[::-1]).tolist()
+    if turns_left != counterclockwise:
+        points = points[::-1]
+    return points.tolist()
 
 
-WRITERS = {
-    'coco': write_coco, 'yolo': write_yolo, 'labelme': write_labelme, 'csv': write_csv,
+WRITERS: dict[str, Callable[[Output, Named], None]] = {
+    'coco': write_coco,
+    'yolo': write_yolo,
+    'labelme': write_labelme,
+    'csv': write_csv,
     'geojson': write_geojson,
-}  # fmt: skip
+}

@@ -1,5 +1,6 @@
 """What models predict for an image: detections, label maps, and panoptic segments."""
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,7 @@ from PIL import Image
 
 from ..tooling.command import optional_package
 from ..tooling.files import atomic_write
-from .drawing import Color, draw_boxes, draw_segmentation
-from .png import png_of
+from .drawing import Color, draw_boxes, draw_segmentation, jpeg_of, label_counts
 from .records import bounding_box, coco_fields, mask_of, run_lengths, write_records
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Kind = Literal['detections', 'segments', 'labels']  # as in the names of the files of a run
 NOTEBOOK_SIDE = 1600  # longest side of the picture in a notebook, in pixels
+# Label maps compress well at any level. This one takes two thirds of the time of Pillow's default.
+LABELS_LEVEL = 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +33,18 @@ class _Prediction:
     palette: Sequence[Color]
 
     kind: ClassVar[Kind]
+
+    def _columns(self) -> dict[str, Any]:
+        """The columns of `to_pandas`."""
+        raise NotImplementedError
+
+    def _picture(self) -> Image.Image:
+        """The pixels that are written without loss, if there are any."""
+        raise NotImplementedError
+
+    def draw(self, legend: bool = True) -> Image.Image:
+        """The image with what was found; see the subclasses."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self._columns()['class'])
@@ -49,7 +63,9 @@ class _Prediction:
         """What notebooks show."""
         picture = self.draw()
         picture.thumbnail((NOTEBOOK_SIDE, NOTEBOOK_SIDE))
-        return picture._repr_png_()
+        file = io.BytesIO()
+        picture.save(file, 'PNG')
+        return file.getvalue()
 
     def summary(self, most: int = 5) -> str:
         """The first `most` classes by score or, without scores, by their share of the image:
@@ -59,7 +75,9 @@ class _Prediction:
         form = '.2f' if 'score' in columns else '.1%'
         order = np.argsort(-values, kind='stable')
         found = [f'{columns["class"][i]} {values[i]:{form}}' for i in order[:most]]
-        return ', '.join(found + ['...'] * (len(values) > most))
+        if len(values) > most:
+            found.append('...')
+        return ', '.join(found)
 
     def to_pandas(self) -> 'pandas.DataFrame':
         """As a `pandas.DataFrame` with a row for each item, and the columns `class`, `area` in
@@ -107,20 +125,20 @@ class _Prediction:
     def write(
         self, folder: Path, name: str, source: Union[str, Path], pictures: bool = True
     ) -> None:
-        """Write NAME.overlay.png, and NAME.detections.json, NAME.labels.png, or NAME.segments.json
+        """Write NAME.overlay.jpg, and NAME.detections.json, NAME.labels.png, or NAME.segments.json
         and .png.
 
         Args:
             folder: an existing folder.
             name: begins the file names.
             source: the image's path, for the JSON file.
-            pictures: draw and write NAME.overlay.png.
+            pictures: draw and write NAME.overlay.jpg.
         """
         if pictures:
-            save_overlay(self.draw(), folder / f'{name}.overlay.png')
+            save_overlay(self.draw(), folder / f'{name}.overlay.jpg')
         if self.kind != 'detections':  # the pixels, without loss
             with atomic_write(folder / f'{name}.{self.kind}.png') as file:
-                self._picture().save(file, 'PNG')
+                self._picture().save(file, 'PNG', compress_level=LABELS_LEVEL)
         if self.kind != 'labels':
             path = folder / f'{name}.{self.kind}.json'
             write_records(path, source, self.image.shape[:2], self.kind, self.records())
@@ -173,8 +191,13 @@ class Detections(_Prediction):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (int, np.integer)):
             return self[[index]].items()[0]
-        given = {name: getattr(self, name) for name in ('boxes', 'scores', 'labels', 'masks')}
-        return replace(self, **{k: x if x is None else x[index] for k, x in given.items()})
+        return replace(
+            self,
+            boxes=self.boxes[index],
+            scores=self.scores[index],
+            labels=self.labels[index],
+            masks=None if self.masks is None else self.masks[index],
+        )
 
     def above(self, score: float) -> 'Detections':
         """Those with at least this score."""
@@ -190,19 +213,28 @@ class Detections(_Prediction):
     def draw(self, legend: bool = True) -> Image.Image:
         """The image with boxes, masks, names and scores; small images are enlarged."""
         return draw_boxes(
-            self.image, self.boxes, self.labels, self.scores, self.classes, self.palette,
+            self.image,
+            self.boxes,
+            self.labels,
+            self.scores,
+            self.classes,
+            self.palette,
             masks=self.masks,
-        )  # fmt: skip
+        )
 
     def items(self) -> list[dict[str, Any]]:
         """The objects, as dicts."""
-        columns = self.boxes.tolist(), self.labels.tolist(), self.scores.tolist()
-        items = [
-            {'box': box, 'label': label, 'class': self.name_of(label), 'score': score}
-            for box, label, score in zip(*columns)
-        ]
-        for item, mask in zip(items, () if self.masks is None else self.masks):
-            item['mask'] = run_lengths(mask)
+        items = []
+        for i, label in enumerate(self.labels.tolist()):
+            item = {
+                'box': self.boxes[i].tolist(),
+                'label': label,
+                'class': self.name_of(label),
+                'score': float(self.scores[i]),
+            }
+            if self.masks is not None:
+                item['mask'] = run_lengths(self.masks[i])
+            items.append(item)
         return items
 
 
@@ -229,7 +261,7 @@ class LabelMap(_Prediction):
     kind: ClassVar[Kind] = 'labels'
 
     def _columns(self) -> dict[str, Any]:
-        labels, area = np.unique(self.labels, return_counts=True)
+        labels, area = label_counts(self.labels)
         return {'class': [self.name_of(label) for label in labels], 'area': area}
 
     def draw(self, legend: bool = True) -> Image.Image:
@@ -276,7 +308,8 @@ class Segments(_Prediction):
 
     def draw(self, legend: bool = True) -> Image.Image:
         """The image with its segments tinted, above a legend; small images are enlarged."""
-        labels = np.array([len(self.classes), *self.labels])[self.numbers]
+        no_class = len(self.classes)
+        labels = np.array([no_class, *self.labels])[self.numbers]
         return draw_segmentation(
             self.image, labels, self.classes, self.palette, legend, segments=self.numbers
         )
@@ -301,4 +334,4 @@ Prediction = Union[Detections, LabelMap, Segments]
 
 def save_overlay(picture: Image.Image, path: Path) -> None:
     with atomic_write(path) as file:
-        file.write_bytes(png_of(picture))
+        file.write_bytes(jpeg_of(picture))

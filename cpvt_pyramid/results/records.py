@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
+from pycocotools import mask as coco_mask
 
 from ..tooling.files import write_text
 
@@ -15,7 +16,7 @@ def write_records(
     source: Union[str, Path],
     size: tuple[int, int],
     name: str,
-    items: Sequence[dict],
+    items: Sequence[dict[str, Any]],
     **more: Any,
 ) -> None:
     """Write a JSON object with a list `name` of items, one line per field and per item.
@@ -25,9 +26,10 @@ def write_records(
         **more: further fields.
     """
     head = {'image': str(source), 'width': size[1], 'height': size[0], **more}
-    fields = ''.join(f'{json.dumps(k)}: {json.dumps(v)},\n ' for k, v in head.items())
-    lines = ',\n  '.join(map(json.dumps, items))
-    write_text(path, f'{{{fields}{json.dumps(name)}: [\n  {lines}]}}\n')
+    fields = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in head.items()]
+    lines = ',\n  '.join(json.dumps(item) for item in items)
+    fields.append(f'{json.dumps(name)}: [\n  {lines}]')
+    write_text(path, '{' + ',\n '.join(fields) + '}\n')
 
 
 def coco_fields(item: dict[str, Any]) -> dict[str, Any]:
@@ -42,44 +44,17 @@ def coco_fields(item: dict[str, Any]) -> dict[str, Any]:
 
 def bounding_box(mask: np.ndarray) -> list[int]:
     """x1, y1, x2, y2 of the pixels of a mask (H, W), which must not be empty."""
-    rows, columns = (np.flatnonzero(mask.any(axis)).tolist() for axis in (1, 0))
+    rows = np.flatnonzero(mask.any(axis=1)).tolist()
+    columns = np.flatnonzero(mask.any(axis=0)).tolist()
     return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """COCO's compressed run-length encoding of a mask (H, W)."""
-    pixels = mask.ravel(order='F')
-    borders = np.flatnonzero(pixels[1:] != pixels[:-1]) + 1
-    counts = np.diff(borders, prepend=0, append=len(pixels)).tolist()
-    if pixels[0]:
-        counts.insert(0, 0)
-    text = ''
-    for i, count in enumerate(counts):
-        rest = count - counts[i - 2] if i > 2 else count
-        # Groups of 5 bits, the lowest first; bit 5 says that more follow, bit 4 is the sign.
-        while not -16 <= rest < 16:
-            text += chr((rest & 31 | 32) + 48)
-            rest >>= 5
-        text += chr((rest & 31) + 48)
-    return {'size': list(mask.shape), 'counts': text}
-
-
-def counts_of(text: str) -> list[int]:
-    """The run lengths, of zeros first, in COCO's compressed encoding."""
-    counts, value, shift = [], 0, 0
-    for code in text.encode():
-        code -= 48
-        value |= (code & 31) << shift
-        shift += 5
-        if not code & 32:  # the last group of a count
-            value -= (code & 16) << shift - 4
-            counts.append(value + counts[-2] if len(counts) > 2 else value)
-            value = shift = 0
-    return counts
+    """COCO's compressed run-length encoding of a mask (H, W), as JSON values."""
+    encoded = coco_mask.encode(np.asfortranarray(mask, np.uint8))
+    return {'size': encoded['size'], 'counts': encoded['counts'].decode()}
 
 
 def mask_of(encoded: dict[str, Any]) -> np.ndarray:
     """The mask (H, W) of a run-length encoding, the inverse of `run_lengths`."""
-    counts = counts_of(encoded['counts'])
-    pixels = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
-    return pixels.reshape(encoded['size'], order='F')
+    return coco_mask.decode(encoded).astype(bool)

@@ -1,6 +1,6 @@
 """Run an exported detector or segmentor on images, without torch and mm.
 
-For each image NAME it writes a picture, NAME.overlay.png, and the predictions, as tools/infer.py:
+For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions, as tools/infer.py:
   detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
   semantic segmentor    NAME.labels.png, class indices as pixel values
 With --format, the predictions are also written for other tools; see docs/results.md.
@@ -58,7 +58,7 @@ def predict_files(
             if it is installed.
         workers (N): threads that read, predict, draw and write, each with its share of the cores;
             by default one for each core, of which some wait where memory is short. A GPU has one.
-        no_pictures: write no NAME.overlay.png, which takes longer than a small model.
+        no_pictures: write no NAME.overlay.jpg, which takes longer than a small model.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.

@@ -20,9 +20,17 @@ from .files import distinct_name, files_below, make_folder, write_text
 IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 RESULTS = (
-    '.overlay.png', '.overlay.mp4', '.detections.json', '.detections.jsonl', '.labels.png',
-    '.labels.tif', '.segments.png', '.segments.json', '.segments.jsonl',
-)  # fmt: skip
+    '.overlay.jpg',
+    '.overlay.png',  # of earlier versions
+    '.overlay.mp4',
+    '.detections.json',
+    '.detections.jsonl',
+    '.labels.png',
+    '.labels.tif',
+    '.segments.png',
+    '.segments.json',
+    '.segments.jsonl',
+)
 OWNERS = 'inputs.json'  # in the folder of results: the input of each name, relative to the folder
 LISTED = 10  # files in a warning
 
@@ -84,18 +92,22 @@ def named_within(folder: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
 
 def media_in(folder: Path, out_dir: Optional[str]) -> list[Path]:
     """The images and videos in a folder and its subfolders, links to folders included."""
-    found, others = [], []
+    found: list[Path] = []
+    others: list[Path] = []
     for path in files_below(folder):
-        is_medium = path.suffix.lower() in IMAGES + VIDEOS and not is_result(path, out_dir)
-        (found if is_medium else others).append(path)
+        if path.suffix.lower() in IMAGES + VIDEOS and not is_result(path, out_dir):
+            found.append(path)
+        else:
+            others.append(path)
     if not found:
         kinds = ', '.join(IMAGES + VIDEOS)
         raise UserError(f'no images or videos in the folder {folder}; looked for {kinds}')
     if others and rank() == 0:
         listed = ', '.join(str(path.relative_to(folder)) for path in others[:LISTED])
+        if len(others) > LISTED:
+            listed += f' and {len(others) - LISTED} more'
         warnings.warn(
-            f'{folder}: left out what is no image or video, or written by an earlier run: '
-            f'{listed}{f" and {len(others) - LISTED} more" * (len(others) > LISTED)}',
+            f'{folder}: left out what is no image or video, or written by an earlier run: {listed}',
             stacklevel=2,
         )
     return found
@@ -138,7 +150,8 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Pa
             return True
         return any(file.resolve() in inputs for file in files)
 
-    named, taken = [], set()
+    named: list[tuple[Path, str]] = []
+    taken: set[str] = set()
     for path, wanted in found.items():
         name = distinct_name(wanted, taken, partial(conflicts, source=sources[path]))
         named.append((path, name))

@@ -3,15 +3,15 @@ import io
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from skimage.color import rgb2lab
 
 from cpvt_pyramid.results import drawing
-from cpvt_pyramid.results.drawing import draw_boxes, draw_segmentation
-from cpvt_pyramid.results.png import png_of
+from cpvt_pyramid.results.drawing import draw_boxes, draw_segmentation, jpeg_of, label_counts
 
 CLASSES = ('zero', 'one', 'two', 'three')
 GREY = np.full((100, 200, 3), 128, np.uint8)
+GREY_SQUARE = np.full((400, 400, 3), 128, np.uint8)
 
 
 def count(picture: Image.Image, color: tuple) -> int:
@@ -121,11 +121,34 @@ def test_legend_breaks_into_rows() -> None:
     assert all(count(strip, color) > 50 for color in colors)
 
 
-@pytest.mark.parametrize('shape', [(1, 1), (1, 9), (9, 1), (61, 80)])
-def test_png_files_keep_the_pixels(shape) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
-    with Image.open(io.BytesIO(png_of(Image.fromarray(pixels)))) as file:
-        file.verify()
-    with Image.open(io.BytesIO(png_of(Image.fromarray(pixels)))) as file:
-        assert file.mode == 'RGB'
-        np.testing.assert_array_equal(np.array(file), pixels)
+def test_overlays_keep_the_colours_of_thin_lines() -> None:
+    picture = Image.new('RGB', (64, 48), (128, 128, 128))
+    ImageDraw.Draw(picture).line([(31, 0), (31, 47)], (255, 0, 0))
+    with Image.open(io.BytesIO(jpeg_of(picture))) as file:
+        assert (file.format, file.mode, file.size) == ('JPEG', 'RGB', (64, 48))
+        difference = np.abs(np.array(file).astype(int) - np.array(picture))
+    assert difference.max() < 40  # 100 with colours at half of the resolution
+
+
+def test_overlays_that_are_too_large_for_jpeg_are_reduced() -> None:
+    picture = Image.new('RGB', (70_000, 10))
+    with Image.open(io.BytesIO(jpeg_of(picture))) as file:
+        assert file.size == (65_500, 9)
+    assert picture.size == (70_000, 10)
+
+
+@pytest.mark.parametrize('kind', [np.uint8, np.int32])
+def test_labels_are_counted(kind) -> None:
+    label_map = np.array([[3, 0, 255], [3, 3, 0]], kind)
+    labels, pixels = label_counts(label_map)
+    assert (labels.tolist(), pixels.tolist()) == ([0, 3, 255], [2, 3, 1])
+
+
+def test_palettes_of_more_than_256_colours() -> None:
+    label_map = np.zeros((400, 400), np.int32)
+    label_map[:, 200:] = 299
+    classes = [f'class {i}' for i in range(300)]
+    palette = [(0, 0, 250)] * 299 + [(250, 0, 0)]
+    few = draw_segmentation(GREY_SQUARE, label_map // 299, classes[:2], palette[-2:], legend=False)
+    many = draw_segmentation(GREY_SQUARE, label_map, classes, palette, legend=False)
+    assert few == many and count(many, (250, 0, 0)) == count(many, (0, 0, 250)) == 400

@@ -108,7 +108,7 @@ def test_overlays_can_be_left_out(found):
         Path(folder).mkdir()
         found.write(Path(folder), 'a', 'a.png', pictures=pictures)
     written = contents_of(Path('all'))
-    del written['a.overlay.png']
+    del written['a.overlay.jpg']
     assert contents_of(Path('some')) == written
 
 
@@ -139,7 +139,7 @@ def test_the_documented_commands(untrained, sample_dataset):
         main = runtime.main if tool == '-m' else load_tool(Path(tool).stem).main
         assert main(words) == 0, command
     written = {path.suffix for path in Path('predictions').iterdir()}
-    assert written >= {'.csv', '.json', '.geojson', '.png'}
+    assert written >= {'.csv', '.json', '.geojson', '.jpg'}
     assert {path.name for path in Path('predictions/yolo').iterdir()} == {'labels', 'classes.txt'}
     assert Path('predictions/labelme').is_dir() and Path('predictions/coco.json').is_file()
     assert Path('analysis.html').is_file() and Path('analysis.json').is_file()

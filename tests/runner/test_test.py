@@ -50,7 +50,7 @@ def test_evaluation(untrained, kind, tta, capsys):
             with Image.open(sample['img_path']) as image:
                 assert sample['pred_sem_seg']['data'].shape[-2:] == image.size[::-1]
             assert 'seg_logits' not in sample
-    for ending in ('overlay.png', 'detections.json' if kind == 'detector' else 'labels.png'):
+    for ending in ('overlay.jpg', 'detections.json' if kind == 'detector' else 'labels.png'):
         assert len(list(Path('shown').glob(f'*.{ending}'))) == 4
     assert list(Path('work_dirs', kind, 'test').glob('*/*.json'))
     if tta:

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from support import ROOT, run
 
+from cpvt_pyramid.results.drawing import jpeg_of
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main
 from cpvt_pyramid.runtime.images import ORIENTATION
@@ -51,13 +52,13 @@ def test_files(model, folder, name, options, capsys):
     assert found.startswith('found in images: ') and ('%' in found) == (name == 'labels')
     assert float(speed.split(' images per second')[0]) > 0
     names = {'a': 'a.jpg', 'a-2': 'a.png', 'b': 'b.png', 'c': 'c.png'}
-    expected = {f'{n}.{end}' for n in names for end in ('overlay.png', kind)}
+    expected = {f'{n}.{end}' for n in names for end in ('overlay.jpg', kind)}
     assert files_of('predictions').keys() == expected | {OWNERS}
     assert json.loads(Path('predictions', OWNERS).read_text())['a-2'] == '../in/a.png'
     for result, file in names.items():
         expected = Predictor(path, **options)(folder / file)
-        picture = Image.open(f'predictions/{result}.overlay.png')
-        np.testing.assert_array_equal(np.array(picture), np.array(expected.draw()))
+        overlay = Path(f'predictions/{result}.overlay.jpg').read_bytes()
+        assert overlay == jpeg_of(expected.draw())
         if name == 'labels':
             labels = Image.open(f'predictions/{result}.labels.png')
             np.testing.assert_array_equal(np.array(labels), expected.labels)

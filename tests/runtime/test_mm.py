@@ -85,7 +85,7 @@ def test_label_maps_in_tiles(model, photos, name):
     assert infer.main([str(model(name)), 'big.png', '--tile', '64', '--batch-size', '2']) == 0
     with rasterio.open('predictions/big.labels.tif') as labels:
         np.testing.assert_array_equal(labels.read(1), photo.argmax(-1))
-    assert Path('predictions/big.overlay.png').is_file()
+    assert Path('predictions/big.overlay.jpg').is_file()
 
 
 def test_boxes_in_tiles(model, photos, capsys):

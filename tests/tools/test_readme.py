@@ -131,7 +131,7 @@ def test_exported_models(tmp_path, monkeypatch):
     (command,) = [c for c in commands() if 'cpvt_pyramid.runtime examples/' in c]
     assert runtime.main([*shlex.split(command)[3:], '--out-dir', str(tmp_path)]) == 0
     found = json.loads((tmp_path / '1.detections.json').read_text())['detections']
-    assert len(found) > 1 and (tmp_path / '1.overlay.png').is_file()
+    assert len(found) > 1 and (tmp_path / '1.overlay.jpg').is_file()
     (command,) = [c for c in commands() if 'cpvt_pyramid.app' in c]
     assert Path(parser_of(app.serve).parse_args(shlex.split(command)[3:]).model).is_file()
 

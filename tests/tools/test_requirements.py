@@ -17,7 +17,7 @@ EXTRAS = {
     'cpvt_pyramid/lab/': ['lab'],
     'cpvt_pyramid/mm/': ['mm'],
     'cpvt_pyramid/registry.py': ['mm'],
-    'cpvt_pyramid/results/': [],
+    'cpvt_pyramid/results/': ['runtime'],
     'cpvt_pyramid/runner/': ['mm'],
     'cpvt_pyramid/runtime/': ['runtime', 'openvino'],
     'cpvt_pyramid/timm_models.py': ['timm'],

@@ -19,7 +19,6 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from ...results.drawing import Color, class_palette
-from ...results.records import counts_of
 from ...tooling.command import UserError
 from .defects import Checked, Defects
 from .folder import SPLITS, Files, stem_of, words
@@ -573,6 +572,26 @@ def problem_of_mask(mask: Any, image: dict) -> tuple[Optional[str], bool]:
     is_list = isinstance(counts, list) and all(isinstance(n, int) and n >= 0 for n in counts)
     is_whole = is_list and sum(counts) == math.prod(mask['size'])
     return None if is_whole else 'masks whose run lengths are damaged', not is_whole
+
+
+def counts_of(text: str) -> list[int]:
+    """The run lengths, of zeros first, in COCO's compressed encoding."""
+    counts: list[int] = []
+    value = 0
+    shift = 0
+    for character in text.encode():
+        code = character - 48
+        value |= (code & 31) << shift
+        shift += 5
+        is_last_group = not code & 32
+        if is_last_group:
+            value -= (code & 16) << shift - 4
+            if len(counts) > 2:
+                value += counts[-2]
+            counts.append(value)
+            value = 0
+            shift = 0
+    return counts
 
 
 def check_that_boxes_are_no_corners(

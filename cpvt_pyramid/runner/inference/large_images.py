@@ -179,7 +179,7 @@ def limit_gpu_memory(size: int, device: torch.device) -> None:
 class LargeImage:
     """Writes the predictions of a model for a large image.
 
-    For an image NAME: NAME.overlay.png, at most 2048 pixels a side, unless without `pictures`, and
+    For an image NAME: NAME.overlay.jpg, at most 2048 pixels a side, unless without `pictures`, and
     NAME.detections.json or NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of
     the image, if it has one. Work in progress is kept in .NAME.partial.
     """
@@ -202,7 +202,7 @@ class LargeImage:
         self.about['image'] = identity(path)
         self.run = hashed(self.about)
         self.result = folder / f'{name}{".detections.json" if model.detects else ".labels.tif"}'
-        self.overlay = folder / f'{name}.overlay.png'
+        self.overlay = folder / f'{name}.overlay.jpg'
         self.working_folder = self.result.with_name(f'.{Path(name).name}.partial')
         self.label_type = np.uint8 if len(model.meta['classes']) <= 256 else np.uint16
 

@@ -90,7 +90,7 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
         more = work_dir if name in ('train', 'test') else ()
         more += ('--show-dir', 'shown') if name == 'test' else ()
         assert load_tool(name).main([*words, *more, *SMALL]) == 0
-    with Image.open(tmp_path / 'shown/s0.overlay.png') as shown:
+    with Image.open(tmp_path / 'shown/s0.overlay.jpg') as shown:
         assert shown.mode == 'RGB'
     assert {Path(shlex.split(c)[1]).stem for c in COMMANDS} == {
         'band_statistics', 'train', 'test', 'infer'
@@ -102,7 +102,7 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
     whole += ['--out-dir', 'whole', *SMALL]
     assert load_tool('infer').main(whole) == 0
     assert np.array_equal(np.array(Image.open(tmp_path / 'whole/s0.labels.png')), labels)
-    with Image.open(tmp_path / 'predictions/s0.overlay.png') as overlay:
+    with Image.open(tmp_path / 'predictions/s0.overlay.jpg') as overlay:
         assert overlay.mode == 'RGB'
 
 

@@ -81,7 +81,7 @@ def test_a_detector(untrained, images, capsys):
     assert '4 of 6 done: results in in\nfound in images: ' in said.out
     assert [path.read_bytes() for path in images] == before
     for name, (width, height) in SIZES.items():
-        with Image.open(f'in/{name}.overlay.png') as overlay:
+        with Image.open(f'in/{name}.overlay.jpg') as overlay:
             assert overlay.width % width == 0 and overlay.height % height == 0
         for found in boxes(f'in/{name}.detections.json'):
             x1, y1, x2, y2 = found['box']
@@ -109,7 +109,7 @@ def test_a_segmentor_and_a_list_on_stdin(untrained, images, monkeypatch, capsys)
     for name, size in SIZES.items():
         with Image.open(f'predictions/{name}.labels.png') as labels:
             assert labels.size == size and np.array(labels).max() < 11
-        assert Path(f'predictions/{name}.overlay.png').is_file()
+        assert Path(f'predictions/{name}.overlay.jpg').is_file()
 
 
 @pytest.mark.parametrize('kind', ['detector', 'segmentor'])
@@ -142,7 +142,7 @@ def test_without_pictures(untrained, kind, capsys):
     assert written('whole') == ['a.detections.json' if kind == 'detector' else 'a.labels.png']
     for options in (['--no-pictures'], []):  # pictures are made up for
         assert infer.main([*untrained[kind], 'a.png', '--tile', '64', *options]) == 0
-        assert Path('predictions/a.overlay.png').exists() == (not options)
+        assert Path('predictions/a.overlay.jpg').exists() == (not options)
     capsys.readouterr()
     status = infer.main([*untrained[kind], 'b.avi', '--no-pictures', '--out-dir', 'film'])
     if kind == 'detector':
@@ -269,7 +269,7 @@ def test_instance_masks(configs, sample_dataset):
         assert len(items) == count > 0 and masks.any()
         evaluated = sorted(mask['counts'].decode() for mask in expected['masks'][:count])
         assert sorted(item['mask']['counts'] for item in items) == evaluated  # scores may be equal
-        overlays = [Path(folder, f'{name}.overlay.png') for folder in ('predictions', 'shown')]
+        overlays = [Path(folder, f'{name}.overlay.jpg') for folder in ('predictions', 'shown')]
         assert overlays[0].read_bytes() == overlays[1].read_bytes()
         assert boxes(f'shown/{name}.detections.json') == items
 
@@ -316,7 +316,7 @@ def test_a_panoptic_model(kind, capsys):
     film('in/b.avi', frames(2, 96, 128))
     assert infer.main([*panoptic, 'in']) == 0
     assert written('predictions') == [
-        'a.overlay.png', 'a.segments.json', 'a.segments.png', 'b.overlay.mp4', 'b.segments.jsonl',
+        'a.overlay.jpg', 'a.segments.json', 'a.segments.png', 'b.overlay.mp4', 'b.segments.jsonl',
     ]  # fmt: skip
     numbers = np.array(Image.open('predictions/a.segments.png'))
     segments = json.loads(Path('predictions/a.segments.json').read_text())['segments']
@@ -374,7 +374,7 @@ def test_videos(untrained, monkeypatch, capsys):
     assert re.search('infer: skipped in/torn.mp4: .+\n', said.err)
     assert '2 of 3 done: results in predictions\n' in said.out
     assert written('predictions') == [
-        'a.detections.jsonl', 'a.overlay.mp4', 'b.detections.json', 'b.overlay.png',
+        'a.detections.jsonl', 'a.overlay.mp4', 'b.detections.json', 'b.overlay.jpg',
     ]  # fmt: skip
     lines = [json.loads(x) for x in Path('predictions/a.detections.jsonl').read_text().splitlines()]
     assert [line['frame'] for line in lines] == list(range(7))
@@ -439,12 +439,12 @@ def test_labels_keep_the_georeference_and_do_not_depend_on_batches(untrained, ca
         assert file.profile['tiled'] and file.profile['compress'] == 'deflate'
         assert json.loads(file.tags()['classes']) == ['background', *DIGITS]
         assert file.colormap(1)[0] == (0, 0, 0, 255) and len(np.unique(file.read(1))) > 1
-    with Image.open('1/a.overlay.png') as overlay:
+    with Image.open('1/a.overlay.jpg') as overlay:
         assert overlay.width == 410
     capsys.readouterr()
     assert infer.main([*command, '1']) == 0
     assert 'a.tif: already done\n' in capsys.readouterr().out
-    assert written('1') == ['a.labels.tif', 'a.overlay.png']
+    assert written('1') == ['a.labels.tif', 'a.overlay.jpg']
 
 
 def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
@@ -513,7 +513,7 @@ def test_a_killed_run_resumes_to_the_same_results(untrained, kind, ending):
     with mock.patch.object(large_images, 'row_reader', noted):
         assert infer.main([*command, 'killed', *options]) == 0
     assert min(starts) == 192  # where the third row of tiles starts
-    assert written('killed') == sorted([f'a.{ending}', 'a.overlay.png'])
+    assert written('killed') == sorted([f'a.{ending}', 'a.overlay.jpg'])
     resumed, whole = (Path(name, f'a.{ending}').read_bytes() for name in ('killed', 'whole'))
     assert resumed == whole and (kind == 'segmentor' or whole.count(b'"score"') > 3)
 

@@ -229,7 +229,7 @@ def test_processes_write_what_one_writes(untrained, configs, capsys, name):
     if name == 'segmentor':
         return
     times = {path: path.stat().st_mtime_ns for path in Path('two').iterdir() if path.is_file()}
-    Path('two/3.overlay.png').unlink()
+    Path('two/3.overlay.jpg').unlink()
     Path('two/3.detections.json').unlink()
     assert statuses(2, work) == [1, 1]
     again = {path for path, time_ in times.items() if path.stat().st_mtime_ns != time_}

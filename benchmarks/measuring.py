@@ -261,13 +261,17 @@ def peak_of_this_process(*what: Any) -> float:
 
 
 def limit_memory() -> None:
-    """Make allocations fail before the machine runs out of memory. No effect outside Linux."""
+    """Make allocations fail before the machine runs out of memory. No effect on Windows."""
+    import psutil
+
     from cpvt_pyramid.tooling import memory
 
-    with contextlib.suppress(OSError, ValueError):
-        most = memory.in_bytes('/proc/meminfo', 'MemAvailable') + memory.of_process('VmSize')
-        hard = memory.resource.getrlimit(memory.resource.RLIMIT_AS)[1]
-        memory.resource.setrlimit(memory.resource.RLIMIT_AS, (most, hard))
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = memory.available() + psutil.Process().memory_info().vms
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 # Arithmetic, graphs and maps

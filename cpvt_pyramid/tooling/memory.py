@@ -1,36 +1,31 @@
-"""Memory of this process, in bytes. Exact on Linux; on macOS an upper bound; not on Windows."""
+"""Memory of this process and of the machine, in bytes."""
 
-import sys
+import re
 from contextlib import suppress
 from pathlib import Path
 
-from .command import UserError
+import psutil
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
+STATUS = Path('/proc/self/status')
+GROUP = Path('/sys/fs/cgroup')  # the control group (version 2) of this process, as in a container
 
 
 def resident() -> int:
-    """Resident memory now. Outside Linux: the same as `peak`."""
-    return of_process('VmRSS')
+    """Resident memory of this process now."""
+    return psutil.Process().memory_info().rss
 
 
 def peak() -> int:
-    """Peak resident memory since the process started or, on Linux, since `restart_peak`."""
-    return of_process('VmHWM')
+    """Peak resident memory of this process since its start or, on Linux, since `restart_peak`."""
+    with suppress(FileNotFoundError):  # on Linux, where getrusage includes the parent process
+        (kilobytes,) = re.findall(r'^VmHWM:\s+(\d+) kB', STATUS.read_text(), re.M)
+        return int(kilobytes) * 1024
+    info = psutil.Process().memory_info()
+    if hasattr(info, 'peak_wset'):  # on Windows
+        return info.peak_wset
+    import resource
 
-
-def of_process(field: str) -> int:
-    """A field of /proc/self/status; outside Linux, the peak from getrusage."""
-    try:
-        return in_bytes('/proc/self/status', field)
-    except OSError:  # not used on Linux, where getrusage includes the parent process
-        if resource is None:
-            raise UserError('memory can be measured on Linux and macOS only') from None
-        unit = 1 if sys.platform == 'darwin' else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on macOS, in bytes
 
 
 def restart_peak() -> None:
@@ -41,16 +36,10 @@ def restart_peak() -> None:
 
 def available() -> int:
     """Memory that processes can still take, on this machine and in the control group of this
-    process. On Linux only."""
-    free = in_bytes('/proc/meminfo', 'MemAvailable')
-    group = Path('/sys/fs/cgroup')
+    process, of which psutil knows nothing."""
+    free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no such group, or no limit
-        numbers = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
-        free = min(free, int((group / 'memory.max').read_text()) - int(numbers['anon']))
+        limit = int((GROUP / 'memory.max').read_text())
+        (used,) = re.findall(r'^anon (\d+)$', (GROUP / 'memory.stat').read_text(), re.M)
+        free = min(free, limit - int(used))
     return free
-
-
-def in_bytes(path: str, field: str) -> int:
-    """The value of a line such as `VmHWM:  1234 kB`."""
-    (line,) = (line for line in Path(path).read_text().splitlines() if line.startswith(field + ':'))
-    return int(line.split()[1]) * 1024

@@ -18,13 +18,20 @@ CPU_QUOTA = Path('/sys/fs/cgroup/cpu.max')  # two numbers of microseconds, or ma
 def usable_cores() -> int:
     """The number of cores that this process may use: those that it is bound to, or fewer if its
     control group (version 2) has a quota, as in a container."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, 'sched_getaffinity'):  # on Linux; others cannot bind a process to some
-        cores = len(os.sched_getaffinity(0))
+    cores = bound_cores()
     with suppress(OSError, ValueError):  # no such group, or no quota
         quota, period = CPU_QUOTA.read_text().split()
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def bound_cores() -> int:
+    """The number of cores that this process is bound to; by default all."""
+    if hasattr(os, 'process_cpu_count'):  # from Python 3.13
+        return os.process_cpu_count() or 1
+    if hasattr(os, 'sched_getaffinity'):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Budget:

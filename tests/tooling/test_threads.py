@@ -77,11 +77,22 @@ def test_a_budget_is_shared():
 def test_a_container_has_the_cores_of_its_quota(tmp_path, monkeypatch):
     file = tmp_path / 'cpu.max'
     monkeypatch.setattr(threads, 'CPU_QUOTA', file)
-    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(8)))
+    monkeypatch.setattr(threads, 'bound_cores', lambda: 8)
     assert usable_cores() == 8
     for quota, expected in (('max 100000', 8), ('350000 100000', 3), ('50000 100000', 1), ('', 8)):
         file.write_text(f'{quota}\n')
         assert usable_cores() == expected
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='cores cannot be chosen')
+def test_a_bound_process_has_the_cores_that_it_is_bound_to():
+    cores = os.sched_getaffinity(0)
+    assert threads.bound_cores() == len(cores)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        assert threads.bound_cores() == 1
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_batches_in_threads_have_results_in_order():

@@ -9,7 +9,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union, overload
@@ -51,8 +51,8 @@ class Predictor:
         device: an execution provider of onnxruntime, such as 'CUDAExecutionProvider', or a device
             of OpenVINO, such as 'GPU'.
         workers: threads that predict from the images of a list, each with its share of the cores.
-            Results are the same. With 1, each image has all cores. On other devices and for a
-            checkpoint, always 1.
+            Results are the same. With 1, each image has all cores. Other devices serve one thread
+            at a time, while the others read and write images. For a checkpoint, always 1.
 
     Raises:
         UserError: the model cannot be opened; one line that says why.
@@ -84,9 +84,9 @@ class Predictor:
         if path.suffix in EXPORTED:
             exported = ExportedModel(path, backend, device, workers)
             self.model: Any = exported.with_size(size) if size else exported
-            workers = exported.session.requests
         else:
-            self.model, workers = _trained(path, size), 1  # with `predict`, `classes` and so on
+            self.model = _trained(path, size)  # with `predict`, `classes` and so on
+            workers = 1
         self.threads = workers if workers > 1 else 0  # besides the caller's, see `map_in_threads`
         check_score_thr(score_thr, self.model.kind_of_results)
 
@@ -201,10 +201,7 @@ class ExportedModel:
         self.kind_of_results: Kind = 'labels' if segments else 'detections'
         resize = self.about['resize']
         self.resize = resize and (resize['short'], resize['long'])
-        self.memory = Budget(math.inf)
-        with suppress(OSError):  # known on Linux only
-            if self.session.requests > 1:
-                self.memory = Budget(memory.available() / 2)
+        self.memory = Budget(memory.available() / 2 if workers > 1 else math.inf)
 
     def with_size(self, short: int) -> 'ExportedModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
@@ -245,9 +242,8 @@ class ExportedModel:
             'reduce the size or the batch'
         )
         pixels = sum(math.prod(size) for size in sizes)
-        with suppress(OSError):  # known on Linux only
-            if PIXEL_BYTES * pixels > memory.available():
-                raise error
+        if PIXEL_BYTES * pixels > memory.available():
+            raise error
         try:
             yield
         except MemoryError:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Optional, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ class Session(Protocol):
     names: list[str]  # of the outputs
     shapes: dict[str, list[Optional[int]]]  # of the inputs; None for a dimension of any length
     dtypes: dict[str, np.dtype]  # of the inputs
-    requests: int  # the number of threads that may call `run` at the same time
+    requests: int  # the number of threads that `run` serves at the same time; others wait
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
@@ -59,6 +60,7 @@ class OnnxRuntime:
             wanted.insert(1, CUDA)
         providers = [name for name in dict.fromkeys(wanted) if name in available]
         self.requests = requests if providers == [CPU] else 1
+        self.turns = threading.Semaphore(self.requests)
         if self.requests > 1:  # which compute, too, and share the session's other threads
             options.intra_op_num_threads = max(usable_cores() - self.requests + 1, 1)
         model = add_outputs(path.read_bytes(), more_outputs) if more_outputs else str(path)
@@ -67,21 +69,23 @@ class OnnxRuntime:
         used = self.session.get_providers()  # without those that could not be started
         check_device('onnxruntime', device or used[0], used if device in available else available)
         entries = self.session.get_modelmeta().custom_metadata_map
-        self.metadata, self.test = entries.get(KEY), entries.get(TEST_KEY)
+        self.metadata = entries.get(KEY)
+        self.test = entries.get(TEST_KEY)
         self.provider = used[0]
         self.device = f'onnxruntime on {self.provider}'
         self.names = [output.name for output in self.session.get_outputs()]
-        self.shapes = {
-            value.name: [n if isinstance(n, int) else None for n in value.shape]
-            for value in self.session.get_inputs()
-        }
-        self.dtypes = {value.name: dtype_of(value.type) for value in self.session.get_inputs()}
+        self.shapes = {}
+        self.dtypes = {}
+        for value in self.session.get_inputs():
+            self.shapes[value.name] = [n if isinstance(n, int) else None for n in value.shape]
+            self.dtypes[value.name] = dtype_of(value.type)
 
         self.run_options = onnxruntime.RunOptions()
         self.run_options.log_severity_level = 4  # an error is raised, and need not be printed
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        results = self.session.run(self.names, inputs, self.run_options)
+        with self.turns:
+            results = self.session.run(self.names, inputs, self.run_options)
         return dict(zip(self.names, results))
 
     def with_outputs(self, names: Sequence[str]) -> Session:
@@ -126,11 +130,10 @@ class OpenVino:
         model = reader.convert(reader.load(str(path)))
         model.add_outputs(list(more_outputs))
         self.path = path
-        self.metadata, self.test = (
-            model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
-            for place in (['framework', KEY], ['framework', TEST_KEY])
-        )
-        core, device = openvino_core(), device or 'CPU'
+        self.metadata = _entry(model, KEY)
+        self.test = _entry(model, TEST_KEY)
+        core = openvino_core()
+        device = device or 'CPU'
         check_device('openvino', device, core.available_devices)
         self.place = device
         self.device = f'openvino on {device}'
@@ -141,25 +144,26 @@ class OpenVino:
             settings['PERFORMANCE_HINT'] = 'THROUGHPUT'
             settings['PERFORMANCE_HINT_NUM_REQUESTS'] = self.requests
         self.model = core.compile_model(model, device, settings)
-        self.threads = threading.local()  # each has a request, which only one can use at a time
+        self.free: SimpleQueue[Any] = SimpleQueue()  # requests, each for one thread at a time
+        for _ in range(self.requests):
+            self.free.put(self.model.create_infer_request())
         known = NAMES | {*more_outputs}
         self.names = [_name(output.get_names(), known) for output in self.model.outputs]
-        self.shapes = {
-            _name(value.get_names(), known): [
-                n.get_length() if n.is_static else None for n in value.partial_shape
-            ]
-            for value in self.model.inputs
-        }
-        self.dtypes = {
-            _name(value.get_names(), known): np.dtype(value.get_element_type().to_dtype())
-            for value in self.model.inputs
-        }
+        self.shapes = {}
+        self.dtypes = {}
+        for value in self.model.inputs:
+            name = _name(value.get_names(), known)
+            shape = value.partial_shape
+            self.shapes[name] = [n.get_length() if n.is_static else None for n in shape]
+            self.dtypes[name] = np.dtype(value.get_element_type().to_dtype())
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if not hasattr(self.threads, 'request'):
-            self.threads.request = self.model.create_infer_request()
-        results = self.threads.request.infer(inputs, share_inputs=True)
-        return {name: results[i] for i, name in enumerate(self.names)}
+        request = self.free.get()
+        try:
+            results = request.infer(inputs, share_inputs=True)
+            return {name: results[i] for i, name in enumerate(self.names)}
+        finally:
+            self.free.put(request)
 
     def with_outputs(self, names: Sequence[str]) -> Session:
         return OpenVino(self.path, self.place, more_outputs=names)
@@ -172,6 +176,12 @@ def openvino_core() -> Any:
     import openvino
 
     return openvino.Core()
+
+
+def _entry(model: Any, key: str) -> Optional[str]:
+    """An entry of the metadata of a file; None if it has none."""
+    place = ['framework', key]
+    return model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
 
 
 def _name(names: set[str], known: set[str]) -> str:
@@ -241,16 +251,21 @@ def padded_inputs(
 ) -> dict[str, np.ndarray]:
     """The inputs of a model, of these shapes (see `Session`), for images (H, W, 3) in one batch,
     with their heights and widths before they were resized, if they were."""
-    sizes = [image.shape[:2] for image in images]
-    count, _, *room = shapes['images']
-    height, width = (n or largest for n, largest in zip(room, np.max(sizes, axis=0)))
-    batch = np.zeros((count or len(images), 3, height, width), np.float32)
-    inputs = {'images': batch}
-    for name, given in (('valid', sizes), ('original', originals or sizes)):
-        inputs[name] = np.ones((len(batch), 2), np.int64)  # a batch of fixed size may be idle
-        inputs[name][: len(images)] = given
+    sizes = np.array([image.shape[:2] for image in images])
+    fixed_count, _, fixed_height, fixed_width = shapes['images']
+    height = fixed_height or sizes[:, 0].max()
+    width = fixed_width or sizes[:, 1].max()
+    count = fixed_count or len(images)
+    batch = np.zeros((count, 3, height, width), np.float32)
     for place, image in zip(batch, images):
         place[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+    # The rows of a batch of fixed size that hold no image are of one pixel.
+    valid = np.ones((count, 2), np.int64)
+    valid[: len(images)] = sizes
+    original = valid.copy()
+    if originals:
+        original[: len(images)] = originals
+    inputs = {'images': batch, 'valid': valid, 'original': original}
     return {name: inputs[name] for name in shapes}
 
 

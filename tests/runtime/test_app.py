@@ -30,6 +30,7 @@ import pytest
 from PIL import Image
 
 from cpvt_pyramid import app
+from cpvt_pyramid.results.drawing import jpeg_of
 from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.__main__ import main as run_main
 from cpvt_pyramid.runtime.predictor import ExportedModel
@@ -148,7 +149,7 @@ def test_predictions_are_those_of_the_predictor(model, photos):
             for name, data in files.items():
                 answer, expected = client.predict(data), Predictor(path)(name)
                 assert answer.json['summary'] == (expected.summary() or 'nothing')
-                assert picture_of(answer) == app.jpeg(expected.draw())
+                assert picture_of(answer) == jpeg_of(expected.draw())
                 assert answer.json.get('detections') == (expected.records() if detects else None)
             if detects:
                 expected = Predictor(path, score_thr=0.05, size=50)('plain.png')
@@ -232,7 +233,7 @@ def test_nothing_is_served_but_the_page_and_small_pictures_of_samples(model, pho
             assert not small.getexif()
             answer = client.predict(query=f'sample={number}')
             expected = Predictor(path)(home / name)
-            assert picture_of(answer) == app.jpeg(expected.draw())
+            assert picture_of(answer) == jpeg_of(expected.draw())
         # A path in the place of an image is not opened.
         for body in (b'/etc/passwd', b'{"path": "/etc/passwd"}', b'http://127.0.0.1/'):
             assert 'not an image' in client.predict(body).json['error']

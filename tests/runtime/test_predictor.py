@@ -4,7 +4,11 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,7 +24,7 @@ from cpvt_pyramid.runtime import Predictor, UserError
 from cpvt_pyramid.runtime import predictor as predictor_module
 from cpvt_pyramid.runtime.images import rescaled_size, resize_image, resize_scores
 from cpvt_pyramid.runtime.masks import paste_masks
-from cpvt_pyramid.runtime.sessions import OnnxRuntime
+from cpvt_pyramid.runtime.sessions import OnnxRuntime, open_session, padded_inputs
 from cpvt_pyramid.tooling import memory
 
 
@@ -315,3 +319,42 @@ def test_who_shares_a_batch(model, photos, monkeypatch):
         assert sorted(given) == expected
         for image, result in zip(images, found):
             assert_same(predictor(image), result)
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('requests', [1, 2])
+def test_more_threads_than_a_session_serves_take_turns(
+    model, photos, monkeypatch, backend, requests
+):
+    """As the threads of a run do on a GPU, which read and write images meanwhile."""
+    session = open_session(Path(model('detection')), backend, requests=requests)
+    inputs = padded_inputs(photos[:1], session.shapes)
+    expected = session.run(inputs)['scores']
+    lock = threading.Lock()
+    running = []
+    together = []
+
+    class Watched:
+        """What a session runs, with the number of threads that are inside."""
+
+        def __init__(self, run):
+            self.run = self.infer = partial(self.watch, run)
+
+        def watch(self, run, *arguments, **options):
+            with lock:
+                running.append(1)
+                together.append(len(running))
+            time.sleep(0.02)
+            found = run(*arguments, **options)
+            running.pop()
+            return found
+
+    if backend == 'onnxruntime':
+        monkeypatch.setattr(session, 'session', Watched(session.session.run))
+    else:
+        for _ in range(requests):
+            session.free.put(Watched(session.free.get().infer))
+    with ThreadPoolExecutor(5) as pool:
+        for found in pool.map(session.run, [inputs] * 10):
+            np.testing.assert_array_equal(found['scores'], expected)
+    assert max(together) == requests

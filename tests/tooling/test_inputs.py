@@ -83,7 +83,7 @@ def test_results_never_overwrite_each_other():
     assert every == first | {'d/A.bmp': 'A-4', 'd/s/a.png': 's/a', 'd/clip.avi': 'clip-2'}
     assert len({name.casefold() for name in every.values()}) == len(every)
     assert named('d', 'e') == every  # the same names when the command is repeated
-    os.remove('out/a-2.overlay.png')
+    os.remove(f'out/a-2{RESULTS[0]}')
     touch('f/a-2.png')
     assert named('f') == {'f/a-2.png': 'a-2'}
     Path('out/inputs.json').write_text('damaged')

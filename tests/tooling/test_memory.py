@@ -23,9 +23,7 @@ def test_what_a_process_takes():
     'limit, anonymous, expected',
     [(3000, 1000, 2000), (10**18, 1000, None), ('max', 1000, None), (3000, None, None)],
 )
-def test_a_container_has_the_memory_of_its_limit(
-    limit, anonymous, expected, tmp_path, monkeypatch
-):
+def test_a_container_has_the_memory_of_its_limit(limit, anonymous, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, 'GROUP', tmp_path)
     (tmp_path / 'memory.max').write_text(f'{limit}\n')
     if anonymous is not None:

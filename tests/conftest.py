@@ -85,6 +85,7 @@ def sample_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope='session')
 def configs(sample_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Config files of a tiny detector and a tiny segmentor, by name."""
+    pytest.importorskip('mmengine')
     from tiny_mm import write_configs
 
     return write_configs(tmp_path_factory.mktemp('configs'), sample_dataset)

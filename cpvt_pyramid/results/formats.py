@@ -6,7 +6,6 @@ images and tiles, models of mm and exported models.
 
 import csv
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..tooling.command import UserError
-from ..tooling.files import Format, atomic_write, make_folder, write_text
+from ..tooling.files import Format, atomic_write, make_folder, path_from, write_text
 from ..tooling.inputs import IMAGES, is_video
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
 from .drawing import painted_classes
@@ -220,7 +219,7 @@ def write_labelme(output: Output, named: Named) -> None:
             'version': '5.5.0',
             'flags': {},
             'shapes': shapes,
-            'imagePath': os.path.relpath(result.path, path.parent),
+            'imagePath': path_from(path.parent, result.path),
             'imageData': None,
             'imageHeight': result.size[0],
             'imageWidth': result.size[1],

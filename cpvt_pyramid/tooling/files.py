@@ -38,6 +38,14 @@ def make_folder(path: Union[str, Path]) -> Path:
     return Path(path)
 
 
+def path_from(folder: Union[str, Path], path: Union[str, Path]) -> str:
+    """The path relative to a folder; the absolute path if it is on another drive of Windows."""
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:
+        return os.path.abspath(path)
+
+
 def files_below(folder: Union[str, Path]) -> Iterator[Path]:
     """The files in a folder and its subfolders, without hidden ones. Links to folders are followed,
     but not in rings."""

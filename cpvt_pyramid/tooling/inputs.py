@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Optional
 
 from .command import UserError, rank
-from .files import distinct_name, files_below, make_folder, write_text
+from .files import distinct_name, files_below, make_folder, path_from, write_text
 
 # The file types looked for in a folder.
 IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
@@ -141,7 +141,7 @@ def name_results(found: Mapping[Path, str], out_dir: str) -> tuple[list[tuple[Pa
         owners = dict(json.loads((folder / OWNERS).read_text(encoding='utf-8')))
     owner_of = {name.casefold(): source for name, source in owners.items()}
     inputs = {path.resolve() for path in found}
-    sources = {path: os.path.relpath(path, folder) for path in found}
+    sources = {path: path_from(folder, path) for path in found}
 
     def conflicts(name: str, source: str) -> bool:
         files = [folder / f'{name}{ending}' for ending in RESULTS]

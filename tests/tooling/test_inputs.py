@@ -1,6 +1,7 @@
 """Inputs of a command line, and names for their results."""
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -88,3 +89,16 @@ def test_results_never_overwrite_each_other():
     assert named('f') == {'f/a-2.png': 'a-2'}
     Path('out/inputs.json').write_text('damaged')
     assert named('d/a.jpg') == {'d/a.jpg': 'a'}
+
+
+def test_results_can_be_on_another_drive(tmp_path, monkeypatch):
+    """As on Windows, where there is no relative path to them."""
+
+    def no_relative_path(path: object, start: object) -> str:
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+
+    monkeypatch.chdir(tmp_path)
+    touch('a.jpg')
+    monkeypatch.setattr(os.path, 'relpath', no_relative_path)
+    assert named('a.jpg') == {'a.jpg': 'a'}
+    assert str(tmp_path / 'a.jpg') in json.loads(Path('out/inputs.json').read_text()).values()

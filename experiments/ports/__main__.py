@@ -54,7 +54,7 @@ def compare_ports(
         page: Markdown page that takes the tables and the figure between <!-- findings --> and
             <!-- /findings -->; the JSON file is copied next to it
     """
-    from experiments.position.report import LabAnswer, save, write_findings
+    from experiments.report import LabAnswer, save, write_findings
 
     from . import report
 
@@ -91,7 +91,7 @@ def train_all(
         seed: the first one.
         workers: processes; 0: only read what is finished.
     """
-    from experiments.position.parallel import in_parallel
+    from experiments.parallel import in_parallel
 
     from . import runs
 

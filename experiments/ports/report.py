@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.position import figures
-from experiments.position.report import Table
-from experiments.position.statistics import Estimate, estimate, holm, paired_difference, show_p
+from experiments import figures
+from experiments.report import Table
+from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p
 
 from .settings import ARMS, BATCHES, CHANGES, COMPARED, METRICS, PADDING, REFERENCE, SVT
 

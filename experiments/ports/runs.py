@@ -1,11 +1,9 @@
 """Training and evaluation of one model; each run is a file named by all its settings."""
 
-import io
 import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -20,11 +18,10 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.structures import InstanceData, PixelData
 from mmseg.registry import MODELS as SEGMENTATION
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 from scipy.optimize import linear_sum_assignment
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
+from torchmetrics.detection import MeanAveragePrecision
 from torchvision.ops import box_iou
 
 from benchmarks.models import ports
@@ -33,7 +30,7 @@ from cpvt_pyramid.demo import digits
 from cpvt_pyramid.mm import CPVTPyramid
 from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
 from cpvt_pyramid.tooling.files import atomic_write, write_text
-from experiments.position.runs import digest, failure_of, mean_iou, one_thread, optimize, versions
+from experiments.training import digest, failure_of, mean_iou, one_thread, optimize, versions
 
 from .settings import BATCHES, CHANGES, PADDING, RunSettings
 
@@ -42,12 +39,18 @@ ARCH = 'pcpvt_nano'
 SVT = ARCHS[ARCH]._replace(window=7, stage_norm=True)
 # Width and height of the landscape images, and how often they are drawn; portrait ones are turned.
 # At half the size all sides are multiples of 32: no image is padded alone, in any library.
-SIZES, SHARES = ((192, 128), (128, 128), (128, 64)), (0.5, 0.25, 0.25)
+SIZES = ((192, 128), (128, 128), (128, 64))
+SHARES = (0.5, 0.25, 0.25)
 SIDE = 128  # the image for which a learned table has an entry for each token
-STRIDES, ANCHOR = (8, 16, 32), 3  # of the detector; its smallest anchors have 24 pixels
+STRIDES = (8, 16, 32)  # of the detector
+ANCHOR = 3  # sides of anchors, in strides: the smallest have 24 pixels
 KEPT = (0, 1, 4, 7)  # digits; all ten would take several times as many steps
 SHOWN = 0.3  # score of a box that a user sees
-SAME_PLACE, UNMOVED, SAME_SCORE = 0.5, 0.9, 0.05  # overlaps, and a difference of scores
+# Two boxes are at the same place from this overlap on, unmoved from the next on, and have the same
+# score up to a difference.
+SAME_PLACE = 0.5
+UNMOVED = 0.9
+SAME_SCORE = 0.05
 
 
 # Pictures
@@ -66,23 +69,33 @@ class Sample(NamedTuple):
 def draw(settings: RunSettings, split: str, stream: int, index: int, landscape: bool) -> Sample:
     """A picture of the demo's data set, of one of `SIZES`; its split is 'train' or that of the
     settings."""
-    rng = np.random.default_rng((settings.seed, split == 'train', stream, index))
+    in_training = split == 'train'
+    rng = np.random.default_rng((settings.seed, in_training, stream, index))
     width, height = SIZES[rng.choice(len(SIZES), p=SHARES)]
     size = (width, height) if landscape else (height, width)
-    photographs = 'val' if split == 'test' else 'train'
-    scans = scans_of(settings.seed)[split != 'train']
-    picture = digits.draw_picture(rng, photographs_of(photographs), scans, size)
-    boxes, classes = [], np.zeros(size[::-1], int)
+    photographs = photographs_of('val' if split == 'test' else 'train')
+    training_scans, other_scans = scans_of(settings.seed)
+    scans = training_scans if in_training else other_scans
+    picture = digits.draw_picture(rng, photographs, scans, size)
+    boxes = []
+    labels = []
+    areas = []
+    classes = np.zeros(picture.pixels.shape[:2], int)
     for instance in picture.instances:
-        classes[instance.visible] = 1 + KEPT.index(instance.label)
-        rows, columns = (np.flatnonzero(instance.visible.any(axis)) for axis in (1, 0))
+        label = KEPT.index(instance.label)
+        classes[instance.visible] = 1 + label
+        rows = np.flatnonzero(instance.visible.any(axis=1))
+        columns = np.flatnonzero(instance.visible.any(axis=0))
         boxes.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+        labels.append(label)
+        areas.append(int(instance.visible.sum()))
+    bgr = picture.pixels[..., ::-1].copy()
     return Sample(
-        torch.from_numpy(picture.pixels[..., ::-1].copy()).permute(2, 0, 1),
-        torch.tensor(boxes, dtype=torch.float32),
-        torch.tensor([KEPT.index(instance.label) for instance in picture.instances]),
-        [int(instance.visible.sum()) for instance in picture.instances],
-        torch.from_numpy(classes),
+        image=torch.from_numpy(bgr).permute(2, 0, 1),
+        boxes=torch.tensor(boxes, dtype=torch.float32),
+        labels=torch.tensor(labels),
+        areas=areas,
+        classes=torch.from_numpy(classes),
     )
 
 
@@ -157,12 +170,14 @@ class DigitReader(nn.Module):
     def loss(self, samples: Sequence[Sample]) -> Tensor:
         maps, data = self.maps(samples)
         height, width = data[0].batch_input_shape
-        for one, (*_, classes) in zip(data, samples):
+        for one, sample in zip(data, samples):
+            classes = sample.classes
             room = (0, width - classes.shape[1], 0, height - classes.shape[0])
             one.gt_sem_seg = PixelData(data=F.pad(classes, room, value=255)[None])
-        losses = self.detector.loss(maps[1:], data)
-        losses['segmentation'] = self.segmentor.loss(maps, data, None)['loss_ce']
-        return sum(sum(loss) if isinstance(loss, list) else loss for loss in losses.values())
+        total = 0
+        for losses_of_maps in self.detector.loss(maps[1:], data).values():
+            total = total + sum(losses_of_maps)
+        return total + self.segmentor.loss(maps, data, None)['loss_ce']
 
     @torch.no_grad()
     def predict(self, samples: Sequence[Sample]) -> Iterator[tuple[InstanceData, Tensor]]:
@@ -240,15 +255,19 @@ def predict(
     for start in range(0, len(samples), batch):
         originals = samples[start : start + batch]
         resized = [one._replace(image=zoom(one.image, scale)) for one in originals]
-        canvas = math.prod(max(one.image.shape[i] for one in resized) for i in (1, 2))
+        height = max(one.image.shape[1] for one in resized)
+        width = max(one.image.shape[2] for one in resized)
         for sample, image, (boxes, logits) in zip(originals, resized, model.predict(resized)):
             logits = F.interpolate(logits, sample.classes.shape, mode='bilinear')
-            found.append(
-                Prediction(
-                    boxes.bboxes / scale, boxes.scores, boxes.labels, logits[0].argmax(0),
-                    1 - math.prod(image.image.shape[1:]) / canvas,
-                )
-            )  # fmt: skip
+            own_pixels = math.prod(image.image.shape[1:])
+            prediction = Prediction(
+                boxes=boxes.bboxes / scale,
+                scores=boxes.scores,
+                labels=boxes.labels,
+                classes=logits[0].argmax(0),
+                padding=1 - own_pixels / (height * width),
+            )
+            found.append(prediction)
     return found
 
 
@@ -262,37 +281,25 @@ def zoom(image: Tensor, scale: float) -> Tensor:
 
 def accuracy(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> dict[str, float]:
     """COCO's box AP (arXiv 1405.0312), and mIoU."""
-    pixels = [torch.cat([one.classes.flatten() for one in all_]) for all_ in (predictions, samples)]
-    return {'AP': average_precision(samples, predictions), 'mIoU': mean_iou(*pixels, 1 + len(KEPT))}
+    predicted = torch.cat([one.classes.flatten() for one in predictions])
+    pixels = torch.cat([one.classes.flatten() for one in samples])
+    return {
+        'AP': average_precision(samples, predictions),
+        'mIoU': mean_iou(predicted, pixels, 1 + len(KEPT)),
+    }
 
 
 def average_precision(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> float:
-    objects, found = [], []
-    for i, (sample, prediction) in enumerate(zip(samples, predictions)):
-        for box, label, area in zip(wide(sample.boxes), sample.labels.tolist(), sample.areas):
-            objects.append(dict(id=len(objects) + 1, image_id=i, bbox=box, category_id=label,
-                                area=area, iscrowd=0))  # fmt: skip
-        rows = zip(wide(prediction.boxes), prediction.scores.tolist(), prediction.labels.tolist())
-        found += [dict(image_id=i, bbox=b, score=s, category_id=label) for b, s, label in rows]
-    if not found:
-        return 0.0
-    with redirect_stdout(io.StringIO()):
-        truth = COCO()
-        truth.dataset = dict(
-            info={}, images=[dict(id=i) for i in range(len(samples))], annotations=objects,
-            categories=[dict(id=i) for i in range(len(KEPT))],
-        )  # fmt: skip
-        truth.createIndex()
-        result = COCOeval(truth, truth.loadRes(found), 'bbox')
-        result.evaluate()
-        result.accumulate()
-        result.summarize()
-    return float(result.stats[0])
-
-
-def wide(boxes: Tensor) -> list[list[float]]:
-    """Left, top, width and height."""
-    return torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1).tolist()
+    # torchmetrics' own thresholds are rounded to float32: a recall of exactly 0.3 misses its own.
+    metric = MeanAveragePrecision(
+        backend='pycocotools',
+        iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
+        rec_thresholds=np.linspace(0, 1, 101).tolist(),
+    )
+    found = [dict(boxes=p.boxes, scores=p.scores, labels=p.labels) for p in predictions]
+    truth = [dict(boxes=s.boxes, labels=s.labels, area=torch.tensor(s.areas)) for s in samples]
+    metric.update(found, truth)
+    return float(metric.compute()['map'])
 
 
 def changes(alone: Prediction, batched: Prediction) -> dict[str, float]:
@@ -303,41 +310,52 @@ def changes(alone: Prediction, batched: Prediction) -> dict[str, float]:
     is missing, has another class, overlaps by less than `UNMOVED`, or has another score.
     """
     overlap = box_iou(alone.boxes, batched.boxes)
-    same = alone.labels[:, None] == batched.labels
+    same_class = alone.labels[:, None] == batched.labels
     near = overlap >= SAME_PLACE
-    rows, columns = linear_sum_assignment(near * (overlap + same), maximize=True)
-    kept = near[rows, columns].numpy()
-    rows, columns = rows[kept], columns[kept]
-    shown = [(one.scores >= SHOWN).numpy() for one in (alone, batched)]
-    single = [mask.copy() for mask in shown]
-    single[0][rows] = single[1][columns] = False
-    pairs = shown[0][rows] | shown[1][columns]
-    rows, columns = rows[pairs], columns[pairs]
+    rows, columns = linear_sum_assignment(near * (overlap + same_class), maximize=True)
+    is_pair = near[rows, columns].numpy()
+    rows, columns = rows[is_pair], columns[is_pair]
+
+    shown_alone = (alone.scores >= SHOWN).numpy()
+    shown_batched = (batched.scores >= SHOWN).numpy()
+    vanished = shown_alone.copy()
+    vanished[rows] = False
+    appeared = shown_batched.copy()
+    appeared[columns] = False
+
+    is_shown = shown_alone[rows] | shown_batched[columns]
+    rows, columns = rows[is_shown], columns[is_shown]
     scores = (alone.scores[rows] - batched.scores[columns]).abs()
     corners = (alone.boxes[rows] - batched.boxes[columns]).abs()
-    other = ~same[rows, columns]
-    moved = ~other & (overlap[rows, columns] < UNMOVED)
-    score = ~other & ~moved & (scores > SAME_SCORE)
-    counts = [int(x.sum()) for x in (*single, other, moved, score)]
-    return dict(
-        zip(CHANGES, counts), boxes=len(rows) + sum(counts[:2]),
-        largest_move=float(corners.max()) if len(rows) else 0.0,
-        largest_score=float(scores.max()) if len(rows) else 0.0,
-    )  # fmt: skip
+    other_class = ~same_class[rows, columns]
+    moved = ~other_class & (overlap[rows, columns] < UNMOVED)
+    other_score = ~other_class & ~moved & (scores > SAME_SCORE)
+    kinds = (vanished, appeared, other_class, moved, other_score)
+    counts = {name: int(kind.sum()) for name, kind in zip(CHANGES, kinds)}
+    return {
+        **counts,
+        'boxes': len(rows) + counts['vanished'] + counts['appeared'],
+        'largest_move': float(corners.max()) if len(rows) else 0.0,
+        'largest_score': float(scores.max()) if len(rows) else 0.0,
+    }
 
 
 def changes_by_padding(
     alone: Sequence[Prediction], batched: Sequence[Prediction]
 ) -> list[dict[str, float]]:
     """`changes`, added up over the images in each bin of `PADDING`."""
-    bins = [dict.fromkeys((*CHANGES, 'boxes', 'images'), 0) for _ in PADDING[1:]]
-    for bin_ in bins:
-        bin_.update(largest_move=0.0, largest_score=0.0)
+    largest = ('largest_move', 'largest_score')
+    bins = []
+    for _ in PADDING[1:]:
+        bins.append(dict.fromkeys((*CHANGES, 'boxes', 'images'), 0) | dict.fromkeys(largest, 0.0))
     for one, other in zip(alone, batched):
         bin_ = bins[int(np.searchsorted(PADDING, other.padding, 'right')) - 1]
         bin_['images'] += 1
-        for key, value in changes(one, other).items():
-            bin_[key] = max(bin_[key], value) if key.startswith('largest') else bin_[key] + value
+        found = changes(one, other)
+        for key in (*CHANGES, 'boxes'):
+            bin_[key] += found[key]
+        for key in largest:
+            bin_[key] = max(bin_[key], found[key])
     return bins
 
 
@@ -366,14 +384,15 @@ def run(settings: RunSettings, folder: Path) -> Result:
     with one_thread():
         model, losses = train(settings)
         samples = evaluation(settings)
-        metrics, alone, batched = {}, [], []
+        metrics = {}
+        predictions = {}  # by images in a batch and scale
         for scale in settings.scales:
-            both = [predict(model, samples, count, scale) for count in BATCHES]
-            for count, predictions in zip(BATCHES, both):
-                for name, value in accuracy(samples, predictions).items():
+            for count in BATCHES:
+                found = predict(model, samples, count, scale)
+                predictions[count, scale] = found
+                for name, value in accuracy(samples, found).items():
                     metrics[f'{name}, batch {count}, size {scale:g}'] = value
-            if scale == 1:
-                alone, batched = both
+    alone, batched = (predictions[count, 1] for count in BATCHES)
     changed = changes_by_padding(alone, batched)
     minutes = (time.process_time() - start) / 60
     result = Result(asdict(settings), metrics, changed, losses, failure_of(losses), minutes)

@@ -94,8 +94,8 @@ def position_lab(
     from experiments.position import measures
     from experiments.position import questions as trainings
     from experiments.position.laboratory import PRESETS, Lab
-    from experiments.position.report import save, write_findings, write_lab_report
     from experiments.position.tasks import TASKS, ceilings
+    from experiments.report import save, write_findings, write_lab_report
 
     if device == 'cuda' and not torch.cuda.is_available():
         raise UserError('--device cuda needs a GPU that torch can use; there is none')

@@ -32,12 +32,13 @@ from cpvt_pyramid.lab.probes import (
     token_norms,
     with_replicated_borders,
 )  # fmt: skip
+from experiments import figures
+from experiments.report import LabAnswer, Table, make_table
+from experiments.statistics import estimate
+from experiments.training import one_thread
 
-from . import figures
 from .laboratory import Lab, Variant, metric_of
-from .report import LabAnswer, Table, make_table
-from .runs import Result, answer, evaluate_answers, one_thread
-from .statistics import estimate
+from .runs import Result, answer, evaluate_answers
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of a padded picture's area
 SHIFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # pixels

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from cpvt_pyramid.tooling.files import write_text
+from experiments import figures
+from experiments.parallel import in_parallel
+from experiments.report import LabAnswer, Table
+from experiments.statistics import Estimate, estimate, holm, paired_difference, show_p
+from experiments.training import one_thread
 
-from . import figures
 from .laboratory import CANVASES, Lab, Trained, metric_of
-from .parallel import in_parallel
-from .report import LabAnswer, Table
-from .runs import Result, evaluate_answers, one_thread
+from .runs import Result, evaluate_answers
 from .scenes import draw_scenes
-from .statistics import Estimate, estimate, holm, paired_difference, show_p
 from .tasks import POSITION_TASKS, TASKS, answers_of, ceilings
 
 ASPECTS = {'1:1': (6, 6), '1:2': (4, 8), '1:4': (4, 16)}  # grids of pictures, in cells

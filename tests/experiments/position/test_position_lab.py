@@ -15,12 +15,12 @@ from torch import nn
 
 from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.tooling.command import UserError, parser_of
+from experiments.parallel import in_parallel
 from experiments.position import __main__ as tool
 from experiments.position import measures, questions, runs
 from experiments.position.laboratory import PRESETS, Lab, metric_of
-from experiments.position.parallel import in_parallel
-from experiments.position.statistics import estimate
 from experiments.position.tasks import ceilings
+from experiments.statistics import estimate
 
 FINDINGS = ROOT / 'experiments/position/findings'
 PAGES = [ROOT / 'docs/position.md', FINDINGS / 'protocol.md', FINDINGS / 'tables.md']

@@ -17,12 +17,12 @@ from experiments.position.models import Answers
 from experiments.position.runs import (
     RunSettings,
     digit_precision,
-    mean_iou,
     run,
     tuned,
     tuning_seed,
 )
-from experiments.position.statistics import estimate, holm, paired_difference
+from experiments.statistics import estimate, holm, paired_difference
+from experiments.training import mean_iou
 
 TINY = RunSettings(steps=3, batch=4, pictures=8)
 
@@ -120,7 +120,7 @@ def test_mean_iou_by_hand():
     truth = torch.tensor([[[0, 0, 1, 1], [0, 0, 2, 2]]])
     predicted = torch.tensor([[[0, 1, 1, 1], [0, 0, 2, 0]]])
     # 3 of 5, 2 of 3 and 1 of 2
-    assert mean_iou(predicted, truth) == pytest.approx((3 / 5 + 2 / 3 + 1 / 2) / 3)
+    assert mean_iou(predicted, truth, 3) == pytest.approx((3 / 5 + 2 / 3 + 1 / 2) / 3)
 
 
 def test_precision_by_hand():

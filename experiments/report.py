@@ -13,7 +13,7 @@ from cpvt_pyramid.tooling.files import write_text
 from cpvt_pyramid.tooling.pages import html_page, html_section, html_table
 from cpvt_pyramid.tooling.report import markdown_table, text_table
 
-from .runs import versions
+from .training import versions
 
 ROWS_OF_A_PAGE = 20  # of a table that a page shows unfolded
 

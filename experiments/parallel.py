@@ -1,0 +1,19 @@
+"""Function calls in several processes. Importing this file imports no torch."""
+
+from collections.abc import Callable, Sequence
+
+from joblib import Parallel, delayed
+from tqdm import tqdm
+
+
+def in_parallel(jobs: Sequence[tuple[Callable, tuple]], workers: int, label: str) -> list:
+    """The results of function calls, in order, with a progress bar; an interrupt ends them all.
+
+    Args:
+        jobs: functions with their arguments.
+        workers: number of processes; up to 1: this process.
+        label: of the progress bar.
+    """
+    calls = [delayed(function)(*arguments) for function, arguments in jobs]
+    results = Parallel(n_jobs=max(workers, 1), return_as='generator')(calls)
+    return list(tqdm(results, label, len(calls), disable=None))

@@ -1,0 +1,103 @@
+"""How the experiments train: the schedule, what counts as failed, and what names a run's file."""
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_jaccard_index
+
+FORMAT = 2  # increased when the same settings give other results
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Make sums independent of the number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def optimize(
+    optimizer: torch.optim.Optimizer,
+    loss_at: Callable[[int], Tensor],
+    steps: int,
+    warm_up: float,
+    clip: float,
+) -> list[float]:
+    """Train for one cycle of the learning rate; returns the losses, means over tenths of the steps.
+
+    Args:
+        optimizer: with the peak learning rate.
+        loss_at: the loss of a step, from 0.
+        steps: their number; a loss that is not finite ends the training.
+        warm_up: share of the steps before the peak.
+        clip: largest norm of the gradients.
+    """
+    (group,) = optimizer.param_groups
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, group['lr'], steps, pct_start=warm_up)
+    losses = []
+    for step in range(steps):
+        loss = loss_at(step)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(group['params'], clip)
+        optimizer.step()
+        schedule.step()
+    tenths = np.array_split(losses, min(10, len(losses)))
+    return [float(np.mean(tenth)) for tenth in tenths]
+
+
+def failure_of(losses: Sequence[float]) -> str:
+    """Why a run counts as failed, or ''. Its metrics enter the tables all the same."""
+    if not all(map(math.isfinite, losses)):
+        return 'the loss is not finite'
+    if losses[-1] >= losses[0]:
+        return 'the loss did not fall'
+    return ''
+
+
+def mean_iou(predicted: Tensor, pixels: Tensor, classes: int) -> float:
+    """The mean over the classes of intersection over union, of all pixels together."""
+    return float(multiclass_jaccard_index(predicted, pixels, classes))
+
+
+# Files
+
+
+def digest(settings: Any) -> str:
+    """A file name for what settings, a dataclass, determine."""
+    text = json.dumps({'format': FORMAT, **asdict(settings)}, sort_keys=True)
+    hashed = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f'{settings.model}-{settings.position}-{hashed}'
+
+
+def versions() -> dict[str, dict[str, str]]:
+    """What a result was computed with."""
+    import skimage
+    import sklearn
+
+    from cpvt_pyramid import __version__
+
+    packages = {
+        'python': platform.python_version(),
+        'cpvt_pyramid': __version__,
+        'torch': torch.__version__,
+        'numpy': np.__version__,
+        'scikit-image': skimage.__version__,
+        'scikit-learn': sklearn.__version__,
+    }
+    return {'versions': packages}

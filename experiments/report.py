@@ -1,6 +1,5 @@
 """What a question was answered: tables, figures and the data behind them, in files and a report."""
 
-import base64
 import html
 import json
 import math
@@ -9,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
+from cpvt_pyramid.tooling import pages
 from cpvt_pyramid.tooling.files import write_text
-from cpvt_pyramid.tooling.pages import html_page, html_section, html_table
 from cpvt_pyramid.tooling.report import markdown_table, text_table
 
 from .training import versions
@@ -32,15 +33,15 @@ class Table(NamedTuple):
     def markdown(self) -> str:
         return f'**{self.title}**\n\n{markdown_table(self.header, self.rows, numbers=True)}'.strip()
 
-    def html(self) -> str:
-        return f'<h3>{html.escape(self.title)}</h3>{html_table(self.header, self.rows)}'
-
 
 def make_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table whose short rows, of models with fewer stages, end in empty cells."""
     width = max(len(header), *map(len, rows))
-    header, *rows = ([*cells, *[''] * (width - len(cells))] for cells in (header, *rows))
-    return Table(title, header, rows)
+
+    def filled(cells: Sequence[str]) -> list[str]:
+        return [*cells, *[''] * (width - len(cells))]
+
+    return Table(title, filled(header), [filled(cells) for cells in rows])
 
 
 class LabAnswer(NamedTuple):
@@ -67,7 +68,9 @@ def without_nan(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {str(key): without_nan(item) for key, item in value.items()}
-    return [without_nan(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return value
 
 
 def write_lab_report(folder: Path, questions: Sequence[str]) -> Path:
@@ -78,28 +81,31 @@ def write_lab_report(folder: Path, questions: Sequence[str]) -> Path:
         questions: all questions, in the order of the report.
     """
     sections = []
-    for path in (folder / f'{question}.json' for question in questions):
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
-        made_with = ', '.join(f'{name} {version}' for name, version in found['versions'].items())
-        last = f'Settings: {json.dumps(found["settings"])}. Made with {made_with}.'
-        parts = [f'<p>{html.escape(note)}</p>' for note in found['notes']]
-        parts += [Table(**table).html() for table in found['tables']]
-        for name in found['figures']:
-            data = base64.b64encode((folder / name).read_bytes()).decode()
-            picture = f'<img src="data:image/png;base64,{data}" style="max-width: 100%"'
-            parts.append(f'{picture} alt="{html.escape(found["title"])}">')
-        parts.append(f'<p><small>{html.escape(last)}</small></p>')
-        sections.append(html_section(found['title'], '', *parts))
-    write_text(folder / 'report.html', html_page('The position laboratory', '', sections))
-    return folder / 'report.html'
+    for question in questions:
+        path = folder / f'{question}.json'
+        if path.exists():
+            sections.append(answer_section(json.loads(path.read_text()), folder))
+    report = folder / 'report.html'
+    write_text(report, pages.html_page('The position laboratory', '', sections))
+    return report
 
 
-def folded(table: Table, fold: bool) -> str:
-    """Markdown of a table; with its title only, until it is unfolded, if it is long or `fold`."""
-    if not fold and len(table.rows) <= ROWS_OF_A_PAGE:
-        return table.markdown()
+def answer_section(found: dict, folder: Path) -> Markup:
+    """The section of an answer, from its JSON file and the figures in the same folder."""
+    parts = [pages.paragraph(note) for note in found['notes']]
+    for table in found['tables']:
+        parts.append(pages.heading(table['title']))
+        parts.append(pages.html_table(table['header'], table['rows']))
+    for name in found['figures']:
+        parts.append(pages.wide_png((folder / name).read_bytes(), found['title']))
+    made_with = ', '.join(f'{name} {version}' for name, version in found['versions'].items())
+    settings = json.dumps(found['settings'])
+    parts.append(pages.paragraph(f'Settings: {settings}. Made with {made_with}.'))
+    return pages.html_section(found['title'], '', *parts)
+
+
+def folded(table: Table) -> str:
+    """Markdown of which only the title is shown until it is unfolded."""
     title = html.escape(table.title)
     return f'<details><summary>{title}</summary>\n\n{table.markdown()}\n\n</details>'
 
@@ -115,16 +121,19 @@ def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
     parts = []
     for question in questions:
         found = json.loads((folder / f'{question}.json').read_text())
-        settings, torch = found['settings'], found['versions']['torch']
+        settings = found['settings']
         seeds = ', '.join(map(str, settings['seeds']))
-        names = [f'{page.stem}-{name}' for name in found['figures']]
-        for name, new in zip(found['figures'], names):
+        torch = found['versions']['torch']
+        parts.append(f'### {found["title"]}')
+        parts.append(f'`{question}`: {settings["steps"]} steps, seeds {seeds}, PyTorch {torch}.')
+        for name in found['figures']:
+            new = f'{page.stem}-{name}'
             shutil.copyfile(folder / name, page.with_name(new))
-        parts += [
-            f'### {found["title"]}',
-            f'`{question}`: {settings["steps"]} steps, seeds {seeds}, PyTorch {torch}.',
-            *(f'![{found["title"]}]({name})' for name in names),
-            *(folded(Table(**table), i > 0) for i, table in enumerate(found['tables'])),
-        ]
-    before, after = text.split(start)[0], text.split(end)[1]
+            parts.append(f'![{found["title"]}]({new})')
+        first, *others = (Table(**table) for table in found['tables'])
+        is_long = len(first.rows) > ROWS_OF_A_PAGE
+        parts.append(folded(first) if is_long else first.markdown())
+        parts += [folded(table) for table in others]
+    before = text.split(start)[0]
+    after = text.split(end)[1]
     write_text(page, f'{before}{start}\n\n' + '\n\n'.join(parts) + f'\n\n{end}{after}')

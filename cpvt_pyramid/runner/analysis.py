@@ -25,7 +25,7 @@ from ..results.detection_errors import CORRECT, ERRORS, Compared, Errors
 from ..results.drawing import draw_boxes, draw_legend, draw_segmentation, painted_classes
 from ..results.records import coco_fields
 from ..runtime.predictor import check_score_thr
-from ..tooling import pages
+from ..tooling import charts, pages
 from ..tooling.command import UserError, as_called, one_line
 from .config.load import as_list, data_of, kind_of
 from .datasets.checks import annotation_file, image_folder
@@ -338,11 +338,11 @@ def add_detections(
 
 def error_section(kind: str, errors: Errors, evaluation: Evaluation) -> str:
     def curve(
-        name: str, values: np.ndarray, color: str = pages.GRAY, width: float = 1
-    ) -> pages.Curve:
+        name: str, values: np.ndarray, color: str = charts.GRAY, width: float = 1
+    ) -> charts.Curve:
         exists = values > -1  # (101, K)
         means = np.where(exists, values, 0).sum(1) / np.maximum(exists.sum(1), 1)
-        return pages.Curve(name, list(zip(detection_errors.RECALLS, means)), color, width)
+        return charts.Curve(name, list(zip(detection_errors.RECALLS, means)), color, width)
 
     precision = evaluation.precision[..., 0]
     curves = [
@@ -359,8 +359,8 @@ def error_section(kind: str, errors: Errors, evaluation: Evaluation) -> str:
         'an IoU of 0.5. Right: the kinds of errors of TIDE, by the AP50 (in points) that would be '
         'gained without them.',
         pages.side_by_side(
-            pages.line_chart(curves, 'recall', 'precision'),
-            pages.bar_chart(costs, 'AP50 lost by kind of error (number)', '{:.1f}'.format),
+            charts.line_chart(curves, 'recall', 'precision'),
+            charts.bar_chart(costs, 'AP50 lost by kind of error (number)', '{:.1f}'.format),
         ),
     )
 
@@ -372,7 +372,7 @@ def confusion_section(title: str, matrix: np.ndarray, names: Sequence[str], note
         for (i, j), n in confused.most_common(LISTED)
     ]
     table = pages.html_table(['true', 'predicted', 'number', 'share of true'], rows)
-    heat_map = pages.heat_map(matrix, names, names, 'true', 'predicted')
+    heat_map = charts.heat_map(matrix, names, names, 'true', 'predicted')
     return pages.html_section(title, note, pages.side_by_side(heat_map, table))
 
 
@@ -466,7 +466,7 @@ def analyse_label_maps(cfg: Config, dataset: dict, path: Path, worst: int) -> An
     shown = {name: f'{100 * value:.2f}' for name, value in overall.items()}
     best = np.argsort(-np.nan_to_num(iou), kind='stable')
     bars = {classes[i]: 100 * float(np.nan_to_num(iou[i])) for i in best}
-    chart = pages.bar_chart(bars, 'IoU', '{:.1f}'.format)
+    chart = charts.bar_chart(bars, 'IoU', '{:.1f}'.format)
     about = f'{len(seen)} of the {len(infos)} images of the data set have a result'
     note = 'IoU and accuracy (the share of true pixels that is found) as mmseg computes them.'
     sections = [

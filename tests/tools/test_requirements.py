@@ -40,7 +40,8 @@ OPTIONAL = {
     'cpvt_pyramid/results/predictions.py': {'pandas', 'supervision'},
     'cpvt_pyramid/runner/inference/': {'rasterio'},
     'cpvt_pyramid/tooling/files.py': {'filelock'},  # for runner/
-    'cpvt_pyramid/tooling/pages.py': {'matplotlib'},
+    'cpvt_pyramid/tooling/charts.py': {'markupsafe', 'matplotlib'},
+    'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for runner/
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
     'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
 }

@@ -10,17 +10,10 @@ from mmengine.config import Config
 from PIL import Image
 
 from ...results.drawing import draw_boxes, draw_segmentation
+from ...tooling.charts import bar_chart, histogram
 from ...tooling.command import as_called
 from ...tooling.files import write_text
-from ...tooling.pages import (
-    bar_chart,
-    contact_sheet,
-    histogram,
-    html_page,
-    html_section,
-    reduced,
-    side_by_side,
-)
+from ...tooling.pages import contact_sheet, html_page, html_section, reduced, side_by_side
 from ..inference.prediction import dataset_meta
 from ..inference.raster import ReadError
 from .checks import annotation_file, distinct_data, image_folder, is_coco

@@ -259,7 +259,7 @@ def draw_picture(
             for earlier in instances:
                 earlier.visible &= ~mask
             instances.append(
-                Instance(scan, int(data.target[scan]), mask, np.count_nonzero(mask), color)
+                Instance(scan, int(data.target[scan]), mask, int(np.count_nonzero(mask)), color)
             )
         if len(instances) >= DIGITS[0]:  # else too small for them: draw another
             return Picture(np.rint(canvas).astype(np.uint8), name, instances)
@@ -338,8 +338,12 @@ def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
         for instance in picture.instances:
             instances.append(coco_annotation(instance, index, len(instances) + 1))
     categories = [dict(id=i, name=name, supercategory='digit') for i, name in enumerate(NAMES, 1)]
-    content = dict(images=images, annotations=instances, categories=categories)
-    content['info'] = dict(description='Handwritten digits on photographs; see SOURCES.md')
+    content = dict(
+        images=images,
+        annotations=instances,
+        categories=categories,
+        info=dict(description='Handwritten digits on photographs; see SOURCES.md'),
+    )
     (annotations / f'instances_{split}2017.json').write_text(json.dumps(content))
 
 

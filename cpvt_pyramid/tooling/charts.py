@@ -12,6 +12,7 @@ from .pages import scrolling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE = '#2f6fde'
 GRAY = '#b9c0ca'
@@ -20,21 +21,22 @@ LIGHT = '#e3e6ea'
 
 
 @contextmanager
-def chart(width: float, height: float) -> Iterator['Axes']:
-    """Axes in inches, to draw on and to pass to `svg_of`."""
+def chart(width: float, height: float) -> Iterator[tuple['Figure', 'Axes']]:
+    """A figure of a size in inches, and its axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({'svg.fonttype': 'none', 'font.size': 9}):
-        axes = Figure((width, height), layout='constrained').subplots()
+        figure = Figure((width, height), layout='constrained')
+        axes = figure.subplots()
         axes.spines[['top', 'right']].set_visible(False)
-        yield axes
+        yield figure, axes
 
 
-def svg_of(axes: 'Axes') -> Markup:
+def svg_of(figure: 'Figure') -> Markup:
     """The element of a chart, without the declarations of an SVG file."""
     file = io.StringIO()
-    axes.figure.savefig(file, format='svg', transparent=True)
+    figure.savefig(file, format='svg', transparent=True)
     text = file.getvalue()
     return Markup(text[text.index('<svg') :])
 
@@ -43,7 +45,7 @@ def bar_chart(
     values: Mapping[str, float], title: str, show: Callable[[float], str] = '{:g}'.format
 ) -> Markup:
     """Horizontal bars."""
-    with chart(4.8, 0.24 * len(values) + 0.4) as axes:
+    with chart(4.8, 0.24 * len(values) + 0.4) as (figure, axes):
         names = [name if len(name) < 28 else f'{name[:26]}…' for name in values]
         bars = axes.barh(range(len(values)), list(values.values()), color=BLUE)
         axes.bar_label(bars, list(map(show, values.values())), padding=3)
@@ -51,7 +53,7 @@ def bar_chart(
         axes.set(title=title, xlim=(0, 1.15 * max([*values.values(), 1e-12])), xticks=[])
         axes.invert_yaxis()
         axes.margins(y=0.01)
-        return svg_of(axes)
+        return svg_of(figure)
 
 
 class Curve(NamedTuple):
@@ -65,14 +67,14 @@ class Curve(NamedTuple):
 
 def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> Markup:
     """Lines from 0 to 1; the names of colored ones are listed."""
-    with chart(4.8, 2.8) as axes:
+    with chart(4.8, 2.8) as (figure, axes):
         for curve in curves:
             name = None if curve.color == GRAY else curve.name
             axes.plot(*zip(*curve.points), color=curve.color, lw=curve.width, label=name)
         axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.01))
         axes.grid(color=LIGHT)
         axes.legend(frameon=False)
-        return svg_of(axes)
+        return svg_of(figure)
 
 
 def histogram(values: np.ndarray, name: str, bins: int = 24) -> Markup:
@@ -85,14 +87,14 @@ def histogram(values: np.ndarray, name: str, bins: int = 24) -> Markup:
         edges = np.geomspace(low, high, bins + 1)
     else:
         edges = np.array([low / 1.4, low * 1.4])
-    with chart(4.8, 2.8) as axes:
-        axes.hist(values.clip(edges[0], edges[-1]), edges, color=BLUE, rwidth=0.95)
+    with chart(4.8, 2.8) as (figure, axes):
+        axes.hist(values.clip(edges[0], edges[-1]), edges.tolist(), color=BLUE, rwidth=0.95)
         axes.set_xscale('log', base=2)
         axes.xaxis.set_major_formatter('{x:.3g}')
         if len(edges) == 2:
             axes.set_xticks([low])
         axes.set(xlabel=name, ylabel='number')
-        return svg_of(axes)
+        return svg_of(figure)
 
 
 def heat_map(
@@ -105,7 +107,7 @@ def heat_map(
     right = np.array([[row == column for column in columns] for row in rows])
     color = np.where(right[..., None], *(np.array(to_rgb(c)) for c in (BLUE, RED)))
     side = float(np.clip(6.5 / max(counts.shape), 0.13, 0.45))  # of a cell
-    with chart(side * len(columns) + 1.5, side * len(rows) + 1.5) as axes:
+    with chart(side * len(columns) + 1.5, side * len(rows) + 1.5) as (figure, axes):
         axes.imshow(1 - shares[..., None] * (1 - color))
         if side > 0.3:
             for i, j in zip(*np.nonzero(shares >= 0.005)):
@@ -116,4 +118,4 @@ def heat_map(
             axes.set_yticks(range(len(rows)), [name[:24] for name in rows])
             axes.set_xticks(range(len(columns)), [name[:24] for name in columns], rotation=90)
         axes.set(ylabel=row_name, xlabel=column_name)
-        return scrolling(svg_of(axes))
+        return scrolling(svg_of(figure))

@@ -19,10 +19,10 @@ packages:
 
 # An interrupted demo continues; existing data and trainings are kept.
 define run_demo
-	$(PY) -m cpvt_pyramid demo-data
-	$(PY) tools/train.py $(1) --work-dir $(2) --resume
-	$(PY) tools/test.py $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2) --out $(2)/results.pkl --show-dir $(2)/pictures
-	$(PY) tools/analyse.py $(1) $(2)/results.pkl --out $(2)/analysis.html
+	.venv/bin/cpvt demo-data
+	.venv/bin/cpvt train $(1) --work-dir $(2) --resume
+	.venv/bin/cpvt test $(1) $$(cat $(2)/last_checkpoint) --work-dir $(2) --out $(2)/results.pkl --show-dir $(2)/pictures
+	.venv/bin/cpvt analyse $(1) $(2)/results.pkl --out $(2)/analysis.html
 	@echo 'Open $(2)/analysis.html, $(2)/curves.png, $(2)/validation.html and the pictures in $(2)/pictures'
 endef
 

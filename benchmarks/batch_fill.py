@@ -38,6 +38,7 @@ HEAD = ('sizes', 'batch', 'sorted', 'queue', 'divided', 'padded')
 
 
 def batch_fill(
+    *,
     images: str | None = None,
     batch_sizes: Sequence[int] = (8, 16),
     waiting: int = WAITING,
@@ -46,9 +47,9 @@ def batch_fill(
     """Print how full batches are.
 
     Args:
-        images (FOLDER): images whose sizes are taken.
-        batch_sizes (N): images in a full batch.
-        waiting (N): images that wait for others of their size at most.
+        images: images whose sizes are taken.
+        batch_sizes: images in a full batch.
+        waiting: images that wait for others of their size at most.
         seed: of the sizes and their order.
     """
     random = np.random.default_rng(seed)

@@ -105,6 +105,7 @@ def paths_of(model: nn.Module, file: bytes) -> Iterator[tuple[str, nn.Module]]:
 
 
 def bitwise(
+    *,
     archs: Sequence[str] = ('pcpvt_nano', 'pcpvt_small'),
     size: str = '128x160',
     batch: int = 8,
@@ -113,10 +114,10 @@ def bitwise(
     """Measure, and print a table.
 
     Args:
-        archs (ARCH): backbones, with random weights.
-        size (HxW): height and width of the images.
-        batch (N): images of the largest batch.
-        threads (N): numbers of threads.
+        archs: backbones, with random weights.
+        size: height and width of the images.
+        batch: images of the largest batch.
+        threads: numbers of threads.
     """
     for arch in archs:
         if arch not in ARCHS:

@@ -67,9 +67,9 @@ def busy(
 
     Args:
         arch: of the backbone
-        size (SIDE|HxW): of the image, in pixels
-        threads (N): CPU threads; by default as many as cores
-        rounds (N): timed passes
+        size: of the image, in pixels
+        threads: CPU threads; by default as many as cores
+        rounds: timed passes
     """
     threads = threads or os.cpu_count()
     if min(rounds, threads) < 1:

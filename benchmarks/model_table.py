@@ -226,7 +226,7 @@ PCPVT and SVT: Twins, [2104.13840](https://arxiv.org/abs/2104.13840), tables 1 a
 ## Published weights
 
 `load_weights(model, NAME)`, `init_cfg=dict(type='Pretrained', checkpoint=NAME)` and
-`tools/convert_weights.py NAME` load all of them; `tools/export.py ARCH NAME`,
+`cpvt convert-weights NAME` load all of them; `cpvt export ARCH NAME`,
 `python -m experiments.position probe --model ARCH --checkpoint NAME` and
 `timm.create_model(ARCH, pretrained=True)` load those of pyramids. `hf://OWNER/REPO/FILE`, any other
 file on the Hugging Face hub, and any `https://` address can take the place of `NAME`. `timm://` and
@@ -259,7 +259,7 @@ the papers' numbers are higher by half a million or more, because their code kee
 
 `load_weights`, `load_state_dict`, `init_cfg`, `load_from` and timm load all of these formats, of a
 backbone alone or within a detector or segmentor. The format is recognized by its keys.
-`tools/convert_weights.py` writes all of them.
+`cpvt convert-weights` writes all of them.
 
 {formats}"""
 

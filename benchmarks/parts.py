@@ -120,9 +120,9 @@ def parts(
     Args:
         config: config file of a detector or segmentor
         checkpoint: weights of the model; by default random ones
-        size (SIDE|HxW): of the image that the model sees, in pixels
-        rounds (N): passes and training steps, after one more that is not measured
-        threads (N): CPU threads; by default as many as torch takes
+        size: of the image that the model sees, in pixels
+        rounds: passes and training steps, after one more that is not measured
+        threads: CPU threads; by default as many as torch takes
     """
     if min(rounds, threads or 1) < 1:
         raise UserError('--rounds and --threads must be at least 1')

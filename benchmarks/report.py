@@ -102,7 +102,7 @@ def report(
     Args:
         device: what to measure
         parts: which to run; all by default
-        out (FOLDER): folder of report.md; by default work_dirs/gpu-report or work_dirs/cpu-report
+        out: folder of report.md; by default work_dirs/gpu-report or work_dirs/cpu-report
     """
     import torch
 

@@ -37,7 +37,7 @@ are computed. Where a model selects by score, small differences become large one
 --plain adds ours with plain PyTorch operations (`cpvt_pyramid.ops.plain`) instead of the fast ones.
 --compile adds each model compiled: with dynamic sizes, or, if training steps are measured, which
 torch 2.13 cannot compile so, for each size. --runtimes adds each model in onnxruntime, in OpenVINO,
-and in OpenVINO with products in bfloat16: ours as one file for all sizes (tools/export.py), the
+and in OpenVINO with products in bfloat16: ours as one file for all sizes (cpvt export), the
 others exported by torch.onnx.export for each size. Runtimes are in the tables of float32. Memory of
 these is not measured on a CPU.
 """
@@ -96,25 +96,25 @@ def speed(
     """Measure all combinations of steps, dtypes and sizes, printing a table after each.
 
     Args:
-        models (NAME): ours, ours_cp, ours_plain, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
+        models: ours, ours_cp, ours_plain, timm, mmseg, mmdet, pvt_v2_b2, swin_tiny,
             convnext_tiny, resnet50; by default ours and all ports of the architecture
         arch: of ours and of the ports; by default that of the config, or pcpvt_small
         config: measure the detector or segmentor of this config file, with each model as its
             backbone, instead of backbones alone
-        sizes (SIDE|HxW): of the images, in pixels
+        sizes: of the images, in pixels
         dtypes: of weights and images; tf32 is float32 whose products a GPU rounds to TF32
         steps: what to measure
-        batch (N): images per step
+        batch: images per step
         device: torch device, for example cuda
-        threads (N): CPU threads; by default as many as torch takes
-        rounds (N): timed steps of each model
+        threads: CPU threads; by default as many as torch takes
+        rounds: timed steps of each model
         compile: add each model compiled
         runtimes: add each model in onnxruntime and in OpenVINO, in float32
         with_cp: add ours with activation checkpointing, as ours_cp
         plain: add ours with plain operations, as ours_plain
         no_memory: measure time only
-        json (FILE): write machine, options, rates and rows to this file, after each table
-        plot (FILE): draw cost over resolution into this file
+        json: write machine, options, rates and rows to this file, after each table
+        plot: draw cost over resolution into this file
     """
     if config and compile:
         raise UserError('--compile measures backbones; leave --config out')

@@ -8,7 +8,7 @@ The commands take turns, on one core, on two, four and so on, each as a user sta
 
     mm           DetInferencer of mmdetection or MMSegInferencer of mmsegmentation, with
                  mmsegmentation's backbone, batch_size=1, pictures and predictions written
-    infer        tools/infer.py
+    infer        cpvt infer
     onnxruntime  cpvt run, which needs no torch
     openvino     cpvt run --backend openvino
 
@@ -84,13 +84,13 @@ def throughput(
     Args:
         config: config file of a detector or a segmentor with a backbone that mmsegmentation has
         commands: what to measure
-        cores (N): numbers of cores; by default 1, 2, 4, 8 and 16, as far as this process has them
-        images (FOLDER): photographs; used again if they are too few
-        per_core (N): photographs per core that only the large folder has
-        rounds (N): how often each command runs
-        against (CHECKOUT): measure tools/infer.py of this checkout, too, as infer_before
+        cores: numbers of cores; by default 1, 2, 4, 8 and 16, as far as this process has them
+        images: photographs; used again if they are too few
+        per_core: photographs per core that only the large folder has
+        rounds: how often each command runs
+        against: measure cpvt infer of this checkout, too, as infer_before
         folder: for models, photographs and results
-        json (FILE): write the seconds of all runs to this file, after each round
+        json: write the seconds of all runs to this file, after each round
     """
     usable = usable_cores()
     cores = cores or [n for n in CORES if n <= usable]
@@ -173,7 +173,7 @@ def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
 
 
 def write_onnx(path: Path, model: Any, cfg: Any) -> None:
-    """Export a model as tools/export.py does, but without comparisons."""
+    """Export a model as cpvt export does, but without comparisons."""
     import onnx
 
     from cpvt_pyramid.export import files
@@ -236,7 +236,7 @@ def command_line(
     if name.startswith('infer'):
         root = Path(against or '').resolve() if name == 'infer_before' else ROOT
         model = [work / 'ours.py', work / 'ours.pth']
-        return [python, root / 'tools/infer.py', *model, *options, '--device', 'cpu']
+        return [python, root / 'cpvt infer', *model, *options, '--device', 'cpu']
     model = [work / 'model.onnx', *options, '--backend', name]
     return [python, '-m', 'cpvt_pyramid.runtime', *model]
 

@@ -1,7 +1,7 @@
 """Train, test, export and run models: all tools of the package as one command.
 
     cpvt help                   list the tools, as does cpvt alone
-    cpvt train CONFIG ...       the same as python tools/train.py CONFIG ...
+    cpvt train CONFIG ...       run a tool, here cpvt_pyramid/cli/train.py
     cpvt help train             what a tool does, and its options, as does cpvt train --help
     cpvt version                the version of the package
 
@@ -11,32 +11,22 @@
 import ast
 import os
 import re
-import runpy
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Optional
 
 from . import __version__
 
-PACKAGE = Path(__file__).parent
-MODULES = {  # in the package
-    'app': 'app',
-    'demo-data': 'cli.demo_data',
-    'doctor': 'doctor',
-    'run': 'runtime.__main__',
-    'verify': 'runtime.verify',
-}
+INTERRUPTED = 130  # exit status, as shells report it
 
 
 def find_tools() -> dict[str, Path]:
     """The file of each tool."""
-    packed = PACKAGE / '.mim/tools'  # in a wheel
-    folder = packed if packed.is_dir() else PACKAGE.parent / 'tools'
-    files = {path.stem: path for path in folder.glob('*.py')}
-    files |= {name: PACKAGE / f'{m.replace(".", "/")}.py' for name, m in MODULES.items()}
-    return {name.replace('_', '-'): files[name] for name in sorted(files)}
+    files = sorted(Path(__file__).parent.glob('cli/[!_]*.py'))
+    return {path.stem.replace('_', '-'): path for path in files}
 
 
 def first_sentence(path: Path) -> str:
@@ -45,18 +35,16 @@ def first_sentence(path: Path) -> str:
     return re.split(r'[.:](?:\s|$)', text)[0]
 
 
-def list_tools(command: str, tools: dict[str, Path]) -> None:
-    print(f'usage: {command} TOOL ...\n')
+def list_tools(tools: dict[str, Path]) -> None:
+    print('usage: cpvt TOOL ...\n')
     for tool, path in tools.items():
         print(f'  {tool:<16}  {first_sentence(path)}')
-    print(f'\n{command} TOOL --help lists the options of a tool.')
+    print('\ncpvt TOOL --help lists the options of a tool.')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run a tool with the arguments that follow its name; by default those of the process."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ['help']
-    command = Path(sys.argv[0]).stem
-    command = 'python -m cpvt_pyramid' if command == '__main__' else command
     tools = find_tools()
     if name in ('version', '--version', '-V'):
         print(f'cpvt_pyramid {__version__}')
@@ -64,7 +52,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if name in ('help', '--help', '-h'):
         if not arguments:
             try:
-                list_tools(command, tools)
+                list_tools(tools)
                 sys.stdout.flush()
             except BrokenPipeError:  # of `cpvt help | head`; nothing reads what is left
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,16 +61,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     tool = name.replace('_', '-')
     if tool not in tools:
         nearest = get_close_matches(tool, tools)
-        advice = f'use {" or ".join(nearest)}' if nearest else f'{command} help lists the tools'
-        print(f'{command}: no tool {name!r}; {advice}', file=sys.stderr)
+        advice = f'use {" or ".join(nearest)}' if nearest else 'cpvt help lists the tools'
+        print(f'cpvt: no tool {name!r}; {advice}', file=sys.stderr)
         return 2
-    sys.argv[1:] = arguments
-    given = {'PROG': f'{command} {tool}'}  # for the usage and errors of the tool
-    if tool in MODULES:
-        runpy.run_module(f'{__package__}.{MODULES[tool]}', given, '__main__', alter_sys=True)
-    else:
-        runpy.run_path(str(tools[tool]), given, '__main__')
-    return 0
+    try:
+        module = import_module(f'.cli.{tools[tool].stem}', __package__)
+        return module.main(arguments)
+    except KeyboardInterrupt:  # while something is imported
+        return INTERRUPTED
 
 
 if __name__ == '__main__':

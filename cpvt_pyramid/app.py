@@ -14,37 +14,34 @@ with an `error` of one line. The parameters are optional. The page needs `pip in
 
 import base64
 import socket
-import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
+import uvicorn
+from anyio import Lock
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from .results.drawing import jpeg_of
 from .runtime.comparison import HEAD, verdict
 from .runtime.images import load_image
 from .runtime.predictor import ExportedModel, check_score_thr
 from .runtime.self_test import verify_session
-from .tooling.command import IGNORED_WARNINGS, UserError, imports_of, one_line, run_command
-from .tooling.inputs import IMAGES, local_path
-
-with imports_of('app', extra='app'):
-    import uvicorn
-    from anyio import Lock
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.datastructures import QueryParams
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
+from .tooling.command import IGNORED_WARNINGS, UserError, one_line
+from .tooling.inputs import IMAGES
 
 SIZES = (32, 1333)  # pixels, of the slider
 SAMPLES = 24
@@ -287,42 +284,3 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=CLOSING_SECONDS,
         )
         super().__init__(config)
-
-
-def serve(
-    model: str,
-    samples: Optional[str] = None,
-    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
-    host: str = '127.0.0.1',
-    port: int = 7860,
-) -> None:
-    """Serve the page until it is interrupted.
-
-    Args:
-        model (MODEL): a .onnx file of tools/export.py.
-        samples (DIR): folder of images to pick from, which everyone who opens the page sees; by
-            default that of the model.
-        backend: what runs the model.
-        host: address to listen on; 0.0.0.0 lets other machines in, without a password.
-        port: port to listen on; 0 takes a free one.
-    """
-    exported = ExportedModel(local_path(model), backend)
-    folder = Path(samples or Path(model).parent)
-    if not folder.is_dir():
-        raise UserError(f'no folder at {folder}')
-    page = Page(exported, read_samples(folder))
-    try:
-        server = Server(page, host, port)
-    except (OSError, OverflowError) as error:  # a port above 65535
-        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
-    print(f'{server.url}, with {len(page.samples)} samples of {folder}; stop it with Ctrl-C')
-    sys.stdout.flush()
-    server.run([server.listener])
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(serve, argv, 'the page is closed')
-
-
-if __name__ == '__main__':
-    sys.exit(main())

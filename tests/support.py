@@ -1,5 +1,6 @@
 """The checkout and its tools, child processes, and loading with a report."""
 
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -61,7 +62,9 @@ def clear_global_instances() -> None:
 
 
 def load_tool(name: str) -> ModuleType:
-    """The module of a tool, as in `load_tool('demo/sample_dataset')`, loaded afresh."""
+    """The module of a command, as in `load_tool('train')`, or of a file in tools/."""
+    if (ROOT / f'cpvt_pyramid/cli/{name}.py').exists():
+        return importlib.import_module(f'cpvt_pyramid.cli.{name}')
     path = ROOT / 'tools' / f'{name}.py'
     spec = importlib.util.spec_from_file_location(f'{path.stem}_tool', path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -1,58 +1,6 @@
 #!/usr/bin/env python
-"""Write a config for a folder with your own data.
-
-Recognizes COCO, YOLO and Pascal VOC, and for segmentation folders of images and label maps. The
-config inherits from BASE and sets the classes, the paths, the numbers of classes of all heads, the
-image scale, the batch size, the learning rate, the schedule and the evaluators. Images stay where
-they are. Annotations that need conversion are written to a folder next to the config. See
-docs/own_data.md.
-
-    python tools/new_config.py DATA --base configs/mask_rcnn_cpvt_s.py --out my.py
-"""
-
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-from cpvt_pyramid.tooling.command import run_command
+from cpvt_pyramid.__main__ import main
 
-
-def new_config(
-    data: str,
-    *,
-    base: str,
-    out: str,
-    assign: Sequence[str] = (),
-    skip_bad: bool = False,
-    overwrite: bool = False,
-) -> None:
-    """Write a config for a folder with data.
-
-    Args:
-        data: folder with images and annotations.
-        base (CONFIG): config with the model and the recipe, for example
-            configs/retinanet_cpvt_s.py.
-        out (CONFIG): the config to write; converted annotations go to the folder CONFIG_data next
-            to it, without .py.
-        assign (FOLDER=SPLIT): what folders or files are for, train, val or test, where their names
-            say something else; for example site_dev=train.
-        skip_bad: leave out images and annotations that have errors.
-        overwrite: replace files that exist.
-    """
-    from cpvt_pyramid.runner.datasets.folder import assigned_splits
-    from cpvt_pyramid.runner.datasets.new_config import new_config
-
-    assigned = assigned_splits(assign)
-    for line in new_config(Path(data), Path(base), Path(out), skip_bad, overwrite, assigned):
-        print(line)
-    print(f'next: python tools/check_data.py {out}, then python tools/train.py {out}')
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(new_config, argv)
-
-
-if __name__ == '__main__':
-    sys.exit(main())
+sys.exit(main(['new_config', *sys.argv[1:]]))

@@ -1,5 +1,5 @@
 # The demo: a small ../retinanet_cpvt_s.py on handwritten digits (`cpvt demo-data`).
-#   python tools/train.py configs/demo/retinanet_cpvt_nano.py
+#   cpvt train configs/demo/retinanet_cpvt_nano.py
 _base_ = '../retinanet_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/coco'
 digits = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')

@@ -1,5 +1,5 @@
 # The demo: a small ../semantic_fpn_cpvt_s.py on handwritten digits (`cpvt demo-data`).
-#   python tools/train.py configs/demo/semantic_fpn_cpvt_nano.py
+#   cpvt train configs/demo/semantic_fpn_cpvt_nano.py
 _base_ = '../semantic_fpn_cpvt_s.py'
 data_root = '{{ fileDirname }}/../../data/sample/ade/ADEChallengeData2016'
 classes = ('background', 'zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight',

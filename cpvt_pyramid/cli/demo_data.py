@@ -1,5 +1,7 @@
 """Create a small data set of handwritten digits for detection and segmentation.
 
+Usage:
+
     cpvt demo-data                     # 1200 + 100 images in data/sample
     cpvt demo-data --root FOLDER --train 50 --val 10 --seed 1
 
@@ -7,7 +9,6 @@ The digits are drawn on photographs from Python packages, in the layouts of COCO
 ROOT/SOURCES.md names the authors and licences of what they are made of.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -21,9 +22,9 @@ def demo_data(
     """Create the data set, completely or not at all, unless it exists.
 
     Args:
-        root (DIR): folder to create
-        train (N): training images
-        val (N): validation images
+        root: folder to create
+        train: training images
+        val: validation images
         seed: another seed gives another data set
     """
     if min(train, val) < 1 or seed < 0:
@@ -31,7 +32,7 @@ def demo_data(
             '--train and --val must be at least 1 and --seed at least 0, got '
             f'{train}, {val} and {seed}'
         )
-    with imports_of('demo-data', 'demo'):
+    with imports_of('cpvt demo-data', 'demo'):
         from ..demo.digits import make_dataset
 
     is_new = make_dataset(root, train, val, seed)
@@ -41,7 +42,3 @@ def demo_data(
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     return run_command(demo_data, argv)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -11,7 +11,7 @@ from ..runtime.metadata import FORMAT, check_metadata
 from ..tooling.command import UserError
 from .base import Exportable
 
-SCORE_THR = 0.3  # what runtimes show by default, as tools/infer.py
+SCORE_THR = 0.3  # what runtimes show by default, as cpvt infer
 
 
 class Settings(NamedTuple):

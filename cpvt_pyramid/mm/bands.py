@@ -81,7 +81,7 @@ class LoadBands(BaseTransform):
     """Load bands of the image at `img_path` as float32, instead of `LoadImageFromFile`.
 
     The channels of the model are these bands, in this order: set `bgr_to_rgb=False` in the data
-    preprocessor, and its `mean` and `std` to those of the bands (tools/band_statistics.py).
+    preprocessor, and its `mean` and `std` to those of the bands (cpvt band-statistics).
 
     Args:
         bands: numbers of the bands in the file, from 1.

@@ -67,8 +67,8 @@ class AppendsValidity:
             warnings.warn(
                 'images of different sizes are in one batch: the backbone ignores the padding, but '
                 'necks and heads read it, so that the results for an image depend on the others. '
-                'Use batches of one image, or of one padded size, as tools/test.py and '
-                'tools/infer.py do',
+                'Use batches of one image, or of one padded size, as cpvt test and '
+                'cpvt infer do',
                 stacklevel=2,
             )
         if self.valid_region:

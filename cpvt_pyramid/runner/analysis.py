@@ -26,7 +26,7 @@ from ..results.drawing import draw_boxes, draw_legend, draw_segmentation, painte
 from ..results.records import coco_fields
 from ..runtime.predictor import check_score_thr
 from ..tooling import charts, pages
-from ..tooling.command import UserError, as_called, one_line
+from ..tooling.command import UserError, one_line
 from .config.load import as_list, data_of, kind_of
 from .datasets.checks import annotation_file, image_folder
 from .datasets.coco import indexed_coco, is_number, usable_content
@@ -50,8 +50,8 @@ class Analysis(NamedTuple):
 
 
 def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: int) -> Analysis:
-    """Analyse the results of a test, in a file of test.py --out or as COCO results; for the other
-    arguments, see tools/analyse.py."""
+    """Analyse the results of a test, in a file of cpvt test --out or as COCO results; for the other
+    arguments, see cpvt analyse."""
     datasets, is_segmentor = data_of(cfg, 'test'), cfg.default_scope == 'mmseg'
     kinds = [kind_of(dataset) for dataset in datasets]
     if len(datasets) != 1 or not is_segmentor and kinds != ['CocoDataset']:
@@ -105,7 +105,7 @@ class SafeUnpickler(pickle.Unpickler):
 
 
 def read_list(path: Path) -> list[dict]:
-    """The predictions that test.py --out wrote, or COCO results (JSON)."""
+    """The predictions that cpvt test --out wrote, or COCO results (JSON)."""
     try:
         with path.open('rb') as file:
             found = json.load(file) if path.suffix == '.json' else SafeUnpickler(file).load()
@@ -120,10 +120,9 @@ def ground_truth(dataset: dict) -> COCO:
     path = annotation_file(dataset)
     content, defects = usable_content(path)
     if problems := [problem for problem in defects.problems() if problem.is_error]:
-        check = as_called('python tools/check_data.py')
         raise UserError(
-            f'{path} has {problems[0]}; see {check}. If the test left them out with --skip-bad, '
-            'name the rest: --cfg-options test_dataloader.dataset.ann_file=GOOD.json'
+            f'{path} has {problems[0]}; see cpvt check-data. If the test left them out with '
+            '--skip-bad, name the rest: --cfg-options test_dataloader.dataset.ann_file=GOOD.json'
         )
     return indexed_coco(content)
 
@@ -133,7 +132,7 @@ def another_data_set(path: Path, missing: str) -> UserError:
 
 
 def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[dict]:
-    """Detections as COCO results, from such a file or one of test.py --out."""
+    """Detections as COCO results, from such a file or one of cpvt test --out."""
     results = read_list(path)
     if path.suffix != '.json':
         results = [r for sample in results for r in as_coco(sample, path, truth, categories)]
@@ -155,7 +154,7 @@ def read_detections(path: Path, truth: COCO, categories: Sequence[int]) -> list[
 def as_coco(
     sample: dict, path: Path, truth: COCO, categories: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """The detections in a sample of test.py --out as COCO results."""
+    """The detections in a sample of cpvt test --out as COCO results."""
     found, number = prediction_in(sample, 'pred_instances', path), sample['img_id']
     name = Path(sample['img_path']).name
     if number not in truth.imgs or Path(truth.imgs[number]['file_name']).name != name:

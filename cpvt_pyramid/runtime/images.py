@@ -8,8 +8,6 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from ..tooling.command import as_called
-
 Source = Union[str, Path, Image.Image, np.ndarray]  # an array is (H, W, 3) RGB uint8
 
 DEEP = ('I', 'F')  # Pillow's modes of 32 bits, which it would clip at 255
@@ -64,10 +62,9 @@ def load_image(source: Source) -> np.ndarray:
         raise OSError('permission denied') from error
     except Image.DecompressionBombError as error:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        tiles = as_called('python tools/infer.py --tile')
         raise OSError(
-            f'more than {most} million pixels; cut or reduce it, or use {tiles}, which needs torch '
-            'and mm'
+            f'more than {most} million pixels; cut or reduce it, or use cpvt infer --tile, '
+            'which needs torch and mm'
         ) from error
     except UnidentifiedImageError as error:
         raise OSError('not an image of a kind that Pillow reads') from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Optional
 
-from ..tooling.command import UserError, as_called, one_line
+from ..tooling.command import UserError, one_line
 from .sessions import Session
 
 FORMAT = 1
@@ -76,10 +76,7 @@ def parse_metadata(path: Path, session: Session) -> dict[str, Any]:
         UserError: the file has none, or of another format.
     """
     if session.metadata is None:
-        raise UserError(
-            f'{path} has no metadata cpvt_pyramid; export the model with '
-            f'{as_called("python tools/export.py")}'
-        )
+        raise UserError(f'{path} has no metadata cpvt_pyramid; export the model with cpvt export')
     try:
         about = json.loads(session.metadata)
         number, _ = about['format'], about['task']

@@ -42,7 +42,7 @@ class Predictor:
     """A model that predicts from images of any size.
 
     Args:
-        model: a file written by tools/export.py, or, where torch and the mm packages are
+        model: a file written by cpvt export, or, where torch and the mm packages are
             installed, a checkpoint of a training, whose config is inside.
         backend: 'onnxruntime' or 'openvino'; not used for a checkpoint.
         batch_size: images of a list that pass the model together, if their padded sizes are equal.
@@ -178,7 +178,7 @@ def _trained(path: Path, size: Optional[int]) -> Any:
 
 
 class ExportedModel:
-    """A model exported by tools/export.py, with its pre- and post-processing; see `Predictor`.
+    """A model exported by cpvt export, with its pre- and post-processing; see `Predictor`.
 
     Attributes:
         about: the metadata in the file; docs/deployment.md lists its keys.

@@ -1,31 +1,16 @@
-"""Verify that an ONNX file gives an image the same results alone and in batches.
+"""Whether a model file gives an image the same results alone and in batches."""
 
-    cpvt verify MODEL.onnx [--backend openvino --device GPU]
-    cpvt verify MODEL.onnx --provider CUDAExecutionProvider
-
-The file may be of any exporter: a detector, segmentor or classifier that takes images in batches of
-any size. It runs on synthetic images alone and in batches, twice, in reverse order, and on copies
-of an image; docs/invariance.md explains the table. A file of tools/export.py is also compared with
-the outputs of PyTorch that it carries. The exit status is 1 if results depend on the batch, or
-differ from PyTorch's.
-"""
-
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from ..padding.batching import padded_size
-from ..padding.invariance import PADDED, TOLERANCE, BatchReport, batch_report
-from ..tooling.command import UserError, one_line, run_command
-from ..tooling.inputs import local_path
-from ..tooling.report import text_table
-from .comparison import HEAD, verdict
+from ..padding.invariance import PADDED, BatchReport
+from ..tooling.command import UserError, one_line
 from .metadata import parse_metadata
-from .self_test import draw, verify_session
-from .sessions import Session, open_session
+from .self_test import draw
+from .sessions import Session
 
 SIZE = (256, 320)  # height and width where the file takes any
 HALF_TOLERANCE = 1e-2
@@ -130,67 +115,6 @@ class ImageModel:
         return SMALLER if size == SIZE else (size[0] // 2, size[1] // 2)
 
 
-def verify_model(
-    model: str,
-    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
-    device: Optional[str] = None,
-    provider: Optional[str] = None,
-    size: Optional[tuple[int, int]] = None,
-    value_range: tuple[float, float] = (0.0, 1.0),
-    batch_size: int = 8,
-    tolerance: Optional[float] = None,
-    bitwise: bool = False,
-) -> int:
-    """Run an ONNX file on images alone and in batches, and compare.
-
-    Args:
-        model (MODEL): a .onnx file, or an .xml file of OpenVINO.
-        backend: what runs the model.
-        device: device of OpenVINO, such as GPU; by default CPU.
-        provider: execution provider of onnxruntime, such as TensorrtExecutionProvider; by default
-            CUDA if it is installed.
-        size (H W): height and width of the images; by default 256 320, or those that the file has.
-        value_range (LOW HIGH): of the pixels; not of integers and files of this package, whose
-            pixels are 0 to 255.
-        batch_size (N): images of the largest batch of one size; smaller ones are tried, too.
-        tolerance: of the largest difference / the largest value of an output; by default 0.0001,
-            or 0.01 for files in float16.
-        bitwise: only the same bits pass in a batch of one size.
-
-    Returns:
-        The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
-    """
-    if batch_size < 2:
-        raise UserError(f'batch_size must be at least 2, got {batch_size}')
-    if size is not None and min(size) < 1:
-        raise UserError(f'size must be at least 1 1, got {size[0]} {size[1]}')
-    path = local_path(model)
-    session = open_session(path, backend, device or provider)
-    passed = True
-    if session.test is not None:
-        checks = verify_session(path, session)
-        print(text_table(HEAD, [check.cells for check in checks]))
-        print(f'{path}, {session.device}: {verdict(checks)}\n')
-        passed = all(check.passed for check in checks)
-    elif session.metadata is not None:
-        print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
-    file = ImageModel(path, session)
-    if session.metadata is not None:
-        value_range = (0, 255)
-    images = file.images(batch_size, size, value_range)
-    if tolerance is None:
-        tolerance = HALF_TOLERANCE if file.is_half else TOLERANCE
-    sizes = 'valid' if 'valid' in file.sizes else None
-    try:
-        report = batch_report(file, images, sizes=sizes, tolerance=tolerance, bitwise=bitwise)
-    except ValueError as error:  # nothing to compare
-        raise UserError(f'{path}: {error}') from error
-    print(report)
-    sentence, is_invariant = conclusion(report, knows_sizes=sizes is not None)
-    print(f'{path}, {session.device}: {sentence}')
-    return int(not (passed and is_invariant))
-
-
 def conclusion(report: BatchReport, knows_sizes: bool) -> tuple[str, bool]:
     """What a report shows, in words, and whether the file passes. One that is not told the true
     sizes of images cannot tell padding from image, and need not."""
@@ -211,11 +135,3 @@ def conclusion(report: BatchReport, knows_sizes: bool) -> tuple[str, bool]:
             'one size'
         )
     return text, True
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(verify_model, argv, 'nothing was verified')
-
-
-if __name__ == '__main__':
-    sys.exit(main())

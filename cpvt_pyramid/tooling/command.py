@@ -1,42 +1,27 @@
 """A command-line tool from a plain function: its options, its errors, its exit status.
 
 A tool declares each option once, in the signature and the `Args:` of the docstring of a function.
-`run_command(measure, argv)` calls
+cyclopts reads them. `run_command(measure, argv)` calls
 
-    def measure(image: str, size: tuple[int, int] = (512, 512), *, out: str) -> None:
+    def measure(image: str, *, size: tuple[int, int] = (512, 512), amp: bool = False) -> None:
 
-with the options of `measure.py IMAGE --out OUT [--size SIZE SIZE]`. The description of `--help` is
-the docstring of the module. A parameter becomes:
-
-    no default                            a positional argument
-    a default, or keyword-only            an option; without a default it is required
-    bool = False                          a flag
-    bool | str = False                    a flag with an optional value; True without a value
-    Sequence[T]                           one or more values
-    tuple[T, T]                           as many values
-    Literal['a', 'b']                     a choice
-    Optional[T] = None                    as T
-
-An entry `size (H W): ...` of the docstring sets how the value is named in `--help`.
+with the options of `measure IMAGE [--size HEIGHT WIDTH] [--amp]`. The text above the options in
+`--help` is the docstring of the module.
 Importing this file imports neither torch nor mm, so that `--help` is quick; a tool imports them
 inside its function.
 """
 
 import errno
-import inspect
 import os
-import re
 import signal
 import sys
 import types
 import warnings
-from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Any, Optional
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 PACKAGE = __name__.partition('.')[0]
@@ -89,12 +74,65 @@ def run_command(
     prepare_for_torch()
     name = program_name(function)
     try:
-        options = vars(parser_of(function).parse_args(argv))
+        options = parse_options(name, function, argv)
     except KeyboardInterrupt:
         print(f'{name}: interrupted; nothing was written', file=sys.stderr)
         return INTERRUPTED
-    options.pop('local_rank', None)
+    except UserError as error:
+        print(f'{name}: {error}', file=sys.stderr)
+        return error.status
+    if options is None:  # the help was printed
+        return 0
     return run_tool(name, function, options, interrupted.format(**options))
+
+
+def parse_options(
+    name: str, function: Callable, argv: Optional[Sequence[str]]
+) -> Optional[dict[str, Any]]:
+    """The arguments with which a command line calls a function, defaults included; None after
+    --help, which this prints.
+
+    Raises:
+        UserError: the function does not take them.
+    """
+    from cyclopts import App, CycloptsError, Parameter
+
+    app = App(
+        name=name,
+        help=sys.modules[function.__module__].__doc__,
+        help_format='markdown',
+        version_flags=(),
+        default_parameter=Parameter(negative=(), consume_multiple=True, show_default=shown_default),
+    )
+    app.default(function)
+    try:
+        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise UserError(f'{one_line(error)} See --help.') from error
+    if command is not function:
+        command(*bound.args, **bound.kwargs)
+        return None
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def shown_default(value: Any) -> Optional[str]:
+    """A default in --help; None if there is none to show."""
+    if isinstance(value, (list, tuple)):
+        value = ' '.join(map(str, value))
+    is_switched_off = value is None or value is False or value == ''
+    return None if is_switched_off else str(value)
+
+
+def program_name(function: Callable) -> str:
+    """The name with which the lines of a tool begin, such as `cpvt train`."""
+    package, _, module = function.__module__.rpartition('.')
+    if package == f'{PACKAGE}.cli':
+        return f'cpvt {module.replace("_", "-")}'
+    if module == '__main__':
+        file = Path(sys.argv[0])
+        return file.parent.name if file.stem == '__main__' else file.stem
+    return module
 
 
 def prepare_for_torch() -> None:
@@ -188,7 +226,7 @@ def missing_package(error: BaseException) -> str:
     package = (first.name or '').partition('.')[0]
     if package in ('', PACKAGE) or package in sys.builtin_module_names:
         return ''
-    advice = 'python -m cpvt_pyramid.doctor tells what to install'
+    advice = 'cpvt doctor tells what to install'
     if Path(sys.prefix) != ROOT / '.venv' and (ROOT / 'tools/setup_env.sh').exists():
         advice = f'run this tool with {ROOT / ".venv/bin/python"}, which `make setup` creates'
     problem = f'{package} is not installed for {sys.executable}, or does not fit'
@@ -216,15 +254,6 @@ def exit_on_signal(signum: int, frame: Optional[types.FrameType]) -> None:
     raise SystemExit(TERMINATED)
 
 
-def as_called(text: str) -> str:
-    """`text`, in which a tool is named as the user calls it: `python tools/infer.py` in a checkout,
-    `cpvt infer` where a wheel is installed."""
-    if (ROOT / 'tools/setup_env.sh').exists():
-        return text
-    tool = r'(?:python )?tools/(\w+)\.py'
-    return re.sub(tool, lambda found: f'cpvt {found[1].replace("_", "-")}', text)
-
-
 def rank() -> int:
     """The index of this process among those of its run."""
     return int(next((os.environ[name] for name in RANKS.values() if name in os.environ), 0))
@@ -234,79 +263,3 @@ def one_line(error: Exception, length: int = 300) -> str:
     """The message of an error without line breaks, cut to `length`."""
     text = ' '.join(str(error).split())
     return text if len(text) <= length else text[:length] + ' ...'
-
-
-# Options
-
-
-def parser_of(function: Callable) -> ArgumentParser:
-    """The parser of the options that a function declares."""
-    parser = ArgumentParser(
-        prog=program_name(function),
-        description=as_called(function.__globals__['__doc__'] or ''),
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    documented = documented_arguments(function)
-    parameters, kinds = inspect.signature(function).parameters, get_type_hints(function)
-    for name, parameter in parameters.items():
-        metavar, text = documented[name]
-        settings = argparse_settings(kinds[name])
-        if metavar:
-            settings['metavar'] = tuple(metavar.split()) if ' ' in metavar else metavar
-        required = parameter.default is parameter.empty
-        if required and parameter.kind is not parameter.KEYWORD_ONLY:
-            settings.setdefault('metavar', None if 'choices' in settings else name.upper())
-            parser.add_argument(name, help=text, **settings)
-            continue
-        if not required:
-            settings['default'] = parameter.default
-            if parameter.default and not isinstance(parameter.default, bool):
-                several = isinstance(parameter.default, (list, tuple))
-                shown = map(str, parameter.default if several else [parameter.default])
-                text += f' (default: {" ".join(shown)})'.replace('%', '%%')
-        flag = f'--{name.replace("_", "-")}'
-        parser.add_argument(flag, required=required, help=text, **settings)
-    if 'launcher' in parameters:
-        # torch.distributed.launch passes this number, which it also puts into the environment.
-        parser.add_argument('--local_rank', '--local-rank', default=SUPPRESS, help=SUPPRESS)
-    return parser
-
-
-def program_name(function: Callable) -> str:
-    """The name of a tool, with which its lines begin: what the user typed, or its file's name."""
-    file = Path(inspect.getfile(function))
-    name = file.parent.name if file.stem == '__main__' else file.stem
-    return function.__globals__.get('PROG', name)  # set by cpvt_pyramid/__main__.py
-
-
-def argparse_settings(kind: Any) -> dict:
-    """The settings of argparse for a type; see the docstring of this file."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, getattr(types, 'UnionType', Union)):  # Python 3.10 has the second
-        (member,) = (k for k in inner if k not in (bool, type(None)))
-        optional_value = {'nargs': '?', 'const': True} if bool in inner else {}
-        return argparse_settings(member) | optional_value
-    if kind is bool:
-        return {'action': 'store_true'}
-    if origin is Literal:
-        return {'choices': inner, 'type': type(inner[0])}
-    if origin is abc.Sequence:
-        return argparse_settings(inner[0]) | {'nargs': '+'}
-    if origin is tuple:
-        return argparse_settings(inner[0]) | {'nargs': len(inner)}
-    return {'type': kind}
-
-
-def documented_arguments(function: Callable) -> dict[str, tuple[str, str]]:
-    """From a function's docstring, each argument's metavar, if any, and description.
-
-    An entry reads `name: description` or `name (METAVAR): description`.
-    """
-    section = re.search(r'^Args:\n((?: +.*\n|\n)*)', f'{inspect.getdoc(function)}\n', re.M)
-    entries = re.findall(
-        r'^ {4}(\w+)(?: \((.*?)\))?:(.*\n(?: {5,}.*\n)*)', section[1] if section else '', re.M
-    )
-    return {
-        name: (metavar, as_called(' '.join(text.split())).removesuffix('.').replace('%', '%%'))
-        for name, metavar, text in entries
-    }

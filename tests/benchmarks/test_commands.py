@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 from support import ROOT
 
-from cpvt_pyramid.tooling.command import parser_of
+from cpvt_pyramid.tooling.command import parse_options
 
 PAGES = [ROOT / 'README.md', ROOT / 'benchmarks/notes.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
@@ -28,6 +28,5 @@ def test_commands_are_found():
 def test_benchmarks_understand(command):
     module, *options = shlex.split(command)
     function = getattr(import_module(module), module.removeprefix('benchmarks.'))
-    parser = parser_of(function)
     if options:  # alone, a name in a sentence
-        parser.parse_args(options)
+        parse_options(module, function, options)

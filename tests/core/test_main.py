@@ -25,18 +25,18 @@ def test_the_list_is_one_line_for_each_tool(tmp_path):
 
 def test_the_list_may_be_cut_off():
     ended = run('bash', '-c', f'{sys.executable} -u -m cpvt_pyramid help | head -1')
-    assert (ended.stdout, ended.stderr) == ('usage: python -m cpvt_pyramid TOOL ...\n', '')
+    assert (ended.stdout, ended.stderr) == ('usage: cpvt TOOL ...\n', '')
 
 
 @pytest.mark.parametrize('tool, path', find_tools().items())
 def test_every_tool_starts(tool, path):
     ended = cpvt(tool, '--help')
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith('usage: ') and first_sentence(path)[:40] in ended.stdout
+    shown = ended.stdout.lower()
+    assert shown.startswith('usage: ') and first_sentence(path)[:40].lower() in shown
 
 
-def test_a_wrong_name_help_and_the_version(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['/bin/cpvt'])
+def test_a_wrong_name_help_and_the_version(capsys):
     for name, advice in (('trian', 'use train'), ('predict', 'cpvt help lists the tools')):
         for given in ([name, 'x'], ['help', name]):
             assert main(given) == 2
@@ -49,23 +49,20 @@ def test_a_wrong_name_help_and_the_version(monkeypatch, capsys):
         assert main(given) == 0
         lists.add(capsys.readouterr().out)
     assert len(lists) == 1 and 'usage: cpvt TOOL' in lists.pop()
-    with pytest.raises(SystemExit, match='0'):
-        main(['help', 'run'])
-    assert capsys.readouterr().out.startswith('usage: cpvt run ')
+    assert main(['help', 'run']) == 0
+    assert capsys.readouterr().out.startswith('Usage: cpvt run ')
 
 
 def test_lines_begin_with_what_the_user_typed(monkeypatch, capfd, tmp_path):
     """Those of skipped files, too."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'torn.jpg').touch()
-    monkeypatch.setattr(sys, 'argv', ['/bin/cpvt'])
     model = str(ROOT / 'examples/digits-detection.onnx')
     for inputs, status, line in (
         ('torn.jpg', 1, 'cpvt run: skipped torn.jpg: the file is empty'),
         ('no.jpg', 2, 'cpvt run: no image or folder at no.jpg'),
     ):
-        with pytest.raises(SystemExit, match=str(status)):
-            main(['run', model, inputs])
+        assert main(['run', model, inputs]) == status
         assert capfd.readouterr().err.splitlines() == [line]
 
 
@@ -74,4 +71,4 @@ def test_arguments_and_status_are_the_tools_own():
     assert ended.returncode == 0 and ended.stdout.startswith('  ok  Python')
     ended = cpvt('new_config', 'nowhere')  # the file's name
     assert ended.returncode == 2
-    assert '\npython -m cpvt_pyramid new-config: error: ' in ended.stderr
+    assert ended.stderr.startswith('cpvt new-config: ') and ended.stderr.count('\n') == 1

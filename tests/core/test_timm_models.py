@@ -25,7 +25,7 @@ from reference import (
     same_maps,
 )
 from safetensors.torch import save_file
-from support import ROOT, assert_loaded, run
+from support import assert_loaded, run
 from timm.models import resume_checkpoint
 from timm.models._manipulate import group_parameters
 from timm.models._registry import _module_to_models
@@ -414,7 +414,7 @@ def test_hard_distillation_is_deits():
     assert isinstance(student.eval()(image), Tensor)
 
 
-TIMM_RUN = sys.executable, ROOT / 'tools/timm_run.py'
+TIMM_RUN = sys.executable, '-m', 'cpvt_pyramid', 'timm-run'
 # Stands for the train.py of timm's repository, which is in no package: its parts, in its order.
 TRAIN = """
 import argparse

@@ -80,7 +80,7 @@ def test_tiles_within_a_memory_budget(name, untrained, tmp_path, capsys):
     torch.cuda.empty_cache()
     try:
         assert infer.main([*command, '1MiB']) == 2
-        error = 'infer: too little GPU memory; use a smaller --batch-size or --tile\n'
+        error = 'cpvt infer: too little GPU memory; use a smaller --batch-size or --tile\n'
         assert capsys.readouterr().err.endswith(error)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

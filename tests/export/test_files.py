@@ -18,13 +18,13 @@ from torch import Tensor
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import CPVTPyramid
 from cpvt_pyramid.archs import Arch
+from cpvt_pyramid.cli.run import main as run
 from cpvt_pyramid.export import verification
 from cpvt_pyramid.export.base import Batch, Exportable, Preprocessing
 from cpvt_pyramid.export.files import CPU, Settings, check_passed, write_verified
 from cpvt_pyramid.export.models import BackboneGraph, exportable
 from cpvt_pyramid.export.nms import batched_nms, best
 from cpvt_pyramid.export.onnx_file import capture, translate
-from cpvt_pyramid.runtime.__main__ import main as run
 from cpvt_pyramid.runtime.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.command import UserError
 

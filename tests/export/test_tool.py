@@ -1,4 +1,4 @@
-"""tools/export.py: what it is asked, what it refuses, in one line."""
+"""cpvt export: what it is asked, what it refuses, in one line."""
 
 import json
 from pathlib import Path

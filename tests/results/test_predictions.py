@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from pycocotools import mask as coco
-from support import ROOT, load_tool
+from support import ROOT
 
+from cpvt_pyramid.__main__ import main
 from cpvt_pyramid.results.predictions import Detections, LabelMap, Segments
 from cpvt_pyramid.results.records import mask_of, run_lengths
-from cpvt_pyramid.runtime import __main__ as runtime
 from cpvt_pyramid.tooling.command import UserError
 
 CLASSES, PALETTE = ('cat', 'dog'), [(255, 0, 0), (0, 255, 0)]
@@ -132,11 +132,8 @@ def test_the_documented_commands(untrained, sample_dataset):
         'IMAGES': str(min((sample_dataset / 'coco/val2017').iterdir())),
         'MODEL.onnx': str(ROOT / 'examples/digits-detection.onnx'),
     }  # fmt: skip
-    for command in re.findall(r'^    (python .*)$', PAGE, re.M):
-        tool, *words = [given.get(word, word) for word in shlex.split(command)[1:]]
-        if tool == '-m':
-            assert words.pop(0) == 'cpvt_pyramid.runtime'
-        main = runtime.main if tool == '-m' else load_tool(Path(tool).stem).main
+    for command in re.findall(r'^    (cpvt .*)$', PAGE, re.M):
+        words = [given.get(word, word) for word in shlex.split(command)[1:]]
         assert main(words) == 0, command
     written = {path.suffix for path in Path('predictions').iterdir()}
     assert written >= {'.csv', '.json', '.geojson', '.jpg'}

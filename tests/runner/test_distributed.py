@@ -28,7 +28,7 @@ def test_data_that_one_process_lacks(configs, sample_dataset):
 
     (status, silent), (other_status, line) = in_processes(2, run)
     assert (status, other_status) == (2, 2) and silent == ''
-    assert line.startswith(f'train: rank 1: no train data at {os.getcwd()}/nowhere/annotations/')
+    assert line.startswith(f'cpvt train: rank 1: no train data at {os.getcwd()}/nowhere/')
     assert line.count('\n') == 1
 
 

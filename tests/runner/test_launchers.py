@@ -81,7 +81,7 @@ def test_interpreter_of_the_shell_launchers(active, interpreter):
     path = f'{folder}:{os.environ["PATH"]}'
     command = ['tools/dist_test.sh', 'tools/launchers.sh', 'weights.pth', '2', '--tta']
     lines = run(*command, **environment | active, PATH=path).stdout.splitlines()
-    test = Path('tools/test.py').absolute()
+    test = Path('cpvt test').absolute()
     called = f'{test} tools/launchers.sh weights.pth --tta --launcher pytorch'
     assert [line.split(maxsplit=1)[1] for line in lines] == [called] * 2
     assert Path(lines[0].split()[0]).resolve() == Path(interpreter).resolve()

@@ -243,7 +243,7 @@ def test_missing_data_names_the_path_and_the_layout(monkeypatch, capsys):
     monkeypatch.setenv('COCO_ROOT', '/nowhere/data/coco')
     assert TOOLS['train'].main([str(config)]) == 2
     assert capsys.readouterr().err == (
-        'train: no train data at /nowhere/data/coco/annotations/instances_train2017.json. '
+        'cpvt train: no train data at /nowhere/data/coco/annotations/instances_train2017.json. '
         'Expected in /nowhere/data/coco: annotations/instances_train2017.json, train2017/, '
         'annotations/instances_val2017.json, val2017/. '
         'If it is elsewhere: COCO_ROOT=/path/to/coco\n'

@@ -100,7 +100,7 @@ def test_predictions_are_written_whole_or_not_at_all(untrained, capsys):
     os.remove('all.pkl')
     os.mkdir('all.pkl')
     assert test_tool.main([*untrained['detector'], '--out', 'all.pkl']) == 2
-    assert 'test: all.pkl must be a file to write' in capsys.readouterr().err
+    assert 'cpvt test: all.pkl must be a file to write' in capsys.readouterr().err
     assert os.listdir() == ['all.pkl']  # no folder for a log
 
 

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import random
-import runpy
 import signal
 import socket
 import struct
@@ -30,9 +29,10 @@ import pytest
 from PIL import Image
 
 from cpvt_pyramid import app
+from cpvt_pyramid.cli.app import main
+from cpvt_pyramid.cli.run import main as run_main
 from cpvt_pyramid.results.drawing import jpeg_of
 from cpvt_pyramid.runtime import Predictor
-from cpvt_pyramid.runtime.__main__ import main as run_main
 from cpvt_pyramid.runtime.predictor import ExportedModel
 
 SECRET = b'-----BEGIN OPENSSH PRIVATE KEY-----'
@@ -421,7 +421,7 @@ def test_serving_until_a_signal(number, status, end, model, monkeypatch, capsys)
         signal.raise_signal(number)
 
     monkeypatch.setattr(app.Server, 'startup', start_and_stop)
-    assert app.main([str(model('detection')), '--port', '0']) == status
+    assert main([str(model('detection')), '--port', '0']) == status
     captured = capsys.readouterr()
     assert captured.out.startswith('http://127.0.0.1:') and ':0,' not in captured.out
     assert captured.out.endswith(', with 0 samples of .; stop it with Ctrl-C\n')
@@ -429,14 +429,14 @@ def test_serving_until_a_signal(number, status, end, model, monkeypatch, capsys)
     assert line.endswith(f'{end}; the page is closed')
 
 
-@pytest.mark.filterwarnings("ignore:'cpvt_pyramid.app' found in sys.modules")
 def test_without_its_packages_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'uvicorn', None)
+    monkeypatch.delitem(sys.modules, 'cpvt_pyramid.app')
     with pytest.raises(SystemExit) as stopped:
-        runpy.run_module('cpvt_pyramid.app')
+        main(['model.onnx'])
     (line,) = capsys.readouterr().err.splitlines()
     assert stopped.value.code == 2
-    assert line.startswith('app: ') and line.endswith("; pip install '.[app]'")
+    assert line.startswith('cpvt app: ') and line.endswith("; pip install '.[app]'")
 
 
 def test_mistakes_on_the_command_line(model, capsys):
@@ -450,6 +450,6 @@ def test_mistakes_on_the_command_line(model, capsys):
             ([path, '--port', '99999'], 'cannot listen on 127.0.0.1:99999: '),
             ([path, '--host', '203.0.113.1'], 'cannot listen on 203.0.113.1:7860: '),
         ):
-            assert app.main(arguments) == 2
+            assert main(arguments) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert complaint in line

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from support import ROOT, run
 
+from cpvt_pyramid.cli.run import main
 from cpvt_pyramid.results.drawing import jpeg_of
 from cpvt_pyramid.runtime import Predictor
-from cpvt_pyramid.runtime.__main__ import main
 from cpvt_pyramid.runtime.images import ORIENTATION
 from cpvt_pyramid.runtime.sessions import OnnxRuntime
 from cpvt_pyramid.tooling.inputs import OWNERS
@@ -45,8 +45,8 @@ def test_files(model, folder, name, options, capsys):
     words = (f'--{option.replace("_", "-")}={value}' for option, value in options.items())
     assert main([str(path), 'in', *words]) == 1
     said = capsys.readouterr()
-    assert 'runtime: skipped in/torn.jpg: not a complete image' in said.err
-    assert 'runtime: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
+    assert 'cpvt run: skipped in/torn.jpg: not a complete image' in said.err
+    assert 'cpvt run: skipped in/clip.mp4: videos need OpenCV; give the model to' in said.err
     done, found, speed = said.out.splitlines()
     assert done == '4 of 6 done: results in predictions'
     assert found.startswith('found in images: ') and ('%' in found) == (name == 'labels')
@@ -140,7 +140,7 @@ def test_an_interrupt_keeps_finished_results(model, folder, monkeypatch, capsys,
     for i in range(20):
         shutil.copy('in/b.png', f'in/{i:02}.png')
     assert main([str(path), 'in', '--workers', '2']) == 130
-    assert 'runtime: interrupted; finished results are in predictions' in capsys.readouterr().err
+    assert 'cpvt run: interrupted; finished results are in predictions' in capsys.readouterr().err
     assert Path('predictions/00.detections.json').exists() and len(started) < 6
 
 
@@ -178,7 +178,7 @@ def test_mistakes(model, folder, monkeypatch, capfd):
                 monkeypatch.setitem(sys.modules, module, None)
         assert main(arguments.split()) == 2
         (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
-        assert line.startswith('runtime: ') and complaint in line
+        assert line.startswith('cpvt run: ') and complaint in line
 
 
 # What `pip install cpvt_pyramid[runtime]` does not install.
@@ -198,13 +198,13 @@ def test_exported_models_run_without_torch(model, folder):
     deep.save('more/b.png')
     path = str(model('box'))
     done = run(
-        sys.executable, '-c', f'{BARE}from cpvt_pyramid.runtime.__main__ import main\n'
-        f"print(main([{path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
-        f'sys.exit(main([{path!r}, "--verify"]))',
+        sys.executable, '-c', f'{BARE}from cpvt_pyramid.__main__ import main\n'
+        f"print(main(['run', {path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
+        f'sys.exit(main(["verify", {path!r}]))',
     )  # fmt: skip
     first, second = done.stderr.splitlines()  # a warning is one line
-    assert first.startswith('runtime: more: left out what is no image') and 'notes.txt' in first
-    assert second.startswith('runtime: more/b.png: its values fill at most 12 of 16 bits')
+    assert first.startswith('cpvt run: more: left out what is no image') and 'notes.txt' in first
+    assert second.startswith('cpvt run: more/b.png: its values fill at most 12 of 16 bits')
     assert '\n0\n' in done.stdout and ': passed, ' in done.stdout and done.returncode == 0
     assert main(['box.onnx', 'in/a.png', '--out-dir', 'full']) == 0
     for text in ('bare', 'full'):

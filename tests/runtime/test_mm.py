@@ -1,5 +1,5 @@
 """Where torch and mm are installed: checkpoints of a training in the runtime, and exported models
-in tools/infer.py."""
+in cpvt infer."""
 
 import json
 import re
@@ -14,10 +14,10 @@ from PIL import Image
 from support import ROOT, film, load_tool
 
 from cpvt_pyramid import CPVTPyramid
+from cpvt_pyramid.cli.run import main
 from cpvt_pyramid.runner.config.load import config_in_checkpoint, load_config
 from cpvt_pyramid.runner.models import build_model, load_whole_model
 from cpvt_pyramid.runtime import UserError
-from cpvt_pyramid.runtime.__main__ import main
 
 infer = load_tool('infer')
 

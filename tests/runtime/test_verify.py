@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from cpvt_pyramid.cli.verify import main
 from cpvt_pyramid.padding.invariance import (
     BATCH,
     IDENTICAL,
@@ -18,7 +19,7 @@ from cpvt_pyramid.runtime import Predictor
 from cpvt_pyramid.runtime.predictor import ExportedModel
 from cpvt_pyramid.runtime.self_test import draw
 from cpvt_pyramid.runtime.sessions import open_session
-from cpvt_pyramid.runtime.verify import ImageModel, main
+from cpvt_pyramid.runtime.verify import ImageModel
 
 CONSTANTS = {
     'pixels': 'int64[2] {2, 3}',
@@ -162,7 +163,7 @@ def test_files_that_cannot_be_verified(capfd):
     ):  # fmt: skip
         assert main([write(body, images, 'float[B,C] y')]) == status
         (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
-        assert line.startswith('verify: foreign.onnx') and complaint in line
+        assert line.startswith('cpvt verify: foreign.onnx') and complaint in line
 
 
 def test_the_promise_of_the_runtime_and_that_it_can_fail(model, monkeypatch):

@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from support import ROOT, load_tool, pyproject
 
 from benchmarks import model_table
-from cpvt_pyramid import app
-from cpvt_pyramid.runtime import __main__ as runtime
-from cpvt_pyramid.tooling.command import parser_of
+from cpvt_pyramid.__main__ import main
+from cpvt_pyramid.tooling.command import parse_options
 
 README = (ROOT / 'README.md').read_text()
 MM = (ROOT / 'docs/mm.md').read_text()
@@ -28,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = '\n'.join(re.findall(r'```bash\n(.*?)```', README + MM, re.S)).splitlines()
-    inline = re.findall(r'`((?:make |python |tools/)[^`\n]+)`', README + MM)
+    inline = re.findall(r'`((?:make |python |cpvt [\w-]+ |tools/)[^`\n|]+)`', README + MM)
     return [re.sub(r'\s*#.*', '', line) for line in [*lines, *inline] if line.strip()]
 
 
@@ -62,10 +61,16 @@ def test_other_libraries():
 
 
 def test_every_command_is_tested():
-    known = ('git clone ', 'make ', 'python tools/', 'tools/dist_train.sh ',
-             'python -m cpvt_pyramid.doctor', 'python -m cpvt_pyramid.runtime ',
-             'python -m cpvt_pyramid.app ', 'python -m experiments.', 'python -m benchmarks.',
-             'benchmarks/model_table.py', "pip install '.[", 'pip install .')  # fmt: skip
+from benchmarks import model_table
+    known = (
+        'git clone ',
+        'make ',
+        'cpvt ',
+        'python tools/',
+        'tools/dist_train.sh ',
+        "pip install '.[",
+        'pip install .',
+    )
     assert len(commands()) >= 10 and len(sum(PAGES.values(), [])) >= 10
     assert [c for c in commands() if not c.startswith(known)] == []
 
@@ -78,24 +83,22 @@ def test_make(command):
         assert (ROOT / path).is_file(), path
 
 
+IS_OURS = re.compile(r'(cpvt|(python )?tools/\S+) ')
 PAGES = {
     page: [
-        re.sub('^(srun )?(python )?| \\|\\| {$', '', line.strip())
+        re.sub(r'^srun | \|\| {$', '', line.strip())
         for line in (ROOT / f'docs/{page}.md').read_text().splitlines()
-        if re.match(r' {4}.*\btools/', line)
+        if re.match(rf' {{4}}(srun )?{IS_OURS.pattern}', line)
     ]
     for page in ('clusters', 'logging', 'own_data')
 }
 
 
-@pytest.mark.parametrize(
-    'command',
-    [*(c.removeprefix('python ') for c in commands() if 'tools/' in c), *sum(PAGES.values(), [])],
-)
+@pytest.mark.parametrize('command', [*filter(IS_OURS.match, commands()), *sum(PAGES.values(), [])])
 def test_tools_understand(command, tmp_path):
     """A fake interpreter says what the shell scripts start."""
-    words = shlex.split(command)
-    if '.py' not in words[0]:
+    words = shlex.split(command.removeprefix('python '))
+    if words[0].endswith('.sh'):
         fake, said = tmp_path / 'py', tmp_path / 'said'
         fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {said}')
         fake.chmod(0o755)
@@ -103,15 +106,22 @@ def test_tools_understand(command, tmp_path):
         subprocess.run(['bash', '-c', command], cwd=ROOT, env=environment, check=True)
         words = said.read_text().splitlines()
         tools = 'train.py', 'test.py', 'infer.py'
-        words = words[next(i for i, word in enumerate(words) if word.endswith(tools)) :]
-    path = (ROOT / words[0]).relative_to(ROOT / 'tools')
-    function = getattr(load_tool(str(path.with_suffix(''))), path.stem)
-    options = parser_of(function).parse_args(words[1:])
-    if config := getattr(options, 'model' if path.stem == 'infer' else 'config', None):
-        assert (ROOT / config).is_file() or config in (
-            'my.py',
-            'DATA',
-        )  # new_config.py's, and a folder
+        start = next(i for i, word in enumerate(words) if word.endswith(tools))
+        words = [f'tools/{Path(words[start]).name}', *words[start + 1 :]]
+    if words[0] == 'cpvt':
+        _, name, *words = words
+        name = name.replace('-', '_')
+    else:
+        name, *words = words[0].removeprefix('tools/').removesuffix('.py'), *words[1:]
+    if name in ('help', 'doctor', 'version', 'demo_data'):
+        return
+    options = options_of(name, words)
+    if config := options.get('config'):
+        assert (ROOT / config).is_file() or config in ('my.py', 'DATA')  # what new-config writes
+
+
+def options_of(tool: str, words: list[str]) -> dict:
+    return parse_options(tool, getattr(load_tool(tool), Path(tool).name), words)
 
 
 def test_badges():
@@ -128,12 +138,12 @@ def test_badges():
 def test_exported_models(tmp_path, monkeypatch):
     """The commands that need no torch: `cpvt run`, and the web page."""
     monkeypatch.chdir(ROOT)
-    (command,) = [c for c in commands() if 'cpvt_pyramid.runtime examples/' in c]
-    assert runtime.main([*shlex.split(command)[3:], '--out-dir', str(tmp_path)]) == 0
+    (command,) = [c for c in commands() if c.startswith('cpvt run examples/')]
+    assert main([*shlex.split(command)[1:], '--out-dir', str(tmp_path)]) == 0
     found = json.loads((tmp_path / '1.detections.json').read_text())['detections']
     assert len(found) > 1 and (tmp_path / '1.overlay.jpg').is_file()
-    (command,) = [c for c in commands() if 'cpvt_pyramid.app' in c]
-    assert Path(parser_of(app.serve).parse_args(shlex.split(command)[3:]).model).is_file()
+    (command,) = [c for c in commands() if c.startswith('cpvt app')]
+    assert Path(options_of('app', shlex.split(command)[2:])['model']).is_file()
 
 
 def test_tables_of_models_are_current():

@@ -10,6 +10,13 @@ from support import ROOT, pyproject
 # The extras for each part of the package, by the beginning of its path. The first one counts.
 EXTRAS = {
     'cpvt_pyramid/app.py': ['app'],
+    'cpvt_pyramid/cli/app.py': ['app'],
+    'cpvt_pyramid/cli/demo_data.py': ['demo'],
+    'cpvt_pyramid/cli/export.py': ['export', 'mm'],
+    'cpvt_pyramid/cli/run.py': ['runtime'],
+    'cpvt_pyramid/cli/timm_run.py': ['timm'],
+    'cpvt_pyramid/cli/verify.py': ['runtime'],
+    'cpvt_pyramid/cli/': ['mm'],
     'cpvt_pyramid/demo/': ['demo'],
     'cpvt_pyramid/doctor.py': [],
     'cpvt_pyramid/export/': ['export'],
@@ -24,9 +31,7 @@ EXTRAS = {
     'cpvt_pyramid/tooling/': [],
     'cpvt_pyramid/torchvision_models.py': ['torchvision'],
     'cpvt_pyramid/': ['torch'],
-    'tools/export.py': ['export'],
-    'tools/timm_run.py': ['timm'],
-    'tools/': ['mm'],
+    'tools/': [],
 }
 # Not in these extras: the user is told what to install, or a plain version works without it.
 OPTIONAL = {

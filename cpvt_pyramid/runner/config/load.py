@@ -18,7 +18,7 @@ from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
-from ...tooling.command import UserError, as_called, one_line
+from ...tooling.command import UserError, one_line
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -111,7 +111,7 @@ def config_in_checkpoint(checkpoint: dict, path: Union[str, Path]) -> Config:
     if not isinstance(text, str):
         raise UserError(
             f'{path} must be a checkpoint of a training, which has its config inside; run others '
-            + as_called('with python tools/infer.py CONFIG CHECKPOINT')
+            'with cpvt infer CONFIG CHECKPOINT'
         )
     try:
         lines = DictCalls().visit(ast.parse(text)).body

@@ -13,7 +13,7 @@ from typing import Optional
 from mmengine.config import Config
 
 from ...checkpoints.reading import listed
-from ...tooling.command import UserError, as_called
+from ...tooling.command import UserError
 from ...tooling.files import make_folder, write_text
 from ..config.load import as_list, data_of, dataset_class, is_local, kind_of
 from ..distributed import of_first_process
@@ -123,7 +123,7 @@ def check_contents(
         if checked.decoded < checked.images:
             print(
                 f'{name} data: {checked.decoded} of {checked.images} images were read; '
-                + as_called('python tools/check_data.py reads all')
+                'cpvt check-data reads all'
             )
         report(name, checked.problems)
         if write_good and any(problem.is_error for problem in checked.problems):

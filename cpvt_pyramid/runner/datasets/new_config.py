@@ -17,7 +17,7 @@ import numpy as np
 from mmengine.config import Config
 from yapf.yapflib import yapf_api  # a requirement of mmengine
 
-from ...tooling.command import UserError, as_called, one_line
+from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write, check_file, files_below
 from ..config.load import kind_of, load_config
 from .coco import (
@@ -476,9 +476,10 @@ def config_text(
     comments = dict(recipe.comments)
     if scaled.scale != 1:
         comments['train_pipeline'] = f'The base resizes to {scaled.before}.'
-    head = f'# {len(data.found.classes)} classes ({data.found.layout}). ' + as_called(
-        'Written by tools/new_config.py.\n'
-        f'#   python tools/check_data.py {out.name}\n#   python tools/train.py {out.name}\n'
+    head = (
+        f'# {len(data.found.classes)} classes ({data.found.layout}). Written by cpvt new-config.\n'
+        f'#   cpvt check-data {out.name}\n'
+        f'#   cpvt train {out.name}\n'
     )
     lines = [scaled.line(data.sizes, data.objects), recipe.line]
     return head + text_of_settings(settings, comments), lines

@@ -11,7 +11,6 @@ from PIL import Image
 
 from ...results.drawing import draw_boxes, draw_segmentation
 from ...tooling.charts import bar_chart, histogram
-from ...tooling.command import as_called
 from ...tooling.files import write_text
 from ...tooling.pages import contact_sheet, html_page, html_section, reduced, side_by_side
 from ..inference.prediction import dataset_meta
@@ -46,7 +45,7 @@ def write_data_page(
     if classes:
         note = 'Objects, or for label maps percent of the pixels.'
         parts.insert(0, html_section('Classes', note, side_by_side(*classes)))
-    page = html_page(f'Data of {title}', as_called('Written by tools/check_data.py.'), parts)
+    page = html_page(f'Data of {title}', 'Written by cpvt check-data.', parts)
     write_text(path, page)
     print(f'classes, sizes and samples: {path}')
 

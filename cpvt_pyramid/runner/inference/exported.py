@@ -1,4 +1,4 @@
-"""Exported models in the place of mm's, for the videos and the tiles of tools/infer.py."""
+"""Exported models in the place of mm's, for the videos and the tiles of cpvt infer."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence

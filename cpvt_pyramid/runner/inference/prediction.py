@@ -114,7 +114,7 @@ def kind_of_results(model: nn.Module, cfg: Config) -> Kind:
 
 @HOOKS.register_module()
 class PictureHook(Hook):
-    """Writes every prediction of a test into a folder, as a picture and as infer.py writes it."""
+    """Writes every prediction of a test into a folder, as a picture and as cpvt infer writes it."""
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         self.folder = Path(folder)

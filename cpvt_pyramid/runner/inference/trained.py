@@ -10,13 +10,13 @@ import numpy as np
 
 from ...ops.winograd import use_winograd
 from ...results.predictions import Prediction
-from ...tooling.command import UserError, as_called
+from ...tooling.command import UserError
 from ..config.load import config_in_checkpoint
 from ..models import build_model, fetch_checkpoint, load_whole_model
 from .batched import ModelPredictor
 from .prediction import dataset_meta, is_panoptic, kind_of_results
 
-SCORE_THR = 0.3  # as in tools/infer.py
+SCORE_THR = 0.3  # as in cpvt infer
 
 
 class TrainedModel:
@@ -31,8 +31,7 @@ class TrainedModel:
         cfg = config_in_checkpoint(weights, path)
         model = build_model(cfg, None)
         if is_panoptic(model):
-            infer = as_called('python tools/infer.py')
-            raise UserError(f'{path} is a panoptic model; run it with {infer}')
+            raise UserError(f'{path} is a panoptic model; run it with cpvt infer')
         load_whole_model(model, weights, path)
         use_winograd(model)
         self.kind_of_results = kind_of_results(model, cfg)

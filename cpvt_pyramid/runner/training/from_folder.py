@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Optional
 
-from ...tooling.command import PACKAGE, ROOT, UserError, as_called
+from ...tooling.command import PACKAGE, ROOT, UserError
 from ...tooling.files import make_folder
 from ..datasets.defects import Defects
 from ..datasets.folder import NotRecognized, assigned_splits
@@ -46,7 +46,7 @@ def config_of_data(
     if resume and out.is_file():
         return str(out)
     if out.exists():
-        train = as_called(f'python tools/train.py {quote(str(out))}')
+        train = f'cpvt train {quote(str(out))}'
         raise UserError(
             f'{out} exists; continue its training with --resume, train with it ({train}), or '
             'choose another --work-dir'

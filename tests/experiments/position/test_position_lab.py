@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+from typing import get_args, get_type_hints
 
 import pytest
 import timm
@@ -14,7 +15,7 @@ from support import ROOT
 from torch import nn
 
 from cpvt_pyramid.lab.probes import Subject
-from cpvt_pyramid.tooling.command import UserError, parser_of
+from cpvt_pyramid.tooling.command import UserError, parse_options
 from experiments.parallel import in_parallel
 from experiments.position import __main__ as tool
 from experiments.position import measures, questions, runs
@@ -115,11 +116,9 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
         shlex.split(line, comments=True) for line in lines if 'experiments.position ' in line
     ]
     assert len(commands) == 8
-    parser = parser_of(tool.position_lab)
     for words in commands:
-        parser.parse_args(words[3:])
-    (presets,) = [set(a.choices) for a in parser._actions if a.dest == 'preset']
-    assert presets == set(PRESETS)
+        parse_options('position', tool.position_lab, words[3:])
+    assert set(get_args(get_type_hints(tool.position_lab)['preset'])) == set(PRESETS)
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     assert 'ResNet-18, border replaced' in capsys.readouterr().out

@@ -227,7 +227,7 @@ def test_train_and_test_with_bad_data(configs, tmp_path, capsys):
     assert train.main([*run, '--work-dir', str(tmp_path / 'a')]) == 2
     printed = capsys.readouterr()
     assert printed.out.count('data: error:') == 4
-    assert printed.err.startswith('train: the data have the errors above; correct them, or leave')
+    assert printed.err.startswith('cpvt train: the data have the errors above; correct')
     assert '    annotation ' in (tmp_path / 'a/data_report.txt').read_text()
     assert train.main([*run, '--work-dir', str(tmp_path / 'b'), '--skip-bad']) == 0
     good = check_coco(tmp_path / 'b/good_train.json', Path(dataset.data_root, 'train2017'))

@@ -30,7 +30,7 @@ from cpvt_pyramid.runner.inference.raster import (
 from cpvt_pyramid.runner.models import build_model
 
 PAGE = (ROOT / 'docs/bands.md').read_text()
-COMMANDS = re.findall(r'^python tools/.*$', PAGE, re.M)
+COMMANDS = re.findall(r'^cpvt .*$', PAGE, re.M)
 CONFIG = 'configs/bands/semantic_fpn_cpvt_s.py'
 
 
@@ -82,7 +82,7 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
         _, tool, *words = shlex.split(command.replace('data/bands', str(scenes)))
         words = [str(ROOT / word) if word == CONFIG else word for word in words]
         words = [word.replace('iter_20000', 'iter_2') for word in words]
-        name = Path(tool).stem
+        name = tool.replace('-', '_')
         if name == 'band_statistics':
             assert load_tool(name).main(words) == 0
             assert 'mean = [1001.' in capsys.readouterr().out
@@ -92,8 +92,8 @@ def test_commands_of_the_page(scenes, monkeypatch, capsys, tmp_path):
         assert load_tool(name).main([*words, *more, *SMALL]) == 0
     with Image.open(tmp_path / 'shown/s0.overlay.jpg') as shown:
         assert shown.mode == 'RGB'
-    assert {Path(shlex.split(c)[1]).stem for c in COMMANDS} == {
-        'band_statistics', 'train', 'test', 'infer'
+    assert {shlex.split(c)[1] for c in COMMANDS} == {
+        'band-statistics', 'train', 'test', 'infer'
     }  # fmt: skip
     with rasterio.open(tmp_path / 'predictions/s0.labels.tif') as tiled:
         labels, place = tiled.read(1), tiled.transform

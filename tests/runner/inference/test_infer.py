@@ -76,8 +76,8 @@ def test_a_detector(untrained, images, capsys):
     command = [*untrained['detector'], 'in', '--score-thr', '0.01']
     assert infer.main([*command, '--out-dir', 'in']) == 1
     said = capsys.readouterr()
-    assert re.search('infer: skipped in/torn.jpg: not a complete image.*\n', said.err)
-    assert 'infer: skipped in/void.png: the file is empty\n' in said.err
+    assert re.search('cpvt infer: skipped in/torn.jpg: not a complete image.*\n', said.err)
+    assert 'cpvt infer: skipped in/void.png: the file is empty\n' in said.err
     assert '4 of 6 done: results in in\nfound in images: ' in said.out
     assert [path.read_bytes() for path in images] == before
     for name, (width, height) in SIZES.items():
@@ -103,8 +103,8 @@ def test_a_segmentor_and_a_list_on_stdin(untrained, images, monkeypatch, capsys)
     monkeypatch.setattr(sys, 'stdin', io.StringIO(listed))
     assert infer.main([*untrained['segmentor'], '-']) == 1
     said = capsys.readouterr().err
-    assert 'infer: skipped in/none.png: no such file\n' in said
-    assert 'infer: skipped in/thin.png: 2 x 3000 pixels are too thin to be' in said
+    assert 'cpvt infer: skipped in/none.png: no such file\n' in said
+    assert 'cpvt infer: skipped in/thin.png: 2 x 3000 pixels are too thin to be' in said
     assert 'OpenCV' not in said
     for name, size in SIZES.items():
         with Image.open(f'predictions/{name}.labels.png') as labels:
@@ -214,7 +214,7 @@ def test_too_little_gpu_memory_is_one_line(untrained, monkeypatch, capsys):
     monkeypatch.setattr(large_images, 'segmentor_scores', fails)
     for options in ([], ['--tile', '64']):
         assert infer.main([*untrained['segmentor'], 'a.png', *options]) == 2
-        assert 'infer: too little GPU memory; use a smaller' in capsys.readouterr().err
+        assert 'cpvt infer: too little GPU memory; use a smaller' in capsys.readouterr().err
 
 
 # Instance masks
@@ -371,7 +371,7 @@ def test_videos(untrained, monkeypatch, capsys):
     batch = [*[prepare] * 3, predict]
     assert events[:12] == [prepare, predict, *batch, *batch, prepare, predict]
     said = capsys.readouterr()
-    assert re.search('infer: skipped in/torn.mp4: .+\n', said.err)
+    assert re.search('cpvt infer: skipped in/torn.mp4: .+\n', said.err)
     assert '2 of 3 done: results in predictions\n' in said.out
     assert written('predictions') == [
         'a.detections.jsonl', 'a.overlay.mp4', 'b.detections.json', 'b.overlay.jpg',
@@ -463,7 +463,7 @@ def test_kinds_of_images_and_files_that_are_not_images(untrained, capsys):
         Image.fromarray(grey).save(f'in/turned.{kind}', exif=exif)
     assert infer.main([*untrained['segmentor'], 'in', '--tile', '64']) == 1
     said = capsys.readouterr().err
-    assert re.findall('infer: skipped (.*?): (.{11})', said) == [
+    assert re.findall('cpvt infer: skipped (.*?): (.{11})', said) == [
         ('in/deep.tif', 'must have u'),
         ('in/torn.png', 'not a compl'),
         *((f'in/turned.{kind}', 'rotated by ') for kind in ('jpg', 'png', 'tif', 'webp')),
@@ -593,4 +593,4 @@ def test_options_that_do_not_fit(untrained, capsys):
         ('--gpu-memory 1G --tile 64 --device cpu', '--gpu-memory needs a GPU, but the model is on'),
     ):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2
-        assert capsys.readouterr().err.startswith(f'infer: {error}')
+        assert capsys.readouterr().err.startswith(f'cpvt infer: {error}')

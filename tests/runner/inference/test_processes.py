@@ -210,7 +210,7 @@ def test_processes_write_what_one_writes(untrained, configs, capsys, name):
     for count in '1', '3':
         assert infer.main([*command, count, '--processes', count]) == 1
         out, err = capsys.readouterr()
-        assert err.count('infer: skipped in/void.png: the file is empty\n') == 1
+        assert err.count('cpvt infer: skipped in/void.png: the file is empty\n') == 1
         assert f'images per second with {count} processes\n' in out
         said.append(out[out.index('6 of 7 done') :].replace(f'in {count}\n', ''))
     assert said[0] == said[1]
@@ -222,7 +222,7 @@ def test_processes_write_what_one_writes(untrained, configs, capsys, name):
 
     ended = in_processes(2, work)
     assert [status for status, _ in ended] == [1, 1]
-    assert ''.join(said for _, said in ended).count('infer: skipped in/void.png: the file is') == 1
+    assert ''.join(said for _, said in ended).count('cpvt infer: skipped in/void.png: ') == 1
     text = Path('out0').read_text() + Path('out1').read_text()
     assert text.count('6 of 7 done: results in two\n') == 1
     assert contents('two') == contents('1')

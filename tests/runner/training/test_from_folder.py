@@ -58,7 +58,7 @@ def test_mistakes(arguments, complaint, monkeypatch, capsys):
     Path('empty').mkdir()
     assert train.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f'train: {complaint}')
+    assert line.startswith(f'cpvt train: {complaint}')
 
 
 def test_the_name_of_a_folder_becomes_that_of_a_config(sample_dataset):

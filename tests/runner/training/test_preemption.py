@@ -96,7 +96,9 @@ def test_epochs(configs, whole, capsys):
     ]  # fmt: skip
     statuses = run(BY_EPOCHS, configs['detector'], moments, workers=1)
     assert statuses == [75, 75, 75, 75, 130, 0]
-    said = re.findall(r'^train: (\w+) received; .* iteration (\d)', capsys.readouterr().err, re.M)
+    said = re.findall(
+        r'^cpvt train: (\w+) received; .* iteration (\d)', capsys.readouterr().err, re.M
+    )
     assert said == [('SIGTERM', '3'), ('SIGUSR1', '3'), ('SIGUSR1', '5'), ('SIGTERM', '6')]
     names = sorted(path.name for path in Path('work').glob('*.pth'))
     assert names == sorted(path.name for path in whole['detector'].glob('*.pth'))
@@ -171,7 +173,7 @@ def test_resume_keeps_a_seed_that_the_config_leaves_open(whole, tmp_path):
 
 
 @pytest.mark.parametrize('cause, status, said', [
-    ('signal', 143, 'train: terminated; '), ('full disk', 2, 'work/preempted.pth; '),
+    ('signal', 143, 'cpvt train: terminated; '), ('full disk', 2, 'work/preempted.pth; '),
 ])  # fmt: skip
 def test_stopping_fails(cause, status, said, configs, monkeypatch, capsys):
     """A second signal while the checkpoint is written, after it was checked that both are not one
@@ -264,7 +266,7 @@ def test_two_processes(configs, whole, capsys, wrapper):
     assert f'{stopped}continue with the same command and --resume\n' in line
     command = ['process0/two.py', '--work-dir', 'work', '--resume']
     assert train.main(command) == 2
-    expected = 'train: the checkpoint was written in mid-epoch with processes: 2, images of each: 1'
+    expected = 'the checkpoint was written in mid-epoch with processes: 2, images of each: 1'
     assert expected in capsys.readouterr().err
     assert [status for status, _ in in_two(*arguments, '--resume', *options)] == [0, 0]
     ours, theirs = contents(Path('work/epoch_2.pth')), contents(whole['two'] / 'epoch_2.pth')

@@ -82,7 +82,7 @@ def test_an_address_that_cannot_be_reached(setting, what, configs, monkeypatch, 
         options.append(setting.replace('checkpoint', 'type=Pretrained'))
     assert train.main([str(configs['detector']), '--cfg-options', *options]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f'train: cannot download {what} (URLError: <urlopen error no route>)')
+    assert said.startswith(f'cpvt train: cannot download {what} (URLError: ')
     assert said.endswith('with model.backbone.init_cfg=None') == ('init_cfg' in setting)
 
 

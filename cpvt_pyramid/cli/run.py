@@ -1,8 +1,10 @@
 """Run an exported detector or segmentor on images, without torch and mm.
 
-For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions, as tools/infer.py:
-  detector              NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
-  semantic segmentor    NAME.labels.png, class indices as pixel values
+For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions, as cpvt infer:
+
+- detector: NAME.detections.json, boxes as x1, y1, x2, y2 in pixels
+- semantic segmentor: NAME.labels.png, class indices as pixel values
+
 With --format, the predictions are also written for other tools; see docs/results.md.
 `cpvt verify MODEL.onnx` tells whether a model gives the results of PyTorch on this device.
 """
@@ -17,7 +19,7 @@ from typing import Literal, Optional
 import numpy as np
 
 from ..results.formats import Output
-from ..tooling.command import as_called, one_line, program_name, run_command
+from ..tooling.command import one_line, program_name, run_command
 from ..tooling.files import Format
 from ..tooling.threads import map_in_threads, usable_cores
 
@@ -26,9 +28,10 @@ PROGRESS = (
 )
 
 
-def predict_files(
+def run(
     model: str,
     inputs: Sequence[str],
+    *,
     out_dir: str = 'predictions',
     backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
     batch_size: int = 1,
@@ -43,20 +46,20 @@ def predict_files(
     """Run an exported model on images.
 
     Args:
-        model (MODEL): a .onnx file of tools/export.py, or a checkpoint of a training where torch
+        model: a .onnx file of cpvt export, or a checkpoint of a training where torch
             and mm are installed.
-        inputs (INPUT): an image, a folder with its subfolders, a quoted pattern such as
+        inputs: an image, a folder with its subfolders, a quoted pattern such as
             'photos/**/*.jpg', or - for a list of paths on stdin.
-        out_dir (DIR): folder for the results.
+        out_dir: folder for the results.
         backend: what runs the model.
-        batch_size (N): images that pass the model together, if their padded sizes are equal.
-        score_thr (SCORE): leave out boxes with a lower score; by default the model's threshold.
+        batch_size: images that pass the model together, if their padded sizes are equal.
+        score_thr: leave out boxes with a lower score; by default the model's threshold.
         format: write the predictions in this format, too.
-        size (PIXELS): shorter side of the model's input; by default that of the training.
+        size: shorter side of the model's input; by default that of the training.
         device: device of OpenVINO, such as GPU; by default CPU.
         provider: execution provider of onnxruntime, such as CUDAExecutionProvider; by default CUDA
             if it is installed.
-        workers (N): threads that read, predict, draw and write, each with its share of the cores;
+        workers: threads that read, predict, draw and write, each with its share of the cores;
             by default one for each core, of which some wait where memory is short. A GPU has one.
         no_pictures: write no NAME.overlay.jpg, which takes longer than a small model.
 
@@ -65,9 +68,9 @@ def predict_files(
     """
     from tqdm import tqdm
 
+    from ..runtime.images import load_image
+    from ..runtime.predictor import Predictor
     from ..tooling.inputs import find_inputs, is_video, name_results
-    from .images import load_image
-    from .predictor import Predictor
 
     found = find_inputs(inputs, out_dir=out_dir)
     if workers is None:
@@ -80,8 +83,7 @@ def predict_files(
 
     def read(path: Path) -> np.ndarray:
         if is_video(path):
-            infer = as_called('python tools/infer.py')
-            raise OSError(f'videos need OpenCV; give the model to {infer}')
+            raise OSError('videos need OpenCV; give the model to cpvt infer')
         return load_image(path)
 
     def write_results(batch: list[tuple[Path, str]]) -> list[Optional[str]]:
@@ -111,7 +113,7 @@ def predict_files(
             if reason is None:
                 done.append(entry)
             else:
-                line = f'{program_name(predict_files)}: skipped {entry[0]}: {reason}'
+                line = f'{program_name(run)}: skipped {entry[0]}: {reason}'
                 tqdm.write(line, file=sys.stderr)
             bar.update()
     seconds = time.monotonic() - start
@@ -123,13 +125,4 @@ def predict_files(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    given = sys.argv[1:] if argv is None else list(argv)
-    if '--verify' in given:  # the name of `cpvt verify` in earlier versions
-        from .verify import verify_model
-
-        return run_command(verify_model, [option for option in given if option != '--verify'])
-    return run_command(predict_files, given, 'finished results are in {out_dir}')
-
-
-if __name__ == '__main__':
-    sys.exit(main())
+    return run_command(run, argv, 'finished results are in {out_dir}')

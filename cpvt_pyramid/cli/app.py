@@ -1,0 +1,62 @@
+"""Serve a web page to try an exported model: drop an image, and see what the model finds in it.
+
+Usage:
+
+    cpvt app MODEL.onnx
+
+The page is also an interface for other programs:
+
+    curl --data-binary @photo.jpg 'http://127.0.0.1:7860/predict?size=600&score_thr=0.5'
+
+answers JSON with `summary`, `warnings`, `picture` (a data URL) and, of a detector, `detections`, or
+with an `error` of one line. The parameters are optional.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Optional
+
+from ..tooling.command import UserError, imports_of, one_line, run_command
+
+
+def app(
+    model: str,
+    *,
+    samples: Optional[str] = None,
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    host: str = '127.0.0.1',
+    port: int = 7860,
+) -> None:
+    """Serve the page until it is interrupted.
+
+    Args:
+        model: a .onnx file of cpvt export.
+        samples: folder of images to pick from, which everyone who opens the page sees; by
+            default that of the model.
+        backend: what runs the model.
+        host: address to listen on; 0.0.0.0 lets other machines in, without a password.
+        port: port to listen on; 0 takes a free one.
+    """
+    from ..runtime.predictor import ExportedModel
+    from ..tooling.inputs import local_path
+
+    with imports_of('cpvt app', extra='app'):
+        from ..app import Page, Server, read_samples
+
+    exported = ExportedModel(local_path(model), backend)
+    folder = Path(samples or Path(model).parent)
+    if not folder.is_dir():
+        raise UserError(f'no folder at {folder}')
+    page = Page(exported, read_samples(folder))
+    try:
+        server = Server(page, host, port)
+    except (OSError, OverflowError) as error:  # a port above 65535
+        raise UserError(f'cannot listen on {host}:{port}: {one_line(error)}') from error
+    print(f'{server.url}, with {len(page.samples)} samples of {folder}; stop it with Ctrl-C')
+    sys.stdout.flush()
+    server.run([server.listener])
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(app, argv, 'the page is closed')

@@ -1,0 +1,67 @@
+"""Check the data sets of a config, or a folder with data: annotations, label maps and every image.
+
+Prints a line for each kind of problem and writes all file names to a report. An error stops a
+training or teaches it something wrong; a warning is about what mm silently leaves out, and about
+images that the training data share with other data. data.html shows the classes, the sizes and
+samples of the images. The exit status is 1 if there are errors. cpvt train makes the same check for
+some seconds; with --skip-bad it trains without what has errors. For the layouts of folders, see
+docs/own_data.md.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, Optional
+
+from ..tooling.command import UserError, run_command
+
+
+def check_data(
+    source: str,
+    *,
+    splits: Sequence[Literal['train', 'val', 'test']] = ('train', 'val', 'test'),
+    out_dir: str = 'work_dirs/check_data',
+    samples: int = 12,
+    assign: Sequence[str] = (),
+    cfg_options: Sequence[str] = (),
+) -> int:
+    """Check the data sets of a config or a folder.
+
+    Args:
+        source: config file, or folder with data.
+        splits: which data to check.
+        out_dir: folder for data_report.txt and data.html.
+        samples: images of each split to show.
+        assign: for a folder with data: what folders or files in it are for, train,
+            val or test, where their names say something else; for example site_dev=train.
+        cfg_options: override settings of the config.
+    """
+    from ..runner.config.check import check_data
+    from ..runner.config.load import load_config
+    from ..runner.datasets.checks import check_contents
+    from ..runner.datasets.folder import assigned_splits
+    from ..runner.datasets.new_config import config_of_folder
+    from ..runner.datasets.page import write_data_page
+    from ..tooling.files import make_folder
+
+    if samples < 0:
+        raise UserError(f'--samples must be at least 0, got {samples}')
+    folder = Path(out_dir)
+    with TemporaryDirectory() as temporary:
+        if Path(source).is_dir():
+            cfg, found = config_of_folder(Path(source), temporary, assigned_splits(assign))
+            splits = [split for split in splits if f'{split}_dataloader' in cfg]
+        elif assign:
+            raise UserError(f'--assign needs a folder with data, got {source}')
+        else:
+            cfg, found = load_config(source, cfg_options), []
+            check_data(cfg, *splits)
+        make_folder(folder)
+        errors, _ = check_contents(cfg, *splits, folder=folder, found=found, compare=True)
+        write_data_page(cfg, splits, folder / 'data.html', source, samples)
+    print('no errors' if not errors else f'{errors} kinds of errors')
+    return min(errors, 1)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(check_data, argv)

@@ -1,0 +1,3 @@
+"""Show what is installed and whether it works, and how to fix what does not."""
+
+from ..doctor import main as main

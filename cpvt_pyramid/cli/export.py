@@ -1,0 +1,159 @@
+"""Export a trained model to one file for images of all sizes.
+
+Usage:
+
+    cpvt export configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
+    cpvt export pcpvt_small timm://twins_pcpvt_small.in1k --out backbone.onnx
+
+The file holds the whole model, from pixels to final boxes or labels, and is written only after it
+gave the results of PyTorch on real images. The comparison is in NAME.report.md and .json next to
+it. docs/deployment.md says what the inputs and outputs are, and how to run it.
+"""
+
+# torch and mm, which take seconds to import, are imported inside functions: --help is quick.
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+from ..tooling.command import UserError, run_command
+
+UNFIT = 3  # exit status: the file was written, but must not be used in one of the runtimes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+
+def export(
+    config: str,
+    checkpoint: str,
+    *,
+    out: str,
+    format: Literal['onnx', 'torch', 'aotinductor'] = 'onnx',
+    size: Optional[str] = None,
+    half: bool = False,
+    no_valid: bool = False,
+    raw: bool = False,
+    probabilities: bool = False,
+    backbone: bool = False,
+    images: Sequence[str] = (),
+    license: str = 'not stated',
+    cfg_options: Sequence[str] = (),
+) -> int:
+    """Export a model.
+
+    Args:
+        config: config file, for example configs/retinanet_cpvt_s.py, or the name of an
+            architecture, for example pcpvt_small, for the backbone (cpvt_*: the classifier) alone.
+        checkpoint: weights of the model, a path or an address (timm://, hf://, https://).
+        out: file to write, such as model.onnx, or model.pt2 for the other formats.
+        format: onnx, with standard operators; torch, an archive of torch.export; or aotinductor,
+            compiled for this machine.
+        size: fixed height and width of the images, for runtimes that need them.
+        half: weights and computation in float16.
+        no_valid: no input for the true sizes of the images; those of a batch must be equal.
+        raw: of a detector, boxes and scores before non-maximum suppression.
+        probabilities: of a segmentor, those of all classes instead of labels.
+        backbone: the maps of the backbone of a config alone.
+        images: photographs or folders for the comparison with PyTorch; by default those of
+            the config's test set, or else those of scikit-image.
+        license: licence of the weights, for the metadata.
+        cfg_options: override settings of the config, for example
+            model.test_cfg.score_thr=0.1.
+
+    Returns:
+        The exit status: 3 if the file was written but gives other results in OpenVINO, else 0.
+    """
+    from tqdm import tqdm
+
+    from ..export.about import Settings
+    from ..export.files import write_verified
+    from ..export.models import exportable
+    from ..tooling.files import check_file
+
+    path = Path(out)
+    suffix = '.onnx' if format == 'onnx' else '.pt2'
+    if path.suffix != suffix:
+        raise UserError(f'--out must end in {suffix} for --format {format}, got {out}')
+    if path.exists():
+        raise UserError(f'{out} exists; remove it, or choose another name')
+    check_file(path)
+    settings = Settings(format, parse_size(size), half, not no_valid, license)
+    model, about, folder = load(config, checkpoint, cfg_options, backbone)
+    photographs = find_photographs(images, folder)
+    graph = exportable(model, raw, probabilities, backbone)
+    files, unfit = write_verified(path, graph, model, about, photographs, settings, tqdm)
+    print(f'wrote {", ".join(map(str, files))}')
+    if unfit:
+        print(unfit)
+        return UNFIT
+    return 0
+
+
+def parse_size(text: Optional[str]) -> Optional[tuple[int, int]]:
+    """Height and width from text such as '800x1344'."""
+    if text is None:
+        return None
+    height, _, width = text.partition('x')
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise UserError(f'--size must be HEIGHTxWIDTH, such as 800x1344, got {text}')
+    return int(height), int(width)
+
+
+def load(
+    config: str, checkpoint: str, cfg_options: Sequence[str], backbone: bool
+) -> tuple['nn.Module', dict[str, Any], Optional[Path]]:
+    """The model with its weights, the metadata from its config, and the folder of its test set."""
+    from ..archs import ARCHS, COLUMNAR_ARCHS
+
+    if config in ARCHS or config in COLUMNAR_ARCHS:
+        from .. import CPVT, CPVTPyramid, load_weights
+
+        model = (CPVTPyramid if config in ARCHS else CPVT)(config).eval()
+        try:
+            load_weights(model, checkpoint)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(str(error)) from error
+        return model, {'arch': config}, None
+
+    from ..runner.config.load import leaves, load_config
+    from ..runner.export import about_config
+    from ..runner.models import build_model, fetch_checkpoint, load_whole_model
+
+    cfg = load_config(config, cfg_options)
+    weights = fetch_checkpoint(checkpoint)
+    model = build_model(cfg, 'cpu')
+    load_whole_model(model, weights, checkpoint)
+    about = about_config(cfg, weights)
+    data = next(leaves(cfg.test_dataloader.dataset))
+    prefix = data.get('data_prefix', {})
+    folder = Path(data.get('data_root') or '', prefix.get('img', prefix.get('img_path', '')))
+    return model, about, folder
+
+
+def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.ndarray']:
+    """Up to eight images, (H, W, 3) RGB."""
+    from ..runtime.images import load_image
+    from ..tooling.inputs import IMAGES, find_inputs
+
+    paths: Sequence[Path] = []
+    if inputs:
+        paths = find_inputs(inputs)
+    elif folder and folder.is_dir():
+        paths = sorted(folder.iterdir())
+    images = []
+    for path in [path for path in paths if path.suffix.lower() in IMAGES][:8]:
+        try:
+            images.append(load_image(path))
+        except OSError as error:
+            raise UserError(f'--images {path}: {error}') from error
+    if images:
+        return images
+    import skimage.data
+
+    names = ('astronaut', 'chelsea', 'coffee', 'rocket', 'retina')
+    return [getattr(skimage.data, name)() for name in names]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(export, argv)

@@ -120,4 +120,4 @@ def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
         tool, *arguments = command.split()
         assert load_tool(tool).main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f'{tool}: cannot download timm://nothing')
+        assert line.startswith(f'cpvt {tool.replace("_", "-")}: cannot download timm://nothing')

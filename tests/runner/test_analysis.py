@@ -265,7 +265,7 @@ def test_mistakes(configs, sample_dataset, path, content, message, capsys):
         Path(path).write_text(json.dumps([{**result, **content}]) if changed else content)
     assert analyse.main([str(config), path]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('analyse: ') and message.format(name=image.name) in line
+    assert line.startswith('cpvt analyse: ') and message.format(name=image.name) in line
     assert not Path('executed').exists() and not Path('analysis.html').exists()
 
 

@@ -143,7 +143,7 @@ INIT = f'{SET} model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.c
 def test_before_a_run(tool, command, complaint, files, runners, capsys):
     assert TOOLS[tool].main(files(command).split()) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith(f'{tool}: {files(complaint)}') and errors.count('\n') == 1
+    assert errors.startswith(f'cpvt {tool}: {files(complaint)}') and errors.count('\n') == 1
 
 
 SHORT = (
@@ -189,7 +189,7 @@ def test_in_a_run(tool, options, complaint, files, capsys):
         options += [other for other in SHORT if not other.startswith(keys)]
     assert TOOLS[tool].main([*files(command).split(), '--cfg-options', *options]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f'{tool}: {complaint}')
+    assert line.startswith(f'cpvt {tool}: {complaint}')
     folder = {'train': 'work_dirs/detector', 'test': 'work_dirs', 'infer': 'predictions'}[tool]
     assert ('traceback.txt' in line) == bool([*Path(folder).rglob('traceback.txt')])
 

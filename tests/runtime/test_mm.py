@@ -115,7 +115,7 @@ def test_mistakes(model, in_files, capsys):
     ):
         assert infer.main(arguments.split()) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith('infer: ') and complaint in line
+        assert line.startswith('cpvt infer: ') and complaint in line
 
 
 ONNX_FILE = """<ir_version: 10, opset_import: ["" : 18]>

@@ -148,10 +148,10 @@ def test_mistakes(tensors, to, complaint, capsys):
         save(tensors)
     assert tool.main(['a.pth', '--to', to, '--out', 'out']) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith(f'convert_weights: {complaint}') and errors.count('\n') == 1
+    assert errors.startswith(f'cpvt convert-weights: {complaint}') and errors.count('\n') == 1
     assert not Path('out').exists() or not os.listdir('out')
     assert tool.main(['~nobody-at-all/c.pth', '--to', to]) == 2
-    assert capsys.readouterr().err == 'convert_weights: no checkpoint at ~nobody-at-all/c.pth\n'
+    assert capsys.readouterr().err == 'cpvt convert-weights: no checkpoint at ~nobody-at-all/c.pth\n'
 
 
 def test_help_is_quick():

@@ -30,4 +30,4 @@ def test_a_model_of_mm_itself(fcn, capsys):
         (['--depth', '-1'], '--depth must be at least 0, got -1'),
     ):
         assert get_flops.main([str(fcn), *options]) == 2
-        assert capsys.readouterr().err == f'get_flops: {complaint}\n'
+        assert capsys.readouterr().err == f'cpvt get-flops: {complaint}\n'

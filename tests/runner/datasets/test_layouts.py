@@ -232,7 +232,7 @@ def test_damaged(build: Callable, left: Optional[int], said: list[str], tmp_path
         assert bool(load_tool(tool).main(words)) == (left is not ALL), tool
         printed = capsys.readouterr()
         assert all(kind in printed.out + printed.err for kind in said)
-        assert 'Traceback' not in printed.err and printed.err.count(f'{tool}: ') <= 1
+        assert 'Traceback' not in printed.err and printed.err.count(f'cpvt {tool}: ') <= 1
         assert not re.search('error', printed.err) or left is not ALL
     if left is ALL:
         return

@@ -262,7 +262,7 @@ def test_two_processes(configs, whole, capsys, wrapper):
     (status, line), (other_status, silent) = in_two(*arguments, *options)
     assert (status, other_status) == (75, 75) and silent == ''
     saved = Path('work/preempted.pth').absolute()
-    stopped = f'train: SIGTERM received; {saved} is the state after iteration 2: '
+    stopped = f'cpvt train: SIGTERM received; {saved} is the state after iteration 2: '
     assert f'{stopped}continue with the same command and --resume\n' in line
     command = ['process0/two.py', '--work-dir', 'work', '--resume']
     assert train.main(command) == 2

@@ -1,4 +1,4 @@
-"""Serve a web page to try an exported model: drop an image, and see what the model finds in it.
+"""Serve a web page on which anyone can try an exported model.
 
 Usage:
 

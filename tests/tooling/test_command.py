@@ -38,7 +38,7 @@ def test_an_interrupt_during_imports_is_no_traceback(tmp_path):
         folder.mkdir()
         (folder / f'{module}.py').write_text('raise KeyboardInterrupt')
         paths = f'{folder}:{ROOT}'
-        ended = run(sys.executable, ROOT / 'cpvt test', 'x.py', 'x.pth', PYTHONPATH=paths)
+        ended = run(sys.executable, ROOT / 'tools/test.py', 'x.py', 'x.pth', PYTHONPATH=paths)
         assert ended.returncode == 130 and ended.stderr.count('\n') <= 1, module
 
 

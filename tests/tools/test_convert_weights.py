@@ -151,7 +151,8 @@ def test_mistakes(tensors, to, complaint, capsys):
     assert errors.startswith(f'cpvt convert-weights: {complaint}') and errors.count('\n') == 1
     assert not Path('out').exists() or not os.listdir('out')
     assert tool.main(['~nobody-at-all/c.pth', '--to', to]) == 2
-    assert capsys.readouterr().err == 'cpvt convert-weights: no checkpoint at ~nobody-at-all/c.pth\n'
+    line = capsys.readouterr().err
+    assert line == 'cpvt convert-weights: no checkpoint at ~nobody-at-all/c.pth\n'
 
 
 def test_help_is_quick():

@@ -1,4 +1,4 @@
-"""Run cpvt train or validate.py of timm's repository with the models of this package.
+"""Run train.py or validate.py of timm's repository with the models of this package.
 
     cpvt timm-run ../pytorch-image-models/train.py --model pcpvt_small --data-dir imagenet
     torchrun --nproc-per-node 8 -m cpvt_pyramid timm-run ../pytorch-image-models/train.py ...

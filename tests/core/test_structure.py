@@ -40,9 +40,12 @@ def imported(path: Path) -> set[Path]:
 
 
 def test_public_names_are_unique():
-    """But for adapters, classes that derive from one of the same name, as those of mm do."""
+    """But for adapters, classes that derive from one of the same name, as those of mm do, and for
+    commands, which are called as what they run."""
     places = defaultdict(list)
     for path, tree in FILES.items():
+        if path.parent.name == 'cli':
+            continue
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != '_':
                 bases = [getattr(base, 'attr', None) for base in getattr(node, 'bases', ())]

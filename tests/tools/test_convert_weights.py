@@ -156,7 +156,7 @@ def test_mistakes(tensors, to, complaint, capsys):
 
 
 def test_help_is_quick():
-    command = [sys.executable, '-X', 'importtime', ROOT / 'cpvt convert-weights', '--help']
+    command = [sys.executable, '-X', 'importtime', ROOT / 'tools/convert_weights.py', '--help']
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.stdout.startswith('usage: convert_weights ') and ' torch\n' not in ended.stderr
     assert set(tool.FORMATS) == {'ours', 'official', 'timm', *FORMATS}

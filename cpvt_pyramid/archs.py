@@ -1,4 +1,4 @@
-"""The published variants, a row each: what differs between them and nothing else.
+"""The published variants, a row each, with only what differs between them.
 
 Sources: PVT (arXiv 2102.12122), table 1; Twins (arXiv 2104.13840), tables 1 and 2; the published
 code of both. PCPVT is the pyramid that the CPVT paper (arXiv 2102.10882) calls CPVTv2: PVT with
@@ -95,7 +95,11 @@ Row = TypeVar('Row', Arch, ColumnarArch)
 
 
 def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
-    """Look up a variant by its name; a row of your own, also as a dict of its fields, is returned.
+    """The shape of a variant.
+
+    Args:
+        arch: a name, a row of your own, or a dict of its fields.
+        kind: `Arch` or `ColumnarArch`.
 
     Raises:
         ValueError: the name is unknown, or is that of the other kind of model.
@@ -104,12 +108,14 @@ def find_arch(arch: Union[str, Row, dict], kind: type[Row]) -> Row:
         return kind(**arch)
     if isinstance(arch, kind):
         return arch
-    pyramid = kind is Arch
-    archs: Mapping[Any, Any] = ARCHS if pyramid else COLUMNAR_ARCHS
-    if arch in (COLUMNAR_ARCHS if pyramid else ARCHS):
-        classes = 'CPVT, a classifier, or DenseCPVT, a backbone' if pyramid else 'CPVTPyramid'
-        is_a = 'columnar model' if pyramid else 'pyramid'
-        raise ValueError(f'arch {arch!r} is a {is_a}; use the class {classes}')
+    if kind is Arch and arch in COLUMNAR_ARCHS:
+        raise ValueError(
+            f'arch {arch!r} is a columnar model; use the class CPVT, a classifier, or DenseCPVT, '
+            f'a backbone'
+        )
+    if kind is ColumnarArch and arch in ARCHS:
+        raise ValueError(f'arch {arch!r} is a pyramid; use the class CPVTPyramid')
+    archs: Mapping[Any, Any] = ARCHS if kind is Arch else COLUMNAR_ARCHS
     if arch not in archs:
         raise ValueError(f'unknown arch {arch!r}; one of {", ".join(archs)}')
     return archs[arch]
@@ -144,12 +150,12 @@ def check_out_indices(out_indices: Sequence[int], what: str, count: int) -> None
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Raise a ValueError unless a whole number of channels belongs to each head."""
+    """Raise a ValueError unless the heads divide the channels."""
     if dim % heads:
         raise ValueError(f'dim={dim} must be divisible by heads={heads}')
 
 
 def check_rates(*rates: float) -> None:
-    """Raise a ValueError unless these are probabilities below 1."""
+    """Raise a ValueError unless these are dropout rates."""
     if not all(0 <= rate < 1 for rate in rates):
         raise ValueError(f'drop rates must be in [0, 1), got {rates}')

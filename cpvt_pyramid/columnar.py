@@ -1,7 +1,8 @@
 """The columnar CPVT: a ViT of one resolution, with a PEG or an encoding it is compared with.
 
-Shapes: B batch, H x W map, C channels. Tokens are (B, T, C) from block to block: a class token,
-if the model has one, then the map's, row by row; and (B, H, W, C) before and after.
+Shapes: B batch, H x W map, C channels, N = H * W tokens. Between the patch embedding and the last
+block, tokens are (B, T, C): a class token, if the model has one, then the map's, row by row.
+Before and after, they are (B, H, W, C).
 """
 
 from collections.abc import Sequence
@@ -26,18 +27,7 @@ class Column(LoadsCheckpoints):
     Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
     takes as they are (see `cpvt_pyramid.checkpoints`).
 
-    Args:
-        arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
-        position: as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
-            attention, 'lookhere' (ALiBi with fields of view), 'relative' (learned, clipped to 8
-            rows and columns) or 'fire' (learned, relative to the size of the image), or one of
-            them and a PEG.
-        position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
-            (`view`) and `RelativePosition` (`reach`). None: as in its paper.
-        peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: a
-            3x3 one after block 0. The paper's main models are `PEGConfig(after=range(6))`.
-        class_token: whether there is a class token in addition to the map's tokens.
-        pretrain_img_size: as in `CPVTPyramid`, like all that follow.
+    Arguments are those of `CPVT`, without `num_classes`.
     """
 
     reads_map = True  # whether the map is used where there is a class token
@@ -62,26 +52,29 @@ class Column(LoadsCheckpoints):
         self.arch = arch = find_arch(arch, ColumnarArch)
         check_heads(arch.dim, arch.heads)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        kind, peg, options = parse_position(position, peg, position_options, columnar=True)
-        # Blocks whose map is read: not the last, where a classifier reads the class token alone.
-        # A PEG after it would never train, and neither would its relative position.
-        mapped = arch.depth - (class_token and not self.reads_map)
-        after = []
-        if peg:
-            followed = min(mapped, arch.depth - peg.qk_only)  # keys need a following block
+        encoding = parse_position(position, peg, position_options, columnar=True)
+        peg = encoding.peg
+        # Nothing reads the map of a classifier's last block if there is a class token. A PEG after
+        # that block would never train, and neither would its relative position.
+        mapped = arch.depth  # blocks whose map is read
+        if class_token and not self.reads_map:
+            mapped -= 1
+        after: list[int] = []  # the blocks that a PEG follows
+        if peg and peg.qk_only:
+            followed = min(mapped, arch.depth - 1)  # queries and keys are those of the next block
             after = peg.indices(followed, followed)
+        elif peg:
+            after = peg.indices(mapped, mapped)
 
         def block(index: int) -> Block:
-            # A PEG for queries and keys alone is part of the following block.
-            key_peg = peg.build(arch.dim) if peg and peg.qk_only and index - 1 in after else None
             depth = index / max(arch.depth - 1, 1)
-            inside = attention_position(
-                'none' if kind in ('relative', 'fire') and index >= mapped else kind,
-                arch.heads,
-                arch.dim // arch.heads,
-                depth,
-                options,
-            )
+            key_peg = None
+            if peg and peg.qk_only and index - 1 in after:
+                key_peg = peg.build(arch.dim)
+            within = encoding
+            if encoding.kind in ('relative', 'fire') and index >= mapped:
+                within = encoding._replace(kind='none')
+            inside = attention_position(within, arch.heads, arch.dim // arch.heads, depth)
             attention = SelfAttention(
                 arch.dim, arch.heads, inside, key_peg, attn_drop_rate, drop_rate
             )
@@ -90,15 +83,17 @@ class Column(LoadsCheckpoints):
 
         self.patch_embed = PatchEmbed(in_channels, arch.dim, arch.patch_size, norm=False)
         self.pos_embed = position_table(
-            kind, arch.dim, pretrain_img_size, arch.patch_size, 'bicubic'
+            encoding.kind, arch.dim, pretrain_img_size, arch.patch_size, 'bicubic'
         )
         self.cls_token = token(arch.dim) if class_token else None
-        self.cls_pos = token(arch.dim) if class_token and kind == 'learned' else None
+        has_position = class_token and encoding.kind == 'learned'
+        self.cls_pos = token(arch.dim) if has_position else None
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(block(i) for i in range(arch.depth))
-        self.pos_block = nn.ModuleDict(
-            {str(i): peg.build(arch.dim) for i in after} if peg and not peg.qk_only else {}
-        )
+        self.pos_block = nn.ModuleDict()
+        if peg and not peg.qk_only:
+            for i in after:
+                self.pos_block[str(i)] = peg.build(arch.dim)
 
         self.apply(init_weights)
         if peg:
@@ -120,10 +115,11 @@ class Column(LoadsCheckpoints):
         for i in range(len(self.blocks)):
             x = self.forward_block(i, x, grid)
         first, x = grid.split(x)  # (B, 0 or 1, C) and (B, H, W, C)
-        return first[:, 0] if grid.class_tokens else None, fill_outside(x, grid.mask), grid.mask
+        class_token = first[:, 0] if grid.class_tokens else None
+        return class_token, fill_outside(x, grid.mask), grid.mask
 
     def embed(self, image: Tensor, mask: Optional[Tensor] = None) -> tuple[Tensor, Grid]:
-        """The tokens of an image with its pixel mask, before the first block, and their grid."""
+        """The input of the first block for images with this pixel mask; returns it and its grid."""
         x, mask = self.patch_embed(image.permute(0, 2, 3, 1), mask)  # (B, H, W, C)
         x = self.pos_embed(x, mask)
         height, width = x.shape[1:3]
@@ -132,13 +128,15 @@ class Column(LoadsCheckpoints):
         return self.encode(self.pos_drop(x), grid, after=-1), grid
 
     def forward_block(self, i: int, x: Tensor, grid: Grid) -> Tensor:
-        """Block i, and the PEG after it if there is one."""
+        """Run block i, and the PEG after it if there is one."""
         return self.encode(self.blocks[i](x, grid), grid, after=i)
 
     def encode(self, x: Tensor, grid: Grid, after: int) -> Tensor:
-        """Tokens to tokens, by the PEG after a block if there is one."""
-        peg = str(after)
-        return grid.encode(self.pos_block[peg], x) if peg in self.pos_block else x
+        """Apply the PEG after a block (-1: before the first), if there is one, to the tokens."""
+        name = str(after)
+        if name not in self.pos_block:
+            return x
+        return grid.encode(self.pos_block[name], x)
 
     def ignores_key(self, name: str) -> bool:
         """True if published checkpoints hold a tensor that this model leaves out: a class token
@@ -146,10 +144,10 @@ class Column(LoadsCheckpoints):
         part, *rest = name.split('.')
         if part in ('cls_token', 'cls_pos'):
             return self.cls_token is None
-        levels = self._modules.get('levels')
+        levels = getattr(self, 'levels', None)
         if part == 'levels' and isinstance(levels, nn.ModuleDict):
             return bool(rest) and rest[0] not in levels
-        return part in ('norm', 'head') and part not in self._modules
+        return part in ('norm', 'head') and not hasattr(self, part)
 
     @property
     def num_layers(self) -> int:
@@ -157,21 +155,51 @@ class Column(LoadsCheckpoints):
         return self.arch.depth + 2
 
     def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer: 0 for what makes
-        the tokens, 1 for the first block and the PEG around it, and so on; the last for what
-        follows the blocks."""
+        """The depth of a parameter, for learning rates that grow layer by layer.
+
+        0 is everything before the first block, 1 the first block and the PEGs before and after it,
+        and so on; the last is everything after the blocks.
+        """
         part, *rest = name.split('.')
         if part in ('blocks', 'pos_block'):
             return 1 + max(int(rest[0]), 0)
-        before = part in ('patch_embed', 'pos_embed', 'cls_token', 'cls_pos')
-        return 0 if before else self.num_layers - 1
+        if part in ('patch_embed', 'pos_embed', 'cls_token', 'cls_pos'):
+            return 0
+        return self.num_layers - 1
 
 
 class CPVT(Column):
     """The columnar CPVT as a classifier, and the models it is compared with.
 
-    Arguments are those of `Column`, and `num_classes`. Without `class_token` the classifier sees
-    the mean of the map (GAP; CPVT, section 4.4).
+    Parameter names are those of DeiT's authors and of timm, whose checkpoints `load_state_dict`
+    takes as they are.
+
+    Args:
+        arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
+        num_classes: classes of the classifier.
+        position: as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
+            attention, 'lookhere' (ALiBi with fields of view), 'relative' (learned, clipped to 8
+            rows and columns) or 'fire' (learned, relative to the size of the image), or one of
+            them and a PEG.
+        position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
+            (`view`) and `RelativePosition` (`reach`). None: as in its paper.
+        peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: a
+            3x3 one after block 0. The paper's main models are `PEGConfig(after=range(6))`.
+        class_token: whether there is a class token in addition to the map's tokens. Without it
+            the classifier reads the mean of the map (GAP; CPVT, section 4.4).
+        pretrain_img_size: side of the image in pixels, or height and width, for which a learned
+            table has one entry for each token.
+        in_channels: channels of the image.
+        rgb_weights: how the first convolution is made from a checkpoint for RGB, see
+            `CPVTPyramid`.
+        drop_rate: dropout after the position encoding, the attentions and in the MLPs.
+        attn_drop_rate: dropout on the attention weights.
+        drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
+            first.
+        with_cp: activation checkpointing: less memory in training, more time.
+
+    Raises:
+        ValueError: as in `CPVTPyramid`.
 
     Examples:
         >>> model = CPVT('cpvt_tiny', peg=PEGConfig(after=range(6)))  # CPVT-Ti of the paper
@@ -207,15 +235,15 @@ class CPVT(Column):
 class DenseCPVT(Column):
     """The columnar CPVT as a backbone: a simple feature pyramid from its last map.
 
-    As in ViTDet (arXiv 2203.16527, section 3), where it stands in for an FPN: the map at the
-    patch's stride is brought to a quarter, half and double that stride, and each level goes
-    through a 1x1 and a 3x3 convolution with LayerNorm, to one number of channels for all.
+    As in ViTDet (arXiv 2203.16527, section 3), where it takes the place of an FPN: the map at the
+    patch's stride is resampled to a quarter, half and double that stride, and each level goes
+    through a 1x1 and a 3x3 convolution with LayerNorm. All levels have the same channels.
 
     Args:
-        arch: as in `Column`; the patch size a multiple of 4.
+        arch: as in `CPVT`; the patch size must be a multiple of 4.
         out_indices: the levels, 0 to 3, that are returned. Others are not built.
         out_channels: channels of each level; 256 in ViTDet.
-        **options: as in `Column`; unknown ones are an error.
+        **options: the other arguments of `CPVT`, without `num_classes`; unknown ones are an error.
 
     Attributes:
         channels: channels of each returned map.
@@ -245,9 +273,10 @@ class DenseCPVT(Column):
         check_out_indices(out_indices, 'levels', 4)
         self.out_indices = tuple(out_indices)
         self.channels = (out_channels,) * len(self.out_indices)
-        self.strides = tuple((patch // 4, patch // 2, patch, 2 * patch)[i] for i in out_indices)
+        strides = (patch // 4, patch // 2, patch, 2 * patch)
+        self.strides = tuple(strides[i] for i in self.out_indices)
         self.levels = nn.ModuleDict(
-            {str(i): Level(self.arch.dim, out_channels, 2 - i) for i in self.out_indices}
+            {str(i): Level(self.arch.dim, out_channels, i) for i in self.out_indices}
         )
 
     def forward(self, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
@@ -264,18 +293,25 @@ class DenseCPVT(Column):
 class Level(nn.Module):
     """A level of the simple feature pyramid, from tokens (B, H, W, C).
 
-    The resolution is doubled `doublings` times, each time with half the channels; -1: it is halved,
-    by 2 x 2 max pooling.
+    Args:
+        dim: channels of the tokens.
+        out_channels: channels of the level.
+        index: 0: the resolution is doubled twice, each time with half the channels; 1: it is
+            doubled once; 2: it stays; 3: it is halved, by 2 x 2 max pooling.
     """
 
-    def __init__(self, dim: int, out_channels: int, doublings: int) -> None:
+    def __init__(self, dim: int, out_channels: int, index: int) -> None:
         super().__init__()
-        dims = [dim // 2**i for i in range(max(doublings, 0) + 1)]
-        ups = [UnpatchConv(*pair, 2, stride=2) for pair in zip(dims, dims[1:])]
-        between = [LayerNorm(dims[1], eps=1e-6), nn.GELU()] if len(ups) == 2 else []
-        self.halve = doublings < 0
-        self.up = nn.Sequential(*ups[:1], *between, *ups[1:])
-        self.proj = nn.Linear(dims[-1], out_channels, bias=False)
+        self.halve = index == 3
+        self.up = nn.Sequential()
+        if index <= 1:
+            self.up.append(UnpatchConv(dim, dim // 2, 2, stride=2))
+            dim = dim // 2
+        if index == 0:
+            second = UnpatchConv(dim, dim // 2, 2, stride=2)
+            self.up.extend([LayerNorm(dim, eps=1e-6), nn.GELU(), second])
+            dim = dim // 2
+        self.proj = nn.Linear(dim, out_channels, bias=False)
         self.norm1 = LayerNorm(out_channels, eps=1e-6)
         self.conv = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.norm2 = LayerNorm(out_channels, eps=1e-6)
@@ -287,14 +323,14 @@ class Level(nn.Module):
         size: tuple[int, int],
         level_mask: Optional[Tensor],
     ) -> Tensor:
-        """The level, of the given `size`, of tokens with their mask; `level_mask` is its own."""
+        """The level (B, *size, out_channels), zero outside `level_mask`, of tokens with a mask."""
         if self.halve:
             x = fill_outside(x, mask, float('-inf'))
             x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)
         else:
             x = crop(self.up(x), *size)
         x = self.norm1(self.proj(fill_outside(x, level_mask)))
-        # The kernel reaches over the border, where an image alone has zeros.
+        # The kernel reads beyond the border of an image, where an image alone has zeros.
         x = self.conv(fill_outside(x, level_mask).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return fill_outside(self.norm2(x), level_mask)
 
@@ -311,7 +347,7 @@ def token(dim: int) -> nn.Parameter:
 
 
 def with_class_token(x: Tensor, cls_token: Optional[Tensor], cls_pos: Optional[Tensor]) -> Tensor:
-    """The class token plus its position, if there are any, before tokens (B, N, C)."""
+    """Put the class token and its position, if there are any, before tokens (B, N, C)."""
     if cls_token is None:
         return x
     first = cls_token if cls_pos is None else cls_token + cls_pos
@@ -319,9 +355,10 @@ def with_class_token(x: Tensor, cls_token: Optional[Tensor], cls_pos: Optional[T
 
 
 def crop(x: Tensor, height: int, width: int) -> Tensor:
-    """(B, height, width, C), the top left of a map.
+    """The top left (B, height, width, C) of a map.
 
     Not a slice: torch.export would specialize on whether there is something to crop.
     """
-    rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
+    rows = torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device)
     return x.index_select(1, rows).index_select(2, columns)

@@ -14,7 +14,7 @@ its own forward is not called, for example a ModuleList.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -24,10 +24,8 @@ require_torch((2, 4), 'Counting multiply-additions')
 
 # ruff: noqa: E402
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch's notes import it from here
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
@@ -49,7 +47,8 @@ class Counter(ExitStack):
 
     Examples:
         >>> with torch.device('meta'):
-        ...     model, image = CPVTPyramid('pcpvt_small'), torch.rand(1, 3, 224, 224)
+        ...     model = CPVTPyramid('pcpvt_small')
+        ...     image = torch.rand(1, 3, 224, 224)
         >>> with Counter() as counter:
         ...     maps = model(image)
         >>> round(counter.total / 1e9, 1)
@@ -58,7 +57,8 @@ class Counter(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = self.bytes = 0
+        self.total = 0
+        self.bytes = 0
         self.by_module: dict[str, int] = defaultdict(int)
 
     def __enter__(self) -> 'Counter':
@@ -74,8 +74,10 @@ class Counter(ExitStack):
             for name in above(self.modules.parents - {'Global'}):
                 self.by_module[name] += flops
         if op in WEIGHTED:
-            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
-            self.bytes += sum(x.numel() * x.element_size() for x in tensors)
+            results = out if isinstance(out, tuple) else (out,)
+            for x in (*args, *kwargs.values(), *results):
+                if isinstance(x, Tensor):
+                    self.bytes += x.numel() * x.element_size()
 
 
 class _Operations(TorchDispatchMode):
@@ -87,7 +89,7 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Any,
         types: Sequence[type],
         args: tuple = (),
         kwargs: Optional[dict] = None,
@@ -105,13 +107,19 @@ class _Operations(TorchDispatchMode):
 
 def multiply_additions(op: Callable, out: object, args: tuple, kwargs: dict) -> int:
     if op is aten.convolution_backward:
-        grad, x, weight, _, _, _, _, transposed, _, _, wanted = args
+        grad, x, weight = args[:3]
+        transposed = args[7]
+        wants_x, wants_weight, _ = args[10]
         each = conv_flop_count(x.shape, weight.shape, grad.shape, transposed) // 2
-        return each * sum(wanted[:2])  # the gradients of x and of the weight
+        return each * (wants_x + wants_weight)
     return flop_registry[op](*args, **kwargs, out_val=out) // 2
 
 
 def above(names: set[str]) -> set[str]:
     """The names and those of their parent modules: for 'A.b.c' also 'A.b' and 'A'."""
-    parts = [name.split('.') for name in names]
-    return {'.'.join(path[:i]) for path in parts for i in range(1, len(path) + 1)}
+    found = set()
+    for name in names:
+        while name:
+            found.add(name)
+            name = name.rpartition('.')[0]
+    return found

@@ -34,7 +34,7 @@ class PatchConv(nn.Conv2d):
 
 
 class PatchEmbed(nn.Module):
-    """Patches of the image, or of the previous stage's tokens, to this stage's tokens.
+    """Patch embedding: one token for each patch of the image or of the previous stage's tokens.
 
     Args:
         in_channels: channels of the input.
@@ -71,7 +71,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a position encoding inside. Derived classes choose what attends.
+    """Multi-head attention with a position encoding inside. Derived classes choose the keys.
 
     Their arguments:
         dim: channels of the tokens.
@@ -91,8 +91,19 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, keys: Optional[Tensor], step: int = 1
     ) -> Tensor:
-        """Attend from the queries (B, T, C) of a map to keys and values (B, M, C) of `step` x
-        `step` cells each; `keys` is as from `Grid.keys`. Returns (B, T, C)."""
+        """Attend from the queries of a map to its keys.
+
+        Args:
+            q: queries (B, T, C).
+            k: keys (B, M, C), each of `step` x `step` cells of the map.
+            v: values (B, M, C).
+            grid: the map of the queries.
+            keys: which keys are attended to, see `Grid.keys`.
+            step: side of the cells of a key.
+
+        Returns:
+            (B, T, C).
+        """
         q, k, v = [x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v)]
         q, k, bias = self.position(q, k, grid, step)  # (B, heads, T or M, d)
         if keys is not None and bias is not None:
@@ -129,7 +140,7 @@ class GlobalAttention(Attention):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        (x,) = ops.autocast(x)
+        (x,) = ops.autocast(x)  # cast once, for queries and keys
         q = ops.apply_linear(self.q, x).flatten(1, 2)
         coarse = self.norm(self.sr(x, grid.mask)) if self.sr_ratio > 1 else x
         k, v = ops.apply_linear(self.kv, coarse).flatten(1, 2).chunk(2, -1)
@@ -140,8 +151,9 @@ class GlobalAttention(Attention):
 class WindowAttention(Attention):
     """Tokens attend to their own window (Twins' LSA, section 3.2).
 
-    Maps whose sides are not multiples of the window are padded at the right and bottom, or the
-    windows there are smaller if that gives the same result, see `ops.map_windows`.
+    A map whose sides are not multiples of the window is padded at the right and bottom. Where
+    smaller windows at the border give the same result, they are used instead
+    (`ops.map_windows`).
 
     Args:
         window: side of a window, in tokens.
@@ -169,7 +181,7 @@ class WindowAttention(Attention):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         mask = grid.mask
-        if self.padding == 'zero':  # of the tokens, before their keys and values
+        if self.padding == 'zero':  # pad the tokens, so that keys and values are those of zeros
             x = ops.pad_to_multiple(fill_outside(x, mask), self.window)
             mask = None
         project = partial(ops.apply_linear, self.qkv)
@@ -230,8 +242,8 @@ class MLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): in training, drops a branch for a sample with a
-    probability of `rate`, and scales what is kept by 1 / (1 - rate)."""
+    """Stochastic depth (arXiv 1603.09382): in training, zeros each sample with a probability of
+    `rate`, and scales the others by 1 / (1 - rate)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -242,7 +254,7 @@ class DropPath(nn.Module):
             return x
         keep = 1 - self.rate
         scale = x.new_empty(x.shape[:1]).bernoulli_(keep).div_(keep)  # (B,)
-        return x * scale.expand_as(x.transpose(0, -1)).transpose(0, -1)
+        return (x.transpose(0, -1) * scale).transpose(0, -1)
 
     def extra_repr(self) -> str:
         return f'rate={self.rate:.3f}'
@@ -278,7 +290,7 @@ class Block(nn.Module):
         self.with_cp = with_cp
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Tokens to tokens."""
+        """The tokens after both branches, in the same shape."""
         if self.with_cp and self.training and torch.is_grad_enabled():
             return ops.checkpoint(self.branches, x, grid)
         return self.branches(x, grid)

@@ -24,8 +24,10 @@ from .position import (
     position_table,
 )
 
-# Lists with an entry for each stage; the last only if PEGs follow other blocks than the first.
+# Lists with an entry for each stage. `more_pos_block` exists only if PEGs follow other blocks than
+# the first.
 STAGE_PARTS = ('patch_embeds', 'pos_embeds', 'blocks', 'pos_block', 'norm_list', 'more_pos_block')
+NORMS = (nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class CPVTPyramid(LoadsCheckpoints):
@@ -70,6 +72,10 @@ class CPVTPyramid(LoadsCheckpoints):
         channels: channels of each returned map.
         strides: stride of each returned map, in pixels.
 
+    Raises:
+        ValueError: an unknown arch or position, an option that does not fit them or that nothing
+            reads, or a number out of its range; the message says what to give instead.
+
     Examples:
         >>> model = CPVTPyramid('pcpvt_nano').eval()
         >>> [tuple(y.shape) for y in model(torch.rand(1, 3, 97, 130))]
@@ -102,10 +108,9 @@ class CPVTPyramid(LoadsCheckpoints):
         self.arch = arch = find_arch(arch, Arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        kind, peg, options = parse_position(
-            position or arch.position, peg, position_options, columnar=False
-        )
-        if options.get('normalized') and arch.window:
+        encoding = parse_position(position or arch.position, peg, position_options, columnar=False)
+        peg = encoding.peg
+        if encoding.options.get('normalized') and arch.window:
             raise ValueError(
                 f'normalized coordinates need attention over the whole map, got an arch with '
                 f'window={arch.window}'
@@ -119,17 +124,18 @@ class CPVTPyramid(LoadsCheckpoints):
         strides = [math.prod(PATCH_SIZES[: i + 1]) for i in range(len(arch.dims))]
         self.channels = tuple(arch.dims[i] for i in self.out_indices)
         self.strides = tuple(strides[i] for i in self.out_indices)
-
-        used = max(self.out_indices) + 1
-        stage_norm = arch.stage_norm if stage_norm is None else stage_norm
+        if stage_norm is None:
+            stage_norm = arch.stage_norm
 
         def depth(stage: int, index: int) -> float:
-            return (sum(arch.depths[:stage]) + index) / max(sum(arch.depths) - 1, 1)
+            """From 0 for the first block of the pyramid to 1 for the last."""
+            before = sum(arch.depths[:stage]) + index
+            return before / max(sum(arch.depths) - 1, 1)
 
         def attention(stage: int, index: int) -> nn.Module:
             dim = arch.dims[stage]
             heads = arch.heads[stage]
-            inside = attention_position(kind, heads, dim // heads, depth(stage, index), options)
+            inside = attention_position(encoding, heads, dim // heads, depth(stage, index))
             drops = dict(attn_drop=attn_drop_rate, drop=drop_rate)
             if arch.window and index % 2 == 0:
                 return WindowAttention(
@@ -148,39 +154,38 @@ class CPVTPyramid(LoadsCheckpoints):
             )
 
         def pegs(stage: int) -> dict[str, nn.Module]:
-            """The PEGs of a stage by the block that they follow."""
+            """The PEGs of a stage, by the index of the block that they follow."""
             if peg is None:
                 return {}
             after = peg.indices(arch.depths[stage], max(arch.depths))
             return {str(index): peg.build(arch.dims[stage]) for index in after}
 
-        dims = arch.dims[:used]
-        self.patch_embeds = nn.ModuleList(
-            PatchEmbed(*shape, drop_rate)
-            for shape in zip((in_channels, *dims[:-1]), dims, PATCH_SIZES)
-        )
+        dims = arch.dims[: max(self.out_indices) + 1]  # of the stages that are built
+        self.patch_embeds = nn.ModuleList()
+        for stage, dim in enumerate(dims):
+            inputs = dims[stage - 1] if stage else in_channels
+            self.patch_embeds.append(PatchEmbed(inputs, dim, PATCH_SIZES[stage], drop_rate))
         self.pos_embeds = nn.ModuleList(
-            position_table(kind, dim, pretrain_img_size, stride)
+            position_table(encoding.kind, dim, pretrain_img_size, stride)
             for dim, stride in zip(dims, strides)
         )
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(block(stage, index) for index in range(arch.depths[stage]))
-            for stage in range(used)
-        )
+        self.blocks = nn.ModuleList()
+        for stage in range(len(dims)):
+            blocks = [block(stage, index) for index in range(arch.depths[stage])]
+            self.blocks.append(nn.ModuleList(blocks))
         # The published checkpoints name the PEG after the first block of each stage `pos_block.i`.
-        after_first: list[nn.Module] = []
+        self.pos_block = nn.ModuleList()
         after_others: list[dict[str, nn.Module]] = []
-        for stage in range(used):
+        for stage in range(len(dims)):
             stage_pegs = pegs(stage)
-            after_first.append(stage_pegs.pop('0', NoPosition()))
+            self.pos_block.append(stage_pegs.pop('0', NoPosition()))
             after_others.append(stage_pegs)
-        self.pos_block = nn.ModuleList(after_first)
         if any(after_others):
             self.more_pos_block = nn.ModuleList(nn.ModuleDict(each) for each in after_others)
         self.no_peg = NoPosition()
-        self.norm_list = nn.ModuleList(
-            LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity() for dim in dims
-        )
+        self.norm_list = nn.ModuleList()
+        for dim in dims:
+            self.norm_list.append(LayerNorm(dim, eps=1e-6) if stage_norm else nn.Identity())
 
         self.apply(init_weights)
         if peg:
@@ -226,18 +231,20 @@ class CPVTPyramid(LoadsCheckpoints):
         """The PEG after a block of a stage (-1: before the first), or the identity."""
         if block == 0:
             return self.pos_block[stage]
-        pegs: Any = self.more_pos_block[stage] if hasattr(self, 'more_pos_block') else {}
+        if not hasattr(self, 'more_pos_block'):
+            return self.no_peg
+        pegs: Any = self.more_pos_block[stage]  # a ModuleDict
         return pegs[str(block)] if str(block) in pegs else self.no_peg
 
     def train(self, mode: bool = True) -> 'CPVTPyramid':
         super().train(mode)
-        for i in range(min(max(self.frozen_stages, 0), len(self.blocks))):
-            for name in STAGE_PARTS:
-                if hasattr(self, name):
-                    getattr(self, name)[i].eval().requires_grad_(False)
+        for name in STAGE_PARTS:
+            if self.frozen_stages > 0 and hasattr(self, name):
+                for part in getattr(self, name)[: self.frozen_stages]:
+                    part.eval().requires_grad_(False)
         if self.norm_eval:
             for module in self.modules():
-                if isinstance(module, (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)):
+                if isinstance(module, NORMS):
                     module.eval()
         return self
 
@@ -251,7 +258,7 @@ class CPVTPyramid(LoadsCheckpoints):
         return part in STAGE_PARTS and stage.isdecimal() and int(stage) >= len(self.blocks)
 
     def may_be_missing(self, name: str) -> bool:
-        """As in `LoadsCheckpoints`; the stage norms of SVT start as the identity, too."""
+        """As in `LoadsCheckpoints`, and True for the stage norms of SVT."""
         return name.startswith('norm_list.') or super().may_be_missing(name)
 
     @property
@@ -260,9 +267,11 @@ class CPVTPyramid(LoadsCheckpoints):
         return sum(self.arch.depths) + 2
 
     def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that grow layer by layer: 0 for the first
-        patch embedding and its table, 1 for the first block and its PEG, and so on; between the
-        stages each part counts with the block before or after it."""
+        """The depth of a parameter, for learning rates that grow layer by layer.
+
+        0 is the first patch embedding and its table, 1 the first block and its PEG, and so on.
+        A later stage's patch embedding counts with its first block, a stage norm with the last.
+        """
         part, *rest = name.split('.')
         stage = int(rest[0])
         if part == 'blocks':
@@ -273,8 +282,9 @@ class CPVTPyramid(LoadsCheckpoints):
             block = self.arch.depths[stage] - 1
         else:  # patch_embeds, pos_embeds, pos_block
             block = 0
-        in_stem = stage == 0 and part in ('patch_embeds', 'pos_embeds')
-        return 0 if in_stem else 1 + sum(self.arch.depths[:stage]) + block
+        if stage == 0 and part in ('patch_embeds', 'pos_embeds'):
+            return 0
+        return 1 + sum(self.arch.depths[:stage]) + block
 
 
 def init_weights(module: nn.Module) -> None:

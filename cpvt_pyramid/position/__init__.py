@@ -19,7 +19,7 @@ from .attention import (
 )
 from .grid import Grid
 from .peg import PEGConfig, PosCNN
-from .settings import COLUMNAR_POSITIONS, POSITIONS, parse_position
+from .settings import COLUMNAR_POSITIONS, POSITIONS, PositionSettings, parse_position
 
 __all__ = [
     'ALiBi',
@@ -33,6 +33,7 @@ __all__ = [
     'PEGConfig',
     'POSITIONS',
     'PosCNN',
+    'PositionSettings',
     'RelativePosition',
     'RoPE',
     'SinCosPosition',

@@ -18,7 +18,7 @@ class LearnedPosition(nn.Module):
     Args:
         dim: channels of the tokens.
         size: height and width of the table.
-        mode: of the interpolation; PVT's is bilinear, DeiT's bicubic.
+        mode: of the interpolation: 'bilinear' as in PVT, or 'bicubic' as in DeiT.
     """
 
     def __init__(self, dim: int, size: tuple[int, int], mode: str = 'bilinear') -> None:
@@ -52,17 +52,17 @@ class SinCosPosition(nn.Module):
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         height, width = x.shape[1:3]
-        quarter = self.dim // 4
-        # The default dtype, which may be bfloat16, is not precise enough.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        frequency = 10_000 ** (-torch.arange(quarter, device=x.device, dtype=dtype) / quarter)
-        rows, columns = (
-            torch.arange(side, device=x.device, dtype=dtype)[:, None] * frequency
-            for side in (height, width)
-        )  # (H, C / 4) and (W, C / 4)
-        rows = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(-1, width, -1)
-        columns = torch.cat([columns.sin(), columns.cos()], dim=1)[None].expand(height, -1, -1)
+        rows = self.waves(height, x)[:, None].expand(-1, width, -1)
+        columns = self.waves(width, x)[None].expand(height, -1, -1)
         return x + torch.cat([rows, columns], dim=2).to(x.dtype)
+
+    def waves(self, side: int, like: Tensor) -> Tensor:
+        """(side, C / 2), the sines and cosines of the rows or columns, in float32 at least."""
+        quarter = self.dim // 4
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        frequency = 10_000 ** (-torch.arange(quarter, device=like.device, dtype=dtype) / quarter)
+        angles = torch.arange(side, device=like.device, dtype=dtype)[:, None] * frequency
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class NoPosition(nn.Module):
@@ -75,8 +75,15 @@ class NoPosition(nn.Module):
 def position_table(
     kind: str, dim: int, image_size: Union[int, Sequence[int]], stride: int, mode: str = 'bilinear'
 ) -> nn.Module:
-    """Build the encoding that is added before the first block: a table for images of this size in
-    pixels, whose interpolation has this mode, a formula or nothing."""
+    """Build the encoding that is added before the first block of a stage.
+
+    Args:
+        kind: a key of `POSITIONS`. Kinds that are not added there give the identity.
+        dim: channels of the tokens.
+        image_size: side, or height and width, in pixels, of the images that a table is for.
+        stride: pixels from one token to the next.
+        mode: of the interpolation of a table.
+    """
     sides = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(
@@ -84,6 +91,9 @@ def position_table(
             f'width, got {image_size!r}'
         )
     if kind == 'learned':
-        height, width = (ops.ceil_div(side, stride) for side in sides)
+        height = ops.ceil_div(sides[0], stride)
+        width = ops.ceil_div(sides[1], stride)
         return LearnedPosition(dim, (height, width), mode)
-    return SinCosPosition(dim) if kind == 'sincos' else NoPosition()
+    if kind == 'sincos':
+        return SinCosPosition(dim)
+    return NoPosition()

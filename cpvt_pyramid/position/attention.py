@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..padding.mask import valid_sizes
 from .grid import Grid
+from .settings import PositionSettings
 
 Encoded = tuple[Tensor, Tensor, Optional[Tensor]]  # queries, keys, and a bias of their scores
 
@@ -37,7 +38,7 @@ class RoPE(AttentionPosition):
     """2-D rotary position embedding: queries and keys are rotated by angles that are linear in
     their row and column, so that a score depends on the offset from the query to the key.
 
-    From RoPE-ViT (arXiv 2403.13298, section 3.2). Two neighbouring channels are a plane, rotated by
+    From RoPE-ViT (arXiv 2403.13298, section 3.2). Two neighboring channels are a plane, rotated by
     column * f_x + row * f_y. 'rope' is its RoPE-Axial: half of the planes see columns alone, the
     other half rows, at d / 4 frequencies from 1 to about 1 / base. 'rope-mixed' is its RoPE-Mixed:
     f_x and f_y are learned, in each layer for each head; they start as axial frequencies, turned by
@@ -64,17 +65,20 @@ class RoPE(AttentionPosition):
         super().__init__()
         if dim % 4:
             raise ValueError(f'channels of a head must be a multiple of 4 for RoPE, got {dim}')
-        self.base = (10 if mixed else 100) if base is None else base
+        if base is None:
+            base = 10 if mixed else 100
+        self.base = base
         if self.base <= 1:
             raise ValueError(f'base of RoPE must be greater than 1, got {base}')
         self.dim = dim
         self.normalized = normalized
         self.frequencies = None
         if mixed:
-            turn = torch.rand(heads, 1)
-            precise = turn.to(torch.promote_types(turn.dtype, torch.float32))
+            turns = torch.rand(heads, 1)
+            # The default dtype, which may be bfloat16, is not precise enough for the angles.
+            precise = turns.to(torch.promote_types(turns.dtype, torch.float32))
             start = self.turned_axes(precise * 2 * math.pi)
-            self.frequencies = nn.Parameter(start.to(turn.dtype))
+            self.frequencies = nn.Parameter(start.to(turns.dtype))
 
     def turned_axes(self, angle: Tensor) -> Tensor:
         """(2, heads, d / 2): f_x and f_y of axial frequencies, turned by an angle (heads, 1)."""
@@ -86,18 +90,22 @@ class RoPE(AttentionPosition):
         return torch.stack([torch.cat([along, -across], 1), torch.cat([across, along], 1)])
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid, step: int = 1) -> Encoded:
-        angles = self.angles(grid, 1, q)
-        key_angles = angles if step == 1 else self.angles(grid, step, q)
-        return rotate(q, angles), rotate(k, key_angles), None
+        query_angles = self.angles(grid, 1, q)
+        key_angles = query_angles if step == 1 else self.angles(grid, step, q)
+        return rotate(q, query_angles), rotate(k, key_angles), None
 
     def angles(self, grid: Grid, step: int, like: Tensor) -> Tensor:
         """(B or 1, heads or 1, T, d / 2), by which the planes of queries or keys are rotated."""
-        rows, columns = (at[None] for at in grid.centers(step, like))
+        rows, columns = grid.centers(step, like)
+        rows = rows[None]  # (1 or B, H')
+        columns = columns[None]  # (1 or B, W')
         if self.normalized:
             height: Union[int, Tensor] = grid.height
             width: Union[int, Tensor] = grid.width
             if grid.mask is not None:
-                height, width = (side.clamp(min=1)[:, None] for side in valid_sizes(grid.mask))
+                heights, widths = valid_sizes(grid.mask)
+                height = heights.clamp(min=1)[:, None]
+                width = widths.clamp(min=1)[:, None]
             rows = 2 * math.pi * ((2 * rows + 1) / height - 1)
             columns = 2 * math.pi * ((2 * columns + 1) / width - 1)
         if self.frequencies is None:
@@ -111,8 +119,9 @@ class RoPE(AttentionPosition):
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Queries or keys (B, heads, T, d), each two neighbouring channels rotated by their angle."""
-    cos, sin = angles.cos(), angles.sin()
+    """Rotate each pair of neighboring channels of queries or keys (B, heads, T, d)."""
+    cos = angles.cos()
+    sin = angles.sin()
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
 
@@ -149,10 +158,8 @@ class RelativePosition(AttentionBias):
         if reach < 1:
             raise ValueError(f'reach of relative positions must be at least 1, got {reach}')
         self.reach = reach
-        self.rows, self.columns = (
-            nn.Parameter(nn.init.trunc_normal_(torch.empty(2 * reach + 1, dim), std=0.02))
-            for _ in range(2)
-        )
+        self.rows = distance_table(reach, dim)
+        self.columns = distance_table(reach, dim)
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
         height, width = grid.height, grid.width
@@ -170,6 +177,11 @@ class RelativePosition(AttentionBias):
         """(side, side), from each query to each key, as indices into a table."""
         at = torch.arange(side, device=self.rows.device)
         return (at - at[:, None]).clamp(-self.reach, self.reach) + self.reach
+
+
+def distance_table(reach: int, dim: int) -> nn.Parameter:
+    """A vector for each distance from -reach to reach."""
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(2 * reach + 1, dim), std=0.02))
 
 
 class FIRE(AttentionBias):
@@ -193,27 +205,39 @@ class FIRE(AttentionBias):
         self.mlp = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, heads))
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
-        sides = grid.height, grid.width
-        lengths = [torch.full((1,), side, device=q.device) for side in sides]
-        if grid.mask is not None:
-            lengths = [length.clamp(min=1) for length in valid_sizes(grid.mask)]
-        rows, columns = (
-            self.psi(torch.arange(1 - side, side, device=q.device)) / self.psi(length)[:, None]
-            for side, length in zip(sides, lengths)
-        )  # (B or 1, 2 H - 1) and (B or 1, 2 W - 1), of all offsets
+        if grid.mask is None:
+            heights = torch.full((1,), grid.height, device=q.device)
+            widths = torch.full((1,), grid.width, device=q.device)
+        else:
+            heights, widths = valid_sizes(grid.mask)
+            heights = heights.clamp(min=1)
+            widths = widths.clamp(min=1)
+        rows = self.relative_offsets(grid.height, heights)  # (B or 1, 2 H - 1)
+        columns = self.relative_offsets(grid.width, widths)  # (B or 1, 2 W - 1)
         pairs = torch.broadcast_tensors(rows[:, :, None], columns[:, None])
-        offsets = torch.stack(pairs, dim=-1)
+        offsets = torch.stack(pairs, dim=-1)  # (B or 1, 2 H - 1, 2 W - 1, 2)
         table = self.mlp(offsets.to(self.c.dtype)).permute(0, 3, 1, 2)
-        index = [torch.arange(side, device=q.device) for side in sides]
-        down, right = (at - at[:, None] + at.shape[0] - 1 for at in index)  # from query to key
+        down = offset_index(grid.height, q.device)
+        right = offset_index(grid.width, q.device)
         # (B or 1, heads, H, W, H', W')
         scores = table[:, :, down[:, None, :, None], right[None, :, None]]
         return scores.flatten(4).flatten(2, 3)
+
+    def relative_offsets(self, side: int, lengths: Tensor) -> Tensor:
+        """psi of all offsets along a side, relative to that of the length of each image."""
+        offsets = torch.arange(1 - side, side, device=lengths.device)
+        return self.psi(offsets) / self.psi(lengths)[:, None]
 
     def psi(self, x: Tensor) -> Tensor:
         """Logarithmic distances, in float32 at least; c may become negative in training."""
         c = self.c.to(torch.promote_types(self.c.dtype, torch.float32))
         return x.sign() * torch.log1p(c.abs() * x.abs())
+
+
+def offset_index(side: int, device: torch.device) -> Tensor:
+    """(side, side), the index of the offset from each query to each key, from 1 - side on."""
+    at = torch.arange(side, device=device)
+    return at - at[:, None] + side - 1
 
 
 class ALiBi(AttentionBias):
@@ -235,7 +259,8 @@ class ALiBi(AttentionBias):
         self.slopes = [2**-exponent for exponent in exponents]
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
-        (rows, columns), (key_rows, key_columns) = grid.centers(1, q), grid.centers(step, q)
+        rows, columns = grid.centers(1, q)
+        key_rows, key_columns = grid.centers(step, q)
         down = (key_rows - rows[:, None])[:, None, :, None]  # (H, 1, H', 1), from query to key
         right = (key_columns - columns[:, None])[:, None]  # (1, W, 1, W')
         heads = [self.penalty(head, down, right) for head in range(len(self.slopes))]
@@ -290,20 +315,30 @@ class LookHere(ALiBi):
 
 
 def distance(down: Tensor, right: Tensor) -> Tensor:
+    """The Euclidean distance."""
     return (down**2 + right**2).sqrt()
 
 
 def attention_position(
-    kind: str, heads: int, dim: int, depth: float, options: dict
+    settings: PositionSettings, heads: int, dim: int, depth: float
 ) -> AttentionPosition:
-    """Build the encoding inside an attention: for this number of heads and channels of a head, at
-    this depth of the layer, from 0 for the first to 1 for the last."""
+    """Build the encoding inside an attention.
+
+    Args:
+        settings: of the model. Kinds that are not inside attentions give none.
+        heads: attention heads.
+        dim: channels of a head.
+        depth: of the layer, from 0 for the first to 1 for the last.
+    """
+    kind = settings.kind
     if kind in ('rope', 'rope-mixed'):
-        return RoPE(heads, dim, mixed=kind == 'rope-mixed', **options)
+        return RoPE(heads, dim, mixed=kind == 'rope-mixed', **settings.options)
     if kind == 'relative':
-        return RelativePosition(dim, **options)
+        return RelativePosition(dim, **settings.options)
     if kind == 'fire':
         return FIRE(heads)
     if kind == 'lookhere':
-        return LookHere(heads, depth, **options)
-    return ALiBi(heads) if kind == 'alibi' else AttentionPosition()
+        return LookHere(heads, depth, **settings.options)
+    if kind == 'alibi':
+        return ALiBi(heads)
+    return AttentionPosition()

@@ -15,8 +15,8 @@ class Grid(NamedTuple):
 
     height: int
     width: int
-    mask: Optional[Tensor] = None  # (B, H, W, 1), see mask.py
-    class_tokens: int = 0  # 0 or 1, before the map's
+    mask: Optional[Tensor] = None  # (B, H, W, 1), see `padding.mask`
+    class_tokens: int = 0  # 0 or 1, before the map's tokens
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Split tokens (B, T, C) into the class token (B, 0 or 1, C) and the map (B, H, W, C)."""
@@ -24,7 +24,7 @@ class Grid(NamedTuple):
         return first, x.unflatten(1, (self.height, self.width))
 
     def encode(self, position: nn.Module, x: Tensor) -> Tensor:
-        """Add their position to the map's tokens; the class token passes through untouched."""
+        """Apply a position encoding to the map's tokens and not to the class token."""
         first, x = self.split(x)
         x = position(x, self.mask).flatten(1, 2)
         return torch.cat([first, x], dim=1) if self.class_tokens else x
@@ -32,8 +32,7 @@ class Grid(NamedTuple):
     def keys(self, step: int = 1) -> Optional[Tensor]:
         """(B, 1, 1, M), True where a key may be attended to; None: everywhere.
 
-        Args:
-            step: side of the cells of the map that have a key each.
+        There is a key for the class token, and one for each `step` x `step` tokens of the map.
         """
         cells = subsample(self.mask, step)
         if cells is None:
@@ -41,10 +40,12 @@ class Grid(NamedTuple):
         return key_mask(F.pad(cells.flatten(1), (self.class_tokens, 0), value=True))
 
     def centers(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (H',) and columns (W',) of the centres of all `step` x `step` cells, in tokens."""
+        """Rows (H',) and columns (W',) of the centers of `step` x `step` cells, in tokens.
+
+        They are on the device of `like`, in its dtype or float32 if that is more precise.
+        """
         dtype = torch.promote_types(like.dtype, torch.float32)
-        rows, columns = (
-            torch.arange(ops.ceil_div(side, step), device=like.device, dtype=dtype)
-            for side in (self.height, self.width)
-        )
-        return rows * step + (step - 1) / 2, columns * step + (step - 1) / 2
+        rows = torch.arange(ops.ceil_div(self.height, step), device=like.device, dtype=dtype)
+        columns = torch.arange(ops.ceil_div(self.width, step), device=like.device, dtype=dtype)
+        offset = (step - 1) / 2
+        return rows * step + offset, columns * step + offset

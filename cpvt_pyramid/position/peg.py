@@ -49,8 +49,12 @@ class PEGConfig(NamedTuple):
     def indices(self, depth: int, most: int) -> list[int]:
         """The blocks that a PEG follows, in a sequence of `depth` blocks; -1: before the first.
 
+        Args:
+            depth: blocks of this sequence.
+            most: blocks of the longest sequence of the model, which `after` may name.
+
         Raises:
-            ValueError: `after` must name blocks of the longest sequence, of `most` blocks.
+            ValueError: `after` names other blocks.
         """
         if self.after == 'all':
             return list(range(depth))
@@ -62,8 +66,14 @@ class PEGConfig(NamedTuple):
         return [i for i in range(-1, depth) if i in after]
 
     def build(self, dim: int) -> 'PosCNN':
-        """One PEG, for tokens with `dim` channels."""
-        return PosCNN(dim, self.kernel_size, 1, self.conv, self.layers, self.zero_padding)
+        """Build a PEG for tokens with `dim` channels."""
+        return PosCNN(
+            dim,
+            self.kernel_size,
+            conv=self.conv,
+            layers=self.layers,
+            zero_padding=self.zero_padding,
+        )
 
     def start(self, model: nn.Module) -> None:
         """Zero and freeze the PEGs of a model, according to `zero_init` and `frozen`."""
@@ -79,8 +89,8 @@ class PosCNN(nn.Module):
     """Positional Encoding Generator (CPVT, section 3.2): a zero-padded depthwise convolution,
     added to the tokens.
 
-    The zeros beyond the border are the source of absolute position, so that the padding of a
-    batch must look like them: tokens outside the mask are set to zero first.
+    The zeros beyond the border are the source of absolute position. The padding of a batch must
+    look like them: tokens outside the mask are set to zero first.
 
     Args:
         dim: channels of the tokens.
@@ -138,7 +148,7 @@ class PosCNN(nn.Module):
             else:
                 near = fill_outside(x, mask)
             position = convolution(near)
-            # The padding may hold anything: every reader masks it first.
+            # Values in the padding do not matter: every reader masks them first.
             x = position if self.stride > 1 else x + position
         return x
 
@@ -151,8 +161,9 @@ class Conv(nn.Conv2d):
 
 
 def repeat_border(x: Tensor, mask: Optional[Tensor], border: int) -> Tensor:
-    """(B, H + 2 border, W + 2 border, C): beyond its border, each image's nearest token."""
+    """Extend each image by its nearest tokens, to (B, H + 2 border, W + 2 border, C)."""
     b, h, w, _ = x.shape
+    # The row and the column that each token of the result comes from.
     rows = torch.arange(-border, h + border, device=x.device).clamp(0, h - 1).expand(b, -1)
     columns = torch.arange(-border, w + border, device=x.device).clamp(0, w - 1).expand(b, -1)
     if mask is not None:

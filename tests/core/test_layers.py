@@ -8,13 +8,13 @@ from reference import kept
 from benchmarks.models.ports import randomize
 from cpvt_pyramid import ops
 from cpvt_pyramid.layers import GlobalAttention, PatchConv, WindowAttention
-from cpvt_pyramid.position import Grid, attention_position
+from cpvt_pyramid.position import Grid, PositionSettings, attention_position
 
 
 @pytest.mark.parametrize('position', ['none', 'rope', 'alibi'])
 @pytest.mark.parametrize('size', [(7, 8), (6, 4), (4, 6), (2, 7), (1, 1)], ids=str)
 def test_smaller_windows_at_the_border_are_padded_ones_without_the_padding(size, position):
-    inside = attention_position(position, 2, 8, 0.0, {})
+    inside = attention_position(PositionSettings(position, None, {}), 2, 8, 0.0)
     attention = randomize(WindowAttention(16, 2, window=3, position=inside)).double()
     x = torch.randn(2, *size, 16, dtype=torch.double, requires_grad=True)
     inputs = [x, *attention.parameters()]

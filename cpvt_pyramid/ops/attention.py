@@ -1,11 +1,13 @@
 """Scaled dot-product attention.
 
-PyTorch's fused kernels compute it. On a CPU they hand float32 products to MKL. Where oneDNN's are
-twice as fast (see `products.py`), attention with many queries and keys goes to oneDNN instead, some
-queries at a time: their scores stay in the processor's cache and are recomputed in the backward
-pass. bfloat16 inference on a CPU takes the same steps by PyTorch's batched products, which are
-oneDNN's: the fused kernel's are slower than its float32 ones. In training on a CPU the queries of
-a few heads are dealt to all threads, which the kernel's backward pass does not do.
+PyTorch's fused kernels compute it, except on CPUs in these cases:
+- float32, where oneDNN's products are twice as fast as MKL's, which the fused kernel uses (see
+  `products.py`): attention with many queries and keys goes to oneDNN, some queries at a time.
+  Their scores stay in the processor's cache and are recomputed in the backward pass.
+- bfloat16 inference: the same steps by PyTorch's batched products, which are oneDNN's. The fused
+  kernel is slower in bfloat16 than in float32.
+- training: the queries of a few heads are distributed over all threads, which the backward pass of
+  the fused kernel does not do.
 
 Shapes: B batch, N queries, M keys, d channels of a head.
 """
@@ -13,12 +15,11 @@ Shapes: B batch, N queries, M keys, d channels of a head.
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from .dispatch import (
     MKL_IS_SLOW,
@@ -34,11 +35,12 @@ from .products import AT_A_TIME, onednn_affine, refuse_create_graph, summed_oute
 # CUDA's fused attention kernels refuse a larger batch (of windows, here).
 MAX_BATCH = 65_535
 
-# Scores of a head from which on oneDNN is faster than the fused kernel, in float32. Where MKL is
-# fast, as on Zen 4, the fused kernel takes 0.7 to 0.95 of oneDNN's time.
+# From this number of scores of a head on, oneDNN is faster than the fused kernel in float32. Where
+# MKL is fast, as on Zen 4, it never is: the fused kernel takes 0.7 to 0.95 of oneDNN's time.
 WORTH_ONEDNN = 2**20 if MKL_IS_SLOW else math.inf
 
-# Keys from which on bfloat16 attention with a mask is faster in batches than fused: not in windows.
+# From this number of keys on, bfloat16 attention with a mask is faster in batches than fused.
+# Windows have fewer.
 WORTH_BATCHES = 128
 
 # The fused kernel takes 256 queries at a time if it has at least as many as this, else 64 or 32.
@@ -70,9 +72,13 @@ def plain_attention(
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
     if not isinstance(q, Tensor) or q.shape[0] <= MAX_BATCH:  # a proxy of torch.fx
         return F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    parts = [x.split(MAX_BATCH) for x in (q, k, v)]
-    parts.append([None] * len(parts[0]) if mask is None else mask.split(MAX_BATCH))
-    return torch.cat([F.scaled_dot_product_attention(*part, dropout) for part in zip(*parts)])
+    masks = itertools.repeat(None) if mask is None else mask.split(MAX_BATCH)
+    parts = zip(q.split(MAX_BATCH), k.split(MAX_BATCH), v.split(MAX_BATCH), masks)
+    results = []
+    for part_q, part_k, part_v, part_mask in parts:
+        out = F.scaled_dot_product_attention(part_q, part_k, part_v, part_mask, dropout)
+        results.append(out)
+    return torch.cat(results)
 
 
 @opaque_when_compiled(lambda q, *others: q.new_empty(q.transpose(1, 2).flatten(2).shape))
@@ -117,8 +123,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor
 
 
 def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """Attention of several heads at a time, (B, heads, N, d), without gradient; the mask is that of
-    keys."""
+    """Attention of several heads at a time, (B, heads, N, d), without gradient; the mask is of
+    keys, (B, 1, 1, M)."""
     batch, heads, queries, _ = q.shape
     out = empty_map(q)
     k = scaled(k).transpose(2, 3)
@@ -137,45 +143,51 @@ def batched_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
     """`plain_attention` whose backward pass keeps all threads busy, (B, heads, N, d).
 
-    That of PyTorch's fused kernel takes each head of an image as a whole, so that one image and one
-    head, as in PCPVT's first stage, are mostly the work of one thread. Here an image is several
-    images to the kernel, with the same keys and values, and a group of the queries each.
+    The backward pass of PyTorch's fused kernel gives each head of an image to one thread: with one
+    image and one head, as in PCPVT's first stage, the other threads are idle. Here the queries of
+    an image are split into groups, which the kernel gets as images with the same keys and values.
     """
     queries = q.shape[2]
     groups = groups_for(q.shape[0] * q.shape[1], queries, torch.get_num_threads())
     if groups == 1:
         return plain_attention(q, k, v, mask, 0.0)
-    q = F.pad(q, (0, 0, 0, -queries % groups)) if queries % groups else q
+    if queries % groups:
+        q = F.pad(q, (0, 0, 0, -queries % groups))
     q = q.unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    k, v, mask = (
-        None if x is None else x[:, None].expand(-1, groups, -1, -1, -1).flatten(0, 1)
-        for x in (k, v, mask)
-    )
-    out = plain_attention(q, k, v, mask, 0.0).unflatten(0, (-1, groups))
+    if mask is not None:
+        mask = for_each_group(mask, groups)
+    out = plain_attention(q, for_each_group(k, groups), for_each_group(v, groups), mask, 0.0)
+    out = out.unflatten(0, (-1, groups))
     return out.transpose(1, 2).flatten(2, 3)[:, :, :queries]
 
 
+def for_each_group(x: Tensor, groups: int) -> Tensor:
+    """Repeat each image of a batch for its groups of queries."""
+    return x[:, None].expand(-1, groups, -1, -1, -1).flatten(0, 1)
+
+
 def groups_for(heads: int, queries: int, threads: int) -> int:
-    """Number of groups of a head's queries, so that threads share the work of the heads of all
-    images evenly; 1 if they do so anyway."""
+    """Number of groups of a head's queries that keeps all threads busy; 1 if whole heads do.
+
+    `heads` counts those of all images.
+    """
     turns = math.ceil(heads / threads)
     if heads >= 0.9 * turns * threads:
         return 1
-    return max(min(threads // math.gcd(heads, threads), queries // MIN_GROUP), 1)
+    even = threads // math.gcd(heads, threads)  # every thread gets as many groups
+    return max(min(even, queries // MIN_GROUP), 1)
 
 
 class _Attention(torch.autograd.Function):
     """`attention` with its gradient, for which the weights are recomputed."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
         return attention(q, k, v, bias)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         refuse_create_graph()
         q, k, v, bias = ctx.saved_tensors
         grad_q = empty_map(q)
@@ -197,13 +209,13 @@ class _Attention(torch.autograd.Function):
 
 
 def softmax(q: Tensor, k: Tensor, bias: Optional[Tensor], image: int) -> Tensor:
-    """Attention weights of a part (rows, M), from keys that are `scaled`."""
+    """Attention weights (rows, M) of some queries; the keys are `scaled`."""
     scores = onednn_affine(q, k, None if bias is None else bias[image])
     return torch.softmax(scores, dim=-1, out=scores)
 
 
 def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
-    """Image, head and queries of each part."""
+    """Split the queries into parts whose scores stay in the cache: image, head and queries."""
     batch, heads, queries, _ = q.shape
     rows = max(AT_A_TIME // k.shape[2], 1)
     for b, head, start in itertools.product(range(batch), range(heads), range(0, queries, rows)):
@@ -211,7 +223,7 @@ def query_parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, slice]]:
 
 
 def key_bias(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-    """Bias of scores (B, M) that a mask of keys stands for: 0 or minus infinity."""
+    """The bias of scores (B, M) for a mask of keys: 0 or minus infinity."""
     if mask is None:
         return None
     hidden = ~mask[:, 0, 0]
@@ -223,5 +235,5 @@ def scaled(k: Tensor) -> Tensor:
 
 
 def empty_map(q: Tensor) -> Tensor:
-    """Like q, with the heads of a token next to each other."""
+    """An empty tensor like q, in which the heads of a token are next to each other in memory."""
     return q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)

@@ -40,19 +40,25 @@ from torch.backends import mkldnn
 from torch.fx import _symbolic_trace
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-# Private to PyTorch. Without it the plain versions run.
+# Without it the plain versions run.
 HAS_ONEDNN_LINEAR = mkldnn.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
 
 # What the processor can do, by name; empty where PyTorch does not say.
 CAPABILITIES = dict(getattr(torch.cpu, 'get_capabilities', dict)())
 
 # Whether float32 products by MKL take twice as long as by oneDNN. They do on AMD's Zen 5, where MKL
-# uses half of the width of AVX-512. Zen 4, which has no AVX-VNNI, is as fast with AVX2. Where
-# PyTorch does not say what the processor has, it is taken for the former.
+# uses half of the width of AVX-512. On Zen 4, which has no AVX-VNNI, AVX2 is as fast as AVX-512.
+# Where PyTorch does not say what the processor has, it is treated as a Zen 5.
 MKL_IS_SLOW = CAPABILITIES.get('avx_vnni', True)
 
-# PyTorch 2.1 has it elsewhere.
-is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
+# Whether the processor multiplies bfloat16 by AVX-512. With AMX, PyTorch has a fused kernel of its
+# own, which was not measured.
+MULTIPLIES_BFLOAT16 = bool(CAPABILITIES.get('avx512_bf16')) and not CAPABILITIES.get('amx_bf16')
+
+if hasattr(torch.compiler, 'is_compiling'):
+    is_compiling = torch.compiler.is_compiling
+else:  # PyTorch 2.1 and 2.2
+    is_compiling = torch._utils.is_compiling
 
 HAS_FAST_OPS = VERSION >= (2, 7)
 
@@ -63,8 +69,8 @@ _selected = os.environ.get('CPVT_PLAIN_OPS', '0') not in ('', '0')
 def plain(select: bool = True) -> Iterator[None]:
     """Select the plain version of every operation, in the whole process.
 
-    Gradients of gradients need them. To have these, attention that is recorded for a gradient keeps
-    its scores instead of taking a fused kernel, which needs more memory.
+    Gradients of gradients need the plain versions. Attention that is recorded for a gradient then
+    keeps its scores, which takes more memory than a fused kernel.
 
     Args:
         select: False selects the fast versions instead, whatever is selected outside.
@@ -91,11 +97,8 @@ def plain_selected() -> bool:
 
 def graph_is_captured() -> bool:
     """True if this call is compiled, exported or traced to a graph that must serve other sizes."""
-    return (
-        is_compiling()
-        or torch.jit.is_tracing()
-        or getattr(_symbolic_trace, '_is_fx_tracing_flag', False)  # private to PyTorch
-    )
+    is_traced_by_fx = getattr(_symbolic_trace, '_is_fx_tracing_flag', False)
+    return is_compiling() or torch.jit.is_tracing() or is_traced_by_fx
 
 
 def graph_is_exported() -> bool:
@@ -106,13 +109,12 @@ def graph_is_exported() -> bool:
 def transform_is_active() -> bool:
     """True inside a transform of `torch.func` or a level of forward-mode AD.
 
-    Fast operations drop tangents there, or fail. Both names are private to PyTorch. The public
-    `unpack_dual` knows the tangent of one tensor, but it may be a weight that has one; and nothing
-    public knows the tensors of `torch.func`.
+    Fast operations drop tangents there, or fail. The public `unpack_dual` tells whether a given
+    tensor has a tangent, but it may be a weight that has one.
     """
     if forward_ad._current_level >= 0:
         return True
-    # torch.compile takes the stack of torch.func for one that is never empty.
+    # To torch.compile the stack of torch.func is never empty.
     return not is_compiling() and peek_interpreter_stack() is not None
 
 
@@ -133,23 +135,27 @@ def use_plain() -> bool:
 
 def use_onednn(x: Tensor) -> bool:
     """True if oneDNN computes the matrix products of x: float32 on a CPU, without autocast."""
-    return is_unobserved(x) and float32_on_cpu(x) and HAS_ONEDNN_LINEAR and mkldnn.enabled
+    return is_unobserved(x) and float32_on_cpu(x) and has_onednn()
 
 
 def use_onednn_bfloat16(x: Tensor) -> bool:
     """True if x is bfloat16 on a CPU that multiplies it by AVX-512 instructions. PyTorch's own
     products are oneDNN's there, but its GELU and its attention are not."""
-    # AMX has a fused kernel, which was not measured.
-    fast = CAPABILITIES.get('avx512_bf16', False) and not CAPABILITIES.get('amx_bf16', False)
-    bfloat16 = x.is_cpu and x.dtype == torch.bfloat16
-    return bfloat16 and fast and is_unobserved(x) and HAS_ONEDNN_LINEAR and mkldnn.enabled
+    if not (x.is_cpu and x.dtype == torch.bfloat16 and MULTIPLIES_BFLOAT16):
+        return False
+    return is_unobserved(x) and has_onednn()
+
+
+def has_onednn() -> bool:
+    """True if oneDNN's operator exists and `torch.backends.mkldnn` is not switched off."""
+    return HAS_ONEDNN_LINEAR and bool(mkldnn.enabled)
 
 
 def is_unobserved(x: Tensor) -> bool:
-    """True if x has values, and neither a dispatch mode nor a captured graph nor a transform must
-    observe ATen ops."""
-    observed = use_plain() or _get_current_dispatch_mode() is not None
-    return not observed and x.numel() > 0
+    """True if x has values, and no dispatch mode, captured graph or transform must observe the ATen
+    operations on it."""
+    is_observed = use_plain() or _get_current_dispatch_mode() is not None
+    return not is_observed and x.numel() > 0
 
 
 def float32_on_cpu(x: Tensor) -> bool:

@@ -4,19 +4,20 @@ Shapes: B batch, H x W map, C channels, k side of a square. Maps are padded with
 and bottom to a multiple of k, so that there are ceil(H / k) x ceil(W / k) squares.
 """
 
+import itertools
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from .dispatch import graph_is_captured, opaque_when_compiled, use_plain
 from .products import autocast, gradients, linear, refuse_create_graph
 
-# Windows (B * n, h * w, D), their height h and width w, and which of their tokens are the image's,
-# (B * n, h * w), or None where all are, to (B * n, h * w, E).
+# A function of windows (B * n, h * w, D), of their height h and width w, and of a mask
+# (B * n, h * w) of the tokens that belong to the image (None: all do). It returns
+# (B * n, h * w, E).
 InWindows = Callable[[Tensor, int, int, Optional[Tensor]], Tensor]
 
 
@@ -25,7 +26,8 @@ def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    (b, h, w, _), (out_channels, _, k, _) = x.shape, weight.shape
+    b, h, w, _ = x.shape
+    out_channels, _, k, _ = weight.shape
     return x.new_empty(b, ceil_div(h, k), ceil_div(w, k), out_channels)
 
 
@@ -45,12 +47,12 @@ class _PatchConv(torch.autograd.Function):
     """`patch_conv` with its gradient, for which the patches, a copy of the map, are recomputed."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         return plain_patch_conv(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         refuse_create_graph()
         x, weight = ctx.saved_tensors
         k = weight.shape[-1]
@@ -117,7 +119,8 @@ def map_border_windows(
 ) -> Tensor:
     """A function of the windows of a map, which are smaller at the right and bottom border.
 
-    The map is split where its last whole window ends, along `dim` and the dimensions after it.
+    The map is split where its last whole window ends, first along its height (`dim` 1), then along
+    its width. In each part all windows have one size.
     """
     if dim == 3:
         height = min(x.shape[1], k)
@@ -125,11 +128,14 @@ def map_border_windows(
         keys = None if mask is None else to_windows(mask, height, width)[..., 0]
         out = function(to_windows(x, height, width), height, width, keys)
         return from_windows(out, height, width, (*x.shape[:3], out.shape[-1]))
-    rest = x.shape[dim] % k
-    sizes = [size for size in (x.shape[dim] - rest, rest) if size]
-    masks = [None] * len(sizes) if mask is None else mask.split(sizes, dim)
-    parts = zip(x.split(sizes, dim), masks)
-    return torch.cat([map_border_windows(function, *part, k, dim + 1) for part in parts], dim)
+    side = x.shape[dim]
+    rest = side % k
+    sizes = [side - rest, rest] if side > rest > 0 else [side]
+    masks = itertools.repeat(None) if mask is None else mask.split(sizes, dim)
+    results = []
+    for part, part_mask in zip(x.split(sizes, dim), masks):
+        results.append(map_border_windows(function, part, part_mask, k, dim + 1))
+    return torch.cat(results, dim)
 
 
 def to_windows(x: Tensor, height: int, width: int) -> Tensor:

@@ -2,21 +2,20 @@
 
 PyTorch's `F.linear` hands float32 products on a CPU to MKL, and the GELU is a separate pass over
 the widest map of the model. oneDNN, which is part of PyTorch, does both in one pass, and on AMD
-processors its products are 1.1 (Zen 4) to 2 times as fast (benchmarks/notes.md). bfloat16
-products are oneDNN's in PyTorch, too, and get their GELU in the same pass. On other devices and
-dtypes the products are PyTorch's own. The gradients are ours everywhere, because they save less
-than autograd does.
+processors its products are 1.1 (Zen 4) to 2 times as fast (benchmarks/notes.md). PyTorch's
+bfloat16 products are oneDNN's already; here they get their GELU in the same pass. On other devices
+and dtypes the products are PyTorch's own. The gradients are ours everywhere, because they save
+fewer tensors than autograd does.
 
 Shapes: x is (..., C), weights are (out, in) as in `nn.Linear`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.nn.modules import module as all_modules
 
 from .dispatch import (
@@ -28,7 +27,7 @@ from .dispatch import (
 )
 
 # Values of a wide map that are computed at a time: 8 MiB of float32, which stay in the cache. The
-# fastest of the powers of two around it.
+# fastest of the powers of two that were tried.
 AT_A_TIME = 2**21
 
 
@@ -47,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """layer(x). Computed by `linear`, unless calling the layer has another effect.
+    """layer(x), computed by `linear` unless calling the layer has another effect.
 
     The layers are of the class `nn.Linear` itself: tools such as `quantize_dynamic` replace layers
     of exactly this class.
@@ -58,8 +57,7 @@ def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
 def mlp(x: Tensor, fc1: nn.Module, drop: nn.Module, fc2: nn.Module) -> Tensor:
     """Two linear layers with a GELU (erf) between them and dropout after each.
 
-    The layers are called, unless calling them has no other effect than the formula's. Then one
-    function computes it: `fused_mlp`.
+    One function computes it (`fused_mlp`), unless calling the layers has another effect.
     """
     if is_plain_linear(fc1) and is_plain_linear(fc2) and is_identity(drop):
         return fused_mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
@@ -70,9 +68,9 @@ def mlp(x: Tensor, fc1: nn.Module, drop: nn.Module, fc2: nn.Module) -> Tensor:
 def fused_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Two linear layers with a GELU between them, without dropout.
 
-    The hidden map is the widest of a block. Training saves it once, as it is before the GELU. With
-    oneDNN a large one is computed part by part, each of which stays in the processor's cache, and
-    is recomputed in the backward pass.
+    The hidden map is the widest of a block. Training saves it once, before the GELU. With oneDNN, a
+    large one is computed in parts that stay in the processor's cache, and recomputed in the
+    backward pass.
     """
     if use_plain():
         return plain_mlp(x, weight1, bias1, weight2, bias2)
@@ -109,8 +107,11 @@ def is_plain_linear(layer: nn.Module) -> bool:
 
 def is_identity(drop: nn.Module) -> bool:
     """True if calling a dropout layer, or what has replaced it, does nothing."""
-    inactive = type(drop) is nn.Dropout and not (drop.training and drop.p)
-    return (inactive or type(drop) is nn.Identity) and not is_hooked(drop)
+    if is_hooked(drop):
+        return False
+    if type(drop) is nn.Dropout:
+        return not drop.training or drop.p == 0
+    return type(drop) is nn.Identity
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -164,14 +165,15 @@ class _Linear(torch.autograd.Function):
     """`linear` with its gradient."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         return onednn_affine(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         refuse_create_graph()
-        return gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad)
+        x, weight = ctx.saved_tensors
+        return gradients(grad, x, weight, ctx.needs_input_grad)
 
 
 class _MLP(torch.autograd.Function):
@@ -179,7 +181,7 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         x: Tensor,
         weight1: Tensor,
         bias1: Tensor,
@@ -188,13 +190,17 @@ class _MLP(torch.autograd.Function):
         keep: bool,
         affine: Callable[..., Tensor],
     ) -> Tensor:
-        hidden = affine(x, weight1, bias1) if keep else None
+        if keep:
+            hidden = affine(x, weight1, bias1)
+            activated = F.gelu(hidden)
+        else:
+            hidden = None
+            activated = affine(x, weight1, bias1, gelu=True)
         ctx.save_for_backward(x, weight1, bias1, weight2, hidden)
-        activated = F.gelu(hidden) if keep else affine(x, weight1, bias1, gelu=True)
         return affine(activated, weight2, bias2)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         refuse_create_graph()
         x, weight1, bias1, weight2, hidden = ctx.saved_tensors
         *need_first, need_weight2, need_bias2, _, _ = ctx.needs_input_grad
@@ -210,7 +216,7 @@ class _MLP(torch.autograd.Function):
 
 
 def refuse_create_graph() -> None:
-    """Raise a RuntimeError in a backward pass that is to be differentiated itself."""
+    """Raise a RuntimeError in a backward pass with `create_graph=True`."""
     if torch.is_grad_enabled():
         raise RuntimeError('gradients of gradients need `with cpvt_pyramid.ops.plain():`')
 

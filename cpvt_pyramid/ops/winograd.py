@@ -35,28 +35,43 @@ FEWEST_CHANNELS = 128  # with fewer, the transforms take longer than the product
 
 # F(3, 3), along each axis: polynomials are evaluated at 0, 1, -1/2, -2 and infinity. Points whose
 # product is 1 round less than 0, 1, -1 and 2.
-OUTPUTS, INPUTS = 3, 5  # of a tile
-INPUT = [
+OUTPUTS = 3  # side of a tile's output
+INPUTS = 5  # side of a tile's input
+Matrix = list[list[float]]
+INPUT: Matrix = [
     [-1, -1.5, 1.5, 1, 0],
     [0, 1, 2.5, 1, 0],
     [0, -2, 1, 1, 0],
     [0, -0.5, -0.5, 1, 0],
     [0, -1, -1.5, 1.5, 1],
 ]
-WEIGHT = [
+WEIGHT: Matrix = [
     [-1, 0, 0],
     [2 / 9, 2 / 9, 2 / 9],
     [8 / 9, -4 / 9, 2 / 9],
     [-1 / 9, 2 / 9, -4 / 9],
     [0, 0, 1],
 ]
-OUTPUT = [[1, 1, 1, 1, 0], [0, 1, -0.5, -2, 0], [0, 1, 0.25, 4, 1]]
+OUTPUT: Matrix = [[1, 1, 1, 1, 0], [0, 1, -0.5, -2, 0], [0, 1, 0.25, 4, 1]]
 
 
 def use_winograd(model: nn.Module) -> None:
-    """Let the 3x3 convolutions of a model be `WinogradConv2d` where that is faster, in place.
+    """Compute the 3x3 convolutions of a model by `WinogradConv2d` where that is faster, in place.
 
-    Parameters and hooks stay. Subclasses of `nn.Conv2d` are left alone.
+    The modules get another class: their parameters, hooks and names stay. Subclasses of `nn.Conv2d`
+    are left alone.
+
+    Args:
+        model: any model, for float32 inference on a CPU. In training and elsewhere its convolutions
+            are PyTorch's.
+
+    Examples:
+        >>> conv = torch.nn.Conv2d(128, 128, 3, padding=1)
+        >>> x = torch.rand(1, 128, 30, 30)
+        >>> expected = conv(x)
+        >>> use_winograd(conv)
+        >>> with torch.no_grad():
+        ...     torch.testing.assert_close(conv(x), expected, atol=1e-4, rtol=1e-4)
     """
     for module in model.modules():
         if type(module) is nn.Conv2d and takes_winograd(module):
@@ -69,25 +84,26 @@ def takes_winograd(conv: nn.Conv2d) -> bool:
     """True if a layer computes what `winograd_conv` does, with enough channels and a weight that is
     neither pruned, quantized nor computed."""
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-    same = shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
-    own = type(conv.weight) is nn.Parameter
-    return same and own and min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
+    has_shape = shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and conv.padding_mode == 'zeros'
+    has_own_weight = type(conv.weight) is nn.Parameter
+    is_wide = min(conv.in_channels, conv.out_channels) >= FEWEST_CHANNELS
+    return has_shape and has_own_weight and is_wide
 
 
 class WinogradConv2d(nn.Conv2d):
     """`nn.Conv2d`, computed by `conv3x3`."""
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():
-            return F.conv2d(input, weight, bias, 1, 1)
-        return conv3x3(input, weight, bias)
+            return F.conv2d(input, self.weight, self.bias, 1, 1)
+        return conv3x3(input, self.weight, self.bias)
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     """`F.conv2d` with stride and padding 1, by `winograd_conv` in float32 inference on a CPU."""
-    plain = torch.is_grad_enabled() or has_torch_function_unary(x)  # of other people's subclasses
     fits = x.dim() == 4 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
-    if plain or not (fits and use_onednn(x)) or has_outliers(x):
+    is_subclass = has_torch_function_unary(x)
+    if torch.is_grad_enabled() or is_subclass or not fits or not use_onednn(x) or has_outliers(x):
         return F.conv2d(x, weight, bias, 1, 1)
     return winograd_conv(x, transformed(weight), bias)
 
@@ -100,23 +116,25 @@ def has_outliers(x: Tensor) -> bool:
     return not largest < min(MOST_MEANS * sizes.mean().item(), LARGEST)
 
 
-# A weight as it was when it was transformed, and the result. It may change without a trace, as by
-# mmengine's EMAHook before a test, so that it is compared each time.
+# For each weight, a copy from when it was transformed, and the result. Weights can be changed in
+# place, as mmengine's EMAHook does before a test, so they are compared with the copy each time.
 _transformed: MutableMapping[Tensor, tuple[Tensor, Tensor]] = WeakIdKeyDictionary()
 
 
 def transformed(weight: Tensor) -> Tensor:
-    """`transform_weight`, which is kept as long as the weight lives."""
-    before = _transformed.get(weight)
-    if before is None or not torch.equal(weight, before[0]):
-        before = weight.detach().clone(), transform_weight(weight.detach())
-        _transformed[weight] = before
-    _, result = before
+    """`transform_weight`, whose result is kept as long as the weight exists."""
+    if weight in _transformed:
+        copy, result = _transformed[weight]
+        if torch.equal(weight, copy):
+            return result
+    copy = weight.detach().clone()
+    result = transform_weight(copy)
+    _transformed[weight] = copy, result
     return result
 
 
 def transform_weight(weight: Tensor) -> Tensor:
-    """The weight (K, C, 3, 3) of a convolution as those of 25 products, (25, K, C)."""
+    """The weight (K, C, 3, 3) of a convolution in the form that tiles take, (25, K, C)."""
     matrix = weight.new_tensor(WEIGHT, dtype=torch.float64)
     found = torch.einsum('ai,bj,kcij->abkc', matrix, matrix, weight.double())
     return found.flatten(0, 1).to(weight.dtype)
@@ -127,8 +145,9 @@ def winograd_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
     b, c, height, width = x.shape
     k = weight.shape[1]
     # The format is that of F.conv2d: mmcv's RoIAlign reads any map as if it were contiguous.
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    layout = torch.channels_last if last else torch.contiguous_format
+    layout = torch.contiguous_format
+    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        layout = torch.channels_last
     out = torch.empty(b, k, height, width, dtype=x.dtype, memory_format=layout)
     w = ceil_div(width, OUTPUTS)
     # Rows of tiles whose products stay in the cache, of one image or of several small ones.
@@ -163,7 +182,7 @@ def convolve_tiles(x: Tensor, weight: Tensor) -> Tensor:
     pairs = zip(tiles.view(INPUTS**2, b * h * w, c), weight)
     products = torch.stack([onednn_affine(tile, of_tile) for tile, of_tile in pairs])
     combined = x.new_empty(OUTPUTS, INPUTS, b, h, w, k)
-    combine(OUTPUT, products.view(INPUTS, INPUTS, b, h, w, k), combined)
+    combine(OUTPUT, products.view(INPUTS, INPUTS, b, h, w, k).unbind(0), combined)
     out = x.new_empty(b, h, OUTPUTS, w, OUTPUTS, k)
     combine(OUTPUT, combined.unbind(1), out.permute(4, 2, 0, 1, 3, 5))
     return out.view(b, OUTPUTS * h, OUTPUTS * w, k)
@@ -173,7 +192,7 @@ def combine(matrix: Sequence[Sequence[float]], x: Sequence[Tensor], out: Tensor)
     """out[i] = the sum of matrix[i][j] * x[j] over j; each row of the matrix has a 1."""
     for factors, to in zip(matrix, out):
         first = factors.index(1)
-        terms = [(x[j], factor) for j, factor in enumerate(factors) if factor and j != first]
         total = x[first]
-        for term, factor in terms:
-            total = torch.add(total, term, alpha=factor, out=to)
+        for j, factor in enumerate(factors):
+            if factor and j != first:
+                total = torch.add(total, x[j], alpha=factor, out=to)

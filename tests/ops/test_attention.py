@@ -94,7 +94,7 @@ def test_gradients_of_queries_keys_and_values_are_joined_in_one_pass():
 
 
 def bfloat16_hardware(there):
-    return mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=there, amx_bf16=False)
+    return mock.patch.object(dispatch, 'MULTIPLIES_BFLOAT16', there)
 
 
 @settings(deadline=None, max_examples=40)

@@ -44,6 +44,7 @@ FUNCTIONS = {'linear': (products.linear, plain_linear, 2), 'mlp': (fused_mlp, pl
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
+    torch.manual_seed(0)  # what hypothesis finds must fail again
     ours, plain, layers = FUNCTIONS[name]
     inputs = operands(tokens, sizes[:layers], dtype)
     assert dispatch.use_onednn(inputs[0]) == (dtype == torch.float32)
@@ -55,7 +56,8 @@ def test_equals_torch(name, tokens, sizes, at_a_time, dtype):
             results.append([out, *torch.autograd.grad(out, inputs, grad)])
             with torch.no_grad():
                 results[-1].append(function(*inputs))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    # Gradients of weights are sums over up to 729 tokens of values of both signs.
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('function', [attend, fused_mlp, products.linear, patch_conv])
@@ -139,7 +141,7 @@ def test_bfloat16_gets_its_gelu_in_the_product():
     slow = products.plain_mlp(*(x.float() for x in inputs))
     for supported in (True, False):
         with torch.no_grad(), torch.profiler.profile() as profiler:
-            with mock.patch.dict(dispatch.CAPABILITIES, avx512_bf16=supported, amx_bf16=False):
+            with mock.patch.object(dispatch, 'MULTIPLIES_BFLOAT16', supported):
                 found = fused_mlp(*inputs)
         torch.testing.assert_close(found.float(), slow, rtol=0.02, atol=0.1)  # of sums up to 16
         operators = {event.key for event in profiler.key_averages()}

@@ -1,4 +1,4 @@
-"""Files by name: local paths, addresses, and files on the Hugging Face hub, downloaded once."""
+"""Published weights by name: addresses and files on the Hugging Face hub, downloaded once."""
 
 import os
 import re
@@ -46,7 +46,9 @@ def local_file(source: Union[str, Path]) -> Path:
     if name.startswith('hf://') and not on_hub:
         raise ValueError(f'a file on the hub is hf://OWNER/REPO/FILE, got {name}')
     try:
-        return from_hub(*on_hub.groups()) if on_hub else from_address(name)
+        if on_hub:
+            return from_hub(*on_hub.groups())
+        return from_address(name)
     except ImportError as error:
         raise ImportError(f'{name} needs huggingface_hub; pip install huggingface_hub') from error
     except Exception as error:  # the hub's client raises many, from several libraries

@@ -1,4 +1,4 @@
-"""Does a checkpoint fit a model? Both under our names."""
+"""Comparing a checkpoint with a model, both under our names."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from .reading import listed
 from .rgb import FIRST_CONV
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# What tells one architecture from another; position, norms and the classifier are a choice.
+# Names of the tensors by which architectures differ: all but those of position, of stage norms and
+# of the classifier.
 BODY = re.compile(r'(patch_embeds?|blocks)\.(?!(\d+\.)+attn\.(position|peg)\.)')
 POSITION = re.compile(r'(pos_block|more_pos_block|pos_embeds?)\.')
 
@@ -38,7 +39,7 @@ class LoadReport(NamedTuple):
 
     @property
     def misfit(self) -> Optional[str]:
-        """Why the checkpoint is not that of the whole model; None if it is."""
+        """Why the checkpoint is not one of exactly this model; None if it is."""
         if self.kept:
             return f'lacks: {listed(self.kept)}'
         if self.unused:
@@ -71,30 +72,21 @@ def objection_to(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], report: LoadReport
 ) -> Optional[str]:
     """Why a checkpoint does not fit the model, and what to do; None if it fits."""
-    if any(a != b for a, b in zip(shape_of(ours), shape_of(theirs))):
+    if any(stage != their_stage for stage, their_stage in zip(shape_of(ours), shape_of(theirs))):
         return (
             f'the checkpoint is of another architecture, {describe_arch(theirs)}; the model is '
             f'{describe_arch(ours)}. Set its arch, or load another file'
         )
-    for name in report.mismatched:
-        there, here = (tuple(tensors[name].shape) for tensors in (theirs, ours))
-        advice = ''
-        if FIRST_CONV.match(name) and there[2:] == here[2:]:
-            advice = f'. in_channels={there[1]} fits the checkpoint'
-            if there[1] == 3:
-                advice += f"; or set rgb_weights='mean' to make it fit {here[1]} channels"
-        if name.endswith('.table'):
-            advice = (
-                '. Build the model with the pretrain_img_size of the checkpoint (img_size in '
-                'timm): at any other size of image the table is interpolated'
-            )
-        return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
-    # No position at all is a choice; a part of it is a damaged file.
-    held = {name.split('.')[0] for name in filter(POSITION.match, theirs)}
-    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in held]
+    if report.mismatched:
+        name = report.mismatched[0]
+        return describe_mismatch(name, tuple(ours[name].shape), tuple(theirs[name].shape))
+    # A checkpoint without position is allowed. One with a part of it is damaged.
+    position = {name.split('.')[0] for name in theirs if POSITION.match(name)}
+    lacking = [name for name in report.kept if BODY.match(name) or name.split('.')[0] in position]
     if lacking:
         return f'the checkpoint is of another architecture or damaged: it lacks {listed(lacking)}'
-    if besides := list(filter(BODY.match, report.unused)):
+    besides = [name for name in report.unused if BODY.match(name)]
+    if besides:
         return f'the checkpoint is of another architecture: the model has no {listed(besides)}'
     for name in report.loaded:
         if defect := defect_of(theirs[name], ours[name]):
@@ -108,9 +100,24 @@ def objection_to(
     return None
 
 
+def describe_mismatch(name: str, here: tuple[int, ...], there: tuple[int, ...]) -> str:
+    """Say that a tensor has another shape in the checkpoint than in the model, and what to do."""
+    advice = ''
+    if FIRST_CONV.match(name) and there[2:] == here[2:]:
+        advice = f'. in_channels={there[1]} fits the checkpoint'
+        if there[1] == 3:
+            advice += f"; or set rgb_weights='mean' to make it fit {here[1]} channels"
+    if name.endswith('.table'):
+        advice = (
+            '. Build the model with the pretrain_img_size of the checkpoint (img_size in '
+            'timm): at any other size of image the table is interpolated'
+        )
+    return f'{name} is {there} in the checkpoint and {here} in the model{advice}'
+
+
 def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
     """Why a tensor of the right shape cannot be loaded; None if it can."""
-    if type(value) not in (Tensor, nn.Parameter):  # sharded or fake: not ours to judge
+    if type(value) not in (Tensor, nn.Parameter):  # sharded or fake tensors are not checked
         return None
     if value.dtype not in DTYPES:
         return f'has the dtype {value.dtype}; one of {", ".join(map(str, DTYPES))} loads'
@@ -120,7 +127,7 @@ def defect_of(value: Tensor, ours: Tensor) -> Optional[str]:
 
 
 def overflows(value: Tensor, dtype: torch.dtype) -> bool:
-    """True if a tensor, finite itself, is not finite in another dtype."""
+    """True if a finite tensor is not finite in another dtype."""
     if type(value) not in (Tensor, nn.Parameter) or value.is_meta:
         return False
     if torch.finfo(value.dtype).max <= torch.finfo(dtype).max:
@@ -129,11 +136,12 @@ def overflows(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def shape_of(tensors: dict[str, Tensor]) -> list[tuple[int, ...]]:
-    """The channels and blocks of each stage of a pyramid's tensors under our names."""
+    """The channels and the number of blocks of each stage of a pyramid."""
     stages: list[tuple[int, ...]] = []
     while (patches := f'patch_embeds.{len(stages)}.proj.weight') in tensors:
         stage = f'blocks.{len(stages)}.'
         blocks = {name.split('.')[2] for name in tensors if name.startswith(stage)}
+        # The shape of a damaged tensor may be ().
         stages.append((*tensors[patches].shape[:1], len(blocks)))
     return stages
 
@@ -147,14 +155,14 @@ def arch_of(tensors: dict[str, Tensor]) -> Optional[str]:
             if (column.dim, column.depth) == (dim, depth):
                 return name
         return None
-    shape = shape_of(tensors)
-    if not shape:
+    stages = shape_of(tensors)
+    if not stages:
         return None
-    fitting = [
-        name
-        for name, arch in ARCHS.items()
-        if list(zip(arch.dims, arch.depths))[: len(shape)] == shape
-    ]
+    fitting = []
+    for name, arch in ARCHS.items():
+        known = list(zip(arch.dims, arch.depths))
+        if known[: len(stages)] == stages:
+            fitting.append(name)
     position = 'learned' if 'pos_embeds.0.table' in tensors else 'peg'
     for name in fitting:
         if ARCHS[name].position == position:

@@ -8,31 +8,43 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 
 class Format(NamedTuple):
-    """How a family of checkpoint files names and shapes the tensors of our models."""
+    """How a family of checkpoint files names and shapes the tensors of our models.
 
-    mark: str  # regular expression: some key of such a file, and of no other, matches it
-    holds: str  # regular expression: our names of what it has a place for, the classifier aside
-    # (ours, theirs): the beginning of a key or, with a dot in front, what stands inside of it.
-    # i is the stage, j the block; {i+1} counts from one.
+    Attributes:
+        mark: regular expression that matches some key of such a file, and no key of another format.
+        holds: regular expression that matches our names of all tensors that it has a place for,
+            except those of the classifier.
+        names: pairs (ours, theirs). Each is the beginning of a key or, if it starts with a dot, a
+            part inside of it. `{i}` is the index of a stage and `{j}` that of a block, from 0;
+            `{i+1}` is from 1.
+        in_proj: whether q and kv of global attention are one tensor, with rows [q; kv].
+        pointwise: whether the MLP's weights are those of 1x1 convolutions.
+        flat_tables: whether tables are (1, N, C) instead of (1, H, W, C).
+        class_entry: whether the last table has an entry for the class token before the others.
+        prefix: of all names but those of the head.
+    """
+
+    mark: str
+    holds: str
     names: tuple[tuple[str, str], ...]
-    in_proj: bool = False  # q and kv of global attention are one tensor, rows [q; kv]
-    pointwise: bool = False  # the MLP's weights are those of 1x1 convolutions
-    flat_tables: bool = False  # tables are (1, N, C)
-    class_entry: bool = False  # the last table has a class token's entry in front of the rest
-    prefix: str = ''  # of all but the head
+    in_proj: bool = False
+    pointwise: bool = False
+    flat_tables: bool = False
+    class_entry: bool = False
+    prefix: str = ''
 
 
 PEG_PYRAMID = r'(patch_embeds|blocks|norm_list)\.|pos_block\.\d+\.proj\.0\.(weight|bias)$'
 COLUMN = r'(patch_embed|pos_embed|blocks)\.'
 TABLE_PYRAMID = r'(patch_embeds|pos_embeds)\.|blocks\.\d+\.\d+\.(?!attn\.qkv)'
-# Rows that models of the mm packages have in common.
+# Pairs of names that models of the mm packages have in common.
 MM_MLP = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'))
 MM_PYRAMID = (
     ('patch_embeds.{i}.proj.', 'patch_embeds.{i}.projection.'),
@@ -122,7 +134,11 @@ def format_of(names: Iterable[str]) -> str:
 
 
 def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `tensors_of` returns of any format, under our names, in our shapes. Nothing is lost."""
+    """Convert what `tensors_of` returns, of any format, to our names and shapes. Keeps every value.
+
+    Raises:
+        ValueError: a tensor has a shape that its format does not have.
+    """
     key = format_of(tensors)
     if key == 'ours':
         return {name.replace('head.fc.', 'head.'): value for name, value in tensors.items()}
@@ -133,35 +149,53 @@ def to_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     ours = {}
     for name, value in tensors.items():
         name = rename(name, pairs)
-        stem, in_proj, kind = name.partition('.attn.attn.in_proj_')
-        if in_proj:
-            if value.dim() == 0 or len(value) % 3:
-                raise ValueError(f'{name} must have rows of q, k and v, got {tuple(value.shape)}')
-            dim = len(value) // 3
-            ours[f'{stem}.attn.q.{kind}'], ours[f'{stem}.attn.kv.{kind}'] = value.split(
-                [dim, 2 * dim]
-            )
-            continue
         name = name.replace('.attn.attn.out_proj.', '.attn.proj.')
         if form.pointwise and '.mlp.' in name and value.dim() == 4:
             value = value.flatten(1)
-        if name.endswith('.table') and form.flat_tables:
-            if value.dim() != 3:
-                raise ValueError(f'{name} must have the shape (1, N, C), got {tuple(value.shape)}')
-            side = math.isqrt(value.shape[1])
-            if not side or value.shape[1] - side**2 not in (0, 1):
-                raise ValueError(f'{name} must be square, got {value.shape[1]} entries')
-            if value.shape[1] > side**2:
-                ours['cls_pos'] = value[:, :1]
-                value = value[:, 1:]
-            value = value.unflatten(1, (side, side))
-        ours[name] = value
+        if '.attn.attn.in_proj_' in name:
+            ours.update(split_in_proj(name, value))
+        elif form.flat_tables and name.endswith('.table'):
+            table, class_entry = square_table(name, value)
+            ours[name] = table
+            if class_entry is not None:
+                ours['cls_pos'] = class_entry
+        else:
+            ours[name] = value
     return ours
 
 
+def split_in_proj(name: str, value: Tensor) -> dict[str, Tensor]:
+    """The tensors of q and of kv, by our names, from one with the rows of all three."""
+    if value.dim() == 0 or len(value) % 3:
+        raise ValueError(f'{name} must have rows of q, k and v, got {tuple(value.shape)}')
+    dim = len(value) // 3
+    q, kv = value.split([dim, 2 * dim])
+    stem, _, kind = name.partition('.attn.attn.in_proj_')
+    return {f'{stem}.attn.q.{kind}': q, f'{stem}.attn.kv.{kind}': kv}
+
+
+def square_table(name: str, value: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    """The table (1, H, W, C) from (1, N, C), and the entry of a class token before it, if any."""
+    if value.dim() != 3:
+        raise ValueError(f'{name} must have the shape (1, N, C), got {tuple(value.shape)}')
+    entries = value.shape[1]
+    side = math.isqrt(entries)
+    if side == 0 or entries > side**2 + 1:
+        raise ValueError(f'{name} must be square, got {entries} entries')
+    class_entry = None
+    if entries == side**2 + 1:
+        class_entry = value[:, :1]
+        value = value[:, 1:]
+    return value.unflatten(1, (side, side)), class_entry
+
+
 def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
-    """The reverse of `to_ours`: our names and shapes in one of `FORMATS`, or 'ours'. Tensors of a
-    classifier keep our names where a format of backbones has none.
+    """The reverse of `to_ours`: convert our names and shapes to those of another format.
+
+    Args:
+        tensors: under our names.
+        key: of `FORMATS`, or 'ours'. Tensors of a classifier keep our names where a format of
+            backbones has none.
 
     Raises:
         ValueError: the format has no place for the architecture.
@@ -175,17 +209,20 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     pairs = list(form.names)
     if key == 'mmpretrain' and 'norm_list.0.weight' not in tensors:
         pairs.append(('norm.', 'norm_after_stage3.'))
-    last_table = max((name for name in tensors if name.endswith('.table')), default=None)
+    tables = [name for name in tensors if name.endswith('.table')]
+    table_with_class_entry = ''
+    if form.class_entry and tables and 'cls_pos' in tensors:
+        table_with_class_entry = max(tables)  # of the last stage
     theirs = {}
     for name, value in tensors.items():
         stem, _, leaf = name.rpartition('.attn.')
-        if name == 'cls_pos' and form.class_entry and last_table:
+        if name == 'cls_pos' and table_with_class_entry:
             continue
-        if form.in_proj and f'{stem}.attn.q.weight' in tensors:
+        if form.in_proj and f'{stem}.attn.q.weight' in tensors:  # global attention
             if leaf.startswith('kv.'):
                 continue
             if leaf.startswith('q.'):
-                kind = leaf[2:]
+                kind = leaf.removeprefix('q.')
                 value = joined(tensors, name, f'{stem}.attn.kv.{kind}', dim=0)
                 name = f'{stem}.attn.attn.in_proj_{kind}'
             if leaf.startswith('proj.'):
@@ -194,7 +231,7 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
             value = value[..., None, None]
         if name.endswith('.table') and form.flat_tables:
             value = value.flatten(1, 2)
-            if form.class_entry and name == last_table and 'cls_pos' in tensors:
+            if name == table_with_class_entry:
                 value = joined({**tensors, name: value}, 'cls_pos', name, dim=1)
         prefix = '' if name.startswith('head.') else form.prefix
         theirs[prefix + rename(name, pairs)] = value
@@ -202,27 +239,30 @@ def to_format(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
 
 
 def joined(tensors: dict[str, Tensor], first: str, second: str, dim: int) -> Tensor:
-    """Two tensors that are one in another format.
+    """Concatenate two tensors that are one in another format.
 
     Raises:
         ValueError: they have different dtypes.
     """
-    dtypes = tensors[first].dtype, tensors[second].dtype
-    if dtypes[0] != dtypes[1]:
+    a = tensors[first]
+    b = tensors[second]
+    if a.dtype != b.dtype:
         raise ValueError(
             f'{first} and {second} are one tensor in this format and must have one dtype, got '
-            f'{dtypes[0]} and {dtypes[1]}'
+            f'{a.dtype} and {b.dtype}'
         )
-    return torch.cat([tensors[first], tensors[second]], dim)
+    return torch.cat([a, b], dim)
 
 
 def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """A key after every row of pairs (from, to) of a `Format` that it matches."""
+    """Rename a key by every pair (from, to) that it matches; see `Format.names`."""
     for source, target in pairs:
         match = key_pattern(source).search(name)
         if match:
-            for field, one in FIELD.findall(source):
-                index = int(match[field]) - bool(one)
+            for field, plus_one in FIELD.findall(source):
+                index = int(match[field])
+                if plus_one:
+                    index -= 1
                 target = target.replace(f'{{{field}}}', str(index))
                 target = target.replace(f'{{{field}+1}}', str(index + 1))
             name = name[: match.start()] + target + name[match.end() :]
@@ -231,6 +271,6 @@ def rename(name: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 @functools.cache
 def key_pattern(template: str) -> re.Pattern:
-    """Compile a row of a `Format`: numbers at its fields, the rest literally."""
+    """The regular expression of a side of a pair: numbers at its fields, the rest literally."""
     start = '' if template.startswith('.') else '^'
     return re.compile(start + FIELD.sub(r'(?P<\1>\\d+)', template.replace('.', r'\.')))

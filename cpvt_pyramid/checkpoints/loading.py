@@ -1,4 +1,4 @@
-"""Loading checkpoints into models, which converts them.
+"""Loading checkpoints of any format into models.
 
 `prepare_state_dict` runs first in every `load_state_dict` of a model (`LoadsCheckpoints`), so that
 torch, timm, mmengine's `Pretrained`, `load_from` and `resume` all read the same files:
@@ -34,8 +34,8 @@ def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadRepor
 
     Args:
         model: a backbone or a classifier, of timm's registry, too.
-        path: a `.pth` or `.safetensors` file in any format that this module reads: a path, name
-            or address, see `local_file`.
+        path: a `.pth` or `.safetensors` file in any of the known formats: a path, name or address,
+            see `local_file`.
 
     Raises:
         ConnectionError: the file cannot be downloaded.
@@ -67,7 +67,7 @@ def load_weights(model: 'LoadsCheckpoints', path: Union[str, Path]) -> LoadRepor
 
 
 class LoadsCheckpoints(nn.Module):
-    """A model whose `load_state_dict` reads every format of this module.
+    """A model whose `load_state_dict` converts checkpoints of every format.
 
     Arguments are those of `CPVTPyramid`.
     """
@@ -85,8 +85,7 @@ class LoadsCheckpoints(nn.Module):
         raise NotImplementedError
 
     def may_be_missing(self, name: str) -> bool:
-        """True if a tensor keeps its value when a checkpoint does not hold it: of a PEG that starts
-        at zero."""
+        """True if a tensor may be missing in a checkpoint, and keeps its value then."""
         return self.peg_starts_at_zero and bool(PEG_KEY.match(name))
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: Any) -> None:
@@ -102,8 +101,11 @@ class LoadsCheckpoints(nn.Module):
 def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) -> LoadReport:
     """Convert a checkpoint to the names and shapes of a model, in place.
 
-    The prefix is that of the module's names in the checkpoint: '' or, in a larger model, the
-    module's name and a dot.
+    Args:
+        module: the model.
+        state_dict: the checkpoint, of this model or of a larger one that it is part of.
+        prefix: of the model's names in the checkpoint, as in PyTorch's load hooks: '', or the path
+            of the model in the larger one and a dot.
 
     Raises:
         ValueError: the checkpoint is damaged or of another architecture. Nothing is changed.
@@ -111,7 +113,7 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
     check_names(state_dict)
     ours = nn.Module.state_dict(module)
     theirs = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-    if not theirs:  # a checkpoint of something else: a neck, a head
+    if not theirs:  # a checkpoint of another part of the larger model
         return compare(ours, {})
     inner, choice = unwrapped(theirs)
     theirs = to_ours(tensors_of(inner))
@@ -120,8 +122,9 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
             f'the checkpoint has no tensor of this backbone, but {contents_of(inner)}. '
             f'Check the file and, in an init_cfg, the prefix'
         )
-    ignored = [k for k in theirs if k not in ours and module.ignores_key(k)]
-    theirs = {k: v for k, v in theirs.items() if k not in ignored}
+    ignored = [name for name in theirs if name not in ours and module.ignores_key(name)]
+    for name in ignored:
+        del theirs[name]
     theirs, how = inflated(theirs, ours, module.rgb_weights)
     report = compare(ours, theirs)._replace(inflated=how, ignored=ignored, choice=choice)
     if objection := objection_to(ours, theirs, report):
@@ -137,8 +140,10 @@ def prepare_state_dict(module: LoadsCheckpoints, state_dict: dict, prefix: str) 
 
 
 def start_of(name: str, ours: Tensor, like: Tensor) -> Tensor:
-    """The value of a stage norm, or of a PEG that starts at zero, that a checkpoint lacks: the
-    model's, or its initial one if the model is on the meta device."""
+    """The value of a stage norm, or of a PEG that starts at zero, that a checkpoint lacks.
+
+    It is the model's or, if the model is on the meta device, the initial one.
+    """
     if not ours.is_meta:
         return ours
     is_scale = name.startswith('norm_list.') and name.endswith('.weight')
@@ -146,10 +151,7 @@ def start_of(name: str, ours: Tensor, like: Tensor) -> Tensor:
 
 
 def is_own_quantized_state(module: nn.Module, state_dict: dict, prefix: str) -> bool:
-    """True if the state of a quantized model, part of which is no tensors, returns to it.
-
-    There is nothing to convert then.
-    """
+    """True if a state dict is that of a quantized copy of this model, which needs no conversion."""
     ours = nn.Module.state_dict(module, prefix=prefix)
     is_quantized = not all(isinstance(value, Tensor) for value in ours.values())
     return is_quantized and ours.keys() <= state_dict.keys()

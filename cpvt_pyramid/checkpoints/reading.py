@@ -19,8 +19,8 @@ from .downloads import local_file
 # `module`.
 WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'module', 'ema_state_dict')
 PREFIXES = ('module.', 'backbone.')
-MOST_WRAPPERS = 4  # inside of each other
-COMPILED = '_orig_mod.'  # torch.compile puts it into the names of what it wraps
+MOST_WRAPPERS = 4  # nested
+COMPILED = '_orig_mod.'  # in names, from torch.compile
 # Classes that checkpoints of mmengine and timm hold besides tensors and plain values.
 INERT = (
     'argparse.Namespace',
@@ -48,9 +48,13 @@ class Inert:
 
 
 def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
-    """Read a `.pth` or `.safetensors` file, by a path, name or address as in `load_weights`.
+    """Read a `.pth` or `.safetensors` file without running code from it.
 
-    No code from it runs. Other objects that mmengine and timm save become `Inert`.
+    Objects other than tensors and plain values that mmengine and timm save become `Inert`.
+
+    Args:
+        path: a path, name or address, see `local_file`.
+        map_location: the device of the tensors.
 
     Raises:
         ConnectionError: the file cannot be downloaded.
@@ -69,9 +73,7 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
             from safetensors.torch import load_file
 
             return load_file(path, device=map_location)
-        names = (name.rpartition('.') for name in INERT)
-        inert = [type(name, (Inert,), {'__module__': module}) for module, _, name in names]
-        checkpoint = load_tensors(path, map_location, inert)
+        checkpoint = load_tensors(path, map_location, [inert_class(name) for name in INERT])
     except ImportError as error:
         raise ImportError(f'reading {path} needs safetensors; pip install safetensors') from error
     except Exception as error:  # whatever the bytes of a torn or foreign file lead to
@@ -87,9 +89,15 @@ def read_checkpoint(path: Union[str, Path], map_location: str = 'cpu') -> dict:
     return checkpoint
 
 
+def inert_class(full_name: str) -> type[Inert]:
+    """A class that stands in for the one of this name."""
+    module, _, name = full_name.rpartition('.')
+    return type(name, (Inert,), {'__module__': module})
+
+
 def is_safetensors(path: Path) -> bool:
-    """True if a file, whatever its name, begins as a safetensors file: with the length of a header,
-    8 bytes, and the header, which is JSON."""
+    """True if a file, whatever its name, begins like a safetensors file: with the length of a
+    header, 8 bytes, and the header, which is JSON."""
     with path.open('rb') as file:
         length = int.from_bytes(file.read(8), 'little')
         return file.read(1) == b'{' and length <= path.stat().st_size
@@ -100,7 +108,8 @@ def load_tensors(path: Path, map_location: str, others: Sequence[type]) -> Any:
     if hasattr(torch.serialization, 'safe_globals'):
         with torch.serialization.safe_globals(list(others)):
             return torch.load(path, map_location=map_location, weights_only=True)
-    known = dict(torch._weights_only_unpickler._get_allowed_globals())  # torch 2.1 to 2.4
+    # torch 2.1 to 2.4 has no public way to allow further classes.
+    known = dict(torch._weights_only_unpickler._get_allowed_globals())
     known['_codecs.encode'] = codecs.encode  # bytes in NumPy's arrays
     known['collections.Counter'] = collections.Counter  # of schedules
     known.update({f'{kind.__module__}.{kind.__name__}': kind for kind in others})
@@ -126,12 +135,16 @@ def tensors_of(checkpoint: dict) -> dict[str, Tensor]:
     """
     checkpoint, _ = unwrapped(checkpoint)
     check_names(checkpoint)
-    checkpoint = {k.replace(COMPILED, ''): v for k, v in checkpoint.items()}
-    # DDP inside of an average gives two prefixes.
-    while prefix := prefix_of(checkpoint):
-        inner = {k[len(prefix) :]: v for k, v in checkpoint.items() if k.startswith(prefix)}
-        # mmpretrain has the classifier next to the backbone.
-        checkpoint = inner | {k: v for k, v in checkpoint.items() if k.startswith('head.')}
+    checkpoint = {name.replace(COMPILED, ''): value for name, value in checkpoint.items()}
+    while prefix := prefix_of(checkpoint):  # two, if an average wraps DDP
+        inner = {}
+        classifier = {}  # mmpretrain has it next to the backbone
+        for name, value in checkpoint.items():
+            if name.startswith(prefix):
+                inner[name.removeprefix(prefix)] = value
+            elif name.startswith('head.'):
+                classifier[name] = value
+        checkpoint = inner | classifier
     tensors = {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
         if value.layout != torch.strided or value.is_quantized:
@@ -152,8 +165,11 @@ def prefix_of(names: Iterable[str]) -> str:
 
 
 def unwrapped(checkpoint: dict) -> tuple[dict, str]:
-    """The dict of tensors inside a checkpoint, without wrappers; and, where it has several wrappers
-    that hold something, a line that says which of them was taken, or ''."""
+    """Take the dict of tensors out of its wrappers.
+
+    Returns:
+        The dict, and a line that says which of several wrappers was taken, or ''.
+    """
     choice = ''
     for _ in range(MOST_WRAPPERS):
         wrappers = [name for name in WRAPPERS if holds_tensors(checkpoint.get(name))]
@@ -174,7 +190,7 @@ def holds_tensors(value: object) -> bool:
 
 
 def contents_of(checkpoint: dict) -> str:
-    """What a checkpoint holds that is none of ours, and how to load a part of it."""
+    """List the names in a checkpoint of another model, and say how to load a part of it."""
     contents = listed([str(name) for name in checkpoint])
     for name, value in checkpoint.items():
         if holds_tensors(value):
@@ -190,5 +206,6 @@ def check_names(names: Iterable) -> None:
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first names, shortened, and how many more there are."""
     more = f' and {len(names) - most} more' if len(names) > most else ''
     return ', '.join(name[:100] for name in names[:most]) + more

@@ -1,4 +1,4 @@
-"""Weights for RGB in a model of other channels: the first convolution is made to fit."""
+"""Converting the first convolution of a checkpoint for RGB to other channels."""
 
 import re
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ RGB = ('red', 'green', 'blue')
 
 
 def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels: int) -> None:
-    """Raise a ValueError unless weights for RGB can be made to fit `in_channels` in this way."""
+    """Raise a ValueError unless `rgb_weights` can convert a checkpoint to `in_channels`."""
     if rgb_weights is None:
         return
     if isinstance(rgb_weights, str):
         is_known = rgb_weights in ('mean', 'repeat')
     else:
         names = set(rgb_weights)
-        is_known = len(rgb_weights) == len(names) == in_channels and not names.isdisjoint(RGB)
+        names_each_band = len(names) == len(rgb_weights) == in_channels
+        is_known = names_each_band and not names.isdisjoint(RGB)
     if in_channels == 3 or not is_known:
         raise ValueError(
             f"rgb_weights needs in_channels other than 3, and must be 'mean', 'repeat' or the "
@@ -31,10 +32,10 @@ def check_rgb_weights(rgb_weights: Union[str, Sequence[str], None], in_channels:
 def inflated(
     theirs: dict[str, Tensor], ours: dict[str, Tensor], rgb_weights: Union[str, Sequence[str], None]
 ) -> tuple[dict[str, Tensor], str]:
-    """A checkpoint whose first convolution, of RGB, is made to fit a model's channels.
+    """Fit the first convolution of a checkpoint for RGB to a model's channels.
 
-    Filters are scaled by 3 / channels, which keeps the scale of the features: with 'mean', those of
-    an image with equal bands are what the RGB model computes for a grey image.
+    Filters are scaled by 3 / channels, which keeps the scale of the features: with 'mean', an image
+    with equal bands has the features that the RGB model computes for a gray image.
 
     Args:
         theirs: the checkpoint.
@@ -47,9 +48,12 @@ def inflated(
     Returns:
         The checkpoint, and a line that says what was done, or ''.
     """
-    name = next((name for name in ours if FIRST_CONV.match(name)), '')
-    weight = theirs.get(name)
-    if rgb_weights is None or weight is None or weight.dim() != 4 or weight.shape[1] != 3:
+    names = [name for name in ours if FIRST_CONV.match(name) and name in theirs]
+    if rgb_weights is None or not names:
+        return theirs, ''
+    name = names[0]
+    weight = theirs[name]
+    if weight.dim() != 4 or weight.shape[1] != 3:
         return theirs, ''
     channels = ours[name].shape[1]
     bands = list(rgb_weights)

@@ -177,26 +177,29 @@ class CPVT(Column):
     Args:
         arch: a name from `COLUMNAR_ARCHS`, or your own `ColumnarArch` or dict of its fields.
         num_classes: classes of the classifier.
-        position: as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
+        **options: the keyword arguments below; unknown ones are an error.
+
+    Keyword Args:
+        position (str): as in `CPVTPyramid` ('learned' with a class token is DeiT), or, inside every
             attention, 'lookhere' (ALiBi with fields of view), 'relative' (learned, clipped to 8
             rows and columns) or 'fire' (learned, relative to the size of the image), or one of
-            them and a PEG.
-        position_options: of the encoding, a dict: see `RoPE` (`base`, `normalized`), `LookHere`
-            (`view`) and `RelativePosition` (`reach`). None: as in its paper.
-        peg: placement and structure of PEGs, a `PEGConfig` or a dict of its fields. None: a
-            3x3 one after block 0. The paper's main models are `PEGConfig(after=range(6))`.
-        class_token: whether there is a class token in addition to the map's tokens. Without it
-            the classifier reads the mean of the map (GAP; CPVT, section 4.4).
-        pretrain_img_size: side of the image in pixels, or height and width, for which a learned
-            table has one entry for each token.
-        in_channels: channels of the image.
-        rgb_weights: how the first convolution is made from a checkpoint for RGB, see
-            `CPVTPyramid`.
-        drop_rate: dropout after the position encoding, the attentions and in the MLPs.
-        attn_drop_rate: dropout on the attention weights.
-        drop_path_rate: rate of stochastic depth at the last block; it grows linearly, from 0 at the
-            first.
-        with_cp: activation checkpointing: less memory in training, more time.
+            them and a PEG. Default: 'peg'.
+        position_options (dict): of the encoding: see `RoPE` (`base`, `normalized`), `LookHere`
+            (`view`) and `RelativePosition` (`reach`). Default: as in its paper.
+        peg (PEGConfig | dict): placement and structure of PEGs. Default: a 3x3 one after block 0.
+            The paper's main models are `PEGConfig(after=range(6))`.
+        class_token (bool): whether there is a class token in addition to the map's tokens. Without
+            it the classifier reads the mean of the map (GAP; CPVT, section 4.4). Default: True.
+        pretrain_img_size (int | Sequence[int]): side of the image in pixels, or height and width,
+            for which a learned table has one entry for each token. Default: 224.
+        in_channels (int): channels of the image. Default: 3.
+        rgb_weights (str | Sequence[str]): how the first convolution is made from a checkpoint for
+            RGB, see `CPVTPyramid`. Default: such a checkpoint is an error.
+        drop_rate (float): dropout after the position encoding, the attentions and in the MLPs.
+        attn_drop_rate (float): dropout on the attention weights.
+        drop_path_rate (float): rate of stochastic depth at the last block; it grows linearly, from
+            0 at the first.
+        with_cp (bool): activation checkpointing: less memory in training, more time.
 
     Raises:
         ValueError: as in `CPVTPyramid`.
@@ -243,7 +246,7 @@ class DenseCPVT(Column):
         arch: as in `CPVT`; the patch size must be a multiple of 4.
         out_indices: the levels, 0 to 3, that are returned. Others are not built.
         out_channels: channels of each level; 256 in ViTDet.
-        **options: the other arguments of `CPVT`, without `num_classes`; unknown ones are an error.
+        **options: the keyword arguments of `CPVT`; unknown ones are an error.
 
     Attributes:
         channels: channels of each returned map.

@@ -13,19 +13,11 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, Optional
 
-import numpy as np
-
-from ..results.formats import Output
-from ..tooling.command import one_line, program_name, run_command
+from ..tooling.command import program_name, run_command
 from ..tooling.files import Format
-from ..tooling.threads import map_in_threads, usable_cores
-
-PROGRESS = (
-    '{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]'
-)
+from ..tooling.threads import usable_cores
 
 
 def run(
@@ -60,62 +52,43 @@ def run(
         provider: execution provider of onnxruntime, such as CUDAExecutionProvider; by default CUDA
             if it is installed.
         workers: threads that read, predict, draw and write, each with its share of the cores;
-            by default one for each core, of which some wait where memory is short. A GPU has one.
-        no_pictures: write no NAME.overlay.jpg, which takes longer than a small model.
+            by default one for each core, of which some wait where memory is short. A GPU serves
+            one at a time.
+        no_pictures: write no NAME.overlay.jpg, to be faster with a small model.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
     from tqdm import tqdm
 
-    from ..runtime.images import load_image
+    from ..results.formats import Output
+    from ..runtime.files import Named, write_predictions
     from ..runtime.predictor import Predictor
-    from ..tooling.inputs import find_inputs, is_video, name_results
+    from ..tooling.inputs import find_inputs, name_results
+    from ..tooling.progress import progress
 
     found = find_inputs(inputs, out_dir=out_dir)
     if workers is None:
-        workers = min(usable_cores(), math.ceil(len(found) / max(batch_size, 1)))
-    device = device or provider
-    predictor = Predictor(model, backend, batch_size, score_thr, size, device, workers)
+        batches = math.ceil(len(found) / max(batch_size, 1))
+        workers = min(usable_cores(), batches)
+    predictor = Predictor(model, backend, batch_size, score_thr, size, device or provider, workers)
     named, folder = name_results(found, out_dir)
     output = Output(folder, format, predictor.model.kind_of_results, predictor.model.classes)
     output.check(named)
 
-    def read(path: Path) -> np.ndarray:
-        if is_video(path):
-            raise OSError('videos need OpenCV; give the model to cpvt infer')
-        return load_image(path)
-
-    def write_results(batch: list[tuple[Path, str]]) -> list[Optional[str]]:
-        """For each image, why it was skipped, or None."""
-        images: list[np.ndarray] = []
-        names: list[tuple[Path, str]] = []
-        outcomes: list[Optional[str]] = []
-        for path, name in batch:
-            try:
-                images.append(read(path))
-                names.append((path, name))
-                outcomes.append(None)
-            except OSError as error:
-                outcomes.append(one_line(error))
-        for (path, name), result in zip(names, predictor.predict_together(images)):
-            result.write(folder, name, str(path), pictures=not no_pictures)
-        return outcomes
-
-    def batch_key(entry: tuple[Path, str]) -> Optional[tuple[int, int]]:
-        return predictor.batch_key(entry[0])
-
-    done: list[tuple[Path, str]] = []
+    done: list[Named] = []
     start = time.monotonic()
-    outcomes = map_in_threads(write_results, named, batch_key, batch_size, predictor.threads)
-    with tqdm(total=len(named), unit=' images', disable=None, bar_format=PROGRESS) as bar:
-        for entry, reason in zip(named, outcomes):
+    with progress(len(named), 'images') as update:
+
+        def report(entry: Named, reason: Optional[str]) -> None:
             if reason is None:
                 done.append(entry)
             else:
                 line = f'{program_name(run)}: skipped {entry[0]}: {reason}'
                 tqdm.write(line, file=sys.stderr)
-            bar.update()
+            update(1)
+
+        write_predictions(predictor, named, folder, not no_pictures, report)
     seconds = time.monotonic() - start
     output.write(done)
     output.report(done, len(named))

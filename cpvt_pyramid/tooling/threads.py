@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -89,9 +89,9 @@ def map_in_threads(
     key: Callable[[Any], Hashable],
     batch_size: int,
     threads: int,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """`map_in_batches` with a function that runs in threads, for two batches each ahead of the
-    result in use."""
+    result in use. Closing it cancels the batches that have not begun, and waits for the others."""
     if not threads:
         yield from map_in_batches(function, items, key, batch_size)
         return

@@ -112,3 +112,20 @@ def test_batches_in_threads_have_results_in_order():
         with pytest.raises(OSError, match='fifty'):
             list(results)
         assert all(len({i % 4 for i in batch}) == 1 and len(batch) <= 5 for batch in batches)
+
+
+def test_batches_that_have_not_begun_are_cancelled():
+    begun = []
+
+    def work(batch: list[int]) -> list[int]:
+        begun.extend(batch)
+        time.sleep(0.02)
+        return batch
+
+    results = map_in_threads(work, range(100), lambda i: 0, 1, 2)
+    assert next(results) == 0
+    results.close()
+    count = len(begun)
+    assert count < 6
+    time.sleep(0.05)
+    assert len(begun) == count  # those that had begun were waited for

@@ -49,7 +49,7 @@ def verify(
     Returns:
         The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
     """
-    from ..invariance import TOLERANCE, batch_report
+    from ..padding.invariance import TOLERANCE, batch_report
     from ..runtime.comparison import HEAD, verdict
     from ..runtime.self_test import verify_session
     from ..runtime.sessions import open_session

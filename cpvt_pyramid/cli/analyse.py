@@ -1,7 +1,5 @@
 """Analyse the results of a test, as one HTML page.
 
-Usage:
-
     cpvt test CONFIG CHECKPOINT --out results.pkl
     cpvt analyse CONFIG results.pkl
 

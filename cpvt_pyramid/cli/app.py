@@ -1,7 +1,5 @@
 """Serve a web page on which anyone can try an exported model.
 
-Usage:
-
     cpvt app MODEL.onnx
 
 The page is also an interface for other programs:

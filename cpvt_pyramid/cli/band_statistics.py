@@ -1,7 +1,5 @@
 """Print mean and standard deviation of the bands of images.
 
-Usage:
-
     cpvt band-statistics data/bands/scenes/train
 
 They are for a config's data preprocessor. Pixels without data do not count. Of large images, pixels

@@ -1,7 +1,5 @@
 """Draw the losses and validation metrics of a training, also of one that runs.
 
-Usage:
-
     cpvt curves work_dirs/retinanet_cpvt_s
 
 A training draws them itself when it ends.

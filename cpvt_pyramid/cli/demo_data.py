@@ -1,7 +1,5 @@
 """Create a small data set of handwritten digits for detection and segmentation.
 
-Usage:
-
     cpvt demo-data                     # 1200 + 100 images in data/sample
     cpvt demo-data --root FOLDER --train 50 --val 10 --seed 1
 

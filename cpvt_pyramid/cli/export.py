@@ -1,7 +1,5 @@
 """Export a trained model to one file for images of all sizes.
 
-Usage:
-
     cpvt export configs/retinanet_cpvt_s.py epoch_12.pth --out retinanet.onnx
     cpvt export pcpvt_small timm://twins_pcpvt_small.in1k --out backbone.onnx
 

@@ -1,7 +1,5 @@
 """Count the parameters and FLOPs of a config's detector or segmentor, by module.
 
-Usage:
-
     cpvt get-flops configs/retinanet_cpvt_s.py
     cpvt get-flops configs/semantic_fpn_svt_s.py --size 512 512 --depth 2
 

@@ -1,7 +1,5 @@
 """Run a detector or a segmentor on images and videos.
 
-Usage:
-
     cpvt infer CONFIG CHECKPOINT INPUT...
     cpvt infer MODEL.onnx INPUT...            a model written by cpvt export
 

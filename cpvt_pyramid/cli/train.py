@@ -1,7 +1,5 @@
 """Train a detector or a segmentor. For several GPUs or processes, see dist_train.sh.
 
-Usage:
-
     cpvt train configs/retinanet_cpvt_s.py
     cpvt train FOLDER_WITH_DATA
 

@@ -1,7 +1,5 @@
 """Verify that an ONNX file gives an image the same results alone and in batches.
 
-Usage:
-
     cpvt verify MODEL.onnx [--backend openvino --device GPU]
     cpvt verify MODEL.onnx --provider CUDAExecutionProvider
 

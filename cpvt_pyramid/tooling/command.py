@@ -1,27 +1,41 @@
 """A command-line tool from a plain function: its options, its errors, its exit status.
 
 A tool declares each option once, in the signature and the `Args:` of the docstring of a function.
-cyclopts reads them. `run_command(measure, argv)` calls
+`run_command(measure, argv)` calls
 
     def measure(image: str, *, size: tuple[int, int] = (512, 512), amp: bool = False) -> None:
 
-with the options of `measure IMAGE [--size HEIGHT WIDTH] [--amp]`. The text above the options in
-`--help` is the docstring of the module.
+with the options of `measure IMAGE [--size SIZE SIZE] [--amp]`. The text above the options in
+`--help` is the docstring of the module. A parameter becomes:
+
+    positional                            a positional argument
+    keyword-only                          an option; without a default it is required
+    bool = False                          a flag
+    bool | str = False                    a flag with an optional value; True without a value
+    Sequence[T]                           one or more values
+    tuple[T, T]                           as many values
+    Literal['a', 'b']                     a choice
+    Optional[T] = None                    as T
+
 Importing this file imports neither torch nor mm, so that `--help` is quick; a tool imports them
 inside its function.
 """
 
 import errno
+import inspect
 import os
+import re
 import signal
 import sys
 import types
 import warnings
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, NoReturn, Optional, Union, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 PACKAGE = __name__.partition('.')[0]
@@ -74,54 +88,11 @@ def run_command(
     prepare_for_torch()
     name = program_name(function)
     try:
-        options = parse_options(name, function, argv)
+        options = vars(parser_of(function).parse_args(argv))
     except KeyboardInterrupt:
         print(f'{name}: interrupted; nothing was written', file=sys.stderr)
         return INTERRUPTED
-    except UserError as error:
-        print(f'{name}: {error}', file=sys.stderr)
-        return error.status
-    if options is None:  # the help was printed
-        return 0
     return run_tool(name, function, options, interrupted.format(**options))
-
-
-def parse_options(
-    name: str, function: Callable, argv: Optional[Sequence[str]]
-) -> Optional[dict[str, Any]]:
-    """The arguments with which a command line calls a function, defaults included; None after
-    --help, which this prints.
-
-    Raises:
-        UserError: the function does not take them.
-    """
-    from cyclopts import App, CycloptsError, Parameter
-
-    app = App(
-        name=name,
-        help=sys.modules[function.__module__].__doc__,
-        help_format='markdown',
-        version_flags=(),
-        default_parameter=Parameter(negative=(), consume_multiple=True, show_default=shown_default),
-    )
-    app.default(function)
-    try:
-        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        raise UserError(f'{one_line(error)} See --help.') from error
-    if command is not function:
-        command(*bound.args, **bound.kwargs)
-        return None
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def shown_default(value: Any) -> Optional[str]:
-    """A default in --help; None if there is none to show."""
-    if isinstance(value, (list, tuple)):
-        value = ' '.join(map(str, value))
-    is_switched_off = value is None or value is False or value == ''
-    return None if is_switched_off else str(value)
 
 
 def program_name(function: Callable) -> str:
@@ -263,3 +234,76 @@ def one_line(error: Exception, length: int = 300) -> str:
     """The message of an error without line breaks, cut to `length`."""
     text = ' '.join(str(error).split())
     return text if len(text) <= length else text[:length] + ' ...'
+
+
+# Options
+
+
+class OneLineParser(ArgumentParser):
+    """Reports a mistake in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f'{self.prog}: {message}; see --help\n')
+
+
+def parser_of(function: Callable) -> ArgumentParser:
+    """The parser of the options that a function declares."""
+    parser = OneLineParser(
+        prog=program_name(function),
+        description=sys.modules[function.__module__].__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    texts = documented_arguments(function)
+    kinds = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        settings = argparse_settings(kinds[name])
+        text = texts[name].replace('%', '%%')
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            if 'choices' not in settings:
+                settings['metavar'] = name.upper()
+            parser.add_argument(name, help=text, **settings)
+            continue
+        is_required = parameter.default is parameter.empty
+        if not is_required:
+            settings['default'] = parameter.default
+            text += shown_default(parameter.default)
+        flag = f'--{name.replace("_", "-")}'
+        parser.add_argument(flag, required=is_required, help=text, **settings)
+    return parser
+
+
+def shown_default(value: Any) -> str:
+    """A default in --help; '' if there is none to show."""
+    if value is None or value is False:
+        return ''
+    if isinstance(value, (list, tuple)):
+        value = ' '.join(map(str, value))
+    return f' (default: {value})'.replace('%', '%%') if value != '' else ''
+
+
+def argparse_settings(kind: Any) -> dict[str, Any]:
+    """The settings of argparse for a type; see the docstring of this file."""
+    origin = get_origin(kind)
+    inner = get_args(kind)
+    if origin in (Union, getattr(types, 'UnionType', Union)):  # Python 3.10 has the second
+        (member,) = (k for k in inner if k not in (bool, type(None)))
+        settings = argparse_settings(member)
+        if bool in inner:
+            settings |= {'nargs': '?', 'const': True}
+        return settings
+    if kind is bool:
+        return {'action': 'store_true'}
+    if origin is Literal:
+        return {'choices': inner, 'type': type(inner[0])}
+    if origin is abc.Sequence:
+        return argparse_settings(inner[0]) | {'nargs': '+'}
+    if origin is tuple:
+        return argparse_settings(inner[0]) | {'nargs': len(inner)}
+    return {'type': kind}
+
+
+def documented_arguments(function: Callable) -> dict[str, str]:
+    """Each argument's description in a function's docstring, in one line."""
+    section = re.search(r'^Args:\n((?: +.*\n|\n)*)', f'{inspect.getdoc(function)}\n', re.M)
+    entries = re.findall(r'^ {4}(\w+): (.*\n(?: {5,}.*\n)*)', section[1], re.M) if section else []
+    return {name: ' '.join(text.split()).removesuffix('.') for name, text in entries}

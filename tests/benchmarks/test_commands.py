@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 from support import ROOT
 
-from cpvt_pyramid.tooling.command import parse_options
+from cpvt_pyramid.tooling.command import parser_of
 
 PAGES = [ROOT / 'README.md', ROOT / 'benchmarks/notes.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
@@ -29,4 +29,4 @@ def test_benchmarks_understand(command):
     module, *options = shlex.split(command)
     function = getattr(import_module(module), module.removeprefix('benchmarks.'))
     if options:  # alone, a name in a sentence
-        parse_options(module, function, options)
+        parser_of(function).parse_args(options)

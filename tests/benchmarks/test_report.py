@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 from benchmarks import report as tool
-from cpvt_pyramid.tooling.command import parse_options
+from cpvt_pyramid.tooling.command import parser_of
 
 
 @pytest.fixture
@@ -66,4 +66,4 @@ def test_commands_parse():
     for line in lines:
         _, name, *options = line.split()
         function = getattr(import_module(name), name.removeprefix('benchmarks.'))
-        parse_options(name, function, options)
+        parser_of(function).parse_args(options)

@@ -15,7 +15,7 @@ from support import ROOT, load_tool, pyproject
 
 from benchmarks import model_table
 from cpvt_pyramid.__main__ import main
-from cpvt_pyramid.tooling.command import parse_options
+from cpvt_pyramid.tooling.command import parser_of
 
 README = (ROOT / 'README.md').read_text()
 MM = (ROOT / 'docs/mm.md').read_text()
@@ -122,7 +122,7 @@ def test_tools_understand(command, tmp_path):
 
 
 def options_of(tool: str, words: list[str]) -> dict:
-    return parse_options(tool, getattr(load_tool(tool), Path(tool).name), words)
+    return vars(parser_of(getattr(load_tool(tool), tool)).parse_args(words))
 
 
 def test_badges():

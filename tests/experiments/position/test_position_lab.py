@@ -15,7 +15,7 @@ from support import ROOT
 from torch import nn
 
 from cpvt_pyramid.lab.probes import Subject
-from cpvt_pyramid.tooling.command import UserError, parse_options
+from cpvt_pyramid.tooling.command import UserError, parser_of
 from experiments.parallel import in_parallel
 from experiments.position import __main__ as tool
 from experiments.position import measures, questions, runs
@@ -117,7 +117,7 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
     ]
     assert len(commands) == 8
     for words in commands:
-        parse_options('position', tool.position_lab, words[3:])
+        parser_of(tool.position_lab).parse_args(words[3:])
     assert set(get_args(get_type_hints(tool.position_lab)['preset'])) == set(PRESETS)
     monkeypatch.chdir(tmp_path)
     exec(code, {})

@@ -1,18 +1,23 @@
 """Every variant as a classifier in timm's registry, to pre-train with timm's tools.
 
-    import timm, cpvt_pyramid.timm_models
-    timm.create_model('pcpvt_small', pretrained=True)      # the published weights, from timm's hub
-    timm.create_model('svt_base', features_only=True)      # the four maps of `CPVTPyramid`
-    timm.create_model('pcpvt_small', position='learned')   # options of `CPVTPyramid` pass through
-
 Pyramids have their names in `ARCHS`. The columnar CPVT of the paper is `cpvt_tiny`, `cpvt_small` or
 `cpvt_base`. The suffix `_0to5` means a PEG after each of blocks 0 to 5 instead of block 0 alone;
 `_gap` means average pooling instead of a class token.
 
 Parameters have the names of the published checkpoints, so that checkpoints of timm's training
 script load into the backbones, and every format that `checkpoints` reads loads here.
+`pretrained=True` loads the published weights.
 
 Shapes: B batch, H x W map, C channels, N = H * W tokens.
+
+Examples:
+    >>> import timm
+    >>> import cpvt_pyramid.timm_models  # registers the models
+    >>> model = timm.create_model('pcpvt_nano', num_classes=10)
+    >>> backbone = timm.create_model('svt_small', features_only=True)  # the maps of `CPVTPyramid`
+    >>> backbone.feature_info.channels()
+    [64, 128, 256, 512]
+    >>> pvt = timm.create_model('pcpvt_nano', position='learned')  # an option of `CPVTPyramid`
 """
 
 import re
@@ -444,9 +449,14 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
 
 
 def classifier(model_name: str, **options: Any) -> nn.Module:
-    """A model of this module by its name in timm's registry, with random weights.
+    """Build a model of this module by its name in timm's registry, with random weights.
 
-    Options are those of its class. Others of `timm.create_model`, which read files, are refused.
+    Args:
+        model_name: the name.
+        **options: of the model. Options of `timm.create_model` that read files are refused.
+
+    Examples:
+        >>> model = classifier('cpvt_tiny_gap', num_classes=10)
     """
     known = timm.list_models(module='timm_models')
     if model_name not in known:

@@ -251,7 +251,7 @@ def load_trained(
 ) -> Loaded:
     """Build a model of mm; for the arguments, see `infer`."""
     from ..mm.amp import replace_forward
-    from ..ops.winograd import use_winograd
+    from ..ops import use_winograd
     from ..runner.config.check import check_settings
     from ..runner.config.explain import explained
     from ..runner.config.load import load_config

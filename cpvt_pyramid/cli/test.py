@@ -56,7 +56,7 @@ def test(
         launcher: what started the processes.
     """
     from ..mm.amp import replace_forward
-    from ..ops.winograd import use_winograd
+    from ..ops import use_winograd
     from ..runner.config import check
     from ..runner.config.explain import explained
     from ..runner.config.load import load_config, work_dir_of

@@ -97,6 +97,12 @@ class BFloat16OptimWrapper(OptimWrapper):
     """Train a model in `bfloat16`, on a CPU or a GPU.
 
     bfloat16 has the range of float32, so gradients do not vanish and losses need no scaling.
+    Arguments are those of mmengine's `OptimWrapper`.
+
+    Examples:
+        >>> optim_wrapper = dict(
+        ...     type='BFloat16OptimWrapper', optimizer=dict(type='AdamW', lr=1e-4)
+        ... )
     """
 
     @contextmanager

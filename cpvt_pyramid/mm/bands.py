@@ -87,6 +87,13 @@ class LoadBands(BaseTransform):
         bands: numbers of the bands in the file, from 1.
         tile: height and width of a random part that is read instead of the whole image, for
             training on scenes larger than memory; `LoadTileAnnotations` loads its label map.
+
+    Examples:
+        >>> train_pipeline = [
+        ...     dict(type='LoadBands', bands=(4, 3, 2), tile=(512, 512)),
+        ...     dict(type='LoadTileAnnotations'),
+        ...     dict(type='PackSegInputs'),
+        ... ]
     """
 
     def __init__(self, bands: Sequence[int], tile: Optional[tuple[int, int]] = None) -> None:
@@ -118,6 +125,9 @@ class LoadTileAnnotations(BaseTransform):
     Args:
         reduce_zero_label: whether 0 is ignored and the other labels are reduced by 1. None: as the
             data set says.
+
+    Examples:
+        >>> transform = dict(type='LoadTileAnnotations', reduce_zero_label=True)
     """
 
     def __init__(self, reduce_zero_label: Optional[bool] = None) -> None:

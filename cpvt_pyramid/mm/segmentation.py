@@ -9,4 +9,16 @@ from .valid_region import AppendsValidity
 
 @MODELS.register_module()
 class ValidRegionSegDataPreProcessor(AppendsValidity, SegDataPreProcessor):
-    """mmseg's SegDataPreProcessor, which appends the validity channel to padded batches."""
+    """mmseg's SegDataPreProcessor, which marks the padding of a batch for the backbone.
+
+    Arguments are those of `ValidRegionDetDataPreprocessor`, and `**options` those of mmseg's.
+
+    Examples:
+        >>> data_preprocessor = dict(
+        ...     type='ValidRegionSegDataPreProcessor',
+        ...     mean=[123.675, 116.28, 103.53],
+        ...     std=[58.395, 57.12, 57.375],
+        ...     bgr_to_rgb=True,
+        ...     size_divisor=32,
+        ... )
+    """

@@ -29,13 +29,6 @@ class AppendsValidity:
         valid_region: append the validity channel to padded batches. False: act as the data
             preprocessor does without this mixin.
         **options: see the data preprocessor.
-
-    Examples:
-        >>> from cpvt_pyramid.mm.detection import ValidRegionDetDataPreprocessor
-        >>> preprocessor = ValidRegionDetDataPreprocessor(mean=[0, 0, 0], std=[255, 255, 255])
-        >>> images = [torch.rand(3, 64, 96), torch.rand(3, 50, 70)]
-        >>> preprocessor({'inputs': images, 'data_samples': None})['inputs'].shape
-        torch.Size([2, 4, 64, 96])
     """
 
     def __init__(

@@ -27,3 +27,4 @@ from .norm import LayerNorm
 from .patches import ceil_div, map_windows, pad_to_multiple, patch_conv
 from .products import apply_linear, autocast, mlp
 from .resize import resize_table, resize_table_each
+from .winograd import use_winograd

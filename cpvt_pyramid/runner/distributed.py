@@ -140,17 +140,18 @@ def replace_sync_batch_norms(config: Any) -> None:
 class TotalBatchHook(Hook):
     """Make several processes train, and log, like one process with their total batch.
 
-    Off by default, because published recipes train without it. To turn it on, put this into a
-    config::
-
-        custom_imports = dict(
-            imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.runner.distributed'])
-        custom_hooks = [dict(type='TotalBatchHook')]
+    Off by default, because published recipes train without it. A config turns it on, see below.
 
     mmdet's anchor heads (RetinaNet) divide the loss of each process by its own number of positive
     anchors, and mmengine logs the losses of the first process. With this hook both are averaged
     over the processes, so that the mean of the gradients, which DDP takes, is the gradient of the
     total batch.
+
+    Examples:
+        >>> custom_imports = dict(
+        ...     imports=['cpvt_pyramid.mm.detection', 'cpvt_pyramid.runner.distributed']
+        ... )
+        >>> custom_hooks = [dict(type='TotalBatchHook')]
     """
 
     priority = 'HIGHEST'  # before mmengine's RuntimeInfoHook reads the losses

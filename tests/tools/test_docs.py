@@ -13,6 +13,7 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 from support import ROOT
 
+import cpvt_pyramid
 from cpvt_pyramid import ARCHS
 
 TESTS = ''.join(path.read_text() for path in (ROOT / 'tests').rglob('test_*.py'))
@@ -61,7 +62,12 @@ def test_pages_work_on_both(page):
                 assert inside, f'an empty line must precede {line!r}'
 
 
-API = re.findall(r'^::: (\S+)', (ROOT / 'docs/api.md').read_text(), re.M)
+API_PAGE = (ROOT / 'docs/api.md').read_text()
+API = re.findall(r'^::: (\S+)', API_PAGE, re.M)
+
+
+def test_public_names_are_on_the_page():
+    assert [name for name in cpvt_pyramid.__all__ if f'cpvt_pyramid.{name}' not in API_PAGE] == []
 
 
 @pytest.mark.parametrize('name', API)

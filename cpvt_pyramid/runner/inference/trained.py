@@ -8,7 +8,7 @@ from typing import Optional
 import cv2
 import numpy as np
 
-from ...ops.winograd import use_winograd
+from ...ops import use_winograd
 from ...results.predictions import Prediction
 from ...tooling.command import UserError
 from ..config.load import config_in_checkpoint

@@ -3,7 +3,7 @@
     cpvt infer CONFIG CHECKPOINT INPUT...
     cpvt infer MODEL.onnx INPUT...            a model written by cpvt export
 
-For each image NAME it writes a picture, NAME.overlay.png, and the predictions:
+For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions:
 
 - detector: NAME.detections.json, boxes as x1, y1, x2, y2 in pixels and, if the model predicts
   instance masks, each as COCO run-length encoding
@@ -88,7 +88,7 @@ def infer(
         score_thr: leave out boxes with a lower score; by default that of an exported model,
             else 0.3.
         format: write the predictions in this format, too.
-        no_pictures: write no NAME.overlay.png or .mp4, to be faster with a small model.
+        no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
         processes: on a CPU, processes that each take an image at a time, with as many threads
             as leave each a share of the cores; by default as many as there are cores, images and
             memory for. Results do not depend on it, but for rounding by the number of threads.

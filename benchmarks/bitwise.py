@@ -31,6 +31,7 @@ with imports_of('bitwise'):
     from torch import Tensor, nn
     from tqdm import tqdm
 
+    from benchmarks.measuring import least_seconds
     from benchmarks.runtimes import InRuntime, exported
     from cpvt_pyramid import ARCHS, CPVTPyramid
     from cpvt_pyramid.ops.dispatch import plain
@@ -40,7 +41,6 @@ HEAD = (
     'model', 'path', 'threads', 'same bits in batches of', 'largest relative difference',
     'processor ms per image: alone', 'in the largest batch',
 )  # fmt: skip
-CALLS = 3  # of which the fastest counts
 
 
 class Row(NamedTuple):
@@ -67,7 +67,8 @@ class Row(NamedTuple):
 def measure(model: Callable[[Tensor], Sequence[Tensor]], images: Tensor) -> tuple:
     """The fields of a `Row` after `threads`."""
     alone = [model(image[None]) for image in images]
-    same_bits, relative = [], 0.0
+    same_bits = []
+    relative = 0.0
     for count in range(2, len(images) + 1):
         differences = [0.0]
         is_same = True
@@ -80,20 +81,10 @@ def measure(model: Callable[[Tensor], Sequence[Tensor]], images: Tensor) -> tupl
         if is_same:
             same_bits.append(count)
         relative = max(relative, *differences)
-    one_by_one = processor_time(lambda: [model(image[None]) for image in images])
-    together = processor_time(lambda: model(images))
-    return same_bits, relative, one_by_one / len(images), together / len(images)
-
-
-@torch.no_grad()
-def processor_time(function: Callable[[], object]) -> float:
-    """Milliseconds of all threads in the fastest of several calls."""
-    times = []
-    for _ in range(CALLS):
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return 1000 * min(times)
+    one_by_one = least_seconds(lambda: [model(image[None]) for image in images], time.process_time)
+    together = least_seconds(lambda: model(images), time.process_time)
+    milliseconds = 1000 / len(images)  # per image
+    return same_bits, relative, milliseconds * one_by_one, milliseconds * together
 
 
 def paths_of(model: nn.Module, file: bytes) -> Iterator[tuple[str, nn.Module]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.measuring import MIB, elapsed, torch_dtype
+from benchmarks.measuring import MIB, least_seconds, torch_dtype
 from cpvt_pyramid.tooling.threads import usable_cores
 
 
@@ -30,7 +29,10 @@ def processor() -> str:
         lines = Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
-    found = {key.strip(): value.strip() for key, _, value in (x.partition(':') for x in lines)}
+    found = {}
+    for line in lines:
+        key, _, value = line.partition(':')
+        found[key.strip()] = value.strip()
     numbers = [f'{key} {found[key]}' for key in ('cpu family', 'model') if key in found]
     return ', '.join([found.get('model name', platform.machine()), *numbers])
 
@@ -48,27 +50,20 @@ def machine_rates(device: str, dtype: str) -> dict[str, float]:
         products['oneDNN'] = lambda x, weight: torch.ops.mkldnn._linear_pointwise(
             x, weight, None, 'none', [], ''
         )
+    shapes = {'square': (large, large, large), 'tall': (16384, 64, 512)}
     rates = {}
     with torch.inference_mode():
-        for shape, (m, k, n) in {'square': (large,) * 3, 'tall': (16384, 64, 512)}.items():
-            x, weight = torch.randn(m, k, **options), torch.randn(n, k, **options)
+        for shape, (m, k, n) in shapes.items():
+            x = torch.randn(m, k, **options)
+            weight = torch.randn(n, k, **options)
             for library, product in products.items():
-                seconds = least(functools.partial(product, x, weight), device)
+                seconds = least_seconds(functools.partial(product, x, weight))
                 rates[f'{shape}, {library}'] = 2 * m * k * n / seconds / 1e9
         source = torch.zeros(256 * MIB, dtype=torch.uint8, device=device)
         target = torch.zeros_like(source)
-        seconds = least(lambda: target.copy_(source), device)
+        seconds = least_seconds(functools.partial(target.copy_, source))
         rates['copy'] = 2 * source.numel() / seconds / 1e9
     return rates
-
-
-def least(function: Callable[[], object], device: str) -> float:
-    """Seconds of the fastest of up to 10 calls, or as many as fit into two seconds."""
-    elapsed(function, device)
-    times = [elapsed(function, device)]
-    while len(times) < 10 and sum(times) < 2:
-        times.append(elapsed(function, device))
-    return min(times)
 
 
 def floor(row: dict, rates: dict[str, float]) -> float:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer, timer
 
 from benchmarks.contestants import COMPILED, OURS, VARIANTS, build_all
 from benchmarks.models.ports import ports_of
@@ -29,9 +30,11 @@ from cpvt_pyramid import ARCHS
 from cpvt_pyramid.flops import Counter
 from cpvt_pyramid.tooling.command import UserError
 
-STEPS, DTYPES = ('forward', 'train'), ('float32', 'tf32', 'bfloat16', 'float16')
+STEPS = ('forward', 'train')
+DTYPES = ('float32', 'tf32', 'bfloat16', 'float16')
 TOLERANCE = 1e-4  # for float32 maps that must be equal, relative to their maximum
 WARM_UP = 2  # steps
+RUN_TIME = 0.5  # seconds, of a function whose fastest call counts
 MIB = 2**20
 # A process that calls a function; what the function prints is not its result.
 CALL = """
@@ -85,8 +88,10 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def say(line: str) -> None:
     """Report progress, on one line if stderr is a terminal."""
-    end = '\r' if sys.stderr.isatty() else '\n'
-    print(f'{line:78}' if end == '\r' else line, end=end, file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(f'{line:78}', end='\r', file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 def measure(
@@ -97,10 +102,15 @@ def measure(
     `arch` is the architecture of ours and of ports.
     """
     rows = {name: {'model': name, **case._asdict()} for name in contestants}
-    image, steps, first, own = case.image(), {}, None, None
+    image = case.image()
+    steps: dict[str, Callable[[], None]] = {}
+    first = None  # maps of the first model that has our weights
+    eager_maps = None  # of the model whose variants, compiled and in runtimes, come after it
     for name, model in contestants.items():
-        row, eager_name = rows[name], VARIANTS.sub('', name)
-        eager, before = contestants[eager_name], compilations()
+        row = rows[name]
+        eager_name = VARIANTS.sub('', name)
+        eager = contestants[eager_name]
+        compiled_before = compilations()
         try:
             model = case.prepared(model)
             if memory and (model is eager or case.device != 'cpu'):
@@ -111,39 +121,38 @@ def measure(
             with torch.inference_mode():
                 maps = model.eval()(image)
             if name == eager_name:
-                own = maps
-            if eager_name in (*OURS, *ports_of(arch)):
-                first = first or maps
-                if maps is not first:
-                    row['difference'] = difference(maps, own if name.endswith(RUNTIMES) else first)
+                eager_maps = maps
+            has_our_weights = eager_name in (*OURS, *ports_of(arch))
+            if has_our_weights and first is None:
+                first = maps
+            elif has_our_weights:
+                expected = eager_maps if name.endswith(RUNTIMES) else first
+                row['difference'] = difference(maps, expected)
             del maps
-            case.prepared(model)
-            step = functools.partial(run, model, image, case.step)
-            for _ in range(WARM_UP):
-                elapsed(step, case.device)
+            steps[name] = warmed_up(case.prepared(model), image, case)
             if name.endswith(COMPILED):
-                row['graphs'], row['graph_breaks'] = (compilations() - before).tolist()
-            steps[name] = step
+                row['graphs'], row['graph_breaks'] = (compilations() - compiled_before).tolist()
         except (RuntimeError, MemoryError, AssertionError, TypeError, ValueError) as error:
             row['failed'] = ' '.join(str(error).split())[:100]
-        differs = row.get('difference', 0)
-        rounded = name.endswith('bf16')
-        if not rounded and must_be_equal(arch, case) and (differs is None or differs > TOLERANCE):
-            raise UserError(
-                f'{case}: {name} must equal the first model within {TOLERANCE}, '
-                f'differs by {shown(differs)}'
-            )
-    times, cpu_times = ({name: [] for name in steps} for _ in range(2))
-    for i in range(rounds):
-        for name, step in steps.items():
-            before = time.process_time()
-            times[name].append(elapsed(step, case.device))
-            cpu_times[name].append(time.process_time() - before)
-        say(f'{case}: round {i + 1} of {rounds}')
-    for name, seconds in times.items():
-        rows[name] |= compared(seconds, next(iter(times.values())))
-        rows[name]['cpu_ms'] = 1e3 * statistics.median(cpu_times[name])
+        check_difference(name, row, arch, case)
+    times = time_in_turns(steps, case, rounds)
+    for name, of_model in times.items():
+        base = next(iter(times.values()))
+        rows[name] |= compared(of_model.seconds, base.seconds)
+        rows[name]['cpu_ms'] = 1e3 * statistics.median(of_model.cpu_seconds)
     return list(rows.values())
+
+
+def check_difference(name: str, row: dict, arch: str, case: Case) -> None:
+    """Raise a `UserError` if maps differ from the first model's where they must not."""
+    if 'difference' not in row or name.endswith('bf16') or not must_be_equal(arch, case):
+        return
+    found = row['difference']
+    if found is None or found > TOLERANCE:
+        raise UserError(
+            f'{case}: {name} must equal the first model within {TOLERANCE}, differs by '
+            f'{shown(found)}'
+        )
 
 
 # Time
@@ -167,6 +176,39 @@ def loss(model: nn.Module, image: Tensor) -> Tensor:
     return sum(x.float().square().mean() for x in outputs)
 
 
+def warmed_up(model: nn.Module, image: Tensor, case: Case) -> Callable[[], None]:
+    """A step of a model that has been run."""
+    step = functools.partial(run, model, image, case.step)
+    for _ in range(WARM_UP):
+        elapsed(step, case.device)
+    return step
+
+
+class Times(NamedTuple):
+    """Of a model in each round."""
+
+    seconds: list[float]
+    cpu_seconds: list[float]  # of all threads
+
+
+def time_in_turns(
+    steps: Mapping[str, Callable[[], None]], case: Case, rounds: int
+) -> dict[str, Times]:
+    """Run the steps in turns (A B C, A B C, ...), so that a slower machine is slower for all.
+
+    `torch.utils.benchmark.Timer` is not made for it: each measurement of one call runs two others
+    to warm up, and measures one clock.
+    """
+    times = {name: Times([], []) for name in steps}
+    for i in range(rounds):
+        for name, step in steps.items():
+            cpu_before = time.process_time()
+            times[name].seconds.append(elapsed(step, case.device))
+            times[name].cpu_seconds.append(time.process_time() - cpu_before)
+        say(f'{case}: round {i + 1} of {rounds}')
+    return times
+
+
 def elapsed(function: Callable[[], object], device: str) -> float:
     """Seconds that a call takes."""
     synchronize(device)
@@ -174,6 +216,22 @@ def elapsed(function: Callable[[], object], device: str) -> float:
     function()
     synchronize(device)
     return time.perf_counter() - start
+
+
+def least_seconds(function: Callable[[], object], clock: Callable[[], float] = timer) -> float:
+    """Seconds of a call when the machine has nothing else to do.
+
+    Args:
+        function: is called for `RUN_TIME`.
+        clock: by default, of time, after the work of the GPU.
+    """
+    measured = Timer(
+        'function()',
+        globals={'function': function},
+        timer=clock,
+        num_threads=torch.get_num_threads(),
+    )
+    return min(measured.blocked_autorange(min_run_time=RUN_TIME).times)
 
 
 def synchronize(device: str) -> None:

@@ -1,6 +1,7 @@
 """speed.py and the files that it is made of, and busy.py."""
 
 import functools
+import itertools
 import json
 import os
 from pathlib import Path
@@ -42,7 +43,7 @@ def rows_of(path: Path, **options) -> list[dict]:
 
 def test_rows_and_picture(one_block_each, tmp_path, monkeypatch):
     monkeypatch.setattr(tool, 'machine_rates', functools.cache(tool.machine_rates))
-    monkeypatch.setattr(machine, 'least', measuring.elapsed)  # of one call, which is enough here
+    monkeypatch.setattr(machine, 'least_seconds', lambda step: measuring.elapsed(step, 'cpu'))
     picture, steps = tmp_path / 'speed.png', ['forward', 'train']
     rows = rows_of(
         tmp_path, sizes=['32', '50x70'], steps=steps, rounds=2, plain=True, plot=str(picture)
@@ -67,12 +68,19 @@ def test_rows_and_picture(one_block_each, tmp_path, monkeypatch):
     assert pixels.shape[0] > 300 and pixels.shape[1] > 800 and pixels[..., :3].std() > 0.05
 
 
+def test_least_seconds_are_those_of_the_fastest_call():
+    durations = itertools.cycle([0.3, 0.1, 0.2])
+    now = 0.0
+
+    def function() -> None:
+        nonlocal now
+        now += next(durations)
+
+    assert measuring.least_seconds(function, lambda: now) == pytest.approx(0.1)
+
+
 def test_floor_is_of_the_highest_rates_so_far(tmp_path, monkeypatch):
     rates = iter([{'torch': 1, 'copy': 4}, {'torch': 3, 'copy': 2}, {'torch': 2, 'copy': 5}])
-    times = iter([0.1, 0.9, 0.5, 0.8, 0.2])
-    with monkeypatch.context() as patch:  # the first is to warm up, the last beyond two seconds
-        patch.setattr(machine, 'elapsed', lambda *_: next(times))
-        assert machine.least(None, 'cpu') == 0.5
     monkeypatch.setattr(tool, 'machine_rates', lambda *_: next(rates))
     first, second = rows_of(tmp_path, models=['ours'], sizes=['32', '64'])
     for row, best in ((first, {'torch': 3, 'copy': 4}), (second, {'torch': 3, 'copy': 5})):

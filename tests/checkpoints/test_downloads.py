@@ -13,7 +13,7 @@ from support import load_tool
 
 from cpvt_pyramid import CPVTPyramid, load_weights
 from cpvt_pyramid.checkpoints.downloads import local_file
-from experiments.position import __main__ as position_lab
+from experiments.position.given_models import load_model
 
 pytest.importorskip('huggingface_hub')
 from hub_server import serve_hub  # noqa: E402
@@ -110,7 +110,7 @@ def test_tools_take_names_or_say_why_not_in_one_line(hub, tmp_path, capsys):
     assert converted.name.startswith('twins_pcpvt_nano_ours-')
     for model in (
         load_tool('export').load('pcpvt_nano', name, (), False)[0],
-        position_lab.load_model('pcpvt_nano', name, 224),
+        load_model('pcpvt_nano', name, 224),
     ):
         torch.testing.assert_close(model.state_dict(), body.state_dict(), rtol=0, atol=0)
     for command in (

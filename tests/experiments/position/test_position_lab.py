@@ -18,7 +18,8 @@ from cpvt_pyramid.lab.probes import Subject
 from cpvt_pyramid.tooling.command import UserError, parser_of
 from experiments.parallel import in_parallel
 from experiments.position import __main__ as tool
-from experiments.position import measures, questions, runs
+from experiments.position import groups, questions, runs, sizes
+from experiments.position.given_models import load_subject
 from experiments.position.laboratory import PRESETS, Lab, metric_of
 from experiments.position.tasks import ceilings
 from experiments.statistics import estimate
@@ -71,7 +72,7 @@ def test_every_column_of_sizes_has_an_axis(tmp_path, monkeypatch):
     monkeypatch.setattr(plt, 'close', saved.append)
     metrics = dict.fromkeys((*ceilings(), 'mIoU', 'AP'), 0.5)
     tests = {f'{kind} {scale}': metrics for kind in ('canvas', 'zoom') for scale in (1, 2)}
-    questions.draw_sizes(tmp_path / 'a.png', {str(i): [tests, tests] for i in range(5)}, (1, 2))
+    sizes.draw_sizes(tmp_path / 'a.png', {str(i): [tests, tests] for i in range(5)}, (1, 2))
     labels = [
         {text.get_text() for text in axis.get_xticklabels() if text.get_visible()}
         for axis in saved[0].axes
@@ -167,7 +168,7 @@ def test_mistakes(arguments, complaint, tmp_path, monkeypatch, capsys):
 # Swin's maps have channels last, and torchvision's are more than resolutions.
 @pytest.mark.parametrize('name', ['pcpvt_nano', 'torchvision:swin_t', 'timm:resnet10t'])
 def test_names_of_models(name):
-    maps = tool.load_subject(name, None, 64).maps(torch.zeros(1, 3, 64, 64))
+    maps = load_subject(name, None, 64).maps(torch.zeros(1, 3, 64, 64))
     sides = [32] * (name == 'timm:resnet10t') + [16, 8, 4, 2]
     assert [tuple(m.shape[2:]) for m in maps] == [(n, n) for n in sides]
 
@@ -184,7 +185,7 @@ def test_state_dicts_of_timm(name, options, tmp_path):
     torch.manual_seed(1)
     model = timm.create_model(name, num_classes=3, **options).eval()
     torch.save({'state_dict': model.state_dict()}, tmp_path / 'a.pth')
-    subject = tool.load_subject(f'timm:{name}', str(tmp_path / 'a.pth'), 64)
+    subject = load_subject(f'timm:{name}', str(tmp_path / 'a.pth'), 64)
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         expected = model.forward_intermediates(x, intermediates_only=True)[-1]
@@ -199,7 +200,7 @@ def test_weights_must_fit(tmp_path):
     head = dict(type='mmseg.FCNHead', in_channels=64, channels=4, num_classes=2)
     model = dict(type='mmseg.EncoderDecoder', backbone=backbone, decode_head=head)
     config.write_text(f"default_scope = 'mmseg'\nmodel = {model}\n")
-    (maps,) = tool.load_subject(str(config), None, 64).maps(torch.zeros(1, 3, 64, 64))
+    (maps,) = load_subject(str(config), None, 64).maps(torch.zeros(1, 3, 64, 64))
     assert maps.shape == (1, 64, 16, 16)
     torch.save({'state_dict': {'backbone.nothing': torch.zeros(1)}}, tmp_path / 'other.pth')
     (tmp_path / 'text.pth').write_text('no weights')
@@ -209,7 +210,7 @@ def test_weights_must_fit(tmp_path):
     for file in ('other.pth', 'text.pth', 'part.pth'):
         with pytest.raises(UserError, match=file):
             name = str(config) if file == 'other.pth' else 'timm:resnet10t'
-            tool.load_subject(name, str(tmp_path / file), 64)
+            load_subject(name, str(tmp_path / file), 64)
 
 
 def test_any_module_is_measured(tmp_path):
@@ -217,8 +218,8 @@ def test_any_module_is_measured(tmp_path):
     lab = Lab(PRESETS['smoke'], tmp_path, seeds=2)
     for question in ('shift', 'padding', 'probe'):
         own = Subject('own', nn.Conv2d(3, 8, 5, 4, padding=2))
-        found = measures.MEASURED[question](lab, [own], 64)
+        found = questions.MEASURED[question](lab, [own], 64)
         assert (tmp_path / found.figures[0]).stat().st_size > 5000
     assert {row[0] for row in found.tables[0].rows} == {'own', 'own, border replaced'}
-    group = measures.groups_of(lab, [tool.load_subject('timm:resnet18', None, 64)], 64)
-    assert 'all 0 (timm:resnet18, random weights: 8)' in measures.origin_of(group)
+    group = groups.groups_of(lab, [load_subject('timm:resnet18', None, 64)], 64)
+    assert 'all 0 (timm:resnet18, random weights: 8)' in groups.origin_of(group)

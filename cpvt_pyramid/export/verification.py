@@ -168,39 +168,64 @@ def noisy_results(model: Exportable, image: np.ndarray, tolerances: Tolerances) 
 def make_samples(model: Exportable, settings: Settings, names: Collection[str]) -> list[Sample]:
     """Synthetic images and PyTorch's outputs for them, for a file that can test itself. `names` are
     those of all values in the graph."""
-    tolerances = TOLERANCES[settings.dtype]
     shapes = input_shapes(model, settings)
     sizes: Sequence[Size] = SIZES
     if settings.size:
         sizes = padded_alike(model, settings.size) if 'valid' in shapes else [settings.size]
     samples = []
-    for number, (own, original) in enumerate(zip(sizes, original_sizes(sizes))):
-        found = []
-        for seed in range(number, SEEDS * len(sizes), len(sizes)):
-            stages = stages_of(model, padded_inputs([draw(seed, *own)], shapes, [original]))
-            found.append((seed, {name: x[0] for name, x in stages.items()}))
-            if 'scores' not in model.output_names:
-                break
-        seed, stages = max(found, key=lambda one: one[1].get('scores', np.zeros(1)).sum())
-        outputs = {name: stages[name] for name in model.output_names}
-        inner = {name: np.array(x.shape) for name, x in outputs.items()}
-        if model.details.get('masks') == 'image':
-            inner['masks'][1:] = [-(-side // CELL) for side in own]
-        outputs = {name: inside(x, inner[name]) for name, x in outputs.items()}
-        about = dict(seed=np.array(seed), size=np.array(own), original=np.array(original))
-        sample = {'image': about, 'shapes': inner}
-        if is_detection(outputs):
-            outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
-            noisy = noisy_results(model, draw(seed, *own), tolerances)
-            sample['ties'] = ties(outputs, noisy, tolerances)
-        sample['outputs'] = thinned(outputs)
-        sample['stages'] = {
-            name: spaced(x, STAGE_VALUES)
-            for name, x in stages.items()
-            if name in names and name not in outputs
-        }
-        samples.append(sample)
+    for number, (size, original) in enumerate(zip(sizes, original_sizes(sizes))):
+        # Each image is drawn with other seeds.
+        seeds = range(number, SEEDS * len(sizes), len(sizes))
+        stages_by_seed = {}
+        for seed in seeds if 'scores' in model.output_names else seeds[:1]:
+            stages = stages_of(model, padded_inputs([draw(seed, *size)], shapes, [original]))
+            stages_by_seed[seed] = {name: x[0] for name, x in stages.items()}
+        seed = max(stages_by_seed, key=lambda seed: sum_of_scores(stages_by_seed[seed]))
+        samples.append(
+            make_sample(model, seed, size, original, stages_by_seed[seed], names, settings)
+        )
     return samples
+
+
+def sum_of_scores(stages: Arrays) -> float:
+    return float(stages['scores'].sum()) if 'scores' in stages else 0.0
+
+
+def make_sample(
+    model: Exportable,
+    seed: int,
+    size: Size,
+    original: Size,
+    stages: Arrays,
+    names: Collection[str],
+    settings: Settings,
+) -> Sample:
+    """The sample of one synthetic image, whose stages are known; see `make_samples`."""
+    tolerances = TOLERANCES[settings.dtype]
+    outputs = {name: stages[name] for name in model.output_names}
+    shapes = {name: np.array(x.shape) for name, x in outputs.items()}
+    if model.details.get('masks') == 'image':
+        shapes['masks'][1:] = [-(-side // CELL) for side in size]
+    outputs = {name: inside(x, shapes[name]) for name, x in outputs.items()}
+    sample: Sample = {
+        'image': {
+            'seed': np.array(seed),
+            'size': np.array(size),
+            'original': np.array(original),
+        },
+        'shapes': shapes,
+    }
+    if is_detection(outputs):
+        outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
+        noisy = noisy_results(model, draw(seed, *size), tolerances)
+        sample['ties'] = ties(outputs, noisy, tolerances)
+    sample['outputs'] = thinned(outputs)
+    sample['stages'] = {
+        name: spaced(x, STAGE_VALUES)
+        for name, x in stages.items()
+        if name in names and name not in outputs
+    }
+    return sample
 
 
 def ties(expected: Arrays, noisy: Iterable[Arrays], tolerances: Tolerances) -> Arrays:

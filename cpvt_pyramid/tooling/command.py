@@ -35,7 +35,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Optional, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 PACKAGE = __name__.partition('.')[0]
@@ -45,7 +55,9 @@ RANKS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RAN
 WAIT_VARIABLES = frozenset({'OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'KMP_BLOCKTIME'})
 SPIN_COUNT = '10000'
 # Exit statuses, as shells report them.
-INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+FAILED = 2
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
@@ -57,7 +69,7 @@ IGNORED_WARNINGS = (
 class UserError(Exception):
     """An error that the user can fix. Its message is one line: what is wrong and what to do."""
 
-    status = 2  # of the process
+    status = FAILED  # of the process
 
 
 class Preempted(UserError):
@@ -135,32 +147,46 @@ def run_tool(
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
             return function(**options) or 0
     except Stopped:
-        return 2
-    except UserError as error:
-        line, status = str(error), error.status
+        return FAILED
     except BaseException as error:
-        # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
-        causes = list(contexts(error))
-        if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
-            line, status = f'interrupted; {interrupted}', INTERRUPTED
-        elif any(isinstance(cause, SystemExit) and cause.code == TERMINATED for cause in causes):
-            line, status = f'terminated; {interrupted}', TERMINATED
-        elif full := next(filter(is_disk_full, causes), None):
-            where = f' for {full.filename}' if full.filename else ''
-            line, status = f'no space left on the disk{where}; {interrupted}', 2
-        elif isinstance(error, PermissionError) and error.filename:
-            line, status = f'permission denied for {error.filename}', 2
-        elif line := missing_package(error):
-            status = 2
-        else:
+        ending = ending_of(error, interrupted)
+        if ending is None:
             raise
     finally:
         signal.signal(signal.SIGTERM, default)
         warnings.formatwarning = plain
-    if rank() == 0 or status == 2:  # another process may be the only one with an error
+    if rank() == 0 or ending.status == FAILED:  # another process may be the only one with an error
         where = f'rank {rank()}: ' if rank() else ''
-        print(f'{name}: {where}{line}', file=sys.stderr)
-    return status
+        print(f'{name}: {where}{ending.line}', file=sys.stderr)
+    return ending.status
+
+
+class Ending(NamedTuple):
+    """How a tool that fails ends."""
+
+    line: str
+    status: int = FAILED
+
+
+def ending_of(error: BaseException, interrupted: str) -> Optional[Ending]:
+    """The line and the exit status for an error; None if it is none of a user."""
+    if isinstance(error, UserError):
+        return Ending(str(error), error.status)
+    # mmengine has a bare `except` that replaces a KeyboardInterrupt by another error.
+    causes = list(contexts(error))
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        return Ending(f'interrupted; {interrupted}', INTERRUPTED)
+    if any(isinstance(cause, SystemExit) and cause.code == TERMINATED for cause in causes):
+        return Ending(f'terminated; {interrupted}', TERMINATED)
+    for cause in causes:
+        if is_disk_full(cause):
+            where = f' for {cause.filename}' if cause.filename else ''
+            return Ending(f'no space left on the disk{where}; {interrupted}')
+    if isinstance(error, PermissionError) and error.filename:
+        return Ending(f'permission denied for {error.filename}')
+    if line := missing_package(error):
+        return Ending(line)
+    return None
 
 
 def is_disk_full(error: BaseException) -> bool:

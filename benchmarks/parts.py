@@ -51,7 +51,8 @@ with imports_of('parts'):
 
     from benchmarks.measuring import parse_size
     from cpvt_pyramid.ops import use_winograd
-    from cpvt_pyramid.runner.config.load import kind_of, leaves, load_config
+    from cpvt_pyramid.runner.config.load import load_config
+    from cpvt_pyramid.runner.config.parts import kind_of, leaves
     from cpvt_pyramid.runner.inference.postprocessing import skip_unused
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 

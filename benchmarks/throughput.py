@@ -133,8 +133,8 @@ def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
         from benchmarks.models import ports
         from cpvt_pyramid.checkpoints.formats import to_format
         from cpvt_pyramid.runner.config.load import load_config
+        from cpvt_pyramid.runner.config.parts import dataset_meta
         from cpvt_pyramid.runner.inference.batched import ModelPredictor
-        from cpvt_pyramid.runner.inference.prediction import dataset_meta
         from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
     if not (work / 'threshold').exists():

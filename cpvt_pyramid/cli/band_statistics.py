@@ -21,12 +21,12 @@ def band_statistics(inputs: Sequence[str], *, bands: Sequence[int] = ()) -> None
     """
     from tqdm import tqdm
 
-    from ..runner.inference import raster
+    from ..runner import rasters
     from ..tooling.inputs import find_inputs
 
     paths = list(find_inputs(inputs))
     try:
-        found = raster.band_statistics(tqdm(paths, unit='image', disable=None), bands or None)
+        found = rasters.band_statistics(tqdm(paths, unit='image', disable=None), bands or None)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     print(f'# {len(paths)} images')

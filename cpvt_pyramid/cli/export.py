@@ -114,7 +114,8 @@ def load(
             raise UserError(str(error)) from error
         return model, {'arch': config}, None
 
-    from ..runner.config.load import leaves, load_config
+    from ..runner.config.load import load_config
+    from ..runner.config.parts import leaves
     from ..runner.export import about_config
     from ..runner.models import build_model, fetch_checkpoint, load_whole_model
 

@@ -255,10 +255,11 @@ def load_trained(
     from ..runner.config.check import check_settings
     from ..runner.config.explain import explained
     from ..runner.config.load import load_config
+    from ..runner.config.parts import dataset_meta
     from ..runner.config.unread import check_unread
     from ..runner.inference.batched import ModelPredictor
     from ..runner.inference.large_images import fingerprint, tile_model
-    from ..runner.inference.prediction import dataset_meta, kind_of_results
+    from ..runner.inference.prediction import kind_of_results
     from ..runner.inference.trained import SCORE_THR
     from ..runner.models import build_model, fetch_checkpoint, load_whole_model
     from ..tooling.files import make_folder
@@ -348,8 +349,8 @@ def write_whole(
 ) -> 'Skipped':
     """Write the results of images and videos; returns those that cannot be read."""
     from ..runner.inference.batched import infer_images, infer_video
-    from ..runner.inference.raster import ReadError
     from ..tooling.inputs import is_video
+    from ..tooling.rasters import ReadError
 
     images = [(path, name) for path, name in named if not is_video(path)]
     videos = [(path, name) for path, name in named if is_video(path)]

@@ -117,7 +117,7 @@ def test(
 
 def use_augmentation(cfg: 'Config') -> None:
     """Wrap the model and the test pipeline for test-time augmentation."""
-    from ..runner.config.load import kind_of, leaves
+    from ..runner.config.parts import kind_of, leaves
 
     wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
     heads = {**cfg.model, **(cfg.model.get('roi_head') or {})}
@@ -131,7 +131,7 @@ def use_augmentation(cfg: 'Config') -> None:
 
 def augmented(pipeline: Sequence[dict]) -> list[dict]:
     """The test pipeline at 3 sizes, each flipped and not."""
-    from ..runner.config.load import kind_of
+    from ..runner.config.parts import kind_of
 
     resize = next((i for i, step in enumerate(pipeline) if kind_of(step) == 'Resize'), None)
     scale = None if resize is None else pipeline[resize].get('scale')

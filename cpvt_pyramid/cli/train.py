@@ -84,6 +84,7 @@ def train(
     from ..runner.training.progress import show_progress
     from ..runner.training.resume import make_resumable, read_training
     from ..runner.training.schedules import fit_to_batch
+    from ..runner.training.start import check_weights
     from ..tooling.files import make_folder
 
     signal.signal(signal.SIGUSR1, exit_on_signal)  # until the training starts
@@ -130,7 +131,7 @@ def train(
             if cfg.get('resume'):
                 load_whole_model(runner.model, read_training(cfg.load_from), cfg.load_from)
             else:
-                check.check_weights(runner)
+                check_weights(runner)
             check.check_classes(cfg, runner.model, *splits)
         if not isinstance(runner.model, SHARDED):  # all of whose processes take part in each pass
             divide_batches(runner.model)  # of the validation
@@ -153,7 +154,7 @@ def use_mixed_precision(cfg: 'Config') -> None:
     an optimizer wrapper for mixed precision."""
     from mmengine.device import get_device
 
-    from ..runner.config.load import kind_of
+    from ..runner.config.parts import kind_of
 
     kind = kind_of(cfg.optim_wrapper) or 'OptimWrapper'
     if kind in ('AmpOptimWrapper', 'BFloat16OptimWrapper'):

@@ -27,13 +27,12 @@ from ..results.records import coco_fields
 from ..runtime.predictor import check_score_thr
 from ..tooling import charts, pages
 from ..tooling.command import UserError, one_line
-from .config.load import as_list, data_of, kind_of
+from ..tooling.rasters import ReadError
+from .config.parts import as_list, data_of, dataset_meta, kind_of
 from .datasets.checks import annotation_file, image_folder
 from .datasets.coco import indexed_coco, is_number, usable_content
 from .datasets.images import shown_image
 from .datasets.label_maps import IGNORED_LABEL, label_map_reader
-from .inference.prediction import dataset_meta
-from .inference.raster import ReadError
 from .inference.trained import SCORE_THR
 
 COLORS = '#2f6fde', '#e88c1e', '#d1343e'  # of curves

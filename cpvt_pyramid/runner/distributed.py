@@ -18,7 +18,7 @@ from mmengine.utils.dl_utils import set_multi_processing
 from torch import Tensor
 
 from ..tooling.command import RANKS, Stopped, UserError
-from .config.load import dicts_in, kind_of
+from .config.parts import dicts_in, kind_of
 
 
 @contextmanager

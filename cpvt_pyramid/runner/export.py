@@ -3,8 +3,7 @@
 import warnings
 from typing import Any
 
-from .config.load import leaves
-from .inference.prediction import dataset_meta
+from .config.parts import dataset_meta, leaves
 
 
 def about_config(cfg: Any, checkpoint: dict) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..checkpoints.downloads import SCHEMES
 from ..checkpoints.reading import listed
 from ..tooling.command import UserError, one_line
 from .config.explain import explained
-from .config.load import is_local
+from .config.parts import is_local
 
 
 def build_model(cfg: Config, device: Optional[str]) -> nn.Module:

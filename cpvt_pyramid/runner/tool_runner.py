@@ -16,7 +16,7 @@ from .. import mm  # noqa: F401 (registers names)
 from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
 from .config import check  # noqa: F401 (registers a hook)
-from .config.load import as_list, kind_of
+from .config.parts import as_list, kind_of
 from .inference import shared_test  # noqa: F401 (register names)
 from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
 from .training import pictures, preemption, resume  # noqa: F401 (register names)

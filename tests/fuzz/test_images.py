@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cpvt_pyramid.runner.inference.prediction import read_image
+from cpvt_pyramid.runner.rasters import read_image
 from cpvt_pyramid.runtime.images import load_image
 
 FUZZ = settings.get_profile('fuzz')

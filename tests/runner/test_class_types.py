@@ -14,7 +14,8 @@ from support import ORIGINAL_MM, load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config.check import check_checkpoints
-from cpvt_pyramid.runner.config.load import is_setting, kind_of, load_config
+from cpvt_pyramid.runner.config.load import is_setting, load_config
+from cpvt_pyramid.runner.config.parts import kind_of
 from cpvt_pyramid.runner.datasets.new_config import Code, text_of_settings
 from cpvt_pyramid.runner.distributed import replace_sync_batch_norms
 from cpvt_pyramid.tooling.command import UserError

@@ -7,8 +7,9 @@ import pytest
 from support import load_tool
 from torch import nn
 
-from cpvt_pyramid.runner.config import load
-from cpvt_pyramid.runner.config.load import dataset_class, load_config, merge_options
+from cpvt_pyramid.runner.config import parts
+from cpvt_pyramid.runner.config.load import load_config, merge_options
+from cpvt_pyramid.runner.config.parts import dataset_class
 from cpvt_pyramid.runner.config.unread import check_unread, warn_of_custom_keys
 from cpvt_pyramid.tooling.command import UserError
 
@@ -106,6 +107,6 @@ def test_custom_keys(configs, capsys):
 
 def test_data_sets_are_imported_without_what_they_print(monkeypatch, capsys):
     """The maintained fork of mmdet prints "Could not import OneDL" twice."""
-    monkeypatch.setattr(load, 'import_module', print)
+    monkeypatch.setattr(parts, 'import_module', print)
     assert dataset_class({'type': 'CocoDataset'}, 'mmdet') is mmdet.datasets.CocoDataset
     assert capsys.readouterr().out == ''

@@ -13,12 +13,10 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from torch import Tensor, nn
+from torch import nn
 
-from ...checkpoints.loading import prepare_state_dict
 from ...tooling.command import UserError
-from ..models import FROM_SCRATCH, fetch_checkpoint
-from .load import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
+from .parts import SPLITS, as_list, data_of, dataset_class, dicts_in, is_local, kind_of
 
 # The samplers of mmengine and mmdet that never end.
 ENDLESS = 'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'
@@ -103,39 +101,7 @@ def is_pretrained(init_cfg: Any) -> bool:
     return isinstance(init_cfg, dict) and kind_of(init_cfg) in ('Pretrained', 'PretrainedInit')
 
 
-# Weights
-
-
-def check_weights(runner: Runner) -> None:
-    """Check that the checkpoints a training starts from are complete and fit its backbone.
-
-    If `load_from` holds only a backbone, it becomes the `init_cfg` of the model's backbone.
-    """
-    for name, module in runner.model.named_modules():
-        if not hasattr(module, 'ignores_key'):  # not a backbone of this package
-            continue
-        init_cfg = getattr(module, 'init_cfg', None)
-        if is_pretrained(init_cfg):
-            path, prefix = init_cfg['checkpoint'], (init_cfg.get('prefix') or '').removesuffix('.')
-            tensors = fetch_checkpoint(path, FROM_SCRATCH)['state_dict']
-            check_backbone(module, tensors, f'{prefix}.' if prefix else '', path)
-        if runner._load_from and not runner._resume:
-            path, prefix = runner._load_from, f'{name.removeprefix("module.")}.'
-            tensors = fetch_checkpoint(path)['state_dict']
-            tensors = {key.removeprefix('module.'): value for key, value in tensors.items()}
-            is_whole = any(key.startswith(prefix) for key in tensors)
-            check_backbone(module, tensors, prefix if is_whole else '', path)
-            if not is_whole:
-                runner.logger.info(f'{path} holds only a backbone: loading it into model.{name}')
-                module.init_cfg = {'type': 'Pretrained', 'checkpoint': str(path)}
-                runner._load_from = None
-
-
-def check_backbone(module: nn.Module, tensors: dict[str, Tensor], prefix: str, path: str) -> None:
-    try:
-        prepare_state_dict(module, dict(tensors), prefix)
-    except ValueError as error:
-        raise UserError(f'{path}: {error}') from error
+# Classes
 
 
 def check_classes(cfg: Config, model: nn.Module, *splits: str) -> None:

@@ -30,7 +30,8 @@ from ...tooling.command import (
     one_line,
     rank,
 )
-from .load import SPLITS, dicts_in, is_setting, kind_of
+from .load import is_setting
+from .parts import SPLITS, dicts_in, kind_of
 
 PACKAGE = Path(__file__).parents[2]
 OPENMMLAB = 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg'

@@ -3,22 +3,19 @@
 import ast
 import difflib
 import inspect
-import io
 import math
 import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import redirect_stdout, suppress
-from importlib import import_module
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from mmengine.config import Config, DictAction
-from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ...tooling.command import UserError, one_line
+from .parts import FRAMEWORKS, dicts_in, framework_of
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
@@ -27,8 +24,6 @@ SETTINGS = (
     'efficient_conv_bn_eval', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model',
     'tta_pipeline',
 )  # fmt: skip
-FRAMEWORKS = 'mmdet', 'mmseg'
-SPLITS = 'train', 'val', 'test'
 OUTSIDE = r'(?!model\.)(.*\.)?'  # of the model, in which keys have other meanings
 
 
@@ -174,11 +169,6 @@ def check_option(cfg: Config, key: str) -> None:
         raise UserError(f'--cfg-options {key}: no setting has the name {name!r}{hint}')
 
 
-def closest(name: str, known: Iterable[str], cutoff: float) -> str:
-    """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
-    return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), '')
-
-
 def check_values(cfg: Config) -> None:
     """Check the settings in `VALUES`."""
     for path, settings in dicts_in(cfg.to_dict()):
@@ -191,19 +181,9 @@ def check_values(cfg: Config) -> None:
                     raise UserError(f'{full} must be {kind}, got {value!r}')
 
 
-def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
-    """The dicts inside a config, with their paths as in --cfg-options."""
-    if isinstance(value, dict):
-        yield path, value
-        # The wrappers of resume.py are not in the user's config.
-        hidden = ('dataset', 'sampler') if kind_of(value).startswith('Seeded') else ()
-        items = value.items()
-    elif isinstance(value, (list, tuple)):
-        hidden, items = (), enumerate(value)
-    else:
-        return
-    for key, inner in items:
-        yield from dicts_in(inner, path if key in hidden else f'{path}.{key}'.lstrip('.'))
+def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
+    """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
+    return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
 
 
 def is_setting(path: str) -> bool:
@@ -211,64 +191,6 @@ def is_setting(path: str) -> bool:
     return not path or path.partition('.')[0] in SETTINGS
 
 
-def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
-    """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
-    return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
-
-
-def data_of(cfg: Config, split: str) -> list[dict]:
-    """The innermost data sets of a split."""
-    loader = cfg.get(f'{split}_dataloader')
-    return list(leaves(loader.dataset)) if loader else []
-
-
-def leaves(dataset: dict) -> Iterator[dict]:
-    """The innermost data sets of RepeatDataset, ConcatDataset and other wrappers."""
-    inner = as_list(dataset.get('dataset')) + as_list(dataset.get('datasets'))
-    for child in inner:
-        yield from leaves(child)
-    if not inner:
-        yield dataset
-
-
-def kind_of(config: dict) -> str:
-    """The name of the class in `type`, which may be a class, or a string with a scope or module."""
-    kind = config.get('type') or ''
-    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', '')
-
-
-def dataset_class(dataset: dict, scope: str) -> type:
-    """The class of a data set's config."""
-    kind = dataset.get('type')
-    if isinstance(kind, str):
-        import_datasets(scope)
-        with DATASETS.switch_scope_and_registry(scope) as registry:
-            with suppress(ImportError, RuntimeError, TypeError, ValueError):
-                kind = registry.get(kind)  # imports what looks like a module
-    if not callable(kind):
-        raise UserError(f'{scope} has no data set {dataset.get("type")!r}')
-    return kind
-
-
-def import_datasets(scope: str) -> None:
-    """Import the data sets of a framework, whose registry would import them when it needs them.
-
-    Without its output: the maintained fork of mmdet prints "Could not import OneDL" twice, about
-    data sets of another package that are not used here.
-    """
-    with redirect_stdout(io.StringIO()), suppress(ImportError):
-        import_module(f'{scope}.datasets')
-
-
-def framework_of(kind: Any) -> Optional[str]:
-    """The framework that a class is from or inherits from, if it is a class."""
-    packages = [c.__module__.partition('.')[0] for c in getattr(kind, '__mro__', ())]
-    return next((package for package in packages if package in FRAMEWORKS), None)
-
-
-def as_list(value: Any) -> list:
-    return list(value) if isinstance(value, (list, tuple)) else [value] if value else []
-
-
-def is_local(path: str) -> bool:
-    return '://' not in path
+def closest(name: str, known: Iterable[str], cutoff: float) -> str:
+    """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), '')

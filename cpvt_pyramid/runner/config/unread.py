@@ -10,7 +10,8 @@ from mmengine.config import Config
 from torch import nn
 
 from ...tooling.command import UserError, rank
-from .load import RUNNER_KEYS, SETTINGS, as_list, closest, dicts_in, kind_of
+from .load import RUNNER_KEYS, SETTINGS, closest
+from .parts import as_list, dicts_in, kind_of
 
 
 def check_unread(cfg: Config, *splits: str, options: Sequence[str] = ()) -> None:

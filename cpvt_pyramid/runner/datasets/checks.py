@@ -15,7 +15,7 @@ from mmengine.config import Config
 from ...checkpoints.reading import listed
 from ...tooling.command import UserError
 from ...tooling.files import make_folder, write_text
-from ..config.load import as_list, data_of, dataset_class, is_local, kind_of
+from ..config.parts import as_list, data_of, dataset_class, is_local, kind_of
 from ..distributed import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors

@@ -20,8 +20,8 @@ from PIL import Image
 from tqdm.contrib.concurrent import thread_map
 
 from ...mm.bands import opened, read_bands
-from ..inference.prediction import read_image
-from ..inference.raster import ReadError, picture, size_of_raster
+from ...tooling.rasters import ReadError
+from ..rasters import picture, read_image, size_of_raster
 from .defects import Defects
 
 CHECKERS = min(os.cpu_count() or 1, 16)  # threads that read images

@@ -20,8 +20,8 @@ from PIL import Image
 
 from ...results.drawing import Color, class_palette
 from ...tooling.command import UserError
-from ..config.load import dataset_class, kind_of
-from ..inference.raster import labels_of_raster
+from ..config.parts import dataset_class, kind_of
+from ..rasters import labels_of_raster
 from .defects import Checked, Defects
 from .folder import (
     IMAGE_WORDS,

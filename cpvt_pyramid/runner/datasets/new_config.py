@@ -19,7 +19,8 @@ from yapf.yapflib import yapf_api  # a requirement of mmengine
 
 from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write, check_file, files_below
-from ..config.load import kind_of, load_config
+from ..config.load import load_config
+from ..config.parts import kind_of
 from .coco import (
     Objects,
     Split,

@@ -13,8 +13,8 @@ from ...results.drawing import draw_boxes, draw_segmentation
 from ...tooling.charts import bar_chart, histogram
 from ...tooling.files import write_text
 from ...tooling.pages import contact_sheet, html_page, html_section, reduced, side_by_side
-from ..inference.prediction import dataset_meta
-from ..inference.raster import ReadError
+from ...tooling.rasters import ReadError
+from ..config.parts import dataset_meta
 from .checks import annotation_file, distinct_data, image_folder, is_coco
 from .coco import indexed_coco, usable_content
 from .images import shown_image

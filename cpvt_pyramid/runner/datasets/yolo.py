@@ -16,7 +16,7 @@ import yaml
 
 from ...tooling.command import UserError, one_line
 from ...tooling.files import files_below
-from ..config.load import as_list
+from ..config.parts import as_list
 from .coco import ENOUGH, Objects, Outline, Split, are_corners, coco_content
 from .defects import Defects
 from .folder import (

@@ -26,12 +26,13 @@ from ...runtime.images import size_of
 from ...tooling.command import UserError, one_line
 from ...tooling.files import atomic_write
 from ...tooling.progress import progress
+from ...tooling.rasters import ReadError
 from ...tooling.threads import ahead
-from ..config.load import kind_of, leaves
+from ..config.parts import kind_of, leaves, loaded_bands
+from ..rasters import picture, read_image
 from .grouping import size_in_batch
 from .postprocessing import skip_unused
-from .prediction import loaded_bands, read_image, to_prediction
-from .raster import ReadError, picture
+from .prediction import to_prediction
 from .workers import MEMORY, Cores, Workers
 
 FRAME_RATE = 25  # for videos that do not declare one

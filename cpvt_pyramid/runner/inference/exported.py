@@ -12,8 +12,8 @@ from ... import __version__
 from ...padding.batching import map_in_batches
 from ...results.predictions import Prediction
 from ...runtime.predictor import ExportedModel
+from ..rasters import read_image
 from .large_images import TileModel, hashed
-from .prediction import read_image
 from .tiling import Found
 
 Source = tuple[Any, np.ndarray]  # the caller's reference to an image, and the image (H, W, 3) BGR

@@ -28,8 +28,9 @@ from ...tooling import memory
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
 from ...tooling.progress import progress
+from ..config.parts import loaded_bands
 from . import tiling
-from .prediction import is_panoptic, loaded_bands
+from .prediction import is_panoptic
 from .raster import CACHE, open_image, overview, row_reader, write_label_map
 from .tiling import Found, Journal, Run, Span, TileGrid
 

@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,57 +13,14 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
-from PIL import Image
 from torch import Tensor, nn
 
-from ...mm.bands import read_bands
-from ...results.drawing import class_palette
 from ...results.predictions import Detections, Kind, LabelMap, Prediction, Segments
-from ...runtime.images import load_image
 from ...tooling.files import atomic_write, distinct_name
-from ..config.load import dataset_class, kind_of, leaves
-from .raster import ReadError, picture
+from ..config.parts import dataset_meta, loaded_bands
+from ..rasters import picture, read_image
 
 INSTANCE_OFFSET = 1000  # mmdet: the id of a panoptic segment is its class + 1000 * its instance
-
-
-def read_image(path: Union[str, Path], bands: Optional[Sequence[int]] = None) -> np.ndarray:
-    """The image at `path`, see `load_image`, in OpenCV's order: (H, W, 3) BGR; or bands of it,
-    (H, W, N) in float32, as the test pipeline reads them.
-
-    Raises:
-        ReadError: not a complete image.
-    """
-    try:
-        if bands:
-            return read_bands(path, bands)
-        return cv2.cvtColor(load_image(path), cv2.COLOR_RGB2BGR)
-    except OSError as error:
-        if isinstance(error.__cause__, Image.DecompressionBombError):
-            raise ReadError('too many pixels to be read at once; use --tile') from error
-        raise ReadError(str(error).removesuffix(f': {path}')) from error
-
-
-def loaded_bands(cfg: Config) -> Optional[tuple[int, ...]]:
-    """The bands that the test pipeline of a config loads; None if it loads RGB."""
-    for step in next(leaves(cfg.test_dataloader.dataset)).pipeline:
-        if kind_of(step).endswith('LoadBands'):
-            return tuple(step['bands'])
-    return None
-
-
-def dataset_meta(cfg: Config, checkpoint: dict, split: str = 'test') -> dict:
-    """`classes`, from the checkpoint or else the config's data set, and their `palette`.
-
-    The palette is that of the config or the data set's class, or else distinct colours. It is not
-    the checkpoint's, where mmseg stores random colours if none are declared.
-    """
-    dataset = next(leaves(cfg[f'{split}_dataloader'].dataset))
-    kind = dataset_class(dataset, cfg.default_scope)
-    declared = {**kind.METAINFO, **(dataset.get('metainfo') or {})}
-    trained = checkpoint.get('meta', {}).get('dataset_meta') or {}
-    classes = {k.lower(): v for k, v in {**declared, **trained}.items()}.get('classes', ())
-    return {'classes': classes, 'palette': class_palette(classes, declared.get('palette'))}
 
 
 def to_prediction(

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from ...tooling.command import rank
 from ...tooling.files import atomic_write
-from ..config.load import data_of
+from ..config.parts import data_of
 from ..datasets.checks import annotation_file
 from ..training.resume import loader_of
 from .large_images import fingerprint, identity

@@ -22,9 +22,9 @@ import torch
 from ...tooling.command import RANKS, UserError, one_line, rank
 from ...tooling.files import locked, write_text
 from ...tooling.inputs import is_video
+from ...tooling.rasters import ReadError
 from .batched import Named, Skipped
 from .large_images import LargeImage, hashed, identity
-from .raster import ReadError
 from .tiling import Span
 
 SIZES = {'pytorch': 'WORLD_SIZE', 'slurm': 'SLURM_NTASKS', 'mpi': 'OMPI_COMM_WORLD_SIZE'}

@@ -12,9 +12,10 @@ from ...ops import use_winograd
 from ...results.predictions import Prediction
 from ...tooling.command import UserError
 from ..config.load import config_in_checkpoint
+from ..config.parts import dataset_meta
 from ..models import build_model, fetch_checkpoint, load_whole_model
 from .batched import ModelPredictor
-from .prediction import dataset_meta, is_panoptic, kind_of_results
+from .prediction import is_panoptic, kind_of_results
 
 SCORE_THR = 0.3  # as in cpvt infer
 

@@ -13,7 +13,7 @@ from mmengine.visualization import MLflowVisBackend
 
 from ...tooling import memory
 from ...tooling.command import UserError
-from ..config.load import kind_of
+from ..config.parts import kind_of
 from .resume import batch_size_of
 
 # For each name for --log-to: the backend, the package, and what installs it.

@@ -21,10 +21,10 @@ from ...results.predictions import Detections, LabelMap, Prediction
 from ...tooling.command import one_line
 from ...tooling.files import write_text
 from ...tooling.pages import html_page, html_section, reduced, wide_picture
-from ..config.load import kind_of
+from ..config.parts import dataset_meta, kind_of
 from ..datasets.images import shown_image
 from ..datasets.page import at_size
-from ..inference.prediction import as_map, dataset_meta, to_prediction
+from ..inference.prediction import as_map, to_prediction
 from .curves import runs_of, write_curves
 
 PAGE = 'validation.html'

@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
-from ..config.load import kind_of
+from ..config.parts import kind_of
 
 SAMPLE, ITERATION = 0, 1  # first numbers of the two kinds of seeds, so that they never coincide
 # The metric by which a model is the best one: the first of this name.

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dist import get_world_size
 
 from ...tooling.command import UserError, rank
-from ..config.load import as_list, kind_of
+from ..config.parts import as_list, kind_of
 
 # Settings of loops, checkpoint hooks and schedulers that count iterations.
 COUNTS = (

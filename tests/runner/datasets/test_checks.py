@@ -19,8 +19,8 @@ from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.datasets.coco import check_coco
 from cpvt_pyramid.runner.datasets.images import Effort, inspect, shared_images, shown_image
 from cpvt_pyramid.runner.datasets.label_maps import check_label_maps
-from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.tooling.rasters import ReadError
 
 SCENES = [scene(i, name) for i, name in enumerate(('a', 'b', 'c ä', 'd'))]
 TURNED = Image.Exif()

@@ -31,12 +31,12 @@ from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.inference import batched, large_images
-from cpvt_pyramid.runner.inference.prediction import read_image
-from cpvt_pyramid.runner.inference.raster import ReadError
 from cpvt_pyramid.runner.models import build_model
+from cpvt_pyramid.runner.rasters import read_image
 from cpvt_pyramid.tooling import memory
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.inputs import OWNERS
+from cpvt_pyramid.tooling.rasters import ReadError
 
 TOOLS = ROOT / 'tools'
 infer, test_tool = load_tool('infer'), load_tool('test')

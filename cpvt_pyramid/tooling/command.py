@@ -58,6 +58,7 @@ SPIN_COUNT = '10000'
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 FAILED = 2
+BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not have
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command can continue
 # Warnings of mm and torch about settings that are intended.
 IGNORED_WARNINGS = (
@@ -145,9 +146,14 @@ def run_tool(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings('ignore', IGNORED_WARNINGS)
-            return function(**options) or 0
+            status = function(**options) or 0
+            print(end='', flush=True)
+            return status
     except Stopped:
         return FAILED
+    except BrokenPipeError:  # of `cpvt run ... | head`; nothing reads what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except BaseException as error:
         ending = ending_of(error, interrupted)
         if ending is None:
@@ -190,7 +196,9 @@ def ending_of(error: BaseException, interrupted: str) -> Optional[Ending]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether the disk, a quota or `ulimit -f` leaves no space for a file."""
+    full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+    return isinstance(error, OSError) and error.errno in full
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Command lines from functions, and how they end."""
 
+import errno
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Literal, Optional, Union
@@ -170,3 +173,28 @@ def test_failing_imports(capsys):
     for code in ('import cpvt_pyramid.no_such', 'raise ImportError("no name")'):
         with pytest.raises(ImportError):
             run_tool('tool', lambda code=code: exec(code), {}, '')
+
+
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_nothing_reads_the_output(unbuffered):
+    """As in `cpvt run ... | head`."""
+    code = 'from cpvt_pyramid.tooling.command import run_tool; import sys; '
+    code += "sys.exit(run_tool('tool', lambda: print('done'), {}, ''))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': unbuffered}
+    with os.fdopen(writer, 'wb') as closed:
+        done = subprocess.run(
+            [sys.executable, '-c', code], env=environment, stdout=closed, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (141, b'')
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EFBIG])
+def test_no_space(number, capsys):
+    def write() -> None:
+        raise OSError(number, 'no space', 'a.jpg')
+
+    assert run_tool('tool', write, {}, 'others are written') == 2
+    told = 'tool: no space left on the disk for a.jpg; others are written\n'
+    assert capsys.readouterr().err == told

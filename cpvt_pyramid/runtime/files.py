@@ -60,7 +60,7 @@ def write_batch(
     readable: list[Named] = []
     for path, name in batch:
         try:
-            images.append(read_image(path))
+            images.append(load_still(path))
         except OSError as error:
             reasons.append(one_line(error))
         else:
@@ -71,7 +71,7 @@ def write_batch(
     return reasons
 
 
-def read_image(path: Path) -> np.ndarray:
+def load_still(path: Path) -> np.ndarray:
     """An image as (H, W, 3) RGB uint8; an OSError that says why if it cannot be read."""
     if is_video(path):
         raise OSError('videos need OpenCV; give the model to cpvt infer')

@@ -58,8 +58,8 @@ REPORTS = {
     'cpu': {
         'machine': '-m cpvt_pyramid.doctor',
         'throughput': f"""
-            {THROUGHPUT} {RETINANET} --folder FOLDER/throughput
-            {THROUGHPUT} {FPN} --folder FOLDER/throughput
+            {THROUGHPUT} {RETINANET} --count 16 --folder FOLDER/throughput
+            {THROUGHPUT} {FPN} --count 16 --folder FOLDER/throughput
         """,
         'runtimes': f"""
             {SPEED} {PAIR} --runtimes --no-memory --sizes 512 --dtypes float32 bfloat16

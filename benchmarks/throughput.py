@@ -1,29 +1,30 @@
 """Measures images per second of whole commands, from image files to written results.
 
-    python -m benchmarks.throughput configs/retinanet_cpvt_s.py
-    python -m benchmarks.throughput configs/semantic_fpn_cpvt_s.py --images ~/photos
-    taskset -c 0-7 python -m benchmarks.throughput ...            on some of the cores
+    python -m benchmarks.throughput
+    python -m benchmarks.throughput configs/retinanet_cpvt_s.py --count 24 --rounds 3
+    python -m benchmarks.throughput configs/semantic_fpn_cpvt_s.py --images ~/photos --cores 2
 
 The commands take turns, on one core, on two, four and so on, each as a user starts it:
 
     mm           DetInferencer of mmdetection or MMSegInferencer of mmsegmentation, with
-                 mmsegmentation's backbone, batch_size=1, pictures and predictions written
+                 mmsegmentation's backbone, batch_size=1
     infer        cpvt infer
     onnxruntime  cpvt run, which needs no torch
     openvino     cpvt run --backend openvino
 
-All have the same random weights. A detector's score threshold is the tenth best score of the first
-photograph: as in a trained one, few scores exceed it, and sorting them takes no time. Each command
-runs on a small folder, with a photograph per core, and on a large one, which has those and more.
-Their difference gives the images per second; what remains is the start.
+Each runs twice: once with a picture for each image, and once without, as --no-pictures does. mm's
+inferencers then write no files at all. All have the same random weights. A detector's score
+threshold is the tenth best score of the first photograph: as in a trained one, few scores exceed
+it, and sorting them takes no time.
 
-    start s     imports, the model, and the end; with OpenVINO, compilation
-    images/s    median over the rounds
-    x mm        ratio to mm on as many cores, median over the rounds
-    x one core  ratio to the same command on one core
+    seconds     of the whole command by the clock, its start included; median over the rounds
+    images/s    photographs / seconds
+    x mm        ratio to mm on as many cores, median over the rounds; without pictures, to mm that
+                writes nothing
 
 Models and photographs are kept in a folder and used again. Without --images, the photographs are
-those of scikit-image and scikit-learn, every second series turned upright.
+those of scikit-image and scikit-learn, every second series turned upright. With two cores and the
+model of the demo, a round takes about three minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from benchmarks import ROOT
 from cpvt_pyramid.tooling.command import UserError, imports_of, run_command
@@ -52,15 +53,17 @@ COMMANDS = ('mm', 'infer', 'onnxruntime', 'openvino')
 CORES = (1, 2, 4, 8, 16)
 BOXES = 10  # drawn in the first photograph
 PHOTOGRAPHS = ('astronaut', 'chelsea', 'coffee', 'rocket', 'hubble_deep_field', 'retina')
-HEAD = ('cores', 'command', 'start s', 'images/s', 'x mm', 'x one core')
-# Runs an inferencer of mm, as its documentation does.
+HEAD = ('cores', 'command', 'pictures', 'seconds', 'images/s', 'x mm')
+SMALL = 'configs/demo/retinanet_cpvt_nano.py'
+# Runs an inferencer of mm, as its documentation does; without a folder for results it writes none.
 INFERENCER = """
 import sys
 library, config, weights, folder, out, threshold = sys.argv[1:]
 if library == 'mmdet':
     from mmdet.apis import DetInferencer
     inferencer = DetInferencer(config, weights, device='cpu')
-    inferencer(folder, out_dir=out, no_save_pred=False, pred_score_thr=float(threshold))
+    quiet = {'no_save_pred': not out, 'no_save_vis': not out}
+    inferencer(folder, out_dir=out, pred_score_thr=float(threshold), **quiet)
 else:
     from mmseg.apis import MMSegInferencer
     MMSegInferencer(config, weights, device='cpu')(folder, out_dir=out)
@@ -68,13 +71,13 @@ else:
 
 
 def throughput(
-    config: str,
+    config: str = SMALL,
     *,
     commands: Sequence[Literal[COMMANDS]] = COMMANDS,
     cores: Sequence[int] = (),
     images: str | None = None,
-    per_core: int = 6,
-    rounds: int = 3,
+    count: int = 56,
+    rounds: int = 1,
     against: str | None = None,
     folder: str = 'work_dirs/throughput',
     json: str | None = None,
@@ -85,39 +88,49 @@ def throughput(
         config: config file of a detector or a segmentor with a backbone that mmsegmentation has
         commands: what to measure
         cores: numbers of cores; by default 1, 2, 4, 8 and 16, as far as this process has them
-        images: photographs; used again if they are too few
-        per_core: photographs per core that only the large folder has
+        images: photographs
+        count: photographs that each command runs on; used again if there are fewer
         rounds: how often each command runs
-        against: measure cpvt infer of this checkout, too, as infer_before
+        against: measure infer of this checkout, too, as infer_before
         folder: for models, photographs and results
         json: write the seconds of all runs to this file, after each round
     """
     usable = usable_cores()
-    cores = cores or [n for n in CORES if n <= usable]
-    if min(per_core, rounds, *cores) < 1 or max(cores) > usable:
+    if not cores:
+        cores = [n for n in CORES if n <= usable]
+    if min(count, rounds, *cores) < 1 or max(cores) > usable:
         raise UserError(
-            '--per-core and --rounds must be at least 1, and --cores at least 1 and at most '
+            '--count and --rounds must be at least 1, and --cores at least 1 and at most '
             f'{usable}, the cores of this process'
         )
     work = make_folder(f'{folder}/{Path(config).stem}').resolve()
     photographs = find_photographs(images, make_folder(f'{folder}/photographs'))
     exported = bool({'onnxruntime', 'openvino'} & {*commands})
     threshold = prepare(config, work, photographs[0], exported)
-    names = [*commands, *(['infer_before'] if against else [])]
-    runs: list[dict[str, Any]] = []
+    names = [*commands]
+    if against:
+        names.append('infer_before')
+    part = link(photographs, count, work)
+    runs: list[Run] = []
     for _ in range(rounds):
-        for count, name in itertools.product(cores, names):
-            few, more = (link(photographs, n, work) for n in (count, count * (1 + per_core)))
-            seconds = []
-            for part in (few, more):
-                command = command_line(name, work, part, threshold, against)
-                seconds.append(run(command, work, count, len(list(part.iterdir()))))
-            each = (seconds[1] - seconds[0]) / (count * per_core)
-            start = seconds[0] - count * each
-            runs.append({'cores': count, 'command': name, 'each': each, 'start': start})
+        for number, pictures, name in itertools.product(cores, (True, False), names):
+            command = command_line(name, work, part, threshold, pictures, against)
+            images_with_results = 0 if name == 'mm' and not pictures else count
+            seconds = run(command, work, number, images_with_results)
+            runs.append(Run(number, name, pictures, seconds, count))
         print(text_table(HEAD, rows(runs)), flush=True)
         if json:
-            write_text(json, dumps(runs) + '\n')
+            write_text(json, dumps([entry._asdict() for entry in runs]) + '\n')
+
+
+class Run(NamedTuple):
+    """A command that was timed."""
+
+    cores: int
+    command: str
+    pictures: bool
+    seconds: float
+    images: int
 
 
 # The models and the photographs
@@ -223,29 +236,41 @@ def link(photographs: Sequence[Path], count: int, work: Path) -> Path:
 
 
 def command_line(
-    name: str, work: Path, folder: Path, threshold: str, against: str | None
+    name: str, work: Path, folder: Path, threshold: str, pictures: bool, against: str | None
 ) -> list[object]:
     """A command of COMMANDS, for a folder of photographs."""
-    out, python = work / 'results', sys.executable
-    detects = (work / 'mm.py').read_text().find("default_scope = 'mmdet'") >= 0
+    out = work / 'results'
+    detects = "default_scope = 'mmdet'" in (work / 'mm.py').read_text()
     if name == 'mm':
         library = 'mmdet' if detects else 'mmseg'
         model = [library, work / 'mm.py', work / 'mm.pth']
-        return [python, '-c', INFERENCER, *model, folder, out, threshold]
-    options = [folder, '--out-dir', out, *(['--score-thr', threshold] if detects else [])]
-    if name.startswith('infer'):
-        root = Path(against or '').resolve() if name == 'infer_before' else ROOT
+        return [
+            sys.executable,
+            '-c',
+            INFERENCER,
+            *model,
+            folder,
+            out if pictures else '',
+            threshold,
+        ]
+    options: list[object] = [folder, '--out-dir', out]
+    if detects:
+        options += ['--score-thr', threshold]
+    if not pictures:
+        options.append('--no-pictures')
+    if name in ('infer', 'infer_before'):
+        root = Path(against).resolve() if against and name == 'infer_before' else ROOT
         model = [work / 'ours.py', work / 'ours.pth']
-        return [python, root / 'cpvt infer', *model, *options, '--device', 'cpu']
-    model = [work / 'model.onnx', *options, '--backend', name]
-    return [python, '-m', 'cpvt_pyramid.runtime', *model]
+        return [sys.executable, root / 'tools/infer.py', *model, *options, '--device', 'cpu']
+    model = [work / 'model.onnx']
+    return [sys.executable, '-m', 'cpvt_pyramid', 'run', *model, *options, '--backend', name]
 
 
 def run(command: Sequence[object], work: Path, cores: int, images: int) -> float:
     """Run a command on some cores: its seconds.
 
     Raises:
-        UserError: it failed, or did not write all results.
+        UserError: it failed, or did not write the results of all images.
     """
     shutil.rmtree(work / 'results', ignore_errors=True)
     own = sorted(os.sched_getaffinity(0))[:cores]
@@ -260,39 +285,38 @@ def run(command: Sequence[object], work: Path, cores: int, images: int) -> float
         preexec_fn=partial(os.sched_setaffinity, 0, own),
     )
     seconds = time.perf_counter() - start
-    files = [path for path in (work / 'results').rglob('*.*') if path.is_file()]
-    pictures = [p for p in files if p.parent.name == 'vis' or p.name.endswith('.overlay.jpg')]
-    if done.returncode or len(pictures) != images:
+    written = count_results(work / 'results')
+    if done.returncode or written != images:
         last = (done.stderr.strip().splitlines() or ['no message'])[-1]
-        raise UserError(f'{command[1:3]} wrote {len(pictures)} of {images} pictures: {last[:300]}')
+        raise UserError(f'{command[1:4]} wrote results of {written} of {images}: {last[:300]}')
     return seconds
+
+
+def count_results(folder: Path) -> int:
+    """The images with results in a folder of mm's inferencers or of ours."""
+    names = [path.name for path in folder.rglob('*.*')]
+    ours = [name for name in names if name.endswith(('.detections.json', '.labels.png'))]
+    return len(ours) or len(list(folder.glob('vis/*')))
 
 
 # Output
 
 
-def rows(runs: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+def rows(runs: Sequence[Run]) -> Iterator[list[str]]:
     """The rows of the table, a line for each command on each number of cores."""
-    each, start = defaultdict(list), defaultdict(list)
+    seconds: dict[tuple[int, bool, str], list[float]] = defaultdict(list)
     for entry in runs:
-        key = entry['cores'], entry['command']
-        each[key].append(entry['each'])
-        start[key].append(entry['start'])
-
-    def faster(key: tuple[int, str], than: tuple[int, str]) -> str:
-        if than not in each:
-            return ''
-        return f'{statistics.median(b / a for a, b in zip(each[key], each[than])):.2f}'
-
-    for cores, name in sorted(each, key=lambda key: key[0]):
-        key = cores, name
+        seconds[entry.cores, entry.pictures, entry.command].append(entry.seconds)
+    for (cores, pictures, name), each in seconds.items():
+        of_mm = seconds.get((cores, pictures, 'mm'), [])
+        ratios = [theirs / own for theirs, own in zip(of_mm, each)]
         yield [
             str(cores),
             name,
-            f'{statistics.median(start[key]):.1f}',
-            f'{1 / statistics.median(each[key]):.2f}',
-            faster(key, (cores, 'mm')),
-            faster(key, (1, name)),
+            'yes' if pictures else 'no',
+            f'{statistics.median(each):.1f}',
+            f'{runs[0].images / statistics.median(each):.2f}',
+            f'{statistics.median(ratios):.2f}' if ratios else '',
         ]
 
 

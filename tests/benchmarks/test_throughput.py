@@ -24,29 +24,37 @@ def photographs(tmp_path) -> Path:
     return folder
 
 
-def test_starts_and_rates(photographs, tmp_path, monkeypatch, capsys):
-    """The commands take turns; a start is what does not grow with the folder."""
-    took = {'mm': (5, 2), 'infer': (4, 0.5), 'openvino': (1, 0.25)}
+def test_rates(photographs, tmp_path, monkeypatch, capsys):
+    """The commands take turns, with and without pictures."""
+    took = {'mm': 8, 'infer': 4, 'openvino': 2}
     commands = []
 
     def run(command, work, cores, images):
+        name, pictures = command
+        assert images == (0 if name == 'mm' and not pictures else 5)
         commands.append(command)
-        start, each = took[command]
-        return start + each * images + 0.01 * len(commands)
+        return took[name] / (1 if pictures else 2) + 0.001 * len(commands)
+
+    def command_line(name, work, folder, threshold, pictures, against):
+        assert len(list(folder.iterdir())) == 5
+        return name, pictures
 
     monkeypatch.setattr(tool, 'prepare', lambda *_: '0.3')
-    monkeypatch.setattr(tool, 'command_line', lambda name, *_: name)
+    monkeypatch.setattr(tool, 'command_line', command_line)
     monkeypatch.setattr(tool, 'run', run)
     options = ['--commands', *took, '--images', str(photographs), '--cores', '1', '--rounds', '2']
-    folder = ['--folder', str(tmp_path / 'work'), '--json', str(tmp_path / 'runs.json')]
-    assert tool.main([RETINANET, *options, *folder]) == 0
-    assert commands == [name for name in took for _ in range(2)] * 2
+    options += ['--count', '5', '--folder', str(tmp_path / 'work')]
+    assert tool.main([RETINANET, *options, '--json', str(tmp_path / 'runs.json')]) == 0
+    assert commands == [(name, pictures) for pictures in (True, False) for name in took] * 2
     runs = json.loads((tmp_path / 'runs.json').read_text())
-    assert [run['each'] for run in runs] == pytest.approx([2, 0.5, 0.25] * 2, abs=0.01)
-    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines()[-4:])
-    assert head[:3] == ['cores', 'command', 'start']
-    assert [float(row[2]) for row in rows] == pytest.approx([5, 4, 1], abs=0.15)
-    assert [float(row[4]) for row in rows] == pytest.approx([1, 4, 8], abs=0.1)
+    assert [run['seconds'] for run in runs] == pytest.approx([8, 4, 2, 4, 2, 1] * 2, abs=0.02)
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines()[-7:])
+    assert head == ['cores', 'command', 'pictures', 'seconds', 'images/s', 'x', 'mm']
+    assert [row[:3] for row in rows[2:4]] == [['1', 'openvino', 'yes'], ['1', 'mm', 'no']]
+    assert [float(row[4]) for row in rows] == pytest.approx(
+        [0.62, 1.25, 2.5] + [1.25, 2.5, 5], abs=0.05
+    )
+    assert [float(row[5]) for row in rows] == pytest.approx([1, 2, 4] * 2, abs=0.05)
 
 
 def test_commands(photographs, tmp_path, monkeypatch):
@@ -59,12 +67,17 @@ def test_commands(photographs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the default folder is relative
     folder = tool.link(sorted(Path('photographs').iterdir()), 4, work)
     assert (folder / '0003.jpg').resolve() == photographs / '0.jpg'
-    command = tool.command_line('onnxruntime', work, folder, threshold, None)
-    assert tool.run(command, work, 1, 4) > 0
-    with pytest.raises(tool.UserError, match='wrote 4 of 5 pictures'):
+    for pictures in (True, False):
+        command = tool.command_line('onnxruntime', work, folder, threshold, pictures, None)
+        assert tool.run(command, work, 1, 4) > 0
+        assert any((work / 'results').glob('*.jpg')) == pictures
+    with pytest.raises(tool.UserError, match='wrote results of 4 of 5'):
         tool.run(command, work, 1, 5)
     # In this process, which has imported mm.
-    _, _, code, *arguments = map(str, tool.command_line('mm', work, folder, threshold, None))
-    monkeypatch.setattr(sys, 'argv', ['-c', *arguments])
-    exec(code, {})
-    assert len(list((work / 'results/vis').iterdir())) == 4
+    shutil.rmtree(work / 'results')
+    for pictures, expected in ((False, 0), (True, 4)):
+        command = tool.command_line('mm', work, folder, threshold, pictures, None)
+        _, _, code, *arguments = map(str, command)
+        monkeypatch.setattr(sys, 'argv', ['-c', *arguments])
+        exec(code, {})
+        assert tool.count_results(work / 'results') == expected

@@ -16,14 +16,16 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from .. import CPVT, CPVTPyramid
 
 
 # Those of `checkpoints.formats`; official and timm: as the model's authors and timm publish it.
-FORMATS = (
+Format = Literal[
     'ours',
     'official',
     'timm',
@@ -33,13 +35,13 @@ FORMATS = (
     'pvt',
     'mmpretrain_vit',
     'vit',
-)
+]
 
 
 def convert_weights(
     source: str,
     *,
-    to: Literal[FORMATS],
+    to: Format,
     out: str = '.',
     backbone_only: bool = False,
     safetensors: bool = False,
@@ -112,18 +114,19 @@ def convert(
         return path, False
 
 
-def validate(ours: dict[str, Tensor], model: nn.Module) -> None:
+def validate(ours: dict[str, Tensor], model: CPVTPyramid | CPVT) -> None:
     """Raise a ValueError if a tensor is damaged or missing.
 
     The names are ours; some tensors may have no place in the model, which is that of `model_of`.
     """
     from torch import nn
 
+    from .. import CPVTPyramid
     from ..checkpoints.fit import compare, defect_of, objection_to
     from ..checkpoints.reading import listed
 
     expected = model.state_dict()
-    if 'norm.weight' not in expected:  # a pyramid: add what its classifier holds
+    if isinstance(model, CPVTPyramid):  # add what its classifier holds
         dim = model.channels[-1]
         classifier = {'norm': nn.LayerNorm(dim), 'head': nn.Linear(dim, labels_of(ours))}
         expected |= nn.ModuleDict(classifier).state_dict()
@@ -179,7 +182,7 @@ def check(ours: dict[str, Tensor], written: dict) -> None:
             raise ValueError(f'the conversion changes {name}')
 
 
-def model_of(ours: dict[str, Tensor]) -> nn.Module:
+def model_of(ours: dict[str, Tensor]) -> CPVTPyramid | CPVT:
     """The model that has these tensors, which have our names."""
     from .. import CPVT, CPVTPyramid
     from ..checkpoints.fit import arch_of, shape_of
@@ -204,26 +207,24 @@ def model_of(ours: dict[str, Tensor]) -> nn.Module:
     if pegs:
         kinds.append('peg')
     patch = 4 if stages else 16
-    options = dict(position='+'.join(kinds))
+    options: dict[str, Any] = dict(position='+'.join(kinds))
     if table is not None:
         options['pretrain_img_size'] = [patch * side for side in table.shape[1:3]]
     if stages:
-        model = CPVTPyramid(
+        return CPVTPyramid(
             arch,
             **options,
             in_channels=ours['patch_embeds.0.proj.weight'].shape[1],
             out_indices=range(len(stages)),
             stage_norm='norm_list.0.weight' in ours,
-        )
-    else:
-        model = CPVT(
-            arch,
-            **options,
-            peg=dict(after=pegs) if pegs else None,
-            class_token='cls_token' in ours or 'cls_pos' in ours,
-            num_classes=labels_of(ours),
-        )
-    return model.eval()
+        ).eval()
+    return CPVT(
+        arch,
+        **options,
+        peg=dict(after=pegs) if pegs else None,
+        class_token='cls_token' in ours or 'cls_pos' in ours,
+        num_classes=labels_of(ours),
+    ).eval()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -107,12 +107,12 @@ def load(
     if config in ARCHS or config in COLUMNAR_ARCHS:
         from .. import CPVT, CPVTPyramid, load_weights
 
-        model = (CPVTPyramid if config in ARCHS else CPVT)(config).eval()
+        backbone_alone = (CPVTPyramid if config in ARCHS else CPVT)(config).eval()
         try:
-            load_weights(model, checkpoint)
+            load_weights(backbone_alone, checkpoint)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(str(error)) from error
-        return model, {'arch': config}, None
+        return backbone_alone, {'arch': config}, None
 
     from ..runner.config.load import load_config
     from ..runner.config.parts import leaves
@@ -135,9 +135,9 @@ def find_photographs(inputs: Sequence[str], folder: Optional[Path]) -> list['np.
     from ..runtime.images import load_image
     from ..tooling.inputs import IMAGES, find_inputs
 
-    paths: Sequence[Path] = []
+    paths: list[Path] = []
     if inputs:
-        paths = find_inputs(inputs)
+        paths = list(find_inputs(inputs))
     elif folder and folder.is_dir():
         paths = sorted(folder.iterdir())
     images = []

@@ -45,7 +45,7 @@ class Analysis(NamedTuple):
     """The results of a test, analysed."""
 
     numbers: dict[str, Any]  # as JSON values
-    sections: list[str]  # of an HTML page
+    sections: list[pages.Markup]  # of an HTML page
 
 
 def analyse_results(cfg: Config, path: Path, score_thr: Optional[float], worst: int) -> Analysis:

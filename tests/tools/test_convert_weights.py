@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import timm
@@ -158,8 +159,9 @@ def test_mistakes(tensors, to, complaint, capsys):
 def test_help_is_quick():
     command = [sys.executable, '-X', 'importtime', ROOT / 'tools/convert_weights.py', '--help']
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.stdout.startswith('usage: convert_weights ') and ' torch\n' not in ended.stderr
-    assert set(tool.FORMATS) == {'ours', 'official', 'timm', *FORMATS}
+    assert ended.stdout.startswith('usage: cpvt convert-weights ')
+    assert ' torch\n' not in ended.stderr
+    assert set(get_args(tool.Format)) == {'ours', 'official', 'timm', *FORMATS}
 
 
 DAMAGED = {

@@ -1,8 +1,11 @@
 """The set-up script, without installing anything: the interpreter is a fake."""
 
 import fcntl
+import os
 import shutil
+import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -174,13 +177,38 @@ def test_a_failure_ends_the_set_up(checkout):
     fails = 'until [ -s compiler ]; do sleep 0.02; done; exit 1'
     done = run(checkout, COMPILER=waits, PACKAGES=fails)
     assert done.returncode == 1 and 'cannot install the packages' in done.stderr
-    compiler = int((checkout / 'compiler').read_text())
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(compiler).wait(10)
+    assert_ended(checkout / 'compiler')
 
     done = run(checkout, COMPILER='exit 1')
     assert done.returncode == 1 and 'cannot compile mmcv; see ' in done.stderr
     assert (checkout / '.venv/packages').exists() and not (checkout / '.venv/complete').exists()
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_compiler_too(checkout, number):
+    """Like Ctrl-C, it reaches the script and what runs in its foreground."""
+    script = subprocess.Popen(
+        ['tools/setup_env.sh'],
+        cwd=checkout,
+        env={
+            'PATH': f'{checkout}/bin:/usr/bin:/bin',
+            'HOME': str(checkout),
+            'COMPILER': 'echo $$ > compiler; exec sleep 100',
+            'PACKAGES': 'until [ -s compiler ]; do sleep 0.02; done; touch both; exec sleep 100',
+        },
+        start_new_session=True,
+    )
+    while not (checkout / 'both').exists():
+        time.sleep(0.02)
+    os.killpg(script.pid, number)
+    assert script.wait(10) != 0
+    assert_ended(checkout / 'compiler')
+
+
+def assert_ended(file: Path) -> None:
+    """Wait for the end of the process whose id is in a file."""
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(file.read_text())).wait(10)
 
 
 def test_operators_are_compiled_without_debugging_information(checkout):

@@ -13,6 +13,7 @@ import numpy as np
 from ..padding.batching import padded_size
 from ..tooling.command import UserError, one_line
 from ..tooling.threads import usable_cores
+from .openvino_graph import to_rows
 
 KEY, TEST_KEY = 'cpvt_pyramid', 'cpvt_pyramid_test'  # of the metadata and the test data
 # Execution providers of onnxruntime
@@ -123,15 +124,13 @@ class OpenVino:
         requests: int = 1,
         more_outputs: Sequence[str] = (),
     ) -> None:
-        from openvino.frontend import FrontEndManager
-
-        # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
-        reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
-        model = reader.convert(reader.load(str(path)))
+        model = read_openvino(path)
         model.add_outputs(list(more_outputs))
         self.path = path
         self.metadata = _entry(model, KEY)
         self.test = _entry(model, TEST_KEY)
+        if self.metadata is not None:
+            to_rows(model)
         core = openvino_core()
         device = device or 'CPU'
         check_device('openvino', device, core.available_devices)
@@ -167,6 +166,15 @@ class OpenVino:
 
     def with_outputs(self, names: Sequence[str]) -> Session:
         return OpenVino(self.path, self.place, more_outputs=names)
+
+
+def read_openvino(path: Path) -> Any:
+    """An `openvino.Model` from an ONNX file or OpenVINO's own format."""
+    from openvino.frontend import FrontEndManager
+
+    # `Core.read_model` tries all of its formats on a damaged file, and some print to stderr.
+    reader = FrontEndManager().load_by_framework('ir' if path.suffix == '.xml' else 'onnx')
+    return reader.convert(reader.load(str(path)))
 
 
 @cache

@@ -41,17 +41,18 @@ def verify(
             pixels are 0 to 255.
         batch_size: images of the largest batch of one size; smaller ones are tried, too.
         tolerance: of the largest difference / the largest value of an output; by default 0.0001,
-            or 0.01 for files in float16.
+            0.01 for files in float16, 0.05 for quantized ones.
         bitwise: only the same bits pass in a batch of one size.
 
     Returns:
         The exit status: 1 if results depend on the batch or differ from PyTorch's, else 0.
     """
-    from ..padding.invariance import TOLERANCE, batch_report
+    from ..padding.invariance import batch_report
     from ..runtime.comparison import HEAD, verdict
+    from ..runtime.metadata import parse_metadata, reference_of
     from ..runtime.self_test import verify_session
     from ..runtime.sessions import open_session
-    from ..runtime.verify import HALF_TOLERANCE, ImageModel, conclusion
+    from ..runtime.verify import ImageModel, conclusion
     from ..tooling.inputs import local_path
     from ..tooling.report import text_table
 
@@ -65,7 +66,8 @@ def verify(
     if session.test is not None:
         checks = verify_session(path, session)
         print(text_table(HEAD, [check.cells for check in checks]))
-        print(f'{path}, {session.device}: {verdict(checks)}\n')
+        reference = reference_of(parse_metadata(path, session))
+        print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
         passed = all(check.passed for check in checks)
     elif session.metadata is not None:
         print(f'{path} has no outputs of PyTorch to compare with; export it again for that\n')
@@ -74,7 +76,7 @@ def verify(
         value_range = (0, 255)
     images = file.images(batch_size, size, value_range)
     if tolerance is None:
-        tolerance = HALF_TOLERANCE if file.is_half else TOLERANCE
+        tolerance = file.tolerance
     sizes = 'valid' if 'valid' in file.sizes else None
     try:
         report = batch_report(file, images, sizes=sizes, tolerance=tolerance, bitwise=bitwise)

@@ -22,11 +22,15 @@ class Tolerances(NamedTuple):
     # Of the images in which ties are looked for, see `compare_boxes`; standard deviation, of
     # pixels from 0 to 255
     noise: float
+    missing: float = 0.0  # share of the boxes without counterpart
 
 
 TOLERANCES = {  # by the dtype in the metadata
     'float32': Tolerances(maps=1e-3, boxes=0.1, scores=1e-3, pixels=1e-3, noise=0.01),
     'float16': Tolerances(maps=5e-2, boxes=2.0, scores=2e-2, pixels=2e-2, noise=1.0),
+    # Of a file's own outputs on other processors: a value at the border of two steps of 8 bits
+    # falls to either side.
+    'int8': Tolerances(maps=1e-1, boxes=4.0, scores=5e-2, pixels=2e-2, noise=1.0, missing=0.1),
 }
 HEAD = ('images', 'stage', 'difference', 'tolerance', 'unit', '', 'runtime', 'passed')
 
@@ -133,7 +137,8 @@ def compare_boxes(
     note = f'{len(expected["scores"])} boxes'
     if ties := without_counterpart - wrong:
         note += ', 1 tie' if ties == 1 else f', {ties} ties'
-    yield Check('boxes', wrong, 0, 'without counterpart', note)
+    allowed = math.floor(tolerances.missing * len(expected['scores']))
+    yield Check('boxes', wrong, allowed, 'without counterpart', note)
     if not pairs:
         return
     pixels = np.abs(found['boxes'][ours] - expected['boxes'][theirs]).max()
@@ -161,12 +166,12 @@ def matched(found: Arrays, expected: Arrays, tolerances: Tolerances) -> list[tup
     return pairs
 
 
-def verdict(checks: Sequence[Check]) -> str:
-    """What the comparisons show, in words."""
+def verdict(checks: Sequence[Check], reference: str = 'PyTorch') -> str:
+    """What the comparisons with a reference show, in words."""
     failed = sum(not check.passed for check in checks)
     if failed:
-        return f'FAILED, {failed} of {len(checks)} comparisons with PyTorch'
-    return f'passed, all {len(checks)} comparisons with PyTorch'
+        return f'FAILED, {failed} of {len(checks)} comparisons with {reference}'
+    return f'passed, all {len(checks)} comparisons with {reference}'
 
 
 def inside(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:

@@ -126,3 +126,10 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
             f'valid besides; got {shapes}; export it again'
         )
     return about
+
+
+def reference_of(about: Mapping[str, Any]) -> str:
+    """What the test data in a file come from, in words."""
+    if about.get('quantized'):
+        return 'its results where it was quantized'
+    return 'PyTorch'

@@ -6,14 +6,14 @@ from typing import Any, Optional
 import numpy as np
 
 from ..padding.batching import padded_size
-from ..padding.invariance import PADDED, BatchReport
+from ..padding.invariance import PADDED, TOLERANCE, BatchReport
 from ..tooling.command import UserError, one_line
 from .metadata import parse_metadata
 from .self_test import draw
 from .sessions import Session
 
 SIZE = (256, 320)  # height and width where the file takes any
-HALF_TOLERANCE = 1e-2
+TOLERANCES = {'float16': 1e-2, 'int8': 5e-2}  # by the precision of the file; others TOLERANCE
 SMALLER = (192, 256)  # in a padded batch with the others
 CHANNELS = (1, 3, 4)  # that tell images (B, C, H, W) from (B, H, W, C)
 
@@ -55,9 +55,10 @@ class ImageModel:
         self.dtype = session.dtypes[self.name]
         if self.dtype.kind not in 'fiu':
             raise UserError(f'{path}: its images must be numbers, got {self.dtype}')
-        self.is_half = self.dtype == np.float16
+        precision = str(self.dtype)
         if session.metadata is not None:
-            self.is_half = parse_metadata(path, session).get('dtype') == 'float16'
+            precision = str(parse_metadata(path, session).get('dtype'))
+        self.tolerance = TOLERANCES.get(precision, TOLERANCE)
         self.is_channels_last = dimensions[0] not in CHANNELS and dimensions[2] in CHANNELS
         if self.is_channels_last:
             dimensions = [dimensions[2], *dimensions[:2]]

@@ -1,0 +1,99 @@
+"""Quantize an exported detector or segmentor to 8-bit integers, for OpenVINO.
+
+    cpvt quantize retinanet.onnx photos
+    cpvt quantize retinanet.onnx train2017 --compare val2017 --annotations instances_val2017.json
+    cpvt quantize upernet.onnx train --compare val --annotations val_labels --zero-is-ignored
+
+Some of the images calibrate the model, and the others decide which layers stay in float32. The
+result runs wherever OpenVINO does: `cpvt run retinanet-int8.xml photo.jpg`. A report,
+NAME.report.json, is written next to it. docs/deployment.md explains the options and the figures.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from ..tooling.command import UserError, run_command
+
+
+def quantize(
+    model: str,
+    images: Sequence[str],
+    *,
+    out: Optional[str] = None,
+    compare: Sequence[str] = (),
+    annotations: Optional[str] = None,
+    zero_is_ignored: bool = False,
+    agreement: float = 0.95,
+    drop: float = 0.5,
+    calibrate: int = 100,
+) -> None:
+    """Quantize a model, unless its results change too much.
+
+    Args:
+        model: a .onnx file of cpvt export, in float32 or float16.
+        images: photographs, or folders with them, such as the model will see. They calibrate,
+            and without --compare every other one is compared instead.
+        out: the .xml file to write; by default NAME-int8.xml next to the model.
+        compare: photographs, or folders with them, on which the models are compared.
+        annotations: of these, by the names of the files: a JSON file in COCO's format, or a folder
+            of label maps (.png).
+        zero_is_ignored: in label maps 0 is ignored, as 255 is, and 1 is the first class.
+        agreement: share of the boxes or pixels on which the models must agree, without
+            annotations.
+        drop: points of AP or mIoU that may be lost, with annotations.
+        calibrate: images that calibrate, at most.
+    """
+    source = Path(model)
+    path = Path(out) if out else source.with_name(f'{source.stem}-int8.xml')
+    if path.suffix != '.xml':
+        raise UserError(f'--out must end in .xml, got {path}')
+    if not 0 <= agreement <= 1:
+        raise UserError(f'--agreement must be in [0, 1], got {agreement}')
+    if drop < 0 or calibrate < 1:
+        raise UserError(
+            f'--drop must be at least 0 and --calibrate at least 1, got {drop} and {calibrate}'
+        )
+
+    from ..runtime.quantization import (
+        files_of,
+        import_nncf,
+        quantize_file,
+        split_images,
+        summary,
+    )
+    from ..tooling.files import check_file
+
+    for file in files_of(path):
+        if file.exists():
+            raise UserError(f'{file} exists; remove it, or choose another name with --out')
+    check_file(path)
+    import_nncf()
+    if compare:
+        calibration = photographs(images)
+        compared = photographs(compare)
+    else:
+        calibration, compared = split_images(photographs(images))
+    results = quantize_file(
+        source,
+        path,
+        calibration,
+        compared,
+        Path(annotations) if annotations else None,
+        zero_is_ignored,
+        agreement,
+        drop,
+        calibrate,
+    )
+    print(f'\n{summary(results)}')
+    print(f'wrote {", ".join(map(str, files_of(path)))}')
+
+
+def photographs(inputs: Sequence[str]) -> list[Path]:
+    from ..tooling.inputs import find_inputs, is_video
+
+    return [path for path in find_inputs(inputs) if not is_video(path)]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_command(quantize, argv)

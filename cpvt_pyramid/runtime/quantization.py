@@ -1,0 +1,620 @@
+"""Exported models in 8-bit integers, by NNCF's post-training quantization, for OpenVINO.
+
+Calibration images tell the range of each value. What stays in float32 is decided by results: groups
+of layers are taken out of the quantization, those first that change results most, until the
+predictions agree with those of the float32 model on other images.
+
+Weights take 7 of their 8 bits. Processors without VNNI add pairs of products in 16 bits, where two
+products of 8 bits may saturate.
+"""
+
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from ..results.predictions import Detections, Prediction
+from ..tooling.command import UserError, one_line, optional_package
+from ..tooling.report import text_table
+from ..tooling.threads import usable_cores
+from .accuracy import Agreement, CocoTruth, LabelTruth, Truth, agreement_of
+from .images import load_image
+from .openvino_graph import to_float32, to_rows
+from .predictor import ExportedModel
+from .self_test import own_test
+from .sessions import KEY, TEST_KEY, OpenVino, padded_inputs, read_openvino
+
+PRODUCTS = ('MatMul', 'Convolution', 'GroupConvolution')
+# The group of a layer, by the first pattern that the name of its weights has. Groups are tried in
+# this order, so that those whose float32 costs little come first.
+GROUPS = {
+    'last layers of the head': r'(conv_seg|_cls|_reg|fc_cls|fc_reg|conv_logits)\.\w+$',
+    'patch embeddings': r'\bpatch_embed',
+    'position encodings': r'\b(pos_block|position)',
+    'linear layers of attention': r'\b(attn|\w*attention\w*|attentions)\b',
+    'MLPs': r'\b(mlp|ffn|ffns)\b',
+    'neck': r'\bneck\b',
+    'head': r'head\b',
+}
+PAIRS = 'products of queries, keys and values'
+OTHERS = 'other layers'
+FEW = 20  # images: fewer do not show the range of values
+COMPARED = 32  # images without annotations, at most
+ROUNDS = 9  # of the measurement of latency
+SECONDS = 20.0  # for it, at most
+
+
+class Measured(NamedTuple):
+    """How good a quantized model is on images that it was not calibrated with."""
+
+    agreement: float  # with the float32 model, from 0 to 1
+    accuracy: Optional[float] = None  # AP or mIoU in percent, of annotated images
+
+
+class Candidate(NamedTuple):
+    """A quantized model that was tried."""
+
+    in_float: tuple[str, ...]  # groups of layers
+    measured: Measured
+
+
+class Goal(NamedTuple):
+    """What a quantized model must reach."""
+
+    agreement: float  # without annotations
+    accuracy: Optional[float] = None  # with them
+
+    def described(self, truth: Optional[Truth]) -> str:
+        if self.accuracy is None or truth is None:
+            return f'{self.agreement:.2%}'
+        return f'{truth.name} {self.accuracy:.2f}'
+
+    def margin(self, measured: Measured) -> float:
+        """By how much it is reached; negative if it is not."""
+        if self.accuracy is None or measured.accuracy is None:
+            return measured.agreement - self.agreement
+        return measured.accuracy - self.accuracy
+
+
+def search(
+    groups: Sequence[str], goal: Goal, attempt: Callable[[Sequence[str]], Measured]
+) -> list[Candidate]:
+    """Try which groups must stay in float32: none, then each one by itself, and then those together
+    that help most. Returns what was tried; the best is last.
+
+    Args:
+        groups: that may be quantized.
+        goal: ends the search.
+        attempt: quantizes a model with these groups in float32.
+    """
+    tried: list[Candidate] = []
+
+    def margin(candidate: Candidate) -> float:
+        return goal.margin(candidate.measured)
+
+    def reaches_goal(in_float: Sequence[str]) -> bool:
+        tried.append(Candidate(tuple(in_float), attempt(in_float)))
+        return margin(tried[-1]) >= 0
+
+    def best_last() -> list[Candidate]:
+        best = max(tried, key=margin)  # the first of equals, which has fewer groups in float32
+        return [candidate for candidate in tried if candidate is not best] + [best]
+
+    if reaches_goal([]):
+        return tried
+    for group in groups:
+        if reaches_goal([group]):
+            return tried
+    alone = sorted(tried[1:], key=margin, reverse=True)
+    ranked = [candidate.in_float[0] for candidate in alone]
+    for count in range(2, len(ranked)):  # with all groups in float32, nothing is quantized
+        if reaches_goal(ranked[:count]):
+            return tried
+    return best_last()
+
+
+def groups_of(model: Any) -> dict[str, list[str]]:
+    """The names of the nodes that multiply, by group of layers."""
+    groups: dict[str, list[str]] = {name: [] for name in (PAIRS, *GROUPS, OTHERS)}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in PRODUCTS:
+            groups[group_of(node)].append(node.get_friendly_name())
+    return {name: nodes for name, nodes in groups.items() if nodes}
+
+
+def group_of(node: Any) -> str:
+    weights = weights_of(node)
+    for name, pattern in GROUPS.items():
+        if re.search(pattern, weights):
+            return name
+    if not weights and multiplies_attention(node):
+        return PAIRS
+    return OTHERS
+
+
+def multiplies_attention(node: Any) -> bool:
+    """Whether a product of two activations is that of queries and keys, or that of the weights of
+    attention and values."""
+    nearby = [node.input_value(0).get_node()]
+    for target in node.output(0).get_target_inputs():
+        following = target.get_node()
+        nearby.append(following)
+        for after in following.output(0).get_target_inputs() if following.outputs() else ():
+            nearby.append(after.get_node())
+    before = nearby[0]
+    if before.inputs():  # of padded keys, which a Select takes out of the weights
+        for value in before.input_values():
+            nearby.append(value.get_node())
+    return any(other.get_type_name() == 'Softmax' for other in nearby)
+
+
+def weights_of(node: Any) -> str:
+    """The name that the weights or the bias of a layer have in PyTorch; '' if there is none."""
+    for place in (1, 0):
+        name = parameter_of(node.input_value(place))
+        if name:
+            return name
+    for target in node.output(0).get_target_inputs():
+        following = target.get_node()
+        if following.get_type_name() == 'Add':
+            for value in following.input_values():
+                name = parameter_of(value)
+                if name:
+                    return name
+    return ''
+
+
+def parameter_of(value: Any) -> str:
+    """The name of a constant that is named like a parameter in PyTorch; '' for other values."""
+    node = value.get_node()
+    while node.get_type_name() in ('Convert', 'Reshape', 'Transpose', 'Unsqueeze'):
+        node = node.input_value(0).get_node()
+    name = node.get_friendly_name()
+    is_parameter = node.get_type_name() == 'Constant' and '.' in name
+    return name if is_parameter else ''
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a model has 8-bit weights or quantized values already."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == 'FakeQuantize':
+            return True
+        if node.get_type_name() == 'Constant' and len(node.get_output_shape(0)) > 1:
+            if node.get_element_type().get_type_name() in ('i8', 'u8'):
+                return True
+    return False
+
+
+class Quantizer:
+    """Quantizes an exported model.
+
+    Args:
+        path: of the model.
+
+    Raises:
+        UserError: it is not an exported detector or segmentor, or is quantized already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.nncf = import_nncf()
+        self.path = path
+        self.original = ExportedModel(path, 'openvino')
+        # Some constants of an ONNX file lead to nodes that are no longer part of the model.
+        self.model = read_openvino(path).clone()
+        if is_quantized(self.model):
+            raise UserError(f'{path} is quantized already; give the float32 model')
+        to_float32(self.model)
+        self.groups = groups_of(self.model)
+        to_rows(self.model)
+
+    def quantize(self, inputs: Sequence[dict[str, np.ndarray]], in_float: Sequence[str]) -> Any:
+        """The `openvino.Model` with these groups of layers in float32.
+
+        Args:
+            inputs: for calibration.
+            in_float: names of groups.
+        """
+        nncf = self.nncf
+        parameters = nncf.quantization.advanced_parameters
+        ignored = [name for group in in_float for name in self.groups[group]]
+        with quiet(nncf):
+            return nncf.quantize(
+                self.model.clone(),
+                nncf.Dataset(inputs),
+                subset_size=len(inputs),
+                model_type=nncf.ModelType.TRANSFORMER,
+                preset=nncf.QuantizationPreset.PERFORMANCE,
+                ignored_scope=nncf.IgnoredScope(names=ignored) if ignored else None,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(
+                    overflow_fix=nncf.OverflowFix.ENABLE,
+                    # By default each channel of a depthwise convolution has a scale. NNCF takes the
+                    # second dimension for the channels, also of maps (B, H, W, C).
+                    activations_quantization_params=parameters.QuantizationParameters(
+                        per_channel=False
+                    ),
+                ),
+            )
+
+
+def import_nncf() -> Any:
+    os.environ.setdefault('NNCF_CI', '1')  # else it reports its use
+    return optional_package('nncf', 'cpvt quantize', "'cpvt_pyramid[quantize]'")
+
+
+@contextmanager
+def quiet(nncf: Any) -> Iterator[None]:
+    """Without NNCF's own lines and bars."""
+    logger = logging.getLogger('nncf')
+    level = logger.level
+    nncf.set_log_level(logging.ERROR)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def save(model: Any, path: Path, entries: Mapping[str, str]) -> None:
+    """Write an .xml file and the .bin file next to it, with metadata.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    import openvino
+
+    for key, value in entries.items():
+        model.set_rt_info(value, ['framework', key])
+    try:
+        openvino.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:  # OpenVINO's only kind
+        free = shutil.disk_usage(path.parent).free / 1e6
+        raise UserError(
+            f'cannot write {path}, where {free:.0f} MB are free: {one_line(error)}'
+        ) from error
+
+
+class Comparison:
+    """The float32 model's predictions for images, with which others are compared.
+
+    Args:
+        original: the float32 model.
+        paths: of the images; those that cannot be read are skipped, with a warning.
+        truth: annotations of some of them.
+    """
+
+    def __init__(
+        self, original: ExportedModel, paths: Sequence[Path], truth: Optional[Truth]
+    ) -> None:
+        self.score_thr: float = original.about['score_thr']
+        self.truth = truth
+        self.expected: dict[Path, Prediction] = {}
+        summaries = {}
+        for path in paths:
+            image = load_or_skip(path)
+            if image is None:
+                continue
+            prediction = self.predict(original, image)
+            self.expected[path] = without_image(self.shown(prediction))
+            if truth is not None and truth.has(path):
+                summaries[path] = truth.summary(path, prediction)
+        if not self.expected:
+            raise UserError('none of the images for the comparison can be read')
+        self.accuracy = truth.measure(summaries) if truth is not None else None
+
+    def measure(self, model: ExportedModel) -> Measured:
+        total = Agreement()
+        summaries = {}
+        for path, expected in self.expected.items():
+            prediction = self.predict(model, load_image(path))
+            total += agreement_of(self.shown(prediction), expected)
+            if self.truth is not None and self.truth.has(path):
+                summaries[path] = self.truth.summary(path, prediction)
+        accuracy = self.truth.measure(summaries) if self.truth is not None else None
+        return Measured(total.share, accuracy)
+
+    def predict(self, model: ExportedModel, image: np.ndarray) -> Prediction:
+        (prediction,) = model.predict([image], 0.0)  # all scores count in AP
+        return prediction
+
+    def shown(self, prediction: Prediction) -> Prediction:
+        """What users see by default."""
+        if isinstance(prediction, Detections):
+            return prediction.above(self.score_thr)
+        return prediction
+
+
+def without_image(prediction: Prediction) -> Prediction:
+    """A prediction that needs less memory, for `agreement_of`."""
+    nothing = np.zeros((0, 0, 3), np.uint8)
+    if isinstance(prediction, Detections):
+        return replace(prediction, image=nothing, masks=None)
+    return replace(prediction, image=nothing)
+
+
+def load_or_skip(path: Path) -> Optional[np.ndarray]:
+    """An image; None, with a warning, if it cannot be read."""
+    try:
+        return load_image(path)
+    except OSError as error:
+        warnings.warn(f'skipped {path}: {one_line(error)}', stacklevel=2)
+        return None
+
+
+def calibration_inputs(
+    original: ExportedModel, paths: Sequence[Path]
+) -> list[dict[str, np.ndarray]]:
+    """What the model gets for these images, each alone."""
+    inputs = []
+    for path in paths:
+        image = load_or_skip(path)
+        if image is not None:
+            resized = original.to_input_size(image)
+            sizes = [resized.shape[:2]]  # also of label maps, which need not be large here
+            inputs.append(padded_inputs([resized], original.session.shapes, sizes))
+    if not inputs:
+        raise UserError('none of the images for the calibration can be read')
+    return inputs
+
+
+def split_images(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Every other image to calibrate with, and the others to compare on."""
+    if len(paths) < 2:
+        raise UserError(
+            'at least 2 images are needed, got 1: some to calibrate with, others to compare on; '
+            f'{2 * FEW} are better'
+        )
+    return list(paths[::2]), list(paths[1::2])
+
+
+def annotated_images(paths: Sequence[Path], truth: Truth) -> list[Path]:
+    found = [path for path in paths if truth.has(path)]
+    if not found:
+        raise UserError(
+            f'none of the {len(paths)} images to compare on is annotated; --compare gives others'
+        )
+    return found
+
+
+def evenly_spaced(paths: Sequence[Path], most: int) -> list[Path]:
+    """At most `most` of them."""
+    if len(paths) <= most:
+        return list(paths)
+    places = np.linspace(0, len(paths) - 1, most).round().astype(int)
+    return [paths[place] for place in places]
+
+
+class Latency(NamedTuple):
+    """Median times of a pass, in milliseconds."""
+
+    float32: float
+    int8: float
+    size: tuple[int, int]  # height and width of the image
+    cores: int
+
+
+def measure_latency(
+    original: ExportedModel, quantized: ExportedModel, image: np.ndarray
+) -> Latency:
+    """Measure two models on one image, in turns."""
+    resized = original.to_input_size(image)
+    sessions = [original.session, quantized.session]
+    inputs = padded_inputs([resized], original.session.shapes, [image.shape[:2]])
+    times: list[list[float]] = [[], []]
+    end = time.monotonic() + SECONDS
+    for turn in range(ROUNDS + 1):
+        for session, measured in zip(sessions, times):
+            start = time.perf_counter()
+            session.run(inputs)
+            if turn:  # after the first, which allocates memory
+                measured.append(1000 * (time.perf_counter() - start))
+        if turn > 1 and time.monotonic() > end:
+            break
+    height, width = resized.shape[:2]
+    float32, int8 = (statistics.median(measured) for measured in times)
+    return Latency(float32, int8, (height, width), usable_cores())
+
+
+def quantize_file(
+    path: Path,
+    out: Path,
+    calibration: Sequence[Path],
+    compared: Sequence[Path],
+    annotations: Optional[Path] = None,
+    zero_is_ignored: bool = False,
+    agreement: float = 0.95,
+    drop: float = 0.5,
+    calibrate: int = 100,
+    say: Callable[[str], object] = print,
+) -> dict[str, Any]:
+    """Quantize a model and write it, if its predictions are good enough.
+
+    Args:
+        path: of the float32 model.
+        out: an .xml file to write.
+        calibration: images to calibrate with.
+        compared: other images, on which the models are compared.
+        annotations: of these, a JSON file in COCO's format or a folder of label maps.
+        zero_is_ignored: see `LabelTruth`.
+        agreement: with the float32 model that is needed without annotations, from 0 to 1.
+        drop: of AP or mIoU, in points, that is allowed with annotations.
+        calibrate: images to calibrate with, at most.
+        say: prints a line about the progress.
+
+    Returns:
+        What the report holds, see `summary`.
+
+    Raises:
+        UserError: it cannot be quantized, or is not good enough; nothing was written.
+    """
+    quantizer = Quantizer(path)
+    original = quantizer.original
+    truth = None
+    if annotations is not None:
+        truth = read_annotations(annotations, original, zero_is_ignored)
+    if truth is not None:
+        compared = annotated_images(compared, truth)
+    else:
+        compared = evenly_spaced(compared, COMPARED)
+    if len(calibration) < FEW:
+        warnings.warn(
+            f'{len(calibration)} images to calibrate with are few; {FEW} or more are better',
+            stacklevel=2,
+        )
+    inputs = calibration_inputs(original, evenly_spaced(calibration, calibrate))
+    say(f'calibrating with {len(inputs)} images, comparing on {len(compared)} others')
+    comparison = Comparison(original, compared, truth)
+    goal = Goal(agreement)
+    if truth is not None and comparison.accuracy is not None:
+        say(f'float32: {truth.name} {comparison.accuracy:.2f}')
+        goal = Goal(agreement, comparison.accuracy - drop)
+    with hidden_folder(out) as folder:
+        models: list[Any] = []
+
+        def attempt(in_float: Sequence[str]) -> Measured:
+            models[:] = [quantizer.quantize(inputs, in_float)]
+            trial = folder / 'trial.xml'
+            save(models[0], trial, metadata_of(original, in_float))
+            measured = comparison.measure(ExportedModel(trial))
+            trial.unlink()
+            trial.with_suffix('.bin').unlink()  # still mapped into memory, so not overwritten
+            say(f'{described(in_float)}: {numbers(measured, truth)}')
+            return measured
+
+        tried = search(list(quantizer.groups), goal, attempt)
+        best = tried[-1]
+        if goal.margin(best.measured) < 0:
+            raise UserError(
+                f'{out} was not written: {described(best.in_float)}, the best of {len(tried)} '
+                f'models, has {numbers(best.measured, truth)}, but {goal.described(truth)} is '
+                'wanted; calibrate with more images like those of the model, or want less'
+            )
+        (model,) = models  # the best, because it ended the search
+        partial = folder / out.name
+        entries = metadata_of(original, best.in_float, best.measured)
+        if original.session.test is not None:
+            untested = folder / 'untested.xml'
+            save(model, untested, entries)
+            entries[TEST_KEY] = own_test(OpenVino(untested), original.session.test)
+        save(model, partial, entries)
+        first = next(iter(comparison.expected))
+        latency = measure_latency(original, ExportedModel(partial), load_image(first))
+        results = {
+            'model': out.name,
+            'from': path.name,
+            'in_float32': list(best.in_float),
+            'calibration_images': len(inputs),
+            'compared_images': len(comparison.expected),
+            'agreement': best.measured.agreement,
+            'accuracy': None,
+            'latency_ms': latency._asdict(),
+            'bytes': {'float32': path.stat().st_size, 'int8': bytes_of(partial)},
+            'tried': [c.measured._asdict() | {'in_float32': list(c.in_float)} for c in tried],
+            'versions': {name: version(name) for name in ('nncf', 'openvino')},
+        }
+        if truth is not None:
+            results['accuracy'] = {
+                'measure': truth.name,
+                'float32': comparison.accuracy,
+                'int8': best.measured.accuracy,
+            }
+        report = folder / out.with_suffix('.report.json').name
+        report.write_text(json.dumps(results, indent=1) + '\n', encoding='utf-8')
+        for name in (partial.with_suffix('.bin').name, report.name, out.name):  # the model last
+            os.replace(folder / name, out.with_name(name))
+    return results
+
+
+def files_of(out: Path) -> list[Path]:
+    """What `quantize_file` writes."""
+    return [out, out.with_suffix('.bin'), out.with_suffix('.report.json')]
+
+
+def bytes_of(path: Path) -> int:
+    """The size of an .xml file and its weights."""
+    return path.stat().st_size + path.with_suffix('.bin').stat().st_size
+
+
+def metadata_of(
+    original: ExportedModel, in_float: Sequence[str], measured: Optional[Measured] = None
+) -> dict[str, str]:
+    """The entries of a quantized file."""
+    quantized: dict[str, Any] = {'by': f'nncf {version("nncf")}', 'in_float32': list(in_float)}
+    if measured is not None:
+        quantized['agreement'] = measured.agreement
+    about = original.about | {'dtype': 'int8', 'quantized': quantized}
+    return {KEY: json.dumps(about)}
+
+
+def read_annotations(path: Path, original: ExportedModel, zero_is_ignored: bool) -> Truth:
+    segments = original.kind_of_results == 'labels'
+    if segments != path.is_dir():
+        wanted = 'a folder of label maps' if segments else 'a JSON file in COCO format'
+        raise UserError(f'--annotations must be {wanted} for this model, got {path}')
+    if segments:
+        return LabelTruth(path, original.classes, zero_is_ignored)
+    if not path.is_file():
+        raise UserError(f'no annotations at {path}')
+    return CocoTruth(path, original.classes)
+
+
+@contextmanager
+def hidden_folder(out: Path) -> Iterator[Path]:
+    """A folder next to a file for what is not finished, with nothing of an earlier run."""
+    folder = out.with_name(f'.{out.name}.partial')
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def described(in_float: Sequence[str]) -> str:
+    if not in_float:
+        return 'all layers in 8 bits'
+    return f'{", ".join(in_float)} in float32'
+
+
+def numbers(measured: Measured, truth: Optional[Truth]) -> str:
+    text = f'agreement {measured.agreement:.2%}'
+    if truth is not None:
+        text += f', {truth.name} {measured.accuracy:.2f}'
+    return text
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """The results of `quantize_file` as a table for people."""
+    latency = results['latency_ms']
+    megabytes = {name: size / 1e6 for name, size in results['bytes'].items()}
+    height, width = latency['size']
+    cores = 'core' if latency['cores'] == 1 else 'cores'
+    rows = [
+        [
+            f'ms per image, {height}x{width}, {latency["cores"]} {cores}',
+            f'{latency["float32"]:.1f}',
+            f'{latency["int8"]:.1f}',
+            f'{latency["float32"] / latency["int8"]:.2f} times as fast',
+        ],
+        ['MB', f'{megabytes["float32"]:.1f}', f'{megabytes["int8"]:.1f}', ''],
+        ['agreement', '', f'{results["agreement"]:.2%}', ''],
+    ]
+    accuracy = results['accuracy']
+    if accuracy is not None:
+        change = f'{accuracy["int8"] - accuracy["float32"]:+.2f}'
+        rows.append(
+            [accuracy['measure'], f'{accuracy["float32"]:.2f}', f'{accuracy["int8"]:.2f}', change]
+        )
+    return text_table(['', 'float32', 'int8', ''], rows)

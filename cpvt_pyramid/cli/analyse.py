@@ -37,7 +37,7 @@ def analyse(
     """
     import json
 
-    from ..runner.analysis import analyse_results
+    from ..runner.analysis.analyse import analyse_results
     from ..runner.config.check import check_data
     from ..runner.config.load import load_config
     from ..runtime.predictor import check_score_thr

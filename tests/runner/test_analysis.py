@@ -1,4 +1,4 @@
-"""analyse.py: numbers next to pycocotools', mmseg's and a slow version of TIDE; mistakes."""
+"""cpvt analyse: numbers next to pycocotools', mmseg's and a slow version of TIDE; mistakes."""
 
 import contextlib
 import io
@@ -22,8 +22,12 @@ from support import load_tool
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.results.detection_errors import ERRORS, confusion_of, find_errors
-from cpvt_pyramid.runner import analysis
-from cpvt_pyramid.runner.analysis import evaluate_detections
+from cpvt_pyramid.runner.analysis.detections import (
+    add_detections,
+    averages,
+    evaluate_detections,
+)
+from cpvt_pyramid.runner.analysis.parts import Analysis
 from cpvt_pyramid.runner.datasets.coco import indexed_coco
 
 analyse = load_tool('analyse')
@@ -81,8 +85,8 @@ NAMES = {name: i * 7 + 2 for i, name in enumerate(CLASSES)}
 def test_average_precisions_are_those_of_pycocotools(metric):
     content, results = random_data(0, masks=True)
     found = evaluate_detections(indexed_coco(content), results, NAMES, metric)
-    analysed = analysis.Analysis({}, [])
-    analysis.add_detections(analysed, found, metric, 0.3)
+    analysed = Analysis({}, [])
+    add_detections(analysed, found, metric, 0.3)
     Path('truth.json').write_text(json.dumps(content))
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO('truth.json')
@@ -157,7 +161,7 @@ def slow_tide(content: dict, results: Sequence[dict]) -> tuple[dict[str, int], d
             left = [obj for obj in everything if obj['user'] is not None or obj['reached']]
         truth = indexed_coco({**content, 'annotations': left})
         found = evaluate_detections(truth, corrected, NAMES, 'bbox')
-        return analysis.averages(found.precision)['AP50']
+        return averages(found.precision)['AP50']
 
     counts = {e: sum(det['error'] == e for det in detections) for e in ERRORS}
     counts['missed'] = sum(o['user'] is None and not o['reached'] for o in everything)

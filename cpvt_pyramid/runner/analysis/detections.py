@@ -151,13 +151,13 @@ def compared_images(
     of_all_sizes = evaluated[:, 0].T  # (images, categories)
     progress = tqdm(of_all_sizes, 'errors', leave=False, delay=3)
     for image, by_category in zip(image_ids, progress):
-        match_of = {}  # a detection's id: that of its object, or 0
+        match_of: dict[int, int] = {}  # a detection's id: that of its object, or 0
         objects = []
         for result in by_category:
             if result is None:  # neither objects nor detections of the category
                 continue
-            matches = zip(result['dtIds'], result['dtIgnore'][0], result['dtMatches'][0])
-            match_of |= {key: match for key, ignored, match in matches if not ignored}
+            found_matches = zip(result['dtIds'], result['dtIgnore'][0], result['dtMatches'][0])
+            match_of |= {key: match for key, ignored, match in found_matches if not ignored}
             truths = zip(result['gtIds'], result['gtIgnore'])
             objects += [truth.anns[key] for key, ignored in truths if not ignored]
         detections = sorted((found.anns[key] for key in match_of), key=lambda a: -a['score'])
@@ -202,8 +202,11 @@ def averages(precision: np.ndarray) -> dict[str, float]:
         values = values[values > -1]
         return float(values.mean()) if values.size else math.nan
 
-    by_iou = {'AP': slice(None), 'AP50': 0, 'AP75': 5}
-    found = {name: mean(precision[at, ..., 0]) for name, at in by_iou.items()}
+    found = {
+        'AP': mean(precision[..., 0]),
+        'AP50': mean(precision[0, ..., 0]),
+        'AP75': mean(precision[5, ..., 0]),
+    }
     return found | {f'AP {size}': mean(precision[..., i]) for i, size in enumerate(SIZES) if i}
 
 

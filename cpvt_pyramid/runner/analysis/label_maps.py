@@ -74,13 +74,13 @@ def compared_label_maps(
         image = Path(sample['img_path']).resolve()
         if image not in infos:
             raise another_data_set(path, f'image {image.name}')
-        labels = np.asarray(found['data'])
-        labels = labels.reshape(labels.shape[-2:])
+        height, width = found['data'].shape[-2:]
+        labels = np.asarray(found['data']).reshape(height, width)
         truth = load(infos[image])
         if labels.shape != truth.shape:
             raise UserError(
-                f'{path}: the result for {image.name} has {labels.shape[0]} x {labels.shape[1]} '
-                f'pixels, but its label map has {truth.shape[0]} x {truth.shape[1]}'
+                f'{path}: the result for {image.name} has {height} x {width} pixels, but its '
+                f'label map has {truth.shape[0]} x {truth.shape[1]}'
             )
         confusion = pixel_confusion(truth, labels, classes)
         yield ComparedImage(image, labels.astype(np.uint16), truth, confusion)

@@ -1,6 +1,9 @@
-"""The plugin for mmengine, MMDetection and MMSegmentation. Importing it registers the backbones, an
-optimizer constructor, an optimizer wrapper and two checkpoint schemes, and changes nothing else.
-`detection` and `segmentation` register each framework's data preprocessor."""
+"""The plugin for mmengine, MMDetection and MMSegmentation.
+
+Importing it registers the backbones, an optimizer constructor, an optimizer wrapper and checkpoint
+schemes, and changes nothing else. `detection` and `segmentation` register each framework's data
+preprocessor.
+"""
 
 from . import amp, checkpoints, optim  # noqa: F401 (they register things)
 from .backbone import CPVTPyramid, DenseCPVT

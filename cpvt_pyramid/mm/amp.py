@@ -48,14 +48,16 @@ def bfloat16(model: nn.Module) -> Iterator[None]:
 
 @torch.compiler.disable  # in a compiled train_step dynamo would delete what it never set
 def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable]]]:
-    """Let the parts run in bfloat16, until `restore_forward`; returns them and their own `forward`,
-    if not their class's."""
-    parts = [part for name, part in model.named_modules() if PARTS.fullmatch(name)] or [model]
-    replaced = [
-        (part, vars(part).get('forward'))
-        for part in parts
-        if not any(type(module).__module__.startswith('mmcv.ops.') for module in part.modules())
-    ]
+    """Run the parts of a model in bfloat16, until `restore_forward`.
+
+    Returns:
+        Each part with its own `forward`, or None if it has that of its class.
+    """
+    parts = [part for name, part in model.named_modules() if PARTS.fullmatch(name)]
+    replaced = []
+    for part in parts or [model]:
+        if not has_mmcv_operations(part):
+            replaced.append((part, vars(part).get('forward')))
     device = next(model.parameters()).device.type
     for part, own in replaced:
         if own is None and getattr(part, '_compiled_call_impl', None):
@@ -66,8 +68,14 @@ def replace_forward(model: nn.Module) -> list[tuple[nn.Module, Optional[Callable
     return replaced
 
 
+def has_mmcv_operations(model: nn.Module) -> bool:
+    """True if a part of a model is one of mmcv's operations, most of which take no bfloat16."""
+    return any(type(part).__module__.startswith('mmcv.ops.') for part in model.modules())
+
+
 @torch.compiler.disable
 def restore_forward(replaced: list[tuple[nn.Module, Optional[Callable]]]) -> None:
+    """Undo `replace_forward`."""
     for part, forward in replaced:
         if forward is None:
             del part.forward

@@ -16,7 +16,7 @@ from ..padding.mask import split_validity
 from .valid_region import check_validity
 
 
-class Configured:
+class Configured(nn.Module):
     """Mixin, listed before the core class: adds `init_cfg` and the validity channel.
 
     Args:
@@ -25,6 +25,8 @@ class Configured:
             `dict(type='Pretrained', checkpoint='twins_pcpvt_small.safetensors')`.
         **options: see the core class, which raises an error for unknown ones.
     """
+
+    in_channels: int  # of the core class
 
     def __init__(
         self, *args: Any, init_cfg: Optional[Union[dict, list]] = None, **options: Any
@@ -42,8 +44,8 @@ class Configured:
 
         Raises:
             TypeError: the images are a list.
-            ValueError: the image has a channel more, which is not a validity channel; or mmengine's
-                `activation_checkpointing` names this backbone.
+            ValueError: the image has one more channel, which is not a validity channel; or
+                mmengine's `activation_checkpointing` names this backbone.
         """
         if isinstance(image, (list, tuple)):
             raise TypeError(
@@ -53,7 +55,7 @@ class Configured:
             refuse_reentrant_checkpointing(self)
         if image.shape[1] == self.in_channels + 1:
             image, channel, valid = split_validity(image)
-            # Only until a padded batch has passed: reading the result waits for the GPU.
+            # Only until the first padded batch: reading the result waits for the GPU.
             if not (self.validity_checked or graph_is_captured()):
                 check_validity(channel, valid, self.in_channels)
                 self.validity_checked = not channel.all()
@@ -69,7 +71,7 @@ def refuse_reentrant_checkpointing(backbone: nn.Module) -> None:
 
     It is reentrant: outputs have a gradient only if an input has one, and images have none.
     """
-    forward = backbone.forward
+    forward: Any = backbone.forward
     while forward is not None:
         home = getattr(forward, '__globals__', {}).get('__name__')
         if home == 'mmengine.runner.activation_checkpointing':

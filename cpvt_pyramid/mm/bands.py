@@ -1,10 +1,13 @@
-"""Pipeline transforms for images of any number of bands and sample type, such as GeoTIFFs, whole or
-in random tiles, and for their label maps. rasterio (GDAL) reads them; install the extra `large`."""
+"""Pipeline transforms for images of any number of bands and sample type, such as GeoTIFFs.
+
+They load whole images or random tiles, and the label maps of these. rasterio (GDAL) reads the
+files; install the extra `large`.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 from mmcv.transforms import BaseTransform
@@ -31,10 +34,10 @@ def read_bands(
         bands: numbers of the bands, from 1.
         longest: pixels of the longer side, to which a larger image is reduced by leaving out
             pixels. None: it is not.
-        missing: value of pixels without data: the file's nodata value, NaN and infinity.
+        missing: value that replaces the file's nodata value, NaN and infinity.
 
     Raises:
-        OSError: not a complete image, or one without these bands.
+        OSError: the file is not a complete image, or has not all of these bands.
     """
     with opened(path) as image:
         shape = image.shape
@@ -45,7 +48,7 @@ def read_bands(
 
 @contextmanager
 def opened(path: Union[str, Path]) -> Iterator['DatasetReader']:
-    """An image file; what is wrong with it becomes an OSError that names it."""
+    """Open an image file. A file that cannot be read is an OSError with its name."""
     try:
         with open_raster(path, 'LoadBands') as image:
             yield image
@@ -74,6 +77,13 @@ def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
         raise OSError(f'bands must be from 1 to {image.count}, got {tuple(bands)}: {image.name}')
     if any(dtype.startswith('complex') for dtype in image.dtypes):
         raise OSError(f'samples must be real numbers, got {image.dtypes[0]}: {image.name}')
+
+
+class Part(NamedTuple):
+    """The part of an image that `LoadBands` has read."""
+
+    size: tuple[int, int]  # of the whole image
+    window: tuple  # rows and columns, half-open
 
 
 @TRANSFORMS.register_module()
@@ -106,13 +116,18 @@ class LoadBands(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         with opened(results['img_path']) as file:
-            lengths = np.minimum(file.shape, self.tile or file.shape)
-            starts = np.random.randint(file.shape - lengths + 1)
-            window = tuple(zip(starts, starts + lengths))  # half-open
+            size = file.shape
+            lengths = np.minimum(size, self.tile or size)
+            starts = np.random.randint(size - lengths + 1)
+            window = tuple(zip(starts, starts + lengths))  # rows and columns, half-open
             image = read_image_bands(file, self.bands, window=window)
-            part = file.shape, window
         shape = image.shape[:2]
-        return results | {'img': image, 'img_shape': shape, 'ori_shape': shape, 'part': part}
+        return results | {
+            'img': image,
+            'img_shape': shape,
+            'ori_shape': shape,
+            'part': Part(size, window),
+        }
 
 
 @TRANSFORMS.register_module()
@@ -134,20 +149,25 @@ class LoadTileAnnotations(BaseTransform):
         self.reduce_zero_label = reduce_zero_label
 
     def transform(self, results: dict) -> dict:
-        path, (size, window) = results['seg_map_path'], results['part']
+        path = results['seg_map_path']
+        part = results['part']
         with opened(path) as file:
-            if file.shape != size:
+            if file.shape != part.size:
                 raise OSError(
-                    f'a label map must have the size of its image, {size}, got {file.shape}: {path}'
+                    f'a label map must have the size of its image, {part.size}, got {file.shape}: '
+                    f'{path}'
                 )
-            labels, nodata = file.read(1, window=window), file.nodatavals[0]
+            labels = file.read(1, window=part.window)
+            nodata = file.nodatavals[0]
         if nodata is not None:
             labels = np.where(labels == nodata, IGNORED, labels)
         if labels.dtype.kind == 'f' or labels.min() < 0 or labels.max() > IGNORED:
             raise OSError(f'labels must be whole numbers from 0 to 255, got {labels.dtype}: {path}')
         labels = labels.astype(np.uint8)
         reduces = self.reduce_zero_label
-        if results['reduce_zero_label'] if reduces is None else reduces:
+        if reduces is None:
+            reduces = results['reduce_zero_label']
+        if reduces:
             labels = np.where((labels == 0) | (labels == IGNORED), IGNORED, labels - 1)
         mapped = labels.copy()
         for old, new in (results.get('label_map') or {}).items():

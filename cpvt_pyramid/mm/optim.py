@@ -12,7 +12,7 @@ from ..pyramid import CPVTPyramid
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayConstructor(DefaultOptimWrapperConstructor):
-    """mmengine's constructor with a learning rate for each layer of the backbone.
+    """mmengine's constructor, with a learning rate for each layer of the backbone.
 
     Args:
         optim_wrapper_cfg: see `DefaultOptimWrapperConstructor`.

@@ -6,8 +6,13 @@ from mmengine.structures import BaseDataElement
 
 
 def data_sample(segmentation: bool, size: tuple[int, int], **data: Any) -> BaseDataElement:
-    """A data sample of mmseg (`segmentation`) or mmdet for an image of a (height, width) that was
-    neither resized nor padded, with data fields such as `gt_instances`."""
+    """The data sample of an image that was neither resized nor padded.
+
+    Args:
+        segmentation: build one of mmseg instead of mmdet.
+        size: height and width of the image.
+        **data: data fields, such as `gt_instances`.
+    """
     if segmentation:
         from mmseg.structures import SegDataSample as Sample
     else:

@@ -4,9 +4,9 @@ A data preprocessor appends a channel to the images, 1 inside an image and 0 in 
 backbone splits it off. The channel survives sliding windows, wrappers and DDP. A batch without
 padding has no such channel and runs at full speed.
 
-Necks and heads read the padding. It matters in inference, where an image that is padded by another
-one would get other results than alone: the data preprocessor warns of such batches, and the
-programs of this package form none (`cpvt_pyramid.padding.batching`).
+Necks and heads read the padding. In inference, an image that is padded by another one would get
+other results than alone: the data preprocessor warns about such batches, and the programs of this
+package form none (`cpvt_pyramid.padding.batching`).
 """
 
 import warnings
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..padding.batching import padded_size
-from ..padding.mask import pixel_mask
+from ..padding.mask import region_mask
 
 
-class AppendsValidity:
+class AppendsValidity(nn.Module):
     """Mixin, listed before the data preprocessor class that pads and stacks.
 
     Args:
@@ -30,6 +30,8 @@ class AppendsValidity:
             preprocessor does without this mixin.
         **options: see the data preprocessor.
     """
+
+    batch_augments: Any  # of mm's data preprocessors
 
     def __init__(
         self,
@@ -55,8 +57,7 @@ class AppendsValidity:
         if training and self.batch_augments is not None:  # which may resize or pad
             samples = zip(data['data_samples'], sizes)
             sizes = [sample.get('img_shape', size) for sample, size in samples]
-        divisor = getattr(self, 'pad_size_divisor', 1)  # mmseg refuses mixed sizes in inference
-        if not training and len({padded_size(size, divisor) for size in sizes}) > 1:
+        if not training and self.mixes_sizes(sizes):
             warnings.warn(
                 'images of different sizes are in one batch: the backbone ignores the padding, but '
                 'necks and heads read it, so that the results for an image depend on the others. '
@@ -67,6 +68,11 @@ class AppendsValidity:
         if self.valid_region:
             data['inputs'] = with_validity(data['inputs'], sizes)
         return data
+
+    def mixes_sizes(self, sizes: Sequence[tuple[int, int]]) -> bool:
+        """True if images of these heights and widths have several padded sizes."""
+        divisor = getattr(self, 'pad_size_divisor', 1)  # mmseg itself refuses mixed sizes
+        return len({padded_size(size, divisor) for size in sizes}) > 1
 
 
 def with_validity(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
@@ -92,7 +98,7 @@ def check_validity(channel: Tensor, valid: Tensor, in_channels: int) -> None:
 
     An image of four channels without `in_channels=4` would be taken for a padded RGB image.
     """
-    expected = pixel_mask(valid, channel).permute(0, 3, 1, 2)
+    expected = region_mask(valid, channel).permute(0, 3, 1, 2)
     if not torch.equal(channel, expected.to(channel.dtype)):
         raise ValueError(
             f'got an image of {in_channels + 1} channels, but in_channels={in_channels} and the '

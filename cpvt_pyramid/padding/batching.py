@@ -38,10 +38,11 @@ def map_in_batches(
     Args:
         function: takes a list of items, and returns a result for each of them.
         items: read as they are needed.
-        key: what items of one batch have in common, such as the padded size of an image.
+        key: items of one batch have equal keys, such as the padded sizes of images.
         batch_size: items in a full batch.
-        waiting: how many items are held at most, those whose results wait for an earlier item
-            included. Where this is reached, a batch with the earliest item runs before it is full.
+        waiting: the largest number of items that are held, including those whose results wait for
+            an earlier item. When it is reached, the batch of the earliest item runs before it is
+            full.
 
     Examples:
         >>> words = ['one', 'three', 'two', 'seven', 'six']

@@ -1,9 +1,9 @@
 """Which tokens of a padded batch belong to their image.
 
 `valid` is (B, 2): the true height and width of each image in pixels. `mask` is a boolean
-(B, H, W, 1): True where a token belongs to its image, False in the padding of the batch; None where
-nothing is padding. Images start at the top left corner, so the mask of a coarser map is every k-th
-row and column of the finer one.
+(B, H, W, 1): True where a token belongs to its image, False in the padding of the batch. Both are
+None if nothing is padding. Images start at the top left corner, so the mask of a coarser map is
+every k-th row and column of the finer one.
 """
 
 from typing import Optional
@@ -14,8 +14,11 @@ from torch import Tensor
 
 def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
     """Pixel mask (B, H, W, 1) of a batch (B, C, H, W), from each image's `valid` size."""
-    if valid is None:
-        return None
+    return None if valid is None else region_mask(valid, image)
+
+
+def region_mask(valid: Tensor, image: Tensor) -> Tensor:
+    """Pixel mask (B, H, W, 1) of a padded batch (B, C, H, W)."""
     check_valid(valid, image.shape[0])
     rows = torch.arange(image.shape[2], device=image.device)
     columns = torch.arange(image.shape[3], device=image.device)
@@ -24,14 +27,17 @@ def pixel_mask(valid: Optional[Tensor], image: Tensor) -> Optional[Tensor]:
 
 
 def split_validity(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, their validity channel (B, 1, H, W), and their true heights and widths (B, 2).
+    """Split the validity channel off images (B, C + 1, H, W).
 
-    Height and width are 0 if a sliding window lies entirely in the padding.
+    Returns:
+        The images (B, C, H, W); the channel (B, 1, H, W); and the true height and width (B, 2) that
+        it shows, which are 0 if a sliding window lies entirely in the padding.
     """
-    images, channel = images[:, :-1], images[:, -1:]
+    channel = images[:, -1:]
     inside = channel[:, 0] > 0.5
-    valid = torch.stack([inside[:, :, 0].sum(1), inside[:, 0].sum(1)], dim=1)
-    return images, channel, valid
+    heights = inside[:, :, 0].sum(1)
+    widths = inside[:, 0].sum(1)
+    return images[:, :-1], channel, torch.stack([heights, widths], dim=1)
 
 
 def check_valid(valid: Tensor, images: int) -> None:
@@ -51,7 +57,8 @@ def subsample(mask: Optional[Tensor], k: int) -> Optional[Tensor]:
     if mask is None or k == 1:
         return mask
     # Not a slice: torch.export would compare its strides, and refuse sizes by named dimensions.
-    rows, columns = (torch.arange(0, side, k, device=mask.device) for side in mask.shape[1:3])
+    rows = torch.arange(0, mask.shape[1], k, device=mask.device)
+    columns = torch.arange(0, mask.shape[2], k, device=mask.device)
     return mask.index_select(1, rows).index_select(2, columns)
 
 
@@ -61,21 +68,23 @@ def valid_sizes(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fill_outside(x: Tensor, mask: Optional[Tensor], value: float = 0) -> Tensor:
-    """Tokens (B, H, W, C) with this value in the padding."""
+    """Set tokens (B, H, W, C) in the padding to a value."""
     return x if mask is None else x.masked_fill(~mask, value)
 
 
 def mean_inside(x: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """(B, C), the mean of a map (B, H, W, C) over the tokens of each image."""
+    """The mean (B, C) of a map (B, H, W, C) over the tokens that belong to each image."""
     if mask is None:
         return x.mean((1, 2))
     return fill_outside(x, mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)
 
 
 def key_mask(mask: Optional[Tensor]) -> Optional[Tensor]:
-    """A mask of keys (B, M) as `ops.attend` takes it, (B, 1, 1, M).
+    """A mask of keys (B, M) in the shape that `ops.attend` takes, (B, 1, 1, M).
 
-    Where no key is left, all are: what is wholly padding attends to itself. Attending to nothing
-    would give NaN.
+    Where all keys are padding, all are attended to: attention to no key would give NaN.
     """
-    return None if mask is None else (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
+    if mask is None:
+        return None
+    is_empty = ~mask.any(dim=1, keepdim=True)
+    return (mask | is_empty)[:, None, None]

@@ -13,7 +13,7 @@ Examples:
 import copy
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
 
 from ..columnar import Column
 from ..padding.mask import fill_outside, pixel_mask
@@ -33,7 +32,7 @@ PENALTIES = (1e-4, 1e-2, 1.0)  # of the ridge regression, for a sample and stand
 RINGS = 4  # from the border to the center
 SAMPLES = 6000  # tokens of a regression
 HIGH_NORM = 4.0  # times the median
-BORDER = 0.25  # share of a map's side that is border, on each side
+BORDER = 0.25  # share of a map's side that counts as border, at each end
 PHOTOGRAPHS = {  # of scikit-image
     'train': ('astronaut', 'coffee', 'rocket', 'brick'),
     'tuning': ('chelsea', 'gravel'),
@@ -47,24 +46,28 @@ class Subject:
     Args:
         name: for tables.
         model: returns a map or several, (B, C, h, w) or, as Swin's, (B, h, w, C), in any nesting of
-            sequences and dicts. A columnar model of ours gives the map after each block.
+            sequences and dicts. Of a columnar model of this package, the maps after each block are
+            measured.
     """
 
     def __init__(self, name: str, model: nn.Module) -> None:
         self.name = name
         self.model = model
-        model.eval()  # of mm's ResNet it returns None
+        model.eval()  # not in one statement: that of mm's ResNet returns None
         parameters = inspect.signature(model.forward).parameters
         self.masks = 'valid' in parameters or isinstance(model, Column)
 
     @torch.no_grad()
     def maps(self, image: Tensor, valid: Optional[Tensor] = None) -> list[Tensor]:
         """The maps (B, C, h, w) of images, 8 at a time."""
-        sizes = [None] * len(image) if valid is None else valid.split(8)
-        parts = map(self.call, image.split(8), sizes)
+        parts = []
+        for start in range(0, len(image), 8):
+            some = slice(start, start + 8)
+            parts.append(self.call(image[some], None if valid is None else valid[some]))
         maps = [torch.cat(stage).float() for stage in zip(*parts)]
-        last = any(channels_last(map_, image) for map_ in maps)
-        return [map_.permute(0, 3, 1, 2) for map_ in maps] if last else maps
+        if any(channels_last(map_, image) for map_ in maps):
+            return [map_.permute(0, 3, 1, 2) for map_ in maps]
+        return maps
 
     def call(self, image: Tensor, valid: Optional[Tensor]) -> list[Tensor]:
         """Run the model on a batch and check that it returns maps."""
@@ -76,30 +79,51 @@ class Subject:
                 f'{self.name} fails on images of {size} pixels ({error}); a measured model must '
                 'take images of several sizes'
             ) from error
-        maps = [map_ for map_ in tree_flatten(found)[0] if map_ is not None]
-        for map_ in maps or [None]:
-            shape = tuple(map_.shape) if isinstance(map_, Tensor) else ()
-            if len(shape) != 4 or len(map_) != len(image) or not map_.isfinite().all():
-                raise ValueError(
-                    f'{self.name} must return maps (B, C, h, w) of finite numbers, got {shape}'
-                )
+        maps = leaves(found)
+        wrong = [map_ for map_ in maps if not is_map(map_, len(image))]
+        if wrong or not maps:
+            shape = tuple(getattr(wrong[0], 'shape', ())) if wrong else ()
+            raise ValueError(
+                f'{self.name} must return maps (B, C, h, w) of finite numbers, got {shape}'
+            )
         return maps
 
 
+def leaves(output: Any) -> list[Any]:
+    """What nested sequences and dicts hold, without None."""
+    if output is None:
+        return []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if not isinstance(output, (list, tuple)):
+        return [output]
+    return [leaf for part in output for leaf in leaves(part)]
+
+
+def is_map(value: Any, images: int) -> bool:
+    """True for finite maps of this number of images."""
+    if not isinstance(value, Tensor) or value.dim() != 4 or len(value) != images:
+        return False
+    return bool(value.isfinite().all())
+
+
 def channels_last(map_: Tensor, image: Tensor) -> bool:
-    """True if a map must be (B, h, w, C): read as (B, C, h, w) its sides are not in the ratio of
-    the image's, up to a token, and read as (B, h, w, C) they are."""
-    height, width = image.shape[2:]
-    first, last = (
-        abs(h * width - w * height) <= max(height, width)
-        for h, w in (map_.shape[2:], map_.shape[1:3])
-    )
-    return last and not first
+    """True if a map is (B, h, w, C): only in this reading are its sides in the ratio of the
+    image's."""
+    size = image.shape[2:]
+    return in_ratio(map_.shape[1:3], size) and not in_ratio(map_.shape[2:], size)
+
+
+def in_ratio(tokens: Sequence[int], pixels: Sequence[int]) -> bool:
+    """True if the sides of a map are in the ratio of those of an image, up to a token."""
+    h, w = tokens
+    height, width = pixels
+    return abs(h * width - w * height) <= max(height, width)
 
 
 def maps_of(model: nn.Module, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-    """The maps (B, C, h, w) of a columnar model, one after each block and zero in the padding, or
-    of any other model, which returns them itself."""
+    """The maps of a model: what it returns or, of a columnar one, the maps (B, C, h, w) after each
+    block, zero in the padding."""
     if not isinstance(model, Column):
         return model(image) if valid is None else model(image, valid)
     x, grid = model.embed(image, pixel_mask(valid, image))
@@ -130,10 +154,11 @@ def photographs(count: int, side: int, seed: int, split: str) -> Tensor:
         source = sources[i % len(sources)]
         least = min(source.shape[1:])
         length = int(rng.integers(least // 2, least + 1))
-        y, x = (int(rng.integers(s - length + 1)) for s in source.shape[1:])
+        y = int(rng.integers(source.shape[1] - length + 1))
+        x = int(rng.integers(source.shape[2] - length + 1))
         crop = source[None, :, y : y + length, x : x + length]
         crop = F.interpolate(crop, (side, side), mode='bilinear', antialias=True)[0]
-        # Photographs have a top and a bottom; what a picture shows must not tell where.
+        # Photographs have a top and a bottom. What a crop shows must not tell its position.
         crop = torch.rot90(crop, int(rng.integers(4)), (1, 2))
         crops.append(crop.flip(2) if rng.random() < 0.5 else crop)
     image = torch.stack(crops)
@@ -148,7 +173,10 @@ def whole_photographs(split: str) -> list[Tensor]:
     found = []
     for name in PHOTOGRAPHS[split]:
         pixels = torch.tensor(getattr(skimage.data, name)()) / 255
-        found.append(pixels.expand(3, -1, -1) if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+        if pixels.ndim == 2:  # gray
+            found.append(pixels.expand(3, -1, -1))
+        else:
+            found.append(pixels.permute(2, 0, 1))
     return found
 
 
@@ -176,29 +204,36 @@ class ProbeResult(NamedTuple):
 def positions_like(map_: Tensor) -> Tensor:
     """(B, h, w, 2), row and column of each token of a map, from -1 to 1 at its borders."""
     b, _, h, w = map_.shape
-    rows, columns = ((2 * torch.arange(n) + 1) / n - 1 for n in (h, w))
+    rows = (2 * torch.arange(h) + 1) / h - 1
+    columns = (2 * torch.arange(w) + 1) / w - 1
     grid = torch.stack(torch.meshgrid(rows, columns, indexing='ij'), dim=-1)
     return grid.double().expand(b, -1, -1, -1)
 
 
 def fit_probe(map_: Tensor, seed: int = 0) -> Probe:
     """Ridge regression; the penalty is the best of `PENALTIES` on a third of the images."""
-    x, y = map_.permute(0, 2, 3, 1), positions_like(map_)
+    x = map_.permute(0, 2, 3, 1)
+    y = positions_like(map_)
     third = max(1, len(x) // 3)
 
     def score(penalty: float) -> float:
-        return r_squared(solve(x[third:], y[third:], penalty, seed)(x[:third]), y[:third])
+        probe = solve(x[third:], y[third:], penalty, seed)
+        return r_squared(probe(x[:third]), y[:third])
 
     return solve(x, y, max(PENALTIES, key=score), seed)
 
 
 def solve(x: Tensor, y: Tensor, penalty: float, seed: int) -> Probe:
     """The ridge regression of positions (..., 2) on features (..., C)."""
-    x, y = x.reshape(-1, x.shape[-1]).double(), y.reshape(-1, 2)
+    x = x.reshape(-1, x.shape[-1]).double()
+    y = y.reshape(-1, 2)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:SAMPLES]
-    x, y = x[order], y[order]
-    mean, spread = x.mean(0), x.std(0)
-    scale = torch.where(spread > 1e-6 * (1e-12 + spread.max()), 1 / spread.clamp(min=1e-30), 0)
+    x = x[order]
+    y = y[order]
+    mean = x.mean(0)
+    spread = x.std(0)
+    varies = spread > 1e-6 * (1e-12 + spread.max())
+    scale = torch.where(varies, 1 / spread.clamp(min=1e-30), 0)
     x = (x - mean) * scale
     gram = x.T @ x + penalty * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
     return Probe(mean, scale, torch.linalg.solve(gram, x.T @ y), penalty)
@@ -206,9 +241,12 @@ def solve(x: Tensor, y: Tensor, penalty: float, seed: int) -> Probe:
 
 def r_squared(predicted: Tensor, target: Tensor) -> float:
     """1 - squared error / variance, of rows and columns together; NaN if nothing varies."""
-    predicted, target = predicted.reshape(-1, 2), target.reshape(-1, 2)
+    predicted = predicted.reshape(-1, 2)
+    target = target.reshape(-1, 2)
     total = (target - target.mean(0)).square().sum()
-    return float(1 - (predicted - target).square().sum() / total) if total > 0 else math.nan
+    if total == 0:
+        return math.nan
+    return float(1 - (predicted - target).square().sum() / total)
 
 
 def probe_position(subject: Subject, images: Tensor, seed: int = 0) -> list[ProbeResult]:
@@ -232,22 +270,28 @@ class Pattern(NamedTuple):
     """What padding adds to a stage's features wherever it is, whatever the image shows."""
 
     mae: float  # mean size of the pattern / standard deviation of the features
-    chance: float  # `mae` to expect of so few images if there is no pattern
-    snr: float  # energy of the pattern / variance of what it hides in
+    chance: float  # the `mae` of this number of images if there is no pattern
+    snr: float  # energy of the pattern / variance of the rest of the difference
     map: Tensor  # (h, w), its norm over the channels / that of the features' deviation
 
 
 def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Pattern]:
     """PPP (arXiv 2206.01202): the mean over images of the difference that padding makes.
 
-    The features of an image's center, cropped, so that the model pads it in its own way, minus the
-    features at the same place of the whole image, where real pixels are in place of the padding.
-    With global attention the whole image has other keys, too, and an absolute encoding other
-    values: then the pattern holds more than padding. experiments/position/findings/protocol.md says
-    how we read the paper's two metrics, MAE and SNR. The images (B, 3, H, W), at least 2, are
-    larger than the crop by `margin` pixels on all sides, a multiple of every stride.
+    The model sees the center of an image, which it pads in its own way, and the whole image, where
+    real pixels take the place of the padding. The difference is that of the features at the same
+    place. With global attention the whole image also has other keys, and with an absolute encoding
+    other values: then the pattern holds more than padding. How we read the paper's two metrics, MAE
+    and SNR, is in experiments/position/findings/protocol.md.
+
+    Args:
+        subject: the model.
+        images: (B, 3, H, W), at least 2.
+        margin: pixels on all sides by which the images are larger than their center, a multiple of
+            every stride.
     """
-    height, width = (side - 2 * margin for side in images.shape[2:])
+    height = images.shape[2] - 2 * margin
+    width = images.shape[3] - 2 * margin
     if len(images) < 2 or min(height, width) < 1:
         raise ValueError(
             f'a pattern needs at least 2 images, larger than twice the margin {margin}; got '
@@ -266,30 +310,45 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
             )
         real = whole[:, :, at : at + padded.shape[2], at : at + padded.shape[3]]
         difference = padded - real
-        pattern, noise = difference.mean(0), difference.var(0)
+        pattern = difference.mean(0)
+        noise = difference.var(0)
         spread = real.std().clamp(min=1e-12)
-        energy = (pattern.square().sum() - noise.sum() / len(images)).clamp(min=0)
-        snr = float(energy / noise.sum()) if noise.sum() > 0 else (math.inf if energy > 0 else 0.0)
-        of_place = pattern.square().mean(0).sqrt() / spread
         # The mean absolute value of normal noise is sqrt(2 / pi) deviations.
         chance = (noise * 2 / math.pi / len(images)).sqrt().mean() / spread
         mae = pattern.abs().mean() / spread
-        results.append(Pattern(float(mae), float(chance), snr, of_place))
+        snr = signal_to_noise(pattern, noise, len(images))
+        map_ = pattern.square().mean(0).sqrt() / spread
+        results.append(Pattern(float(mae), float(chance), snr, map_))
     return results
 
 
+def signal_to_noise(pattern: Tensor, noise: Tensor, images: int) -> float:
+    """Energy of a mean over images, less what noise of this variance adds to it, / the noise."""
+    energy = (pattern.square().sum() - noise.sum() / images).clamp(min=0)
+    if noise.sum() > 0:
+        return float(energy / noise.sum())
+    return math.inf if energy > 0 else 0.0
+
+
 def stride_of(side: int, tokens: int) -> int:
-    """Pixels from one token to the next: the nearest power of 2 where it gives this number of
-    tokens, else what divides the side, as in a ViT of patches of 14. Convolutions without padding
-    leave some pixels over: then the power of 2 again."""
+    """Pixels from one token to the next.
+
+    It is the nearest power of 2 if that gives this number of tokens or if the tokens do not divide
+    the side (convolutions without padding). Otherwise it is side / tokens, as in a ViT with patches
+    of 14 pixels.
+    """
     power = 2 ** round(math.log2(side / tokens))
-    if tokens in (side // power, -(-side // power)) or side % tokens:
+    power_fits = tokens in (side // power, math.ceil(side / power))
+    if power_fits or side % tokens:
         return power
     return side // tokens
 
 
 def with_replicated_borders(model: nn.Module) -> nn.Module:
-    """A copy whose padded convolutions repeat the border instead of adding zeros."""
+    """A copy whose padded convolutions repeat the border instead of adding zeros.
+
+    A `PosCNN` repeats the border of each image of a padded batch.
+    """
     model = copy.deepcopy(model)
     for module in model.modules():  # a PEG comes before its convolutions
         if isinstance(module, PosCNN):
@@ -297,20 +356,22 @@ def with_replicated_borders(model: nn.Module) -> nn.Module:
             module.border = convolutions[0].kernel_size[0] // 2
             for convolution in convolutions:
                 convolution.padding = (0, 0)
-        elif is_zero_padded(module):
+        elif isinstance(module, nn.Conv2d) and is_zero_padded(module):
             module.padding_mode = 'replicate'
     return model
 
 
 def has_padded_convolutions(model: nn.Module) -> bool:
     """True if `with_replicated_borders` changes anything."""
-    return any(map(is_zero_padded, model.modules()))
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    return any(map(is_zero_padded, convolutions))
 
 
-def is_zero_padded(module: nn.Module) -> bool:
-    """True for a convolution that adds zeros at the border."""
-    is_plain = isinstance(module, nn.Conv2d) and module.padding_mode == 'zeros'
-    return is_plain and module.padding != 'valid' and any(np.atleast_1d(module.padding) != 0)
+def is_zero_padded(conv: nn.Conv2d) -> bool:
+    """True if a convolution adds zeros at the border."""
+    if conv.padding_mode != 'zeros' or conv.padding == 'valid':
+        return False
+    return conv.padding == 'same' or any(conv.padding)
 
 
 class Drift(NamedTuple):
@@ -321,25 +382,31 @@ class Drift(NamedTuple):
 
 
 def canvas_size(size: tuple[int, int], share: float, step: int) -> tuple[int, int]:
-    """Height and width of a padded batch of which this share of the area, or nearly, is padding.
+    """Height and width of a padded batch of which about this share of the area is padding.
 
-    Many models take no size that their stride does not divide: sides grow by multiples of `step`.
+    Sides grow by multiples of `step`, because many models take only multiples of their stride.
     """
     area = math.prod(size)
-    candidates = [
-        (size[0] + step * down, size[1] + step * right)
-        for down in range(8 * size[0] // step)
-        for right in (down, down + 1)
-    ]
+    candidates = []
+    for steps in range(8 * size[0] // step):
+        height = size[0] + step * steps
+        width = size[1] + step * steps
+        candidates += [(height, width), (height, width + step)]
     return min(candidates, key=lambda padded: abs(1 - area / math.prod(padded) - share))
 
 
 def padding_drift(
     subject: Subject, images: Tensor, size: tuple[int, int], masked: bool, probes: Sequence[Probe]
 ) -> list[Drift]:
-    """How batch padding at the right and bottom, up to this height and width, changes features,
-    stage by stage. `masked`: the model is told what is padding. The probes are those of each stage,
-    fitted without padding."""
+    """How batch padding at the right and bottom changes features, stage by stage.
+
+    Args:
+        subject: the model.
+        images: (B, 3, H, W).
+        size: height and width of the padded batch.
+        masked: whether the model is told what is padding.
+        probes: of each stage, fitted without padding.
+    """
     if masked and not subject.masks:
         raise ValueError(f'{subject.name} does not take the valid sizes of padded images')
     height, width = images.shape[2:]
@@ -349,7 +416,8 @@ def padding_drift(
     for alone, inside, probe in zip(subject.maps(images), subject.maps(padded, valid), probes):
         inside = inside[:, :, : alone.shape[2], : alone.shape[3]]
         change = (inside - alone).norm(dim=1).mean() / alone.norm(dim=1).mean().clamp(min=1e-12)
-        before, after = (probe(m.permute(0, 2, 3, 1)) for m in (alone, inside))
+        before = probe(alone.permute(0, 2, 3, 1))
+        after = probe(inside.permute(0, 2, 3, 1))
         # Positions go from -1 to 1: half of a distance is a share of the side.
         moved = (after - before).norm(dim=-1).mean() / 2
         results.append(Drift(float(change), float(moved)))
@@ -364,11 +432,16 @@ class ShiftDrift(NamedTuple):
 
 
 def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list[ShiftDrift]:
-    """Features of two crops, `side` pixels high and wide, of the same images (B, 3, H, W), one
-    `shift` pixels lower and further right, compared where both see the same pixels.
+    """Compare the features of two crops of the same images, where both see the same pixels.
 
     Where the shift is no multiple of a stride, the first crop's map is interpolated bilinearly at
     the shifted positions: then the drift contains what sub-sampling loses.
+
+    Args:
+        subject: the model.
+        images: (B, 3, H, W).
+        side: height and width of the crops in pixels.
+        shift: pixels by which the second crop is lower and further right.
     """
     if min(images.shape[2:]) < side + shift or shift < 0:
         raise ValueError(
@@ -385,30 +458,38 @@ def shift_drift(subject: Subject, images: Tensor, side: int, shift: int) -> list
         if common < 1:
             results.append(ShiftDrift(math.nan, math.nan))
             continue
-        moved, b = read_at(a, offset, common), b[:, :, :common, :common]
-        difference, size = (moved - b).norm(dim=1), b.norm(dim=1)  # (B, common, common)
+        moved = read_at(a, offset, common)
+        b = b[:, :, :common, :common]
+        difference = (moved - b).norm(dim=1)  # (B, common, common)
+        size = b.norm(dim=1)
         # Its distance from the nearest border of either crop, in shares of the side.
         at = torch.arange(common)
         near = torch.minimum(at, cells - 1 - at - offset)
         near = torch.minimum(near[:, None], near) / cells
         border = (near < BORDER).expand_as(size)
         # The mean of no token is NaN.
-        ratios = (difference[part].mean() / size[part].mean() for part in (~border, border))
-        results.append(ShiftDrift(*map(float, ratios)))
+        interior_drift = difference[~border].mean() / size[~border].mean()
+        border_drift = difference[border].mean() / size[border].mean()
+        results.append(ShiftDrift(float(interior_drift), float(border_drift)))
     return results
 
 
 def read_at(map_: Tensor, offset: float, count: int) -> Tensor:
     """(B, C, count, count): a map from `offset` tokens on, interpolated bilinearly."""
-    whole, part = int(offset), offset % 1
+    whole = int(offset)
+    part = offset % 1
     for axis in (2, 3):
         low = map_.narrow(axis, whole, count)
-        map_ = low * (1 - part) + map_.narrow(axis, whole + 1, count) * part if part else low
+        if part:
+            high = map_.narrow(axis, whole + 1, count)
+            map_ = low * (1 - part) + high * part
+        else:
+            map_ = low
     return map_
 
 
 class AttentionRecorder(TorchFunctionMode):
-    """Inside this context, `found` gets the weights (B, heads, queries, keys) of every
+    """Inside this context, `found` collects the weights (B, heads, queries, keys) of every
     `scaled_dot_product_attention`, in order."""
 
     def __init__(self) -> None:
@@ -440,8 +521,8 @@ def attention_weights(subject: Subject, image: Tensor) -> list[Tensor]:
 def position_similarity(map_: Tensor) -> Tensor:
     """(h, w, h, w): cosine similarity of each place's position signal with every other's.
 
-    The signal is the mean over images of the features at a place, less the mean over all places:
-    what a place has whatever the image shows. For a model with a table before its first block this
+    The signal is the mean over images of the features at a place, less the mean over all places. It
+    does not depend on what the images show. For a model with a table before its first block this
     is the figure of ViT (arXiv 2010.11929, figure 7), for a PEG that of CPVT.
     """
     signal = map_.mean(0)
@@ -460,8 +541,10 @@ class Norms(NamedTuple):
 
 
 def token_norms(subject: Subject, images: Tensor) -> list[Norms]:
-    """High-norm tokens (Darcet et al., arXiv 2309.16588): they call a token an outlier above a
-    norm that divides the two modes of DINOv2. Models have different scales: here, above 4 medians.
+    """High-norm tokens (Darcet et al., arXiv 2309.16588).
+
+    The paper calls a token an outlier if its norm is above a value between the two modes of DINOv2.
+    Models have different scales: here it is an outlier above `HIGH_NORM` medians.
     """
     results = []
     for map_ in subject.maps(images):

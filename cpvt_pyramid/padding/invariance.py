@@ -1,4 +1,4 @@
-"""Do the results of an image depend on the other images of its batch?
+"""Testing whether the results for an image depend on the other images of its batch.
 
     from cpvt_pyramid.padding.invariance import assert_batch_invariant, batch_report
 
@@ -23,7 +23,7 @@ import numpy as np
 Result = Mapping[str, Optional[np.ndarray]]
 
 TOLERANCE = 1e-4  # of the relative difference, see `BatchProbe`
-CELLS = 2  # by which the sides of a map may deviate from the image's share, because of strides
+CELLS = 2  # by which a side of a map may deviate from the image's share, because of strides
 
 # The probes, in the order in which they run.
 REPEATED = 'repeated runs'
@@ -200,9 +200,11 @@ def batch_report(
     run = _Runner(model, sizes, stack)
     groups = _groups_of_one_size(images)
     alone: list[list[Result]] = []  # by group
+    results: list[Result] = []
     for group in groups:
-        alone.append([run([image])[0] for image in group.images])
-    results = [result for own in alone for result in own]
+        own = [run([image])[0] for image in group.images]
+        alone.append(own)
+        results += own
     scales, skipped = _compared_outputs(results, stack)
     constant = [name for name in scales if _is_constant([result.get(name) for result in results])]
     if len(constant) == len(scales):
@@ -211,10 +213,13 @@ def batch_report(
     def differences(probe: str) -> _Differences:
         return _Differences(probe, tolerance, bitwise and probe != PADDED, scales, constant)
 
-    repeated, batched = differences(REPEATED), differences(BATCH)
-    backwards, identical = differences(ORDER), differences(IDENTICAL)
+    repeated = differences(REPEATED)
+    batched = differences(BATCH)
+    backwards = differences(ORDER)
+    identical = differences(IDENTICAL)
     for group, own in zip(groups, alone):
-        together, again = run(group.images), run(group.images)
+        together = run(group.images)
+        again = run(group.images)
         from_last = run(group.images[::-1])[::-1]
         copies = run(group.images[:1] * len(group.images))
         for i, index in enumerate(group.indices):
@@ -238,16 +243,16 @@ def batch_report(
 
 
 def _batch_sizes(most: int) -> list[int]:
-    """Of the batches of one size: all up to 8, and the largest."""
+    """The sizes of batches that are tested: all from 2 to 8, and the largest."""
     return sorted({*range(2, min(most, 8) + 1), most})
 
 
 class _Group(NamedTuple):
     """Images of one size, at least two."""
 
-    indices: list[int]  # of each image among those that were given
+    indices: list[int]  # of each image in the arguments
     images: list[Any]
-    given: int  # how many were given; the others are mirror images
+    given: int  # how many are arguments; the others are mirror images
 
 
 def _groups_of_one_size(images: Sequence[Any]) -> list[_Group]:
@@ -259,14 +264,16 @@ def _groups_of_one_size(images: Sequence[Any]) -> list[_Group]:
     groups = []
     for indices in by_shape.values():
         members = [images[index] for index in indices]
-        if len(indices) == 1:
+        given = len(members)
+        if given == 1:
             members.append(_mirrored(members[0]))
-        groups.append(_Group(indices * (len(members) // len(indices)), members, len(indices)))
+            indices = indices * 2
+        groups.append(_Group(indices, members, given))
     return groups
 
 
 def _compared_outputs(alone: Sequence[Result], stack: bool) -> tuple[dict[str, float], list[str]]:
-    """The outputs that are compared, each with its largest absolute value, and the others."""
+    """The outputs that are compared, each with its scale, and those that are not."""
     names = list(dict.fromkeys(name for result in alone for name in result))
     compared: dict[str, float] = {}
     skipped: list[str] = []
@@ -284,7 +291,7 @@ def _compared_outputs(alone: Sequence[Result], stack: bool) -> tuple[dict[str, f
 
 def _is_constant(values: Sequence[Optional[np.ndarray]]) -> bool:
     """Whether an output is the same for all images."""
-    return all(_difference(x, values[0], 1.0, None)[2] for x in values[1:])
+    return all(_difference(x, values[0], 1.0, None).same_bits for x in values[1:])
 
 
 class _Runner(NamedTuple):
@@ -317,6 +324,20 @@ class _Runner(NamedTuple):
         return list(results)
 
 
+class _Difference(NamedTuple):
+    """The difference of one output of an image; the fields are those of `BatchProbe`."""
+
+    absolute: float
+    relative: float
+    same_bits: bool
+    note: str = ''
+
+    @classmethod
+    def total(cls, note: str) -> '_Difference':
+        """Between results that cannot be compared."""
+        return cls(math.inf, math.inf, False, note)
+
+
 class _Differences:
     """Collects the differences of a probe; see `BatchProbe`.
 
@@ -324,7 +345,7 @@ class _Differences:
         name: of the probe.
         tolerance: see `batch_report`.
         bitwise: only the same bits pass.
-        scales: the outputs that are compared, each with its largest absolute value.
+        scales: the outputs that are compared, each with its scale, see `_scale`.
         constant: outputs that are the same for all images. They may have one row in any batch.
     """
 
@@ -336,8 +357,11 @@ class _Differences:
         scales: Mapping[str, float],
         constant: Sequence[str],
     ) -> None:
-        self.name, self.tolerance, self.bitwise = name, tolerance, bitwise
-        self.scales, self.constant = scales, constant
+        self.name = name
+        self.tolerance = tolerance
+        self.bitwise = bitwise
+        self.scales = scales
+        self.constant = constant
         self.absolute = 0.0
         self.relative = 0.0
         self.same_bits = True
@@ -354,24 +378,39 @@ class _Differences:
     ) -> None:
         """Compare two results of an image.
 
-        share: of the height and width of a padded batch, that of the image.
+        Args:
+            index: of the image.
+            found: its result in a batch.
+            expected: its result alone.
+            share: its height and width, divided by those of the padded batch.
         """
         for name, scale in self.scales.items():
-            ours, theirs = found.get(name), expected.get(name)
+            ours = found.get(name)
+            theirs = expected.get(name)
             if ours is None and (theirs is None or name in self.constant):
                 continue
-            absolute, relative, same_bits, note = _difference(ours, theirs, scale, share)
-            if relative > self.tolerance or self.bitwise and not same_bits:
+            difference = _difference(ours, theirs, scale, share)
+            lacks_bits = self.bitwise and not difference.same_bits
+            if lacks_bits or difference.relative > self.tolerance:
                 self.images.add(index)
-            if not same_bits and (relative > self.relative or not self.output):
-                self.relative, self.output, self.note = relative, name, note
-            self.absolute = max(self.absolute, absolute)
-            self.same_bits = self.same_bits and same_bits
+            is_largest = difference.relative > self.relative or not self.output
+            if not difference.same_bits and is_largest:
+                self.relative = difference.relative
+                self.output = name
+                self.note = difference.note
+            self.absolute = max(self.absolute, difference.absolute)
+            self.same_bits = self.same_bits and difference.same_bits
 
     def probe(self) -> BatchProbe:
-        images = tuple(sorted(self.images))
-        numbers = self.absolute, self.relative, self.same_bits
-        return BatchProbe(self.name, *numbers, self.output, images, self.note)
+        return BatchProbe(
+            name=self.name,
+            absolute=self.absolute,
+            relative=self.relative,
+            same_bits=self.same_bits,
+            output=self.output,
+            images=tuple(sorted(self.images)),
+            note=self.note,
+        )
 
 
 def _difference(
@@ -379,33 +418,36 @@ def _difference(
     expected: Optional[np.ndarray],
     scale: float,
     share: Optional[tuple[float, float]],
-) -> tuple[float, float, bool, str]:
-    """The fields absolute, relative, same_bits and note of a probe, for one output of an image."""
+) -> _Difference:
+    """Compare one output of an image with what is expected, see `_Differences.add`."""
     if found is None or expected is None:
-        return math.inf, math.inf, False, 'not one row for each image'
+        return _Difference.total('not one row for each image')
     if found.shape != expected.shape:
         if share is None or not _is_map(found.shape, expected.shape, share):
-            return math.inf, math.inf, False, f'shape {found.shape} instead of {expected.shape}'
+            return _Difference.total(f'shape {found.shape} instead of {expected.shape}')
         found = found[tuple(slice(length) for length in expected.shape)]
     if found.dtype == expected.dtype and found.tobytes() == expected.tobytes():
-        return 0.0, 0.0, True, ''
+        return _Difference(0.0, 0.0, True)
     both_nan = (found != found) & (expected != expected)
     differs = (found != expected) & ~both_nan
     if not differs.any():  # such as 0 and -0
-        return 0.0, 0.0, False, ''
+        return _Difference(0.0, 0.0, False)
     with np.errstate(invalid='ignore'):
         distance = np.abs(found[differs].astype(np.float64) - expected[differs].astype(np.float64))
     absolute = float(distance.max())
     if math.isnan(absolute):
-        return math.inf, math.inf, False, 'NaN in one of the two'
+        return _Difference.total('NaN in one of the two')
     if expected.dtype.kind != 'f':
-        return absolute, float(differs.mean()), False, ''
-    return absolute, absolute / scale if scale else math.inf, False, ''
+        return _Difference(absolute, float(differs.mean()), False)
+    return _Difference(absolute, absolute / scale if scale else math.inf, False)
 
 
 def _is_map(padded: tuple[int, ...], alone: tuple[int, ...], share: tuple[float, float]) -> bool:
-    """Whether the height and width of an output, the last two dimensions or the two before the
-    last, have the share of the padded ones that those of the image have, to within `CELLS`."""
+    """Whether an output is a map of an image, and so may be smaller than that of a padded batch.
+
+    The height and width of a map are its last two dimensions or the two before the last. Their
+    share of those of the padded map is the image's, to within `CELLS`.
+    """
     if len(padded) != len(alone):
         return False
     for first in (len(padded) - 2, len(padded) - 3):
@@ -445,8 +487,11 @@ def _leaves(output: Any, name: str = '') -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _scale(values: Sequence[np.ndarray]) -> float:
-    """The largest absolute value, of the cells that differ between images if some have one shape:
-    what fills the others, such as -1e9, would hide any difference."""
+    """The largest absolute value, by which differences are divided.
+
+    Where results have the same shape, cells with one value for all of them do not count: a filler
+    such as -1e9 would hide every difference.
+    """
     alike = [np.asarray(x) for x in values if x.shape == values[0].shape]
     varies = np.zeros(alike[0].shape, bool)
     for x in alike[1:]:
@@ -494,7 +539,7 @@ def _canvas(images: Sequence[Any]) -> tuple[int, int]:
 
 
 def _share_of(image: Any, images: Sequence[Any]) -> tuple[float, float]:
-    """Of the height and width of a padded batch, those of an image."""
+    """The height and width of an image, divided by those of the padded batch."""
     height, width = _canvas(images)
     return image.shape[-2] / height, image.shape[-1] / width
 

@@ -10,14 +10,13 @@ and `README.md`, the model card. Loading it runs no code from it: `config.json` 
 models in `KINDS`, and weights are only read from safetensors.
 """
 
-import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Any, Optional, Union
 
 from huggingface_hub import (
     EvalResult,
@@ -33,8 +32,6 @@ from torch import nn
 from .checkpoints import read_checkpoint
 from .checkpoints.fit import compare
 from .checkpoints.reading import listed
-from .columnar import DenseCPVT
-from .pyramid import CPVTPyramid
 
 # The module that defines each model, and the model's task on the hub.
 KINDS = {
@@ -48,13 +45,21 @@ KINDS = {
     'mask_rcnn': ('torchvision_models', 'object-detection'),
     'semantic_fpn': ('torchvision_models', 'image-segmentation'),
 }
-CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
+CONFIG = 'config.json'
+WEIGHTS = 'model.safetensors'
 # Options of `from_pretrained`, and of `push_to_hub`.
 DOWNLOADING = ('revision', 'token', 'cache_dir', 'local_files_only', 'force_download')
 PUSHING = (
-    'commit_message', 'private', 'token', 'branch', 'create_pr', 'allow_patterns',
-    'ignore_patterns', 'delete_patterns', 'model_card_kwargs',
-)  # fmt: skip
+    'commit_message',
+    'private',
+    'token',
+    'branch',
+    'create_pr',
+    'allow_patterns',
+    'ignore_patterns',
+    'delete_patterns',
+    'model_card_kwargs',
+)
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
@@ -68,8 +73,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             of `torchvision_models` ('retinanet', ...), or 'classifier', a model of timm's
             registry by its `model_name`.
         classes: name of each label, if it is to be stored.
-        **options: of the model: JSON values. A backbone within a detector is given by its name or
-            as a dict of its options.
+        **options: of the model, in values that JSON has. A backbone within a detector is given by
+            its name or as a dict of its options.
 
     Attributes:
         model: the model itself. Calling the `HubModel` calls it.
@@ -85,22 +90,19 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         self, kind: str, *, classes: Optional[Sequence[str]] = None, **options: Any
     ) -> None:
         super().__init__()
-        if kind not in list(KINDS):  # a list, because JSON can hold what cannot be hashed
+        if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(f'kind must be one of {", ".join(KINDS)}, got {kind!r}')
-        options, classes = json.loads(json.dumps([options, classes]))  # tuples become lists
-        module = import_module(f'.{KINDS[kind][0]}', __package__)
-        build = getattr(module, kind)
-        builders = [HubModel.__init__, build]
-        if kind == 'classifier':
-            builders += [module.PyramidClassifier, module.ColumnClassifier]
-        check_types(options | dict(classes=classes), *builders)
-        if isinstance(options.get('backbone'), dict):
-            check_types(options['backbone'], CPVTPyramid, DenseCPVT, prefix='backbone.')
+        if isinstance(classes, str):
+            raise ValueError(f'classes must be a list of names, got {classes!r}')
         labels = options.get('num_classes')
         if classes and labels is not None and len(classes) != labels:
             raise ValueError(f'classes must name num_classes={labels} labels, got {len(classes)}')
-        self.model = build(**options)
-        self.kind, self.classes, self.options = kind, classes, options
+        # As they are loaded again: tuples become lists.
+        self.options = json.loads(json.dumps(options))
+        self.classes = None if classes is None else list(classes)
+        self.kind = kind
+        module = import_module(f'.{KINDS[kind][0]}', __package__)
+        self.model = getattr(module, kind)(**self.options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -125,18 +127,20 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
         source = str(pretrained_model_name_or_path)
         advice = f'; options of the model are those in its {CONFIG}'
         check_option_names('from_pretrained', options, DOWNLOADING, advice)
-        if Path(source).is_dir() and options.get('revision') is not None:
+        is_folder = Path(source).is_dir()
+        if is_folder and options.get('revision') is not None:
             raise ValueError(f'{source} is a folder, which has no revision')
 
         def path_of(name: str) -> Path:
-            if Path(source).is_dir():
+            if is_folder:
                 return Path(source, name)
             return Path(hf_hub_download(source, name, **options))
 
         path = path_of(CONFIG)
         try:
             config = json.loads(path.read_text(encoding='utf-8'))
-            kind, model_options = config['kind'], dict(config['options'])
+            kind = config['kind']
+            model_options = dict(config['options'])
             unused = config.keys() - {'kind', 'options', 'classes'}
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(
@@ -237,11 +241,22 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             data: what the model was trained and evaluated on.
             metrics: by their names.
         """
-        task = KINDS[self.kind][1]
+        _, task = KINDS[self.kind]
         name = repo_id.rpartition('/')[2].strip('.') or self.kind
         dataset = data or 'unknown'
-        kind = re.sub(r'\W+', '-', dataset).strip('-').lower()
-        results = [EvalResult(task, kind, dataset, *metric) for metric in (metrics or {}).items()]
+        results = []
+        for metric, value in (metrics or {}).items():
+            result = EvalResult(
+                task_type=task,
+                dataset_type=re.sub(r'\W+', '-', dataset).strip('-').lower(),
+                dataset_name=dataset,
+                metric_type=metric,
+                metric_value=value,
+            )
+            results.append(result)
+        arguments = [repr(self.kind)]
+        arguments += [f'{option}={value!r}' for option, value in self.options.items()]
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return ModelCard.from_template(
             ModelCardData(
                 library_name='cpvt_pyramid',
@@ -254,8 +269,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name='cpvt_pyramid'):
             template_str=CARD,
             name=name,
             source=repo_id,
-            built=', '.join([repr(self.kind), *(f'{k}={v!r}' for k, v in self.options.items())]),
-            parameters=f'{sum(p.numel() for p in self.model.parameters()) / 1e6:.1f}M',
+            arguments=', '.join(arguments),
+            parameters=f'{parameters / 1e6:.1f}M',
             extra='timm' if self.kind == 'classifier' else 'torchvision',
             normalized=task != 'object-detection',
             predict=PREDICT[task],
@@ -277,34 +292,6 @@ def check_option_names(
         )
 
 
-def check_types(options: dict[str, Any], *builders: Callable, prefix: str = '') -> None:
-    """Raise a ValueError if an option of JSON has another type than is annotated in the classes and
-    functions that take it. The prefix is that of names in the message."""
-    hints: dict[str, Any] = {}
-    for builder in builders:
-        for part in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else [builder]:
-            hints |= get_type_hints(part.__init__ if inspect.isclass(part) else part)
-    for name, value in options.items():
-        hint = hints.get(name, Any)
-        if not fits(value, hint):
-            expected = str(hint).replace('typing.', '') if get_args(hint) else hint.__name__
-            raise ValueError(f'{prefix}{name} must be {expected}, got {value!r}')
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON has the annotated type."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if kind is Any:
-        return True
-    if kind is Union:
-        return any(fits(value, part) for part in parts)
-    if parts and issubclass(kind, Sequence):
-        return isinstance(value, list) and all(fits(item, parts[0]) for item in value)
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
 PREDICT = {
     'image-feature-extraction': 'maps = model(image[None])',
     'image-classification': 'scores = model(resize(image, [224, 224])[None]).softmax(1)[0]',
@@ -317,8 +304,8 @@ CARD = """---
 
 # {{ name }}
 
-`HubModel({{ built }})` of cpvt_pyramid ([CPVT](https://arxiv.org/abs/2102.10882)), {{ parameters }}
-parameters. It takes images of any size.
+`HubModel({{ arguments }})` of cpvt_pyramid ([CPVT](https://arxiv.org/abs/2102.10882)),
+{{ parameters }} parameters. It takes images of any size.
 
 In a checkout of cpvt_pyramid:
 

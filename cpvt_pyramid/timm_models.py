@@ -53,9 +53,9 @@ POOLS = ('avg', 'token', '')
 PVT_WEIGHTS = 'https://github.com/whai362/PVT/releases/download/v2/{}.pth'
 # Options of `timm.create_model` that read files.
 READING = {'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint_path', 'cache_dir'}
-# What weight decay leaves alone, as in the code of DeiT and Twins: tables, tokens and PEGs.
+# Parameters without weight decay, as in the code of DeiT and Twins: tables, tokens and PEGs.
 UNDECAYED = re.compile(r'(pos_|more_pos_block\.|cls_)|.*\.attn\.(position|peg)\.')
-# Modules that a graph of torch.fx calls instead of looking inside.
+# Modules that torch.fx does not trace into.
 for _module in (Block, LayerNorm, LearnedPosition, PatchEmbed, PosCNN, SinCosPosition):
     register_notrace_module(_module)
 
@@ -119,7 +119,9 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Union[Tensor, tuple[Tensor, Tensor]]:
         """Logits (B, num_classes), in distilled training twice; see `global_pool` for others."""
         x = self.forward_head(self.forward_features(x))
-        return (x, x) if self.distilled_training and self.training else x
+        if self.distilled_training and self.training:
+            return x, x
+        return x
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) or, with a class token, (B, 1 + N, C)."""
@@ -129,8 +131,10 @@ class Classifier(nn.Module):
         """Logits from the result of `forward_features`, or the input of the classifier."""
         if self.global_pool == 'token':
             x = x[:, 0]
+        elif self.global_pool == 'avg' and self.cls_token is None:
+            x = x.mean(dim=(2, 3))
         elif self.global_pool == 'avg':
-            x = x.mean(dim=(2, 3)) if self.cls_token is None else x[:, 1:].mean(dim=1)
+            x = x[:, 1:].mean(dim=1)
         x = self.head_drop(x)
         if pre_logits:
             return x
@@ -158,18 +162,24 @@ class Classifier(nn.Module):
         wanted, last = feature_take_indices(len(self.blocks), indices)
         maps = []
         for i, tap in enumerate(self.taps(x, valid)):
+            class_token, tokens = tap
             if i in wanted:
-                y = tap[1]  # (B, H, W, C)
-                y = self.norm(y) if norm and y.shape[-1] == self.num_features else y
+                y = tokens  # (B, H, W, C)
+                if norm and y.shape[-1] == self.num_features:
+                    y = self.norm(y)
                 maps.append(y.permute(0, 3, 1, 2) if output_fmt == 'NCHW' else y)
             if stop_early and i == last:
                 break
         if intermediates_only:
             return maps
-        first, y = tap
-        y = y if first is None else torch.cat([first, y.flatten(1, 2)], dim=1)
-        y = self.norm(y) if i == len(self.blocks) - 1 else y
-        return (y.permute(0, 3, 1, 2) if first is None else y), maps
+        out = tokens
+        if class_token is not None:
+            out = torch.cat([class_token, tokens.flatten(1, 2)], dim=1)
+        if i == len(self.blocks) - 1:
+            out = self.norm(out)
+        if class_token is None:
+            out = out.permute(0, 3, 1, 2)
+        return out, maps
 
     def prune_intermediate_layers(
         self, indices: Union[int, list[int]] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -272,8 +282,9 @@ class PyramidTrunk(CPVTPyramid):
         ]
 
     def taps(self, image: Tensor, valid: Optional[Tensor] = None) -> Taps:
-        # Not the mask says whether there is padding: while torch.fx traces, it is never None.
-        x, mask = image.permute(0, 2, 3, 1), pixel_mask(valid, image)
+        # `valid`, not the mask, tells whether there is padding: to torch.fx no mask is None.
+        x = image.permute(0, 2, 3, 1)
+        mask = pixel_mask(valid, image)
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
             if i == last and self.cls_token is not None:
@@ -351,7 +362,7 @@ class ColumnClassifier(Classifier, Column):
 class Features(FeatureGetterNet):
     """What `features_only` returns: the maps of a classifier without its head.
 
-    `valid`, the size of each image in a padded batch, is that of `CPVTPyramid.forward`.
+    `forward` also takes `valid`, see `CPVTPyramid.forward`.
     """
 
     model: Any  # a Classifier
@@ -377,9 +388,9 @@ class Features(FeatureGetterNet):
 
 
 class Traced(nn.Module):
-    """What `torch.jit.script` compiles in place of a model: its trace, for any batch and size.
+    """What `torch.jit.script` compiles instead of a model: its trace, for any batch and size.
 
-    The layers use Python beyond what TorchScript compiles, but nothing that it cannot trace.
+    The layers use Python that TorchScript cannot compile, and nothing that it cannot trace.
     """
 
     def __init__(self, model: nn.Module, in_chans: int) -> None:
@@ -389,13 +400,13 @@ class Traced(nn.Module):
                 'torch.jit.script needs a model in evaluation mode; call model.eval() before it'
             )
         self.eval()
-        # Of a size that every layer pads, so that the trace serves others.
+        # Every layer pads an image of this size, so that the trace pads others.
         image = next(model.parameters()).new_zeros(2, in_chans, 70, 90)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', torch.jit.TracerWarning)
             self.model = torch.jit.trace(model, image, check_trace=False, strict=False)
 
-    # TorchScript infers the result, which is the model's.
+    # Without annotation, TorchScript infers the type of the result.
     def forward(self, x: Tensor):  # type: ignore[no-untyped-def]
         assert not self.training, 'a scripted model cannot be trained; call eval()'
         return self.model(x)
@@ -435,7 +446,8 @@ def register(name: str, model_cls: type[Classifier], **published: Any) -> None:
             **published | options,
         )
         info = model.feature_info
-        stride = (info.get_dicts() if isinstance(info, FeatureInfo) else info)[-1]['reduction']
+        maps = info.get_dicts() if isinstance(info, FeatureInfo) else info
+        stride = maps[-1]['reduction']
         if output_stride not in (None, stride):
             raise ValueError(
                 f'output_stride must be {stride}, the stride of the last map, got {output_stride}: '
@@ -491,20 +503,23 @@ def source_of(name: str) -> tuple[str, dict[str, Any]]:
 
 
 # The variants of the columnar models in the CPVT paper, with their options.
-COLUMNS = {
-    f'{name}{pegs}{pool}': dict(arch=name, **peg_options, global_pool=global_pool)
-    for name in COLUMNAR_ARCHS
-    for pegs, peg_options in (('', {}), ('_0to5', dict(peg=dict(after=tuple(range(6))))))
-    for pool, global_pool in (('', 'token'), ('_gap', 'avg'))
-}
-_cfgs: dict[str, Any] = {
-    key: dict(CFG, first_conv='patch_embeds.0.proj', **source)
-    for key, source in map(source_of, ARCHS)
-}
+AFTER_SIX = dict(peg=dict(after=tuple(range(6))))
+COLUMNS: dict[str, dict[str, Any]] = {}
+for _name in COLUMNAR_ARCHS:
+    COLUMNS[_name] = dict(arch=_name, global_pool='token')
+    COLUMNS[f'{_name}_gap'] = dict(arch=_name, global_pool='avg')
+    COLUMNS[f'{_name}_0to5'] = dict(arch=_name, **AFTER_SIX, global_pool='token')
+    COLUMNS[f'{_name}_0to5_gap'] = dict(arch=_name, **AFTER_SIX, global_pool='avg')
+
+_cfgs: dict[str, Any] = {}
+for _name in ARCHS:
+    _key, _source = source_of(_name)
+    _cfgs[_key] = dict(CFG, first_conv='patch_embeds.0.proj', **_source)
 for _name, _options in COLUMNS.items():
     _size = None if _options['global_pool'] == 'token' else (14, 14)
     _cfgs[_name] = dict(CFG, pool_size=_size, first_conv='patch_embed.proj')
 default_cfgs = generate_default_cfgs(_cfgs)
+
 for _name, _arch in ARCHS.items():
     _pool = 'token' if _arch.position == 'learned' else 'avg'
     register(_name, PyramidClassifier, arch=_name, global_pool=_pool)

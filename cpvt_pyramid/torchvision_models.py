@@ -4,13 +4,13 @@
     losses = model(images, targets)  # as torchvision's own
     predictions = model.eval()(images)
 
-torchvision pads images of different sizes to one batch, and its own models predict other boxes for
-an image in another batch. Here
+torchvision pads images of different sizes to one batch, so that the boxes of an image depend on the
+others of its batch. Here
   - evaluation runs batches of images of one padded size (`BySize`), so that each image's results
     are those that it has alone, whatever the head;
   - the backbone ignores padding, also in training (`ValidRegionTransform`): its maps are those of
     each image alone, and zero in the padding. FPN, heads and losses are torchvision's own;
-  - anchors and RoIAlign know the strides, which torchvision guesses (`StrideAnchors`,
+  - anchors and RoIAlign get the strides, which torchvision guesses (`StrideAnchors`,
     `StrideRoIAlign`).
 
 Shapes: B batch, C channels, H x W image in pixels, h x w map, N anchors.
@@ -70,7 +70,7 @@ class BySize(nn.Module):
             return super().forward(images, targets)
         return self.evaluate(super().forward, images, targets)
 
-    @torch.compiler.disable(recursive=False)  # compiles the batches, not their forming
+    @torch.compiler.disable(recursive=False)  # only the forward pass of a batch is compiled
     def evaluate(
         self,
         forward: Callable,
@@ -90,7 +90,7 @@ class BySize(nn.Module):
     @torch.compiler.disable
     def padded_size(self, image: Tensor) -> tuple[int, ...]:
         """Height and width of an image, resized and padded by the transform."""
-        # On the meta device, which computes sizes alone; `forward` skips the hooks of users.
+        # The meta device computes sizes alone. Hooks of users are not called: this is no image.
         batch, _ = self.transform.forward([torch.empty_like(image, device='meta')])
         return tuple(batch.tensors.shape[-2:])
 
@@ -234,8 +234,10 @@ def one_stage_parts(
     sides: Sequence[float],
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
 ) -> dict[str, Any]:
-    """The parts of `RetinaNet` and `FCOS` that depend on the backbone; the sides of the anchors are
-    in strides of their level."""
+    """The parts of `RetinaNet` and `FCOS` that depend on the backbone.
+
+    `sides` are those of the square anchors, as multiples of the stride of their level.
+    """
     body = build_body(backbone, finest=8)
     extra = ExtraLevels(body.channels[-1], out_channels, extra_levels)
     pyramid = BackboneFPN(body, out_channels, extra, extra_levels)
@@ -258,20 +260,19 @@ Detector = TypeVar('Detector', RetinaNet, FCOS, FasterRCNN, MaskRCNN)
 
 
 def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) -> Detector:
-    """A detector whose transform marks the padding for the backbone.
+    """Build a detector whose transform marks the padding for the backbone.
 
-    torchvision ignores unknown options, and finds out with the first image what must be a number:
-    both are a TypeError.
+    Raises:
+        TypeError: an unknown option, or one that must be a number and is not. torchvision ignores
+            the former, and the latter fails with the first image.
     """
     known = {**inspect.signature(GeneralizedRCNNTransform).parameters}
     known |= inspect.signature(kind).parameters
     for name, value in options.items():
         if name not in known:
             raise TypeError(f'{kind.__name__} has no option {name}')
-        numbers = value if isinstance(value, (list, tuple)) else [value]  # min_size has several
-        if isinstance(known[name].default, (int, float)) and not all(
-            isinstance(number, (int, float)) for number in numbers
-        ):
+        must_be_number = isinstance(known[name].default, (int, float))
+        if must_be_number and not is_number_or_several(value):
             raise TypeError(f'{name} of {kind.__name__} must be a number, got {value!r}')
     model = kind(num_classes=num_classes, **options)
     plain = model.transform
@@ -287,16 +288,24 @@ def assemble(kind: type[Detector], num_classes: int, options: dict[str, Any]) ->
     return model
 
 
+def is_number_or_several(value: object) -> bool:
+    """True for a number and, as `min_size` can be, for a list of numbers."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(each, (int, float)) for each in values)
+
+
 def build_body(backbone: Backbone, finest: int) -> Body:
     """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given."""
     if isinstance(backbone, str):
         backbone = dict(arch=backbone)
     if isinstance(backbone, dict):
-        columnar = is_columnar(backbone.get('arch', 'pcpvt_small'))
-        kind = DenseCPVT if columnar else CPVTPyramid
-        indices = (0, 1, 2, 3) if finest == 4 else (1, 2, 3)
-        backbone = kind(**dict[str, Any](out_indices=indices) | backbone)
-    strides = tuple(s for s in (4, 8, 16, 32) if s >= finest)
+        options: dict[str, Any] = dict(out_indices=(0, 1, 2, 3) if finest == 4 else (1, 2, 3))
+        options |= backbone
+        if is_columnar(options.get('arch', 'pcpvt_small')):
+            backbone = DenseCPVT(**options)
+        else:
+            backbone = CPVTPyramid(**options)
+    strides = (4, 8, 16, 32) if finest == 4 else (8, 16, 32)
     if tuple(backbone.strides) != strides:
         raise ValueError(
             f'the strides of the backbone must be {strides}, got {tuple(backbone.strides)}; '
@@ -317,8 +326,8 @@ def is_columnar(arch: Union[str, dict[str, Any], Arch, ColumnarArch]) -> bool:
 class ValidRegionTransform(GeneralizedRCNNTransform):
     """torchvision's transform, which marks the padding for the backbone.
 
-    Padded batches have a further channel, 1 inside an image and 0 in the padding. `BackboneFPN`
-    splits it off. Batches without padding have none, and run at full speed.
+    Padded batches get a further channel, 1 inside an image and 0 in the padding, which
+    `BackboneFPN` splits off. Batches without padding get none and run at full speed.
     """
 
     def __init__(self, in_channels: int, *args: Any) -> None:
@@ -328,7 +337,7 @@ class ValidRegionTransform(GeneralizedRCNNTransform):
     def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
         """The padded batch of images (C, H, W), (B, C, H, W) or (B, C + 1, H, W)."""
         channels = images[0].shape[0]
-        if channels != self.in_channels:  # or a channel of the image could be taken for the mark
+        if channels != self.in_channels:  # else a channel of the image could be taken for the mark
             raise ValueError(
                 f'the backbone takes images of {self.in_channels} channels, got {channels}'
             )
@@ -377,15 +386,15 @@ class BackboneFPN(nn.Module):
 class ExtraLevels(ExtraFPNBlock):
     """Further levels by 3x3 convolutions of stride 2, from the last map of the backbone.
 
-    As mm's FPN has them. torchvision's `LastLevelP6P7` has two, with a ReLU in between.
+    They are those of mm's FPN. torchvision's `LastLevelP6P7` has two, with a ReLU in between.
     """
 
     def __init__(self, in_channels: int, out_channels: int, count: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(
-            nn.Conv2d(out_channels if i else in_channels, out_channels, 3, 2, 1)
-            for i in range(count)
-        )
+        self.convs = nn.ModuleList()
+        for i in range(count):
+            inputs = out_channels if i else in_channels
+            self.convs.append(nn.Conv2d(inputs, out_channels, 3, stride=2, padding=1))
         for parameter in self.parameters():
             if parameter.dim() == 4:
                 nn.init.kaiming_uniform_(parameter, a=1)
@@ -407,8 +416,12 @@ class StrideAnchors(AnchorGenerator):
     """Anchors at fixed strides, of fractional sides.
 
     torchvision's generator divides the size of the batch by that of the map, so that the distance
-    of the anchors depends on the padding. It also rounds their sides to whole pixels. `sizes` are
-    the sides of each map's square anchors in pixels, aspect ratios height / width.
+    of the anchors depends on the padding. It also rounds their sides to whole pixels.
+
+    Args:
+        strides: of each map.
+        sizes: sides of each map's square anchors in pixels.
+        aspect_ratios: height / width of the anchors.
     """
 
     def __init__(
@@ -430,7 +443,8 @@ class StrideAnchors(AnchorGenerator):
         """(len(scales) * len(aspect_ratios), 4), boxes around the origin."""
         sides = torch.as_tensor(scales, dtype=dtype, device=device)
         roots = torch.as_tensor(aspect_ratios, dtype=dtype, device=device).sqrt()[:, None]
-        widths, heights = (sides / roots).flatten(), (sides * roots).flatten()
+        widths = (sides / roots).flatten()
+        heights = (sides * roots).flatten()
         return torch.stack([-widths, -heights, widths, heights], dim=1) / 2
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
@@ -442,10 +456,7 @@ class StrideAnchors(AnchorGenerator):
 
 
 class StrideRoIAlign(MultiScaleRoIAlign):
-    """RoIAlign whose scales are those of the strides.
-
-    torchvision guesses them from the first batch, and keeps them.
-    """
+    """RoIAlign with given strides, which torchvision guesses from the first batch and keeps."""
 
     def __init__(self, output_size: int, strides: Sequence[int]) -> None:
         names = [str(i) for i in range(len(strides))]
@@ -455,7 +466,7 @@ class StrideRoIAlign(MultiScaleRoIAlign):
 
 
 class SemanticFPN(nn.Module):
-    """Every level is convolved and upsampled to the first one's stride, then all are added."""
+    """Semantic FPN: levels are convolved, upsampled to the first one's stride, and added."""
 
     def __init__(
         self, backbone: BackboneFPN, num_classes: int, channels: int, dropout: float
@@ -496,10 +507,11 @@ class SemanticFPN(nn.Module):
         def results(crops: list[Tensor]) -> Tensor:
             return self.logits(torch.stack(crops))
 
-        crops = [one[:, :height, :width] for one, (height, width) in zip(image, valid.tolist())]
-        found = map_in_batches(results, crops, lambda crop: crop.shape, batch_size=len(crops))
+        crops = [one[:, :h, :w] for one, (h, w) in zip(image, valid.tolist())]
         height, width = image.shape[2:]
-        padded = [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in found]
+        padded = []
+        for x in map_in_batches(results, crops, lambda crop: crop.shape, batch_size=len(crops)):
+            padded.append(F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])))
         return {'out': torch.stack(padded)}
 
     def logits(self, image: Tensor, valid: Optional[Tensor] = None) -> Tensor:
@@ -507,13 +519,15 @@ class SemanticFPN(nn.Module):
         levels = list(self.backbone(image, valid).values())
         results = []
         for i, (x, branch) in enumerate(zip(levels, self.branches)):
+            finer = i  # the level whose size x has
             for layer in branch.children():
                 x = layer(x)
                 if isinstance(layer, nn.Upsample):
-                    i -= 1
-                    x = top_left(x, levels[i].shape[2:])
+                    finer -= 1
+                    x = top_left(x, levels[finer].shape[2:])
             results.append(x)
-        logits = self.classifier(self.dropout(sum(results[1:], results[0])))
+        total = sum(results[1:], results[0])
+        logits = self.classifier(self.dropout(total))
         logits = F.interpolate(logits, scale_factor=self.backbone.strides[0], mode='bilinear')
         return top_left(logits, image.shape[2:])
 
@@ -523,7 +537,7 @@ def top_left(x: Tensor, size: Sequence[int]) -> Tensor:
     return crop(x.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
 
 
-# (ours, mm's): the beginning of a name in a detector's or segmentor's checkpoint.
+# Pairs (ours, mm's) of beginnings of names in a detector's or segmentor's checkpoint.
 MM_NAMES = (
     ('backbone.body.', 'backbone.'),
     ('backbone.fpn.inner_blocks.{i}.0.', 'neck.lateral_convs.{i}.conv.'),
@@ -568,15 +582,16 @@ def load_mm_weights(model: Union[RetinaNet, SemanticFPN], path: Union[str, Path]
         extra = f'backbone.fpn.extra_blocks.convs.{i}.'
         pairs.insert(1, (f'neck.fpn_convs.{levels + i}.conv.', extra))
     tensors = {rename(name, pairs): value for name, value in tensors.items()}
-    # The backbone checks and converts its own.
-    ours, theirs = (
-        {name: x for name, x in names.items() if not name.startswith('backbone.body.')}
-        for names in (model.state_dict(), tensors)
-    )
-    misfit = compare(ours, theirs).misfit
+    # The backbone checks and converts its tensors itself.
+    misfit = compare(without_body(model.state_dict()), without_body(tensors)).misfit
     if misfit:
         raise ValueError(f'{path} {misfit}. Build the model with the sizes of its config')
     try:
         model.load_state_dict(tensors)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
+
+
+def without_body(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model, without those of its backbone."""
+    return {name: x for name, x in tensors.items() if not name.startswith('backbone.body.')}

@@ -79,7 +79,7 @@ class Subject:
                 f'{self.name} fails on images of {size} pixels ({error}); a measured model must '
                 'take images of several sizes'
             ) from error
-        maps = leaves(found)
+        maps = maps_in(found)
         wrong = [map_ for map_ in maps if not is_map(map_, len(image))]
         if wrong or not maps:
             shape = tuple(getattr(wrong[0], 'shape', ())) if wrong else ()
@@ -89,7 +89,7 @@ class Subject:
         return maps
 
 
-def leaves(output: Any) -> list[Any]:
+def maps_in(output: Any) -> list[Any]:
     """What nested sequences and dicts hold, without None."""
     if output is None:
         return []
@@ -97,7 +97,7 @@ def leaves(output: Any) -> list[Any]:
         output = list(output.values())
     if not isinstance(output, (list, tuple)):
         return [output]
-    return [leaf for part in output for leaf in leaves(part)]
+    return [leaf for part in output for leaf in maps_in(part)]
 
 
 def is_map(value: Any, images: int) -> bool:

@@ -1,6 +1,6 @@
 """Measures images per second of whole commands, from image files to written results.
 
-    python -m benchmarks.throughput
+    python -m benchmarks.throughput configs/demo/retinanet_cpvt_nano.py
     python -m benchmarks.throughput configs/retinanet_cpvt_s.py --count 24 --rounds 3
     python -m benchmarks.throughput configs/semantic_fpn_cpvt_s.py --images ~/photos --cores 2
 
@@ -54,7 +54,6 @@ CORES = (1, 2, 4, 8, 16)
 BOXES = 10  # drawn in the first photograph
 PHOTOGRAPHS = ('astronaut', 'chelsea', 'coffee', 'rocket', 'hubble_deep_field', 'retina')
 HEAD = ('cores', 'command', 'pictures', 'seconds', 'images/s', 'x mm')
-SMALL = 'configs/demo/retinanet_cpvt_nano.py'
 # Runs an inferencer of mm, as its documentation does; without a folder for results it writes none.
 INFERENCER = """
 import sys
@@ -71,7 +70,7 @@ else:
 
 
 def throughput(
-    config: str = SMALL,
+    config: str,
     *,
     commands: Sequence[Literal[COMMANDS]] = COMMANDS,
     cores: Sequence[int] = (),

@@ -245,12 +245,14 @@ def create_app(page: Page, hosts: Sequence[str]) -> Starlette:
     }
     for number, sample in enumerate(page.samples):
         contents[f'/samples/{number}'] = Response(sample.picture, media_type='image/jpeg')
+    routes = [
+        Route('/predict', predict, methods=['POST']),
+        Route('/verify', verify, methods=['POST']),
+    ]
+    for address, content in contents.items():
+        routes.append(Route(address, content, methods=['GET']))
     app = Starlette(
-        routes=[
-            *(Route(address, content, methods=['GET']) for address, content in contents.items()),
-            Route('/predict', predict, methods=['POST']),
-            Route('/verify', verify, methods=['POST']),
-        ],
+        routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
         exception_handlers={
             UserError: refuse,

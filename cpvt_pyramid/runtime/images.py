@@ -167,10 +167,8 @@ def resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     result = np.empty((*size, image.shape[2]), np.uint8)
     for start in range(0, size[0], ROWS):  # which stay in the cache
         part = slice(start, start + ROWS)
-        above, below = (
-            (across[place[i, part]] * fixed(weight[part])[..., None]) >> 16
-            for i, weight in enumerate((1 - v, v))
-        )
+        above = (across[place[0, part]] * fixed(1 - v[part])[..., None]) >> 16
+        below = (across[place[1, part]] * fixed(v[part])[..., None]) >> 16
         result[part] = (above + below + 2) >> 2
     return result
 
@@ -179,7 +177,8 @@ def resize_scores(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Bilinear resizing of a map (H, W) float32 to (height, width)."""
     for axis in (0, 1):
         first, second, weight = neighbours(size[axis], scores.shape[axis])
-        weight = weight if axis else weight[:, None]
+        if axis == 0:
+            weight = weight[:, None]
         before = scores.take(first.clip(0), axis)
         after = scores.take(second.clip(max=scores.shape[axis] - 1), axis)
         scores = before * (1 - weight) + after * weight

@@ -23,15 +23,20 @@ def enlarge_masks(
 ) -> np.ndarray:
     """Masks (N, H, W) of an image from probabilities (N, h, w) of cells of the model's input, whose
     sides, without padding, are those of the image times a scale each."""
-    v, u = (
-        # Cells of padding, which those of another batch may not have, are not read.
-        ((np.arange(n) + 0.5) * s / CELL - 0.5).clip(0, np.ceil(n * s / CELL) - 1)
-        for n, s in zip(size, scale)
-    )
+    rows = cells_of(size[0], scale[0])
+    columns = cells_of(size[1], scale[1])
     masks = np.zeros((len(probabilities), *size), bool)
     for mask, grid in zip(masks, probabilities):
-        mask[:] = sample(grid, v, u) > 0.5
+        mask[:] = sample(grid, rows, columns) > 0.5
     return masks
+
+
+def cells_of(pixels: int, scale: float) -> np.ndarray:
+    """The fractional cell of each pixel along an axis of the image. Cells of padding, which those
+    of another batch may not have, are not read."""
+    cells = (np.arange(pixels) + 0.5) * scale / CELL - 0.5
+    last = np.ceil(pixels * scale / CELL) - 1
+    return cells.clip(0, last)
 
 
 def sample(grid: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -79,12 +79,13 @@ def parse_metadata(path: Path, session: Session) -> dict[str, Any]:
         raise UserError(f'{path} has no metadata cpvt_pyramid; export the model with cpvt export')
     try:
         about = json.loads(session.metadata)
-        number, _ = about['format'], about['task']
+        version = about['format']
+        about['task']
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f'{path}: damaged metadata: {one_line(error)}') from error
-    if number != FORMAT:
+    if version != FORMAT:
         raise UserError(
-            f'{path}: its format must be {FORMAT}, got {shortened(number)}; export the model '
+            f'{path}: its format must be {FORMAT}, got {shortened(version)}; export the model '
             'again, or update cpvt_pyramid'
         )
     return about
@@ -103,7 +104,8 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         raise UserError(f'{path}: its task must be one of {tasks}, got {shortened(task)}')
     try:
         check_metadata(about)
-        if not about['classes'] or task == 'instance' and not about['masks']:
+        lacks_masks = task == 'instance' and not about['masks']
+        if not about['classes'] or lacks_masks:
             both = shortened([about['classes'], about['masks']])
             raise ValueError(f'classes must be names, masks of instances box or image, got {both}')
     except ValueError as error:
@@ -114,16 +116,18 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
         )
     outputs = OUTPUTS['instance' if about['masks'] else task]
     if not any(names <= {*session.names} for names in outputs):
-        needed = ' or '.join(', '.join(sorted(names)) for names in outputs)
-        raise UserError(f'{path} must have the outputs {needed}, got {", ".join(session.names)}')
-    # The file resizes a label map to the original image.
-    maps_labels = task == 'segmentation' and 'labels' in session.names
-    given, shapes = ['images', *['original'] * maps_labels], session.shapes
-    images = shapes.get('images', [])
-    if {*shapes} - {'valid'} != {*given} or len(images) != 4 or 0 in images:
+        described = ' or '.join(', '.join(sorted(names)) for names in outputs)
+        got = ', '.join(session.names)
+        raise UserError(f'{path} must have the outputs {described}, got {got}')
+    needed = ['images']
+    if task == 'segmentation' and 'labels' in session.names:
+        needed.append('original')  # to whose size the file resizes the label map
+    given = session.shapes.keys() - {'valid'}
+    images = session.shapes.get('images', [])
+    if given != {*needed} or len(images) != 4 or 0 in images:
         raise UserError(
-            f'{path} must take {" and ".join(given)}, the images of 4 dimensions, and, at most, '
-            f'valid besides; got {shapes}; export it again'
+            f'{path} must take {" and ".join(needed)}, the images of 4 dimensions, and, at most, '
+            f'valid besides; got {session.shapes}; export it again'
         )
     return about
 

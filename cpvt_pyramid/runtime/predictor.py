@@ -79,7 +79,8 @@ class Predictor:
             if value is not None and value < 1:
                 raise UserError(f'{name} must be at least 1, got {value}')
         check_score_thr(score_thr)
-        self.batch_size, self.score_thr = batch_size, score_thr
+        self.batch_size = batch_size
+        self.score_thr = score_thr
         path = local_path(str(model)).expanduser()
         if path.suffix in EXPORTED:
             exported = ExportedModel(path, backend, device, workers)
@@ -205,8 +206,11 @@ class ExportedModel:
 
     def with_size(self, short: int) -> 'ExportedModel':
         """The same model with another shorter side of the input, and the longer in proportion."""
+        long = math.inf
+        if self.resize:
+            long = short / self.resize[0] * self.resize[1]
         other = copy.copy(self)
-        other.resize = short, short / self.resize[0] * self.resize[1] if self.resize else math.inf
+        other.resize = short, long
         return other
 
     def predict(self, images: Sequence[np.ndarray], score_thr: Optional[float]) -> list[Prediction]:
@@ -227,10 +231,14 @@ class ExportedModel:
         with self.memory.take(self.needed(images)), self.one_line_if_too_large(images):
             resized = [self.to_input_size(image) for image in images]
             outputs = self.run_batch(resized, [image.shape[:2] for image in images])
-            each = zip(outputs, images, [image.shape[:2] for image in resized])
-            if self.kind_of_results == 'labels':
-                return [self.label_map(*given) for given in each]
-            return [self.detections(*given, score_thr) for given in each]
+            found: list[Prediction] = []
+            for output, image, small in zip(outputs, images, resized):
+                input_size = small.shape[:2]
+                if self.kind_of_results == 'labels':
+                    found.append(self.label_map(output, image, input_size))
+                else:
+                    found.append(self.detections(output, image, input_size, score_thr))
+            return found
 
     @contextmanager
     def one_line_if_too_large(self, images: Sequence[np.ndarray]) -> Iterator[None]:
@@ -309,10 +317,14 @@ class ExportedModel:
         """Height and width that an image is resized to for the model."""
         if self.resize:
             size = rescaled_size(size, *self.resize)
-        room = [fixed or math.inf for fixed in self.session.shapes['images'][2:]]
-        scale = min(1, *(limit / length for limit, length in zip(room, size)))
-        height, width = (max(int(length * scale), 1) for length in size)
-        return height, width
+        height, width = size
+        fixed_height, fixed_width = self.session.shapes['images'][2:]
+        scale = 1.0
+        if fixed_height:
+            scale = min(scale, fixed_height / height)
+        if fixed_width:
+            scale = min(scale, fixed_width / width)
+        return max(int(height * scale), 1), max(int(width * scale), 1)
 
     def to_input_size(self, image: np.ndarray) -> np.ndarray:
         """Resize an image (H, W, 3) for the model."""
@@ -332,9 +344,11 @@ class ExportedModel:
         MMSegmentation, except for models whose queries have none."""
         if self.about.get('resized') == 'probabilities':
             return probabilities
-        threshold = self.about.get('threshold') or 0.5  # of two classes
-        odds = (1 - threshold, threshold)[label] if len(self.classes) == 2 else 1
-        return np.log(np.maximum(probabilities, SMALLEST) / np.float32(odds))
+        share = 1.0
+        if len(self.classes) == 2:
+            threshold = self.about.get('threshold') or 0.5  # of the second
+            share = threshold if label == 1 else 1 - threshold
+        return np.log(np.maximum(probabilities, SMALLEST) / np.float32(share))
 
     def run_batch(
         self, images: Sequence[np.ndarray], originals: Sequence[tuple[int, int]]
@@ -364,11 +378,12 @@ class ExportedModel:
 
     def check(self, output: dict[str, np.ndarray]) -> None:
         """Warn of NaN; raise a UserError if a label has no name."""
-        labels = int(output['labels'].max(initial=0)) + 1 if 'labels' in output else 0
-        labels = max(labels, len(output.get('probabilities', ())))
-        if labels > len(self.classes):
+        count = len(output.get('probabilities', ()))
+        if 'labels' in output:
+            count = max(count, int(output['labels'].max(initial=0)) + 1)
+        if count > len(self.classes):
             raise UserError(
-                f'{self.path} returns {labels} classes, but its metadata names '
+                f'{self.path} returns {count} classes, but its metadata names '
                 f'{len(self.classes)}; export the model again'
             )
         for name, x in output.items():

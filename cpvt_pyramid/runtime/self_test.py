@@ -17,6 +17,7 @@ from .comparison import (
     TOLERANCES,
     Arrays,
     Check,
+    Tolerances,
     compare_outputs,
     compare_tensor,
     inside,
@@ -51,12 +52,14 @@ def draw(seed: int, height: int, width: int) -> np.ndarray:
     y, x = np.ogrid[:height, :width]
     image = np.full((height, width, 3), 1 << 15, np.int64)
     for _ in range(8):
-        (rows, columns), phases = numbers(-3000, 3000, 2), numbers(0, 1 << 16, 3)
+        rows, columns = numbers(-3000, 3000, 2)
+        phases = numbers(0, 1 << 16, 3)
         angle = (rows * y + columns * x)[..., None] + phases & 0xFFFF  # 65536 to the circle
         angle -= 1 << 15
         image += angle * ((1 << 15) - abs(angle)) >> 15  # almost 8192 * sin
     for _ in range(5):
-        top, left = numbers(0, height, 1)[0], numbers(0, width, 1)[0]
+        (top,) = numbers(0, height, 1)
+        (left,) = numbers(0, width, 1)
         rows, columns = numbers(8, 80, 2)
         image[top : top + rows, left : left + columns] += numbers(-(1 << 15), 1 << 15, 3)
     return (image >> 8).clip(0, 255).astype(np.uint8)
@@ -113,36 +116,56 @@ def verify_session(path: Path, session: Session) -> list[Check]:
     if session.test is None:
         raise UserError(f'{path} has no test data; export it again')
     try:
-        samples, tolerances = unpack(session.test), TOLERANCES[about['dtype']]
+        samples = unpack(session.test)
+        images = [drawn(sample) for sample in samples]
+        tolerances = TOLERANCES[about['dtype']]
         stride = int(about['stride'])
-        images = [draw(int(s['image']['seed']), *s['image']['size'].tolist()) for s in samples]
     except Exception as error:  # of base64, zipfile, zlib and NumPy
         raise UserError(f'{path}: damaged test data: {one_line(error)}') from error
-    batches = [[i] for i in range(len(samples))]
-    if session.shapes['images'][0] is None:
-        together: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for i, image in enumerate(images):
-            together[padded_input(image.shape[:2], session.shapes, stride)].append(i)
-        mixed = [batch for batch in together.values() if len(batch) > 1]
-        batches += mixed or [[0, 0]]
     session = with_stages(session, samples)
     checks = []
-    for batch in batches:
+    for batch in batches_of(images, session, stride):
         given = [images[i] for i in batch]
         originals = [samples[i]['image']['original'].tolist() for i in batch]
         outputs = run_session(path, session, padded_inputs(given, session.shapes, originals))
         found: list[Check] = []
         for place, i in enumerate(batch):
-            own = {}
-            for name, shape in samples[i]['shapes'].items():
-                own[name] = inside(outputs[name][place], shape.tolist())
-            expected, ties = samples[i]['outputs'], samples[i]['ties']
-            found += compare_outputs(thinned(own), expected, [ties], tolerances)
-            for name in samples[i]['stages'].keys() & outputs.keys():
-                ours = spaced(outputs[name][place], STAGE_VALUES)
-                expected_stage = samples[i]['stages'][name]
-                found.append(compare_tensor(name, ours, expected_stage, tolerances.maps))
+            own = {name: x[place] for name, x in outputs.items()}
+            found += compare_sample(own, samples[i], tolerances)
         checks += worst(found, given, session.device)
+    return checks
+
+
+def drawn(sample: Sample) -> np.ndarray:
+    """The image of a sample, in the size of the input."""
+    height, width = sample['image']['size'].tolist()
+    return draw(int(sample['image']['seed']), height, width)
+
+
+def batches_of(images: Sequence[np.ndarray], session: Session, stride: int) -> list[list[int]]:
+    """The indices of the images in each batch: each image alone, and those of one padded size."""
+    batches = [[i] for i in range(len(images))]
+    if session.shapes['images'][0] is not None:  # batches of a fixed size
+        return batches
+    by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, image in enumerate(images):
+        by_size[padded_input(image.shape[:2], session.shapes, stride)].append(i)
+    together = [batch for batch in by_size.values() if len(batch) > 1]
+    return batches + (together or [[0, 0]])
+
+
+def compare_sample(outputs: Arrays, sample: Sample, tolerances: Tolerances) -> list[Check]:
+    """Compare the outputs for an image with those of PyTorch, and values inside the graph, as far
+    as the file returns them."""
+    results = {}
+    for name, shape in sample['shapes'].items():
+        results[name] = inside(outputs[name], shape.tolist())
+    ties = [sample['ties']]
+    checks = list(compare_outputs(thinned(results), sample['outputs'], ties, tolerances))
+    for name, expected in sample['stages'].items():
+        if name in outputs:
+            ours = spaced(outputs[name], STAGE_VALUES)
+            checks.append(compare_tensor(name, ours, expected, tolerances.maps))
     return checks
 
 
@@ -156,9 +179,8 @@ def own_test(session: Session, given: str) -> str:
     samples = unpack(given)
     session = with_stages(session, samples)
     for sample in samples:
-        about = sample['image']
-        image = draw(int(about['seed']), *about['size'].tolist())
-        inputs = padded_inputs([image], session.shapes, [about['original'].tolist()])
+        original = sample['image']['original'].tolist()
+        inputs = padded_inputs([drawn(sample)], session.shapes, [original])
         found = {name: x[0] for name, x in session.run(inputs).items()}
         outputs = {}
         for name, shape in sample['shapes'].items():

@@ -78,11 +78,11 @@ def batch_drift(
     """Print the table and draw the heat maps.
 
     Args:
-        images: an image and a larger one; by default two photographs from scikit-image
+        images: files of an image and of a larger one; by default two photographs from scikit-image
         archs: architectures, each measured in every library that has it
         backbones: rows of the table and the picture
         strides: columns of the picture
-        weights: checkpoints of backbones; without one, weights are random
+        weights: checkpoints of backbones, as ARCH=FILE; without one, weights are random
         out: the picture, a .png file
         json: also write the numbers to this file
     """

@@ -47,7 +47,7 @@ def batch_fill(
     """Print how full batches are.
 
     Args:
-        images: images whose sizes are taken.
+        images: folder of images whose sizes are taken.
         batch_sizes: images in a full batch.
         waiting: images that wait for others of their size at most.
         seed: of the sizes and their order.

@@ -31,7 +31,7 @@ with imports_of('bitwise'):
     from torch import Tensor, nn
     from tqdm import tqdm
 
-    from benchmarks.measuring import least_seconds
+    from benchmarks.measuring import least_seconds, parse_size
     from benchmarks.runtimes import InRuntime, exported
     from cpvt_pyramid import ARCHS, CPVTPyramid
     from cpvt_pyramid.ops.dispatch import plain
@@ -106,14 +106,14 @@ def bitwise(
 
     Args:
         archs: backbones, with random weights.
-        size: height and width of the images.
+        size: of the images, in pixels, as SIDE or HEIGHTxWIDTH.
         batch: images of the largest batch.
         threads: numbers of threads.
     """
     for arch in archs:
         if arch not in ARCHS:
             raise UserError(f'unknown arch {arch!r}; one of {", ".join(ARCHS)}')
-    height, width = map(int, size.split('x'))
+    height, width = parse_size(size)
     rows = []
     bar = tqdm(total=len(archs) * len(PATHS) * len(threads), disable=None)
     for arch in archs:

@@ -67,7 +67,7 @@ def busy(
 
     Args:
         arch: of the backbone
-        size: of the image, in pixels
+        size: of the image, in pixels, as SIDE or HEIGHTxWIDTH
         threads: CPU threads; by default as many as cores
         rounds: timed passes
     """

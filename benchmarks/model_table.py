@@ -10,139 +10,34 @@ import functools
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmengine.config import Config
+    from torch import nn
 
     from cpvt_pyramid import Arch, ColumnarArch
     from cpvt_pyramid.flops import Counter
 
 from benchmarks import ROOT
+from benchmarks.published import (
+    BACKBONES,
+    COLUMNS,
+    PAPERS,
+    RECIPES,
+    RETINANET_1X,
+    SEMANTIC_FPN,
+    Recipe,
+)
 from cpvt_pyramid.tooling.report import markdown_table
 
 README = ROOT / 'README.md'
 MODELS_PAGE = ROOT / 'docs' / 'models.md'
 METAFILE = ROOT / 'configs' / 'metafile.yml'
-BEGIN, END = '<!-- models: benchmarks/model_table.py -->\n', '<!-- end of models -->'
+BEGIN = '<!-- models: benchmarks/model_table.py -->\n'
+END = '<!-- end of models -->'
 
 
-# Published results, PCPVT and SVT: Twins, arXiv 2104.13840, tables 1 to 6; PVT:
-# arXiv 2102.12122, section 5; CPVT: arXiv 2102.10882, section 5.
-
-
-class Backbone(NamedTuple):
-    """A published architecture."""
-
-    name: str  # in papers
-    short: str  # in names of configs
-    top1: float  # on ImageNet
-
-
-class Recipe(NamedTuple):
-    """A training recipe and its published results."""
-
-    config: str  # name of the config, with {} for the backbone's
-    head: str
-    metrics: dict[str, str]  # task by name
-    results: dict[str, tuple[float, ...]]  # values of the metrics by arch; empty: not published
-
-
-BACKBONES = {
-    'pcpvt_small': Backbone('PCPVT-S, CPVTv2-S', 'cpvt_s', 81.2),
-    'pcpvt_base': Backbone('PCPVT-B, CPVTv2-B', 'cpvt_b', 82.7),
-    'pcpvt_large': Backbone('PCPVT-L, CPVTv2-L', 'cpvt_l', 83.1),
-    'pvt_tiny': Backbone('PVT-Tiny', 'pvt_t', 75.1),
-    'pvt_small': Backbone('PVT-Small', 'pvt_s', 79.8),
-    'pvt_medium': Backbone('PVT-Medium', 'pvt_m', 81.2),
-    'pvt_large': Backbone('PVT-Large', 'pvt_l', 81.7),
-    'svt_small': Backbone('Twins-SVT-S', 'svt_s', 81.7),
-    'svt_base': Backbone('Twins-SVT-B', 'svt_b', 83.2),
-    'svt_large': Backbone('Twins-SVT-L', 'svt_l', 83.7),
-    'cpvt_tiny': Backbone('CPVT-Ti', 'columnar_cpvt_ti', 73.4),
-}
-BOX, MASK, SEMANTIC = 'Object Detection', 'Instance Segmentation', 'Semantic Segmentation'
-RETINANET_1X = Recipe(
-    'retinanet_{}',
-    'RetinaNet',
-    {'box AP': BOX},
-    dict(
-        pcpvt_small=(43.0,), pcpvt_base=(44.3,), pcpvt_large=(45.1,),
-        pvt_tiny=(36.7,), pvt_small=(40.4,), pvt_medium=(41.9,), pvt_large=(42.6,),
-        svt_small=(43.0,), svt_base=(45.3,), svt_large=(45.7,),
-    ),
-)  # fmt: skip
-SEMANTIC_FPN = Recipe(
-    'semantic_fpn_{}',
-    'Semantic FPN',
-    {'mIoU': SEMANTIC},
-    dict(
-        pcpvt_small=(44.3,), pcpvt_base=(44.9,), pcpvt_large=(46.4,),
-        pvt_tiny=(35.7,), pvt_small=(39.8,), pvt_medium=(41.6,), pvt_large=(42.1,),
-        svt_small=(43.2,), svt_base=(45.3,), svt_large=(46.7,),
-        cpvt_tiny=(),
-    ),
-)  # fmt: skip
-RECIPES = (
-    RETINANET_1X,
-    Recipe(
-        'retinanet_{}_3x',
-        'RetinaNet',
-        {'box AP': BOX},
-        dict(
-            pcpvt_small=(45.2,), pcpvt_base=(46.4,), pcpvt_large=(),
-            svt_small=(45.6,), svt_base=(46.9,), svt_large=(),
-        ),
-    ),
-    Recipe(
-        'mask_rcnn_{}',
-        'Mask R-CNN',
-        {'box AP': BOX, 'mask AP': MASK},
-        dict(
-            pcpvt_small=(42.9, 40.0), pcpvt_base=(44.6, 40.9), pcpvt_large=(45.4, 41.5),
-            pvt_tiny=(36.7, 35.1), pvt_small=(40.4, 37.8),
-            pvt_medium=(42.0, 39.0), pvt_large=(42.9, 39.5),
-            svt_small=(43.4, 40.3), svt_base=(45.2, 41.5), svt_large=(45.9, 41.6),
-        ),
-    ),
-    Recipe(
-        'mask_rcnn_{}_3x',
-        'Mask R-CNN',
-        {'box AP': BOX, 'mask AP': MASK},
-        dict(
-            pcpvt_small=(46.8, 42.6), pcpvt_base=(47.9, 43.2), pcpvt_large=(),
-            svt_small=(46.8, 42.6), svt_base=(48.0, 43.0), svt_large=(),
-        ),
-    ),
-    SEMANTIC_FPN,
-    Recipe(
-        'upernet_{}',
-        'UPerNet',
-        {'mIoU': SEMANTIC, 'mIoU(ms+flip)': SEMANTIC},
-        dict(
-            pcpvt_small=(46.2, 47.5), pcpvt_base=(47.1, 48.4), pcpvt_large=(48.6, 49.8),
-            svt_small=(46.2, 47.1), svt_base=(47.7, 48.9), svt_large=(48.8, 50.2),
-        ),
-    ),
-    Recipe('dino_{}', 'DINO', {'box AP': BOX}, dict(pcpvt_small=())),
-    Recipe('mask2former_{}', 'Mask2Former', {'mIoU': SEMANTIC}, dict(pcpvt_small=())),
-)  # fmt: skip
-PAPERS = {  # that introduced the heads; arXiv
-    'RetinaNet': '1708.02002',
-    'Mask R-CNN': '1703.06870',
-    'Semantic FPN': '1901.02446',
-    'UPerNet': '1807.10221',
-    'DINO': '2203.03605',
-    'Mask2Former': '2112.01527',
-}
-
-
-# Columnar classifiers: name in the paper, options, ImageNet top-1 of Ti, S and B
-COLUMNS = (
-    ('CPVT-{}', dict(peg=dict(after=(0, 1, 2, 3, 4, 5))), (73.4, 80.5, 82.3)),
-    ('CPVT-{}-GAP', dict(peg=dict(after=(0, 1, 2, 3, 4, 5)), class_token=False), (74.9, 81.5, '')),
-    ('DeiT-{}', dict(position='learned'), (72.2, 79.9, 81.8)),
-)
 SIZES = ((224, 224), (800, 1333))
 HEAD = ('parameters', *(f'GFLOPs, {h} x {w}' for h, w in SIZES), 'ImageNet top-1')
 
@@ -151,11 +46,10 @@ def readme_table() -> str:
     """The README's table in Markdown, a row per pyramid."""
     from cpvt_pyramid import ARCHS
 
-    rows = [
-        pyramid_row(arch)
-        + [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
-        for arch in ARCHS
-    ]
+    rows = []
+    for arch in ARCHS:
+        results = [recipe.results.get(arch, ('',))[0] for recipe in (RETINANET_1X, SEMANTIC_FPN)]
+        rows.append([*pyramid_row(arch), *results])
     head = ['`arch`', 'published as', *HEAD, 'RetinaNet 1x AP', 'Semantic FPN mIoU']
     return markdown_table(head, rows)
 
@@ -168,12 +62,19 @@ def pyramid_row(arch: str) -> list[object]:
     """
     from cpvt_pyramid import ARCHS, CPVTPyramid
 
-    name, _, top1 = BACKBONES.get(arch, ('ours, for demo and tests', '', ''))
-    row, costs = ARCHS[arch], [millions(CPVTPyramid, arch)]
+    name = 'ours, for demo and tests'
+    top1 = ''
+    if arch in BACKBONES:
+        name = BACKBONES[arch].name
+        top1 = BACKBONES[arch].top1
+    row = ARCHS[arch]
+    costs = [millions(CPVTPyramid, arch)]
     for counter in count_pyramid(row._replace(depths=(2, 2, 2, 2))):
-        pairs = [counter.by_module[f'CPVTPyramid.blocks.{stage}'] for stage in range(4)]
-        more = sum(pair * (depth / 2 - 1) for pair, depth in zip(pairs, row.depths))
-        costs.append(f'{(counter.total + more) / 1e9:.1f}')
+        total = counter.total
+        for stage, depth in enumerate(row.depths):
+            pair = counter.by_module[f'CPVTPyramid.blocks.{stage}']
+            total += pair * (depth / 2 - 1)
+        costs.append(f'{total / 1e9:.1f}')
     return [f'`{arch}`', name, *costs, top1]
 
 
@@ -192,8 +93,9 @@ def count(model_class: type, arch: Arch | ColumnarArch, **options: object) -> It
     from cpvt_pyramid.flops import Counter
 
     with torch.device('meta'):
-        model, images = model_class(arch, **options), [torch.empty(1, 3, *size) for size in SIZES]
-    for image in images:
+        model = model_class(arch, **options)
+    for size in SIZES:
+        image = torch.empty(1, 3, *size, device='meta')
         with Counter() as counter, torch.no_grad(), ops.plain():  # which is quicker to count
             model(image)
         yield counter
@@ -204,7 +106,13 @@ def millions(model_class: type, arch: str, **options: object) -> str:
     import torch
 
     with torch.device('meta'):
-        return f'{sum(p.numel() for p in model_class(arch, **options).parameters()) / 1e6:.1f}M'
+        model = model_class(arch, **options)
+    return f'{size_of(model) / 1e6:.1f}M'
+
+
+def size_of(model: nn.Module) -> int:
+    """The number of parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 MODELS_PAGE_TEXT = """\
@@ -266,36 +174,53 @@ backbone alone or within a detector or segmentor. The format is recognized by it
 
 def models_page() -> str:
     """The text of docs/models.md: models, costs, results and checkpoint formats."""
-    from cpvt_pyramid import ARCHS, COLUMNAR_ARCHS, CPVT
+    from cpvt_pyramid import ARCHS
 
-    columns = []
-    for name, options, results in COLUMNS:
-        for (arch, row), letter, top1 in zip(COLUMNAR_ARCHS.items(), ('Ti', 'S', 'B'), results):
-            code = ', '.join((repr(arch), *(f'{k}={v!r}' for k, v in options.items())))
-            costs = [millions(CPVT, arch, **options)]
-            for counter in count(CPVT, row._replace(depth=7), **options):
-                # The blocks after the last PEG cost the same.
-                total = counter.total + (row.depth - 7) * counter.by_module['CPVT.blocks.6']
-                costs.append(f'{total / 1e9:.1f}')
-            columns.append([f'`CPVT({code})`', name.format(letter), *costs, top1])
-    recipes = []
-    for model in models():
-        meta, results = model['Metadata'], model.get('Results', ())
-        found = [f'{value} {name}' for each in results for name, value in each['Metrics'].items()]
-        link, backbone = f'[{model["Name"]}](../{model["Config"]})', meta['Architecture'][:-1]
-        cells = [link, ', '.join(backbone), model['In Collection'], meta['Training Data']]
-        recipes.append([*cells, f'{meta["Parameters"] / 1e6:.1f}M', ', '.join(found) or 'none'])
+    pyramids = [pyramid_row(arch) for arch in ARCHS]
     return MODELS_PAGE_TEXT.format(
-        pyramids=markdown_table(['`arch`', 'published as', *HEAD], map(pyramid_row, ARCHS)),
+        pyramids=markdown_table(['`arch`', 'published as', *HEAD], pyramids),
         weights=markdown_table(
             ['name', 'model', 'source', 'licence', 'size', 'format'], published_weights()
         ),
-        columns=markdown_table(['code', 'published as', *HEAD], columns),
+        columns=markdown_table(['code', 'published as', *HEAD], column_rows()),
         recipes=markdown_table(
-            ['config', 'backbone', 'head', 'data', 'parameters', 'published'], recipes
+            ['config', 'backbone', 'head', 'data', 'parameters', 'published'],
+            [recipe_row(model) for model in models()],
         ),
         formats=markdown_table(['format', 'whose files', 'models'], formats()),
     )
+
+
+def column_rows() -> Iterator[list[object]]:
+    """Code, name, parameters, GFLOPs and accuracy of the columnar classifiers."""
+    from cpvt_pyramid import COLUMNAR_ARCHS, CPVT
+
+    for name, options, accuracies in COLUMNS:
+        for (arch, row), letter, top1 in zip(COLUMNAR_ARCHS.items(), ('Ti', 'S', 'B'), accuracies):
+            arguments = [repr(arch), *(f'{key}={value!r}' for key, value in options.items())]
+            costs = [millions(CPVT, arch, **options)]
+            for counter in count(CPVT, row._replace(depth=7), **options):
+                # The blocks after the last PEG cost the same.
+                others = (row.depth - 7) * counter.by_module['CPVT.blocks.6']
+                costs.append(f'{(counter.total + others) / 1e9:.1f}')
+            yield [f'`CPVT({", ".join(arguments)})`', name.format(letter), *costs, top1]
+
+
+def recipe_row(model: dict) -> list[str]:
+    """Config, backbone, head, data, parameters and results of an entry of the metafile."""
+    meta = model['Metadata']
+    found = []
+    for result in model.get('Results', ()):
+        found += [f'{value} {metric}' for metric, value in result['Metrics'].items()]
+    *backbone, head = meta['Architecture']
+    return [
+        f'[{model["Name"]}](../{model["Config"]})',
+        ', '.join(backbone),
+        head,
+        meta['Training Data'],
+        f'{meta["Parameters"] / 1e6:.1f}M',
+        ', '.join(found) or 'none',
+    ]
 
 
 def published_weights() -> Iterator[list[str]]:
@@ -307,14 +232,22 @@ def published_weights() -> Iterator[list[str]]:
 
     for arch, backbone in BACKBONES.items():
         cfg = read(SEMANTIC_FPN.config.format(backbone.short))
-        name, model = cfg.model.backbone.init_cfg.checkpoint, f'`{arch}`'
-        source, form = ("PVT's authors", 'pvt') if arch.startswith('pvt') else ('timm', 'ours')
-        if arch == 'cpvt_tiny':
-            model, form = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)", 'vit'
+        name = cfg.model.backbone.init_cfg.checkpoint
+        model = f'`{arch}`'
+        timm_name = arch
+        source = 'timm'
+        form = 'ours'
+        if arch.startswith('pvt'):
+            source = "PVT's authors"
+            form = 'pvt'
+        elif arch == 'cpvt_tiny':
+            model = "`cpvt_tiny` with `position='learned'` (DeiT-Ti)"
+            timm_name = 'deit_tiny_patch16_224'
+            form = 'vit'
         with torch.device('meta'):
-            published = timm.create_model('deit_tiny_patch16_224' if form == 'vit' else arch)
-        size = 4 * sum(p.numel() for p in published.parameters())
-        yield [f'`{name}`', model, source, 'Apache-2.0', f'{size / 1e6:.0f} MB', f'`{form}`']
+            published = timm.create_model(timm_name)
+        megabytes = 4 * size_of(published) / 1e6
+        yield [f'`{name}`', model, source, 'Apache-2.0', f'{megabytes:.0f} MB', f'`{form}`']
 
 
 def formats() -> Iterator[list[str]]:
@@ -349,17 +282,15 @@ def formats() -> Iterator[list[str]]:
             except ValueError:
                 continue
             fitting.append(name)
-        yield [
-            f'`{key}`',
-            owners[key],
-            'all' if len(fitting) == len(samples) else ', '.join(fitting),
-        ]
+        names = 'all' if len(fitting) == len(samples) else ', '.join(fitting)
+        yield [f'`{key}`', owners[key], names]
 
 
 def with_table(text: str) -> str:
     """The README's text with the current table between the markers."""
     before, rest = text.split(BEGIN)
-    return before + BEGIN + readme_table() + END + rest.split(END)[1]
+    _, after = rest.split(END)
+    return before + BEGIN + readme_table() + END + after
 
 
 METAFILE_HEADER = """\
@@ -384,34 +315,41 @@ def models() -> list[dict]:
     """The entries of the metafile."""
     entries = []
     for recipe in RECIPES:
-        for arch, values in recipe.results.items():
-            name = recipe.config.format(BACKBONES[arch].short)
-            cfg = read(name)
-            dataset = 'COCO' if cfg.default_scope == 'mmdet' else 'ADE20K'
-            epochs, iterations = (cfg.train_cfg.get(key) for key in ('max_epochs', 'max_iters'))
-            model = {
-                'Name': name,
-                'In Collection': recipe.head,
-                'Config': f'configs/{name}.py',
-                'Metadata': {
-                    'Architecture': [*BACKBONES[arch].name.split(', '), recipe.head],
-                    'Parameters': parameters_of(name.removesuffix('_3x')),  # the same model
-                    'Training Data': dataset,
-                    'Batch Size': cfg.auto_scale_lr.base_batch_size,
-                    **({'Epochs': epochs} if epochs else {'Iterations': iterations}),
-                },
-            }
-            if values:
-                model['Metadata']['Results Source'] = 'published with the backbone, not reproduced'
-                metrics = defaultdict(dict)  # by task
-                for (metric, task), value in zip(recipe.metrics.items(), values):
-                    metrics[task][metric] = value
-                model['Results'] = [
-                    {'Task': task, 'Dataset': dataset, 'Metrics': found}
-                    for task, found in metrics.items()
-                ]
-            entries.append(model)
+        for arch in recipe.results:
+            entries.append(metafile_entry(recipe, arch))
     return entries
+
+
+def metafile_entry(recipe: Recipe, arch: str) -> dict:
+    name = recipe.config.format(BACKBONES[arch].short)
+    cfg = read(name)
+    dataset = 'COCO' if cfg.default_scope == 'mmdet' else 'ADE20K'
+    meta = {
+        'Architecture': [*BACKBONES[arch].name.split(', '), recipe.head],
+        'Parameters': parameters_of(name.removesuffix('_3x')),  # the same model
+        'Training Data': dataset,
+        'Batch Size': cfg.auto_scale_lr.base_batch_size,
+    }
+    if epochs := cfg.train_cfg.get('max_epochs'):
+        meta['Epochs'] = epochs
+    else:
+        meta['Iterations'] = cfg.train_cfg.max_iters
+    entry = {
+        'Name': name,
+        'In Collection': recipe.head,
+        'Config': f'configs/{name}.py',
+        'Metadata': meta,
+    }
+    values = recipe.results[arch]
+    if values:
+        meta['Results Source'] = 'published with the backbone, not reproduced'
+        by_task = defaultdict(dict)
+        for (metric, task), value in zip(recipe.metrics.items(), values):
+            by_task[task][metric] = value
+        entry['Results'] = []
+        for task, metrics in by_task.items():
+            entry['Results'].append({'Task': task, 'Dataset': dataset, 'Metrics': metrics})
+    return entry
 
 
 @functools.cache
@@ -430,7 +368,7 @@ def parameters_of(name: str) -> int:
     cfg = read(name)
     init_default_scope(cfg.default_scope)
     with torch.device('meta'):
-        return sum(p.numel() for p in MODELS.build(cfg.model).parameters())
+        return size_of(MODELS.build(cfg.model))
 
 
 def model_table(*, write: bool = False) -> None:

@@ -121,7 +121,7 @@ def parts(
     Args:
         config: config file of a detector or segmentor
         checkpoint: weights of the model; by default random ones
-        size: of the image that the model sees, in pixels
+        size: of the image that the model sees, in pixels, as SIDE or HEIGHTxWIDTH
         rounds: passes and training steps, after one more that is not measured
         threads: CPU threads; by default as many as torch takes
     """

@@ -101,7 +101,7 @@ def speed(
         arch: of ours and of the ports; by default that of the config, or pcpvt_small
         config: measure the detector or segmentor of this config file, with each model as its
             backbone, instead of backbones alone
-        sizes: of the images, in pixels
+        sizes: of the images, in pixels, each as SIDE or HEIGHTxWIDTH
         dtypes: of weights and images; tf32 is float32 whose products a GPU rounds to TF32
         steps: what to measure
         batch: images per step

@@ -87,7 +87,7 @@ def throughput(
         config: config file of a detector or a segmentor with a backbone that mmsegmentation has
         commands: what to measure
         cores: numbers of cores; by default 1, 2, 4, 8 and 16, as far as this process has them
-        images: photographs
+        images: folder of photographs
         count: photographs that each command runs on; used again if there are fewer
         rounds: how often each command runs
         against: measure infer of this checkout, too, as infer_before

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from cpvt_pyramid.tooling.command import UserError, prepare_for_torch, run_command
 from cpvt_pyramid.tooling.threads import usable_cores
@@ -58,18 +58,21 @@ def compare_ports(
 
     from . import report
 
-    chosen, folder = PRESETS[preset], Path(work_dir)
     if unknown := set(arms) - set(ARMS):
         raise UserError(f'--arms must be of {", ".join(ARMS)}; got {", ".join(sorted(unknown))}')
+    chosen = PRESETS[preset]
     chosen = chosen._replace(arms=tuple(arms) or chosen.arms, seeds=seeds or chosen.seeds)
-    workers = 0 if finished else workers or usable_cores()
-    runs, tuning = train_all(chosen, folder / 'runs', seed, workers)
+    folder = Path(work_dir)
+    training = Training(chosen, folder / 'runs', seed, workers or usable_cores(), finished)
+    tuning = training.tune()
+    runs = training.runs(best_rate(chosen, tuning))
+    if not runs:
+        raise UserError(f'no run of these models is finished in {folder}; leave out --finished')
     tables = report.tables(runs)
     report.draw(runs, folder / 'padding.png')
-    answer = LabAnswer(
-        'training', 'Ports compared by training', NOTES, tables, ['padding.png'],
-        dict(runs=runs, tuning=tuning),
-    )  # fmt: skip
+    data = dict(runs=runs, tuning=tuning)
+    title = 'Ports compared by training'
+    answer = LabAnswer('training', title, NOTES, tables, ['padding.png'], data)
     used = {run['settings']['seed'] for of_arm in runs.values() for run in of_arm}
     save(answer, {**chosen._asdict(), 'seeds': sorted(used)}, folder)
     for table in tables:
@@ -80,49 +83,77 @@ def compare_ports(
         shutil.copyfile(folder / 'training.json', Path(page).with_suffix('.json'))
 
 
-def train_all(
-    preset: Preset, folder: Path, seed: int, workers: int
-) -> tuple[dict[str, list[dict]], list[dict]]:
-    """The runs of each arm, by seed, and those that the learning rate was chosen by.
+class Training(NamedTuple):
+    """What is trained, and how.
 
-    Args:
-        preset: what to train.
-        folder: of the runs.
-        seed: the first one.
-        workers: processes; 0: only read what is finished.
+    Runs are `Result` in JSON, with what their settings determine alone.
     """
-    from experiments.parallel import in_parallel
 
-    from . import runs
+    preset: Preset
+    folder: Path  # of the runs
+    seed: int  # the first one
+    workers: int  # processes
+    finished: bool  # only read what is there
 
-    def train(todo: Sequence[RunSettings], label: str) -> list[dict]:
-        todo = [one for one in todo if workers or runs.path_of(one, folder).exists()]
-        found = in_parallel([(runs.run, (one, folder)) for one in todo], workers, label)
-        # Only what the settings determine.
-        return [{k: v for k, v in one._asdict().items() if k != 'minutes'} for one in found]
+    def tune(self) -> list[dict]:
+        """The runs that the learning rate is chosen by; none if there is one rate only."""
+        if len(self.preset.rates) == 1:
+            return []
+        rest = dict(split='tuning', seed=TUNING_SEED + self.seed, scales=(1,))
+        todo = [self.settings(TUNED, lr=lr, **rest) for lr in self.preset.rates]
+        return self.train(todo, 'tuning')
 
-    def settings(arm: str, **options: object) -> RunSettings:
+    def runs(self, lr: float) -> dict[str, list[dict]]:
+        """The runs of each arm, by seed."""
+        todo = []
+        for seed in range(self.seed, self.seed + self.preset.seeds):
+            for arm in self.preset.arms:
+                todo.append(self.settings(arm, lr=lr, seed=seed, scales=self.preset.scales))
+        found = {}
+        for run in self.train(todo, 'training'):
+            arms = [arm for arm in self.preset.arms if is_of_arm(run, arm)]
+            for arm in arms:
+                found.setdefault(arm, []).append(run)
+        return {arm: found[arm] for arm in self.preset.arms if arm in found}
+
+    def settings(self, arm: str, **options: Any) -> RunSettings:
+        preset = self.preset
         rest = dict(steps=preset.steps, batch=preset.batch, pictures=preset.pictures)
         return RunSettings(**{**ARMS[arm], **rest, **options})
 
-    if not workers and not any(folder.glob('*.json')):
-        raise UserError(f'there is no finished run in {folder}; leave out --finished')
-    lr, tuning = preset.rates[0], []
-    if len(preset.rates) > 1:
-        other = dict(split='tuning', seed=TUNING_SEED + seed, scales=(1,))
-        tuning = train([settings(TUNED, lr=lr, **other) for lr in preset.rates], 'tuning')
-        best = max(tuning, key=lambda run: sum(run['metrics'][f'{name}, batch 1, size 1']
-                                               for name in METRICS))  # fmt: skip
-        lr = best['settings']['lr']
-    done = train(
-        [settings(arm, lr=lr, seed=seed + i, scales=preset.scales)
-         for i in range(preset.seeds) for arm in preset.arms], 'training',
-    )  # fmt: skip
-    found = {
-        arm: [run for run in done if {**run['settings'], **ARMS[arm]} == run['settings']]
-        for arm in preset.arms
-    }
-    return {arm: of_arm for arm, of_arm in found.items() if of_arm}, tuning
+    def train(self, todo: Sequence[RunSettings], label: str) -> list[dict]:
+        from experiments.parallel import in_parallel
+
+        from .runs import path_of, run
+
+        if self.finished:
+            if not any(self.folder.glob('*.json')):
+                raise UserError(f'there is no finished run in {self.folder}; leave out --finished')
+            todo = [settings for settings in todo if path_of(settings, self.folder).exists()]
+        jobs = [(run, (settings, self.folder)) for settings in todo]
+        workers = 1 if self.finished else self.workers
+        found = []
+        for result in in_parallel(jobs, workers, label):
+            fields = result._asdict()
+            del fields['minutes']
+            found.append(fields)
+        return found
+
+
+def is_of_arm(run: dict, arm: str) -> bool:
+    settings = run['settings']
+    return all(settings[key] == value for key, value in ARMS[arm].items())
+
+
+def best_rate(preset: Preset, tuning: Sequence[dict]) -> float:
+    """The learning rate with the highest sum of the metrics, or the preset's first one."""
+
+    def score(run: dict) -> float:
+        return sum(run['metrics'][f'{name}, batch 1, size 1'] for name in METRICS)
+
+    if not tuning:
+        return preset.rates[0]
+    return max(tuning, key=score)['settings']['lr']
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -25,9 +25,10 @@ def values(runs: Sequence[dict], key: Key, seeds: Sequence[int] = ()) -> np.ndar
 
 def tables(runs: Runs) -> list[Table]:
     """All tables; p values are adjusted for the number of comparisons in their table (Holm)."""
-    scales = next(iter(runs.values()))[0]['settings']['scales']
+    first_arm = next(iter(runs.values()))
+    scales = first_arm[0]['settings']['scales']
+    others = [scale for scale in scales if scale != 1]
     here = [(metric, batch, 1) for metric in METRICS for batch in BATCHES]
-    sizes = {m: [(m, batch, s) for batch in BATCHES for s in scales if s != 1] for m in METRICS}
     found = [
         accuracy('Accuracy at the training size, in %', runs, here),
         differences('Differences at the training size', runs, here),
@@ -35,10 +36,9 @@ def tables(runs: Runs) -> list[Table]:
         changed_boxes(runs),
     ]
     for metric in METRICS:
-        found += [
-            accuracy(f'{metric} at other sizes, in %', runs, sizes[metric]),
-            differences(f'{metric}, differences at other sizes', runs, sizes[metric]),
-        ]
+        keys = [(metric, batch, scale) for batch in BATCHES for scale in others]
+        found.append(accuracy(f'{metric} at other sizes, in %', runs, keys))
+        found.append(differences(f'{metric}, differences at other sizes', runs, keys))
     return found
 
 
@@ -53,8 +53,8 @@ def accuracy(title: str, runs: Runs, keys: Sequence[Key]) -> Table:
 
 def named(key: Key) -> str:
     metric, batch, scale = key
-    size = '' if scale == 1 else f', size {scale:g}'
-    return f'{metric}, {"alone" if batch == 1 else f"batch of {batch}"}{size}'
+    name = f'{metric}, alone' if batch == 1 else f'{metric}, batch of {batch}'
+    return name if scale == 1 else f'{name}, size {scale:g}'
 
 
 def differences(title: str, runs: Runs, keys: Sequence[Key]) -> Table:
@@ -66,7 +66,7 @@ def differences(title: str, runs: Runs, keys: Sequence[Key]) -> Table:
     def difference(arm: str, key: Key) -> Estimate:
         other = COMPARED[arm]
         both = sorted(seeds(arm) & seeds(other))
-        return paired_difference(*(values(runs[name], key, both) for name in (arm, other)))
+        return paired_difference(values(runs[arm], key, both), values(runs[other], key, both))
 
     arms = [arm for arm, other in COMPARED.items() if seeds(arm) & seeds(other)]
     pairs = f'of SVT to "{SVT}", of others to "{REFERENCE}"'
@@ -92,11 +92,12 @@ def compared(
     title: str, arms: Sequence[str], keys: Sequence, name: Callable, difference: Callable
 ) -> Table:
     """A table of differences with adjusted p values."""
-    found = [[difference(arm, key) for key in keys] for arm in arms]
-    adjusted = iter(holm([one.p for row in found for one in row]))
-    rows = [
-        [arm, *(with_p(one, next(adjusted)) for one in row)] for arm, row in zip(arms, found)
-    ]  # fmt: skip
+    found = {(arm, key): difference(arm, key) for arm in arms for key in keys}
+    adjusted = dict(zip(found, holm([one.p for one in found.values()])))
+    rows = []
+    for arm in arms:
+        cells = [with_p(found[arm, key], adjusted[arm, key]) for key in keys]
+        rows.append([arm, *cells])
     return Table(title, ['', *map(name, keys)], rows)
 
 
@@ -115,24 +116,29 @@ def changed_boxes(runs: Runs) -> Table:
             boxes = [bin_['boxes'] for bin_ in bins]
             if not min(boxes):
                 continue
+            changed = estimate(share(bins, CHANGES)).show()
             kinds = [estimate(share(bins, [kind])).show() for kind in CHANGES]
-            largest = [max(bin_[key] for bin_ in bins) for key in ('largest_move', 'largest_score')]
-            rows.append(
-                [arm, name, str(sum(boxes)), estimate(share(bins, CHANGES)).show(), *kinds,
-                 *(f'{value:.1g}' for value in largest)]
-            )  # fmt: skip
+            move = max(bin_['largest_move'] for bin_ in bins)
+            score = max(bin_['largest_score'] for bin_ in bins)
+            largest = [f'{move:.1g}', f'{score:.1g}']
+            rows.append([arm, name, str(sum(boxes)), changed, *kinds, *largest])
     header = ['', 'padding', 'boxes', 'changed', *CHANGES, 'largest move, pixels', 'largest score']
     return Table('Boxes that differ between a batch and the image alone, in %', header, rows)
 
 
 def padding_names() -> list[str]:
-    low, *_, high = inner = [f'{100 * edge:.0f}' for edge in PADDING[1:-1]]
-    between = [f'{a} to {b} %' for a, b in zip(inner, inner[1:])]
-    return [f'below {low} %', *between, f'above {high} %']
+    edges = [f'{100 * edge:.0f}' for edge in PADDING[1:-1]]
+    between = [f'{low} to {high} %' for low, high in zip(edges, edges[1:])]
+    return [f'below {edges[0]} %', *between, f'above {edges[-1]} %']
 
 
 def share(bins: Sequence[dict], kinds: Sequence[str]) -> list[float]:
-    return [sum(bin_[kind] for kind in kinds) / (bin_['boxes'] or math.nan) for bin_ in bins]
+    """How many of the boxes of each bin changed in these ways; NaN where there is no box."""
+    shares = []
+    for bin_ in bins:
+        changed = sum(bin_[kind] for kind in kinds)
+        shares.append(changed / bin_['boxes'] if bin_['boxes'] else math.nan)
+    return shares
 
 
 def draw(runs: Runs, path: Path) -> None:
@@ -144,8 +150,7 @@ def draw(runs: Runs, path: Path) -> None:
         left, right = axes.flat
         for row, (arm, of_seeds) in enumerate(runs.items()):
             dots = dict(color=shades[arm], ms=5, alpha=0.5, ls='')
-            shares = [[100 * share([run['changes'][i]], CHANGES)[0] for i in bins]
-                      for run in of_seeds]  # fmt: skip
+            shares = [100 * np.array(share(run['changes'], CHANGES)) for run in of_seeds]
             for of_seed in shares:
                 left.plot(bins, of_seed, 'o', **dots)
             left.plot(bins, np.mean(shares, axis=0), color=shades[arm], label=arm)

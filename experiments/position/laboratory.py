@@ -32,18 +32,43 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    'smoke': Preset(2, 2, (2e-3, 5e-3), batch=4, pictures=8, scales=(1, 2),
-                    scaled_pictures=4, images=4,
-                    encodings=('none', 'peg'),
-                    placements=('after block 0', 'random and frozen'),
-                    canvases=('peg', 'peg, random canvas')),
-    'default': Preset(400, 3, (2e-3, 5e-3)),
-    'full': Preset(1000, 5, (2e-3, 5e-3, 1e-2), pictures=2000, scales=(0.5, 1, 1.5, 2, 3, 4),
-                   scaled_pictures=500),
-    'pyramid': Preset(400, 5, (2e-3, 5e-3), ('pyramid',),
-                      encodings=('none', 'learned', 'peg', 'peg, replicated border',
-                                 'rope, normalized', 'learned+peg')),
-}  # fmt: skip
+    'smoke': Preset(
+        steps=2,
+        seeds=2,
+        rates=(2e-3, 5e-3),
+        batch=4,
+        pictures=8,
+        scales=(1, 2),
+        scaled_pictures=4,
+        images=4,
+        encodings=('none', 'peg'),
+        placements=('after block 0', 'random and frozen'),
+        canvases=('peg', 'peg, random canvas'),
+    ),
+    'default': Preset(steps=400, seeds=3, rates=(2e-3, 5e-3)),
+    'full': Preset(
+        steps=1000,
+        seeds=5,
+        rates=(2e-3, 5e-3, 1e-2),
+        pictures=2000,
+        scales=(0.5, 1, 1.5, 2, 3, 4),
+        scaled_pictures=500,
+    ),
+    'pyramid': Preset(
+        steps=400,
+        seeds=5,
+        rates=(2e-3, 5e-3),
+        models=('pyramid',),
+        encodings=(
+            'none',
+            'learned',
+            'peg',
+            'peg, replicated border',
+            'rope, normalized',
+            'learned+peg',
+        ),
+    ),
+}
 
 
 class Variant(NamedTuple):
@@ -61,14 +86,15 @@ class Variant(NamedTuple):
 PAPER = {'none': '68.2', 'learned': '72.2', 'sincos': '72.3', 'relative': '70.5', 'peg': '72.4'}
 REPLICATED = (('zero_padding', False),)
 NORMALIZED = (('normalized', True),)
+# No position first, then what the paper compares, then the others.
+ORDER = dict.fromkeys(('none', *PAPER, *POSITIONS))
 ENCODINGS = {
-    **{name: Variant(name, paper=PAPER.get(name, '')) for name in sorted(
-        POSITIONS, key=lambda name: list(('none', *PAPER, *POSITIONS)).index(name))},
+    **{name: Variant(name, paper=PAPER.get(name, '')) for name in ORDER if name in POSITIONS},
     'peg, replicated border': Variant('peg', REPLICATED, paper='70.5'),
     'rope, normalized': Variant('rope', options=NORMALIZED),
     'rope+peg': Variant('rope+peg'),
     'learned+peg': Variant('learned+peg', paper='72.9'),
-}  # fmt: skip
+}
 
 # What might carry a PEG's position over to larger canvases
 EVERY_BLOCK = (('after', 'all'),)
@@ -93,7 +119,8 @@ def placements(depth: int) -> dict[str, Variant]:
         depth: number of blocks. "Blocks 0 to 5", the first half, are the first half here, and block
             3, after a third, is the one after a third, at least block 1.
     """
-    third, half = max(1, depth // 3), tuple(range(depth // 2))
+    third = max(1, depth // 3)
+    half = tuple(range(depth // 2))
     separable = (('conv', 'separable'), ('layers', 4))
     pointwise = (('after', 'all'), ('conv', 'dense'), ('kernel_size', 1))
     return {
@@ -168,36 +195,44 @@ class Lab:
 
     def settings(self, variant: Variant, model: str = 'column') -> RunSettings:
         """The settings of a variant's training, but for seed and learning rate."""
-        p = self.preset
+        preset = self.preset
         return RunSettings(
-            model, variant.position, variant.peg, variant.options, variant.class_token,
-            seed=self.seed, steps=p.steps, batch=p.batch, grid=variant.grid, pictures=p.pictures,
-        )  # fmt: skip
+            model=model,
+            position=variant.position,
+            peg=variant.peg,
+            options=variant.options,
+            class_token=variant.class_token,
+            seed=self.seed,
+            steps=preset.steps,
+            batch=preset.batch,
+            grid=variant.grid,
+            pictures=preset.pictures,
+        )
 
     def train(self, variants: dict[str, Variant], model: str = 'column') -> list[Trained]:
         """Tune and train variants, each in the same way."""
-        rest = (self.runs_folder, self.workers, self.device)
         settings = [self.settings(variant, model) for variant in variants.values()]
-        rates = tuned(settings, self.preset.rates, *rest)
-        todo = [
-            replace(one, lr=lr, seed=self.seed + i)
-            for i in range(self.seeds)
-            for one, lr in zip(settings, rates)
-        ]
-        done = run_all(todo, *rest)
-        return [
-            Trained(name, variant, done[i :: len(variants)])
-            for i, (name, variant) in enumerate(variants.items())
-        ]
+        rates = tuned(settings, self.preset.rates, self.runs_folder, self.workers, self.device)
+        todo = []
+        for seed in range(self.seed, self.seed + self.seeds):
+            for one, lr in zip(settings, rates):
+                todo.append(replace(one, lr=lr, seed=seed))
+        done = run_all(todo, self.runs_folder, self.workers, self.device)
+        trained = []
+        for i, (name, variant) in enumerate(variants.items()):
+            of_seeds = done[i :: len(variants)]
+            trained.append(Trained(name, variant, of_seeds))
+        return trained
 
     def encodings(self, model: str = 'column') -> dict[str, Variant]:
         """The encodings to compare; the pyramid lacks those of equal queries and keys."""
-        return {
-            name: variant
-            for name, variant in ENCODINGS.items()
-            if (model == 'column' or variant.position not in COLUMNAR_POSITIONS)
-            and (not self.preset.encodings or name in self.preset.encodings)
-        }
+        chosen = self.preset.encodings or ENCODINGS
+        found = {}
+        for name, variant in ENCODINGS.items():
+            is_possible = model == 'column' or variant.position not in COLUMNAR_POSITIONS
+            if is_possible and name in chosen:
+                found[name] = variant
+        return found
 
     def canvases(self) -> dict[str, Variant]:
         """The variants to test on larger canvases."""

@@ -125,8 +125,8 @@ def coco(count: int, random: np.random.Generator) -> list[Size]:
     640 for the others."""
     sizes = []
     for _ in range(count):
-        shorter = random.choice([480, random.integers(424, 429), random.integers(300, 641)],
-                                p=[0.4, 0.3, 0.3])  # fmt: skip
+        sides = [480, random.integers(424, 429), random.integers(300, 641)]
+        shorter = random.choice(sides, p=[0.4, 0.3, 0.3])
         upright = random.random() < 0.25
         sizes.append((640, int(shorter)) if upright else (int(shorter), 640))
     return sizes

@@ -38,9 +38,14 @@ with imports_of('bitwise'):
 
 PATHS = ('fast operations', 'plain operations', 'onnxruntime', 'openvino')
 HEAD = (
-    'model', 'path', 'threads', 'same bits in batches of', 'largest relative difference',
-    'processor ms per image: alone', 'in the largest batch',
-)  # fmt: skip
+    'model',
+    'path',
+    'threads',
+    'same bits in batches of',
+    'largest relative difference',
+    'processor ms per image: alone',
+    'in the largest batch',
+)
 
 
 class Row(NamedTuple):

@@ -56,12 +56,19 @@ with imports_of('parts'):
     from cpvt_pyramid.runner.inference.postprocessing import skip_unused
     from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
 
-PARTS = 'data', 'backbone', 'neck', 'head', 'losses', 'post-processing', 'optimizer', 'other'
+PARTS = ('data', 'backbone', 'neck', 'head', 'losses', 'post-processing', 'optimizer', 'other')
 BACKWARD = ', backward'  # suffix of a part
-CHANGES_SIZE = 'Resize', 'RandomResize', 'RandomChoiceResize', 'RandomCrop'  # steps of a pipeline
-METHODS = {'loss': 'head', 'predict': 'head', 'forward': 'head', 'loss_by_feat': 'losses',
-           'loss_and_target': 'losses', 'predict_by_feat': 'post-processing'}  # fmt: skip
-BOX = 0.2, 0.2, 0.7, 0.7  # of the training image, relative to its size
+# Steps of a pipeline.
+CHANGES_SIZE = ('Resize', 'RandomResize', 'RandomChoiceResize', 'RandomCrop')
+METHODS = {  # of heads, and the part that each is
+    'loss': 'head',
+    'predict': 'head',
+    'forward': 'head',
+    'loss_by_feat': 'losses',
+    'loss_and_target': 'losses',
+    'predict_by_feat': 'post-processing',
+}
+BOX = (0.2, 0.2, 0.7, 0.7)  # of the training image, relative to its size
 
 
 class Stopwatch:
@@ -73,13 +80,16 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.part, self.start = 'other', time.process_time()
+        self.part = 'other'
+        self.start = time.process_time()
 
     def switch(self, part: str) -> str:
         """Start a part; returns the one that it interrupts."""
-        now, before = time.process_time(), self.part
+        now = time.process_time()
+        before = self.part
         self.seconds[before] += now - self.start
-        self.part, self.start = part, now
+        self.part = part
+        self.start = now
         return before
 
     def timed(self, part: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -94,16 +104,19 @@ class Stopwatch:
         """Time all calls of a method of an object as a part."""
         setattr(owner, method, functools.partial(self.timed, part, getattr(owner, method)))
 
-    def watch_backward(self, module: nn.Module, before: str, part: str) -> None:
-        """Time the backward pass of a module's outputs as `part`, which ends that of `before`.
+    def watch_backward(self, module: nn.Module, part: str) -> None:
+        """Time what follows the gradient of a module's outputs as the backward pass of a part.
 
         Autograd runs the functions in the reverse order of the forward pass.
         """
 
+        def start(grad: Tensor) -> None:
+            self.switch(part + BACKWARD)
+
         def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
             for x in outputs:
                 if x.requires_grad:
-                    x.register_hook(lambda grad: self.switch(part + BACKWARD) and None)
+                    x.register_hook(start)
 
         module.register_forward_hook(hook)
 
@@ -144,8 +157,8 @@ def parts(
         with tempfile.TemporaryDirectory() as folder:
             step = Steps(model, cfg, pixels, Path(folder))
             columns = [
-                (name, measured(function, step.stopwatch, rounds))
-                for name, function in (('inference', step.predict), ('training', step.train))
+                ('inference', measured(step.predict, step.stopwatch, rounds)),
+                ('training', measured(step.train, step.stopwatch, rounds)),
             ]
         print(table(f'{Path(config).stem}, {size}, {torch.get_num_threads()} threads', columns))
     finally:
@@ -157,7 +170,8 @@ class Steps:
     model's methods are replaced by timed ones; `size` is height and width."""
 
     def __init__(self, model: nn.Module, cfg: Config, size: tuple[int, int], folder: Path) -> None:
-        self.model, self.size = model, size
+        self.model = model
+        self.size = size
         self.example = example(size, folder)
         self.optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
         self.pipelines = {}
@@ -174,18 +188,18 @@ class Steps:
         self.stopwatch = Stopwatch()
         watch = self.stopwatch.watch
         watch(model.data_preprocessor, 'forward', 'data')
-        last = 'head'
         for name in ('neck', 'backbone'):
-            if getattr(model, name, None) is not None:
-                watch(getattr(model, name), 'forward', name)
-                self.stopwatch.watch_backward(getattr(model, name), last, name)
-                last = name
+            module = getattr(model, name, None)
+            if module is not None:
+                watch(module, 'forward', name)
+                self.stopwatch.watch_backward(module, name)
         heads = [part for name, part in model.named_children() if name.endswith('_head')]
         for head in heads:
             for module in head.modules():
-                for method in METHODS:
-                    if hasattr(module, method) and (module is head or method != 'forward'):
-                        watch(module, method, METHODS[method])
+                for method, part in METHODS.items():
+                    is_layer = method == 'forward' and module is not head
+                    if hasattr(module, method) and not is_layer:
+                        watch(module, method, part)
         if hasattr(model, 'postprocess_result'):
             watch(model, 'postprocess_result', 'post-processing')
 
@@ -221,10 +235,15 @@ def example(size: tuple[int, int], folder: Path) -> dict:
     corners = [left, top, right, top, right, bottom, left, bottom]
     instance = {'bbox': [left, top, right, bottom], 'bbox_label': 0, 'ignore_flag': 0}
     return {
-        'img_path': str(folder / 'image.jpg'), 'img_id': 0, 'height': height, 'width': width,
+        'img_path': str(folder / 'image.jpg'),
+        'img_id': 0,
+        'height': height,
+        'width': width,
         'instances': [instance | {'mask': [corners]}],
-        'seg_map_path': str(folder / 'labels.png'), 'seg_fields': [], 'label_map': None,
-    }  # fmt: skip
+        'seg_map_path': str(folder / 'labels.png'),
+        'seg_fields': [],
+        'label_map': None,
+    }
 
 
 def measured(step: Callable[[], None], stopwatch: Stopwatch, rounds: int) -> dict[str, float]:
@@ -246,10 +265,10 @@ def table(title: str, columns: list[tuple[str, dict[str, float]]]) -> str:
     for part in (*PARTS, 'whole'):
         cells = [part]
         for _, seconds in columns:
-            forward, backward = seconds.get(part), seconds.get(part + BACKWARD)
-            times = [f'{1e3 * t:.0f}' for t in (forward, backward) if t is not None]
-            share = sum(filter(None, (forward, backward))) / seconds['whole']
-            cells.append(f'{" | ".join(times)}  {share:4.0%}' if times else '')
+            times = [seconds[key] for key in (part, part + BACKWARD) if key in seconds]
+            shown = ' | '.join(f'{1e3 * time:.0f}' for time in times)
+            share = sum(times) / seconds['whole']
+            cells.append(f'{shown}  {share:4.0%}' if times else '')
         rows.append(cells)
     head = ['', *(name for name, _ in columns)]
     return f'{title}: ms of processor time, share\n{text_table(head, rows)}'

@@ -26,14 +26,18 @@ COLUMNS = {
 
 def table(case: Case, rows: Sequence[dict]) -> str:
     """The rows of a case in aligned columns, without empty columns."""
-    cells = [list(COLUMNS)] + [[cell(of, row) for of in COLUMNS.values()] for row in rows]
-    head, *lines = zip(*(column for column in zip(*cells) if any(column[1:])))
+    columns = []
+    for name, text_of in COLUMNS.items():
+        cells = [cell(text_of, row) for row in rows]
+        if any(cells):
+            columns.append([name, *cells])
+    head, *lines = zip(*columns)
     return f'\n{case}\n{text_table(head, lines)}'
 
 
-def cell(of: Callable[[dict], str], row: dict) -> str:
+def cell(text_of: Callable[[dict], str], row: dict) -> str:
     try:
-        return of(row)
+        return text_of(row)
     except KeyError:  # not measured
         return ''
 
@@ -54,9 +58,13 @@ def draw(results: dict, path: str) -> None:
     eager = dict.fromkeys(VARIANTS.sub('', name) for name in names)
     colors = dict(zip(eager, itertools.cycle(['#1f4e9c', *plt.get_cmap('Dark2').colors])))
     figure, axes = plt.subplots(
-        len(quantities), len(columns), squeeze=False, sharex=True, layout='constrained',
+        len(quantities),
+        len(columns),
+        squeeze=False,
+        sharex=True,
+        layout='constrained',
         figsize=(1.5 + 5.5 * len(columns), 0.8 + 4.2 * len(quantities)),
-    )  # fmt: skip
+    )
     options = results['options']
     what = Path(options['config']).stem if options['config'] else options['arch']
     where = f'{results["machine"]["processor"]}, {options["threads"]} threads'

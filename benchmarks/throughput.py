@@ -138,50 +138,76 @@ class Run(NamedTuple):
 def prepare(config: str, work: Path, photograph: Path, exported: bool) -> str:
     """Write a model with random weights for each command, unless an earlier run has; returns the
     lowest score of a box that is drawn."""
+    if not (work / 'threshold').exists():
+        threshold = write_models(config, work, photograph)
+        write_text(work / 'threshold', f'{threshold:.4f}')
+    if exported and not (work / 'model.onnx').exists():
+        print('exporting, without comparisons ...', file=sys.stderr, flush=True)
+        export(work)
+    return (work / 'threshold').read_text()
+
+
+def write_models(config: str, work: Path, photograph: Path) -> float:
+    """Write our model and mm's, with the same random weights: ours.py, ours.pth, mm.py and mm.pth;
+    returns the threshold of their scores."""
     with imports_of('throughput'):
         import torch
 
         from benchmarks.contestants import read_config
         from benchmarks.models import ports
         from cpvt_pyramid.checkpoints.formats import to_format
-        from cpvt_pyramid.runner.config.load import load_config
         from cpvt_pyramid.runner.config.parts import dataset_meta
-        from cpvt_pyramid.runner.inference.batched import ModelPredictor
-        from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+        from cpvt_pyramid.runner.models import build_model
 
-    if not (work / 'threshold').exists():
-        cfg = read_config(config)
-        model = ports.randomize(build_model(cfg, 'cpu'))
-        meta = dataset_meta(cfg, {})
-        predictor = ModelPredictor(model, cfg, meta, 1, 0.0)
-        prepared = predictor.prepare(photograph, predictor.read(photograph))
-        ((_, found),) = predictor.predict([prepared])
-        threshold = sorted(getattr(found, 'scores', [0.3]))[-BOXES:][0]
-        settings = cfg.model.test_cfg.get('rcnn', cfg.model.test_cfg)
-        if 'score_thr' in settings:
-            settings.score_thr = float(threshold)
-        cfg.dump(work / 'ours.py')
-        tensors = model.state_dict()
-        backbone = model.backbone.state_dict()
-        rest = {k: v for k, v in tensors.items() if not k.startswith('backbone.')}
-        theirs = {f'backbone.{k}': v for k, v in to_format(backbone, 'mmseg').items()}
-        for name, weights in (('ours', tensors), ('mm', rest | theirs)):
-            content = {'state_dict': weights, 'meta': {'dataset_meta': meta}}
-            torch.save(content, work / f'{name}.pth')
-        backbone = ports.config_of_mmseg(cfg.model.backbone.arch)
-        cfg.model.backbone = backbone | {'type': f'mmseg.{backbone["type"]}'}
-        preprocessor = cfg.model.data_preprocessor
-        preprocessor.type = preprocessor.type.replace('ValidRegion', '')
-        cfg.custom_imports = {'imports': ['mmseg.models'], 'allow_failed_imports': False}
-        cfg.dump(work / 'mm.py')
-        write_text(work / 'threshold', f'{threshold:.4f}')
-    if exported and not (work / 'model.onnx').exists():
-        print('exporting, without comparisons ...', file=sys.stderr, flush=True)
-        cfg = load_config(str(work / 'ours.py'))
-        model = build_model(cfg, 'cpu')
-        load_whole_model(model, fetch_checkpoint(work / 'ours.pth'), work / 'ours.pth')
-        write_onnx(work / 'model.onnx', model, cfg)
-    return (work / 'threshold').read_text()
+    cfg = read_config(config)
+    model = ports.randomize(build_model(cfg, 'cpu'))
+    meta = dataset_meta(cfg, {})
+    threshold = threshold_of(model, cfg, meta, photograph)
+    settings = cfg.model.test_cfg.get('rcnn', cfg.model.test_cfg)
+    if 'score_thr' in settings:
+        settings.score_thr = threshold
+    cfg.dump(work / 'ours.py')
+    tensors = model.state_dict()
+    content = {'state_dict': tensors, 'meta': {'dataset_meta': meta}}
+    torch.save(content, work / 'ours.pth')
+
+    backbone = ports.config_of_mmseg(cfg.model.backbone.arch)
+    backbone['type'] = f'mmseg.{backbone["type"]}'
+    cfg.model.backbone = backbone
+    preprocessor = cfg.model.data_preprocessor
+    preprocessor.type = preprocessor.type.replace('ValidRegion', '')
+    cfg.custom_imports = {'imports': ['mmseg.models'], 'allow_failed_imports': False}
+    cfg.dump(work / 'mm.py')
+    theirs = {k: v for k, v in tensors.items() if not k.startswith('backbone.')}
+    for key, value in to_format(model.backbone.state_dict(), 'mmseg').items():
+        theirs[f'backbone.{key}'] = value
+    torch.save(content | {'state_dict': theirs}, work / 'mm.pth')
+    return threshold
+
+
+def threshold_of(model: Any, cfg: Any, meta: dict, photograph: Path) -> float:
+    """The score of the last of BOXES boxes in a photograph; of a segmentor, a usual threshold."""
+    from cpvt_pyramid.runner.inference.batched import ModelPredictor
+
+    predictor = ModelPredictor(model, cfg, meta, 1, 0.0)
+    prepared = predictor.prepare(photograph, predictor.read(photograph))
+    ((_, found),) = predictor.predict([prepared])
+    if not hasattr(found, 'scores'):
+        return 0.3
+    best = sorted(found.scores, reverse=True)[:BOXES]
+    return float(best[-1])
+
+
+def export(work: Path) -> None:
+    """Write model.onnx, the file of ours.py and ours.pth."""
+    from cpvt_pyramid.runner.config.load import load_config
+    from cpvt_pyramid.runner.models import build_model, fetch_checkpoint, load_whole_model
+
+    cfg = load_config(str(work / 'ours.py'))
+    model = build_model(cfg, 'cpu')
+    weights = work / 'ours.pth'
+    load_whole_model(model, fetch_checkpoint(weights), weights)
+    write_onnx(work / 'model.onnx', model, cfg)
 
 
 def write_onnx(path: Path, model: Any, cfg: Any) -> None:
@@ -193,7 +219,8 @@ def write_onnx(path: Path, model: Any, cfg: Any) -> None:
     from cpvt_pyramid.export.models import exportable
     from cpvt_pyramid.runner.export import about_config
 
-    graph, settings = exportable(model), Settings()
+    graph = exportable(model)
+    settings = Settings()
     about = metadata(graph, model, about_config(cfg, {}), settings)
     file = files.with_all_stages(graph, settings)
     files.finish(file, graph.output_names)

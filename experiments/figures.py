@@ -1,5 +1,6 @@
 """The lab's figures, in one style."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -15,10 +16,18 @@ from .statistics import Estimate, estimate
 
 GREY, ACCENT, BLUE = '#8a8f98', '#c0392b', '#2c6fbb'
 STYLE_OF_FIGURES = {
-    'figure.dpi': 110, 'savefig.dpi': 130, 'font.size': 9.5, 'axes.spines.top': False,
-    'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.25, 'axes.axisbelow': True,
-    'axes.titlesize': 10.5, 'axes.titleweight': 'bold', 'legend.frameon': False,
-}  # fmt: skip
+    'figure.dpi': 110,
+    'savefig.dpi': 130,
+    'font.size': 9.5,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'grid.alpha': 0.25,
+    'axes.axisbelow': True,
+    'axes.titlesize': 10.5,
+    'axes.titleweight': 'bold',
+    'legend.frameon': False,
+}
 
 
 @contextmanager
@@ -92,11 +101,11 @@ class Panels:
         with figure(path, 1, len(self.found), size, sharey=True) as (fig, axes):
             for axis, (measure, marks) in zip(axes.flat, self.found.items()):
                 for mark, found in marks.items():
-                    axis.errorbar(
-                        [one.mean for one in found.values()], [names.index(name) for name in found],
-                        xerr=np.nan_to_num([one.half for one in found.values()]), fmt='o', ms=5,
-                        color=shades[mark], elinewidth=3, alpha=0.75, mew=0, label=mark,
-                    )  # fmt: skip
+                    means = [one.mean for one in found.values()]
+                    halves = np.nan_to_num([one.half for one in found.values()])
+                    rows = [names.index(name) for name in found]
+                    look = dict(fmt='o', ms=5, elinewidth=3, alpha=0.75, mew=0)
+                    axis.errorbar(means, rows, xerr=halves, color=shades[mark], label=mark, **look)
                 name_rows(axis, names)
                 axis.set_title(measure)
             legend_below(fig, axes.flat[0].get_legend_handles_labels()[0])
@@ -132,8 +141,8 @@ def of_sizes(axis: Any, x: Sequence[float]) -> None:
 def legend_below(fig: Any, lines: Sequence, columns: int = 7) -> None:
     """In rows of about the same length, of at most `columns` lines."""
     lines = list(lines)
-    rows = -(-len(lines) // columns)
-    fig.legend(handles=lines, loc='outside lower center', ncols=-(-len(lines) // rows))
+    rows = math.ceil(len(lines) / columns)
+    fig.legend(handles=lines, loc='outside lower center', ncols=math.ceil(len(lines) / rows))
 
 
 def show_picture(axis: Any, image: Tensor, title: str = '') -> None:

@@ -39,6 +39,20 @@ ARCH = dict(dims=CHANNELS, heads=(1, 2, 4, 8), mlp_ratios=(2, 2, 2, 2), depths=(
 # bottom and not at the right.
 SIZES = ((75, 128), (130, 180))
 CLASSES = 19
+# Numbers in a config that are not channels, at most.
+LIMITS = dict(
+    num_classes=CLASSES,
+    num_layers=3,
+    stacked_convs=2,
+    num_convs=2,
+    num_queries=20,
+    num_proposals=20,
+    num_dn_queries=10,
+    nms_pre=100,
+    max_per_img=20,
+    num=64,
+    num_points=144,
+)
 
 
 class Family(NamedTuple):
@@ -334,12 +348,7 @@ def shrink(config: Any, divisor: int, key: str = '') -> Any:
         return min(config, 4)
     if key == 'score_thr':  # nothing is sure for a model with random weights
         return 0.0
-    limits = dict(
-        num_classes=CLASSES, num_layers=3, stacked_convs=2, num_convs=2,
-        num_queries=20, num_proposals=20, num_dn_queries=10,
-        nms_pre=100, max_per_img=20, num=64, num_points=144,
-    )  # fmt: skip
-    return min(config, limits.get(key, config))
+    return min(config, LIMITS.get(key, config))
 
 
 def build(family: Family) -> nn.Module:

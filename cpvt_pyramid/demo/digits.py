@@ -269,12 +269,15 @@ def coco_annotation(instance: Instance, image_id: int, annotation_id: int) -> di
     """The COCO record of an instance: tight box, area and mask of its visible part."""
     rle = coco_mask.encode(np.asfortranarray(instance.visible, np.uint8))
     return dict(
-        id=annotation_id, image_id=image_id, category_id=instance.label + 1, iscrowd=0,
+        id=annotation_id,
+        image_id=image_id,
+        category_id=instance.label + 1,
+        iscrowd=0,
         bbox=[int(side) for side in coco_mask.toBbox(rle)],
         area=int(coco_mask.area(rle)),
         segmentation=dict(size=list(rle['size']), counts=rle['counts'].decode('ascii')),
         scan=instance.scan,
-    )  # fmt: skip
+    )
 
 
 def semantic_map(picture: Picture) -> np.ndarray:

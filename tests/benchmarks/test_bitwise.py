@@ -11,7 +11,7 @@ def test_a_model_that_depends_on_its_batch_is_told_from_others(monkeypatch, caps
     runtimes = {'onnxruntime': lambda x: [x, x - x.mean()], 'openvino': lambda x: [2 * x]}
     monkeypatch.setattr(tool, 'exported', lambda *_: b'')
     monkeypatch.setattr(tool, 'InRuntime', lambda _, path, __: runtimes[path])
-    tool.bitwise(['pcpvt_nano'], '32x40', batch=3, threads=[torch.get_num_threads()])
+    tool.bitwise(archs=['pcpvt_nano'], size='32x40', batch=3, threads=[torch.get_num_threads()])
     rows = [line.split(' | ') for line in capsys.readouterr().out.splitlines()[2:6]]
     found = {row[1]: (row[3], float(row[4])) for row in rows}
     assert tuple(found) == tool.PATHS

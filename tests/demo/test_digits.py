@@ -150,7 +150,7 @@ def refusal(capsys, root: Path, *arguments: str) -> str:
     """The tool's one-line error."""
     assert demo_data.main(['--root', str(root), *arguments]) == 2
     out, err = capsys.readouterr()
-    assert not out and err.startswith('demo_data: ') and err.count('\n') == 1
+    assert not out and err.startswith('cpvt demo-data: ') and err.count('\n') == 1
     return err
 
 
@@ -189,5 +189,5 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(error, status, tmp_path, cap
     monkeypatch.setattr(digits, 'draw_picture', draw_picture)
     assert demo_data.main(['--root', str(tmp_path / 'sample'), *SMALL]) == status
     error = capsys.readouterr().err
-    assert 'demo_data: ' in error and 'Traceback' not in error
+    assert 'cpvt demo-data: ' in error and 'Traceback' not in error
     assert list(tmp_path.iterdir()) == []

@@ -61,7 +61,8 @@ def best(
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows (B, K, ...) of x (B, N, ...) by index (B, K)."""
-    index = index[(..., *[None] * (x.dim() - 2))]
+    for _ in x.shape[2:]:
+        index = index.unsqueeze(-1)
     return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
 
 

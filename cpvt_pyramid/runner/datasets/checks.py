@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from mmengine.config import Config
 
@@ -105,7 +105,7 @@ def check_contents(
         its split and number.
     """
     good = {}
-    prints = {split: {} for split in splits} if compare else {}
+    prints: dict[str, Prints] = {split: {} for split in splits} if compare else {}
     every = [('', problem) for problem in found]
 
     def report(name: str, problems: Sequence[Problem]) -> None:
@@ -150,7 +150,7 @@ def use_good_parts(cfg: Config, good_parts: dict[tuple[str, int], str]) -> None:
     for (split, number), path in good_parts.items():
         dataset = data_of(cfg, split)[number]
         before = annotation_file(dataset).resolve()
-        dataset.ann_file = path
+        dataset['ann_file'] = path
         for metric in as_list(cfg.get(f'{split}_evaluator')):
             if metric.get('ann_file') and Path(metric['ann_file']).resolve() == before:
                 metric['ann_file'] = path
@@ -176,7 +176,7 @@ def is_coco(dataset: dict) -> bool:
 
 
 def classes_of(cfg: Config, dataset: dict) -> Sequence[str]:
-    kind = dataset_class(dataset, cfg.default_scope)
+    kind: Any = dataset_class(dataset, cfg.default_scope)
     return kind._load_metainfo(dataset.get('metainfo')).get('classes') or ()
 
 

@@ -105,7 +105,7 @@ class Files:
         found = {}
         for path in paths:
             split, place = self._known_split(path)
-            if place:
+            if place and split:
                 found[place] = split
         return found
 

@@ -12,7 +12,7 @@ from PIL import Image
 from ...results.drawing import draw_boxes, draw_segmentation
 from ...tooling.charts import bar_chart, histogram
 from ...tooling.files import write_text
-from ...tooling.pages import contact_sheet, html_page, html_section, reduced, side_by_side
+from ...tooling.pages import Markup, contact_sheet, html_page, html_section, reduced, side_by_side
 from ...tooling.rasters import ReadError
 from ..config.parts import dataset_meta
 from .checks import annotation_file, distinct_data, image_folder, is_coco
@@ -50,7 +50,7 @@ def write_data_page(
     print(f'classes, sizes and samples: {path}')
 
 
-def facts_of_objects(dataset: dict, samples: int) -> tuple[dict, str, str]:
+def facts_of_objects(dataset: dict, samples: int) -> tuple[dict, Markup, Markup]:
     """The number of objects by class, and what the page shows."""
     truth = indexed_coco(usable_content(annotation_file(dataset))[0])
     names = {key: category['name'] for key, category in truth.cats.items()}
@@ -72,7 +72,7 @@ def facts_of_objects(dataset: dict, samples: int) -> tuple[dict, str, str]:
         found = truth.imgToAnns[images[index]['id']]
         boxes = np.reshape([annotation['bbox'] for annotation in found], (-1, 4)).astype(float)
         boxes[:, 2:] += boxes[:, :2]
-        numbers = [labels[annotation['category_id']] for annotation in found]
+        numbers = np.array([labels[annotation['category_id']] for annotation in found], int)
         masks = masks_of_objects(found, truth, small.shape[:2])
         drawn = draw_boxes(small, boxes * factor, numbers, None, classes, masks=masks)
         return drawn, f'{images[index]["file_name"]}: {len(found)} objects'
@@ -86,7 +86,7 @@ def drawn_samples(
     paths: Sequence[Path],
     samples: int,
     draw: Callable[[int, np.ndarray, float], tuple[Image.Image, str]],
-) -> str:
+) -> Markup:
     """Pictures of some images; `draw` gets the index of an image, the image reduced, and the
     factor, and returns the picture and its caption."""
     found = []
@@ -120,7 +120,7 @@ def at_size(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def facts_of_label_maps(
     dataset: dict, scope: str, meta: dict, samples: int
-) -> tuple[dict, str, str]:
+) -> tuple[dict, Markup, Markup]:
     """The percentage of pixels by class, and what the page shows."""
     by_path, load = label_map_reader(dataset, scope)
     infos = list(by_path.values())

@@ -31,7 +31,7 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, cfg: Config, sizes: np.ndarray, task: str) -> 'Scales':
-        before = ()
+        before: tuple[int, ...] = ()
         for step in steps(pipeline_of(cfg, 'val')):
             before = before or long_and_short(step)
         is_segmentation = task == 'segmentation'
@@ -122,7 +122,7 @@ def adapted_recipe(cfg: Config, images: int) -> Recipe:
         seen = min(max(seen, SEGMENTATION_EPOCHS * images), before * recipe_batch)
         length = iterations = max(100 * round(seen / batch / 100), min(before, MIN_STEPS))
     interval = max(round(cfg.train_cfg.get('val_interval', 1) * length / before), 1)
-    settings = {
+    settings: dict[str, Any] = {
         'train_cfg': {key: length, 'val_interval': interval},
         'auto_scale_lr': dict(enable=False, base_batch_size=batch),
         'default_hooks': dict(checkpoint=dict(interval=interval)),

@@ -52,7 +52,7 @@ def read_voc(files: Files, defects: Defects) -> Optional[Objects]:
     images = [image for image, _ in parsed.values()]
     sizes = sizes_of(files.root, images, defects)
     users = Counter(images)
-    outlines = defaultdict(dict)  # by split and image
+    outlines: dict[str, dict[str, list]] = defaultdict(dict)  # by split and image
     for path, (image, objects) in parsed.items():
         if declared[path] and image in sizes and declared[path] != sizes[image]:
             defects.warn('annotation files with another size than their image', path)
@@ -108,9 +108,10 @@ def image_of(files: Files, tree: ElementTree.Element, path: str, defects: Defect
 
 def declared_size(tree: ElementTree.Element) -> Optional[Size]:
     """The size of the image in an annotation file; None without one, or if it is 0."""
-    with suppress(TypeError, ValueError):
-        size = int(tree.findtext('size/height')), int(tree.findtext('size/width'))
-        return size if all(size) else None
+    with suppress(ValueError):
+        height = int(tree.findtext('size/height', ''))
+        width = int(tree.findtext('size/width', ''))
+        return (height, width) if height and width else None
     return None
 
 
@@ -121,10 +122,10 @@ def voc_objects(
     objects = []
     for element in tree.iter('object'):
         name = (element.findtext('name') or '').strip()
-        box = element.find('bndbox')
+        texts = [element.findtext(f'bndbox/{k}', '') for k in ('xmin', 'ymin', 'xmax', 'ymax')]
         try:
-            corners = [float(box.findtext(k)) for k in ('xmin', 'ymin', 'xmax', 'ymax')]
-        except (AttributeError, TypeError, ValueError):
+            corners = [float(text) for text in texts]
+        except ValueError:
             defects.add('objects without a bndbox of 4 numbers', path)
             continue
         points = np.reshape(corners, (2, 2))

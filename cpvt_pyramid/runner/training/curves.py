@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ...tooling.files import atomic_write
 
@@ -30,7 +30,7 @@ HEADLINES = {
     'mAcc': 'mAcc',
     'aAcc': 'aAcc',
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     'font.size': 10,
     'axes.spines.top': False,
     'axes.spines.right': False,
@@ -117,7 +117,8 @@ def epoch_length(records: list[dict]) -> Optional[int]:
     The first records of two epochs are equally far into them, so that their distance is exact. With
     a single epoch, its last record gives a lower bound.
     """
-    first, last = {}, {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for record in records:
         if 'loss' in record and 'epoch' in record:
             epoch, step = record['epoch'], record['step']

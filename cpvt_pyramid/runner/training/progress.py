@@ -59,15 +59,19 @@ class ProgressBarHook(Hook):
         if self.bar is None:
             self.start('training', runner.max_iters, runner.iter)
 
+    def advance(self) -> None:
+        if self.bar is not None:
+            self.bar.update()
+
     def after_train_iter(self, runner: Runner, **_: Any) -> None:
-        self.bar.update()
+        self.advance()
 
     def before_val_epoch(self, runner: Runner) -> None:
         self.stop()
         self.start('evaluation', len(runner.val_dataloader))
 
     def after_val_iter(self, runner: Runner, batch_idx: int, **_: Any) -> None:
-        self.bar.update()
+        self.advance()
         if batch_idx + 1 == len(runner.val_dataloader):  # metrics print their tables
             self.stop()
 

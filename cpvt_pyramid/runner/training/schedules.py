@@ -3,7 +3,6 @@
 `auto_scale_lr.base_batch_size` of a config is the number of images in a step of its recipe.
 """
 
-from collections.abc import Sequence
 from typing import Any, Union
 
 from mmengine.config import Config
@@ -92,7 +91,7 @@ def scale_iterations(cfg: Config, factor: float) -> None:
                 settings[name] = scaled_count(settings[name], factor)
 
 
-def scaled_count(count: Union[int, float, Sequence], factor: float) -> Any:
+def scaled_count(count: Union[float, list, tuple], factor: float) -> Any:
     """A number of iterations, or all numbers in a list. Infinity, 0 and -1, which means never, are
     kept; others are at least 1."""
     if isinstance(count, (list, tuple)):

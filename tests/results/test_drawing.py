@@ -152,3 +152,19 @@ def test_palettes_of_more_than_256_colours() -> None:
     few = draw_segmentation(GREY_SQUARE, label_map // 299, classes[:2], palette[-2:], legend=False)
     many = draw_segmentation(GREY_SQUARE, label_map, classes, palette, legend=False)
     assert few == many and count(many, (250, 0, 0)) == count(many, (0, 0, 250)) == 400
+
+
+def test_masks_of_higher_scores_are_on_top() -> None:
+    """Each pixel in the colour of its mask, which may reach beyond its box or be empty."""
+    masks = np.zeros((3, 400, 400), bool)
+    masks[0, 100:300, 100:300] = True
+    masks[1, 200:350, 200:350] = True
+    boxes = np.array([[100, 100, 300, 300], [200, 200, 210, 210], [0, 0, 9, 9]])
+    scores = np.array([0.9, 0.5, 0.7])
+    palette = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
+    picture = draw_boxes(GREY_SQUARE, boxes, [0, 1, 2], scores, 'abc', palette, masks)
+    tint = {}
+    for name, place in {'first': (150, 260), 'both': (260, 260), 'second': (330, 330)}.items():
+        tint[name] = int(np.argmax(picture.getpixel(place)))
+    assert tint == {'first': 0, 'both': 0, 'second': 1}
+    assert picture.getpixel((380, 20)) == (128, 128, 128)

@@ -40,10 +40,12 @@ def ellipse(x: float, y: float, a: float, b: float) -> np.ndarray:
 
 # A ring, an object of two parts, and an empty mask.
 MASKS = np.stack(
-    [ellipse(30, 30, 20, 25) & ~ellipse(30, 30, 8, 8),
-     ellipse(60, 20, 8, 9) | ellipse(78, 40, 6, 12),
-     np.zeros((HEIGHT, WIDTH), bool)]
-)  # fmt: skip
+    [
+        ellipse(30, 30, 20, 25) & ~ellipse(30, 30, 8, 8),
+        ellipse(60, 20, 8, 9) | ellipse(78, 40, 6, 12),
+        np.zeros((HEIGHT, WIDTH), bool),
+    ]
+)
 BOXES = np.array([[10, 5, 50, 55], [52, 11, 84, 52], [1.5, 2, 4, 8]], np.float32)
 
 
@@ -77,9 +79,12 @@ def filled(*rings: np.ndarray, shape: tuple = (HEIGHT, WIDTH)) -> np.ndarray:
 
 def test_outlines_follow_a_mask():
     for hole, mask in (
-        (ellipse(30, 30, 8, 8), MASKS[0]), (0, MASKS[1]), (0, ellipse(45, 30, 44, 29)),
-        (0, np.ones((5, 7), bool)), (0, np.eye(9) > 0),
-    ):  # fmt: skip
+        (ellipse(30, 30, 8, 8), MASKS[0]),
+        (0, MASKS[1]),
+        (0, ellipse(45, 30, 44, 29)),
+        (0, np.ones((5, 7), bool)),
+        (0, np.eye(9) > 0),
+    ):
         assert (filled(*outlines(mask), shape=mask.shape) != mask | hole).mean() < 0.02
     assert len(outlines(ellipse(45, 30, 28, 28))[0]) < 40  # and not two for each row
     parts = outlines(MASKS[1])
@@ -157,8 +162,11 @@ def test_csv(kind):
     results('csv', kind, masks=True)
     with open('out/predictions.csv', newline='', encoding='utf-8') as file:
         first, second, *more = csv.DictReader(file)
-    numbers = ('0.9', '10.0', '5.0', '50.0', '55.0') if kind == 'detections' else (
-        '', '10', '5', '50', '55')  # fmt: skip
+    numbers = (
+        ('0.9', '10.0', '5.0', '50.0', '55.0')
+        if kind == 'detections'
+        else ('', '10', '5', '50', '55')
+    )
     assert tuple(first.values()) == (str(PHOTO), CLASSES[0], *numbers, str(MASKS[0].sum()))
     assert list(first) == ['image', 'class', 'score', 'x1', 'y1', 'x2', 'y2', 'area']
     assert second['class'] == CLASSES[1] and len(more) == (kind == 'detections')

@@ -1,6 +1,7 @@
 """Predictions as sequences, tables, text and pictures."""
 
 import io
+import json
 import re
 import shlex
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from pycocotools import mask as coco
 from support import ROOT
 
 from cpvt_pyramid.__main__ import main
@@ -59,14 +59,32 @@ def test_parts_of_detections():
         assert found[-1] == found[np.int64(2)] == found.items()[2]
 
 
-def test_masks_are_run_lengths_as_pycocotools_writes_them():
-    random = np.random.default_rng(0)
-    for shape in ((1, 1), (3, 3), (1, 500), (90, 130), (700, 900)):
-        stripes, noise = sum(np.indices(shape)) % 17, random.random(shape) < 0.5
-        for mask in (stripes > 17, stripes < 17, stripes < 9, noise):
-            expected = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
-            assert run_lengths(mask) == {**expected, 'counts': expected['counts'].decode()}
-            np.testing.assert_array_equal(mask_of(run_lengths(mask)), mask)
+ROWS, COLUMNS = np.indices((40, 50))
+# As earlier versions wrote them, with a codec of their own.
+RUN_LENGTHS = [
+    (np.zeros((2, 3), bool), '6'),
+    (np.ones((2, 3), bool), '06'),
+    (np.arange(9)[None] % 4 < 2, '02200O'),
+    ((ROWS - 20) ** 2 + (COLUMNS - 30) ** 2 < 81, 'Pl09n02N2N2N2O0000000000000001N2N2N2NY='),
+]
+
+
+@pytest.mark.parametrize('mask, counts', RUN_LENGTHS)
+def test_masks_are_run_lengths(mask, counts):
+    encoded = run_lengths(mask)
+    assert json.loads(json.dumps(encoded)) == {'size': list(mask.shape), 'counts': counts}
+    np.testing.assert_array_equal(mask_of(encoded), mask)
+
+
+@pytest.mark.parametrize('shape', [(1, 1), (3, 3), (1, 500), (500, 1), (700, 900)])
+@pytest.mark.parametrize('share', [0, 0.001, 0.5, 1])
+def test_run_lengths_keep_the_mask(shape, share):
+    mask = np.random.default_rng(0).random(shape) < share
+    for given in (mask, np.asfortranarray(mask), mask.repeat(2, 0)[::2]):
+        np.testing.assert_array_equal(mask_of(run_lengths(given)), mask)
+
+
+def test_records_have_rounded_numbers():
     (record,) = replace(detections(1), boxes=BOXES[1:2] + 0.001).records()
     assert record == {'box': [5.0, 5.0, 9.0, 9.0], 'label': 1, 'class': 'dog', 'score': 0.9}
 
@@ -128,10 +146,11 @@ def test_the_documented_example(capsys, monkeypatch):
 def test_the_documented_commands(untrained, sample_dataset):
     config, checkpoint = untrained['detector']
     given = {
-        'CONFIG': config, 'CHECKPOINT': checkpoint,
+        'CONFIG': config,
+        'CHECKPOINT': checkpoint,
         'IMAGES': str(min((sample_dataset / 'coco/val2017').iterdir())),
         'MODEL.onnx': str(ROOT / 'examples/digits-detection.onnx'),
-    }  # fmt: skip
+    }
     for command in re.findall(r'^    (cpvt .*)$', PAGE, re.M):
         words = [given.get(word, word) for word in shlex.split(command)[1:]]
         assert main(words) == 0, command

@@ -110,12 +110,13 @@ MODELS = {
     'image': (INPUTS, f'{DETECTIONS}, float[B,3,h,w] masks', DETECTOR + IMAGE_MASKS),
     'labels': (f'{INPUTS}, int64[B,2] original', MAP, '    sizes = Identity(valid)' + LABELS),
     'labels without valid': (
-        'float[B,3,H,W] images, int64[B,2] original', MAP,
+        'float[B,3,H,W] images, int64[B,2] original',
+        MAP,
         '    sizes = Shape<start = 2>(images)' + LABELS,
     ),
     'probabilities': (INPUTS, 'float[B,3,H,W] probabilities', PROBABILITIES),
     'two': (INPUTS, 'float[B,2,H,W] probabilities', TWO),
-}  # fmt: skip
+}
 TASKS = {'detection': 'detection', 'fixed': 'detection', 'box': 'instance', 'image': 'instance'}
 
 

@@ -207,14 +207,38 @@ def test_nothing_is_served_but_the_page_and_small_pictures_of_samples(model, pho
     )
     attacks = [form.format(quote(file)) for form in forms for file in inside]
     attacks += [form.format(quote(file, safe='')) for form in forms for file in inside]
-    attacks += [f'{where}/{up * 9}etc/passwd' for where in ('', '/samples', '/page', '/about')
-                for up in ('../', '%2e%2e/', '..%2f', '%252e%252e/', '..\\')]  # fmt: skip
     attacks += [
-        '/.', '/..', '/page/', '/page/page.js', '/page.py', '/app.py', '/samples', '/samples/',
-        '/samples/4', '/samples/-1', '/samples/0/', '/samples/00', '/samples/0.0', '/samples/a',
-        '/samples/0/../../model.onnx', '/model.onnx', '/a%20b.jpg', '/upload', '/tmp', '/proxy=http://x',
-        '/gradio_api/file=http://127.0.0.1/', '/gradio_api/upload', '/config', '/about/', '/ABOUT',
-    ]  # fmt: skip
+        f'{where}/{up * 9}etc/passwd'
+        for where in ('', '/samples', '/page', '/about')
+        for up in ('../', '%2e%2e/', '..%2f', '%252e%252e/', '..\\')
+    ]
+    attacks += [
+        '/.',
+        '/..',
+        '/page/',
+        '/page/page.js',
+        '/page.py',
+        '/app.py',
+        '/samples',
+        '/samples/',
+        '/samples/4',
+        '/samples/-1',
+        '/samples/0/',
+        '/samples/00',
+        '/samples/0.0',
+        '/samples/a',
+        '/samples/0/../../model.onnx',
+        '/model.onnx',
+        '/a%20b.jpg',
+        '/upload',
+        '/tmp',
+        '/proxy=http://x',
+        '/gradio_api/file=http://127.0.0.1/',
+        '/gradio_api/upload',
+        '/config',
+        '/about/',
+        '/ABOUT',
+    ]
     with serving(path, tmp_path / 'link to home') as client:
         for attack in attacks:
             for method in ('GET', 'POST'):
@@ -255,11 +279,16 @@ def test_mistakes_are_answered_with_the_line_of_the_command(client, photos, caps
     photo = Image.fromarray(photos[0])
     whole = encoded(photo)
     bad = {
-        'text.jpg': b'no image', 'empty.jpg': b'', 'bomb.png': huge_png(60000, 60000),
-        'cut.png': whole[: len(whole) // 2], 'float.tif': encoded(photo.convert('F'), 'TIFF'),
-        'noise.jpg': encoded(photo, 'JPEG')[:200] + b'\0' * 99, 'svg.jpg': b'<svg></svg>',
-        'wide.png': huge_png(2**31 - 1, 1), 'thin.png': huge_png(0, 1),
-    }  # fmt: skip
+        'text.jpg': b'no image',
+        'empty.jpg': b'',
+        'bomb.png': huge_png(60000, 60000),
+        'cut.png': whole[: len(whole) // 2],
+        'float.tif': encoded(photo.convert('F'), 'TIFF'),
+        'noise.jpg': encoded(photo, 'JPEG')[:200] + b'\0' * 99,
+        'svg.jpg': b'<svg></svg>',
+        'wide.png': huge_png(2**31 - 1, 1),
+        'thin.png': huge_png(0, 1),
+    }
     for name, data in bad.items():
         Path(name).write_bytes(data)
     assert run_main(['detection.onnx', *bad]) == 1
@@ -309,16 +338,27 @@ def test_an_error_of_the_program_is_shown_in_the_terminal_only(client, monkeypat
 def test_requests_out_of_the_ordinary(client, capsys):
     port, image = client.address[1], Path('sample.png').read_bytes()
     for host, status in (
-        ('127.0.0.1', 200), (f'localhost:{port}', 200), ('[::1]:9', 200), ('', 400),
-        ('evil.example', 400), ('127.0.0.1.evil.example', 400), ('[', 400), ('0.0.0.0', 400),
-    ):  # fmt: skip
+        ('127.0.0.1', 200),
+        (f'localhost:{port}', 200),
+        ('[::1]:9', 200),
+        ('', 400),
+        ('evil.example', 400),
+        ('127.0.0.1.evil.example', 400),
+        ('[', 400),
+        ('0.0.0.0', 400),
+    ):
         assert client.ask('GET', '/about', headers={'Host': host}).status == status
     head = client.ask('HEAD', '/')
     assert head.status == 200 and not head.body and int(head.headers['Content-Length']) > 1000
     for method, path, status in (
-        ('GET', '/predict', 405), ('GET', '/verify', 405), ('POST', '/', 405), ('PUT', '/', 405),
-        ('DELETE', '/samples/0', 405), ('OPTIONS', '/predict', 405), ('TRACE', '/', 405),
-    ):  # fmt: skip
+        ('GET', '/predict', 405),
+        ('GET', '/verify', 405),
+        ('POST', '/', 405),
+        ('PUT', '/', 405),
+        ('DELETE', '/samples/0', 405),
+        ('OPTIONS', '/predict', 405),
+        ('TRACE', '/', 405),
+    ):
         answer = client.ask(method, path)
         assert answer.status == status and answer.json['error']
     head = b'POST /predict HTTP/1.1\r\nHost: localhost\r\n'

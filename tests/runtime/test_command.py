@@ -37,9 +37,12 @@ def folder(photos) -> Path:
 
 @pytest.mark.parametrize(
     'name, options',
-    [('detection', {'batch_size': 3}), ('labels', {'batch_size': 3}),
-     ('detection', {'backend': 'openvino', 'score_thr': 0.1, 'size': 20})],
-)  # fmt: skip
+    [
+        ('detection', {'batch_size': 3}),
+        ('labels', {'batch_size': 3}),
+        ('detection', {'backend': 'openvino', 'score_thr': 0.1, 'size': 20}),
+    ],
+)
 def test_files(model, folder, name, options, capsys):
     path, kind = model(name), 'labels.png' if name == 'labels' else 'detections.json'
     words = (f'--{option.replace("_", "-")}={value}' for option, value in options.items())
@@ -198,10 +201,12 @@ def test_exported_models_run_without_torch(model, folder):
     deep.save('more/b.png')
     path = str(model('box'))
     done = run(
-        sys.executable, '-c', f'{BARE}from cpvt_pyramid.__main__ import main\n'
+        sys.executable,
+        '-c',
+        f'{BARE}from cpvt_pyramid.__main__ import main\n'
         f"print(main(['run', {path!r}, 'in/a.png', 'more', '--out-dir', 'bare']))\n"
         f'sys.exit(main(["verify", {path!r}]))',
-    )  # fmt: skip
+    )
     first, second = done.stderr.splitlines()  # a warning is one line
     assert first.startswith('cpvt run: more: left out what is no image') and 'notes.txt' in first
     assert second.startswith('cpvt run: more/b.png: its values fill at most 12 of 16 bits')
@@ -213,25 +218,32 @@ def test_exported_models_run_without_torch(model, folder):
 
 def test_signals_after_several_models_of_openvino(model):
     done = run(
-        sys.executable, '-c', f'{BARE}import signal; from cpvt_pyramid.runtime import Predictor\n'
+        sys.executable,
+        '-c',
+        f'{BARE}import signal; from cpvt_pyramid.runtime import Predictor\n'
         "del sys.modules['openvino']\n"
         f'first, second = (Predictor({str(model("box"))!r}, "openvino") for _ in range(2))\n'
         'del first; del second\n'
         'signal.signal(signal.SIGINT, lambda *_: print("handled"))\n'
         'signal.raise_signal(signal.SIGINT)',
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout) == (0, 'handled\n')
 
 
 def test_what_needs_torch():
     Path('a.pth').touch()
     for code, line, fix in (
-        ('import cpvt_pyramid; assert "CPVTPyramid" in dir(cpvt_pyramid)\n'
-         'from cpvt_pyramid import CPVTPyramid',
-         'ImportError: CPVTPyramid needs PyTorch, which is not installed', '; pip install torch'),
-        ("from cpvt_pyramid.runtime import Predictor; Predictor('a.pth')",
-         'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model',
-         "run make setup in a clone of cpvt_pyramid, or pip install '.[mm]' there"),
-    ):  # fmt: skip
+        (
+            'import cpvt_pyramid; assert "CPVTPyramid" in dir(cpvt_pyramid)\n'
+            'from cpvt_pyramid import CPVTPyramid',
+            'ImportError: CPVTPyramid needs PyTorch, which is not installed',
+            '; pip install torch',
+        ),
+        (
+            "from cpvt_pyramid.runtime import Predictor; Predictor('a.pth')",
+            'cpvt_pyramid.tooling.command.UserError: a.pth is not an exported model',
+            "run make setup in a clone of cpvt_pyramid, or pip install '.[mm]' there",
+        ),
+    ):
         told = run(sys.executable, '-c', BARE + code).stderr.splitlines()[-1]
         assert told.startswith(line) and fix in told

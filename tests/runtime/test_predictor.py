@@ -48,15 +48,26 @@ def test_boxes_are_in_pixels_of_the_image(model, photos, backend):
 
 
 NAMES = (
-    'detection', 'box', 'image', 'labels', 'probabilities', 'labels without valid', 'fixed',
-)  # fmt: skip
+    'detection',
+    'box',
+    'image',
+    'labels',
+    'probabilities',
+    'labels without valid',
+    'fixed',
+)
 
 
 @pytest.mark.parametrize(
     'name, backend, workers',
-    [*((name, 'onnxruntime', 1) for name in NAMES), ('box', 'onnxruntime', 3),
-     ('box', 'openvino', 1), ('box', 'openvino', 3), ('labels without valid', 'openvino', 1)],
-)  # fmt: skip
+    [
+        *((name, 'onnxruntime', 1) for name in NAMES),
+        ('box', 'onnxruntime', 3),
+        ('box', 'openvino', 1),
+        ('box', 'openvino', 3),
+        ('labels without valid', 'openvino', 1),
+    ],
+)
 def test_a_batch_and_threads_change_nothing(model, photos, name, backend, workers):
     path, given = model(name), [*photos, *photos[:3]]
     predictor = Predictor(path, backend, batch_size=3, workers=workers)
@@ -196,13 +207,23 @@ def test_results_for_coco_and_supervision(model, photos, monkeypatch):
 EDITED = {
     'classes': [None, [], 'one', [1, 2, 3]],
     'palette': [None, [['red', 0, 0]], [[0, 0, 256]]],
-    'resize': [{'short': 0, 'long': 60}, {'short': '40', 'long': 60}, [40, 60],
-               {'short': float('nan'), 'long': 60}, {'short': 61, 'long': 60}],
+    'resize': [
+        {'short': 0, 'long': 60},
+        {'short': '40', 'long': 60},
+        [40, 60],
+        {'short': float('nan'), 'long': 60},
+        {'short': 61, 'long': 60},
+    ],
     'stride': [0, 32.0, None, True],
-    'score_thr': ['0.3', None, 2], 'raw': ['no', None], 'masks': ['pixels', {}],
-    'size': [[0, 0]], 'resized': ['labels'], 'threshold': ['0.5', 1],
-    'task': ['features', [], {}], 'format': [2, '1', None],
-}  # fmt: skip
+    'score_thr': ['0.3', None, 2],
+    'raw': ['no', None],
+    'masks': ['pixels', {}],
+    'size': [[0, 0]],
+    'resized': ['labels'],
+    'threshold': ['0.5', 1],
+    'task': ['features', [], {}],
+    'format': [2, '1', None],
+}
 
 
 def test_damaged_metadata(model):
@@ -311,8 +332,10 @@ def test_who_shares_a_batch(model, photos, monkeypatch):
 
     monkeypatch.setattr(OnnxRuntime, 'run', recorded)
     for name, expected in (
-        ('detection', [1, 3]), ('labels without valid', [1, 1, 2]), ('fixed', [2, 2]),
-    ):  # fmt: skip
+        ('detection', [1, 3]),
+        ('labels without valid', [1, 1, 2]),
+        ('fixed', [2, 2]),
+    ):
         predictor = Predictor(model(name, resize=None), batch_size=4)
         given.clear()
         found = predictor(images)

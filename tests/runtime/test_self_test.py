@@ -41,12 +41,14 @@ def with_test(path: Path) -> str:
         if is_detection(outputs):
             outputs = {name: x[outputs['labels'] >= 0] for name, x in outputs.items()}
         facts = {'seed': seed, 'size': size, 'original': original}
-        samples.append({
-            'image': {k: np.array(v) for k, v in facts.items()},
-            'shapes': shapes,
-            'outputs': thinned(outputs),
-            'ties': {k: outputs[k] for k in ('boxes', 'scores', 'labels') if k in outputs},
-        })  # fmt: skip
+        samples.append(
+            {
+                'image': {k: np.array(v) for k, v in facts.items()},
+                'shapes': shapes,
+                'outputs': thinned(outputs),
+                'ties': {k: outputs[k] for k in ('boxes', 'scores', 'labels') if k in outputs},
+            }
+        )
 
     def add(file: onnx.ModelProto) -> None:
         about = file.metadata_props[0]
@@ -134,13 +136,19 @@ def test_ties_pass_and_others_do_not():
     scores = np.array([0.9, 0.5, 0.5], np.float32)
 
     def rows(*index: int) -> dict[str, np.ndarray]:
-        return {'boxes': boxes[[*index]], 'scores': scores[[*index]],
-                'labels': np.zeros(len(index), np.int64)}  # fmt: skip
+        return {
+            'boxes': boxes[[*index]],
+            'scores': scores[[*index]],
+            'labels': np.zeros(len(index), np.int64),
+        }
 
     for found, ties, wrong in (
-        (rows(0, 2), rows(0, 2), 0), (rows(0, 2), rows(0, 1), 2), (rows(1, 2), rows(0, 2), 1),
-        (rows(0), rows(0, 2), 0), (rows(), rows(0, 2), 1),
-    ):  # fmt: skip
+        (rows(0, 2), rows(0, 2), 0),
+        (rows(0, 2), rows(0, 1), 2),
+        (rows(1, 2), rows(0, 2), 1),
+        (rows(0), rows(0, 2), 0),
+        (rows(), rows(0, 2), 1),
+    ):
         check = next(compare_outputs(found, rows(0, 1), [ties], TOLERANCES['float32']))
         assert check.error == wrong
 
@@ -149,8 +157,9 @@ def test_packed_samples_are_small():
     """The largest: 300 results with masks, of three images."""
     random = np.random.default_rng(0)
     boxes = {
-        'boxes': random.random((300, 4), np.float32), 'scores': random.random(300, np.float32),
+        'boxes': random.random((300, 4), np.float32),
+        'scores': random.random(300, np.float32),
         'labels': random.integers(0, 80, 300),
-    }  # fmt: skip
+    }
     outputs = thinned(boxes | {'masks': random.random((300, 28, 28)) > 0.5})
     assert len(pack([{'outputs': outputs, 'ties': boxes}] * 3)) < 200_000

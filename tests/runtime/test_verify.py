@@ -149,18 +149,38 @@ def test_clean_files_pass(name, backend, capsys):
 def test_files_that_cannot_be_verified(capfd):
     for images, body, status, complaint in (
         ('float[1,3,64,96] images', CLASSIFIER, 2, 'has the fixed batch size 1; export it with'),
-        ('float[B,3,H,W] images, float[B,2] scale', CLASSIFIER, 2,
-         'must take images of 4 dimensions and nothing else, got images [None, 3, '),
+        (
+            'float[B,3,H,W] images, float[B,2] scale',
+            CLASSIFIER,
+            2,
+            'must take images of 4 dimensions and nothing else, got images [None, 3, ',
+        ),
         ('float[B,8] images', 'y = Relu(images)', 2, 'must take images of 4 dimensions'),
-        ('float[B,3,H,W] images', 'w = ReduceMean<keepdims = 0>(images, pixels)\n'
-         'y = Reshape(w, row)', 1, 'fails on a batch of 8 images, but not on one: '),
-        ('float[B,3,H,W] images', 'w = Sub(images, images)\n y = ReduceMean(w, pixels)', 2,
-         'the results are the same for all images'),
-        ('float[B,3,H,W] images', 'w = NonZero(images)\n y = Cast<to = 1>(w)', 2,
-         'must return a row for each image, got the outputs y'),
-        ('float[B,3,H,W] images', 'w = Reshape(images, fixed)\n y = ReduceMean(w, pixels)', 2,
-         'fails on an image of 256 x 320; --size gives another'),
-    ):  # fmt: skip
+        (
+            'float[B,3,H,W] images',
+            'w = ReduceMean<keepdims = 0>(images, pixels)\ny = Reshape(w, row)',
+            1,
+            'fails on a batch of 8 images, but not on one: ',
+        ),
+        (
+            'float[B,3,H,W] images',
+            'w = Sub(images, images)\n y = ReduceMean(w, pixels)',
+            2,
+            'the results are the same for all images',
+        ),
+        (
+            'float[B,3,H,W] images',
+            'w = NonZero(images)\n y = Cast<to = 1>(w)',
+            2,
+            'must return a row for each image, got the outputs y',
+        ),
+        (
+            'float[B,3,H,W] images',
+            'w = Reshape(images, fixed)\n y = ReduceMean(w, pixels)',
+            2,
+            'fails on an image of 256 x 320; --size gives another',
+        ),
+    ):
         assert main([write(body, images, 'float[B,C] y')]) == status
         (line,) = capfd.readouterr().err.splitlines()  # also what C++ prints
         assert line.startswith('cpvt verify: foreign.onnx') and complaint in line

@@ -162,11 +162,13 @@ def test_help_comes_from_the_docstrings(capsys):
 def test_failing_imports(capsys):
     for code, line in (
         ('import no_such.part', "No module named 'no_such': no_such is not installed for "),
-        ('try: import no_such\nexcept ImportError: raise ImportError from None',
-         "No module named 'no_such': no_such is not installed for "),
+        (
+            'try: import no_such\nexcept ImportError: raise ImportError from None',
+            "No module named 'no_such': no_such is not installed for ",
+        ),
         ('import torch.no_such', "No module named 'torch.no_such': torch is not installed for "),
         ('from torch import no_such', "cannot import name 'no_such' from 'torch'"),
-    ):  # fmt: skip
+    ):
         assert run_tool('tool', lambda code=code: exec(code), {}, '') == 2
         error = capsys.readouterr().err
         assert error.startswith(f'tool: {line}') and error.count('\n') == 1

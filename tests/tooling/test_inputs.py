@@ -38,13 +38,17 @@ def test_inputs():
     assert found('d/**/*.[pg]*') == {'d/b.png': 'b', 'd/e/f.gif': 'e/f'}
     assert list(found('i [1].png', 'h.png', './h.png')) == ['i [1].png', 'h.png']
     assert found('h.png', '-', lines='d/b.png\n\nd/no such.png\r\n') == {
-        'h.png': 'h', 'd/b.png': 'b', 'd/no such.png': 'no such',
-    }  # fmt: skip
+        'h.png': 'h',
+        'd/b.png': 'b',
+        'd/no such.png': 'no such',
+    }
     for inputs, lines, complaint in (
-        ('-', '', 'no paths on stdin'), ('d/*.webp', '', 'no files match'), ('j', '', 'at j'),
+        ('-', '', 'no paths on stdin'),
+        ('d/*.webp', '', 'no files match'),
+        ('j', '', 'at j'),
         ('http://host/a.png', '', 'got the address http://host/a.png; download it'),
         ('-', 's3://host/a.png', 'got the address s3://host/a.png; download it'),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=complaint):
             found(inputs, lines=lines)
 

@@ -6,13 +6,34 @@ import torch
 from torch import Tensor
 
 NAMES = (
-    '', '.', 'blocks', 'blocks.', 'blocks.0', 'blocks.x.0.mlp.fc1.weight', 'patch_embeds',
-    'patch_embeds.9.proj.weight', 'levels', 'norm', 'head', 'head.', 'pos_block', 'module.',
-    'backbone.', '_orig_mod.', 'layers.0.0.norm1.weight', 'layers.0.1.1.',
+    '',
+    '.',
+    'blocks',
+    'blocks.',
+    'blocks.0',
+    'blocks.x.0.mlp.fc1.weight',
+    'patch_embeds',
+    'patch_embeds.9.proj.weight',
+    'levels',
+    'norm',
+    'head',
+    'head.',
+    'pos_block',
+    'module.',
+    'backbone.',
+    '_orig_mod.',
+    'layers.0.0.norm1.weight',
+    'layers.0.1.1.',
     'blocks.0.0.attn.attn.in_proj_weight',
-    'a' * 10_000, '\N{SNOWMAN}', 'blocks.\N{SUPERSCRIPT TWO}.0.norm1.weight',
-    3, None, ('blocks', 0), 2.5, b'blocks',
-)  # fmt: skip
+    'a' * 10_000,
+    '\N{SNOWMAN}',
+    'blocks.\N{SUPERSCRIPT TWO}.0.norm1.weight',
+    3,
+    None,
+    ('blocks', 0),
+    2.5,
+    b'blocks',
+)
 
 
 def nan_in(value: Tensor) -> Tensor:

@@ -18,9 +18,13 @@ found, and what they ended with. Skipped tests need a GPU or something that an e
 
 """
 PACKAGES = (
-    ('torch',), ('mmcv', 'onedl-mmcv'), ('mmengine', 'onedl-mmengine'),
-    ('mmdet', 'onedl-mmdetection'), ('mmsegmentation', 'onedl-mmsegmentation'), ('timm',),
-)  # fmt: skip
+    ('torch',),
+    ('mmcv', 'onedl-mmcv'),
+    ('mmengine', 'onedl-mmengine'),
+    ('mmdet', 'onedl-mmdetection'),
+    ('mmsegmentation', 'onedl-mmsegmentation'),
+    ('timm',),
+)
 HEAD = ['Python', 'torch', 'mmcv', 'mmengine', 'mmdet', 'mmseg', 'timm', 'tests', 'result', 'date']
 
 

@@ -30,9 +30,13 @@ all_models = timm.list_models
 
 
 def of_ours(
-    filter: str = '', module: str = '', pretrained: bool = False, exclude_filters: str = '',
-    name_matches_cfg: bool = False, include_tags: bool | None = None,
-) -> list[str]:  # fmt: skip
+    filter: str = '',
+    module: str = '',
+    pretrained: bool = False,
+    exclude_filters: str = '',
+    name_matches_cfg: bool = False,
+    include_tags: bool | None = None,
+) -> list[str]:
     """`timm.list_models` of our models, of which those with a class token are the ones that timm's
     tests call non-standard."""
     names = all_models(OURS, '', pretrained, '', name_matches_cfg, include_tags)

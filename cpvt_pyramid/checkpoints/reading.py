@@ -27,11 +27,10 @@ INERT = (
     'builtins.getattr',
     'numpy.dtype',
     'numpy.ndarray',
-    *(
-        f'numpy.{core}.multiarray.{name}'
-        for core in ('core', '_core')
-        for name in ('_reconstruct', 'scalar')
-    ),
+    'numpy.core.multiarray._reconstruct',  # before NumPy 2
+    'numpy.core.multiarray.scalar',
+    'numpy._core.multiarray._reconstruct',
+    'numpy._core.multiarray.scalar',
     'mmengine.logging.history_buffer.HistoryBuffer',
     'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler',
 )

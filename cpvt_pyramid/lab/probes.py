@@ -80,7 +80,7 @@ class Subject:
                 'take images of several sizes'
             ) from error
         maps = maps_in(found)
-        wrong = [map_ for map_ in maps if not is_map(map_, len(image))]
+        wrong = [map_ for map_ in maps if not is_batch_of_maps(map_, len(image))]
         if wrong or not maps:
             shape = tuple(getattr(wrong[0], 'shape', ())) if wrong else ()
             raise ValueError(
@@ -100,7 +100,7 @@ def maps_in(output: Any) -> list[Any]:
     return [leaf for part in output for leaf in maps_in(part)]
 
 
-def is_map(value: Any, images: int) -> bool:
+def is_batch_of_maps(value: Any, images: int) -> bool:
     """True for finite maps of this number of images."""
     if not isinstance(value, Tensor) or value.dim() != 4 or len(value) != images:
         return False

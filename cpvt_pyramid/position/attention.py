@@ -162,7 +162,8 @@ class RelativePosition(AttentionBias):
         self.columns = distance_table(reach, dim)
 
     def bias(self, q: Tensor, grid: Grid, step: int) -> Tensor:
-        height, width = grid.height, grid.width
+        height = grid.height
+        width = grid.width
         q = q.unflatten(2, (height, width)) * q.shape[-1] ** -0.5
         rows = F.linear(q, self.rows)  # of all distances
         columns = F.linear(q, self.columns)

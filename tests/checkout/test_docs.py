@@ -18,9 +18,14 @@ from cpvt_pyramid import ARCHS
 
 TESTS = ''.join(path.read_text() for path in (ROOT / 'tests').rglob('test_*.py'))
 FOLDERS = (
-    '.', 'configs', 'docs', 'examples', 'experiments/ports/findings',
-    'experiments/position/findings', 'benchmarks',
-)  # fmt: skip
+    '.',
+    'configs',
+    'docs',
+    'examples',
+    'experiments/ports/findings',
+    'experiments/position/findings',
+    'benchmarks',
+)
 PAGES = [page for folder in FOLDERS for page in (ROOT / folder).glob('*.md')]
 
 

@@ -1,13 +1,8 @@
 """Checkpoints in every format, made here by instantiating the foreign models."""
 
-import argparse
-import os
-import pickle
 import random
 import re
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import timm
@@ -23,30 +18,20 @@ from foreign import (
     with_eps,
 )
 from mmdet.models.backbones.pvt import pvt_convert
-from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
 from mutations import BAD, NAMES
 from reference import same_maps
-from safetensors.torch import save_file
 from support import assert_loaded, load
 from torch import nn
 
-from benchmarks.models.ports import randomize
-from cpvt_pyramid import ARCHS, CPVT, ColumnarArch, CPVTPyramid, load_weights
+from cpvt_pyramid import ARCHS, ColumnarArch, CPVTPyramid, load_weights
 from cpvt_pyramid.checkpoints.fit import arch_of
 from cpvt_pyramid.checkpoints.formats import FORMATS, format_of, to_format, to_ours
 from cpvt_pyramid.checkpoints.reading import tensors_of
 from cpvt_pyramid.mm import CPVTPyramid as Backbone
 
-HAS_SAFE_GLOBALS = hasattr(torch.serialization, 'safe_globals')
 TINY_COLUMN = ColumnarArch(dim=16, heads=2, depth=2, patch_size=4)
 DENSE = [True] * 4
-
-
-@pytest.fixture(scope='module')
-def published() -> dict:
-    """A classification checkpoint with the official names."""
-    return of_timm('pcpvt_nano').state_dict()
 
 
 # Every format, from the model that gives it its names
@@ -102,13 +87,16 @@ def test_formats_are_recognised_and_load_strictly(source):
     assert all(name.startswith('norm_list.') for name in report.kept)
 
 
-@pytest.mark.parametrize('arch, make, stage_norm', [
-    ('pcpvt', of_mmseg, None),
-    ('svt', of_mmseg, None),
-    ('svt', partial(of_mmpretrain, stage_norms=DENSE), True),
-    ('pcpvt', partial(of_mmpretrain, stage_norms=[False, False, False, True]), False),
-    ('pvt', of_mmdet, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'arch, make, stage_norm',
+    [
+        ('pcpvt', of_mmseg, None),
+        ('svt', of_mmseg, None),
+        ('svt', partial(of_mmpretrain, stage_norms=DENSE), True),
+        ('pcpvt', partial(of_mmpretrain, stage_norms=[False, False, False, True]), False),
+        ('pvt', of_mmdet, None),
+    ],
+)
 def test_equals_the_models_of_mm(arch, make, stage_norm):
     theirs, ours = make(arch), CPVTPyramid(TINY[arch], stage_norm=stage_norm)
     ours.load_state_dict(theirs.state_dict())
@@ -131,8 +119,13 @@ def test_the_names_of_pvts_authors_are_those_that_mmdetection_converts():
     by_mmdet, ours = to_ours(converted), to_ours(official)
     assert all(torch.equal(value, ours[name]) for name, value in by_mmdet.items())
     assert ours.keys() - by_mmdet.keys() == {
-        'cls_pos', 'cls_token', 'norm.weight', 'norm.bias', 'head.weight', 'head.bias',
-    }  # fmt: skip
+        'cls_pos',
+        'cls_token',
+        'norm.weight',
+        'norm.bias',
+        'head.weight',
+        'head.bias',
+    }
 
 
 # Round trips
@@ -161,83 +154,7 @@ def test_a_format_without_a_place_for_the_architecture_refuses_it():
             to_format(ours, key)
 
 
-# Whole models, wrappers, files
-
-
-def prefixed(prefix: str, weights: dict) -> dict:
-    return {f'{prefix}{k}': v for k, v in weights.items()}
-
-
-WRAPS = {
-    'none': lambda w: w,
-    'state_dict': lambda w: {'state_dict': w},
-    'model in float64': lambda w: {'model': {k: v.double() for k, v in w.items()}, 'epoch': 3},
-    'average': lambda w: {'model_ema': w, 'model': {}},
-    'no average yet': lambda w: {'model': w, 'model_ema': {}, 'state_dict_ema': None},
-    'settings of an average': lambda w: {'model': w, 'model_ema': {'decay': 0.999}},
-    'DeepSpeed': lambda w: {'module': prefixed('module.', w), 'optimizer': {'lr': 0.1}},
-    'DDP': lambda w: prefixed('module.', w),
-    'DDP of a detector': lambda w: {'state_dict': prefixed('module.backbone.', w)},
-    'detector': lambda w: prefixed('backbone.', w) | {'neck.conv.weight': torch.ones(1)},
-    'compiled': lambda w: prefixed('_orig_mod.', w),
-    'compiled backbone': lambda w: prefixed('backbone._orig_mod.', w),
-    'compiled blocks': lambda w: {k.replace('.mlp.', '._orig_mod.mlp.'): v for k, v in w.items()},
-    'DDP in DDP': lambda w: prefixed('module.module.', w),
-    'DDP of compiled': lambda w: prefixed('module._orig_mod.backbone.', w),
-    "mmengine's EMA alone": lambda w: {
-        'ema_state_dict': {'steps': torch.tensor(3)} | prefixed('module.backbone.', w)
-    },
-    # Other objects in the file of a training, read without the packages that wrote it.
-    'a training': lambda w: {
-        'state_dict': w,
-        'message_hub': {'loss': HistoryBuffer([1.0, 2.0], [1, 1])},
-        'args': argparse.Namespace(lr=0.1),
-    },
-}
-
-
-@pytest.mark.parametrize('wrap', WRAPS)
-def test_wrappers_and_prefixes(published, wrap, tmp_path):
-    torch.save(WRAPS[wrap](published), tmp_path / 'checkpoint.pth')
-    model = CPVTPyramid('pcpvt_nano')
-    report = load_weights(model, tmp_path / 'checkpoint.pth')
-    assert_loaded(model, published)
-    count = len(report.loaded)
-    assert str(report).startswith(f'loaded {count} of {count} tensors, 0 missing, 4 unused (norm')
-
-
-@pytest.mark.parametrize(
-    ('checkpoint', 'contents'),
-    [
-        (
-            lambda w: {'student': w, 'teacher': w, 'epoch': torch.tensor(3)},
-            "student, teacher, epoch. Load a part that holds its tensors, such as 'student'",
-        ),
-        (lambda w: {'shard_0': w, 'shard_1': {}}, "shard_0, shard_1. Load .* such as 'shard_0'"),
-        (lambda w: {'model': {}, 'model_ema': {}}, 'model, model_ema'),
-        (lambda w: {'model': {'arguments': 1}}, 'model'),
-    ],
-)
-def test_other_wrappers_are_listed(published, checkpoint, contents):
-    with pytest.raises(ValueError, match=f'has no tensor of this backbone, but {contents}. Check'):
-        CPVTPyramid('pcpvt_nano').load_state_dict(checkpoint(published))
-
-
-def test_the_report_says_which_of_several_was_taken(published):
-    average = {name: value * 0.5 for name, value in published.items()}
-    checkpoint = {'model': published, 'model_ema': average, 'state_dict': {}}
-    model = CPVTPyramid('pcpvt_nano')
-    report = load(model, checkpoint, strict=False)
-    assert str(report).endswith('; taken from model_ema, not from model')
-    assert_loaded(model, average)
-    assert not load(model, {'model': published, 'model_ema': {}}, strict=False).choice
-
-
-def test_a_checkpoint_inside_itself_is_no_endless_loop():
-    checkpoint = {}
-    checkpoint['model'] = checkpoint
-    with pytest.raises(ValueError, match='no tensor of this backbone, but model'):
-        CPVTPyramid(TINY['pcpvt']).load_state_dict(checkpoint)
+# Whole models
 
 
 class Detector(nn.Module):
@@ -295,47 +212,54 @@ OTHER = 'the checkpoint is of another architecture'
 TINY_PCPVT = dict(arch=TINY['pcpvt'])
 
 
-@pytest.mark.parametrize('model, checkpoint, complaint', [
-    (dict(arch='pcpvt_small'), dict(arch='pcpvt_base'),
-     f'{OTHER}, pcpvt_base; the model is pcpvt_small. Set its arch, or load another file'),
-    (dict(arch='svt_small', out_indices=(1,)), TINY_PCPVT,
-     f'{OTHER}, of dims (8, 16) and depths (2, 1); the model is svt_small'),
-    (TINY_PCPVT | dict(in_channels=4), TINY_PCPVT,
-     'patch_embeds.0.proj.weight is (8, 3, 4, 4) in the checkpoint and (8, 4, 4, 4) in the model. '
-     'in_channels=3 fits the checkpoint'),
-    (dict(arch=TINY['pvt']), dict(arch=TINY['pvt'], pretrain_img_size=384),
-     'pos_embeds.0.table is (1, 96, 96, 8) in the checkpoint and (1, 56, 56, 8) in the model. '
-     'Build the model with the pretrain_img_size of the checkpoint'),
-    (TINY_PCPVT | dict(peg=dict(kernel_size=5)), TINY_PCPVT,
-     'pos_block.0.proj.0.weight is (8, 1, 3, 3) in the checkpoint and (8, 1, 5, 5)'),
-    (TINY_PCPVT, dict(arch=TINY['svt']), f'{OTHER} or damaged: it lacks blocks.0.0.attn.q.weight'),
-    (TINY_PCPVT, TINY_PCPVT | dict(out_indices=(0, 1)),
-     f'{OTHER} or damaged: it lacks patch_embeds.2.proj.weight'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'model, checkpoint, complaint',
+    [
+        (
+            dict(arch='pcpvt_small'),
+            dict(arch='pcpvt_base'),
+            f'{OTHER}, pcpvt_base; the model is pcpvt_small. Set its arch, or load another file',
+        ),
+        (
+            dict(arch='svt_small', out_indices=(1,)),
+            TINY_PCPVT,
+            f'{OTHER}, of dims (8, 16) and depths (2, 1); the model is svt_small',
+        ),
+        (
+            TINY_PCPVT | dict(in_channels=4),
+            TINY_PCPVT,
+            'patch_embeds.0.proj.weight is (8, 3, 4, 4) in the checkpoint and (8, 4, 4, 4) in the '
+            'model. in_channels=3 fits the checkpoint',
+        ),
+        (
+            dict(arch=TINY['pvt']),
+            dict(arch=TINY['pvt'], pretrain_img_size=384),
+            'pos_embeds.0.table is (1, 96, 96, 8) in the checkpoint and (1, 56, 56, 8) in the '
+            'model. Build the model with the pretrain_img_size of the checkpoint',
+        ),
+        (
+            TINY_PCPVT | dict(peg=dict(kernel_size=5)),
+            TINY_PCPVT,
+            'pos_block.0.proj.0.weight is (8, 1, 3, 3) in the checkpoint and (8, 1, 5, 5)',
+        ),
+        (
+            TINY_PCPVT,
+            dict(arch=TINY['svt']),
+            f'{OTHER} or damaged: it lacks blocks.0.0.attn.q.weight',
+        ),
+        (
+            TINY_PCPVT,
+            TINY_PCPVT | dict(out_indices=(0, 1)),
+            f'{OTHER} or damaged: it lacks patch_embeds.2.proj.weight',
+        ),
+    ],
+)
 def test_what_is_wrong_is_said_first(model, checkpoint, complaint):
     with torch.device('meta'):
         model, checkpoint = CPVTPyramid(**model), CPVTPyramid(**checkpoint).state_dict()
     for strict in (True, False):
         with pytest.raises(ValueError, match=f'^{re.escape(complaint)}'):
             model.load_state_dict(checkpoint, strict=strict)
-
-
-def test_a_missing_package_is_named(published, tmp_path, monkeypatch):
-    save_file(published, tmp_path / 'model.safetensors')
-    monkeypatch.setitem(sys.modules, 'safetensors.torch', None)
-    with pytest.raises(ImportError, match='pip install safetensors'):
-        load_weights(CPVTPyramid(TINY['pcpvt']), tmp_path / 'model.safetensors')
-
-
-@pytest.mark.parametrize('name', ['model.bin', 'model.SAFETENSORS', 'model'])
-def test_a_safetensors_file_of_any_name(published, name, tmp_path):
-    save_file(published, tmp_path / name)
-    model = CPVTPyramid('pcpvt_nano')
-    load_weights(model, tmp_path / name)
-    assert_loaded(model, published)
-    os.truncate(tmp_path / name, 1000)
-    with pytest.raises(ValueError, match='is not a complete checkpoint'):
-        load_weights(model, tmp_path / name)
 
 
 def test_a_model_without_values():
@@ -358,39 +282,6 @@ def test_a_checkpoint_or_a_model_of_something_else_is_an_error():
         model.load_state_dict(resnet, strict=False)
     with pytest.raises(TypeError, match='a backbone .* got a Sequential; pass the part'):
         load_weights(nn.Sequential(model), 'any.pth')
-
-
-def write_torn(path: Path, end: float) -> None:
-    """Up to a part of its length, or to a byte."""
-    torch.save(of_timm('pcpvt').state_dict(), path)
-    size = path.stat().st_size
-    os.truncate(path, int(end * size) if 0 < end < 1 else end % size)
-
-
-@pytest.mark.parametrize(
-    'write, complaint',
-    [
-        *((partial(write_torn, end=end), 'not a complete checkpoint') for end in (0, 1, 0.5, -1)),
-        (
-            lambda path: path.write_bytes(pickle.dumps(os.system)),
-            # Below torch 2.5, our own unpickler reads it.
-            'is not a complete checkpoint' if HAS_SAFE_GLOBALS else 'than tensors: posix.system',
-        ),
-        (lambda path: torch.save({'a': os.system}, path), 'holds more than tensors: posix.system'),
-        (lambda path: torch.save({'a': nn.Linear(2, 2)}, path), 'holds more than tensors: torch'),
-        (lambda path: torch.save(torch.ones(3), path), 'holds a Tensor, not tensors by their'),
-        (lambda path: torch.save({}, path), 'is empty'),
-        (lambda path: torch.save({'state_dict': {}}, path), 'no tensor of this backbone|is empty'),
-        (lambda path: path.mkdir(), 'no checkpoint at'),
-    ],
-)
-@pytest.mark.filterwarnings('ignore:Detected pickle protocol')
-def test_files_that_are_no_checkpoints(write, complaint, tmp_path):
-    path = tmp_path / 'file.pth'
-    write(path)
-    with pytest.raises((ValueError, FileNotFoundError), match=complaint) as caught:
-        load_weights(CPVTPyramid(TINY['pcpvt']), path)
-    assert str(path) in str(caught.value) and '\n' not in str(caught.value)
 
 
 # Damaged and hostile tensors: one ValueError, and the model is as it was
@@ -459,50 +350,3 @@ def test_a_value_that_overflows_is_refused(dtype, stored, value):
     refuses(model, tensors, said)
     tensors[name][3] = torch.finfo(dtype).max / 2
     model.load_state_dict(tensors)
-
-
-# More channels than RGB
-
-
-@pytest.mark.parametrize('make', [
-    lambda **options: CPVTPyramid('pcpvt_nano', **options),
-    lambda **options: CPVT(TINY_COLUMN, **options),
-], ids=['pyramid', 'column'])  # fmt: skip
-@pytest.mark.parametrize('rgb_weights, weights_of', [
-    ('mean', ['mean'] * 5),
-    ('repeat', ['red', 'green', 'blue', 'red', 'green']),
-    (('nir', 'red', 'swir', 'green', 'blue'), ['mean', 'red', 'mean', 'green', 'blue']),
-])  # fmt: skip
-def test_weights_of_rgb_for_other_channels(make, rgb_weights, weights_of, caplog):
-    rgb = randomize(make())
-    model = make(in_channels=5, rgb_weights=rgb_weights)
-    with caplog.at_level('INFO'):
-        model.load_state_dict(rgb.state_dict())
-    (name,) = (n for n in rgb.state_dict() if re.match(r'patch_embed(s.0)?.proj.weight', n))
-    said = ', '.join(weights_of).replace('mean', 'their mean')
-    assert f'{name} made for 5 channels from RGB: {said}' in caplog.text
-    weight = rgb.state_dict()[name]
-    of = dict(zip(('red', 'green', 'blue', 'mean'), [*weight.unbind(1), weight.mean(1)]))
-    expected = torch.stack([of[band] * 0.6 for band in weights_of], dim=1)
-    torch.testing.assert_close(model.state_dict()[name], expected)
-    # Its own weights, of 5 channels, come back as they are.
-    again = make(in_channels=5, rgb_weights=rgb_weights)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again.state_dict()[name], model.state_dict()[name])
-    # Bands that are alike give what grey gives.
-    model, grey = make(in_channels=4, rgb_weights='mean').eval(), torch.randn(1, 1, 40, 50)
-    model.load_state_dict(rgb.state_dict())
-    found, expected = model(grey.expand(-1, 4, -1, -1)), rgb.eval()(grey.expand(-1, 3, -1, -1))
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize('options, message', [
-    (dict(in_channels=3, rgb_weights='mean'), 'needs in_channels other than 3'),
-    (dict(in_channels=4, rgb_weights='middle'), "'mean', 'repeat' or the different names"),
-    (dict(in_channels=4, rgb_weights=('red', 'green', 'blue')), "got .'red', .* for 4 channels"),
-    (dict(in_channels=2, rgb_weights=('vv', 'vh')), 'some of them red, green, blue'),
-    (dict(in_channels=2, rgb_weights=('red', 'red')), 'different names'),
-])  # fmt: skip
-def test_mistakes_about_channels_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        CPVTPyramid('pcpvt_nano', **options)

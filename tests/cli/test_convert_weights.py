@@ -174,7 +174,7 @@ DAMAGED |= {
     for part in ('pos_block.', 'pos_block.2.', 'blocks.0.1.norm1.', 'norm.', 'norm.bias')
     + ('patch_embeds.1.proj.weight', 'patch_embeds.3', 'head.bias')
 }
-DAMAGED['no classes'] = NANO | {k: NANO[k][:0] for k in ('head.weight', 'head.bias')}  # fmt: skip
+DAMAGED['no classes'] = NANO | {k: NANO[k][:0] for k in ('head.weight', 'head.bias')}
 
 
 def test_damage_and_strange_names_give_one_line_at_most(capsys):

@@ -41,8 +41,12 @@ def test_with_rope_it_is_timms_rope_vit(mixed, size):
     """Its layer scales are folded into the weights before them."""
     theirs = timm.create_model(
         f'vit_small_patch16_rope{"_mixed" * mixed}_224',
-        depth=2, embed_dim=32, num_heads=4, num_classes=7, img_size=size,
-    )  # fmt: skip
+        depth=2,
+        embed_dim=32,
+        num_heads=4,
+        num_classes=7,
+        img_size=size,
+    )
     weights = copy.deepcopy(randomize(theirs).eval().state_dict())
     frequencies = weights.pop('rope.freqs', None)
     for i in range(2):

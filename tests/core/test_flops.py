@@ -51,5 +51,8 @@ def test_modules_count_though_only_their_parts_are_called():
         Model()(torch.randn(3, 4))
     assert counter.bytes == 4 * (3 * 4 + 4 * 4 + 4 + 3 * 4 + 3 * 4 + 4 * 6 + 6 + 3 * 6)
     assert counter.by_module == {
-        'Model': 3 * 40, 'Model.layers': 3 * 40, 'Model.layers.0': 3 * 16, 'Model.layers.1': 3 * 24
-    }  # fmt: skip
+        'Model': 3 * 40,
+        'Model.layers': 3 * 40,
+        'Model.layers.0': 3 * 16,
+        'Model.layers.1': 3 * 24,
+    }

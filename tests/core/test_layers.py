@@ -36,8 +36,10 @@ def test_patch_conv_is_a_convolution(size, dtype):
     found = conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     expected = F.conv2d(F.pad(x, (0, 0, 0, size // 2)), conv.weight, conv.bias, size)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    grads = (torch.autograd.grad(out.square().sum(), [x, conv.weight, conv.bias])
-             for out in (found, expected))  # fmt: skip
+    grads = (
+        torch.autograd.grad(out.square().sum(), [x, conv.weight, conv.bias])
+        for out in (found, expected)
+    )
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 

@@ -25,8 +25,12 @@ def patched(*patches):
 
 
 # All attention by oneDNN; scores and hidden maps in several parts.
-in_parts = partial(patched, (attention, 'AT_A_TIME', 500), (attention, 'WORTH_ONEDNN', 1),
-                   (products, 'AT_A_TIME', 500))  # fmt: skip
+in_parts = partial(
+    patched,
+    (attention, 'AT_A_TIME', 500),
+    (attention, 'WORTH_ONEDNN', 1),
+    (products, 'AT_A_TIME', 500),
+)
 # Queries in groups, on more threads than there are heads.
 grouped = partial(patched, (attention, 'MIN_GROUP', 3), (torch, 'get_num_threads', lambda: 7))
 

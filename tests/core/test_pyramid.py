@@ -44,15 +44,21 @@ def test_equals_timm(name):
         same_maps(ours(image), theirs.forward_intermediates(image, intermediates_only=True))
 
 
-@pytest.mark.parametrize('arch, parameters', [
-    ('pcpvt_small', 23_592_192), ('svt_small', 23_546_752),
-    ('pcpvt_base', 43_314_432), ('svt_base', 55_300_416),
-    ('pcpvt_large', 60_475_648), ('svt_large', 98_244_352),
-    # The tables of PVT, (56^2 * 64 + 28^2 * 128 + 14^2 * 320 + 7^2 * 512 values), for the PEGs.
-    ('pvt_small', 23_592_192 - 10_240 + 388_864),
-    ('pvt_medium', 43_314_432 - 10_240 + 388_864),
-    ('pvt_large', 60_475_648 - 10_240 + 388_864),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'arch, parameters',
+    [
+        ('pcpvt_small', 23_592_192),
+        ('svt_small', 23_546_752),
+        ('pcpvt_base', 43_314_432),
+        ('svt_base', 55_300_416),
+        ('pcpvt_large', 60_475_648),
+        ('svt_large', 98_244_352),
+        # The tables of PVT, (56^2 * 64 + 28^2 * 128 + 14^2 * 320 + 7^2 * 512 values), for the PEGs.
+        ('pvt_small', 23_592_192 - 10_240 + 388_864),
+        ('pvt_medium', 43_314_432 - 10_240 + 388_864),
+        ('pvt_large', 60_475_648 - 10_240 + 388_864),
+    ],
+)
 def test_number_of_parameters_is_the_published_one(arch, parameters):
     with torch.device('meta'):
         model = CPVTPyramid(arch, stage_norm=False)

@@ -49,9 +49,13 @@ def test_built_by_name(registry, scope):
     assert DefaultScope.get_current_instance() is before
 
 
-@pytest.mark.parametrize('kind, arch', [
-    ('CPVTPyramid', 'pcpvt_nano'), ('DenseCPVT', dict(dim=16, heads=2, depth=2, patch_size=8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'kind, arch',
+    [
+        ('CPVTPyramid', 'pcpvt_nano'),
+        ('DenseCPVT', dict(dim=16, heads=2, depth=2, patch_size=8)),
+    ],
+)
 def test_maps_are_the_core_models_but_contiguous(kind, arch):
     """mmcv's operators read raw NCHW memory. A channels-last view silently gives wrong results."""
     core = randomize(getattr(cpvt_pyramid, kind)(arch)).eval()

@@ -27,17 +27,35 @@ def rates(model: nn.Module, **paramwise: object) -> dict[str, tuple[float, float
     return {name: found[p] for name, p in model.named_parameters() if p in found}
 
 
-@pytest.mark.parametrize('arch, layers_after', [
-    ('pcpvt_nano', {  # eight blocks, two in each stage
-        'blocks.3.1.mlp.fc2.weight': 1, 'blocks.3.0.attn.q.bias': 2, 'pos_block.3.proj.0.weight': 2,
-        'patch_embeds.3.proj.weight': 2, 'blocks.2.1.norm1.weight': 3,
-        'blocks.0.0.mlp.fc1.weight': 8, 'patch_embeds.0.norm.bias': 9}),
-    ('pvt_tiny', {'pos_embeds.0.table': 9}),
-    ('svt_small', {'norm_list.3.weight': 1}),
-    ('column', {
-        'levels.0.conv.weight': 0, 'blocks.2.attn.qkv.weight': 1, 'pos_block.0.proj.0.weight': 3,
-        'patch_embed.proj.weight': 4, 'cls_token': 4}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'arch, layers_after',
+    [
+        (
+            'pcpvt_nano',
+            {  # eight blocks, two in each stage
+                'blocks.3.1.mlp.fc2.weight': 1,
+                'blocks.3.0.attn.q.bias': 2,
+                'pos_block.3.proj.0.weight': 2,
+                'patch_embeds.3.proj.weight': 2,
+                'blocks.2.1.norm1.weight': 3,
+                'blocks.0.0.mlp.fc1.weight': 8,
+                'patch_embeds.0.norm.bias': 9,
+            },
+        ),
+        ('pvt_tiny', {'pos_embeds.0.table': 9}),
+        ('svt_small', {'norm_list.3.weight': 1}),
+        (
+            'column',
+            {
+                'levels.0.conv.weight': 0,
+                'blocks.2.attn.qkv.weight': 1,
+                'pos_block.0.proj.0.weight': 3,
+                'patch_embed.proj.weight': 4,
+                'cls_token': 4,
+            },
+        ),
+    ],
+)
 def test_learning_rate_falls_layer_by_layer_towards_the_image(arch, layers_after):
     model = detector(arch)
     lr = {name: rate for name, (rate, _) in rates(model, layer_decay=0.5).items()}

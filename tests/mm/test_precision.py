@@ -210,10 +210,17 @@ def test_a_compiled_training_step():
     assert not torch.equal(model(x)['out'][0].sum(), expected)
 
 
-@pytest.mark.parametrize('given', [
-    dict(type='BFloat16OptimWrapper'), dict(type=BFloat16OptimWrapper), dict(type=OptimWrapper),
-    dict(type='AmpOptimWrapper', loss_scale=512.0), {},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    'given',
+    [
+        dict(type='BFloat16OptimWrapper'),
+        dict(type=BFloat16OptimWrapper),
+        dict(type=OptimWrapper),
+        dict(type='AmpOptimWrapper', loss_scale=512.0),
+        {},
+    ],
+    ids=str,
+)
 def test_amp_keeps_the_choice_of_a_config_and_is_float16_on_a_gpu(given, monkeypatch):
     monkeypatch.setattr(mmengine.device, 'get_device', lambda: 'cuda')
     cfg = SimpleNamespace(optim_wrapper=ConfigDict(**given, accumulative_counts=2))

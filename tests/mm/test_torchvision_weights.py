@@ -38,9 +38,15 @@ def test_retinanet_predicts_what_mms_does(untrained):
         expected += theirs.predict(data['inputs'], data['data_samples'], rescale=False)
 
     ours = retinanet(
-        'pcpvt_nano', num_classes=10, out_channels=16, head_convs=1, min_size=64, max_size=96,
-        score_thresh=0.001, detections_per_img=100,
-    ).eval()  # fmt: skip
+        'pcpvt_nano',
+        num_classes=10,
+        out_channels=16,
+        head_convs=1,
+        min_size=64,
+        max_size=96,
+        score_thresh=0.001,
+        detections_per_img=100,
+    ).eval()
     load_mm_weights(ours, untrained['detector'][1])
     for found, sample in zip(ours([image / 255 for image in images]), expected):
         instances = sample.pred_instances
@@ -59,10 +65,13 @@ def test_semantic_fpn_predicts_what_mms_does(untrained):
     torch.testing.assert_close(ours(image)['out'], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize('sizes, message', [
-    (dict(head_convs=2), 'lacks: head.classification_head.conv.1.0.weight'),
-    (dict(head_convs=1, num_classes=9), 'has other shapes: head.classification_head.cls_log'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'sizes, message',
+    [
+        (dict(head_convs=2), 'lacks: head.classification_head.conv.1.0.weight'),
+        (dict(head_convs=1, num_classes=9), 'has other shapes: head.classification_head.cls_log'),
+    ],
+)
 def test_other_sizes_are_refused_and_nothing_is_loaded(untrained, sizes, message):
     model = retinanet('pcpvt_nano', **dict(num_classes=10, out_channels=16) | sizes)
     before = {name: value.clone() for name, value in model.state_dict().items()}

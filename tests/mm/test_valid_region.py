@@ -89,13 +89,27 @@ def test_semi_supervised_training():
     }
 
 
-@pytest.mark.parametrize('augmentation, sizes, insides', [
-    # Padding is padding, whatever it is filled with, and also where the batch itself needs none.
-    (dict(type='BatchFixedSizePad', size=(320, 320), img_pad_value=114), [(64, 96)] * 2,
-     [(64, 96)] * 2),
-    (dict(type='BatchSyncRandomResize', random_size_range=(320, 320), interval=1, size_divisor=32),
-     [(64, 64), (32, 64)], [(320, 320), (160, 320)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'augmentation, sizes, insides',
+    [
+        # Padding is padding, whatever fills it, and also where the batch itself needs none.
+        (
+            dict(type='BatchFixedSizePad', size=(320, 320), img_pad_value=114),
+            [(64, 96)] * 2,
+            [(64, 96)] * 2,
+        ),
+        (
+            dict(
+                type='BatchSyncRandomResize',
+                random_size_range=(320, 320),
+                interval=1,
+                size_divisor=32,
+            ),
+            [(64, 64), (32, 64)],
+            [(320, 320), (160, 320)],
+        ),
+    ],
+)
 def test_batch_augmentations(augmentation, sizes, insides):
     model = build(DEMOS[0], batch_augments=[augmentation])
     images = [torch.full((3, *size), 200, dtype=torch.uint8) for size in sizes]

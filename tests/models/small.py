@@ -99,14 +99,18 @@ def foreign_model(package: Any, config: str, **changes: Any) -> nn.Module:
 
 def mask2former_head(count: int) -> dict:
     return dict(
-        in_channels=DIMS, feat_channels=32, out_channels=32, num_queries=10,
+        in_channels=DIMS,
+        feat_channels=32,
+        out_channels=32,
+        num_queries=10,
         pixel_decoder=dict(
-            norm_cfg=dict(num_groups=4), encoder=layers(1, self={}),
+            norm_cfg=dict(num_groups=4),
+            encoder=layers(1, self={}),
             positional_encoding=dict(num_feats=16),
         ),
         positional_encoding=dict(num_feats=16),
         transformer_decoder=layers(count, self={}, cross={}),
-    )  # fmt: skip
+    )
 
 
 def mask2former_segmentor(count: int = 3, **changes: Any) -> nn.Module:

@@ -53,10 +53,12 @@ DEFECTS = {
     'a mean over the batch': (lambda x: means(x) + x.mean() / 9, [BATCH, PADDED]),
     'the number of rows': (lambda x: means(x) * len(x), [BATCH, PADDED]),
     'a random number': (
-        lambda x: means(x) + RNG.random((len(x), 1)), [REPEATED, BATCH, ORDER, IDENTICAL, PADDED],
+        lambda x: means(x) + RNG.random((len(x), 1)),
+        [REPEATED, BATCH, ORDER, IDENTICAL, PADDED],
     ),
     'the number of the row': (
-        lambda x: means(x) + NUMBERS[: len(x)], [BATCH, ORDER, IDENTICAL, PADDED],
+        lambda x: means(x) + NUMBERS[: len(x)],
+        [BATCH, ORDER, IDENTICAL, PADDED],
     ),
     'the next row': (lambda x: means(x) + np.roll(means(x), 1, 0), [BATCH, ORDER, PADDED]),
     'padding': (means, [PADDED]),
@@ -67,7 +69,7 @@ DEFECTS = {
         [BATCH, PADDED],
     ),
     'labels': (lambda x: (x[:, 0] > 0.5 / len(x)).astype(int), [BATCH, PADDED]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('name', DEFECTS)

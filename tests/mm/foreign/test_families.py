@@ -28,9 +28,20 @@ from benchmarks.models.families import (
 
 # One of each kind of neck and head, and quick.
 QUICK = (
-    'RetinaNet', 'FCOS', 'VFNet', 'DyHead', 'HRFPN', 'CornerNet', 'Mask R-CNN', 'Sparse R-CNN',
-    'DINO', 'Mask2Former', 'UPerNet', 'OCRNet', 'DeepLabV3+',
-)  # fmt: skip
+    'RetinaNet',
+    'FCOS',
+    'VFNet',
+    'DyHead',
+    'HRFPN',
+    'CornerNet',
+    'Mask R-CNN',
+    'Sparse R-CNN',
+    'DINO',
+    'Mask2Former',
+    'UPerNet',
+    'OCRNet',
+    'DeepLabV3+',
+)
 FOREIGN = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.foreign) for name in FAMILIES
 ]

@@ -119,6 +119,26 @@ def test_the_tables_name_what_exists(declared):
     assert {extra for extras in EXTRAS.values() for extra in extras} <= declared.keys()
 
 
+def test_pins_are_those_of_the_group():
+    """As `make lock` writes them."""
+    pins = (ROOT / 'requirements/requirements.txt').read_text()
+    pinned = dict(re.findall(r'^([\w-]+)==(\S+)', pins, re.M))
+    for requirement in requirements_of('all'):
+        name, version = re.match(r'([\w-]+)(?:\[\w+\])?(?:==(\S+))?', requirement).groups()
+        name = name.lower().replace('_', '-')
+        assert name in pinned, f'{name} is not pinned; run make lock'
+        assert version in (None, pinned[name]), f'{name} is pinned otherwise; run make lock'
+    assert '://' not in pins
+
+
+def requirements_of(group: str) -> list[str]:
+    """The requirements of a dependency group, and of the groups that it includes."""
+    found = []
+    for item in pyproject()['dependency-groups'][group]:
+        found += requirements_of(item['include-group']) if isinstance(item, dict) else [item]
+    return found
+
+
 def test_extras_agree_on_the_oldest_torch():
     extras = pyproject()['project']['optional-dependencies']
     del extras['export']  # which needs a newer one

@@ -108,7 +108,9 @@ class CPVTPyramid(LoadsCheckpoints):
         self.arch = arch = find_arch(arch, Arch)
         check_stages(arch, out_indices, frozen_stages, window_padding)
         check_rates(drop_rate, attn_drop_rate, drop_path_rate)
-        encoding = parse_position(position or arch.position, peg, position_options, columnar=False)
+        if position is None:
+            position = arch.position
+        encoding = parse_position(position, peg, position_options, columnar=False)
         peg = encoding.peg
         if encoding.options.get('normalized') and arch.window:
             raise ValueError(

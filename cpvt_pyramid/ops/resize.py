@@ -32,6 +32,19 @@ def resize_table_each(
     return torch.einsum('bWw,bHwc->bHWc', columns.to(table.dtype), tall)
 
 
+CUBIC = -0.75  # the parameter a of Keys' cubic convolution that PyTorch has chosen
+
+
+def cubic_near(u: Tensor) -> Tensor:
+    """Keys' cubic convolution at distances from 0 to 1."""
+    return ((CUBIC + 2) * u - (CUBIC + 3)) * u * u + 1
+
+
+def cubic_far(u: Tensor) -> Tensor:
+    """Keys' cubic convolution at distances from 1 to 2."""
+    return ((CUBIC * u - 5 * CUBIC) * u + 8 * CUBIC) * u - 4 * CUBIC
+
+
 def interpolation_weights(sides: Tensor, length: int, entries: int, mode: str) -> Tensor:
     """Weights (B, length, entries) of `F.interpolate` from `entries` values to `sides` (B,) values.
 
@@ -47,12 +60,9 @@ def interpolation_weights(sides: Tensor, length: int, entries: int, mode: str) -
     if mode == 'bilinear':
         offsets = [0, 1]
         taps = [1 - t, t]
-    else:  # Keys' cubic convolution with a = -0.75, PyTorch's choice
-        a = -0.75
-        near = [((a + 2) * u - (a + 3)) * u * u + 1 for u in (t, 1 - t)]
-        far = [((a * u - 5 * a) * u + 8 * a) * u - 4 * a for u in (t + 1, 2 - t)]
+    else:
         offsets = [-1, 0, 1, 2]
-        taps = [far[0], *near, far[1]]
+        taps = [cubic_far(t + 1), cubic_near(t), cubic_near(1 - t), cubic_far(2 - t)]
     index = torch.stack([first + offset for offset in offsets], dim=-1).long().clamp(0, entries - 1)
     weights = torch.zeros(*source.shape, entries, device=sides.device, dtype=sides.dtype)
     weights = weights.scatter_add(2, index, torch.cat(taps, dim=-1))

@@ -101,9 +101,11 @@ class WinogradConv2d(nn.Conv2d):
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     """`F.conv2d` with stride and padding 1, by `winograd_conv` in float32 inference on a CPU."""
+    is_tensor = not has_torch_function_unary(x)  # neither a subclass nor a proxy of torch.fx
+    if torch.is_grad_enabled() or not is_tensor:
+        return F.conv2d(x, weight, bias, 1, 1)
     fits = x.dim() == 4 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
-    is_subclass = has_torch_function_unary(x)
-    if torch.is_grad_enabled() or is_subclass or not fits or not use_onednn(x) or has_outliers(x):
+    if not fits or not use_onednn(x) or has_outliers(x):
         return F.conv2d(x, weight, bias, 1, 1)
     return winograd_conv(x, transformed(weight), bias)
 

@@ -369,6 +369,7 @@ MISTAKES = {
         (dict(arch=TINY_SVT._replace(depths=(2, 2))), 'one depths per stage, got 4 dims, 2'),
         (dict(arch=Arch(*[(8,) * 5] * 5)), '1 to 4 stages, got 5'),
         (dict(position='rotary'), "unknown position 'rotary'; one of peg, learned"),
+        (dict(position=''), "unknown position ''; one of peg, learned"),
         (dict(position='relative'), "'relative'.* columnar models also have relative"),
         (dict(position='rope', position_options=dict(bass=10)), 'can hold base, normalized, got'),
         (dict(position='rope', position_options=dict(base=1)), 'base of RoPE must be greater'),

@@ -115,6 +115,16 @@ def test_exported_models_need_neither_torch_nor_mm():
                 assert not {n.split('.')[0] for n in names} & {'torch', 'mmengine', 'mmcv'}, path
 
 
+@pytest.mark.parametrize('name', ['__init__', 'batching', 'invariance'])
+def test_batches_are_formed_without_torch(name):
+    """Exported models use these files of the core."""
+    for node in FILES[PACKAGE / 'padding' / f'{name}.py'].body:
+        if isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= {'math', 'numpy'}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and not node.module.startswith('torch')
+
+
 def test_imports_have_no_cycle():
     below = {path: imported(path) - {PACKAGE / '__init__.py'} for path in FILES}
     while leaves := [path for path in below if not below[path] & below.keys()]:

@@ -144,6 +144,15 @@ def test_scripts_compute_directly():
     assert not torch.equal(model(x), expected)
 
 
+@torch.no_grad()
+def test_torch_fx_traces_the_direct_convolution():
+    conv = random_conv()
+    x = torch.randn(2, C, 9, 9)
+    expected = conv(x)
+    use_winograd(conv)
+    assert torch.equal(torch.fx.symbolic_trace(conv)(x), expected)
+
+
 def test_empty_and_wrong_maps():
     conv = random_conv()
     use_winograd(conv)

@@ -275,16 +275,16 @@ def load_trained(
     use_winograd(model)
     if dtype == 'bfloat16':
         replace_forward(model)
-    cfg.work_dir = str(make_folder(out_dir))  # for the traceback of a mistake in the config
+    folder = make_folder(out_dir)
     about = {**fingerprint(cfg, weights, next(model.parameters()).device), 'dtype': dtype}
-    with explained(cfg, ('test',)):
+    with explained(folder):
         meta = dataset_meta(cfg, weights)
         if tiles:
             ready = tile_model(model, cfg, about, meta)
         else:
             ready = ModelPredictor(model, cfg, meta, batch_size, score_thr)
         kind = kind_of_results(model, cfg)
-    return Loaded(ready, kind, score_thr, about, explained(cfg, ('test',)))
+    return Loaded(ready, kind, score_thr, about, explained(folder))
 
 
 # Work

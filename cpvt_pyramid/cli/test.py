@@ -6,21 +6,10 @@ For several GPUs, processes or machines, see dist_test.sh.
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Optional
+from pathlib import Path
+from typing import Literal, Optional
 
-from ..tooling.command import UserError, run_command
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
-
-TTA_SCALES = (0.75, 1.0, 1.25)  # relative to the test pipeline
-TTA_MODELS = {
-    'mmdet': {
-        'type': 'DetTTAModel',
-        'tta_cfg': {'nms': {'type': 'nms', 'iou_threshold': 0.5}, 'max_per_img': 100},
-    },
-    'mmseg': {'type': 'SegTTAModel'},
-}
+from ..tooling.command import UserError, rank, run_command
 
 
 def test(
@@ -60,8 +49,11 @@ def test(
     from ..runner.config import check
     from ..runner.config.explain import explained
     from ..runner.config.load import load_config, work_dir_of
+    from ..runner.config.parts import kind_of
+    from ..runner.config.plan import apply, save_plan, set_value, show_plan
     from ..runner.config.unread import check_unread
-    from ..runner.datasets.checks import check_before_run
+    from ..runner.datasets.checks import check_before_run, plan_good_parts
+    from ..runner.inference.evaluation_plan import plan_test
     from ..runner.inference.grouping import divide_batches
     from ..runner.inference.postprocessing import skip_unread_scores
     from ..runner.inference.prediction import results_dump
@@ -75,7 +67,9 @@ def test(
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
     sharing = Sharing.among(launcher)
     cfg = load_config(config, cfg_options)
-    with explained(cfg, ('test',)):
+    # Not the folder of the training: mmengine writes the config it runs, under the same name.
+    folder = Path(work_dir or work_dir_of(cfg, config) / 'test')
+    with explained():
         check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
         check_unread(cfg, 'test')
         check.check_samplers(cfg, 'test')
@@ -83,20 +77,28 @@ def test(
         weights = fetch_checkpoint(checkpoint)
         if out:
             check_file(out)
-        # Not the folder of the training: mmengine writes the config it runs, under the same name.
-        cfg.work_dir = str(make_folder(work_dir or work_dir_of(cfg, config) / 'test'))
-        if tta:
-            use_augmentation(cfg)
-        if show_dir:
-            hook = {'type': 'PictureHook', 'folder': str(make_folder(show_dir))}
-            cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), hook]
-        cfg.load_from, cfg.resume, cfg.launcher = checkpoint, False, 'none'
-        check_before_run(cfg, 'test', skip_bad=skip_bad)
-    if not sharing and cfg.test_cfg.get('type', 'TestLoop') == 'TestLoop':
-        cfg.test_cfg = {**cfg.test_cfg, 'type': 'ForkedTestLoop', 'processes': processes}
+        plan = plan_test(
+            cfg,
+            checkpoint,
+            make_folder(folder),
+            given_work_dir=work_dir,
+            show_dir=show_dir and str(make_folder(show_dir)),
+            tta=tta,
+            dtype=dtype,
+        )
+        if not sharing and kind_of(cfg.test_cfg) in ('', 'TestLoop'):
+            loop = set_value('test_cfg.type', 'ForkedTestLoop', 'divides batches among processes')
+            number = set_value('test_cfg.processes', processes, '--processes')
+            plan = (*plan, loop, number)
+        good_parts = check_before_run(cfg, 'test', folder=folder, skip_bad=skip_bad)
+        plan = (*plan_good_parts(cfg, good_parts), *plan)
+        if rank() == 0:
+            show_plan(plan, config)
+            save_plan(plan, config, folder)
+        apply(cfg, plan)
     if sharing:
         share_test(cfg, weights, out, show_dir, dtype)
-    with explained(cfg, ('test',)):
+    with explained(folder):
         runner = ToolRunner.from_cfg(cfg)
         load_whole_model(runner.model, weights, checkpoint)
         use_winograd(runner.model)
@@ -113,44 +115,6 @@ def test(
         width = max(map(len, metrics), default=0)
         for name, value in metrics.items():
             print(f'{name:{width}}  {value:.4g}')
-
-
-def use_augmentation(cfg: 'Config') -> None:
-    """Wrap the model and the test pipeline for test-time augmentation."""
-    from ..runner.config.parts import kind_of, leaves
-
-    wrapper = cfg.get('tta_model') or TTA_MODELS[cfg.default_scope]
-    heads = {**cfg.model, **(cfg.model.get('roi_head') or {})}
-    masks = heads.get('mask_head') or heads.get('panoptic_head')
-    if kind_of(wrapper) == 'DetTTAModel' and masks:
-        raise UserError('--tta merges boxes, and mmdet cannot merge masks: test without --tta')
-    cfg.model = {**wrapper, 'module': cfg.model}
-    for dataset in leaves(cfg.test_dataloader.dataset):
-        dataset.pipeline = cfg.get('tta_pipeline') or augmented(dataset.pipeline)
-
-
-def augmented(pipeline: Sequence[dict]) -> list[dict]:
-    """The test pipeline at 3 sizes, each flipped and not."""
-    from ..runner.config.parts import kind_of
-
-    resize = next((i for i, step in enumerate(pipeline) if kind_of(step) == 'Resize'), None)
-    scale = None if resize is None else pipeline[resize].get('scale')
-    width_height = scale if isinstance(scale, (list, tuple)) else (scale, scale)
-    if not all(isinstance(side, (int, float)) for side in width_height):
-        raise UserError(
-            '--tta needs tta_pipeline, or a Resize in the test pipeline with a scale of numbers, '
-            f'got {scale!r}'
-        )
-    sizes = [
-        {**pipeline[resize], 'scale': tuple(round(factor * s) for s in width_height)}
-        for factor in TTA_SCALES
-    ]
-    flips = [{'type': 'RandomFlip', 'prob': prob} for prob in (0.0, 1.0)]
-    # The default `meta_keys` include what undoes the flip; those of a test pipeline may not.
-    rest = [
-        [{k: v for k, v in step.items() if k != 'meta_keys'}] for step in pipeline[resize + 1 :]
-    ]
-    return [*pipeline[:resize], {'type': 'TestTimeAug', 'transforms': [sizes, flips, *rest]}]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

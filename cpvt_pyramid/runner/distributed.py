@@ -19,6 +19,9 @@ from torch import Tensor
 
 from ..tooling.command import RANKS, Stopped, UserError
 from .config.parts import dicts_in, kind_of
+from .config.plan import Change, set_value
+
+SYNC_BATCH_NORMS = 'SyncBN', 'MMSyncBN', 'SyncBatchNorm'
 
 
 @contextmanager
@@ -79,21 +82,30 @@ def of_first_process(function: Callable[[], Any]) -> Any:
     return result[0]
 
 
-def join_processes(cfg: Config, launcher: str) -> None:
-    """Set a config up for a launcher (none, pytorch, slurm or mpi), and connect."""
-    cfg.launcher = launcher
-    if launcher != 'none' and get_device() == 'cpu':
-        # mmengine assumes a GPU for each process.
-        if kind_of(cfg.get('model_wrapper_cfg') or {}) in ('', 'MMDistributedDataParallel'):
-            cfg.model_wrapper_cfg = {
-                'type': 'MMDistributedDataParallel',
-                'device_ids': None,
-                'broadcast_buffers': False,
-                'find_unused_parameters': cfg.get('find_unused_parameters', False),
-            }
-        cfg.sync_bn = None
-        replace_sync_batch_norms(cfg.model)
-    connect(launcher, cfg.get('env_cfg') or {})
+def plan_processes(cfg: Config, launcher: str) -> list[Change]:
+    """What a launcher (none, pytorch, slurm or mpi) needs."""
+    changes = []
+    if cfg.get('launcher', 'none') != launcher:
+        changes.append(set_value('launcher', launcher, '--launcher'))
+    if launcher == 'none' or get_device() != 'cpu':
+        return changes
+    if kind_of(cfg.get('model_wrapper_cfg') or {}) in ('', 'MMDistributedDataParallel'):
+        wrapper = {
+            'type': 'MMDistributedDataParallel',
+            'device_ids': None,
+            'broadcast_buffers': False,
+            'find_unused_parameters': cfg.get('find_unused_parameters', False),
+        }
+        reason = 'on CPUs; mmengine assumes a GPU for each process'
+        if cfg.get('model_wrapper_cfg') != wrapper:
+            changes.append(set_value('model_wrapper_cfg', wrapper, reason))
+    reason = 'SyncBN has no CPU kernel'
+    if cfg.get('sync_bn'):
+        changes.append(set_value('sync_bn', None, reason))
+    for path, settings in dicts_in(cfg.model, 'model'):
+        if kind_of(settings) in SYNC_BATCH_NORMS:
+            changes.append(set_value(f'{path}.type', 'BN', reason))
+    return changes
 
 
 def connect(launcher: str, env_cfg: dict) -> None:
@@ -127,13 +139,6 @@ def leave_processes() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-
-
-def replace_sync_batch_norms(config: Any) -> None:
-    """Replace every SyncBN in a config by BN: SyncBN has no CPU kernel."""
-    for _, settings in dicts_in(config):
-        if kind_of(settings) in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm'):
-            settings['type'] = 'BN'
 
 
 @HOOKS.register_module()

@@ -34,7 +34,7 @@ def build_model(cfg: Config, device: Optional[str]) -> nn.Module:
     config = copy.deepcopy(cfg.model)  # into which some constructors write
     if cfg.get('data_preprocessor'):
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with explained(cfg):
+    with explained():
         model = revert_sync_batchnorm(MODELS.build(config)).eval()
     try:
         return model.to(device or get_device())

@@ -79,15 +79,6 @@ class ToolRunner(Runner):
         else:
             super().save_checkpoint(*args, **options)
 
-    def _maybe_compile(self, target: str) -> None:
-        """Compile for fixed sizes, unless the config has `dynamic`. By default PyTorch compiles for
-        all sizes once it has seen two, and PyTorch 2.13 cannot do so for the gradients of pyramids
-        (docs/performance.md)."""
-        options = self.cfg.get('compile')
-        if options is True or isinstance(options, dict):
-            self.cfg.compile = {'dynamic': False, **({} if options is True else options)}
-        super()._maybe_compile(target)
-
     def _init_model_weights(self) -> None:
         if isinstance(self.model, SHARDED):
             return

@@ -20,7 +20,7 @@ VALUES = st.sampled_from([
 ])  # fmt: skip
 
 
-class Begun(Exception):
+class Begun(BaseException):
     """The checks are over."""
 
 

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from unittest import mock
 
 import mmcv._ext
-import mmengine.device
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from support import CONFIGS, ORIGINAL_MM, ROOT, load_tool
+from support import CONFIGS, ORIGINAL_MM, ROOT
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
@@ -26,8 +25,10 @@ from benchmarks.models.ports import randomize
 from benchmarks.models.samples import random_data
 from cpvt_pyramid.archs import ARCHS, COLUMNAR_ARCHS
 from cpvt_pyramid.mm.amp import BFloat16OptimWrapper, bfloat16
+from cpvt_pyramid.runner.config.plan import apply
+from cpvt_pyramid.runner.training import plan
+from cpvt_pyramid.runner.training.plan import plan_mixed_precision
 
-train = load_tool('train')
 # What the original mm packages cannot do.
 UPSTREAM = {
     'demo/semantic_fpn_cpvt_nano.py': (IndexError, 'class weights of ignored pixels are looked up'),
@@ -119,7 +120,7 @@ def test_shipped_configs(name, request):
         error, reason = UPSTREAM[name]
         request.applymarker(pytest.mark.xfail(raises=error, reason=reason, strict=True))
     cfg = Config.fromfile(ROOT / 'configs' / name)
-    train.use_mixed_precision(cfg)
+    apply(cfg, plan_mixed_precision(cfg))
     assert cfg.optim_wrapper.type == 'BFloat16OptimWrapper'
     result = trained(cfg.default_scope, json.dumps(tiny(cfg)))
     expected, near = result.logs
@@ -222,8 +223,8 @@ def test_a_compiled_training_step():
     ids=str,
 )
 def test_amp_keeps_the_choice_of_a_config_and_is_float16_on_a_gpu(given, monkeypatch):
-    monkeypatch.setattr(mmengine.device, 'get_device', lambda: 'cuda')
-    cfg = SimpleNamespace(optim_wrapper=ConfigDict(**given, accumulative_counts=2))
-    train.use_mixed_precision(cfg)
+    monkeypatch.setattr(plan, 'get_device', lambda: 'cuda')
+    cfg = Config({'optim_wrapper': {**given, 'accumulative_counts': 2}})
+    apply(cfg, plan_mixed_precision(cfg))
     used = given if given.get('type', OptimWrapper) != OptimWrapper else {'type': 'AmpOptimWrapper'}
     assert cfg.optim_wrapper == dict(**used, accumulative_counts=2)

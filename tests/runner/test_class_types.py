@@ -16,8 +16,9 @@ from tiny_mm import DIGITS
 from cpvt_pyramid.runner.config.check import check_checkpoints
 from cpvt_pyramid.runner.config.load import is_setting, load_config
 from cpvt_pyramid.runner.config.parts import kind_of
+from cpvt_pyramid.runner.config.plan import apply
 from cpvt_pyramid.runner.datasets.new_config import Code, text_of_settings
-from cpvt_pyramid.runner.distributed import replace_sync_batch_norms
+from cpvt_pyramid.runner.distributed import plan_processes
 from cpvt_pyramid.tooling.command import UserError
 
 TOOLS = {name: load_tool(name) for name in ('train', 'test', 'infer', 'get_flops')}
@@ -107,7 +108,7 @@ def test_names_are_those_of_the_classes(configs, capsys):
     assert cfg.default_scope == 'mmseg'
     with pytest.raises(UserError, match='no checkpoint at nowhere.pth'):
         check_checkpoints(cfg)
-    replace_sync_batch_norms(cfg.model)
+    apply(cfg, plan_processes(cfg, 'pytorch'))
     assert cfg.model.decode_head.norm_cfg.type == 'BN'
     assert kind_of({'type': 'mmdet.models.RetinaNet'}) == 'RetinaNet'
     assert TOOLS['get_flops'].main([segmentor, '--size', '64', '64']) == 0

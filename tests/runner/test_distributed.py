@@ -5,7 +5,6 @@ import os
 import mmengine.dist
 import pytest
 import torch
-from mmengine.config import Config
 from support import in_processes, load_tool
 
 from cpvt_pyramid.runner import distributed
@@ -52,7 +51,7 @@ def test_a_process_that_ends_later_ends_the_others_with_one_line():
             pass
         if os.environ['RANK'] == '1':
             raise UserError('no more data')
-        with explained(Config()):
+        with explained():
             mmengine.dist.barrier()
 
     (status, line), (other_status, other_line) = in_processes(

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from support import load_tool
 
+from cpvt_pyramid.runner.inference.evaluation_plan import augmented
 from cpvt_pyramid.runner.inference.prediction import results_dump
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
@@ -121,7 +122,7 @@ def test_a_log_on_a_full_disk_raises_an_error(monkeypatch):
 def test_the_augmented_pipeline_is_the_test_pipeline_at_three_sizes_and_flipped():
     resize = {'type': 'Resize', 'scale': (200, 100), 'keep_ratio': True}
     pack = {'type': 'PackDetInputs', 'meta_keys': ('img_id',)}
-    first, many = test_tool.augmented([{'type': 'LoadImageFromFile'}, resize, pack])
+    first, many = augmented([{'type': 'LoadImageFromFile'}, resize, pack])
     assert first == {'type': 'LoadImageFromFile'}
     assert many['transforms'] == [
         [resize | {'scale': scale} for scale in ((150, 75), (200, 100), (250, 125))],

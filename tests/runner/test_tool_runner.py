@@ -10,6 +10,8 @@ from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
+from cpvt_pyramid.runner.config.common import plan_compilation
+from cpvt_pyramid.runner.config.plan import apply
 from cpvt_pyramid.runner.tool_runner import ToolRunner, one_cycles_by_group
 
 
@@ -35,6 +37,7 @@ def test_compiled_for_each_size(given, graphs, monkeypatch):
     runner = ToolRunner.__new__(ToolRunner)
     runner.model, runner.logger = Growing(), logging.getLogger('compile')
     runner.cfg = Config({'compile': given})
+    apply(runner.cfg, plan_compilation(runner.cfg))
     runner._maybe_compile('train_step')
     for side in (4, 6):
         runner.model.train_step(torch.ones(2, side, side + 2))

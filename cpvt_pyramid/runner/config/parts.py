@@ -44,17 +44,39 @@ def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
 
 def data_of(cfg: Config, split: str) -> list[dict]:
     """The innermost data sets of a split."""
-    loader = cfg.get(f'{split}_dataloader')
-    return list(leaves(loader.dataset)) if loader else []
+    return [dataset for _, dataset in data_paths(cfg, split)]
+
+
+def data_paths(cfg: Config, split: str) -> list[tuple[str, dict]]:
+    """The innermost data sets of a split, with their paths as in --cfg-options."""
+    name = f'{split}_dataloader'
+    loader = cfg.get(name)
+    return list(leaf_paths(loader['dataset'], f'{name}.dataset')) if loader else []
 
 
 def leaves(dataset: dict) -> Iterator[dict]:
     """The innermost data sets of RepeatDataset, ConcatDataset and other wrappers."""
-    inner = as_list(dataset.get('dataset')) + as_list(dataset.get('datasets'))
-    for child in inner:
-        yield from leaves(child)
-    if not inner:
-        yield dataset
+    for _, leaf in leaf_paths(dataset, ''):
+        yield leaf
+
+
+def leaf_paths(dataset: dict, path: str) -> Iterator[tuple[str, dict]]:
+    """As `leaves`, with paths; that of the data set is `path`."""
+    children = [*items_of(dataset, 'dataset', path), *items_of(dataset, 'datasets', path)]
+    if not children:
+        yield path, dataset
+    for child_path, child in children:
+        yield from leaf_paths(child, child_path)
+
+
+def items_of(settings: Any, key: str, path: str) -> list[tuple[str, dict]]:
+    """The dicts that a setting holds, which is a dict or a list of dicts, with their paths; `path`
+    is that of what it is in."""
+    value = settings.get(key)
+    path = f'{path}.{key}' if path else key
+    if isinstance(value, (list, tuple)):
+        return [(f'{path}.{index}', item) for index, item in enumerate(value)]
+    return [(path, value)] if value else []
 
 
 def dataset_class(dataset: dict, scope: str) -> type:

@@ -6,7 +6,7 @@ some never: objects of an unknown category or with NaN coordinates train silentl
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,7 +15,16 @@ from mmengine.config import Config
 from ...checkpoints.reading import listed
 from ...tooling.command import UserError
 from ...tooling.files import make_folder, write_text
-from ..config.parts import as_list, data_of, dataset_class, is_local, kind_of
+from ..config.parts import (
+    as_list,
+    data_of,
+    data_paths,
+    dataset_class,
+    is_local,
+    items_of,
+    kind_of,
+)
+from ..config.plan import Change, set_value
 from ..distributed import of_first_process
 from .coco import check_coco, read_coco
 from .defects import Checked, Problem, stop_with_errors
@@ -67,22 +76,30 @@ def are_read_by_opencv(steps: Sequence[dict]) -> bool:
     return kind_of(loads[0]) == 'LoadImageFromFile' and backend == 'cv2'
 
 
-def check_before_run(cfg: Config, *splits: str, skip_bad: bool = False) -> None:
+def check_before_run(
+    cfg: Config, *splits: str, folder: Path, skip_bad: bool = False
+) -> dict[tuple[str, int], str]:
     """Check the contents of the data sets of a run, in its first process.
 
-    With `skip_bad` all images are read, and the data sets in `cfg` replaced by their good parts.
+    Args:
+        cfg: the config.
+        splits: names of the splits.
+        folder: gets a report.
+        skip_bad: read all images, and write lists of what is good.
+
+    Returns:
+        With `skip_bad`, the list for each data set with errors, for `plan_good_parts`.
 
     Raises:
         UserError: there are errors, which have been printed.
     """
     seconds = math.inf if skip_bad else SECONDS
-    folder = Path(cfg.work_dir)
     errors, good_parts = of_first_process(
         lambda: check_contents(cfg, *splits, folder=folder, seconds=seconds, write_good=skip_bad)
     )
     if errors and not skip_bad:
         stop_with_errors()
-    use_good_parts(cfg, good_parts)
+    return good_parts
 
 
 def check_contents(
@@ -98,7 +115,7 @@ def check_contents(
 
     `folder` gets a report with all items of all problems, those `found` before included. After
     `seconds` of a data set, no further images are read completely. `compare` looks for training
-    images in the other splits. `write_good` writes lists of what is good, for `use_good_parts`.
+    images in the other splits. `write_good` writes lists of what is good, for `plan_good_parts`.
 
     Returns:
         The number of kinds of errors, and the list of what is good in each data set with errors, by
@@ -145,15 +162,19 @@ def check_contents(
     return sum(problem.is_error for _, problem in every), good
 
 
-def use_good_parts(cfg: Config, good_parts: dict[tuple[str, int], str]) -> None:
-    """Let the data sets of a config, and the metrics on them, read lists of what is good."""
-    for (split, number), path in good_parts.items():
-        dataset = data_of(cfg, split)[number]
+def plan_good_parts(cfg: Config, good_parts: Mapping[tuple[str, int], str]) -> list[Change]:
+    """Let data sets, and the metrics on them, read lists of what is good, by split and number."""
+    changes = []
+    for (split, number), good in good_parts.items():
+        path, dataset = data_paths(cfg, split)[number]
+        reason = 'without images and annotations that have errors (--skip-bad)'
+        changes.append(set_value(f'{path}.ann_file', good, reason))
         before = annotation_file(dataset).resolve()
-        dataset['ann_file'] = path
-        for metric in as_list(cfg.get(f'{split}_evaluator')):
-            if metric.get('ann_file') and Path(metric['ann_file']).resolve() == before:
-                metric['ann_file'] = path
+        for metric_path, metric in items_of(cfg, f'{split}_evaluator', ''):
+            read = metric.get('ann_file')
+            if read and Path(read).resolve() == before:
+                changes.append(set_value(f'{metric_path}.ann_file', good, 'as the data'))
+    return changes
 
 
 def distinct_data(

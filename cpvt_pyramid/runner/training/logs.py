@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from mmengine.registry import LOG_PROCESSORS, VISBACKENDS
@@ -14,41 +14,66 @@ from mmengine.visualization import MLflowVisBackend
 from ...tooling import memory
 from ...tooling.command import UserError
 from ..config.parts import kind_of
+from ..config.plan import Change, append, set_value
 from .resume import batch_size_of
 
-# For each name for --log-to: the backend, the package, and what installs it.
+
+class Log(NamedTuple):
+    """What --log-to can name."""
+
+    backend: str
+    package: str
+    distribution: str  # that installs the package
+
+
 LOGS = {
-    'tensorboard': ('TensorboardVisBackend', 'tensorboard', 'tensorboard'),
-    'wandb': ('WandbVisBackend', 'wandb', 'wandb'),
-    'mlflow': ('MLflowBackend', 'mlflow', 'mlflow-skinny'),
+    'tensorboard': Log('TensorboardVisBackend', 'tensorboard', 'tensorboard'),
+    'wandb': Log('WandbVisBackend', 'wandb', 'wandb'),
+    'mlflow': Log('MLflowBackend', 'mlflow', 'mlflow-skinny'),
 }
 PROJECT = 'cpvt_pyramid'  # of Weights & Biases
 
 
-def set_up_logs(cfg: Config, names: Sequence[str] = ()) -> None:
-    """Add throughput and memory to the log of a training config, and further logs.
+def plan_logs(cfg: Config, names: Sequence[str], work_dir: str) -> list[Change]:
+    """Throughput and memory in the log of a training, and further logs.
 
     Args:
-        cfg: the config; its work dir is set.
+        cfg: the config.
         names: keys of `LOGS`. Each writes into a folder of its name in the work dir.
+        work_dir: of the training.
     """
-    processor = cfg.get('log_processor') or {}
-    if kind_of(processor) in ('', 'LogProcessor'):
-        cfg.log_processor = {**processor, 'type': 'ProgressLogProcessor'}
-    if not cfg.get('visualizer'):
-        cfg.visualizer = {'type': 'Visualizer'}
-    backends = list(cfg.visualizer.get('vis_backends') or [{'type': 'LocalVisBackend'}])
+    changes = []
+    if kind_of(cfg.get('log_processor') or {}) in ('', 'LogProcessor'):
+        reason = 'adds images per second and, without a GPU, the memory'
+        changes.append(set_value('log_processor.type', 'ProgressLogProcessor', reason))
+    visualizer = cfg.get('visualizer') or {}
+    if not visualizer:
+        changes.append(
+            set_value('visualizer.type', 'Visualizer', 'writes logs; the config has none')
+        )
+    backends = visualizer.get('vis_backends') or []
+    if not backends:
+        local = [{'type': 'LocalVisBackend'}]
+        changes.append(set_value('visualizer.vis_backends', local, 'logs for the curves'))
+    kinds = [kind_of(backend) for backend in backends]
     for name in dict.fromkeys(names):
-        kind, package, distribution = LOGS[name]
-        if find_spec(package) is None:
-            raise UserError(
-                f'--log-to {name} needs the package {package}; pip install {distribution}'
-            )
-        if kind not in map(kind_of, backends):
-            backends.append({'type': kind, 'save_dir': str(Path(cfg.work_dir, name))})
-            if name == 'wandb':
-                backends[-1]['init_kwargs'] = {'project': PROJECT, 'name': Path(cfg.work_dir).name}
-    cfg.visualizer.vis_backends = backends
+        if LOGS[name].backend not in kinds:
+            backend = backend_of(name, work_dir)
+            changes.append(append('visualizer.vis_backends', backend, f'--log-to {name}'))
+    return changes
+
+
+def backend_of(name: str, work_dir: str) -> dict:
+    """The config of a backend of `LOGS`; a UserError if its package is not installed."""
+    log = LOGS[name]
+    if find_spec(log.package) is None:
+        raise UserError(
+            f'--log-to {name} needs the package {log.package}; pip install {log.distribution}'
+        )
+    backend: dict[str, Any] = {'type': log.backend, 'save_dir': str(Path(work_dir, name))}
+    if name == 'wandb':
+        backend['init_kwargs'] = {'project': PROJECT, 'name': Path(work_dir).name}
+    return backend
 
 
 @VISBACKENDS.register_module()

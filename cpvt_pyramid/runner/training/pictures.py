@@ -22,6 +22,7 @@ from ...tooling.command import one_line
 from ...tooling.files import write_text
 from ...tooling.pages import html_page, html_section, reduced, wide_picture
 from ..config.parts import dataset_meta, kind_of
+from ..config.plan import Change, append
 from ..datasets.images import shown_image
 from ..datasets.page import at_size
 from ..inference.prediction import as_map, to_prediction
@@ -32,11 +33,12 @@ CURVES = 'curves.png'
 GAP = 8  # pixels between two pictures
 
 
-def draw_results(cfg: Config) -> None:
-    """Let a training config draw its results. Idempotent."""
-    hooks = cfg.get('custom_hooks') or []
-    if 'DrawResultsHook' not in map(kind_of, hooks):
-        cfg.custom_hooks = [*hooks, {'type': 'DrawResultsHook'}]
+def plan_pictures(cfg: Config) -> list[Change]:
+    """A hook that draws the results of a training, unless the config has it."""
+    if any(kind_of(hook) == 'DrawResultsHook' for hook in cfg.get('custom_hooks') or ()):
+        return []
+    reason = 'draws validation images and curves; --no-pictures leaves it out'
+    return [append('custom_hooks', {'type': 'DrawResultsHook'}, reason)]
 
 
 @HOOKS.register_module()

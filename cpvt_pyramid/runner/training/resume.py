@@ -20,7 +20,6 @@ Everything else is in mmengine's checkpoints.
 
 import copy
 import itertools
-import pickle
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,38 +41,79 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...tooling.command import UserError
 from ...tooling.files import atomic_write
-from ..config.parts import kind_of
+from ..config.parts import items_of, kind_of
+from ..config.plan import PRESENT, Change, append, remove, set_value, wrap
 
 SAMPLE, ITERATION = 0, 1  # first numbers of the two kinds of seeds, so that they never coincide
 # The metric by which a model is the best one: the first of this name.
 MAIN_METRIC = re.compile(r'(.*/|.*_)?(mAP|PQ|mIoU|mDice|mFscore)')
 EVALUATED = 'evaluated_iter'  # in the message hub: the iteration of the last evaluation
 PREEMPTED = 'preempted.pth'  # a checkpoint that preemption.py writes in the work dir
+# The hooks of every training, and what for.
+TRAINING_HOOKS = {
+    'SeedHook': 'seeds each iteration, so that a resumed training is the same',
+    'FirstLossHook': 'ends a training whose first loss is not finite',
+    'PreemptionHook': 'writes a checkpoint on SIGTERM and SIGUSR1',
+    'ResumeHook': 'resumes where the training stopped',
+}
 
 
-def make_resumable(cfg: Config) -> None:
-    """Add the hooks of this folder, and the classes of this file, to a training config.
-    Idempotent."""
-    hooks = cfg.get('default_hooks') or {}
-    checkpoint = hooks.get('checkpoint') or {'type': 'CheckpointHook', 'interval': 1}
+def plan_resuming(cfg: Config) -> list[Change]:
+    """The classes of this file and the hooks of this folder, for a training config that does not
+    have them."""
+    return [*plan_checkpoints(cfg), *plan_loop(cfg), *plan_hooks(cfg), *plan_seeds(cfg)]
+
+
+def plan_checkpoints(cfg: Config) -> list[Change]:
+    checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint')
+    reason = 'writes checkpoints atomically, and keeps the best one'
+    if not checkpoint:
+        hook = {'type': 'WholeCheckpointHook', 'interval': 1}
+        return [set_value('default_hooks.checkpoint', hook, reason)]
     if kind_of(checkpoint) == 'CheckpointHook':
-        cfg.default_hooks = {**hooks, 'checkpoint': {**checkpoint, 'type': 'WholeCheckpointHook'}}
-    loop = {'by_epoch': True, **cfg.train_cfg}
-    if kind_of(loop) == 'EpochBasedTrainLoop' or not kind_of(loop) and loop['by_epoch']:
-        cfg.train_cfg = {**loop, 'type': 'MidEpochTrainLoop'}
-        del cfg.train_cfg['by_epoch']
-    loader = cfg.train_dataloader
-    custom_hooks = list(cfg.get('custom_hooks') or [])
-    for index, hook in enumerate(custom_hooks):
+        return [set_value('default_hooks.checkpoint.type', 'WholeCheckpointHook', reason)]
+    return []
+
+
+def plan_loop(cfg: Config) -> list[Change]:
+    if not counts_epochs(cfg.train_cfg):
+        return []
+    changes = [set_value('train_cfg.type', 'MidEpochTrainLoop', 'can resume in mid-epoch')]
+    if 'by_epoch' in cfg.train_cfg:
+        changes.append(remove('train_cfg.by_epoch', 'the type says it'))
+    return changes
+
+
+def counts_epochs(train_cfg: dict) -> bool:
+    """Whether a loop is mmengine's for epochs."""
+    kind = kind_of(train_cfg)
+    return kind == 'EpochBasedTrainLoop' or (not kind and train_cfg.get('by_epoch', True))
+
+
+def plan_hooks(cfg: Config) -> list[Change]:
+    changes = []
+    kinds = []
+    for path, hook in items_of(cfg, 'custom_hooks', ''):
+        kinds.append(kind_of(hook))
         if kind_of(hook) == 'EarlyStoppingHook':
-            custom_hooks[index] = {**hook, 'type': 'StoppingHook'}
-    for name in ('SeedHook', 'FirstLossHook', 'PreemptionHook', 'ResumeHook'):
-        if {'type': name} not in custom_hooks:
-            custom_hooks.append({'type': name})
-    cfg.custom_hooks = custom_hooks
-    if kind_of(loader.sampler) != 'SeededSampler':
-        loader.sampler = {'type': 'SeededSampler', 'sampler': loader.sampler}
-        loader.dataset = {'type': 'SeededDataset', 'dataset': loader.dataset}
+            reason = 'its count is in checkpoints'
+            changes.append(set_value(f'{path}.type', 'StoppingHook', reason))
+    for name, reason in TRAINING_HOOKS.items():
+        if name not in kinds:
+            changes.append(append('custom_hooks', {'type': name}, reason))
+    return changes
+
+
+def plan_seeds(cfg: Config) -> list[Change]:
+    if kind_of(cfg.train_dataloader.sampler) == 'SeededSampler':
+        return []
+    sampler = {'type': 'SeededSampler', 'sampler': PRESENT}
+    dataset = {'type': 'SeededDataset', 'dataset': PRESENT}
+    reason = 'augmentations do not depend on processes, workers and resuming'
+    return [
+        wrap('train_dataloader.sampler', sampler, 'gives each sample a seed'),
+        wrap('train_dataloader.dataset', dataset, reason),
+    ]
 
 
 # Checkpoints
@@ -194,29 +234,6 @@ class StoppingHook(EarlyStoppingHook):
         super().after_val_epoch(runner, metrics)
         state = self.wait_count, self.best_score, runner.train_loop.stop_training
         runner.message_hub.update_info('StoppingHook', state)
-
-
-def read_training(path: Union[str, Path]) -> Optional[dict]:
-    """The checkpoint of a training at `path`, or None if it is something else or truncated."""
-    try:
-        # torch 2.1 takes no Path here.
-        checkpoint = torch.load(str(path), map_location='cpu', mmap=True, weights_only=False)
-    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError):
-        return None
-    is_training = isinstance(checkpoint, dict) and {'meta', 'optimizer'} <= checkpoint.keys()
-    return checkpoint if is_training else None
-
-
-def last_checkpoint(folder: Path) -> Optional[Path]:
-    """The last complete checkpoint of a training in `folder`, if there is one.
-
-    mmengine's own file `last_checkpoint` may be truncated or out of date after a kill.
-    """
-    written = {}
-    for path in folder.glob('*.pth'):
-        if checkpoint := read_training(path):
-            written[checkpoint['meta']['time'], checkpoint['meta']['iter']] = path
-    return written[max(written)] if written else None
 
 
 # Position

@@ -1,15 +1,88 @@
-"""The weights with which a training starts."""
+"""Where a training starts: the checkpoint that it resumes, or weights."""
 
-from typing import Any
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
 
+import torch
+from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import Tensor
 
 from ...checkpoints import LoadsCheckpoints
 from ...checkpoints.loading import prepare_state_dict
-from ...tooling.command import UserError
+from ...tooling.command import UserError, rank
 from ..config.check import is_pretrained
 from ..models import FROM_SCRATCH, fetch_checkpoint
+
+
+class Start(NamedTuple):
+    """Where a training continues."""
+
+    path: Path
+    checkpoint: dict
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.checkpoint['meta']['seed']
+
+
+def find_start(cfg: Config, work_dir: Path, resume: Union[bool, str]) -> Optional[Start]:
+    """The checkpoint that a training resumes; None if it begins.
+
+    Args:
+        cfg: the config, whose own `resume` and `load_from` count if `resume` is False.
+        work_dir: of the training.
+        resume: a path; True for the last complete checkpoint in the work dir, if there is one.
+
+    Raises:
+        UserError: not a checkpoint of a training; or checkpoints in the work dir, which a training
+            that begins would mix with its own.
+    """
+    if cfg.get('resume') and not resume:
+        resume = cfg.get('load_from') or True
+    if not resume:
+        if any(work_dir.glob('*.pth')):
+            raise UserError(
+                f'{work_dir} already has checkpoints of a training; continue it with --resume or '
+                'choose another --work-dir'
+            )
+        return None
+    path = last_checkpoint(work_dir) if resume is True else Path(resume)
+    if path is None:
+        if rank() == 0:
+            print(f'no complete checkpoint in {work_dir}: training from the start')
+        return None
+    if not path.is_file():
+        raise UserError(f'no checkpoint at {path}')
+    checkpoint = read_training(path)
+    if checkpoint is None:
+        raise UserError(f'{path} is not a complete checkpoint of a training')
+    return Start(path, checkpoint)
+
+
+def read_training(path: Union[str, Path]) -> Optional[dict]:
+    """The checkpoint of a training at `path`, or None if it is something else or truncated."""
+    try:
+        # torch 2.1 takes no Path here.
+        checkpoint = torch.load(str(path), map_location='cpu', mmap=True, weights_only=False)
+    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError):
+        return None
+    is_training = isinstance(checkpoint, dict) and {'meta', 'optimizer'} <= checkpoint.keys()
+    return checkpoint if is_training else None
+
+
+def last_checkpoint(folder: Path) -> Optional[Path]:
+    """The last complete checkpoint of a training in `folder`, if there is one.
+
+    mmengine's own file `last_checkpoint` may be truncated or out of date after a kill.
+    """
+    written = {}
+    for path in folder.glob('*.pth'):
+        if checkpoint := read_training(path):
+            written[checkpoint['meta']['time'], checkpoint['meta']['iter']] = path
+    return written[max(written)] if written else None
 
 
 def check_weights(runner: Runner) -> None:

@@ -8,6 +8,7 @@ import pytest
 from mmengine.config import Config
 from support import load_tool
 
+from cpvt_pyramid.runner.config.plan import apply
 from cpvt_pyramid.runner.training import logs
 from cpvt_pyramid.tooling.command import UserError
 
@@ -60,16 +61,15 @@ def test_a_training_logs_to_everything(configs, monkeypatch):
 def test_settings_of_the_config_are_kept_and_a_missing_package_is_named(monkeypatch):
     backends = [{'type': 'TensorboardVisBackend', 'save_dir': 'mine'}]
     cfg = Config({
-        'work_dir': 'work',
         'visualizer': {'type': 'DetLocalVisualizer', 'vis_backends': backends},
         'log_processor': {'type': 'MyLogProcessor'},
     })  # fmt: skip
     for _ in range(2):
-        logs.set_up_logs(cfg, ['tensorboard', 'mlflow'])
+        apply(cfg, logs.plan_logs(cfg, ['tensorboard', 'mlflow'], 'work'))
     assert [b['save_dir'] for b in cfg.visualizer.vis_backends] == ['mine', 'work/mlflow']
     assert cfg.log_processor.type == 'MyLogProcessor'
     monkeypatch.setattr(logs, 'find_spec', lambda name: None)
     with pytest.raises(
         UserError, match='^--log-to wandb needs the package wandb; pip install wandb$'
     ):
-        logs.set_up_logs(cfg, ['wandb'])
+        logs.plan_logs(cfg, ['wandb'], 'work')

@@ -16,7 +16,10 @@ from support import assert_same, clear_global_instances, in_processes, load_tool
 from tiny_mm import Interruptions  # noqa: F401 (registered)
 
 from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.runner.config.plan import apply
 from cpvt_pyramid.runner.training import preemption, resume
+from cpvt_pyramid.runner.training.plan import plan_start
+from cpvt_pyramid.runner.training.start import find_start, last_checkpoint
 
 train = load_tool('train')
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
@@ -154,22 +157,24 @@ def test_last_checkpoint_is_the_last_complete_one(tmp_path, whole):
     os.truncate(tmp_path / 'epoch_9.pth', 20_000_000)
     torch.save({'state_dict': {}, 'meta': checkpoint['meta']}, tmp_path / 'best_epoch_11.pth')
     (tmp_path / 'last_checkpoint').write_text('')  # torn, too
-    assert resume.last_checkpoint(tmp_path).name == 'epoch_2.pth'
+    assert last_checkpoint(tmp_path).name == 'epoch_2.pth'
 
 
 def test_resume_keeps_a_seed_that_the_config_leaves_open(whole, tmp_path):
-    cfg = Config({'work_dir': str(whole['detector']), 'randomness': {'deterministic': True}})
-    train.choose_start(cfg, True)
+    cfg = Config({'randomness': {'deterministic': True}})
+    apply(cfg, plan_start(cfg, find_start(cfg, whole['detector'], True)))
     assert cfg.randomness == {'deterministic': True, 'seed': 3}
     assert cfg.resume and cfg.load_from == str(whole['detector'] / 'epoch_3.pth')
-    cfg = Config({'work_dir': str(tmp_path)})
-    train.choose_start(cfg, True)
+    cfg = Config({'resume': True})
+    start = find_start(cfg, tmp_path, False)
+    assert start is None
+    apply(cfg, plan_start(cfg, start))
     assert not cfg.resume
 
     cfg = Config.fromfile(whole['detector'] / 'interrupted.py')  # as mmengine wrote it
     text = cfg.pretty_text
-    resume.make_resumable(cfg)
-    assert cfg.pretty_text == text and text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
+    assert text.count('Seeded') == 2 and text.count("'SeedHook'") == 1
+    assert resume.plan_resuming(cfg) == []
 
 
 @pytest.mark.parametrize('cause, status, said', [

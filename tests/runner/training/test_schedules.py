@@ -5,7 +5,8 @@ import re
 import pytest
 from mmengine.config import Config
 
-from cpvt_pyramid.runner.training.schedules import fit_to_batch
+from cpvt_pyramid.runner.config.plan import apply
+from cpvt_pyramid.runner.training.schedules import plan_scaling, what_is_not_scaled
 from cpvt_pyramid.tooling.command import UserError
 
 END = float('inf')  # mmengine's default
@@ -29,10 +30,10 @@ def training(**changes) -> Config:
 
 def test_what_counts_in_iterations_is_scaled():
     cfg = training()
-    fit_to_batch(cfg, scale_lr=True, scale_iters=True)
+    apply(cfg, plan_scaling(cfg, 1, scale_lr=True, scale_iters=True))
     assert cfg.auto_scale_lr.enable
     assert cfg.train_cfg.max_iters == 200
-    assert cfg.train_cfg.dynamic_intervals == [[0, 10], [180, 2]]
+    assert cfg.train_cfg.dynamic_intervals == [(0, 10), (180, 2)]
     assert cfg.default_hooks.checkpoint.interval == 10  # epochs
     linear, steps, cosine = cfg.param_scheduler
     assert (linear.begin, linear.end) == (0, 6)
@@ -40,7 +41,7 @@ def test_what_counts_in_iterations_is_scaled():
     assert cosine.T_max == 7
     never = dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_begin=0, by_epoch=False))
     cfg = training(train_dataloader=dict(batch_size=80), default_hooks=never)
-    fit_to_batch(cfg, scale_lr=False, scale_iters=True)
+    apply(cfg, plan_scaling(cfg, 1, scale_lr=False, scale_iters=True))
     assert cfg.train_cfg.max_iters == 10 and cfg.param_scheduler[0].end == 1  # at least one
     assert cfg.default_hooks == never
 
@@ -52,11 +53,11 @@ def test_what_counts_in_iterations_is_scaled():
     ({'train_dataloader': {'batch_size': 8}}, []),
     ({'auto_scale_lr': None}, []),
 ])  # fmt: skip
-def test_a_run_says_what_is_not_scaled(changes, said, capsys):
+def test_a_run_says_what_is_not_scaled(changes, said):
     cfg = training(**changes)
-    fit_to_batch(cfg, scale_lr=False, scale_iters=False)
-    assert cfg.to_dict() == training(**changes).to_dict()
-    parts = [part for part in re.split(': |, and ', capsys.readouterr().out) if part]
+    assert plan_scaling(cfg, 1, scale_lr=False, scale_iters=False) == []
+    line = what_is_not_scaled(cfg, 1, scale_lr=False, scale_iters=False) or ''
+    parts = [part for part in re.split(': |, and ', line) if part]
     assert len(parts) == len(said) and all(map(str.__contains__, parts, said))
 
 
@@ -67,4 +68,16 @@ def test_a_run_says_what_is_not_scaled(changes, said, capsys):
 ])  # fmt: skip
 def test_what_cannot_be_scaled_is_an_error(changes, message):
     with pytest.raises(UserError, match=message):
-        fit_to_batch(training(**changes), scale_lr=False, scale_iters=True)
+        plan_scaling(training(**changes), 1, scale_lr=False, scale_iters=True)
+
+
+def test_accumulated_iterations_and_processes_count():
+    """2 processes, 4 images each, 3 iterations a step."""
+    cfg = training(optim_wrapper={'accumulative_counts': 3})
+    said = what_is_not_scaled(cfg, 2, scale_lr=False, scale_iters=False)
+    assert said == 'a step has 24 images: the learning rate is for 8 (--auto-scale-lr changes it)'
+    changes = plan_scaling(cfg, 2, scale_lr=True, scale_iters=True)
+    assert [change.path for change in changes] == [
+        'auto_scale_lr.enable',
+        'auto_scale_lr.base_batch_size',  # a note
+    ]

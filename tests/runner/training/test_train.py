@@ -12,6 +12,7 @@ from support import ROOT, in_processes, load_tool
 
 from cpvt_pyramid.runner.config.load import load_config
 from cpvt_pyramid.runner.tool_runner import ToolRunner
+from cpvt_pyramid.runner.training import run
 from cpvt_pyramid.tooling.files import make_folder
 
 train = load_tool('train')
@@ -25,13 +26,13 @@ def logged(checkpoint: Path, name: str) -> np.ndarray:
 
 
 def test_a_work_dir_is_for_one_training_at_a_time(configs, monkeypatch, capsys):
-    monkeypatch.setattr(train, 'LOCK_TIMEOUT', 0.1)
-    lock = train.lock_work_dir(str(make_folder('work')))
+    monkeypatch.setattr(run, 'LOCK_TIMEOUT', 0.1)
+    lock = run.lock_work_dir(make_folder('work'))
     assert train.main([str(configs['detector']), '--work-dir', 'work']) == 2
     assert 'another training is running in work;' in capsys.readouterr().err
     assert [path.name for path in Path('work').iterdir()] == ['.lock']
     lock.release()
-    assert train.lock_work_dir('work')
+    assert run.lock_work_dir(Path('work'))
 
 
 def test_mixed_precision_on_the_cpu_and_auto_scale_lr(configs):

@@ -16,8 +16,8 @@ from cpvt_pyramid.runner.config.plan import (
     Action,
     append,
     apply,
-    lines_of,
     note,
+    plan_lines,
     remove,
     set_value,
     wrap,
@@ -113,7 +113,7 @@ def test_actions():
         'backends': [{'type': 'V'}],
     }
     assert cfg.a.b.n == [1] and cfg.data.inner.x == 1  # dicts of a config, at any depth
-    assert list(lines_of(plan, longest=16)) == [
+    assert list(plan_lines(plan, longest=16)) == [
         'a.b = B(n=[1])    # one',
         'none.of.these...  # two',
         'hooks += [H()]    # three',
@@ -123,7 +123,7 @@ def test_actions():
         'data = W(inne...  # seven',
         '# lr              # eight',
     ]
-    assert [line.partition('  ')[0] for line in lines_of(plan)][1:5] == [
+    assert [line.partition('  ')[0] for line in plan_lines(plan)][1:5] == [
         'none.of.these = 3',
         'hooks += [H()]',
         'backends += [V()]',

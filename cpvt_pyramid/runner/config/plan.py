@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
-def lines_of(plan: Plan, longest: Optional[int] = None) -> Iterator[str]:
+def plan_lines(plan: Plan, longest: Optional[int] = None) -> Iterator[str]:
     """A line for each change, with its reason. Longer changes are cut to `longest` letters."""
     changes = [str(change) for change in plan]
     if longest:
@@ -153,11 +153,11 @@ def show_plan(plan: Plan, config: str) -> None:
         print(f'nothing is changed in {config}')
         return
     print(f'changed in {config}:')
-    for line in lines_of(plan, LONGEST):
+    for line in plan_lines(plan, LONGEST):
         print(f'  {line}')
 
 
 def save_plan(plan: Plan, config: str, work_dir: Path) -> None:
     """Write a plan into the work dir."""
-    text = ''.join(f'{line}\n' for line in lines_of(plan))
+    text = ''.join(f'{line}\n' for line in plan_lines(plan))
     write_text(work_dir / FILE, f'# Changed in {config}\n{text}')

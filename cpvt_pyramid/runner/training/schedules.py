@@ -29,7 +29,7 @@ COUNTS = (
 )
 
 
-class Batch(NamedTuple):
+class StepImages(NamedTuple):
     """Images of all processes."""
 
     recipe: int  # in a step of the recipe
@@ -37,14 +37,19 @@ class Batch(NamedTuple):
     step: int  # of the optimizer, which may accumulate the gradients of several iterations
 
 
-def batch_of(cfg: Config, processes: int) -> Optional[Batch]:
+def batch_of(cfg: Config, processes: int) -> Optional[StepImages]:
     """The images in a step; None if it is unknown, or a mistake that mmengine names."""
-    recipe = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
+    recipe: Any = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
     images = cfg.train_dataloader.get('batch_size')
     counts = accumulated(cfg)
-    if not all(isinstance(number, int) and number > 0 for number in (recipe, images, counts)):
+    if not (is_count(recipe) and is_count(images) and is_count(counts)):
         return None
-    return Batch(recipe, images * processes, images * processes * counts)
+    images *= processes
+    return StepImages(recipe, images, images * counts)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def accumulated(cfg: Config) -> Any:
@@ -73,8 +78,7 @@ def plan_scaling(cfg: Config, processes: int, scale_lr: bool, scale_iters: bool)
             iteration would have to change, is an error.
     """
     base = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
-    is_base = isinstance(base, int) and base > 0
-    if (scales_lr(cfg, scale_lr) or scale_iters) and not is_base:
+    if (scales_lr(cfg, scale_lr) or scale_iters) and not is_count(base):
         raise UserError(
             'to scale a recipe, the config must set auto_scale_lr.base_batch_size to a number of '
             f'images, got {base!r}'
@@ -97,7 +101,7 @@ def plan_scaling(cfg: Config, processes: int, scale_lr: bool, scale_iters: bool)
     return changes
 
 
-def plan_iterations(cfg: Config, batch: Batch) -> list[Change]:
+def plan_iterations(cfg: Config, batch: StepImages) -> list[Change]:
     """Scale what an iteration-based training config counts in iterations."""
     factor = batch.recipe / batch.iteration
     reason = f'--auto-scale-iters, {batch.iteration} images in place of {batch.recipe}'

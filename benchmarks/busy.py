@@ -75,7 +75,8 @@ def busy(
     if min(rounds, threads) < 1:
         raise UserError('--rounds and --threads must be at least 1')
     case = Case('forward', 'float32', *parse_size(size), 1, 'cpu')
-    base, lines = None, []
+    base = None
+    lines = []
     for name, variables in WAITS.items():
         say(f'{case}: {name}')
         environment = {k: v for k, v in os.environ.items() if k not in WAIT_VARIABLES} | variables

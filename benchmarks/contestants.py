@@ -105,8 +105,9 @@ class Whole(nn.Module):
         corners = torch.rand(BOXES, 2, generator=torch.Generator().manual_seed(0)) * 0.7
         boxes = torch.cat([corners, corners + 0.25], 1) * torch.tensor(size[::-1] * 2)
         labels = [label % classes for label in range(BOXES)]
-        segmentor, masks = hasattr(model, 'decode_head'), getattr(model, 'with_mask', False)
-        sample = annotated(segmentor, size, boxes.tolist(), labels, classes, masks)
+        is_segmentor = hasattr(model, 'decode_head')
+        has_masks = getattr(model, 'with_mask', False)
+        sample = annotated(is_segmentor, size, boxes.tolist(), labels, classes, has_masks)
         self.targets = [sample.to(device)] * batch
 
     def forward(self, images: Tensor) -> list[Tensor] | Tensor:
@@ -140,9 +141,11 @@ def build_whole(config: str) -> tuple[nn.Module, Sequence[int]]:
     from cpvt_pyramid.runner.models import build_model
 
     model = build_model(read_config(config), 'cpu')
-    out_indices, model.backbone = model.backbone.out_indices, nn.Identity()
+    out_indices = model.backbone.out_indices
+    model.backbone = nn.Identity()
     MMLogger.get_current_instance().setLevel('WARNING')  # not a line per parameter
     model.init_weights()
-    for p in model.parameters():  # noise, so that all of them affect the result
-        p.data += torch.randn_like(p) * (0.5 / math.sqrt(p[0].numel()) if p.dim() > 1 else 0.1)
+    for parameter in model.parameters():  # noise, so that all of them affect the result
+        deviation = 0.5 / math.sqrt(parameter[0].numel()) if parameter.dim() > 1 else 0.1
+        parameter.data += torch.randn_like(parameter) * deviation
     return model, out_indices

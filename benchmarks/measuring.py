@@ -338,7 +338,8 @@ def limit_memory() -> None:
 def cost(model: nn.Module, case: Case) -> tuple[float, float]:
     """Billions of multiply-additions and of bytes in a step."""
     on_meta = case._replace(device='meta')
-    model, image = on_meta.prepared(copy.deepcopy(model)), on_meta.image()
+    model = on_meta.prepared(copy.deepcopy(model))
+    image = on_meta.image()
     with Counter() as counter:
         if case.step == 'train':
             loss(model, image).backward()

@@ -22,11 +22,17 @@ from cpvt_pyramid.tooling.files import make_folder, write_text
 MINUTES = 30  # time limit of a command
 GRACE = 30  # seconds for a process that is interrupted
 
-SPEED, PARTS = '-m benchmarks.speed', '-m benchmarks.parts'
-THROUGHPUT, BUSY = '-m benchmarks.throughput', '-m benchmarks.busy'
-SVT, PAIR = '--arch svt_small', '--models ours timm'
-BOTH, DTYPES = '--steps forward train', '--dtypes float32 tf32 bfloat16 float16'
-RETINANET, FPN = 'configs/retinanet_cpvt_s.py', 'configs/semantic_fpn_cpvt_s.py'
+SPEED = '-m benchmarks.speed'
+PARTS = '-m benchmarks.parts'
+THROUGHPUT = '-m benchmarks.throughput'
+BUSY = '-m benchmarks.busy'
+# Their options.
+SVT = '--arch svt_small'
+PAIR = '--models ours timm'
+BOTH = '--steps forward train'
+DTYPES = '--dtypes float32 tf32 bfloat16 float16'
+RETINANET = 'configs/retinanet_cpvt_s.py'
+FPN = 'configs/semantic_fpn_cpvt_s.py'
 # The commands of each part, one per line.
 REPORTS = {
     'cuda': {
@@ -111,22 +117,28 @@ def report(
         raise UserError(f'no part {min(unknown)}; one of {", ".join(known)}')
     if device == 'cuda' and not torch.cuda.is_available():
         raise UserError('this torch finds no GPU; python -m cpvt_pyramid.doctor tells you why')
-    folder = make_folder(out or f'work_dirs/{"gpu" if device == "cuda" else device}-report')
+    name = 'gpu' if device == 'cuda' else device
+    folder = make_folder(out or f'work_dirs/{name}-report')
     page = folder / 'report.md'
     text = page.read_text() if page.exists() else f'# Report: {device}\n'
     failures = 0
-    for part in ['machine', *parts] if parts else known:
+    chosen = ['machine', *parts] if parts else list(known)
+    for part in chosen:
         for line in known[part].strip().splitlines():
             command = ' '.join(line.split()).replace('FOLDER', str(folder))
-            command += ' --device cuda' * (device == 'cuda' and command.startswith(SPEED))
+            if device == 'cuda' and command.startswith(SPEED):
+                command += ' --device cuda'
             if f'$ python {command}\n' in text:
                 continue
             print(f'{part}: {command}', flush=True)
             output, failed = run_process(command.split())
-            failures += bool(failed)
-            title = '' if f'\n## {part}\n' in text else f'\n## {part}\n'
-            text += f'{title}\n```\n$ python {command}\n{output}\n```\n'
-            text += f'\n**Failed:** {failed}\n' if failed else ''
+            title = f'\n## {part}\n'
+            if title not in text:
+                text += title
+            text += f'\n```\n$ python {command}\n{output}\n```\n'
+            if failed:
+                failures += 1
+                text += f'\n**Failed:** {failed}\n'
             if (folder / f'{part}.png').exists() and '--plot' in command:
                 text += f'\n![time and memory over image size]({part}.png)\n'
             write_text(page, text)
@@ -143,12 +155,13 @@ def run_process(options: Sequence[str], seconds: float = 60 * MINUTES) -> tuple[
     done = subprocess.run(
         [*limit, sys.executable, *options], cwd=ROOT, capture_output=True, text=True
     )
+    output = done.stdout.strip()
     if done.returncode in (124, 137):
-        failed = f'the time limit of {seconds / 60:.0f} minutes'
-    elif done.returncode:
+        return output, f'the time limit of {seconds / 60:.0f} minutes'
+    if done.returncode:
         last = (done.stderr.strip().splitlines() or ['no message'])[-1]
-        failed = f'exit status {done.returncode}: {last[:300]}'
-    return done.stdout.strip(), failed if done.returncode else None
+        return output, f'exit status {done.returncode}: {last[:300]}'
+    return output, None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -130,28 +130,34 @@ def speed(
     check(arch, batch, device, threads, rounds, json, plot)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
-    models = models or ['ours', *ports_of(arch)]
-    variants = [*['ours_cp'] * with_cp, *['ours_plain'] * plain]
-    models = tuple(dict.fromkeys([*(['ours', *variants] if variants else ()), *models]))
+    names = names_of(models or ['ours', *ports_of(arch)], with_cp, plain)
     torch.manual_seed(0)
-    options = dict(arch=arch, config=config, threads=torch.get_num_threads(), rounds=rounds)
-    rates, rows = {}, []
-    results = {'machine': machine(device), 'options': options | {'compiled': compile}}
-    results |= {'rates': rates, 'rows': rows}
+    rates = {}
+    rows = []
+    results = {
+        'machine': machine(device),
+        'options': {
+            'arch': arch,
+            'config': config,
+            'threads': torch.get_num_threads(),
+            'rounds': rounds,
+            'compiled': compile,
+        },
+        'rates': rates,
+        'rows': rows,
+    }
     try:
-        contestants = build_all(models, arch, config)
+        contestants = build_all(names, arch, config)
         contestants = with_variants(contestants, compile, runtimes, dynamic='train' not in steps)
         for step, dtype, (height, width) in itertools.product(steps, dtypes, pixels):
             case = Case(step, dtype, height, width, batch, device, config)
             say(f'{case} ...')
             select_tf32(dtype == 'tf32')
             before = rates.get(dtype) or machine_rates(device, dtype)
-            in_dtype = {
-                name: model
-                for name, model in contestants.items()
-                if dtype == 'float32' or not name.endswith(RUNTIMES)
-            }
-            new = measure(in_dtype, arch, case, rounds, not no_memory)
+            fitting = contestants
+            if dtype != 'float32':  # which runtimes take alone
+                fitting = {k: v for k, v in contestants.items() if not k.endswith(RUNTIMES)}
+            new = measure(fitting, arch, case, rounds, not no_memory)
             # A machine with other work is slower at times.
             after = machine_rates(device, dtype)
             rates[dtype] = {name: max(rate, after[name]) for name, rate in before.items()}
@@ -170,9 +176,22 @@ def speed(
             draw(results, plot)
 
 
+def names_of(models: Sequence[str], with_cp: bool, plain: bool) -> list[str]:
+    """The models to build, each once: ours and its variants, if there are any, first."""
+    names = []
+    if with_cp or plain:
+        names.append('ours')
+    if with_cp:
+        names.append('ours_cp')
+    if plain:
+        names.append('ours_plain')
+    return list(dict.fromkeys([*names, *models]))
+
+
 def select_tf32(enable: bool) -> None:
     """Whether a GPU may round the factors of float32 products and convolutions to TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enable
+    torch.backends.cuda.matmul.allow_tf32 = enable
+    torch.backends.cudnn.allow_tf32 = enable
 
 
 def check(

@@ -114,7 +114,8 @@ def write_findings(folder: Path, questions: Sequence[str], page: Path) -> None:
     """Write the answers to questions, found in a folder, into a Markdown page, between the lines
     `<!-- findings -->` and `<!-- /findings -->`, and their figures next to it. Of each answer the
     figures and the first table are open; long tables and the others unfold."""
-    start, end = '<!-- findings -->', '<!-- /findings -->'
+    start = '<!-- findings -->'
+    end = '<!-- /findings -->'
     text = page.read_text()
     if text.count(start) != 1 or text.count(end) != 1:
         raise ValueError(f'{page} must have one line {start} and one line {end}')

@@ -21,9 +21,13 @@ class Estimate(NamedTuple):
 
     def show(self, percent: bool = True, sign: bool = False) -> str:
         """As in '71.3 ± 2.4'."""
-        scale, digits = (100, 1) if percent else (1, 3)
-        mean = f'{self.mean * scale:{"+" if sign else ""}.{digits}f}'
-        return mean if math.isnan(self.half) else f'{mean} ± {self.half * scale:.{digits}f}'
+        scale = 100 if percent else 1
+        digits = 1 if percent else 3
+        plus = '+' if sign else ''
+        mean = f'{self.mean * scale:{plus}.{digits}f}'
+        if math.isnan(self.half):
+            return mean
+        return f'{mean} ± {self.half * scale:.{digits}f}'
 
 
 def show_p(p: float) -> str:
@@ -33,7 +37,8 @@ def show_p(p: float) -> str:
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean, interval and p value by Student's t distribution."""
     values = np.asarray(values, float)
-    mean, count = float(values.mean()), len(values)
+    mean = float(values.mean())
+    count = len(values)
     if count < 2:
         return Estimate(mean, math.nan, count)
     if values.std() <= ROUNDING * np.abs(values).max():

@@ -422,7 +422,9 @@ def outputs(model: nn.Module, data: dict) -> list[Output]:
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[list[Output]]:
     """Copies of what the parts of a model return while it runs."""
-    found, calls, stack = [], Counter(), ExitStack()
+    found = []
+    calls = Counter()
+    stack = ExitStack()
     for name, module in model.named_modules():
         part = name if name in ('backbone', 'neck') else 'head'
         kind = type(module).__name__
@@ -434,8 +436,9 @@ def recorded(model: nn.Module) -> Iterator[list[Output]]:
         def forward(*args, module=module, name=name, part=part, **options):
             returned = type(module).forward(module, *args, **options)
             calls[name] += 1
-            leaves = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
-            for i, x in enumerate(x for x in leaves if x.is_floating_point()):
+            tensors = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
+            floats = [x for x in tensors if x.is_floating_point()]
+            for i, x in enumerate(floats):
                 found.append(Output(part, f'{name} {calls[name]} {i}', x.detach().clone()))
             return returned
 
@@ -483,11 +486,13 @@ def drift(family: Family, model: nn.Module, one_size: bool = False) -> Drift:
     if one_size:
         height, width = (math.ceil(side / 32) * 32 for side in family.sizes[0])
         family = family._replace(sizes=(family.sizes[0], (height, width - 28)))
-    data = [batch(family, model, count) for count in (1, 2)]
-    small, large = (x['inputs'].shape[-2:] for x in data)
-    assert (small == large) or not one_size
-    alone, joint = (outputs(model, x) for x in data)
-    joint = {output.name: output.tensor for output in joint}
+    single = batch(family, model, 1)
+    pair = batch(family, model, 2)
+    small = single['inputs'].shape[-2:]
+    large = pair['inputs'].shape[-2:]
+    assert small == large or not one_size
+    alone = outputs(model, single)
+    joint = {output.name: output.tensor for output in outputs(model, pair)}
     farthest = dict(backbone=0.0, neck=0.0, head=0.0)
     for part, name, tensor in alone:
         far = distance(tensor, joint[name], family.sizes[0], small, large)
@@ -511,7 +516,8 @@ def distance(
         first, stride = grid_of(alone.shape, small, joint.shape, large)
         for i, side in enumerate(image, first):
             cells = min(math.ceil(side / stride), alone.shape[i], joint.shape[i])
-            alone, joint = alone.narrow(i, 0, cells), joint.narrow(i, 0, cells)
+            alone = alone.narrow(i, 0, cells)
+            joint = joint.narrow(i, 0, cells)
         channels = first - 1 if first > 1 else -1
     lengths = alone.nan_to_num(posinf=0, neginf=0).norm(dim=channels)
     change = (joint - alone).nan_to_num(nan=0).norm(dim=channels)  # nan: of equal infinities

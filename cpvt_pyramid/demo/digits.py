@@ -121,7 +121,8 @@ def ink_of_scan(scan: np.ndarray, height: float, stretch: float, angle: float) -
     paper = paper.rotate(angle, Image.Resampling.BICUBIC, expand=True)
     # The enlarged scan falls off over about one cell; make a stroke's edge two pixels wide.
     ink = np.clip((np.asarray(paper) - 0.42) * max(1.5, 0.7 * cell) + 0.5, 0, 1)
-    rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
+    rows = np.flatnonzero(ink.any(1))
+    columns = np.flatnonzero(ink.any(0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
@@ -155,9 +156,11 @@ def random_window(
     """A random window of `shape` in an image of size `room`, touching `over` if given; None if it
     does not fit."""
     if over is None:
-        low, high = (0, 0), (room[0] - shape[0], room[1] - shape[1])
+        low = (0, 0)
+        high = (room[0] - shape[0], room[1] - shape[1])
     else:
-        rows, columns = np.flatnonzero(over.visible.any(1)), np.flatnonzero(over.visible.any(0))
+        rows = np.flatnonzero(over.visible.any(1))
+        columns = np.flatnonzero(over.visible.any(0))
         low = (max(0, rows[0] - shape[0]), max(0, columns[0] - shape[1]))
         high = (min(rows[-1], room[0] - shape[0]), min(columns[-1], room[1] - shape[1]))
     if high[0] < low[0] or high[1] < low[1]:
@@ -185,7 +188,8 @@ def place(
         window = random_window(rng, ink.shape, room, over)
         if window is not None:
             hidden = most_hidden(instances, ink >= 0.5, window)
-            if HIDDEN[0] <= hidden <= HIDDEN[1] if touching else hidden == 0:
+            least, most = HIDDEN if touching else (0, 0)
+            if least <= hidden <= most:
                 return ink, window
         largest = max(smallest, largest - 2)  # a smaller digit is more likely to fit
     return None
@@ -215,7 +219,8 @@ def random_crop(
     """A random crop of the photograph, resized to `size` and mirrored half of the time: (H, W, 3)
     float32, 0 to 255."""
     zoom = min(photograph.width / size[0], photograph.height / size[1]) * rng.uniform(*CROP)
-    width, height = size[0] * zoom, size[1] * zoom
+    width = size[0] * zoom
+    height = size[1] * zoom
     left = rng.uniform(0, photograph.width - width)
     top = rng.uniform(0, photograph.height - height)
     crop = photograph.resize(
@@ -324,14 +329,17 @@ def load_photograph(name: str) -> Image.Image:
 
 def write_split(folder: Path, split: str, pictures: Iterable[Picture]) -> None:
     """Write the images in both layouts, the maps and the annotations of one split."""
-    coco, annotations = folder / f'coco/{split}2017', folder / 'coco/annotations'
-    ade, maps = (folder / ADE / kind / ADE_SPLITS[split] for kind in ('images', 'annotations'))
+    coco = folder / f'coco/{split}2017'
+    annotations = folder / 'coco/annotations'
+    ade = folder / ADE / 'images' / ADE_SPLITS[split]
+    maps = folder / ADE / 'annotations' / ADE_SPLITS[split]
     for path in (coco, annotations, ade, maps):
         path.mkdir(parents=True, exist_ok=True)
     images: list[dict] = []
     instances: list[dict] = []
     for index, picture in enumerate(pictures, 1):
-        image, name = coco / f'{index:012d}.jpg', f'ADE_{split}_{index:08d}'
+        image = coco / f'{index:012d}.jpg'
+        name = f'ADE_{split}_{index:08d}'
         Image.fromarray(picture.pixels).save(image, quality=JPEG_QUALITY)
         shutil.copyfile(image, ade / f'{name}.jpg')
         Image.fromarray(semantic_map(picture)).save(maps / f'{name}.png')

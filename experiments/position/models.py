@@ -83,7 +83,8 @@ class LabModel(nn.Module):
             summary, x, mask = self.backbone.features(image, valid)
         else:
             x = self.backbone(image, valid)[-1].permute(0, 2, 3, 1)
-            summary, mask = None, subsample(pixel_mask(valid, image), self.cell)
+            summary = None
+            mask = subsample(pixel_mask(valid, image), self.cell)
         x = self.norm(x)
         summary = mean_inside(x, mask) if summary is None else self.norm(summary)
         pixels = self.segment(x).permute(0, 3, 1, 2)

@@ -9,6 +9,7 @@ The digits are scikit-learn's scans (UCI), the photographs scikit-image's (publi
 Training, tuning and test share no scan and no photograph.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -82,23 +83,23 @@ def draw_scenes(
     picture = torch.arange(count)
     leftmost = torch.from_numpy(columns.argmin(1))
     for i, color in enumerate(INKS):
-        below, alpha = cells[picture, places[:, i]], ink[:, i, None]
+        below = cells[picture, places[:, i]]
+        alpha = ink[:, i, None]
         painted = torch.tensor(color).view(3, 1, 1)
         cells[picture, places[:, i]] = below * (1 - alpha) + painted * alpha
         kind = torch.where(leftmost == i, LEFTMOST, OTHER)[:, None, None]
         kinds[picture, places[:, i]] = torch.where(ink[:, i] > 0.5, kind, NOTHING)
     image = cells.view(count, height, width, 3, cell, cell).permute(0, 3, 1, 4, 2, 5)
     pixels = kinds.view(count, height, width, cell, cell).permute(0, 1, 3, 2, 4)
-    rows, columns = torch.from_numpy(rows), torch.from_numpy(columns)
-    corner = torch.stack([columns, rows, columns, rows], dim=2) * cell
+    corner = np.stack([columns, rows, columns, rows], axis=2) * cell
     return Scenes(
-        image.reshape(count, 3, height * cell, width * cell) * 2 - 1,
-        rows,
-        columns,
-        torch.from_numpy(digits),
-        pixels.reshape(count, height * cell, width * cell),
-        corner + ink_boxes(ink),
-        grid,
+        image=image.reshape(count, 3, height * cell, width * cell) * 2 - 1,
+        rows=torch.from_numpy(rows),
+        columns=torch.from_numpy(columns),
+        digits=torch.from_numpy(digits),
+        pixels=pixels.reshape(count, height * cell, width * cell),
+        boxes=torch.from_numpy(corner) + ink_boxes(ink),
+        grid=grid,
     )
 
 
@@ -106,13 +107,15 @@ def arrangements(
     count: int, grid: tuple[int, int], rng: np.random.Generator, inset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns (count, 3) of the digits, uniform among the allowed arrangements."""
-    rows, columns = np.empty((0, 3), int), np.empty((0, 3), int)
-    while len(rows) < count:
-        more = 2 * count + 64
-        r, c = (rng.integers(inset, side - inset, size=(more, 3)) for side in grid)
-        keep = is_allowed(r, c, grid)
-        rows, columns = np.concatenate([rows, r[keep]]), np.concatenate([columns, c[keep]])
-    return rows[:count], columns[:count]
+    height, width = grid
+    found = np.empty((0, 2, 3), int)  # rows and columns of each arrangement
+    while len(found) < count:
+        size = (2 * count + 64, 3)
+        rows = rng.integers(inset, height - inset, size)
+        columns = rng.integers(inset, width - inset, size)
+        allowed = np.stack([rows, columns], axis=1)[is_allowed(rows, columns, grid)]
+        found = np.concatenate([found, allowed])
+    return found[:count, 0], found[:count, 1]
 
 
 def is_allowed(rows: np.ndarray, columns: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
@@ -155,7 +158,7 @@ def material(split: str, cell: int) -> tuple[Tensor, Tensor, np.ndarray]:
         photograph = getattr(skimage.data, name)()
         if photograph.ndim == 2:
             photograph = gray2rgb(photograph)
-        for _ in range(-(-TILES // len(names))):
+        for _ in range(math.ceil(TILES / len(names))):
             y, x = (rng.integers(side - 2 * cell) for side in photograph.shape[:2])
             crop = photograph[y : y + 2 * cell, x : x + 2 * cell]
             tiles.append(crop.reshape(cell, 2, cell, 2, 3).mean((1, 3)))

@@ -254,9 +254,9 @@ def load_trained(
     from ..ops import use_winograd
     from ..runner.config.check import check_settings
     from ..runner.config.explain import explained
+    from ..runner.config.hints import warn_of_settings
     from ..runner.config.load import load_config
     from ..runner.config.parts import dataset_meta
-    from ..runner.config.unread import check_unread
     from ..runner.inference.batched import ModelPredictor
     from ..runner.inference.large_images import fingerprint, tile_model
     from ..runner.inference.prediction import kind_of_results
@@ -268,7 +268,7 @@ def load_trained(
         score_thr = SCORE_THR
     cfg = load_config(config, cfg_options)
     check_settings(cfg, 'test_dataloader')
-    check_unread(cfg, 'test')
+    warn_of_settings(cfg, 'test')
     weights = fetch_checkpoint(checkpoint)
     model = build_model(cfg, device)
     load_whole_model(model, weights, checkpoint)

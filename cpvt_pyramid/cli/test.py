@@ -48,10 +48,10 @@ def test(
     from ..ops import use_winograd
     from ..runner.config import check
     from ..runner.config.explain import explained
+    from ..runner.config.hints import warn_of_settings
     from ..runner.config.load import load_config, work_dir_of
     from ..runner.config.parts import kind_of
     from ..runner.config.plan import apply, save_plan, set_value, show_plan
-    from ..runner.config.unread import check_unread
     from ..runner.datasets.checks import check_before_run, plan_good_parts
     from ..runner.inference.evaluation_plan import plan_test
     from ..runner.inference.grouping import divide_batches
@@ -71,7 +71,7 @@ def test(
     folder = Path(work_dir or work_dir_of(cfg, config) / 'test')
     with explained():
         check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
-        check_unread(cfg, 'test')
+        warn_of_settings(cfg, 'test')
         check.check_samplers(cfg, 'test')
         check.check_data(cfg, 'test')
         weights = fetch_checkpoint(checkpoint)

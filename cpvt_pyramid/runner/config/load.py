@@ -3,12 +3,10 @@
 import ast
 import difflib
 import inspect
-import math
-import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Union
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -16,64 +14,23 @@ from mmengine.utils import import_modules_from_strings
 
 from ...tooling.command import UserError, one_line
 from .parts import FRAMEWORKS, dicts_in, framework_of
+from .rules import check_values
 
 RUNNER_KEYS = tuple(inspect.signature(Runner).parameters)
 # All top-level settings of a config: these, and what mmengine and the tools read besides.
 SETTINGS = (
-    *RUNNER_KEYS, 'activation_checkpointing', 'check_classes', 'compile', 'custom_imports',
-    'efficient_conv_bn_eval', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn', 'tta_model',
+    *RUNNER_KEYS,
+    'activation_checkpointing',
+    'check_classes',
+    'compile',
+    'custom_imports',
+    'efficient_conv_bn_eval',
+    'find_unused_parameters',
+    'model_wrapper_cfg',
+    'sync_bn',
+    'tta_model',
     'tta_pipeline',
-)  # fmt: skip
-OUTSIDE = r'(?!model\.)(.*\.)?'  # of the model, in which keys have other meanings
-
-
-def is_real(value: Any, least: float = -math.inf, whole: bool = False) -> bool:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return real and value >= least and not (whole and value % 1 > 0)
-
-
-def is_list(value: Any, of: Any = dict) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(inner, of) for inner in value)
-
-
-# What settings must be, by a pattern of their path, where mm or the tools would crash in C++, run
-# forever, or take the value for something else without a word. {} is any key outside of the model.
-VALUES = {
-    f'({pattern.format(OUTSIDE)})': check
-    for pattern, *check in (
-        ('{}(auto_scale_lr|batch_sampler|custom_imports|dataset|default_hooks|env_cfg|'
-         'log_processor|metainfo|model|optim_wrapper|paramwise_cfg|randomness|sampler|visualizer|'
-         r'(train|val|test)_(cfg|dataloader)|default_hooks\.\w+)',
-         'a dict', lambda value: isinstance(value, dict)),
-        ('{}(custom_hooks|datasets|vis_backends)', 'a list of dicts', is_list),
-        ('{}(param_scheduler|test_evaluator|val_evaluator)', 'a dict or a list of dicts',
-         lambda value: isinstance(value, dict) or is_list(value)),
-        ('{}pipeline', 'a list of transforms', lambda value: is_list(value, (dict, Callable))),
-        ('{}(ann_file|data_root|load_from|work_dir)', 'a path',
-         lambda value: isinstance(value, str)),
-        ('{}data_prefix', 'a dict of paths',
-         lambda value: isinstance(value, dict) and is_list([*value.values()], str)),
-        ('{}classes', 'a list of names, or a file',
-         lambda value: is_list(value, str) or isinstance(value, str) and not Path(value).is_dir()),
-        ('activation_checkpointing', 'a name or a list of names',
-         lambda value: isinstance(value, str) or is_list(value, str)),
-        (r'train_cfg\.(max_epochs|max_iters|val_interval)|optim_wrapper\.accumulative_counts|'
-         r'param_scheduler\.(.*\.)?step_size', 'a whole number, at least 1',
-         lambda value: is_real(value, 1, whole=True)),
-        (r'train_cfg\.val_begin|default_hooks\.checkpoint\.(interval|max_keep_ckpts)',
-         'a whole number, at least -1',
-         lambda value: is_real(value, -1, whole=True)),
-        (r'param_scheduler\.(.*\.)?milestones', 'a list of numbers, at least 0',
-         lambda value: is_list(value, (int, float)) and min(value, default=0) >= 0),
-        (r'param_scheduler\.(.*\.)?gamma|optim_wrapper\.clip_grad\.(clip_value|max_norm)',
-         'a number, at least 0', lambda value: is_real(value, 0)),
-        (r'model\..*\.(mask_size|output_size)', 'at least 1',
-         lambda value: not is_real(value) or value >= 1),
-        (r'.*\.loss_name', "a name with 'loss' in it, or mmengine only logs it",
-         lambda value: isinstance(value, str) and 'loss' in value),
-    )
-}  # fmt: skip
-NEVER_NONE = 'classes', 'dataset', 'sampler'
+)
 
 
 def load_config(path: Union[str, Path], options: Sequence[str] = ()) -> Config:
@@ -169,18 +126,6 @@ def check_option(cfg: Config, key: str) -> None:
         raise UserError(f'--cfg-options {key}: no setting has the name {name!r}{hint}')
 
 
-def check_values(cfg: Config) -> None:
-    """Check the settings in `VALUES`."""
-    for path, settings in dicts_in(cfg.to_dict()):
-        for key, value in settings.items():
-            full = f'{path}.{key}'.lstrip('.')
-            if value is None and key not in NEVER_NONE:
-                continue
-            for pattern, (kind, holds) in VALUES.items():
-                if re.fullmatch(pattern, full) and not holds(value):
-                    raise UserError(f'{full} must be {kind}, got {value!r}')
-
-
 def work_dir_of(cfg: Config, config: Union[str, Path]) -> Path:
     """The folder for a training: the config's own, or work_dirs/<name of the config file>."""
     return Path(cfg.get('work_dir') or Path('work_dirs', Path(config).stem))
@@ -193,4 +138,5 @@ def is_setting(path: str) -> bool:
 
 def closest(name: str, known: Iterable[str], cutoff: float) -> str:
     """The most similar one of some names, or '' if none has a similarity of `cutoff`."""
-    return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), '')
+    similar = difflib.get_close_matches(name, known, 1, cutoff)
+    return similar[0] if similar else ''

@@ -11,9 +11,9 @@ from ...tooling.command import Preempted, UserError, exit_on_signal, rank
 from ...tooling.files import locked, make_folder
 from ..config import check
 from ..config.explain import explained
+from ..config.hints import warn_of_custom_keys, warn_of_settings
 from ..config.load import load_config, work_dir_of
 from ..config.plan import Plan, apply, save_plan, show_plan
-from ..config.unread import check_unread, warn_of_custom_keys
 from ..datasets.checks import check_before_run, plan_good_parts
 from ..distributed import all_or_none, connect, leave_processes, of_first_process
 from ..inference.grouping import divide_batches
@@ -102,7 +102,7 @@ def check_training(cfg: Config, options: TrainingOptions) -> None:
         if options.early_stop < 1:
             raise UserError(f'--early-stop must be at least 1, got {options.early_stop}')
         check.check_settings(cfg, 'val_cfg', 'val_dataloader', 'val_evaluator')
-    check_unread(cfg, *SPLITS, options=options.cfg_options)
+    warn_of_settings(cfg, *SPLITS, options=options.cfg_options)
     check.check_samplers(cfg, *SPLITS)
     check.check_data(cfg, *SPLITS)
     check.check_checkpoints(cfg)

@@ -1,31 +1,32 @@
-"""Settings without an effect: warnings, and an error for a misspelled one of mmengine's Runner.
+"""Warnings about settings that have no effect in a run.
 
-mm checks the arguments of what it builds, but not the names at the top level of a config.
+mm checks the arguments of what it builds, but not the names at the top level of a config, where
+variables stand beside settings.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 
 from mmengine.config import Config
 from torch import nn
 
-from ...tooling.command import UserError, rank
+from ...tooling.command import rank
 from .load import RUNNER_KEYS, SETTINGS, closest
 from .parts import as_list, dicts_in, kind_of
 
+SIMILARITY = 0.9  # of a misspelled name; that of variables in mm's configs is up to 0.85
 
-def check_unread(cfg: Config, *splits: str, options: Sequence[str] = ()) -> None:
-    """Print a line for each setting of a run that has no effect; `options` are --cfg-options.
 
-    Raises:
-        UserError: an argument of mmengine's Runner is misspelled.
-    """
-    lines = list(unread_at_top(cfg))
-    if 'train' in splits:
-        lines += schedules_in_epochs(cfg)
-        lines += overridden_learning_rate(cfg, options)
-    for line in lines:
+def warn_of_settings(cfg: Config, *splits: str, options: Sequence[str] = ()) -> None:
+    """Print a line for each setting of a run that has no effect; `options` are --cfg-options."""
+    for line in misspelled(cfg):
         warn(line)
+    for line in ignored_preprocessor(cfg):
+        warn(line)
+    if 'train' in splits:
+        for line in schedules_in_epochs(cfg):
+            warn(line)
+        for line in overridden_learning_rate(cfg, options):
+            warn(line)
 
 
 def warn(text: str) -> None:
@@ -33,27 +34,24 @@ def warn(text: str) -> None:
         print(f'warning: {text}')
 
 
-def unread_at_top(cfg: Config) -> Iterator[str]:
-    """Lines for variables of the config's files that no later line of them reads."""
-    text = re.sub('#.*', '', cfg.text)  # of the base configs first
-    for key, value in cfg.items():
-        *_, after = re.split(rf'^{re.escape(key)}\s*=(?!=)', text, flags=re.M)
-        if key in SETTINGS or callable(value) or key[0] == '_' or after == text:
-            continue
-        if re.search(rf'(?<![\w\'"]){key}\b(?!\s*=(?!=))', after):
-            continue
-        if meant := closest(key, [name for name in RUNNER_KEYS if len(name) > 6], 0.8):
-            raise UserError(f'nothing reads the setting {key!r}; did you mean {meant!r}?')
-        yield f'nothing reads {key}'
-    inner, outer = cfg.model.get('data_preprocessor'), cfg.get('data_preprocessor')
+def misspelled(cfg: Config) -> Iterator[str]:
+    """Lines for names at the top level that are nearly those of mmengine's settings."""
+    for name in cfg.keys():
+        meant = closest(name, RUNNER_KEYS, SIMILARITY)
+        if meant and name not in SETTINGS:
+            yield f'{name} is not a setting; did you mean {meant}?'
+
+
+def ignored_preprocessor(cfg: Config) -> Iterator[str]:
+    inner = cfg.model.get('data_preprocessor')
+    outer = cfg.get('data_preprocessor')
     if inner and outer and inner != outer:
-        yield 'nothing reads data_preprocessor, since model.data_preprocessor is set'
+        yield 'data_preprocessor has no effect, since model.data_preprocessor is set'
 
 
 def schedules_in_epochs(cfg: Config) -> Iterator[str]:
     """Lines for what counts epochs in a training that counts iterations, and has only one."""
-    kind = kind_of(cfg.train_cfg)
-    if kind != 'IterBasedTrainLoop' and (kind or cfg.train_cfg.get('by_epoch', True)):
+    if not is_iteration_based(cfg):
         return
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     if hook.get('interval', -1) > 0 and hook.get('by_epoch', True):
@@ -63,12 +61,17 @@ def schedules_in_epochs(cfg: Config) -> Iterator[str]:
             yield f'{path} counts epochs: it changes nothing; set by_epoch=False'
 
 
+def is_iteration_based(cfg: Config) -> bool:
+    kind = kind_of(cfg.train_cfg)
+    return kind == 'IterBasedTrainLoop' or (not kind and not cfg.train_cfg.get('by_epoch', True))
+
+
 def overridden_learning_rate(cfg: Config, options: Sequence[str]) -> Iterator[str]:
     """A line for a learning rate in --cfg-options that a one-cycle schedule replaces by its own."""
     key = 'optim_wrapper.optimizer.lr'
-    schedules = as_list(cfg.get('param_scheduler'))
     is_given = any(option.partition('=')[0] == key for option in options)
-    if is_given and [kind_of(schedule) for schedule in schedules] == ['OneCycleLR']:
+    kinds = [kind_of(schedule) for schedule in as_list(cfg.get('param_scheduler'))]
+    if is_given and kinds == ['OneCycleLR']:
         yield f'{key} has no effect: OneCycleLR sets the learning rate; set its eta_max'
 
 

@@ -1,11 +1,13 @@
 """Exact annotations, separate splits, and safety of a user's folder."""
 
 import json
+import shlex
 import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
@@ -13,6 +15,8 @@ from sklearn.datasets import load_digits
 
 from cpvt_pyramid.cli import demo_data
 from cpvt_pyramid.demo import digits
+from cpvt_pyramid.runner.config.check import check_data
+from cpvt_pyramid.tooling.command import UserError
 
 COUNTS = {'train': 40, 'val': 20}
 SPLITS = tuple(COUNTS)
@@ -191,3 +195,17 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(error, status, tmp_path, cap
     error = capsys.readouterr().err
     assert 'cpvt demo-data: ' in error and 'Traceback' not in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('layout', ['coco', 'ade/ADEChallengeData2016'])
+def test_the_error_of_a_missing_set_is_a_command_that_creates_it(layout, tmp_path, monkeypatch):
+    """Where the config looks, whatever the current folder is."""
+    missing = tmp_path / 'my data/sample'
+    dataset = dict(type='CocoDataset', data_root=f'{missing}/{layout}', ann_file='a.json')
+    cfg = Config(dict(train_dataloader=dict(dataset=dataset)))
+    with pytest.raises(UserError, match='Create it with: cpvt demo-data --root ') as raised:
+        check_data(cfg, 'train')
+    command = shlex.split(str(raised.value).partition('Create it with: cpvt demo-data ')[2])
+    monkeypatch.chdir(tmp_path)
+    assert demo_data.main([*command, *SMALL]) == 0
+    assert (missing / layout).is_dir()

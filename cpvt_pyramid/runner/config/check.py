@@ -3,6 +3,7 @@ first loss."""
 
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from os.path import abspath
 from pathlib import Path
@@ -71,7 +72,7 @@ def advice_for(root: str) -> str:
     for layout in ('coco', 'ade/ADEChallengeData2016'):
         folder = root.removesuffix(f'/{layout}')
         if folder != root and folder.endswith('/sample'):
-            return f'. Create it with: cpvt demo-data --root {folder}'
+            return f'. Create it with: cpvt demo-data --root {shlex.quote(folder)}'
     return ''
 
 

@@ -122,6 +122,13 @@ def stage_cells(found: Sequence[Sequence], name: str, percent: bool = True) -> l
     return cells
 
 
+def as_dicts(found: Any) -> Any:
+    """For JSON: dicts in place of the named tuples in nested lists."""
+    if hasattr(found, '_asdict'):
+        return found._asdict()
+    return [as_dicts(item) for item in found]
+
+
 def origin_of(groups: Sequence[Group]) -> str:
     """Which models the groups are, as a note of an answer."""
     if groups[0].runs:

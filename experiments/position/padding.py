@@ -14,7 +14,16 @@ from cpvt_pyramid.lab.probes import (
 from experiments import figures
 from experiments.report import LabAnswer, Table
 
-from .groups import Group, cell_text, groups_of, origin_of, over_runs, over_seeds, stage_cells
+from .groups import (
+    Group,
+    as_dicts,
+    cell_text,
+    groups_of,
+    origin_of,
+    over_runs,
+    over_seeds,
+    stage_cells,
+)
 from .laboratory import Lab, metric_of
 from .runs import Result, evaluate_answers
 
@@ -45,7 +54,7 @@ def measure_padding(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer
             arm = 'masked' if masked else 'unmasked'
             name = f'{group.name}, {arm}'
             found = over_seeds(lab, group, partial(pad_group, group, sizes, masked), 'padding')
-            data[name] = {'drift': [[[stage._asdict() for stage in s] for s in f] for f in found]}
+            data[name] = {'drift': as_dicts(found)}
             of_last_map = [[of_share[-1] for of_share in of_seed] for of_seed in found]
             for measure, title in MEASURES.items():
                 rows[measure].append([name, *stage_cells(of_last_map, measure)])

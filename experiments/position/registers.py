@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from cpvt_pyramid.lab.probes import HIGH_NORM, Subject, photographs, token_norms
+from cpvt_pyramid.lab.probes import HIGH_NORM, Norms, Subject, photographs, token_norms
 from experiments import figures
 from experiments.report import LabAnswer, make_table
 
@@ -34,7 +34,7 @@ def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
             name = f'{group.name}, {size} px'
             rows.append([name, 'largest / median', *stage_cells(found, 'largest', percent=False)])
             rows.append([name, '% above 4 medians', *stage_cells(found, 'share')])
-            data[name] = [[{'largest': n.largest, 'share': n.share} for n in f] for f in found]
+            data[name] = [[shown(norms) for norms in of_seed] for of_seed in found]
             grids[group.name, scale] = [n.norms[0] / n.norms.median() for n in found[0]]
     most = max(map(len, rows)) - 2
     table = make_table('High-norm tokens', ['', '', *(f'map {i}' for i in range(most))], rows)
@@ -49,7 +49,12 @@ def measure_registers(lab: Lab, models: Sequence[Subject], side: int) -> LabAnsw
     )
 
 
-def norms_of(images: int, size: int, subject: Subject, seed: int) -> list:
+def shown(norms: Norms) -> dict[str, float]:
+    """For JSON."""
+    return {'largest': norms.largest, 'share': norms.share}
+
+
+def norms_of(images: int, size: int, subject: Subject, seed: int) -> list[Norms]:
     """The norms of the tokens of each map on photographs."""
     return token_norms(subject, photographs(images, size, seed, 'test'))
 

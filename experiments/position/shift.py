@@ -9,7 +9,7 @@ from cpvt_pyramid.lab.probes import Subject, photographs, shift_drift
 from experiments import figures
 from experiments.report import LabAnswer, Table
 
-from .groups import Group, cell_text, groups_of, origin_of, over_runs, over_seeds
+from .groups import Group, as_dicts, cell_text, groups_of, origin_of, over_runs, over_seeds
 from .laboratory import Lab
 from .runs import Result, answer
 
@@ -37,7 +37,7 @@ def measure_shift(lab: Lab, models: Sequence[Subject], side: int) -> LabAnswer:
     for group in groups:
         marks = {'shift by half a token': group.step // 2, 'shift by one token': group.step}
         found = over_seeds(lab, group, partial(shift_group, group), 'shift')
-        data[group.name] = {'drift': [[[s._asdict() for s in one] for one in f] for f in found]}
+        data[group.name] = {'drift': as_dicts(found)}
         for part in ('interior', 'border'):
             of_last_map = [[getattr(stages[-1], part) for stages in of_seed] for of_seed in found]
             by_shift = dict(zip(SHIFTS, np.transpose(of_last_map)))

@@ -1,4 +1,4 @@
-"""What each part of the package imports is in the extras that its users install."""
+"""What the package, and the experiments, import is in the extras that users install."""
 
 import ast
 import re
@@ -31,6 +31,8 @@ EXTRAS = {
     'cpvt_pyramid/tooling/': [],
     'cpvt_pyramid/torchvision_models.py': ['torchvision'],
     'cpvt_pyramid/': ['torch'],
+    'experiments/ports/': ['lab', 'mm'],
+    'experiments/': ['lab'],
     'tools/': [],
 }
 # Not in these extras: the user is told what to install, or a plain version works without it.
@@ -49,10 +51,13 @@ OPTIONAL = {
     'cpvt_pyramid/tooling/pages.py': {'jinja2', 'markupsafe'},  # for runner/
     'cpvt_pyramid/tooling/rasters.py': {'rasterio'},
     'cpvt_pyramid/checkpoints/reading.py': {'safetensors'},
+    'experiments/position/given_models.py': {'timm'},
+    'experiments/report.py': {'markupsafe'},  # for its types, of jinja2
 }
 # mmcv is in no extra, see pyproject.toml. It requires opencv-python, and another distribution of
 # cv2 must not be installed over that one.
 COMPILED_LATER = {'mmcv', 'cv2'}
+OURS = {'benchmarks', 'cpvt_pyramid', 'experiments'}
 # The import names of distributions that are called otherwise.
 IMPORT_NAMES = {
     'mlflow-skinny': 'mlflow',
@@ -66,7 +71,8 @@ IMPORT_NAMES = {
 }
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*(ROOT / 'cpvt_pyramid').rglob('*.py'), *(ROOT / 'tools').glob('*.py'))
+    for folder in ('cpvt_pyramid', 'experiments', 'tools')
+    for path in (ROOT / folder).rglob('*.py')
 )
 
 
@@ -91,7 +97,7 @@ def foreign_imports(path: str) -> set[str]:
             names |= {alias.name.partition('.')[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names.add(node.module.partition('.')[0])
-    return names - sys.stdlib_module_names - {'cpvt_pyramid'}
+    return names - sys.stdlib_module_names - OURS
 
 
 def test_imports_are_declared(declared):

@@ -151,7 +151,7 @@ class Column(LoadsCheckpoints):
 
     @property
     def num_layers(self) -> int:
-        """Layers as `layer_of` counts them, with one more for what follows the blocks."""
+        """The number of layers that `layer_of` counts, with one for all after the blocks."""
         return self.arch.depth + 2
 
     def layer_of(self, name: str) -> int:
@@ -326,7 +326,10 @@ class Level(nn.Module):
         size: tuple[int, int],
         level_mask: Optional[Tensor],
     ) -> Tensor:
-        """The level (B, *size, out_channels), zero outside `level_mask`, of tokens with a mask."""
+        """Compute the level, (B, *size, out_channels), from tokens and their mask.
+
+        It is zero outside `level_mask`, the mask of the level itself.
+        """
         if self.halve:
             x = fill_outside(x, mask, float('-inf'))
             x = F.max_pool2d(x.permute(0, 3, 1, 2), 2, ceil_mode=True).permute(0, 2, 3, 1)

@@ -265,7 +265,7 @@ class CPVTPyramid(LoadsCheckpoints):
 
     @property
     def num_layers(self) -> int:
-        """Layers as `layer_of` counts them, with one more for what follows the backbone."""
+        """The number of layers that `layer_of` counts, and one for all after the backbone."""
         return sum(self.arch.depths) + 2
 
     def layer_of(self, name: str) -> int:

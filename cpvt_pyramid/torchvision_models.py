@@ -295,7 +295,12 @@ def is_number_or_several(value: object) -> bool:
 
 
 def build_body(backbone: Backbone, finest: int) -> Body:
-    """A backbone whose first map has this stride, 4 or 8, by name, by its options or as given."""
+    """Build a backbone from its name or options, or check a given one.
+
+    Args:
+        backbone: see `Backbone`.
+        finest: stride of its first map, 4 or 8.
+    """
     if isinstance(backbone, str):
         backbone = dict(arch=backbone)
     if isinstance(backbone, dict):

@@ -122,8 +122,10 @@ def in_ratio(tokens: Sequence[int], pixels: Sequence[int]) -> bool:
 
 
 def maps_of(model: nn.Module, image: Tensor, valid: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-    """The maps of a model: what it returns or, of a columnar one, the maps (B, C, h, w) after each
-    block, zero in the padding."""
+    """Run a model and return its maps.
+
+    A columnar model returns none: its maps are (B, C, h, w) after each block, zero in the padding.
+    """
     if not isinstance(model, Column):
         return model(image) if valid is None else model(image, valid)
     x, grid = model.embed(image, pixel_mask(valid, image))
@@ -323,7 +325,10 @@ def padding_pattern(subject: Subject, images: Tensor, margin: int) -> list[Patte
 
 
 def signal_to_noise(pattern: Tensor, noise: Tensor, images: int) -> float:
-    """Energy of a mean over images, less what noise of this variance adds to it, / the noise."""
+    """Energy of the pattern / energy of the noise.
+
+    The pattern is a mean over images. What noise of this variance adds to its energy is subtracted.
+    """
     energy = (pattern.square().sum() - noise.sum() / images).clamp(min=0)
     if noise.sum() > 0:
         return float(energy / noise.sum())

@@ -72,7 +72,7 @@ def read_image_bands(
 
 
 def check_bands(image: 'DatasetReader', bands: Sequence[int]) -> None:
-    """Raise an OSError unless an open image has the bands, of real numbers."""
+    """Raise an OSError unless an open image has these bands, and real numbers in them."""
     if not bands or min(bands) < 1 or max(bands) > image.count:
         raise OSError(f'bands must be from 1 to {image.count}, got {tuple(bands)}: {image.name}')
     if any(dtype.startswith('complex') for dtype in image.dtypes):

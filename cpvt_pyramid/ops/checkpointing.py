@@ -9,7 +9,7 @@ from .dispatch import graph_is_captured, plain, plain_selected, transform_is_act
 
 
 def checkpoint(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """function(*args), whose intermediates are recomputed in the backward pass.
+    """Call a function; its intermediate results are recomputed in the backward pass.
 
     The recomputation runs the same version of the operations, plain or fast, as the forward pass.
     """

@@ -22,7 +22,7 @@ InWindows = Callable[[Tensor, int, int, Optional[Tensor]], Tensor]
 
 
 def plain_patch_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return linear(patches(x, weight.shape[-1]), as_rows(weight), bias)
+    return linear(patches(x, weight.shape[-1]), linear_weight(weight), bias)
 
 
 def patches_like(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _PatchConv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         k = weight.shape[-1]
         grad_x, grad_weight, grad_bias = gradients(
-            grad, patches(x, k), as_rows(weight), ctx.needs_input_grad
+            grad, patches(x, k), linear_weight(weight), ctx.needs_input_grad
         )
         if grad_x is not None:
             grad_x = from_windows(grad_x, k, k, x.shape)
@@ -72,8 +72,8 @@ def patches(x: Tensor, k: int) -> Tensor:
     return to_windows(x, k, k).reshape(b, h // k, w // k, k * k * c)
 
 
-def as_rows(weight: Tensor) -> Tensor:
-    """The weight of a convolution, (out, in, k, k), as that of a linear layer of `patches`."""
+def linear_weight(weight: Tensor) -> Tensor:
+    """The weight (out, in, k, k) of a convolution, as that of a linear layer on `patches`."""
     return weight.permute(0, 2, 3, 1).flatten(1)
 
 
@@ -139,7 +139,10 @@ def map_border_windows(
 
 
 def to_windows(x: Tensor, height: int, width: int) -> Tensor:
-    """(B, H, W, C), whose sides are multiples of a window's, to (B * n, height * width, C)."""
+    """Split maps (B, H, W, C) into n windows each, (B * n, height * width, C).
+
+    H and W must be multiples of the window's height and width.
+    """
     b, h, w, c = x.shape
     x = x.reshape(b, h // height, height, w // width, width, c).transpose(2, 3)
     return x.reshape(-1, height * width, c)

@@ -1,8 +1,8 @@
-"""What is image and what is padding in a batch.
+"""The padding of batches.
 
-- `batching`: batches in which no image is padded by another;
-- `mask`: which tokens of a padded batch belong to their image;
-- `invariance`: do the results of an image depend on its batch?
+- `batching` forms batches in which no image is padded by another;
+- `mask` tells the backbone which tokens of a padded batch belong to their image;
+- `invariance` tests whether the results of an image depend on its batch.
 
 This file imports nothing: `batching` and `invariance` run without torch.
 """

@@ -95,7 +95,7 @@ class RoPE(AttentionPosition):
         return rotate(q, query_angles), rotate(k, key_angles), None
 
     def angles(self, grid: Grid, step: int, like: Tensor) -> Tensor:
-        """(B or 1, heads or 1, T, d / 2), by which the planes of queries or keys are rotated."""
+        """Angles of the planes of queries or keys, (B or 1, heads or 1, T, d / 2)."""
         rows, columns = grid.centers(step, like)
         rows = rows[None]  # (1 or B, H')
         columns = columns[None]  # (1 or B, W')

@@ -50,6 +50,7 @@ GROUPS = {
     'head': r'head\b',
 }
 PAIRS = 'products of queries, keys and values'
+RESIZING = 'resizing of maps'  # by products with interpolation matrices, which are no weights
 OTHERS = 'other layers'
 FEW = 20  # images: fewer do not show the range of values
 COMPARED = 32  # images without annotations, at most
@@ -128,7 +129,7 @@ def search(
 
 def groups_of(model: Any) -> dict[str, list[str]]:
     """The names of the nodes that multiply, by group of layers."""
-    groups: dict[str, list[str]] = {name: [] for name in (PAIRS, *GROUPS, OTHERS)}
+    groups: dict[str, list[str]] = {name: [] for name in (RESIZING, PAIRS, *GROUPS, OTHERS)}
     for node in model.get_ordered_ops():
         if node.get_type_name() in PRODUCTS:
             groups[group_of(node)].append(node.get_friendly_name())
@@ -140,25 +141,46 @@ def group_of(node: Any) -> str:
     for name, pattern in GROUPS.items():
         if re.search(pattern, weights):
             return name
-    if not weights and multiplies_attention(node):
-        return PAIRS
-    return OTHERS
+    if has_weights(node):
+        return OTHERS
+    return PAIRS if multiplies_attention(node) else RESIZING
+
+
+def has_weights(node: Any) -> bool:
+    """Whether a product is with a constant, not of two activations."""
+    operands = [node.input_value(place).get_node() for place in (0, 1)]
+    return any(operand.get_type_name() == 'Constant' for operand in operands)
 
 
 def multiplies_attention(node: Any) -> bool:
     """Whether a product of two activations is that of queries and keys, or that of the weights of
     attention and values."""
-    nearby = [node.input_value(0).get_node()]
-    for target in node.output(0).get_target_inputs():
-        following = target.get_node()
-        nearby.append(following)
-        for after in following.output(0).get_target_inputs() if following.outputs() else ():
-            nearby.append(after.get_node())
-    before = nearby[0]
-    if before.inputs():  # of padded keys, which a Select takes out of the weights
-        for value in before.input_values():
-            nearby.append(value.get_node())
-    return any(other.get_type_name() == 'Softmax' for other in nearby)
+    softmaxes = softmaxes_near(node, before=True) + softmaxes_near(node, before=False)
+    return any(is_attention(softmax) for softmax in softmaxes)
+
+
+def is_attention(softmax: Any) -> bool:
+    """Whether the results of a softmax are multiplied, and not returned as probabilities."""
+    steps = [*followers(softmax)]
+    steps += [after for step in steps for after in followers(step)]
+    return any(step.get_type_name() == 'MatMul' for step in steps)
+
+
+def softmaxes_near(node: Any, before: bool) -> list[Any]:
+    """The softmaxes one or two steps before or after a node; masks are added in between."""
+    near = sources(node) if before else followers(node)
+    steps = [*near]
+    for step in near:
+        steps += sources(step) if before else followers(step)
+    return [step for step in steps if step.get_type_name() == 'Softmax']
+
+
+def followers(node: Any) -> list[Any]:
+    return [target.get_node() for out in node.outputs() for target in out.get_target_inputs()]
+
+
+def sources(node: Any) -> list[Any]:
+    return [value.get_node() for value in node.input_values()]
 
 
 def weights_of(node: Any) -> str:
@@ -356,16 +378,24 @@ def load_or_skip(path: Path) -> Optional[np.ndarray]:
 def calibration_inputs(
     original: ExportedModel, paths: Sequence[Path]
 ) -> list[dict[str, np.ndarray]]:
-    """What the model gets for these images, each alone."""
-    inputs = []
+    """What the model gets for images in files, each alone."""
+    images = []
     for path in paths:
         image = load_or_skip(path)
         if image is not None:
-            resized = original.to_input_size(image)
-            sizes = [resized.shape[:2]]  # also of label maps, which need not be large here
-            inputs.append(padded_inputs([resized], original.session.shapes, sizes))
-    if not inputs:
+            images.append(original.to_input_size(image))
+    if not images:
         raise UserError('none of the images for the calibration can be read')
+    return inputs_of(original, images)
+
+
+def inputs_of(original: ExportedModel, images: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """What the model gets for each image alone. Its label map has the size of the input."""
+    inputs = []
+    for image in images:
+        resized = original.to_input_size(image)
+        sizes = [resized.shape[:2]]
+        inputs.append(padded_inputs([resized], original.session.shapes, sizes))
     return inputs
 
 

@@ -13,6 +13,7 @@ import onnx
 import openvino
 import pytest
 from PIL import Image
+from support import ROOT
 
 from cpvt_pyramid.cli import quantize as tool
 from cpvt_pyramid.cli import verify as verify_tool
@@ -386,3 +387,19 @@ def test_logging_is_as_before(photos):
     with quantization.quiet(nncf):
         print('not shown')
     assert logging.getLogger('nncf').level in (level, logging.INFO)
+
+
+def test_names_of_parameters_tell_the_groups_of_a_model():
+    """The softmax of the segmentor's probabilities is not attention."""
+    groups = groups_of(read_openvino(ROOT / 'examples/digits-segmentation.onnx'))
+    assert {name: len(nodes) for name, nodes in groups.items()} == {
+        'products of queries, keys and values': 16,
+        'resizing of maps': 20,
+        'last layers of the head': 1,
+        'patch embeddings': 4,
+        'position encodings': 4,
+        'linear layers of attention': 30,
+        'MLPs': 16,
+        'neck': 8,
+        'head': 7,
+    }

@@ -72,8 +72,8 @@ test-page: setup  ## test the web page in Chromium; leaves pictures of it in bui
 fuzz: setup  ## 1000 cases of each fuzz test, a few minutes
 	CPVT_FUZZ=1000 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 3600 tests/fuzz
 
-gpu-report: setup  ## test and measure on a GPU; writes work_dirs/gpu-report/report.md
-	$(PY) -m benchmarks.report --device cuda
+gpu-report: setup  ## test and measure on a GPU for 9 minutes, and go on if called again; writes work_dirs/gpu-report/report.md
+	$(PY) -m benchmarks.report --device cuda --minutes 9
 
 cpu-report: setup  ## measure on an idle CPU; writes work_dirs/cpu-report/report.md
 	$(PY) -m benchmarks.report --device cpu

@@ -5,21 +5,24 @@
     python -m benchmarks.report --device cuda --parts inference whole-models
 
 The page is written after each command. A command whose output is in the page does not run again: an
-interrupted report continues, and deleting the page repeats it.
+interrupted report continues, and deleting the page repeats it. With --minutes, the report ends by
+itself with exit status 75 if commands are left.
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Literal
 
 from benchmarks import ROOT
-from cpvt_pyramid.tooling.command import UserError, run_command
+from cpvt_pyramid.tooling.command import STOPPED, UserError, run_command
 from cpvt_pyramid.tooling.files import make_folder, write_text
 
-MINUTES = 30  # time limit of a command
+MINUTES = {'cuda': 4, 'cpu': 30}  # time limit of a command
 GRACE = 30  # seconds for a process that is interrupted
 
 SPEED = '-m benchmarks.speed'
@@ -37,7 +40,11 @@ FPN = 'configs/semantic_fpn_cpvt_s.py'
 REPORTS = {
     'cuda': {
         'machine': '-m cpvt_pyramid.doctor',
-        'tests': '-m pytest tests/cuda',
+        'tests': """
+            -m pytest tests/cuda/test_core.py
+            -m pytest tests/cuda/test_mm.py
+            -m pytest tests/cuda/test_distributed.py
+        """,
         'inference': f"""
             {SPEED} --sizes 224 --batch 128 {BOTH} --dtypes bfloat16 --with-cp
             {SPEED} --sizes 512 --batch 8 {BOTH} {DTYPES} --with-cp
@@ -101,7 +108,11 @@ REPORTS = {
 
 
 def report(
-    *, device: Literal[tuple(REPORTS)], parts: Sequence[str] = (), out: str | None = None
+    *,
+    device: Literal[tuple(REPORTS)],
+    parts: Sequence[str] = (),
+    out: str | None = None,
+    minutes: float | None = None,
 ) -> int:
     """Run the commands that the page does not have yet.
 
@@ -109,10 +120,21 @@ def report(
         device: what to measure
         parts: which to run; all by default
         out: folder of report.md; by default work_dirs/gpu-report or work_dirs/cpu-report
+        minutes: for this call; a command starts only if its time limit ends before, which is
+            4 minutes on a GPU and 30 on a CPU
+
+    Returns:
+        The exit status: 1 if a command failed, 75 if time was short; the same call continues.
     """
     import torch
 
     known = REPORTS[device]
+    limit = MINUTES[device]
+    if minutes is not None and minutes < limit:
+        raise UserError(
+            f'--minutes must be at least {limit}, the limit of a command, got {minutes}'
+        )
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     if unknown := set(parts) - set(known):
         raise UserError(f'no part {min(unknown)}; one of {", ".join(known)}')
     if device == 'cuda' and not torch.cuda.is_available():
@@ -130,8 +152,11 @@ def report(
                 command += ' --device cuda'
             if f'$ python {command}\n' in text:
                 continue
+            if time.monotonic() + 60 * limit > end:
+                print(f'{page}: {minutes:g} minutes are over; the same command continues')
+                return STOPPED
             print(f'{part}: {command}', flush=True)
-            output, failed = run_process(command.split())
+            output, failed = run_process(command.split(), 60 * limit)
             title = f'\n## {part}\n'
             if title not in text:
                 text += title
@@ -146,7 +171,7 @@ def report(
     return min(failures, 1)
 
 
-def run_process(options: Sequence[str], seconds: float = 60 * MINUTES) -> tuple[str, str | None]:
+def run_process(options: Sequence[str], seconds: float) -> tuple[str, str | None]:
     """Run Python with these options in the checkout: what it printed, and why it failed, or None.
 
     After `seconds` it is interrupted, as by Ctrl-C: it ends its own processes.

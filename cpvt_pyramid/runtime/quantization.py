@@ -52,6 +52,8 @@ GROUPS = {
 PAIRS = 'products of queries, keys and values'
 RESIZING = 'resizing of maps'  # by products with interpolation matrices, which are no weights
 OTHERS = 'other layers'
+# Always in float32: they clip coordinates, of which 8 bits would tell 256 apart.
+CLIPPING = ['Minimum', 'Maximum']
 FEW = 20  # images: fewer do not show the range of values
 COMPARED = 32  # images without annotations, at most
 ROUNDS = 9  # of the measurement of latency
@@ -251,7 +253,11 @@ class Quantizer:
         """
         nncf = self.nncf
         parameters = nncf.quantization.advanced_parameters
-        ignored = [name for group in in_float for name in self.groups[group]]
+        in_float32 = nncf.IgnoredScope(
+            names=[name for group in in_float for name in self.groups[group]],
+            types=CLIPPING,
+            validate=False,  # not every model has them
+        )
         with quiet(nncf):
             return nncf.quantize(
                 self.model.clone(),
@@ -259,7 +265,7 @@ class Quantizer:
                 subset_size=len(inputs),
                 model_type=nncf.ModelType.TRANSFORMER,
                 preset=nncf.QuantizationPreset.PERFORMANCE,
-                ignored_scope=nncf.IgnoredScope(names=ignored) if ignored else None,
+                ignored_scope=in_float32,
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
                     overflow_fix=nncf.OverflowFix.ENABLE,
                     # By default each channel of a depthwise convolution has a scale. NNCF takes the

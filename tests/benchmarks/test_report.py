@@ -1,5 +1,6 @@
 """The reports, on a CPU: their commands, the page, and how a report continues."""
 
+import itertools
 from importlib import import_module
 
 import pytest
@@ -13,7 +14,7 @@ def processes(monkeypatch):
     """Commands instead of processes; those that compile fail."""
     commands = []
 
-    def run_process(options):
+    def run_process(options, seconds):
         commands.append(options)
         failed = 'the time limit' if '--compile' in options else None
         return f'table {len(commands)}', failed
@@ -34,10 +35,25 @@ def test_page_and_continuation(processes, tmp_path):
     assert page.index('## compiled') < page.index('## peers') and page.count('](peers.png)') == 1
 
 
+def test_a_report_in_several_calls(processes, tmp_path, monkeypatch, capsys):
+    """A command starts if its time limit ends in time; none runs twice."""
+    clock = itertools.count(step=11 * 60)  # seconds, at each look
+    monkeypatch.setattr(tool.time, 'monotonic', clock.__next__)
+    options = ['--device', 'cpu', '--out', str(tmp_path), '--parts', 'compiled']
+    assert tool.main([*options, '--minutes', '45']) == 75
+    assert len(processes) == 1
+    assert '45 minutes are over; the same command continues' in capsys.readouterr().out
+    assert tool.main([*options, '--minutes', '45']) == 75
+    assert tool.main([*options, '--minutes', '45']) == 1  # the last one fails
+    assert len(processes) == 3
+    assert tool.main([*options, '--minutes', '29']) == 2
+    assert '--minutes must be at least 30' in capsys.readouterr().err
+
+
 def test_a_failing_process_and_one_out_of_time(monkeypatch):
     """What they printed before is kept; what is interrupted ends in any case."""
     code = 'print("first", flush=True); raise SystemExit("no memory")'
-    assert tool.run_process(['-c', code]) == ('first', 'exit status 1: no memory')
+    assert tool.run_process(['-c', code], 60) == ('first', 'exit status 1: no memory')
     sleep = 'import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print("drawn", flush=True)'
     output, failed = tool.run_process(['-c', sleep], 2)
     assert output == 'drawn' and failed.startswith('the time limit')

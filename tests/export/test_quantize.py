@@ -52,7 +52,9 @@ BODY = """
     position = Conv<group = 8, pads = [1, 1, 1, 1]>(map, backbone.pos_block.0.proj.0.weight)
     map_0 = Add(map, position)
     logits = Conv(map_0, decode_head.conv_seg.weight)
-    probabilities = Softmax<axis = 1>(logits)
+    sizes = Abs(logits)
+    clipped = Min(logits, sizes)
+    probabilities = Softmax<axis = 1>(clipped)
 """
 
 
@@ -387,6 +389,16 @@ def test_logging_is_as_before(photos):
     with quantization.quiet(nncf):
         print('not shown')
     assert logging.getLogger('nncf').level in (level, logging.INFO)
+
+
+def test_clipping_is_never_quantized(photos):
+    """Interpolation clips coordinates, and 8 bits would move pixels."""
+    quantizer = quantization.Quantizer(write_segmentor())
+    inputs = quantization.inputs_of(quantizer.original, [draw(0, 40, 60), draw(1, 60, 40)])
+    model = quantizer.quantize(inputs, ())
+    (clip,) = [node for node in model.get_ops() if node.get_type_name() == 'Minimum']
+    kinds = [value.get_node().get_type_name() for value in clip.input_values()]
+    assert 'FakeQuantize' not in kinds
 
 
 def test_names_of_parameters_tell_the_groups_of_a_model():

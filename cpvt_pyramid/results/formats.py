@@ -20,7 +20,7 @@ from ..tooling.command import UserError
 from ..tooling.files import Format, atomic_write, make_folder, path_from, write_text
 from ..tooling.inputs import IMAGES, is_video
 from ..tooling.rasters import ReadError, import_rasterio, open_raster
-from .drawing import painted_classes
+from .drawing import label_counts, painted_classes
 from .polygons import one_polygon, outlines, regions, ring_area
 from .predictions import Kind
 from .records import bounding_box, coco_fields, mask_of, run_lengths
@@ -143,12 +143,16 @@ def label_map_file(folder: Path, name: str) -> Path:
 
 def count_labels(path: Path) -> np.ndarray:
     """The number of pixels of each label in a map; that of --tile is read in parts."""
-    most = 2**16
+    counts = np.zeros(2**16, int)
     if path.suffix == '.png':
-        return np.bincount(pixels_of(path).ravel(), minlength=most)
+        labels, pixels = label_counts(pixels_of(path))
+        counts[labels] = pixels
+        return counts
     with open_raster(path, 'a label map of --tile') as image:
-        parts = (image.read(1, window=window).ravel() for _, window in image.block_windows(1))
-        return sum((np.bincount(part, minlength=most) for part in parts), np.zeros(most, int))
+        for _, window in image.block_windows(1):
+            labels, pixels = label_counts(image.read(1, window=window))
+            counts[labels] += pixels
+    return counts
 
 
 # Formats

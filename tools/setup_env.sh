@@ -153,15 +153,7 @@ install_packages() {
 
 # Set the folder of the cache with the operators for this torch, Python and device.
 choose_wheel_folder() {
-  built_for=$(py - <<'PYTHON'
-import sys
-from cpvt_pyramid.doctor import mmcv_built_for
-try:
-    print(mmcv_built_for())
-except ValueError as error:
-    sys.exit(f'setup: {error}')
-PYTHON
-  )
+  built_for=$(py tools/mmcv_build.py)
   wheels=${CPVT_WHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpvt_pyramid}/${mmcv/==/-}-$built_for
 }
 

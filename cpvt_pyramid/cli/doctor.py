@@ -1,3 +1,3 @@
-"""Show what is installed and whether it works, and how to fix what does not."""
+"""Show what is installed, whether it works, and a command that fixes the rest."""
 
 from ..doctor import main as main

@@ -33,11 +33,12 @@ EXTRAS = {
     'cpvt_pyramid/': ['torch'],
     'experiments/ports/': ['lab', 'mm'],
     'experiments/': ['lab'],
+    'tools/mmcv_build.py': ['torch'],
     'tools/': [],
 }
 # Not in these extras: the user is told what to install, or a plain version works without it.
 OPTIONAL = {
-    'cpvt_pyramid/doctor.py': {'cv2', 'mmcv', 'numpy', 'torch', 'torchvision'},  # looks for them
+    'cpvt_pyramid/doctor.py': {'mmcv', 'torch'},  # looks for them
     'cpvt_pyramid/checkpoints/downloads.py': {'huggingface_hub'},
     'cpvt_pyramid/export/': {'mmdet', 'mmseg', 'torchvision'},  # those of the exported model
     'cpvt_pyramid/hub.py': {'timm'},

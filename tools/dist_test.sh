@@ -1,23 +1,9 @@
 #!/usr/bin/env bash
-# Evaluate with several processes: one per GPU or, without GPUs, on the CPU.
-usage() {
-  cat <<'USAGE'
-usage: dist_test.sh CONFIG CHECKPOINT NPROC [OPTION OF test.py ...]
-
-NPROC processes on this machine share the test set of CONFIG. If one is killed, the others do its
-work; if all are, the same command resumes. Several machines need a common work dir, and run the
-same command. Environment variables:
-  NNODES=1, NODE_RANK=0    number of machines, and index of this one; in a Slurm step with a task
-                           on each machine, those of Slurm
-  OMP_NUM_THREADS          threads of each process; by default the processes share the cores
-  PYTHON                   the interpreter; by default that of the active environment, or .venv's
-USAGE
-}
-# shellcheck source=tools/launchers.sh
-source "$(dirname "${BASH_SOURCE[0]}")/launchers.sh"
-
-(( $# >= 3 )) || die "needs CONFIG, CHECKPOINT and NPROC; see --help"
-config=$1 checkpoint=$2 processes=$3
-shift 3
-check_config "$config"
-share "$processes" "$tools/test.py" "$config" "$checkpoint" "$@"
+# usage: [NNODES=1] [NODE_RANK=0] [MASTER_ADDR=127.0.0.1] [PORT=29500] \
+#          dist_test.sh CONFIG CHECKPOINT GPUS [OPTION OF test.py ...]
+# Evaluate with GPUS processes on this machine: one per GPU or, without GPUs, on the CPU.
+[ $# -ge 3 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+"${PYTHON:-python}" -m torch.distributed.run \
+  --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" --nproc_per_node="$3" \
+  --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" \
+  "$(dirname "$0")/test.py" "$1" "$2" --launcher pytorch "${@:4}"

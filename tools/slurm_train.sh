@@ -1,21 +1,10 @@
 #!/usr/bin/env bash
+# usage: [GPUS=8] [GPUS_PER_NODE=8] [CPUS_PER_TASK=5] [SRUN_ARGS=...] \
+#          slurm_train.sh PARTITION JOB_NAME CONFIG [OPTION OF train.py ...]
 # Train on a Slurm cluster with one task per GPU.
-usage() {
-  cat <<'USAGE'
-usage: slurm_train.sh PARTITION JOB_NAME CONFIG [OPTION OF train.py ...]
-
-Environment variables:
-  GPUS=8, GPUS_PER_NODE=8    GPUs of the job, and of each machine
-  CPUS_PER_TASK=5            CPUs per GPU
-  SRUN_ARGS                  further options for srun, for example "--time=2-0 --signal=USR1@120"
-  PYTHON                     the interpreter; by default that of the active environment, or .venv's
-USAGE
-}
-# shellcheck source=tools/launchers.sh
-source "$(dirname "${BASH_SOURCE[0]}")/launchers.sh"
-
-(( $# >= 3 )) || die "needs PARTITION, JOB_NAME and CONFIG; see --help"
-partition=$1 job=$2 config=$3
-shift 3
-check_config "$config"
-slurm "$partition" "$job" --kill-on-bad-exit=1 -- "$tools/train.py" "$config" "$@"
+[ $# -ge 3 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+# shellcheck disable=SC2086  # SRUN_ARGS is several words
+srun -p "$1" --job-name="$2" --gres=gpu:"${GPUS_PER_NODE:-8}" --ntasks="${GPUS:-8}" \
+  --ntasks-per-node="${GPUS_PER_NODE:-8}" --cpus-per-task="${CPUS_PER_TASK:-5}" \
+  --kill-on-bad-exit=1 ${SRUN_ARGS-} \
+  "${PYTHON:-python}" -u "$(dirname "$0")/train.py" "$3" --launcher slurm "${@:4}"

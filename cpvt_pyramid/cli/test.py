@@ -22,7 +22,6 @@ def test(
     tta: bool = False,
     dtype: Literal['float32', 'bfloat16'] = 'float32',
     skip_bad: bool = False,
-    processes: Optional[int] = None,
     cfg_options: Sequence[str] = (),
     launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> None:
@@ -39,7 +38,6 @@ def test(
         dtype: of the backbone, the neck and the heads of segmentors; boxes are float32.
         skip_bad: test without images and annotations that have errors; see cpvt check-data. The
             metrics are then those of the rest.
-        processes: on a CPU, processes that each take a batch at a time, as in cpvt infer.
         cfg_options: override settings of the config, for example
             test_dataloader.num_workers=8.
         launcher: what started the processes.
@@ -50,59 +48,57 @@ def test(
     from ..runner.config.explain import explained
     from ..runner.config.hints import warn_of_settings
     from ..runner.config.load import load_config, work_dir_of
-    from ..runner.config.parts import kind_of
-    from ..runner.config.plan import apply, save_plan, set_value, show_plan
+    from ..runner.config.plan import apply, save_plan, show_plan
     from ..runner.datasets.checks import check_before_run, plan_good_parts
+    from ..runner.distributed import all_or_none, connect, leave_processes
+    from ..runner.inference.evaluation import results_dump, skip_unread_scores
     from ..runner.inference.evaluation_plan import plan_test
     from ..runner.inference.grouping import divide_batches
-    from ..runner.inference.postprocessing import skip_unread_scores
-    from ..runner.inference.prediction import results_dump
-    from ..runner.inference.shared_test import share_test
-    from ..runner.inference.sharing import Sharing
     from ..runner.models import fetch_checkpoint, load_whole_model
     from ..runner.tool_runner import ToolRunner
     from ..tooling.files import check_file, make_folder
 
     if out and not out.endswith(('.pkl', '.pickle')):
         raise UserError(f'--out must end in .pkl or .pickle, got {out}')
-    sharing = Sharing.among(launcher)
-    cfg = load_config(config, cfg_options)
-    # Not the folder of the training: mmengine writes the config it runs, under the same name.
-    folder = Path(work_dir or work_dir_of(cfg, config) / 'test')
-    with explained():
-        check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
-        warn_of_settings(cfg, 'test')
-        check.check_samplers(cfg, 'test')
-        check.check_data(cfg, 'test')
-        weights = fetch_checkpoint(checkpoint)
-        if out:
-            check_file(out)
+    with all_or_none(launcher):
+        cfg = load_config(config, cfg_options)
+        # Not the folder of the training: mmengine writes the config it runs, under the same name.
+        folder = Path(work_dir or work_dir_of(cfg, config) / 'test')
+        with explained():
+            check.check_settings(cfg, 'test_dataloader', 'test_evaluator')
+            warn_of_settings(cfg, 'test')
+            check.check_samplers(cfg, 'test')
+            check.check_data(cfg, 'test')
+            weights = fetch_checkpoint(checkpoint)
+            if out:
+                check_file(out)
+            make_folder(folder)
+            if show_dir:
+                make_folder(show_dir)
+        connect(launcher, cfg.get('env_cfg') or {})
+    with all_or_none(launcher), explained(folder):
         plan = plan_test(
             cfg,
             checkpoint,
-            make_folder(folder),
+            folder,
             given_work_dir=work_dir,
-            show_dir=show_dir and str(make_folder(show_dir)),
+            show_dir=show_dir,
             tta=tta,
             dtype=dtype,
+            launcher=launcher,
         )
-        if not sharing and kind_of(cfg.test_cfg) in ('', 'TestLoop'):
-            loop = set_value('test_cfg.type', 'ForkedTestLoop', 'divides batches among processes')
-            number = set_value('test_cfg.processes', processes, '--processes')
-            plan = (*plan, loop, number)
         good_parts = check_before_run(cfg, 'test', folder=folder, skip_bad=skip_bad)
         plan = (*plan_good_parts(cfg, good_parts), *plan)
         if rank() == 0:
             show_plan(plan, config)
             save_plan(plan, config, folder)
         apply(cfg, plan)
-    if sharing:
-        share_test(cfg, weights, out, show_dir, dtype)
     with explained(folder):
         runner = ToolRunner.from_cfg(cfg)
-        load_whole_model(runner.model, weights, checkpoint)
+        with all_or_none(launcher):
+            load_whole_model(runner.model, weights, checkpoint)
+            check.check_classes(cfg, runner.model, 'test')
         use_winograd(runner.model)
-        check.check_classes(cfg, runner.model, 'test')
         if dtype == 'bfloat16':
             replace_forward(runner.model)
         divide_batches(runner.model)
@@ -111,7 +107,8 @@ def test(
         if out:
             runner.test_evaluator.metrics.append(results_dump(cfg.default_scope, out))
         metrics = runner.test()
-    if not sharing or runner.test_loop.evaluated:
+    leave_processes()
+    if rank() == 0:
         width = max(map(len, metrics), default=0)
         for name, value in metrics.items():
             print(f'{name:{width}}  {value:.4g}')

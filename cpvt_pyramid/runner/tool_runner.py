@@ -17,7 +17,7 @@ from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
 from .config import check  # noqa: F401 (registers a hook)
 from .config.parts import as_list, kind_of
-from .inference import shared_test  # noqa: F401 (register names)
+from .inference import evaluation  # noqa: F401 (registers a hook)
 from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
 from .training import pictures, preemption, resume  # noqa: F401 (register names)
 

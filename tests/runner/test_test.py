@@ -6,16 +6,19 @@ import logging
 import os
 import pickle
 import re
+import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 from PIL import Image
-from support import load_tool
+from support import assert_same, in_processes, load_tool
 
+from cpvt_pyramid.runner.config.load import load_config
+from cpvt_pyramid.runner.inference.evaluation import results_dump
 from cpvt_pyramid.runner.inference.evaluation_plan import augmented
-from cpvt_pyramid.runner.inference.prediction import results_dump
 from cpvt_pyramid.runner.tool_runner import ToolRunner
 
 test_tool, analyse = load_tool('test'), load_tool('analyse')
@@ -90,6 +93,40 @@ def test_metrics_do_not_depend_on_the_batch_size(untrained, kind, tta, capsys):
         alone, found = (sample['pred_instances'] for sample in (alone, found))
         assert len(found['labels']) and torch.equal(found['labels'], alone['labels'])
         torch.testing.assert_close(found['bboxes'], alone['bboxes'], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize('kind', METRICS)
+def test_two_processes_find_what_one_finds(untrained, configs, kind):
+    """Of an odd number of images of several sizes, of which the second process gets one twice."""
+    load_config(configs[kind])  # imports mm once, and not in each process
+    command = [*untrained[kind], '--cfg-options', 'test_dataloader.batch_size=2']
+    command += ['test_dataloader.dataset.pipeline.1.keep_ratio=True']
+    command += ['test_dataloader.dataset.indices=3']
+    files = ['--out', 'all.pkl', '--show-dir', 'shown', '--work-dir', 'work']
+    for folder in 'one', 'two':
+        Path(folder).mkdir()
+
+    def work(rank: int, folder: str, *options: str) -> int:
+        os.chdir(folder)
+        with Path(f'out{rank}').open('w') as sys.stdout:
+            return test_tool.main([*command, *files, *options])
+
+    assert in_processes(1, partial(work, folder='one')) == [(0, mock.ANY)]
+    found = in_processes(2, lambda rank: work(rank, 'two', '--launcher', 'pytorch'))
+    assert [status for status, _ in found] == [0, 0], found
+    tables = [
+        re.findall(r'^[\w/]+ +-?[\d.e-]+$', Path(folder, 'out0').read_text(), re.M)
+        for folder in ('one', 'two')
+    ]
+    assert tables[0] == tables[1] and len(tables[0]) >= 3
+    one, two = (pickle.loads(Path(folder, 'all.pkl').read_bytes()) for folder in ('one', 'two'))
+    assert len(one) == 3
+    assert_same(one, two)
+    shown, others = (
+        {path.name: path.read_bytes() for path in Path(folder, 'shown').iterdir()}
+        for folder in ('one', 'two')
+    )
+    assert shown == others and len(shown) == 6
 
 
 def test_predictions_are_written_whole_or_not_at_all(untrained, capsys):

@@ -31,6 +31,7 @@ def plan_test(
     show_dir: Optional[str] = None,
     tta: bool = False,
     dtype: str = 'float32',
+    launcher: str = 'none',
 ) -> Plan:
     """Everything that a test changes in a config, but for parts of the data; for the options, see
     `cpvt test`."""
@@ -48,7 +49,7 @@ def plan_test(
         changes.append(append('custom_hooks', hook, '--show-dir'))
     if dtype != 'float32':
         changes.append(note('model', f'--dtype: all but detection heads run in {dtype}'))
-    changes += plan_processes(cfg, 'none')
+    changes += plan_processes(cfg, launcher)
     return tuple(changes)
 
 

@@ -10,21 +10,20 @@ from torch import Tensor, nn
 from ...padding.batching import map_in_batches, padded_size
 
 
-def size_in_batch(model: nn.Module, image: Tensor) -> tuple[int, int]:
+def size_in_batch(model: Any, image: Tensor) -> tuple[int, int]:
     """Height and width to which a model's data preprocessor pads an image (C, H, W) that is alone.
 
     In a test, segmentors take no batch of images of different sizes, although they may pad them:
     of these it is the size of the image. So it is for data preprocessors of other classes than
     mmengine's and mmdet's, of which it is not known what they pad.
     """
-    preprocessor = model.data_preprocessor
-    pads_to_multiples = isinstance(preprocessor, ImgDataPreprocessor)
+    pads_to_multiples = isinstance(model.data_preprocessor, ImgDataPreprocessor)
     if not pads_to_multiples or hasattr(model, 'decode_head'):
         return padded_size(image.shape[-2:], 1)
-    return padded_size(image.shape[-2:], preprocessor.pad_size_divisor)
+    return padded_size(image.shape[-2:], model.data_preprocessor.pad_size_divisor)
 
 
-def divide_batches(model: nn.Module) -> None:
+def divide_batches(model: Any) -> None:
     """Let `test_step` and `val_step` of a model divide each batch by the sizes of its images, in
     place. Results are in the order of the batch."""
     # A model for augmentation passes on a batch for each of them; others wrap it for several

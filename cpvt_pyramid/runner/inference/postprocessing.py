@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple, Union
 
 import torch
-from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement, PixelData
 from torch import Tensor, nn
 
@@ -22,6 +21,11 @@ class Unresized(NamedTuple):
 
     scores: Tensor  # (B, K, h, w)
     resize: Callable[[Tensor], Tensor]  # mmseg's, to the size of the batch
+
+
+def as_scores(found: Union[Tensor, Unresized]) -> Tensor:
+    """The scores of a segmentor's `inference`, in the size of the batch."""
+    return found.resize(found.scores) if isinstance(found, Unresized) else found
 
 
 def inherits(owner: Any, base: type, *methods: str) -> bool:
@@ -40,7 +44,7 @@ def skip_unused(model: nn.Module) -> None:
         skip_masks(model)
 
 
-def skip_class_scores(model: nn.Module) -> None:
+def skip_class_scores(model: Any) -> None:
     """Let a segmentor predict labels without `seg_logits`, in place; the labels are bit-identical.
 
     mmseg resizes the scores of all classes to the size of the batch, and again to that of the
@@ -101,15 +105,7 @@ def best_labels(
     return samples
 
 
-def skip_unread_scores(runner: Runner) -> None:
-    """`skip_class_scores` in a test, unless a metric or hook of others may read them."""
-    readers = [*runner.test_evaluator.metrics, *runner.hooks]
-    homes = {type(reader).__module__.split('.')[0] for reader in readers}
-    if homes <= {'mmengine', 'mmseg', 'cpvt_pyramid'}:
-        skip_class_scores(runner.model)
-
-
-def skip_masks(model: nn.Module) -> None:
+def skip_masks(model: Any) -> None:
     """Let a detector with two stages compute no masks for boxes with a score below the `score_thr`
     in an image's `metainfo`, and no such boxes, in place.
 

@@ -187,7 +187,7 @@ def write_models(config: str, work: Path, photograph: Path) -> float:
 
 def threshold_of(model: Any, cfg: Any, meta: dict, photograph: Path) -> float:
     """The score of the last of BOXES boxes in a photograph; of a segmentor, a usual threshold."""
-    from cpvt_pyramid.runner.inference.batched import ModelPredictor
+    from cpvt_pyramid.runner.inference.trained import ModelPredictor
 
     predictor = ModelPredictor(model, cfg, meta, 1, 0.0)
     prepared = predictor.prepare(photograph, predictor.read(photograph))

@@ -29,7 +29,6 @@ LACKS = {
         core/test_torchvision_models.py::test_compiled core/test_transforms.py::test_a_compiled
         mm/test_padded_batches.py::test_compiled""",
     'per-sample gradients of fused attention': 'core/test_other_peoples_layers.py::test_per_sample',
-    'a torchrun that passes SIGUSR1 on': 'runner/test_launchers.py::test_signals_are_passed_on',
     'files of more than tensors, read safely': """
         runner/test_models.py::test_checkpoints_with_options""",
     "names of classes in Python's errors of arguments": """
@@ -39,7 +38,7 @@ LACKS = {
     'sys.stdlib_module_names': 'core/test_torchvision_models.py::test_torchvision_is_all',
     'bfloat16 in non-maximum suppression': 'core/test_torchvision_models.py::test_autocast',
     'the newest timm': 'position/test_position.py::test_rope_is_timms',
-    'errors of locks': 'runner/inference/test_tiling.py::test_a_file_system_without_locks',
+    'errors of locks': 'tooling/test_files.py::test_a_file_system_without_locks',
 }
 
 

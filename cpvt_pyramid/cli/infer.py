@@ -1,7 +1,8 @@
 """Run a detector or a segmentor on images and videos.
 
     cpvt infer CONFIG CHECKPOINT INPUT...
-    cpvt infer MODEL.onnx INPUT...            a model written by cpvt export
+    cpvt infer MODEL.onnx INPUT...            a model written by cpvt export; see
+                                              cpvt infer MODEL.onnx --help
 
 For each image NAME it writes a picture, NAME.overlay.jpg, and the predictions:
 
@@ -24,371 +25,325 @@ would have the same; inputs.json tells which input has which.
 
 With --tile, images of any size are processed in tiles at their own resolution; label maps are
 GeoTIFFs, NAME.labels.tif, and detections are boxes without masks. The same command resumes a run
-that was killed.
+that was killed; one without --tile does so with --skip-existing.
 
-For several GPUs, processes or machines, see dist_infer.sh.
+One process runs the model. Of many images, all cores of a machine without a GPU do more per second
+with --ray, a process for each core, or with the exported model and `cpvt run`. Several GPUs and
+machines need --ray, too.
 """
 
 # torch and mm, which take seconds to import, are imported inside functions: --help is quick.
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional
+from typing import TYPE_CHECKING, Literal, Optional, Union
 
 from ..tooling.command import UserError, one_line, run_command
 from ..tooling.files import Format
 
 if TYPE_CHECKING:
-    from ..results.predictions import Kind
-    from ..runner.inference.batched import ModelPredictor, Named, Skipped
-    from ..runner.inference.exported import ExportedPredictor
-    from ..runner.inference.large_images import TileModel, Tiling
-    from ..runner.inference.sharing import Sharing, Task
-    from ..runner.inference.workers import Cores
+    from ..runner.inference import BatchPredictor
+    from ..runner.inference.large_images import LargeImage, Tiling
+    from ..runner.inference.writing import Named, Skipped
+
+EXPORTED = ('.onnx', '.xml')  # .xml: OpenVINO's own format
+INTERRUPTED = 'finished results are in {out_dir}; --skip-existing keeps them'
 
 
 def infer(
-    model: str,
+    config: str,
+    checkpoint: str,
     inputs: Sequence[str],
     *,
     out_dir: str = 'predictions',
-    backend: Optional[Literal['onnxruntime', 'openvino']] = None,
     device: Optional[str] = None,
-    dtype: Optional[Literal['float32', 'bfloat16']] = None,
+    dtype: Literal['float32', 'bfloat16'] = 'float32',
     batch_size: int = 1,
     score_thr: Optional[float] = None,
     format: Optional[Format] = None,
     no_pictures: bool = False,
-    processes: Optional[int] = None,
+    skip_existing: bool = False,
     workers: int = 2,
     tile: Optional[int] = None,
     overlap: Optional[int] = None,
     memory: Optional[str] = None,
     gpu_memory: Optional[str] = None,
+    ray: Union[bool, str] = False,
+    ray_workers: Optional[int] = None,
     cfg_options: Sequence[str] = (),
-    launcher: Literal['none', 'pytorch', 'slurm', 'mpi'] = 'none',
 ) -> int:
-    """Run a model on images and videos.
+    """Run a model of mm on images and videos.
 
     Args:
-        model: CONFIG CHECKPOINT, of which the second may be an address; or a .onnx file of
-            cpvt export, or an OpenVINO model (.xml) made from one.
+        config: config file of the model.
+        checkpoint: its weights, a path or an address.
         inputs: images, videos, folders with their subfolders, quoted patterns such as
             'photos/**/*.jpg', or - for a list of paths on stdin.
         out_dir: folder for the results.
-        backend: what runs an exported model; by default onnxruntime.
         device: torch device, for example cpu or cuda:1; by default a GPU if there is one.
-        dtype: of the backbone, the neck and the heads of segmentors, by default float32; boxes are
-            float32.
+        dtype: of the backbone, the neck and the heads of segmentors; boxes are float32.
         batch_size: images or frames at a time, of which none is padded by another, so that
             results do not depend on it, but for rounding; tiles that are queued on a GPU.
-        score_thr: leave out boxes with a lower score; by default that of an exported model,
-            else 0.3.
+        score_thr: leave out boxes with a lower score; by default 0.3.
         format: write the predictions in this format, too.
         no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
-        processes: on a CPU, processes that each take an image at a time, with as many threads
-            as leave each a share of the cores; by default as many as there are cores, images and
-            memory for. Results do not depend on it, but for rounding by the number of threads.
+        skip_existing: leave out images and videos that have results of an earlier run.
         workers: threads that read images ahead of the model, and as many that write results.
         tile: split images into tiles of this size, for example 1024.
         overlap: overlap of neighbouring tiles; by default a quarter of a tile.
-        memory: memory limit, for example 2GiB: with --tile of the process, else what
-            --processes may take by default. With a GPU this is the host's memory, which includes
-            CUDA's libraries.
+        memory: with --tile, memory limit of a process, for example 2GiB. With a GPU this is the
+            host's memory, which includes CUDA's libraries.
         gpu_memory: limit with --tile of the GPU memory that PyTorch allocates. CUDA itself
             needs some hundred MiB more.
+        ray: give images, or rows of tiles, to the workers of a Ray cluster: without a value, one
+            that is started on this machine; auto, one that this machine is part of; HOST:PORT.
+            It comes after the inputs.
+        ray_workers: most workers of --ray; by default as many as there are GPUs or, without GPUs,
+            cores and memory for.
         cfg_options: override settings of the config, for example
             model.test_cfg.score_thr=0.1.
-        launcher: what started the processes.
 
     Returns:
         The exit status: 1 if some inputs could not be read, else 0.
     """
-    from ..results.formats import Output
-    from ..runner.inference.large_images import parse_bytes
-    from ..runner.inference.sharing import Sharing
-    from ..runtime.predictor import EXPORTED, check_score_thr
-    from ..tooling.inputs import find_inputs, is_video, name_results
+    from ..runner.inference import BatchPredictor
+    from ..runner.inference.large_images import limit_gpu_memory, parse_bytes
+    from ..runtime.predictor import check_score_thr
+    from ..tooling.inputs import find_inputs
 
-    exported = Path(model).suffix in EXPORTED
     check_score_thr(score_thr)
-    check_at_least('workers', workers, 0)
-    check_at_least('processes', processes, 1)
-    check_at_least('batch-size', batch_size, 1)
-    memory_limit = parse_bytes(memory, '--memory')
+    check_options(workers=workers, batch_size=batch_size, ray_workers=ray_workers)
     gpu_limit = parse_bytes(gpu_memory, '--gpu-memory')
-    if tile is None and (overlap or gpu_memory):
-        raise UserError('--overlap and --gpu-memory need --tile')
-    tiles = tiling_of(tile, overlap, batch_size, memory_limit) if tile is not None else None
-    if exported:
-        refuse('exported models', device=device, dtype=dtype, processes=processes)
-        refuse('exported models', gpu_memory=gpu_memory, cfg_options=cfg_options)
-    else:
-        refuse('checkpoints', backend=backend)
-        checkpoint, *inputs = inputs
-    if not inputs:
-        raise UserError('give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...')
-    if processes and (tiles or launcher != 'none'):
-        raise UserError('--processes is not for --tile and --launcher; see dist_infer.sh')
+    if gpu_limit and not tile:
+        raise UserError('--gpu-memory needs --tile')
+    if gpu_limit and ray:
+        raise UserError('--gpu-memory is not for --ray')
+    tiling = tiling_of_options(tile, overlap, memory, batch_size)
     found = find_inputs(inputs, out_dir=out_dir)
-    launched = Sharing.among(launcher)
-    if exported:
-        loaded = load_exported(model, backend or 'onnxruntime', batch_size, score_thr, tiles)
-    else:
-        loaded = load_trained(
-            model,
-            checkpoint,
-            cfg_options=cfg_options,
-            device=device or (launched.device if launched else None),
-            dtype=dtype or 'float32',
-            out_dir=out_dir,
-            batch_size=batch_size,
-            score_thr=score_thr,
-            tiles=tiles,
-        )
-    with loaded.errors:
-        check_score_thr(score_thr, loaded.kind)
-        if no_pictures and loaded.kind == 'labels' and any(map(is_video, found)):
-            raise UserError('of a video, a segmentor writes a picture only; drop --no-pictures')
-        named, folder = name_results(found, out_dir)
-        output = Output(folder, format, loaded.kind, loaded.model.meta['classes'])
-        output.check(named, tiled=tiles is not None)
+    predictor = BatchPredictor(
+        config,
+        checkpoint,
+        batch_size=batch_size,
+        score_thr=score_thr,
+        device='cpu' if ray else device,  # with Ray, this process only looks at the model
+        dtype=dtype,
+        cfg_options=cfg_options,
+    )
+    if gpu_limit:
+        limit_gpu_memory(gpu_limit, predictor.model.device)
+    predictor.arguments['device'] = device
+    return write_all(
+        predictor,
+        found,
+        out_dir=out_dir,
+        format=format,
+        pictures=not no_pictures,
+        skip_existing=skip_existing,
+        threads=workers,
+        tiling=tiling,
+        ray=ray,
+        ray_workers=ray_workers,
+    )
 
-        def conclude(skipped: 'Skipped') -> None:
-            for path, reason in skipped.items():
-                print(f'cpvt infer: skipped {path}: {reason}', file=sys.stderr)
-            done = [(path, name) for path, name in named if str(path) not in skipped]
-            output.write(done)
-            output.report(done, len(named))
 
-        pictures = not no_pictures
-        if tiles:
-            tasks = tasks_for_tiles(loaded, tiles, named, folder, gpu_limit, launched, pictures)
-        else:
-            cores = None
-            if not exported and not launched:
-                cores = cores_for(loaded, processes, memory_limit)
-            write = partial(write_whole, loaded, folder, workers, cores, pictures)
-            about = [loaded.about, batch_size, loaded.score_thr, pictures]
-            tasks = tasks_for_images(write, about, named, folder, batch_size, launched)
-        return finish(tasks, folder, launched, conclude)
+def infer_exported(
+    model: str,
+    inputs: Sequence[str],
+    *,
+    out_dir: str = 'predictions',
+    backend: Literal['onnxruntime', 'openvino'] = 'onnxruntime',
+    batch_size: int = 1,
+    score_thr: Optional[float] = None,
+    format: Optional[Format] = None,
+    no_pictures: bool = False,
+    skip_existing: bool = False,
+    workers: int = 2,
+    tile: Optional[int] = None,
+    overlap: Optional[int] = None,
+    memory: Optional[str] = None,
+    ray: Union[bool, str] = False,
+    ray_workers: Optional[int] = None,
+) -> int:
+    """Run an exported model on images and videos. Of images, `cpvt run` keeps all cores busy, and
+    needs neither torch nor mm.
+
+    Args:
+        model: a .onnx file of cpvt export, or an OpenVINO model (.xml) made from one.
+        inputs: images, videos, folders with their subfolders, quoted patterns such as
+            'photos/**/*.jpg', or - for a list of paths on stdin.
+        out_dir: folder for the results.
+        backend: what runs the model.
+        batch_size: images or frames that pass the model together, if their padded sizes are equal.
+        score_thr: leave out boxes with a lower score; by default the model's threshold.
+        format: write the predictions in this format, too.
+        no_pictures: write no NAME.overlay.jpg or .mp4, to be faster with a small model.
+        skip_existing: leave out images and videos that have results of an earlier run.
+        workers: threads that read images ahead of the model, and as many that write results.
+        tile: split images into tiles of this size, for example 1024.
+        overlap: overlap of neighbouring tiles; by default a quarter of a tile.
+        memory: with --tile, memory limit of a process, for example 2GiB.
+        ray: as for a model of mm: without a value, auto, or HOST:PORT, after the inputs.
+        ray_workers: most workers of --ray; by default as many as there are cores and memory for.
+
+    Returns:
+        The exit status: 1 if some inputs could not be read, else 0.
+    """
+    from ..runner.inference import BatchPredictor
+    from ..runtime.predictor import check_score_thr
+    from ..tooling.inputs import find_inputs
+
+    check_score_thr(score_thr)
+    check_options(workers=workers, batch_size=batch_size, ray_workers=ray_workers)
+    tiling = tiling_of_options(tile, overlap, memory, batch_size)
+    found = find_inputs(inputs, out_dir=out_dir)
+    predictor = BatchPredictor(model, backend=backend, batch_size=batch_size, score_thr=score_thr)
+    predictor.arguments['device'] = 'cpu'
+    return write_all(
+        predictor,
+        found,
+        out_dir=out_dir,
+        format=format,
+        pictures=not no_pictures,
+        skip_existing=skip_existing,
+        threads=workers,
+        tiling=tiling,
+        ray=ray,
+        ray_workers=ray_workers,
+    )
 
 
 # Options
 
 
-def check_at_least(name: str, value: Optional[int], least: int) -> None:
+def check_options(workers: int, batch_size: int, ray_workers: Optional[int]) -> None:
+    at_least('workers', workers, 0)
+    at_least('batch-size', batch_size, 1)
+    at_least('ray-workers', ray_workers, 1)
+
+
+def at_least(name: str, value: Optional[int], least: int) -> None:
     if value is not None and value < least:
         raise UserError(f'--{name} must be at least {least}, got {value}')
 
 
-def refuse(kind: str, **options: Any) -> None:
-    """Raise a UserError if one of the options, which a kind of models does not have, is given."""
-    for name, value in options.items():
-        if value:
-            raise UserError(f'--{name.replace("_", "-")} is not for {kind}; leave it out')
+def tiling_of_options(
+    tile: Optional[int], overlap: Optional[int], memory: Optional[str], batch_size: int
+) -> Optional['Tiling']:
+    """How images are split into tiles; None without --tile."""
+    from ..runner.inference.large_images import parse_bytes, tiling_of
 
-
-def tiling_of(
-    tile: int, overlap: Optional[int], batch_size: int, memory: Optional[int]
-) -> 'Tiling':
-    """How images are split into tiles; for the arguments, see `infer`."""
-    from ..runner.inference.large_images import Tiling
-    from ..runner.inference.tiling import spans
-
-    if overlap is None:
-        overlap = tile // 4 // 32 * 32
-    spans(1, tile, overlap)  # fails if they do not fit the strides
-    return Tiling(tile, overlap, batch_size, memory)
-
-
-# Models
-
-
-class Loaded(NamedTuple):
-    """A model that is ready to run."""
-
-    model: 'ModelPredictor | ExportedPredictor | TileModel'  # the last with --tile
-    kind: 'Kind'
-    score_thr: float
-    about: dict  # identifies the model
-    errors: AbstractContextManager  # in it, what is wrong with a config becomes the user's error
-
-
-def load_exported(
-    path: str,
-    backend: str,
-    batch_size: int,
-    score_thr: Optional[float],
-    tiles: Optional['Tiling'],
-) -> Loaded:
-    """Open an exported model; for the arguments, see `infer`."""
-    from ..runner.inference.exported import ExportedPredictor, exported_tiles
-    from ..runtime.predictor import ExportedModel
-    from ..tooling.inputs import local_path
-
-    exported = ExportedModel(local_path(path), backend)
-    if score_thr is None:
-        score_thr = exported.about['score_thr']
-    in_tiles = exported_tiles(exported, backend)
-    model = in_tiles if tiles else ExportedPredictor(exported, batch_size, score_thr)
-    return Loaded(model, exported.kind_of_results, score_thr, in_tiles.about, nullcontext())
-
-
-def load_trained(
-    config: str,
-    checkpoint: str,
-    cfg_options: Sequence[str],
-    device: Optional[str],
-    dtype: str,
-    out_dir: str,
-    batch_size: int,
-    score_thr: Optional[float],
-    tiles: Optional['Tiling'],
-) -> Loaded:
-    """Build a model of mm; for the arguments, see `infer`."""
-    from ..mm.amp import replace_forward
-    from ..ops import use_winograd
-    from ..runner.config.check import check_settings
-    from ..runner.config.explain import explained
-    from ..runner.config.hints import warn_of_settings
-    from ..runner.config.load import load_config
-    from ..runner.config.parts import dataset_meta
-    from ..runner.inference.batched import ModelPredictor
-    from ..runner.inference.large_images import fingerprint, tile_model
-    from ..runner.inference.prediction import kind_of_results
-    from ..runner.inference.trained import SCORE_THR
-    from ..runner.models import build_model, fetch_checkpoint, load_whole_model
-    from ..tooling.files import make_folder
-
-    if score_thr is None:
-        score_thr = SCORE_THR
-    cfg = load_config(config, cfg_options)
-    check_settings(cfg, 'test_dataloader')
-    warn_of_settings(cfg, 'test')
-    weights = fetch_checkpoint(checkpoint)
-    model = build_model(cfg, device)
-    load_whole_model(model, weights, checkpoint)
-    use_winograd(model)
-    if dtype == 'bfloat16':
-        replace_forward(model)
-    folder = make_folder(out_dir)
-    about = {**fingerprint(cfg, weights, next(model.parameters()).device), 'dtype': dtype}
-    with explained(folder):
-        meta = dataset_meta(cfg, weights)
-        if tiles:
-            ready = tile_model(model, cfg, about, meta)
-        else:
-            ready = ModelPredictor(model, cfg, meta, batch_size, score_thr)
-        kind = kind_of_results(model, cfg)
-    return Loaded(ready, kind, score_thr, about, explained(folder))
+    limit = parse_bytes(memory, '--memory')
+    if tile is not None:
+        return tiling_of(tile, overlap, batch_size, limit)
+    if overlap is not None or memory is not None:
+        raise UserError('--overlap and --memory need --tile')
+    return None
 
 
 # Work
 
 
-def cores_for(loaded: Loaded, processes: Optional[int], memory: Optional[int]) -> 'Cores':
-    """The cores that processes divide; for the arguments, see `infer`."""
-    from ..runner.inference.workers import Cores
-
-    device = next(loaded.model.model.parameters()).device
-    return Cores.for_model(device, processes, memory)
-
-
-def tasks_for_tiles(
-    loaded: Loaded,
-    tiles: 'Tiling',
-    named: Sequence['Named'],
-    folder: Path,
-    gpu_memory: Optional[int],
-    launched: Optional['Sharing'],
+def write_all(
+    predictor: 'BatchPredictor',
+    found: Mapping[Path, str],
+    *,
+    out_dir: str,
+    format: Optional[Format],
     pictures: bool,
-) -> list['Task']:
-    """Tasks that write the results of images in tiles."""
-    from ..runner.inference.large_images import LargeImage, limit_gpu_memory
-    from ..runner.inference.sharing import tasks_of_tiles
+    skip_existing: bool,
+    threads: int,
+    tiling: Optional['Tiling'],
+    ray: Union[bool, str],
+    ray_workers: Optional[int],
+) -> int:
+    """Write the results of inputs, see `find_inputs`, and report them; returns the exit status. For
+    the other arguments, see `infer`."""
+    from ..results.formats import Output
+    from ..runner.inference.large_images import LargeImage
+    from ..runner.inference.writing import has_results, write_results
+    from ..runtime.predictor import check_score_thr
+    from ..tooling.inputs import is_video, name_results
 
-    if gpu_memory:
-        limit_gpu_memory(gpu_memory, loaded.model.device)
-    processes = launched.processes if launched else 1
-    tasks = []
-    for path, name in named:
-        image = LargeImage(
-            path, name, loaded.model, tiles, folder, loaded.score_thr, pictures=pictures
+    model = predictor.model
+    check_score_thr(predictor.arguments['score_thr'], model.kind)
+    if not pictures and model.kind == 'labels' and any(map(is_video, found)):
+        raise UserError('of a video, a segmentor writes a picture only; drop --no-pictures')
+    named, folder = name_results(found, out_dir)
+    output = Output(folder, format, model.kind, model.meta['classes'])
+    output.check(named, tiled=tiling is not None)
+    start = time.monotonic()
+    todo = list(named)
+    images: list[LargeImage] = []
+    if tiling:
+        tiles = model.in_tiles()
+        for path, name in named:
+            image = LargeImage(path, name, tiles, tiling, folder, pictures)
+            if image.is_done():
+                print(f'{path}: already done')
+            else:
+                images.append(image)
+    elif skip_existing:
+        todo = [entry for entry in named if not has_results(entry, folder, model.kind, pictures)]
+        print(f'{len(named) - len(todo)} of {len(named)} are already done')
+    if ray:
+        skipped = write_on_ray(
+            predictor.arguments, todo, images, folder, pictures, tiling, ray, ray_workers
         )
-        tasks += tasks_of_tiles(image, processes)
-    return tasks
+    elif tiling:
+        skipped = write_in_tiles(images)
+    else:
+        skipped = write_results(model, todo, folder, threads, pictures)
+    seconds = time.monotonic() - start
+    for source, reason in skipped.items():
+        print(f'cpvt infer: skipped {source}: {reason}', file=sys.stderr)
+    done = [(path, name) for path, name in named if str(path) not in skipped]
+    output.write(done)
+    output.report(done, len(named))
+    if not tiling and not any(is_video(path) for path, _ in todo) and len(todo) > len(skipped):
+        speed = (len(todo) - len(skipped)) / seconds
+        print(f'{speed:.3g} images per second, reading and writing included')
+    return int(bool(skipped))
 
 
-def tasks_for_images(
-    write: Callable[[Sequence['Named']], 'Skipped'],
-    about: Any,
-    named: Sequence['Named'],
-    folder: Path,
-    batch_size: int,
-    launched: Optional['Sharing'],
-) -> list['Task']:
-    """Tasks that write the results of whole images and videos: one, or several to be shared."""
-    from ..runner.inference.sharing import Task, tasks_of_images
-
-    if launched:
-        return tasks_of_images(write, named, folder, about, batch_size)
-    return [Task('all', about, partial(write, named))]
-
-
-def write_whole(
-    loaded: Loaded,
-    folder: Path,
-    workers: int,
-    cores: Optional['Cores'],
-    pictures: bool,
-    named: Sequence['Named'],
-) -> 'Skipped':
-    """Write the results of images and videos; returns those that cannot be read."""
-    from ..runner.inference.batched import infer_images, infer_video
-    from ..tooling.inputs import is_video
+def write_in_tiles(images: Sequence['LargeImage']) -> 'Skipped':
+    """Write the results of large images; returns those that cannot be read."""
     from ..tooling.rasters import ReadError
 
-    images = [(path, name) for path, name in named if not is_video(path)]
-    videos = [(path, name) for path, name in named if is_video(path)]
-    skipped: Skipped = {}
-    if images:
-        skipped = infer_images(loaded.model, images, folder, workers, cores, pictures)
-    for path, name in videos:
+    skipped = {}
+    for image in images:
         try:
-            infer_video(loaded.model, path, name, folder, loaded.kind, cores, pictures)
+            image.write_rows((0, image.rows()))
         except ReadError as error:
-            skipped[str(path)] = one_line(error)
+            skipped[str(image.path)] = one_line(error)
+            image.give_up()
+        else:
+            image.join()
     return skipped
 
 
-def finish(
-    tasks: Sequence['Task'],
+def write_on_ray(
+    model: dict,
+    named: Sequence['Named'],
+    images: Sequence['LargeImage'],
     folder: Path,
-    launched: Optional['Sharing'],
-    conclude: Callable[['Skipped'], None],
-) -> int:
-    """Do the tasks, in this process or in several, and conclude once; returns the exit status."""
-    import torch
+    pictures: bool,
+    tiling: Optional['Tiling'],
+    address: Union[bool, str],
+    workers: Optional[int],
+) -> 'Skipped':
+    """Write results by the workers of a Ray cluster; see `cluster.py`."""
+    from ..runner.inference.cluster import connected, write_images_on, write_tiles_on
 
-    from ..runner.inference import sharing
-
-    try:
-        if launched:
-            skipped = sharing.conclude_once(tasks, folder, conclude)
-        else:
-            # The results that the records of a shared run stand for are about to be overwritten.
-            shutil.rmtree(folder / sharing.FOLDER, ignore_errors=True)
-            skipped = sharing.in_order(tasks)
-            conclude(skipped)
-    except torch.cuda.OutOfMemoryError as error:
-        advice = 'use a smaller --batch-size or --tile'
-        raise UserError(f'too little GPU memory; {advice}') from error
-    return min(len(skipped), 1)
+    if not images if tiling else not named:
+        return {}
+    with connected(address, workers, model['device']) as cluster:
+        if tiling:
+            return write_tiles_on(cluster, model, images, folder, pictures, tiling)
+        return write_images_on(cluster, model, named, folder, pictures)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_command(infer, argv, 'finished results are in {out_dir}')
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    is_exported = bool(arguments) and Path(arguments[0]).suffix in EXPORTED
+    return run_command(infer_exported if is_exported else infer, argv, INTERRUPTED)

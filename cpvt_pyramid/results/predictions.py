@@ -138,10 +138,18 @@ class _Prediction:
             save_overlay(self.draw(), folder / f'{name}.overlay.jpg')
         if self.kind != 'detections':  # the pixels, without loss
             with atomic_write(folder / f'{name}.{self.kind}.png') as file:
-                self._picture().save(file, 'PNG', compress_level=LABELS_LEVEL)
+                file.write_bytes(self.png())
         if self.kind != 'labels':
             path = folder / f'{name}.{self.kind}.json'
             write_records(path, source, self.image.shape[:2], self.kind, self.records())
+
+    def png(self) -> bytes:
+        """What NAME.labels.png or NAME.segments.png hold; nothing for detections."""
+        if self.kind == 'detections':
+            return b''
+        file = io.BytesIO()
+        self._picture().save(file, 'PNG', compress_level=LABELS_LEVEL)
+        return file.getvalue()
 
     def records(self) -> list[dict[str, Any]]:
         """What JSON files hold: the items with rounded numbers."""

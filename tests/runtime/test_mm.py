@@ -109,13 +109,18 @@ def test_mistakes(model, in_files, capsys):
     model('labels'), model('fixed')
     for arguments, complaint in (
         ('labels.onnx in --score-thr 0.5', 'but the model predicts labels; leave it out'),
-        ('labels.onnx in --dtype bfloat16', '--dtype is not for exported models'),
-        ('config.py a.png', 'give CONFIG CHECKPOINT INPUT... or MODEL.onnx INPUT...'),
         ('fixed.onnx in --tile 128', 'takes images of up to 64 x 96'),
     ):
         assert infer.main(arguments.split()) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith('cpvt infer: ') and complaint in line
+    for arguments, complaint in (
+        ('labels.onnx in --dtype bfloat16', 'unrecognized arguments: --dtype bfloat16'),
+        ('config.py a.png', 'the following arguments are required: INPUTS'),
+    ):
+        with pytest.raises(SystemExit):
+            infer.main(arguments.split())
+        assert complaint in capsys.readouterr().err.splitlines()[-1]
 
 
 ONNX_FILE = """<ir_version: 10, opset_import: ["" : 18]>

@@ -1,1 +1,3 @@
-"""Images in batches and in tiles, work that processes share, and what is written for an image."""
+"""Images in batches and in tiles, on one machine or on many."""
+
+from .batch_predictor import BatchPredictor as BatchPredictor

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from ... import __version__
 from ...padding.batching import map_in_batches
 from ...results.predictions import Prediction
 from ...runtime.predictor import ExportedModel
+from ...tooling.inputs import local_path
 from ..rasters import read_image
 from .large_images import TileModel, hashed
 from .tiling import Found
@@ -20,10 +21,19 @@ Source = tuple[Any, np.ndarray]  # the caller's reference to an image, and the i
 
 
 class ExportedPredictor:
-    """An exported model with the interface of `batched.ModelPredictor`."""
+    """An exported model with the interface of `trained.ModelPredictor`."""
 
-    def __init__(self, model: ExportedModel, batch_size: int, score_thr: float) -> None:
-        self.model, self.batch_size, self.score_thr = model, batch_size, score_thr
+    device = torch.device('cpu')  # of the tensors
+    bands: Optional[tuple[int, ...]] = None  # RGB
+
+    def __init__(
+        self, model: ExportedModel, backend: str, batch_size: int, score_thr: Optional[float]
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.batch_size = batch_size
+        self.score_thr = model.about['score_thr'] if score_thr is None else score_thr
+        self.kind = model.kind_of_results
         self.meta = {'classes': model.classes, 'palette': model.palette}
 
     read = staticmethod(read_image)
@@ -35,6 +45,22 @@ class ExportedPredictor:
         """The source and prediction of each, in order."""
         return map_in_batches(self._predict, images, self._canvas, self.batch_size)
 
+    def in_tiles(self) -> TileModel:
+        """The model for images larger than memory. One that returns labels votes, with the weights
+        of blended scores, where tiles overlap."""
+        digest = hashlib.sha256()
+        for path in (self.model.path, self.model.path.with_suffix('.bin')):
+            if path.is_file():
+                digest.update(path.read_bytes())
+        about = {
+            'model': hashed(self.model.about),
+            'checkpoint': digest.hexdigest(),
+            'backend': self.backend,
+            'version': __version__,
+        }
+        detects = self.kind == 'detections'
+        return TileModel(detects, self._predict_tile, self.meta, about, self.device, self.score_thr)
+
     def _canvas(self, image: Source) -> tuple[int, int]:
         return self.model.canvas(image[1].shape[:2])
 
@@ -43,31 +69,30 @@ class ExportedPredictor:
         found = self.model.predict(rgb, self.score_thr)
         return [(source, prediction) for (source, _), prediction in zip(batch, found)]
 
-
-def exported_tiles(model: ExportedModel, backend: str) -> TileModel:
-    """An exported model for tiled inference. One that returns labels votes, with the weights of
-    blended scores, where tiles overlap."""
-    detects = model.about['task'] != 'segmentation'
-    files = (path for path in (model.path, model.path.with_suffix('.bin')) if path.is_file())
-    about = {
-        'model': hashed(model.about),
-        'checkpoint': hashlib.sha256(b''.join(path.read_bytes() for path in files)).hexdigest(),
-        'device': backend,
-        'version': __version__,
-    }
-
-    def predict(tile: Tensor) -> Union[Tensor, Found]:
+    def _predict_tile(self, tile: Tensor) -> Union[Tensor, Found]:
         """Detections in a tile (3, h, w), BGR uint8, or its scores (K, h, w)."""
         image = np.ascontiguousarray(tile.numpy()[::-1].transpose(1, 2, 0))
-        [output] = model.run_batch([image], [image.shape[:2]])
-        if detects:
+        [output] = self.model.run_batch([image], [image.shape[:2]])
+        if self.kind == 'detections':
             used = output['labels'] >= 0
-            return Found(*(torch.from_numpy(output[k][used]) for k in Found._fields))
+            return Found(*(torch.from_numpy(output[name][used]) for name in Found._fields))
         if 'probabilities' in output:
-            planes = enumerate(output['probabilities'])
-            return torch.from_numpy(np.stack([model.class_scores(x, i) for i, x in planes]))
-        classes = np.arange(len(model.classes))[:, None, None]
+            scores = [
+                self.model.class_scores(plane, label)
+                for label, plane in enumerate(output['probabilities'])
+            ]
+            return torch.from_numpy(np.stack(scores))
+        classes = np.arange(len(self.model.classes))[:, None, None]
         return torch.from_numpy((output['labels'] == classes).astype(np.float32))
 
-    meta = {'classes': model.classes, 'palette': model.palette}
-    return TileModel(detects, predict, meta, about, torch.device('cpu'))
+
+def load_exported(
+    path: str,
+    *,
+    backend: str = 'onnxruntime',
+    batch_size: int = 1,
+    score_thr: Optional[float] = None,
+) -> ExportedPredictor:
+    """Open an exported model; for the arguments, see `cpvt infer`."""
+    model = ExportedModel(local_path(path), backend)
+    return ExportedPredictor(model, backend, batch_size, score_thr)

@@ -8,8 +8,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import numpy as np
 import torch
 from mmengine.config import Config
-from torch import Tensor, nn
+from numpy.typing import DTypeLike
+from torch import Tensor
 
 from ... import __version__
 from ...mm.samples import data_sample
@@ -29,10 +31,23 @@ from ...tooling.command import UserError
 from ...tooling.files import atomic_write
 from ...tooling.progress import progress
 from ..config.parts import loaded_bands
-from . import tiling
+from .postprocessing import as_scores
 from .prediction import is_panoptic
 from .raster import CACHE, open_image, overview, row_reader, write_label_map
-from .tiling import Found, Journal, Run, Span, TileGrid
+from .tiling import (
+    Found,
+    RowFiles,
+    RowWork,
+    Span,
+    TileGrid,
+    best_class,
+    detect_rows,
+    found_in_rows,
+    labels_of_rows,
+    merged,
+    segment_rows,
+    spans,
+)
 
 if TYPE_CHECKING:
     from rasterio.io import DatasetReader
@@ -47,6 +62,20 @@ class Tiling(NamedTuple):
     overlap: int  # overlap of neighbouring tiles in pixels
     batch_size: int = 1  # tiles that are queued on a GPU
     memory: Optional[int] = None  # limit for the resident memory of the process, in bytes
+
+
+def tiling_of(
+    tile: int, overlap: Optional[int], batch_size: int, memory_limit: Optional[int]
+) -> Tiling:
+    """For the arguments, see `cpvt infer`.
+
+    Raises:
+        UserError: they do not fit the strides of the models.
+    """
+    if overlap is None:
+        overlap = tile // 4 // 32 * 32
+    spans(1, tile, overlap)
+    return Tiling(tile, overlap, batch_size, memory_limit)
 
 
 def parse_bytes(text: Optional[str], option: str) -> Optional[int]:
@@ -66,17 +95,18 @@ class TileModel(NamedTuple):
     """A model as tiled inference needs it."""
 
     detects: bool  # boxes; else it segments
-    predict: Callable[[Tensor], Union[Tensor, Found]]  # see `Run`
+    predict: Callable[[Tensor], Union[Tensor, Found]]  # see `RowWork`
     meta: dict  # `classes` and `palette`
     about: dict  # identifies the model, as JSON values
     device: torch.device
-    decide: Callable[[Tensor], Tensor] = tiling.best_class  # scores (K, h, w) to labels
+    score_thr: float  # boxes of a lower score are left out
+    decide: Callable[[Tensor], Tensor] = best_class  # scores (K, h, w) to labels
     # Of a tile (N, h, w) float32, numbers of the bands in the file; None: (3, h, w) BGR uint8
     bands: Optional[tuple[int, ...]] = None
 
 
-def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileModel:
-    """A detector or a segmentor of mm for tiled inference; for `about` and `meta`, see `TileModel`.
+def tile_model(model: Any, cfg: Config, about: dict, meta: dict, score_thr: float) -> TileModel:
+    """A detector or a segmentor of mm for tiled inference; for the rest, see `TileModel`.
 
     Raises:
         UserError: the model is panoptic.
@@ -86,7 +116,7 @@ def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileMo
     detects = cfg.default_scope == 'mmdet'
     predict = partial(detector_boxes if detects else segmentor_scores, model)
     device = next(model.parameters()).device
-    ready = TileModel(detects, predict, meta, about, device, bands=loaded_bands(cfg))
+    ready = TileModel(detects, predict, meta, about, device, score_thr, bands=loaded_bands(cfg))
     if detects or model.out_channels > 1:
         return ready
     threshold = model.decode_head.threshold
@@ -94,24 +124,26 @@ def tile_model(model: nn.Module, cfg: Config, about: dict, meta: dict) -> TileMo
 
 
 @torch.no_grad()
-def segmentor_scores(model: nn.Module, tile: Tensor) -> Tensor:
+def segmentor_scores(model: Any, tile: Tensor) -> Tensor:
     """A segmentor's scores (K, h, w) of a tile."""
-    height, width = size = tuple(tile.shape[1:])
-    batch = {'inputs': [tile], 'data_samples': [data_sample(True, size)]}
+    height, width = tile.shape[1:]
+    batch = {'inputs': [tile], 'data_samples': [data_sample(True, (height, width))]}
     data = model.data_preprocessor(batch, False)
     metas = [sample.metainfo for sample in data['data_samples']]
-    return model.inference(data['inputs'], metas)[0, :, :height, :width].float()
+    scores = as_scores(model.inference(data['inputs'], metas))
+    return scores[0, :, :height, :width].float()
 
 
 @torch.no_grad()
-def detector_boxes(model: nn.Module, tile: Tensor) -> Found:
+def detector_boxes(model: Any, tile: Tensor) -> Found:
     """The detections in a tile."""
-    batch = {'inputs': [tile], 'data_samples': [data_sample(False, tuple(tile.shape[1:]))]}
+    height, width = tile.shape[1:]
+    batch = {'inputs': [tile], 'data_samples': [data_sample(False, (height, width))]}
     found = model.test_step(batch)[0].pred_instances
     return Found(found.bboxes, found.scores, found.labels)
 
 
-def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
+def fingerprint(cfg: Config, weights: dict) -> dict:
     """What a result depends on, other than the image and the tiles."""
     digest = hashlib.sha256()
     for name, tensor in weights['state_dict'].items():
@@ -121,7 +153,6 @@ def fingerprint(cfg: Config, weights: dict, device: torch.device) -> dict:
         'model': hashed(cfg.model),
         'bands': loaded_bands(cfg),
         'checkpoint': digest.hexdigest(),
-        'device': device.type,
         'version': __version__,
     }
 
@@ -138,15 +169,21 @@ def hashed(values: Any) -> str:
 def check_memory_ahead(image: 'DatasetReader', tiles: Tiling, model: TileModel) -> None:
     """Raise a UserError if the tiles of an image will not fit into the memory limit, to judge from
     two smaller tiles."""
-    pixel = torch.zeros(len(model.bands)) if model.bands else torch.zeros(3, dtype=torch.uint8)
-    sides, peaks = (max(tiles.tile // 128 * 32, 32), max(tiles.tile // 64 * 32, 64)), []
     on_gpu = model.device.type != 'cpu'
-    for side in sides:
-        output = model.predict(pixel[:, None, None].expand(-1, side, side))
-        peaks.append(memory.peak())
+    pixel = torch.zeros(len(model.bands)) if model.bands else torch.zeros(3, dtype=torch.uint8)
+    small = max(tiles.tile // 128 * 32, 32)
+    large = max(tiles.tile // 64 * 32, 64)
+
+    def run(side: int) -> Union[Tensor, Found]:
+        return model.predict(pixel[:, None, None].expand(-1, side, side))
+
+    run(small)
+    peak_of_small = memory.peak()
+    output = run(large)
+    peak_of_large = memory.peak()
     # On a GPU, what the process gains are CUDA's kernels, however large the tile.
-    growth = 0 if on_gpu else (peaks[1] - peaks[0]) / (sides[1] ** 2 - sides[0] ** 2)
-    expected = peaks[1] + growth * (tiles.tile**2 - sides[1] ** 2)
+    growth = 0 if on_gpu else (peak_of_large - peak_of_small) / (large**2 - small**2)
+    expected = peak_of_large + growth * (tiles.tile**2 - large**2)
     if isinstance(output, Tensor):
         # Partial sums for the next tile, and the scores that `expected` does not have yet.
         scores = 1 if on_gpu else tiles.batch_size - 1
@@ -182,7 +219,11 @@ class LargeImage:
 
     For an image NAME: NAME.overlay.jpg, at most 2048 pixels a side, unless without `pictures`, and
     NAME.detections.json or NAME.labels.tif, a tiled and compressed GeoTIFF with the georeference of
-    the image, if it has one. Work in progress is kept in .NAME.partial.
+    the image, if it has one.
+
+    `write_rows` writes the results of rows of tiles, each a file in a subfolder of .NAME.partial
+    that is named after what they depend on. So what is there is right, whichever run wrote it.
+    `join` makes the results of the image from them.
     """
 
     def __init__(
@@ -192,20 +233,23 @@ class LargeImage:
         model: TileModel,
         tiles: Tiling,
         folder: Path,
-        score_thr: float,
         pictures: bool = True,
     ) -> None:
-        self.path, self.name, self.model, self.tiles = path, name, model, tiles
-        self.score_thr, self.pictures = score_thr, pictures
+        self.path = path
+        self.name = name
+        self.model = model
+        self.tiles = tiles
+        self.pictures = pictures
         # What the results depend on
-        self.about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
-        self.about |= {'score threshold': score_thr} if model.detects else {}
-        self.about['image'] = identity(path)
-        self.run = hashed(self.about)
+        about = {**model.about, 'tile': tiles.tile, 'overlap': tiles.overlap}
+        if model.detects:
+            about['score threshold'] = model.score_thr
+        about['image'] = identity(path)
+        self.run = hashed(about)
         self.result = folder / f'{name}{".detections.json" if model.detects else ".labels.tif"}'
         self.overlay = folder / f'{name}.overlay.jpg'
         self.working_folder = self.result.with_name(f'.{Path(name).name}.partial')
-        self.label_type = np.uint8 if len(model.meta['classes']) <= 256 else np.uint16
+        self.label_type: DTypeLike = np.uint8 if len(model.meta['classes']) <= 256 else np.uint16
 
     def is_done(self) -> bool:
         """Whether the results exist."""
@@ -219,87 +263,97 @@ class LargeImage:
                 return labels.tags().get('run') == self.run
         return False
 
-    def band_folder(self, band: Span) -> Path:
-        return self.working_folder / f'rows-{band[0]}-{band[1]}'
-
-    def grid(self, image: 'DatasetReader') -> TileGrid:
-        return TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
-
-    def bands(self, processes: int) -> list[Span]:
-        """The spans of rows of tiles into which processes divide the image.
-
-        Of a detector, each is a row. Of a segmentor, which computes tiles twice where bands meet,
-        there is one for each process.
+    def rows(self) -> int:
+        """The number of rows of tiles.
 
         Raises:
             ReadError: not a complete image.
         """
         with open_image(self.path) as image:
-            rows = len(self.grid(image).rows)
-        length = 1 if self.model.detects and processes > 1 else math.ceil(rows / processes)
-        return [(start, min(start + length, rows)) for start in range(0, rows, length)]
+            return len(self._grid(image).rows)
 
-    def write_band(self, band: Span) -> None:
-        """Do the work for a band, with a progress bar; `join_bands` then writes the results.
+    def write_rows(self, band: Span) -> None:
+        """Write the results of a band of rows of tiles that are not there yet, with a progress bar.
 
         Raises:
             ReadError: not a complete image.
-            UserError: too little memory, or another run is at work on it.
+            UserError: too little memory.
         """
         tiles = self.tiles
-        with open_image(self.path) as image, ExitStack() as stack:
-            read, grid = row_reader(image, self.model.bands), self.grid(image)
+        with open_image(self.path) as image:
+            read = row_reader(image, self.model.bands)
             if tiles.memory:
                 check_memory_ahead(image, tiles, self.model)
-            journal = Journal(self.band_folder(band), self.about)
-            stack.callback(journal.close)
-            total = (band[1] - band[0]) * len(grid.columns)
-            update = stack.enter_context(progress(total, 'tiles', self.name))
+            total = (band[1] - band[0]) * len(self._grid(image).columns)
+            with progress(total, 'tiles', self.name) as update:
 
-            def done(count: int) -> None:
-                if tiles.memory:
-                    check_memory(memory.peak(), tiles)
-                update(count)
+                def done(count: int) -> None:
+                    if tiles.memory:
+                        check_memory(memory.peak(), tiles)
+                    update(count)
 
-            run = Run(read, grid, self.model.predict, journal, band, tiles.batch_size, done)
-            if self.model.detects:
-                tiling.detect_in_tiles(run)
-            else:
-                tiling.segment_in_tiles(run, self.label_type, self.model.decide)
+                files = self._files(image)
+                files.folder.mkdir(parents=True, exist_ok=True)
+                work = RowWork(read, files, self.model.predict, tiles.batch_size, done)
+                if self.model.detects:
+                    detect_rows(work, band)
+                else:
+                    segment_rows(work, band, self.label_type, self.model.decide)
 
-    def join_bands(self, bands: Sequence[Span]) -> None:
-        """Write the results of bands that are finished.
+    def join(self) -> None:
+        """Write the results of the image, whose rows are all there, and remove those of the rows.
 
         Raises:
             UserError: GDAL cannot write them, for example on a full disk.
         """
+        with open_image(self.path) as image:
+            if self.model.detects:
+                self._join_boxes(image)
+            else:
+                self._join_labels(image)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Remove the results of rows."""
+        shutil.rmtree(self.working_folder, ignore_errors=True)
+
+    def _join_boxes(self, image: 'DatasetReader') -> None:
+        small, step = overview(image, self.model.bands)
+        classes = self.model.meta['classes']
+        palette = self.model.meta['palette']
+        found = merged(found_in_rows(self._files(image)), self._grid(image))
+        boxes, scores, labels = (part.numpy() for part in found)
+        best = Detections(small, classes, palette, boxes, scores, labels).above(
+            self.model.score_thr
+        )
+        if self.pictures:  # before the result, which counts as done
+            picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
+            save_overlay(picture, self.overlay)
+        items = best.records()
+        write_records(self.result, image.name, image.shape, best.kind, items, run=self.run)
+
+    def _join_labels(self, image: 'DatasetReader') -> None:
         from rasterio.errors import RasterioError
 
-        folders = list(map(self.band_folder, bands))
-        classes, palette = self.model.meta['classes'], self.model.meta['palette']
-        with open_image(self.path) as image:
+        labels = labels_of_rows(self._files(image), self.label_type)
+        meta = self.model.meta
+        if self.pictures:  # before the result, which counts as done
             small, step = overview(image, self.model.bands)
-            # The overlay comes before the result, which counts as done.
-            if not self.model.detects:
-                labels = tiling.labels_in_tiles(folders, image.shape, self.label_type)
-                if self.pictures:
-                    shown = np.array(labels[::step, ::step])
-                    save_overlay(draw_segmentation(small, shown, classes, palette), self.overlay)
-                try:
-                    with atomic_write(self.result) as file:
-                        write_label_map(file, labels, image, self.model.meta, self.run)
-                except RasterioError as error:
-                    reason = error.__cause__ or error
-                    raise UserError(f'cannot write {self.result}: {reason}') from error
-                return
-            found = tiling.merged(tiling.found_in_tiles(folders), self.grid(image))
-            boxes, scores, labels = (part.numpy() for part in found)
-            best = Detections(small, classes, palette, boxes, scores, labels).above(self.score_thr)
-            if self.pictures:
-                picture = draw_frames(small, best.boxes / step, best.labels, classes, palette)
-                save_overlay(picture, self.overlay)
-            items = best.records()
-            write_records(self.result, image.name, image.shape, best.kind, items, run=self.run)
+            shown = np.array(labels[::step, ::step])
+            picture = draw_segmentation(small, shown, meta['classes'], meta['palette'])
+            save_overlay(picture, self.overlay)
+        try:
+            with atomic_write(self.result) as file:
+                write_label_map(file, labels, image, meta, self.run)
+        except RasterioError as error:
+            reason = error.__cause__ or error
+            raise UserError(f'cannot write {self.result}: {reason}') from error
+
+    def _grid(self, image: 'DatasetReader') -> TileGrid:
+        return TileGrid(image.shape, self.tiles.tile, self.tiles.overlap)
+
+    def _files(self, image: 'DatasetReader') -> RowFiles:
+        return RowFiles(self.working_folder / self.run[:16], self._grid(image))
 
 
 def identity(path: Path) -> dict:

@@ -108,6 +108,7 @@ def write_label_map(
     if not image.transform.is_identity:
         place['transform'] = image.transform
     height, width = labels.shape
+    file_of_labels = str(labels.filename)
     with rasterio.open(
         file, 'w', 'GTiff', width, height, 1, dtype=labels.dtype, compress='deflate', tiled=True,
         blockxsize=512, blockysize=512, bigtiff='if_safer', **place,
@@ -119,5 +120,5 @@ def write_label_map(
         for top in range(0, height, LINES):
             bottom = min(top + LINES, height)
             # Mapped for each part only: pages that stay mapped count as resident memory.
-            lines = np.memmap(labels.filename, labels.dtype, 'r', shape=labels.shape)[top:bottom]
+            lines = np.memmap(file_of_labels, labels.dtype, 'r', shape=labels.shape)[top:bottom]
             tif.write(lines, 1, window=((top, bottom), (0, width)))

@@ -1,9 +1,10 @@
 """Inference on images of any size in overlapping tiles, with little memory.
 
 An image is read once, from top to bottom, one row of tiles at a time. The model's outputs for
-overlapping tiles are blended (segmentation) or merged (detection). Finished results, and partial
-sums that the next row of tiles needs, are kept in a working folder: a run that was killed resumes
-after its last complete row of tiles, and its result is bit-identical.
+overlapping tiles are blended (segmentation) or merged (detection). The results of each row of tiles
+are a file in a working folder, which is there completely or not at all: a run that was killed
+continues with the first row that has none, and its result is bit-identical. A band of rows, whose
+files can be written by a process of its own, is a half-open range of them.
 
 Results do not depend on the batch size. Tiles are accumulated in a fixed order, and each passes the
 model alone, because the rounding of a matrix product depends on its shape.
@@ -14,22 +15,23 @@ y2 in pixels. A span is a half-open range, [start, stop), of pixels or of rows o
 
 import io
 import itertools
-import json
 import math
 import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple, Optional, Union
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from ...tooling.command import UserError
-from ...tooling.files import atomic_write, locked
+from ...tooling.files import atomic_write
 
 ALIGN = 32  # the largest stride; in aligned tiles, map cells are where those of the image are
 CUT = 4  # pixels: a box that ends this close to an inner border of its tile counts as cut
@@ -98,94 +100,72 @@ class TileGrid:
         self.columns = spans(size[1], tile, overlap)
 
 
-class Journal:
-    """The number of finished rows of tiles of a run, in a folder for all of its files, so that the
-    same run can resume after a kill. What its result depends on is `about`, JSON values.
+class RowFiles(NamedTuple):
+    """The results of the rows of tiles of an image, a file for each."""
 
-    Where there are no file locks, it warns that it cannot tell whether another run uses the folder.
+    folder: Path
+    grid: TileGrid
 
-    Raises:
-        UserError: the folder belongs to a run about something else, or to one in progress.
-    """
+    def of(self, row: int) -> Path:
+        return self.folder / f'row-{row:06}'
 
-    def __init__(self, folder: Path, about: dict) -> None:
-        self.folder, self.about, self.rows = folder, json.loads(json.dumps(about)), 0
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock = locked(self.folder / 'lock')
-        except BlockingIOError:
-            raise UserError(f'another run is using {self.folder}') from None
-        if self.lock is None:
-            warnings.warn('no file locks here: do not start a run twice at a time', stacklevel=2)
-        path = self.folder / 'state.json'
-        if path.exists():
-            state = json.loads(path.read_text())
-            self.rows = state['rows']
-            other = [key for key in self.about if state['about'].get(key) != self.about[key]]
-            if other:
-                self.close()
-                raise UserError(
-                    f'{self.folder} belongs to an unfinished run with another {", ".join(other)}; '
-                    'finish that run or remove the folder'
-                )
+    def first_missing(self, band: Span) -> int:
+        """The first row of a band that has no results; the end of the band if all have."""
+        row = band[0]
+        while row < band[1] and self.of(row).exists():
+            row += 1
+        return row
 
-    def done(self, rows: int) -> None:
-        """Record that `rows` rows of tiles are finished and on disk."""
-        with atomic_write(self.folder / 'state.json') as partial, partial.open('w') as file:
-            json.dump({'about': self.about, 'rows': rows}, file)
-            flush(file)
-        self.rows = rows
-
-    def close(self) -> None:
-        """Let another run use the folder."""
-        if self.lock is not None:
-            self.lock.release()
+    def write(self, row: int, contents: bytes) -> None:
+        """Write the results of a row: on disk before the file has its name."""
+        with atomic_write(self.of(row)) as draft, draft.open('wb') as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def flush(file: IO) -> None:
-    """Force an open file to disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-class Run(NamedTuple):
-    """The work on a band of an image: a span of rows of tiles."""
+class RowWork(NamedTuple):
+    """The work on an image, row of tiles by row."""
 
     read: ReadRows  # reads lines of the image, each once, from top to bottom
-    grid: TileGrid
+    files: RowFiles
     # A tile (3, h, w) to its scores (K, h, w) in float32, which are overwritten, or to the
     # detections in it, in pixels of the tile
     predict: Callable[[Tensor], Union[Tensor, Found]]
-    journal: Journal  # keeps the work; an unfinished run in it is resumed
-    band: Span
     batch_size: int = 1  # number of tiles queued on the model at a time
     # Called with the number of tiles finished since the last call
     progress: Callable[[int], object] = lambda tiles: None
 
-    def outputs(self, first: int) -> Iterator[tuple[int, Iterator]]:
-        """The index and the outputs of `predict` of each row of tiles from `first` on that is not
-        finished yet. It is finished when the next one is asked for."""
-        begin = self.journal.rows or first
-        self.progress((begin - first) * len(self.grid.columns))
-        rows = self.grid.rows[: self.band[1]]
-        for row, strip in enumerate(strips(self.read, rows, begin), begin):
+    def first_missing(self, band: Span) -> int:
+        """The first row of a band that has no results, after progress with those before it."""
+        first = self.files.first_missing(band)
+        self.progress((first - band[0]) * len(self.files.grid.columns))
+        return first
+
+    def outputs(self, first: int, stop: int) -> Iterator[tuple[int, Iterator]]:
+        """The index and the outputs of `predict` of each row of tiles from `first` on."""
+        rows = self.files.grid.rows[:stop]
+        for row, strip in enumerate(strips(self.read, rows, first), first):
             yield row, self.outputs_in(strip)
-            self.journal.done(row + 1)
 
     def outputs_in(self, strip: Tensor) -> Iterator:
         """The outputs of `predict` for the tiles of a strip, from left to right."""
-        tiles = (strip[:, :, slice(*span)] for span in self.grid.columns)
+        tiles = (strip[:, :, slice(*span)] for span in self.files.grid.columns)
         while batch := list(itertools.islice(tiles, self.batch_size)):
             yield from [self.predict(tile) for tile in batch]  # a GPU does not wait for the first
 
 
 def strips(read: ReadRows, rows: Sequence[Span], first: int) -> Iterator[Tensor]:
     """The image under each row of tiles from `first` on, (3, h, W). Each line is read once."""
-    strip, bottom = None, 0
+    strip: Optional[Tensor] = None
+    bottom = 0
     for start, stop in rows[first:]:
         fresh = read(max(start, bottom), stop)
         shared = bottom - start
-        strip = fresh if shared <= 0 else torch.cat([strip[:, -shared:], fresh], dim=1)
+        if strip is None or shared <= 0:
+            strip = fresh
+        else:
+            strip = torch.cat([strip[:, -shared:], fresh], dim=1)
         bottom = stop
         yield strip
 
@@ -211,10 +191,12 @@ def blended(
         below: open file for the partial sums that the next row needs.
     """
     top, bottom = grid.rows[row]
-    last = row + 1 == len(grid.rows)
-    finished = (bottom if last else grid.rows[row + 1][0]) - top
-    shared = grid.rows[row - 1][1] - top if row and above else 0  # lines in the previous row too
-    pending = None  # sums of the columns that the next tile completes
+    is_last = row + 1 == len(grid.rows)
+    finished = (bottom if is_last else grid.rows[row + 1][0]) - top
+    shared = 0  # lines that the row above has partial sums for
+    if above is not None:
+        shared = grid.rows[row - 1][1] - top
+    pending: Optional[Tensor] = None  # sums of the columns that the next tile completes
     for column, tile in enumerate(scores):
         tile = tile.cpu()
         left, right = grid.columns[column]
@@ -224,46 +206,49 @@ def blended(
             tile[:, :, : pending.shape[2]] += pending
         pending = tile[:, :, stop - left :].clone()
         block = tile[:, :, : stop - left].mul_(weights[0][row][:, None])
-        if shared > 0:
+        if above is not None and shared > 0:
             shape = len(block), shared, stop - left
             offset = 4 * len(block) * shared * left
             sums = np.fromfile(above, np.float32, math.prod(shape), offset=offset)
             block[:, :shared] += torch.from_numpy(sums.reshape(shape))
         yield block[:, :finished]
-        if not last:
-            below.write(block[:, finished:].contiguous().numpy())
+        if not is_last:
+            below.write(block[:, finished:].contiguous().numpy().data)
 
 
 best_class = partial(torch.argmax, dim=0)  # scores (K, h, w) -> labels (h, w)
 
 
-def segment_in_tiles(
-    run: Run, dtype: np.dtype = np.uint8, decide: Callable[[Tensor], Tensor] = best_class
+def segment_rows(
+    work: RowWork,
+    band: Span,
+    dtype: DTypeLike = np.uint8,
+    decide: Callable[[Tensor], Tensor] = best_class,
 ) -> None:
-    """Write the labels of the lines that a band completes into the journal's folder. They are the
-    same as in the label map of the whole image. `decide` turns blended scores into labels."""
-    grid = run.grid
-    folder = run.journal.folder
-    start = run.band[0]
+    """Write the labels of the lines that each row of tiles of a band completes, unless its file is
+    there. They are the same as in the label map of the whole image. `decide` turns blended scores
+    into labels."""
+    grid = work.files.grid
+    start = work.first_missing(band)
+    if start == band[1]:
+        return
     weights = ramps(grid.rows), ramps(grid.columns)
-    top = grid.rows[start][0]
     first = first_row_reaching(grid, start)
-    with (folder / 'labels').open('r+b' if run.journal.rows else 'wb') as file:
-        for row, scores in run.outputs(first):
-            (folder / f'sums-{row - 1}').unlink(missing_ok=True)
-            above = folder / f'sums-{row}' if row > first else None
-            below = folder / f'sums-{row + 1}'
-            blocks = []
-            with below.open('wb') as sums:
-                for block in blended(scores, grid, row, weights, above, sums):
+    with TemporaryDirectory(prefix='.sums-', dir=work.files.folder) as sums:
+        above: Optional[Path] = None  # partial sums of the row before
+        for row, scores in work.outputs(first, band[1]):
+            below = Path(sums, str(row))
+            labels = []
+            with below.open('wb') as file:
+                for block in blended(scores, grid, row, weights, above, file):
                     if row >= start:
-                        blocks.append(decide(block).numpy().astype(dtype))
-                    run.progress(1)
-                flush(sums)
-            if blocks:
-                file.seek((grid.rows[row][0] - top) * grid.size[1] * blocks[0].itemsize)
-                file.write(np.concatenate(blocks, axis=1))
-                flush(file)
+                        labels.append(decide(block).numpy().astype(dtype))
+                        work.progress(1)
+            if above is not None:
+                above.unlink()
+            above = below
+            if row >= start:
+                work.files.write(row, np.concatenate(labels, axis=1).tobytes())
 
 
 def first_row_reaching(grid: TileGrid, start: int) -> int:
@@ -275,38 +260,38 @@ def first_row_reaching(grid: TileGrid, start: int) -> int:
     return first
 
 
-def labels_in_tiles(folders: Sequence[Path], size: tuple[int, int], dtype: np.dtype) -> np.memmap:
-    """The label map (H, W), memory-mapped and read-only, whose bands `segment_in_tiles` wrote into
-    subfolders of one."""
-    path = folders[0].with_name('labels')
+def labels_of_rows(files: RowFiles, dtype: DTypeLike) -> np.memmap:
+    """The label map (H, W), memory-mapped and read-only, from the rows of `segment_rows`."""
+    path = files.folder / 'labels'
     with path.open('wb') as whole:
-        for folder in folders:
-            with (folder / 'labels').open('rb') as band:
-                shutil.copyfileobj(band, whole)
-    return np.memmap(path, dtype, 'r', shape=size)
+        for row in range(len(files.grid.rows)):
+            with files.of(row).open('rb') as part:
+                shutil.copyfileobj(part, whole)
+    return np.memmap(path, dtype, 'r', shape=files.grid.size)
 
 
 # Detection
 
 
-def detect_in_tiles(run: Run) -> None:
-    """Write the detections of each row of tiles of a band into the journal's folder."""
-    for row, outputs in run.outputs(run.band[0]):
+def detect_rows(work: RowWork, band: Span) -> None:
+    """Write the detections of each row of tiles of a band, unless its file is there."""
+    for row, outputs in work.outputs(work.first_missing(band), band[1]):
         found = []
         for tile in outputs:
             found.append([part.cpu() for part in tile])
-            run.progress(1)
+            work.progress(1)
         contents = io.BytesIO()  # writing it raises OSError on a full disk, torch.save RuntimeError
         torch.save(found, contents)
-        with (run.journal.folder / f'found-{row:06}.pt').open('wb') as file:
-            file.write(contents.getbuffer())
-            flush(file)
+        work.files.write(row, contents.getvalue())
 
 
-def found_in_tiles(folders: Iterable[Path]) -> list[Found]:
-    """The detections of all tiles, row by row, that `detect_in_tiles` wrote into folders."""
-    paths = [path for folder in folders for path in sorted(folder.glob('found-*.pt'))]
-    return [Found(*tile) for path in paths for tile in torch.load(path, weights_only=True)]
+def found_in_rows(files: RowFiles) -> list[Found]:
+    """The detections of all tiles, row by row, that `detect_rows` wrote."""
+    found = []
+    for row in range(len(files.grid.rows)):
+        for tile in torch.load(files.of(row), weights_only=True):
+            found.append(Found(*tile))
+    return found
 
 
 def merged(found: Sequence[Found], grid: TileGrid) -> Found:
@@ -321,52 +306,81 @@ def merged(found: Sequence[Found], grid: TileGrid) -> Found:
     tiles = torch.tensor(
         [(left, top, right, bottom) for top, bottom in grid.rows for left, right in grid.columns]
     )  # (T, 4)
-    counts = [len(part.scores) for part in found]
-    own = tiles.repeat_interleave(torch.tensor(counts), dim=0)  # (N, 4)
+    counts = torch.tensor([len(part.scores) for part in found])
+    own = tiles.repeat_interleave(counts, dim=0)  # (N, 4), the tile of each box
     boxes = torch.cat([part.boxes for part in found]).double() + own[:, [0, 1, 0, 1]]
     scores = torch.cat([part.scores for part in found])
     labels = torch.cat([part.labels for part in found])
-    height, width = grid.size
-    cut = (boxes[:, :2] < own[:, :2] + CUT) & (own[:, :2] > 0)
-    cut |= (boxes[:, 2:] > own[:, 2:] - CUT) & (own[:, 2:] < torch.tensor([width, height]))
-    whole, score = (~cut.any(1)).tolist(), scores.tolist()
-
-    others = {}  # for each box, those of its class in other tiles that agree with it
-    stops = list(itertools.accumulate(counts))
-    rows, columns = meeting(grid.rows), meeting(grid.columns)
-    for (r, s), (c, d) in itertools.product(rows, columns):
-        t, u = r * len(grid.columns) + c, s * len(grid.columns) + d
-        if t >= u or not counts[t] or not counts[u]:
-            continue
-        a, b = (slice(stops[i] - counts[i], stops[i]) for i in (t, u))
-        shared = intersection(tiles[t], tiles[u])
-        first, second = (intersection(boxes[each], shared) for each in (a, b))
-        first = first[:, None]
-        common = area(intersection(first, second))
-        same = common > 0.5 * (area(first) + area(second) - common)
-        for i, j in (same & (labels[a][:, None] == labels[b])).nonzero().tolist():
-            others.setdefault(a.start + i, []).append(b.start + j)
-            others.setdefault(b.start + j, []).append(a.start + i)
+    whole = (~are_cut(boxes, own, grid)).tolist()
+    score = scores.tolist()
+    others = same_objects(boxes, labels, counts.tolist(), tiles, grid)
 
     # Whole boxes before cut ones, then by score, then in their order.
-    parent = {}  # union-find over the kept boxes; a tree is an object
-    for i in sorted(range(len(boxes)), key=lambda i: (not whole[i], -score[i], i)):
-        kept = [j for j in others.get(i, ()) if j in parent]
+    order = sorted(range(len(boxes)), key=lambda i: (not whole[i], -score[i], i))
+    parent: dict[int, int] = {}  # union-find over the kept boxes; a tree is an object
+    for i in order:
+        kept = [j for j in others[i] if j in parent]
         if any(whole[j] for j in kept):
             continue  # a whole box is kept for this object
         parent[i] = i
         for j in kept:
             parent[root(parent, j)] = i
-    things = {}
+    objects: defaultdict[int, list[int]] = defaultdict(list)
     for i in parent:
-        things.setdefault(root(parent, i), []).append(i)
-    if not things:
+        objects[root(parent, i)].append(i)
+    if not objects:
         return Found(boxes.float(), scores, labels)
-    best = {max(members, key=lambda i: score[i]): members for members in things.values()}
-    order = sorted(best, key=lambda i: (-score[i], i))
-    parts = [boxes[best[i]] for i in order]
-    hulls = [torch.cat([part[:, :2].amin(0), part[:, 2:].amax(0)]) for part in parts]
-    return Found(torch.stack(hulls).float(), scores[order], labels[order])
+    parts_of_best = {}
+    for parts in objects.values():
+        best = max(parts, key=lambda i: score[i])
+        parts_of_best[best] = parts
+    best_first = sorted(parts_of_best, key=lambda i: (-score[i], i))
+    hulls = []
+    for best in best_first:
+        own_boxes = boxes[parts_of_best[best]]
+        hulls.append(torch.cat([own_boxes[:, :2].amin(0), own_boxes[:, 2:].amax(0)]))
+    return Found(torch.stack(hulls).float(), scores[best_first], labels[best_first])
+
+
+def are_cut(boxes: Tensor, own: Tensor, grid: TileGrid) -> Tensor:
+    """Which boxes (N, 4) end at a border of their tiles (N, 4) that is not one of the image."""
+    height, width = grid.size
+    at_start = (boxes[:, :2] < own[:, :2] + CUT) & (own[:, :2] > 0)
+    at_end = (boxes[:, 2:] > own[:, 2:] - CUT) & (own[:, 2:] < torch.tensor([width, height]))
+    return (at_start | at_end).any(1)
+
+
+def same_objects(
+    boxes: Tensor, labels: Tensor, counts: Sequence[int], tiles: Tensor, grid: TileGrid
+) -> defaultdict[int, list[int]]:
+    """For each box, those of its class in other tiles that agree with it; see `merged`.
+
+    Args:
+        boxes: (N, 4) of all tiles, tile by tile, in pixels of the image.
+        labels: (N,) of the boxes.
+        counts: number of boxes of each tile.
+        tiles: (T, 4), as boxes.
+    """
+    others: defaultdict[int, list[int]] = defaultdict(list)
+    stops = list(itertools.accumulate(counts))
+    columns = len(grid.columns)
+    pairs = itertools.product(meeting(grid.rows), meeting(grid.columns))
+    for (row, other_row), (column, other_column) in pairs:
+        t = row * columns + column
+        u = other_row * columns + other_column
+        if t >= u or not counts[t] or not counts[u]:
+            continue
+        a = slice(stops[t] - counts[t], stops[t])
+        b = slice(stops[u] - counts[u], stops[u])
+        shared = intersection(tiles[t], tiles[u])
+        first = intersection(boxes[a], shared)[:, None]
+        second = intersection(boxes[b], shared)
+        common = area(intersection(first, second))
+        agree = common > 0.5 * (area(first) + area(second) - common)
+        for i, j in (agree & (labels[a][:, None] == labels[b])).nonzero().tolist():
+            others[a.start + i].append(b.start + j)
+            others[b.start + j].append(a.start + i)
+    return others
 
 
 def root(parent: dict[int, int], i: int) -> int:

@@ -20,9 +20,10 @@ from torch import nn
 from benchmarks.models.families import CLASSES, FAMILIES, build
 from benchmarks.models.samples import random_data
 from cpvt_pyramid.results.predictions import Detections, Prediction
-from cpvt_pyramid.runner.inference import batched
-from cpvt_pyramid.runner.inference.batched import ModelPredictor
+from cpvt_pyramid.runner.inference import trained
 from cpvt_pyramid.runner.inference.grouping import divide_batches, size_in_batch
+from cpvt_pyramid.runner.inference.trained import ModelPredictor
+from cpvt_pyramid.tooling.command import UserError
 
 # Deformable convolution, coordinates of the padded batch, and attention without a mask.
 DETECTORS = ('VFNet', 'DyHead', 'SOLO', 'Mask2Former')
@@ -72,8 +73,8 @@ def test_results_in_batches_are_those_alone(name, monkeypatch):
     alone = predictions(ready, 1)
     for found, expected in zip(predictions(ready, 4), alone):
         assert_same(found, expected)
-    monkeypatch.setattr(batched, 'size_in_batch', lambda model, image: None)
-    with pytest.raises(AssertionError, match='should be the same|not equal'):
+    monkeypatch.setattr(trained, 'size_in_batch', lambda model, image: None)
+    with pytest.raises((AssertionError, UserError), match='should be the same|not equal'):
         for found, expected in zip(predictions(ready, 4), alone):
             assert_same(found, expected)
 
@@ -176,7 +177,7 @@ def test_models_that_return_other_than_a_result_for_each_image(monkeypatch):
     ready = predictor('SOLO')
     test_step = ready.model.test_step
     monkeypatch.setattr(ready.model, 'test_step', lambda data: test_step(data) * 3)
-    with pytest.raises(ValueError, match='returned 3 results for 1 images'):
+    with pytest.raises(UserError, match='returned 3 results for 1 images'):
         predictions(ready, 1)
     divide_batches(ready.model)
     image = ready.prepare(0, IMAGES[0]).data

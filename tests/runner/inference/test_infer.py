@@ -30,10 +30,10 @@ from support import ROOT, film, in_processes, load_tool, photograph, save_tiff
 from tiny_mm import DIGITS
 
 from cpvt_pyramid.runner.config.load import load_config
-from cpvt_pyramid.runner.inference import batched, large_images
+from cpvt_pyramid.runner.inference import large_images, trained, writing
 from cpvt_pyramid.runner.models import build_model
 from cpvt_pyramid.runner.rasters import read_image
-from cpvt_pyramid.tooling import memory
+from cpvt_pyramid.tooling import memory, threads
 from cpvt_pyramid.tooling.command import UserError
 from cpvt_pyramid.tooling.inputs import OWNERS
 from cpvt_pyramid.tooling.rasters import ReadError
@@ -151,10 +151,36 @@ def test_without_pictures(untrained, kind, capsys):
         assert status == 2 and 'drop --no-pictures' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('kind', ['detector', 'segmentor'])
+def test_the_rest_of_a_run(untrained, images, kind, capsys):
+    """What has all of its results is left out; the report is of all."""
+    film('in/film.avi', frames(2, 96, 128))
+    command = [*untrained[kind], 'in', '--skip-existing']
+    first = [*command, '--no-pictures'] if kind == 'detector' else command
+    assert infer.main(first) == 1
+    found = capsys.readouterr().out
+    assert '0 of 7 are already done\n5 of 7 done' in found
+    before = {path.name: path.read_bytes() for path in Path('predictions').iterdir()}
+    ending = 'detections.json' if kind == 'detector' else 'labels.png'
+    Path(f'predictions/gray.{ending}').unlink()
+    with mock.patch.object(writing, 'write_video') as video:
+        assert infer.main(first) == 1
+    assert not video.called
+    said = capsys.readouterr()
+    assert '4 of 7 are already done\n5 of 7 done' in said.out
+    assert said.err.count('cpvt infer: skipped') == 2
+    (summary,) = re.findall('found in images: .*', found)
+    assert summary in said.out
+    assert {path.name: path.read_bytes() for path in Path('predictions').iterdir()} == before
+    if kind == 'detector':  # now with pictures
+        assert infer.main(command) == 1
+        assert '0 of 7 are already done' in capsys.readouterr().out
+
+
 def test_images_of_one_size_pass_the_model_together(untrained):
     cfg = load_config(untrained['segmentor'][0])
     model, batches = build_model(cfg, 'cpu'), []
-    predictor = batched.ModelPredictor(model, cfg, {'classes': DIGITS}, 2, 0.3)
+    predictor = trained.ModelPredictor(model, cfg, {'classes': DIGITS}, 2, 0.3)
     predictor._predict = lambda batch: batches.append([p.source for p in batch]) or batch
     images = [photograph(*size) for size in ((90, 90), (60, 90), (90, 90), (60, 90), (30, 90))]
     prepared = (predictor.prepare(i, image) for i, image in enumerate(images))
@@ -169,7 +195,7 @@ def test_an_image_of_too_many_pixels_is_for_tiles(monkeypatch):
         read_image(Path('a.png'))
 
 
-def test_images_are_sorted_by_size_to_fill_batches(monkeypatch):
+def test_images_are_sorted_by_size_to_fill_batches():
     """Upright ones by their upright size; a file that cannot be read comes first."""
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
@@ -177,15 +203,10 @@ def test_images_are_sorted_by_size_to_fill_batches(monkeypatch):
                                ('d', (30, 40), {'exif': exif})):  # fmt: skip
         Image.new('RGB', size).save(f'{name}.jpg', **turned)
     Path('e.jpg').touch()
-    seen = []
-    monkeypatch.setattr(
-        batched, 'write_images', lambda _, __, named, **___: seen.append(named) or {}
-    )
     named = [(Path(f'{name}.jpg'), name) for name in 'abcde']
-    for batch_size in (2, 1):
-        batched.infer_images(SimpleNamespace(batch_size=batch_size), named, Path())
-    orders = [''.join(name for _, name in order) for order in seen]
-    assert orders == ['ebcad', 'abcde']
+    for batch_size, order in ((2, 'ebcad'), (1, 'abcde')):
+        images, _ = writing.images_and_videos([*named, (Path('f.mp4'), 'f')], batch_size)
+        assert ''.join(name for _, name in images) == order
 
 
 def test_images_are_read_ahead_in_order():
@@ -197,7 +218,7 @@ def test_images_are_read_ahead_in_order():
         time.sleep(0.002 * (item % 3))
         return 1 // (item % 5)
 
-    for done, result in enumerate(batched.ahead(read, iter(range(20)), 3)):
+    for done, result in enumerate(threads.ahead(read, iter(range(20)), 3)):
         if done % 5:
             assert result() == 1 // (done % 5)
         else:
@@ -354,9 +375,9 @@ def test_videos(untrained, monkeypatch, capsys):
     events = []
 
     def record(name: str) -> None:
-        method = getattr(batched.ModelPredictor, name)
+        method = getattr(trained.ModelPredictor, name)
         patched = lambda self, *inputs: events.append(name) or method(self, *inputs)  # noqa: E731
-        monkeypatch.setattr(batched.ModelPredictor, name, patched)
+        monkeypatch.setattr(trained.ModelPredictor, name, patched)
 
     record('prepare')
     record('_predict')
@@ -391,7 +412,7 @@ def test_a_video_that_cannot_be_written_is_an_error():
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     with (
         pytest.raises(UserError, match='cannot write all of a.mp4; is the disk full?'),
-        batched.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
+        writing.video_writer(Path('a.mp4'), (320, 240), 10) as writer,
     ):
         for _ in range(9):
             writer.write(frame)
@@ -512,7 +533,8 @@ def test_a_killed_run_resumes_to_the_same_results(untrained, kind, ending):
 
     with mock.patch.object(large_images, 'row_reader', noted):
         assert infer.main([*command, 'killed', *options]) == 0
-    assert min(starts) == 192  # where the third row of tiles starts
+    # The first line of the third row of tiles, or of the second, which contributes to it
+    assert min(starts) == (192 if kind == 'detector' else 96)
     assert written('killed') == sorted([f'a.{ending}', 'a.overlay.jpg'])
     resumed, whole = (Path(name, f'a.{ending}').read_bytes() for name in ('killed', 'whole'))
     assert resumed == whole and (kind == 'segmentor' or whole.count(b'"score"') > 3)
@@ -553,7 +575,7 @@ def test_what_cuda_loads_does_not_count_for_each_pixel(device, monkeypatch):
     peaks = iter([int(3.0 * 2**30), int(3.2 * 2**30)])
     monkeypatch.setattr(memory, 'peak', peaks.__next__)
     predict = lambda tile: torch.zeros(5, *tile.shape[1:])  # noqa: E731
-    model = large_images.TileModel(False, predict, {}, {}, torch.device(device))
+    model = large_images.TileModel(False, predict, {}, {}, torch.device(device), 0.3)
     tiles, refused = large_images.Tiling(1024, 256, memory=int(3.5 * 2**30)), device == 'cpu'
     message = 'tiles of 1024 need 4.* but --memory is 3.50'
     expected = pytest.raises(UserError, match=message) if refused else contextlib.nullcontext()
@@ -583,13 +605,14 @@ def test_options_that_do_not_fit(untrained, capsys):
     Image.fromarray(photograph(60, 80)).save('a.png')
     for options, error in (
         ('--workers -1', '--workers must be at least 0, got -1'),
-        ('--processes 0', '--processes must be at least 1, got 0'),
-        ('--processes 2 --tile 64', '--processes is not for --tile'),
-        ('--processes 2 --launcher pytorch', '--processes is not for --tile'),
-        ('--launcher pytorch', '--launcher pytorch is for processes started by pytorch'),
+        ('--ray-workers 0', '--ray-workers must be at least 1, got 0'),
+        ('--ray photos', '--ray takes auto or HOST:PORT, got photos; it comes after the inputs'),
+        ('--ray 127.0.0.1:1', 'no Ray cluster answers at 127.0.0.1:1: [Errno 111]'),
+        ('--memory 1G', '--overlap and --memory need --tile'),
+        ('--gpu-memory 1G --tile 64 --ray', '--gpu-memory is not for --ray'),
         ('--tile 100', 'tile and overlap must be multiples of 32 with 0 <= overlap < tile, got'),
         ('--tile 64 --overlap 64', 'tile and overlap must be multiples of 32 with'),
-        ('--gpu-memory 1G', '--overlap and --gpu-memory need --tile'),
+        ('--gpu-memory 1G', '--gpu-memory needs --tile'),
         ('--gpu-memory 1G --tile 64 --device cpu', '--gpu-memory needs a GPU, but the model is on'),
     ):
         assert infer.main([*untrained['segmentor'], 'a.png', *options.split()]) == 2

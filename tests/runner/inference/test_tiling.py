@@ -1,10 +1,8 @@
 """Tiled against untiled inference, with models that treat each pixel separately."""
 
-import errno
+import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,9 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cpvt_pyramid.runner.inference import tiling
-from cpvt_pyramid.runner.inference.tiling import Found, Journal, Run, TileGrid, merged, ramps, spans
-from cpvt_pyramid.tooling import memory
-from cpvt_pyramid.tooling.command import UserError
+from cpvt_pyramid.runner.inference.tiling import (
+    Found,
+    RowFiles,
+    RowWork,
+    TileGrid,
+    detect_rows,
+    first_row_reaching,
+    found_in_rows,
+    labels_of_rows,
+    merged,
+    ramps,
+    segment_rows,
+    spans,
+)
 
 
 @st.composite
@@ -76,14 +85,13 @@ def reader(image: Tensor) -> Callable[[int, int], Tensor]:
     return read
 
 
-def run_of(read: Callable, grid: TileGrid, predict: Callable, folder: Path, *more: object) -> Run:
-    """A run on a whole image."""
-    return Run(read, grid, predict, Journal(folder, {}), (0, len(grid.rows)), *more)
+def all_rows(grid: TileGrid) -> tuple[int, int]:
+    return 0, len(grid.rows)
 
 
-def segmented(run: Run) -> np.ndarray:
-    tiling.segment_in_tiles(run)
-    return np.array(tiling.labels_in_tiles([run.journal.folder], run.grid.size, np.uint8))
+def segmented(work: RowWork) -> np.ndarray:
+    segment_rows(work, all_rows(work.files.grid))
+    return np.array(labels_of_rows(work.files, np.uint8))
 
 
 @settings(deadline=None, max_examples=30)
@@ -101,58 +109,55 @@ def test_scores_of_tiles_are_blended_by_their_weights(tmp_path_factory, axis, wi
             expected[:, top:bottom, left:right] += v[:, None] * u * scores
     unused, finished = iter(noise), []
     predict = lambda tile: pointwise(tile) + next(unused)  # noqa: E731
-    folder = tmp_path_factory.mktemp('run') / 'band'
-    labels = segmented(run_of(reader(image), grid, predict, folder, batch_size, finished.append))
+    files = RowFiles(tmp_path_factory.mktemp('run'), grid)
+    labels = segmented(RowWork(reader(image), files, predict, batch_size, finished.append))
     # Where the two best are equal but for rounding, either is right.
     chosen = expected.gather(0, torch.from_numpy(labels).long()[None])[0]
     torch.testing.assert_close(chosen, expected.amax(0), rtol=1e-5, atol=1e-3)
     assert sum(finished) == len(noise)
 
 
-def test_a_run_about_something_else_is_not_resumed(tmp_path):
-    journal = Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
-    journal.done(2)
-    with pytest.raises(UserError, match='another run is using '):
-        Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64})
-    journal.close()
-    with pytest.raises(UserError, match='an unfinished run with another checkpoint; finish'):
-        Journal(tmp_path / 'run', {'checkpoint': 'b', 'tile': 64})
-    assert Journal(tmp_path / 'run', {'checkpoint': 'a', 'tile': 64}).rows == 2
+def test_rows_do_not_depend_on_how_they_are_divided(tmp_path):
+    """Into two bands, of which one fails in its second row and is continued. The labels are those
+    of one pass, where four rows of tiles contribute to a line."""
+    image = torch.randint(0, 256, (3, 400, 90), dtype=torch.uint8)
+    grid = TileGrid((400, 90), 128, 96)
+    rows = len(grid.rows)
+
+    def noisy(tile: Tensor) -> Tensor:
+        return pointwise(tile) * torch.linspace(0.5, 1.5, tile.shape[1])[:, None]
+
+    def work(folder: str, predict: Callable = noisy) -> RowWork:
+        files = RowFiles(tmp_path / folder, grid)
+        files.folder.mkdir(exist_ok=True)
+        return RowWork(reader(image), files, predict)
+
+    def fails_in_row_5(tile: Tensor) -> Tensor:
+        if next(calls) == 5 - first_row_reaching(grid, 4):
+            raise KeyError
+        return noisy(tile)
+
+    expected = segmented(work('whole'))
+    calls = itertools.count()
+    with pytest.raises(KeyError):
+        segment_rows(work('bands', fails_in_row_5), (4, rows))
+    assert [path.name for path in (tmp_path / 'bands').iterdir()] == ['row-000004']
+    written = (tmp_path / 'bands/row-000004').stat().st_mtime_ns
+    segment_rows(work('bands'), (0, 4))
+    segment_rows(work('bands'), (4, rows))
+    assert (tmp_path / 'bands/row-000004').stat().st_mtime_ns == written
+    np.testing.assert_array_equal(labels_of_rows(work('bands').files, np.uint8), expected)
 
 
-@pytest.mark.parametrize('code', ['ENOLCK', 'EOPNOTSUPP', 'ENOTSUP', 'EIO'])
-def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
-    """Other errors of locks are raised."""
-
-    def flock(*_: object) -> None:
-        raise OSError(getattr(errno, code), 'not supported')
-
-    monkeypatch.setattr('fcntl.flock', flock)
-    if code == 'EIO':
-        with pytest.raises(OSError, match='not supported'):
-            Journal(tmp_path, {})
-        return
-    with pytest.warns(UserWarning, match='no file locks here: do not start a run twice'):
-        Journal(tmp_path, {}).done(2)
-        assert Journal(tmp_path, {}).rows == 2
-
-
-def test_memory_is_not_measured_on_windows(monkeypatch):
-    monkeypatch.setattr(memory, 'resource', None)
-    monkeypatch.setattr(memory, 'in_bytes', mock.Mock(side_effect=FileNotFoundError))
-    with pytest.raises(UserError, match='memory can be measured on Linux and macOS only'):
-        memory.peak()
-
-
-@pytest.mark.parametrize('name', ['labels', 'sums-1', 'found-000000.pt'])
-def test_a_full_disk_raises_an_error(name, tmp_path):
-    """`name` is the file that cannot be written."""
-    detects = name.startswith('found')
+@pytest.mark.parametrize('detects', [False, True])
+def test_a_full_disk_raises_an_error(detects, tmp_path):
     predict = (lambda tile: found((1, 2, 3, 4, 0.5, 0))) if detects else pointwise
-    (tmp_path / name).symlink_to('/dev/full')
-    run = run_of(reader(torch.zeros(3, 90, 64)), TileGrid((90, 64), 64, 32), predict, tmp_path)
+    (tmp_path / '.row-000000.partial').symlink_to('/dev/full')
+    files = RowFiles(tmp_path, TileGrid((90, 64), 64, 32))
+    work = RowWork(reader(torch.zeros(3, 90, 64)), files, predict)
     with pytest.raises(OSError, match='No space'):
-        (tiling.detect_in_tiles if detects else tiling.segment_in_tiles)(run)
+        (detect_rows if detects else segment_rows)(work, all_rows(files.grid))
+    assert not files.of(0).exists()
 
 
 # Detection
@@ -193,10 +198,11 @@ def test_separate_objects_are_found_once_and_whole(tmp_path_factory, seed, heigh
                 boxes.append((*box, random(), 3 * random()))
     things = found(*boxes)
     grid = TileGrid((height, width), 128, 64)
-    seen, folder = iter(as_tiles_see(things, grid)), tmp_path_factory.mktemp('run')
+    seen = iter(as_tiles_see(things, grid))
+    files = RowFiles(tmp_path_factory.mktemp('run'), grid)
     image = reader(torch.zeros(3, height, width))
-    tiling.detect_in_tiles(run_of(image, grid, lambda tile: next(seen), folder, 2))
-    result = merged(tiling.found_in_tiles([folder]), grid)
+    detect_rows(RowWork(image, files, lambda tile: next(seen), 2), all_rows(grid))
+    result = merged(found_in_rows(files), grid)
     order = things.scores.argsort(descending=True)
     torch.testing.assert_close(result.boxes, things.boxes[order])
     assert torch.equal(result.scores, things.scores[order])

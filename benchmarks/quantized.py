@@ -49,7 +49,7 @@ def quantized(
     image: Optional[str] = None,
     folder: str = 'work_dirs/quantized',
 ) -> None:
-    """Measure models and print a table.
+    """Measure models and print a table for each.
 
     Args:
         models: names of configs in configs/, or files of cpvt export.
@@ -60,16 +60,15 @@ def quantized(
         folder: keeps the files.
     """
     place = make_folder(folder)
-    rows = []
+    print(', '.join(f'{key} {value}' for key, value in machine('cpu').items()))
+    print(f'OpenVINO {openvino.__version__}')
     for model in models:
         path = exported(model, place)
         photograph = read(image, path)
         forms = forms_of(path, photograph, place)
         for count in threads:
-            rows += measure(path, forms, photograph, count, seconds)
-    print(', '.join(f'{key} {value}' for key, value in machine('cpu').items()))
-    print(f'OpenVINO {openvino.__version__}\n')
-    print(text_table(HEAD, rows))
+            rows = measure(path, forms, photograph, count, seconds)
+            print(f'\n{text_table(HEAD, rows)}', flush=True)
 
 
 def exported(model: str, folder: Path) -> Path:

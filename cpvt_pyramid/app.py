@@ -38,7 +38,7 @@ from starlette.routing import Route
 from .results.drawing import jpeg_of
 from .runtime.comparison import HEAD, verdict
 from .runtime.images import load_image
-from .runtime.metadata import reference_of
+from .runtime.metadata import reference_name
 from .runtime.predictor import ExportedModel, check_score_thr
 from .runtime.self_test import verify_session
 from .tooling.command import IGNORED_WARNINGS, UserError, one_line
@@ -147,7 +147,7 @@ class Page:
             UserError: the file has no test data, or cannot be run.
         """
         checks = verify_session(self.model.path, self.model.session)
-        reference = reference_of(self.model.about)
+        reference = reference_name(self.model.about)
         return {
             'verdict': f'{self.model.session.device}: {verdict(checks, reference)}',
             'head': HEAD,

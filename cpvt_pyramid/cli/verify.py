@@ -49,7 +49,7 @@ def verify(
     """
     from ..padding.invariance import batch_report
     from ..runtime.comparison import HEAD, verdict
-    from ..runtime.metadata import parse_metadata, reference_of
+    from ..runtime.metadata import parse_metadata, reference_name
     from ..runtime.self_test import verify_session
     from ..runtime.sessions import open_session
     from ..runtime.verify import ImageModel, conclusion
@@ -66,7 +66,7 @@ def verify(
     if session.test is not None:
         checks = verify_session(path, session)
         print(text_table(HEAD, [check.cells for check in checks]))
-        reference = reference_of(parse_metadata(path, session))
+        reference = reference_name(parse_metadata(path, session))
         print(f'{path}, {session.device}: {verdict(checks, reference)}\n')
         passed = all(check.passed for check in checks)
     elif session.metadata is not None:

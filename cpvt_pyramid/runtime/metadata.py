@@ -132,7 +132,7 @@ def read_metadata(path: Path, session: Session) -> dict[str, Any]:
     return about
 
 
-def reference_of(about: Mapping[str, Any]) -> str:
+def reference_name(about: Mapping[str, Any]) -> str:
     """What the test data in a file come from, in words."""
     if about.get('quantized'):
         return 'its results where it was quantized'

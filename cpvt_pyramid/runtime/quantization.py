@@ -170,10 +170,10 @@ def is_attention(softmax: Any) -> bool:
 
 def softmaxes_near(node: Any, before: bool) -> list[Any]:
     """The softmaxes one or two steps before or after a node; masks are added in between."""
-    near = sources(node) if before else followers(node)
+    near = operands_of(node) if before else followers(node)
     steps = [*near]
     for step in near:
-        steps += sources(step) if before else followers(step)
+        steps += operands_of(step) if before else followers(step)
     return [step for step in steps if step.get_type_name() == 'Softmax']
 
 
@@ -181,7 +181,7 @@ def followers(node: Any) -> list[Any]:
     return [target.get_node() for out in node.outputs() for target in out.get_target_inputs()]
 
 
-def sources(node: Any) -> list[Any]:
+def operands_of(node: Any) -> list[Any]:
     return [value.get_node() for value in node.input_values()]
 
 

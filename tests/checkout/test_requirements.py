@@ -13,6 +13,7 @@ EXTRAS = {
     'cpvt_pyramid/cli/app.py': ['app'],
     'cpvt_pyramid/cli/demo_data.py': ['demo'],
     'cpvt_pyramid/cli/export.py': ['export', 'mm'],
+    'cpvt_pyramid/cli/quantize.py': ['quantize'],
     'cpvt_pyramid/cli/run.py': ['runtime'],
     'cpvt_pyramid/cli/timm_run.py': ['timm'],
     'cpvt_pyramid/cli/verify.py': ['runtime'],

@@ -15,11 +15,10 @@ from torch.utils.data import DataLoader
 from .. import mm  # noqa: F401 (registers names)
 from ..ops.dispatch import HAS_FAST_OPS
 from . import distributed  # noqa: F401 (register names)
-from .config import check  # noqa: F401 (registers a hook)
 from .config.parts import as_list, kind_of
 from .inference import evaluation  # noqa: F401 (registers a hook)
 from .models import FROM_SCRATCH, download_errors, trusted_checkpoints
-from .training import pictures, preemption, resume  # noqa: F401 (register names)
+from .training import pictures, preemption, resume, start  # noqa: F401 (register names)
 
 if HAS_FAST_OPS:
     from .training import sharded

@@ -1,7 +1,5 @@
-"""Checks before a run: its files exist, and data, heads and weights fit together. And one of its
-first loss."""
+"""Checks before a run: its files exist, and data and heads fit together."""
 
-import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,11 +7,7 @@ from os.path import abspath
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-from mmengine.runner import Runner
 from torch import nn
 
 from ...tooling.command import UserError
@@ -136,23 +130,4 @@ def check_head_classes(model: nn.Module, classes: int, split: str) -> None:
                 f'model.{name} has {count} classes but the {split} data have {classes}: set '
                 f'model.{name}.{key}={classes}, or change the classes of the data. If both are '
                 'right, set check_classes=False'
-            )
-
-
-# The first loss
-
-
-@HOOKS.register_module()
-class FirstLossHook(Hook):
-    """Ends a training whose first loss is not finite: neither are its weights from then on."""
-
-    def after_train_iter(self, runner: Runner, outputs: dict, **_: Any) -> None:
-        if runner.iter > 0:  # reading a loss waits for the GPU
-            return
-        loss = torch.as_tensor(outputs.get('loss', 0)).item()
-        if not math.isfinite(loss):
-            raise UserError(
-                f'the first loss must be finite, got {loss}: check what the model divides by, such '
-                'as data_preprocessor.std and bbox_coder.target_stds, the data, and the weights '
-                'that training starts from'
             )

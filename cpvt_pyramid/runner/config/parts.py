@@ -1,7 +1,7 @@
 """What a config says: the types of its parts, its data sets, their classes."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from typing import Any, Optional
@@ -28,18 +28,16 @@ def as_list(value: Any) -> list:
 
 def dicts_in(value: Any, path: str = '') -> Iterator[tuple[str, dict]]:
     """The dicts inside a config, with their paths as in --cfg-options."""
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
         yield path, value
-        # The wrappers of resume.py are not in the user's config.
-        hidden = ('dataset', 'sampler') if kind_of(value).startswith('Seeded') else ()
-        items = list(value.items())
+        items = value.items()
     elif isinstance(value, (list, tuple)):
-        hidden = ()
-        items = list(enumerate(value))
+        items = enumerate(value)
     else:
         return
     for key, inner in items:
-        yield from dicts_in(inner, path if key in hidden else f'{path}.{key}'.lstrip('.'))
+        yield from dicts_in(inner, f'{path}.{key}'.lstrip('.'))
 
 
 def data_of(cfg: Config, split: str) -> list[dict]:

@@ -81,7 +81,8 @@ def plan_start(cfg: Config, start: Optional[Start]) -> list[Change]:
             reason = 'if it holds only a backbone, it is loaded into that'
             changes.append(note('load_from', reason))
         return changes
-    reason = 'mmengine restores the seed only after it has made the order of the samples'
+    # mmengine restores the seed only after it has made the order of the samples.
+    reason = 'that of the checkpoint'
     return [
         set_value('resume', True, 'the training continues'),
         set_value('load_from', str(start.path), 'the checkpoint to resume'),

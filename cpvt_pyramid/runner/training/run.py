@@ -41,15 +41,13 @@ def run_training(config: str, options: TrainingOptions) -> None:
         with explained():
             check_training(cfg, options)
         work_dir = Path(options.work_dir or work_dir_of(cfg, config))
+        connect(options.launcher, cfg.get('env_cfg') or {})
         if options.dry_run:
-            start = find_start(cfg, work_dir, options.resume)
-            with explained():
-                show_plan(plan_training(cfg, options, work_dir, start), config)
+            show_only(cfg, config, options, work_dir)
             return
         make_folder(work_dir)
         lock = lock_work_dir(work_dir)
         start = find_start(cfg, work_dir, options.resume)
-        connect(options.launcher, cfg.get('env_cfg') or {})
     with all_or_none(options.launcher), explained(work_dir):
         plan = complete_plan(cfg, options, work_dir, start)
         if rank() == 0:
@@ -68,6 +66,15 @@ def run_training(config: str, options: TrainingOptions) -> None:
             if lock:
                 lock.release()
     leave_processes()
+
+
+def show_only(cfg: Config, config: str, options: TrainingOptions, work_dir: Path) -> None:
+    """Print the plan of a training, but for parts of the data, which are not read."""
+    start = find_start(cfg, work_dir, options.resume)
+    with explained():
+        plan = plan_training(cfg, options, work_dir, start, get_world_size())
+    if rank() == 0:
+        show_plan(plan, config)
 
 
 def config_file(config: str, options: TrainingOptions) -> str:

@@ -1,11 +1,14 @@
-"""Where a training starts: the checkpoint that it resumes, or weights."""
+"""Where a training starts: the checkpoint that it resumes, or weights. And its first loss."""
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
@@ -133,3 +136,19 @@ def check_backbone(
         prepare_state_dict(backbone, dict(tensors), prefix)
     except ValueError as error:
         raise UserError(f'{path}: {error}') from error
+
+
+@HOOKS.register_module()
+class FirstLossHook(Hook):
+    """Ends a training whose first loss is not finite: neither are its weights from then on."""
+
+    def after_train_iter(self, runner: Runner, outputs: dict, **_: Any) -> None:
+        if runner.iter > 0:  # reading a loss waits for the GPU
+            return
+        loss = torch.as_tensor(outputs.get('loss', 0)).item()
+        if not math.isfinite(loss):
+            raise UserError(
+                f'the first loss must be finite, got {loss}: check what the model divides by, such '
+                'as data_preprocessor.std and bbox_coder.target_stds, the data, and the weights '
+                'that training starts from'
+            )

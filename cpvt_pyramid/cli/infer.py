@@ -300,7 +300,8 @@ def write_all(
     done = [(path, name) for path, name in named if str(path) not in skipped]
     output.write(done)
     output.report(done, len(named))
-    if not tiling and not any(is_video(path) for path, _ in todo) and len(todo) > len(skipped):
+    is_plain = not tiling and not ray and not any(is_video(path) for path, _ in todo)
+    if is_plain and len(todo) > len(skipped):
         speed = (len(todo) - len(skipped)) / seconds
         print(f'{speed:.3g} images per second, reading and writing included')
     return int(bool(skipped))
@@ -345,5 +346,5 @@ def write_on_ray(
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
-    is_exported = bool(arguments) and Path(arguments[0]).suffix in EXPORTED
+    is_exported = any(Path(argument).suffix in EXPORTED for argument in arguments)
     return run_command(infer_exported if is_exported else infer, argv, INTERRUPTED)

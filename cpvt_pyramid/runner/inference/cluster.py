@@ -130,6 +130,11 @@ class Cluster(NamedTuple):
     workers: int  # at most
     gpus: int  # for each worker, 0 or 1
 
+    def table(self, named: Sequence[Named], blocks: int) -> Any:
+        """A data set of inputs, in blocks of equal length."""
+        rows = [{'path': str(path), 'name': name} for path, name in named]
+        return self.ray.data.from_items(rows, override_num_blocks=max(blocks, 1))
+
     def results(self, writer: type, rows: Any, **arguments: Any) -> Iterator[dict]:
         """What a writer, see above, returns for a data set, row by row, in any order. A worker
         takes a block at a time.
@@ -167,14 +172,14 @@ def connected(address: Union[bool, str], workers: Optional[int], device: Optiona
     Raises:
         UserError: there is no cluster.
     """
+    os.environ.setdefault('RAY_BACKEND_LOG_LEVEL', 'fatal')  # read by the import
     optional_package('ray.data', '--ray', "'ray[data]'")
     import ray
 
     is_mine = not ray.is_initialized()
     if is_mine:
         start_or_join(ray, address)
-    quiet = logging.getLogger('ray.data')
-    quiet.setLevel(logging.WARNING)
+    logging.getLogger('ray.data').setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
     try:
         resources = Counter(ray.cluster_resources())
@@ -232,12 +237,10 @@ def write_images_on(
     images, videos = images_and_videos(named, model['batch_size'])
     size = math.ceil(len(images) / (cluster.workers * TURNS))
     size = max(min(size, MOST), model['batch_size'])
-    blocks = []
-    for entries, count in ((images, math.ceil(len(images) / size)), (videos, len(videos))):
-        if entries:
-            rows = [{'path': str(path), 'name': name} for path, name in entries]
-            blocks.append(cluster.ray.data.from_items(rows, override_num_blocks=count))
-    rows = blocks[0].union(*blocks[1:]).materialize()
+    rows = cluster.table(images, math.ceil(len(images) / size))
+    if videos:
+        of_videos = cluster.table(videos, len(videos))
+        rows = rows.union(of_videos).materialize() if images else of_videos
     arguments = {'model': model, 'here': os.getcwd(), 'folder': folder, 'pictures': pictures}
     skipped: Skipped = {}
     for row in cluster.results(ImageWriter, rows, **arguments):

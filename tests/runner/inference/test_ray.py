@@ -71,6 +71,21 @@ def test_images_and_a_killed_worker(untrained, capsys):
     assert contents('two') == contents('one')
 
 
+def test_images_and_videos_alone():
+    """A worker takes some images at a time, and a video."""
+    images = [(Path(f'{i}.png'), str(i)) for i in range(40)]
+    videos = [(Path(f'{i}.mp4'), str(i)) for i in range(3)]
+    for named, blocks in ((images, 8), (images[:3], 3), (videos, 3), ([*videos, *images], 11)):
+        found = mock.MagicMock(return_value=[])
+        with mock.patch.object(cluster.Cluster, 'results', found):
+            two = cluster.Cluster(ray, 2, 0)
+            assert cluster.write_images_on(two, {'batch_size': 1}, named, Path(), True) == {}
+        writer, rows = found.call_args.args
+        assert writer is cluster.ImageWriter and rows.num_blocks() == blocks
+        expected = sorted(str(path) for path, _ in named)
+        assert sorted(row['path'] for row in rows.take_all()) == expected
+
+
 def test_rows_of_tiles(untrained, capsys):
     """Two bands of one image, and a file that is none; a full disk is one line."""
     Path('in').mkdir()

@@ -35,7 +35,8 @@ class BatchPredictor:
         UserError: the model cannot be loaded; one line that says why.
 
     Examples:
-        >>> predict = BatchPredictor('examples/digits-detection.onnx')
+        >>> import json
+        >>> predict = BatchPredictor('examples/digits-detection.onnx', score_thr=0.5)
         >>> found = predict({'path': ['examples/1.jpg', 'none.jpg']})
         >>> [item['class'] for item in json.loads(found['records'][0])]
         ['seven', 'one']

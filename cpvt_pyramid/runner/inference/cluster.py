@@ -19,10 +19,10 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
-from ...tooling import memory
 from ...tooling.command import UserError, one_line, optional_package
 from ...tooling.rasters import ReadError
 from ...tooling.threads import usable_cores
+from ..config.explain import explained
 from .batch_predictor import BatchPredictor
 from .large_images import LargeImage, Tiling
 from .writing import Named, Skipped, images_and_videos, write_results
@@ -133,7 +133,7 @@ class Cluster(NamedTuple):
     def table(self, named: Sequence[Named], blocks: int) -> Any:
         """A data set of inputs, in blocks of equal length."""
         rows = [{'path': str(path), 'name': name} for path, name in named]
-        return self.ray.data.from_items(rows, override_num_blocks=max(blocks, 1))
+        return self.ray.data.from_items(rows, override_num_blocks=blocks)
 
     def results(self, writer: type, rows: Any, **arguments: Any) -> Iterator[dict]:
         """What a writer, see above, returns for a data set, row by row, in any order. A worker
@@ -152,14 +152,17 @@ class Cluster(NamedTuple):
             num_gpus=self.gpus or None,
             batch_size=None,  # a block
         )
-        for row in done.iter_rows():
-            if row['failed']:
-                raise UserError(f'in a worker of Ray: {row["failed"]}')
-            yield row
+        with explained():  # also what Ray raises if a worker cannot start
+            for row in done.iter_rows():
+                if row['failed']:
+                    raise UserError(f'in a worker of Ray: {row["failed"]}')
+                yield row
 
 
 @contextmanager
-def connected(address: Union[bool, str], workers: Optional[int], device: Optional[str]) -> Iterator:
+def connected(
+    address: Union[bool, str], workers: Optional[int], device: Optional[str]
+) -> Iterator[Cluster]:
     """A `Cluster`: one that this process starts on this machine, or that at an address.
 
     Args:
@@ -201,7 +204,6 @@ def start_or_join(ray: Any, address: Union[bool, str]) -> None:
             'num_cpus': usable_cores(),
             'object_store_memory': STORE,
             'include_dashboard': False,
-            '_memory': memory.available(),
         }
         failure = 'Ray does not start on this machine'
     else:
@@ -237,10 +239,14 @@ def write_images_on(
     images, videos = images_and_videos(named, model['batch_size'])
     size = math.ceil(len(images) / (cluster.workers * TURNS))
     size = max(min(size, MOST), model['batch_size'])
-    rows = cluster.table(images, math.ceil(len(images) / size))
+    tables = []
+    if images:
+        tables.append(cluster.table(images, math.ceil(len(images) / size)))
     if videos:
-        of_videos = cluster.table(videos, len(videos))
-        rows = rows.union(of_videos).materialize() if images else of_videos
+        tables.append(cluster.table(videos, len(videos)))
+    rows = tables[0]
+    if len(tables) > 1:  # Ray unites no single one
+        rows = tables[0].union(tables[1]).materialize()
     arguments = {'model': model, 'here': os.getcwd(), 'folder': folder, 'pictures': pictures}
     skipped: Skipped = {}
     for row in cluster.results(ImageWriter, rows, **arguments):

@@ -1,8 +1,8 @@
 """Exported models in 8-bit integers, by NNCF's post-training quantization, for OpenVINO.
 
-Calibration images tell the range of each value. What stays in float32 is decided by results: groups
-of layers are taken out of the quantization, those first that change results most, until the
-predictions agree with those of the float32 model on other images.
+Calibration images tell the range of each value. What stays in float32 is decided by results: each
+group of layers is taken out of the quantization in turn, then those together that helped most,
+until the predictions for other images are as good as wanted.
 
 Weights take 7 of their 8 bits. Processors without VNNI add pairs of products in 16 bits, where two
 products of 8 bits may saturate.
